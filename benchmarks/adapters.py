@@ -29,7 +29,7 @@ from benchmarks.workload import answered, requests, write_adapters
 from engine.model.prepare import prepare_model
 from gateway.bench.client import Target
 from gateway.bench.document import versions
-from gateway.bench.measure import LaneReport, report
+from gateway.bench.measure import LaneResults, report
 from gateway.bench.tables import milliseconds
 from gateway.terminal.output import print_wide
 
@@ -58,7 +58,7 @@ CASES = (
 class Measured:
     server: str
     case: str
-    best: LaneReport
+    best: LaneResults
     tokens_per_second: tuple[float, ...]
     """Throughput of every repetition."""
 
@@ -124,7 +124,7 @@ def table(measured: Sequence[Measured]) -> Table:
     return result
 
 
-def row(item: LaneReport, base: LaneReport) -> list[str]:
+def row(item: LaneResults, base: LaneResults) -> list[str]:
     rate = item.output_tokens_per_second
     latencies = [item.ttft.p50, item.itl.p50, item.itl.p99] if item.ttft and item.itl else []
     return [f"{rate:.0f}", f"{rate / base.output_tokens_per_second:.2f}", *map(milliseconds, latencies)]

@@ -40,7 +40,7 @@ from engine.core.config import INTERACTIVE_GOALS
 from engine.model.prepare import prepare_model
 from gateway.bench.client import Target
 from gateway.bench.measure import report
-from gateway.bench.plan import Item
+from gateway.bench.plan import BenchRequest
 from gateway.terminal.output import print_wide
 
 RANK = 8
@@ -162,11 +162,11 @@ def job_lines(models: Sequence[str], count: int, max_tokens: int) -> Iterator[di
         yield chat_line(index, models[index % len(models)], content, max_tokens)
 
 
-def chats(count: int) -> list[Item]:
+def chats(count: int) -> list[BenchRequest]:
     """Return interactive requests that arrive every GAP_S seconds, with prompts that no other run has."""
     rng = random.Random(time.time_ns())
     prompts = [tuple(rng.randrange(1000, 40_000) for _ in range(rng.randrange(24, 96))) for _ in range(count)]
-    return [Item("base", prompt, 8, "interactive", index * GAP_S) for index, prompt in enumerate(prompts)]
+    return [BenchRequest("base", prompt, 8, "interactive", index * GAP_S) for index, prompt in enumerate(prompts)]
 
 
 def people(target: Target, count: int) -> Any:

@@ -31,7 +31,7 @@ from engine.model.prepare import prepare_model
 from gateway.bench.client import Target
 from gateway.bench.document import versions
 from gateway.bench.drive import drive
-from gateway.bench.measure import LaneReport, Percentiles, report
+from gateway.bench.measure import BenchPercentiles, LaneResults, report
 from gateway.bench.plan import Plan
 from gateway.bench.run import warm_up
 from gateway.bench.spec import LaneSpec, Lengths
@@ -72,13 +72,13 @@ class Outcome:
 
     name: str
     version: str
-    interactive_alone: LaneReport
-    batch_alone: LaneReport
-    interactive_beside: LaneReport
-    batch_beside: LaneReport
+    interactive_alone: LaneResults
+    batch_alone: LaneResults
+    interactive_beside: LaneResults
+    batch_beside: LaneResults
 
     @property
-    def reports(self) -> tuple[LaneReport, ...]:
+    def reports(self) -> tuple[LaneResults, ...]:
         return self.interactive_alone, self.batch_alone, self.interactive_beside, self.batch_beside
 
     @property
@@ -92,7 +92,7 @@ class Outcome:
         return self.batch_ratio / left if left > 0 else None
 
 
-def phase(target: Target, plan: Plan, stop_after: str | None = None) -> dict[str, LaneReport]:
+def phase(target: Target, plan: Plan, stop_after: str | None = None) -> dict[str, LaneResults]:
     """Run a plan and measure its lanes."""
     streams = run_loop(drive(target, plan.items(), timeout_s=3000, stop_after=stop_after))
     lanes = {name: [stream for stream in streams if stream.item.lane == name] for name in (INTERACTIVE, BATCH)}
@@ -160,7 +160,9 @@ def rows(outcome: Outcome) -> list[tuple[str, ...]]:
     return found
 
 
-def _latency(label: str, alone: Percentiles | None, beside: Percentiles | None, which: str) -> tuple[str, ...]:
+def _latency(
+    label: str, alone: BenchPercentiles | None, beside: BenchPercentiles | None, which: str
+) -> tuple[str, ...]:
     if alone is None or beside is None:
         return label, "-", "-", "-"
     before, after = getattr(alone, which), getattr(beside, which)

@@ -42,7 +42,7 @@ from engine.model.prepare import prepare_model
 from engine.sim.synthetic import Zipf
 from gateway.bench.client import Target
 from gateway.bench.measure import report
-from gateway.bench.plan import Item
+from gateway.bench.plan import BenchRequest
 from gateway.bench.stream import Stream
 from gateway.terminal.output import print_wide
 
@@ -73,7 +73,7 @@ class Server:
         lines = self.admins.get("/metrics").text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
-    def run(self, items: Sequence[Item], concurrency: int | None = CONCURRENCY) -> list[Stream]:
+    def run(self, items: Sequence[BenchRequest], concurrency: int | None = CONCURRENCY) -> list[Stream]:
         """Send requests, at most `concurrency` at a time. Raises RuntimeError if one fails."""
         return answered(self.target, items, concurrency)
 
@@ -83,7 +83,7 @@ def draw_ranks(count: int, seed: int) -> list[int]:
     return random.Random(seed).choices(RANKS, [1 / rank for rank in RANKS], k=count)
 
 
-def spread(items: Sequence[Item], names: Sequence[str], seed: int) -> list[Item]:
+def spread(items: Sequence[BenchRequest], names: Sequence[str], seed: int) -> list[BenchRequest]:
     """Return the same requests, each for an adapter drawn from all by Zipf's law."""
     zipf = Zipf(len(names), 1.0, random.Random(seed))
     return [replace(item, model=names[zipf()]) for item in items]
@@ -131,7 +131,7 @@ def warm_page_cache(folders: Iterable[Path]) -> None:
             file.read_bytes()
 
 
-def listing_under_load(server: Server, items: Sequence[Item]) -> Figure:
+def listing_under_load(server: Server, items: Sequence[BenchRequest]) -> Figure:
     """Measure how long listing all adapters takes under load. It is separate because it would lower throughput."""
     with ThreadPoolExecutor(1) as pool:
         listing = pool.submit(listing_seconds, server)
@@ -168,7 +168,7 @@ def beside_loads(server: Server, folders: Mapping[str, Path]) -> list[Figure]:
     ]
 
 
-def at_times(items: Sequence[Item], start: float) -> list[Item]:
+def at_times(items: Sequence[BenchRequest], start: float) -> list[BenchRequest]:
     """Return short requests that arrive every GAP_S seconds from `start`, slowly enough that they do not queue."""
     return [replace(item, at=start + index * GAP_S, max_tokens=16) for index, item in enumerate(items)]
 
@@ -207,7 +207,7 @@ def cold_against_warm(server: Server) -> list[Figure]:
 
 def first_token(server: Server, model: str) -> float:
     rng = random.Random(time.perf_counter_ns())
-    item = Item(model, tuple(rng.randrange(1000, 40_000) for _ in range(64)), 4)
+    item = BenchRequest(model, tuple(rng.randrange(1000, 40_000) for _ in range(64)), 4)
     (stream,) = server.run([item])
     return stream.times[0] - stream.sent
 

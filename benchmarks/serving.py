@@ -28,8 +28,8 @@ from benchmarks.workload import answered, requests, write_adapters
 from engine.model.prepare import prepare_model
 from engine.process.files import default_data_dir
 from gateway.bench.client import Target
-from gateway.bench.measure import LaneReport, report
-from gateway.bench.plan import Item
+from gateway.bench.measure import LaneResults, report
+from gateway.bench.plan import BenchRequest
 from gateway.bench.stream import Stream
 from gateway.bench.tables import milliseconds
 
@@ -41,18 +41,18 @@ class Measured:
     """Measurements of one run."""
 
     name: str
-    report: LaneReport
+    report: LaneResults
     streams: Sequence[Stream]
 
 
-def run_ours(url: str, name: str, items: Sequence[Item], concurrency: int, progress: Progress) -> Measured:
+def run_ours(url: str, name: str, items: Sequence[BenchRequest], concurrency: int, progress: Progress) -> Measured:
     """Send the requests to a loralane server and measure. Raises RuntimeError if one fails."""
     task = progress.add_task(f"loralane, {name}", total=len(items))
     streams = answered(Target(url, KEY), items, concurrency, lambda _: progress.advance(task))
     return Measured(name, report(name, streams), streams)
 
 
-def run_peer(model: Path, name: str, adapters: dict[str, Path], items: Sequence[Item], batch: int) -> Measured:
+def run_peer(model: Path, name: str, adapters: dict[str, Path], items: Sequence[BenchRequest], batch: int) -> Measured:
     job = {
         "model": str(model),
         "adapters": {key: str(path) for key, path in adapters.items()},
@@ -66,7 +66,7 @@ def run_peer(model: Path, name: str, adapters: dict[str, Path], items: Sequence[
     return Measured(name, report(name, streams), streams)
 
 
-def _stream(item: Item, times: list[float]) -> Stream:
+def _stream(item: BenchRequest, times: list[float]) -> Stream:
     return Stream(item, sent=0.0, ended=times[-1], times=times, chunk_tokens=[1] * len(times))
 
 

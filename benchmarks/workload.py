@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from gateway.bench.client import Target
 from gateway.bench.drive import drive
 from gateway.bench.measure import succeeded
-from gateway.bench.plan import Item
+from gateway.bench.plan import BenchRequest
 from gateway.bench.stream import Stream
 from gateway.serve.process import run_loop
 
@@ -25,20 +25,20 @@ PROJECTIONS = {
 NUMBERS = 1 << 24
 
 
-def requests(models: Sequence[str], count: int, seed: int = 0) -> list[Item]:
+def requests(models: Sequence[str], count: int, seed: int = 0) -> list[BenchRequest]:
     """Return `count` requests of 32 to 127 prompt and 16 to 95 output tokens, for the models in turn."""
     rng = random.Random(seed)
 
-    def item(index: int) -> Item:
+    def item(index: int) -> BenchRequest:
         prompt = tuple(rng.randrange(1000, 40_000) for _ in range(rng.randrange(32, 128)))
-        return Item(models[index % len(models)], prompt, rng.randrange(16, 96))
+        return BenchRequest(models[index % len(models)], prompt, rng.randrange(16, 96))
 
     return [item(index) for index in range(count)]
 
 
 def answered(
     target: Target,
-    items: Sequence[Item],
+    items: Sequence[BenchRequest],
     concurrency: int | None = None,
     on_end: Callable[[Stream], None] = lambda stream: None,
 ) -> list[Stream]:

@@ -9,7 +9,7 @@ from itertools import chain
 from engine.core.types import TokenEvent, TokenLogprobs
 
 
-def joined(events: Iterable[TokenEvent]) -> list[TokenEvent]:
+def merge_events(events: Iterable[TokenEvent]) -> list[TokenEvent]:
     """Merge the events of several steps so that each request has one. A final event without a token stays separate."""
     runs: list[list[TokenEvent]] = []
     own: dict[str, list[TokenEvent]] = {}
@@ -20,10 +20,10 @@ def joined(events: Iterable[TokenEvent]) -> list[TokenEvent]:
         else:
             run = own[event.request_id] = [event]
             runs.append(run)
-    return [united(run) for run in runs]
+    return [merge_request_events(run) for run in runs]
 
 
-def united(events: Sequence[TokenEvent]) -> TokenEvent:
+def merge_request_events(events: Sequence[TokenEvent]) -> TokenEvent:
     """Merge the events of one request, given in order, into one event."""
     if len(events) == 1:
         return events[0]
@@ -37,7 +37,7 @@ def united(events: Sequence[TokenEvent]) -> TokenEvent:
     )
 
 
-def apart(event: TokenEvent) -> Sequence[TokenEvent]:
+def split_per_token(event: TokenEvent) -> Sequence[TokenEvent]:
     """Split an event into one event for each token, with its log probabilities; the last one carries the finish."""
     if len(event.tokens) < 2:
         return (event,)

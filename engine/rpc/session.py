@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from engine.core.types import TokenEvent
 from engine.pb import engine_pb2 as pb
-from engine.rpc.coalesce import joined
+from engine.rpc.coalesce import merge_events
 from engine.rpc.wire import event_to_pb
 
 MAX_EVENTS = 1024
@@ -50,7 +50,7 @@ class GatewaySession:
         while is_open:
             events, is_open = self._gathered()
             if events:
-                yield pb.StepEvents(events=map(event_to_pb, joined(events)))
+                yield pb.StepEvents(events=map(event_to_pb, merge_events(events)))
 
     def _gathered(self) -> tuple[list[TokenEvent], bool]:
         """Return all queued events, after at most `HOLD_SECONDS` or as soon as a client waits for one of them, and

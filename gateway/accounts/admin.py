@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.core.types import Lane
-from gateway.accounts.record import Account
+from gateway.accounts.record import AccountRecord
 from gateway.accounts.registry import AccountRegistry
 from gateway.core.errors import invalid_request
 from gateway.core.lanes import lane_name
@@ -27,18 +27,18 @@ class AccountAdmin:
         self.accounts = accounts
         self._drop_limits = drop_limits
 
-    async def create(self, name: str, fields: Mapping[str, Any]) -> Account:
+    async def create(self, name: str, fields: Mapping[str, Any]) -> AccountRecord:
         """Create a tenant. `fields` are fields of `Tenant`, with lanes given by name and limits as mappings."""
-        return await self.accounts.create(changed(_named(name), fields))
+        return await self.accounts.create(changed_tenant(_named(name), fields))
 
-    async def change(self, name: str, fields: Mapping[str, Any]) -> Account:
+    async def change(self, name: str, fields: Mapping[str, Any]) -> AccountRecord:
         """Change the given fields of a tenant, except limits, which have an administration of their own."""
         for field in LIMIT_FIELDS:
             if field in fields:
                 raise invalid_request(f"{field} of a tenant that exists are set by the administration of limits", field)
         if not fields:
             raise invalid_request("there is nothing to change")
-        return await self.accounts.amend(name, lambda tenant: changed(tenant, fields))
+        return await self.accounts.amend(name, lambda tenant: changed_tenant(tenant, fields))
 
     async def delete(self, name: str) -> int:
         """Delete a tenant with its keys and limits. Return the number of deleted keys."""
@@ -54,7 +54,7 @@ def _named(name: str) -> Tenant:
         raise invalid_request(str(error), "name") from error
 
 
-def changed(tenant: Tenant, fields: Mapping[str, Any]) -> Tenant:
+def changed_tenant(tenant: Tenant, fields: Mapping[str, Any]) -> Tenant:
     values = dict(fields)
     try:
         for field in LANE_FIELDS:
@@ -77,7 +77,7 @@ def _lane(name: str, field: str) -> Lane:
     return lanes[name]
 
 
-def tenant_json(account: Account) -> dict[str, Any]:
+def tenant_json(account: AccountRecord) -> dict[str, Any]:
     """Return a tenant as operators see it."""
     tenant = account.tenant
     assert tenant is not None, "a tenant's record"
@@ -94,7 +94,7 @@ def tenant_json(account: Account) -> dict[str, Any]:
     }
 
 
-def key_json(account: Account) -> dict[str, Any]:
+def key_json(account: AccountRecord) -> dict[str, Any]:
     """Return a key as operators see it, without its secret."""
     owner = account.key
     assert owner is not None, "a key's record"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Mapping, Sequence
 
-from gateway.accounts.record import Account
+from gateway.accounts.record import AccountRecord
 from gateway.core.errors import invalid_api_key
-from gateway.core.tenants import Lapse, Principal, Tenant, hash_key, key_id
-from gateway.registry.record import Change, Snapshot
+from gateway.core.tenants import KeyLapse, Principal, Tenant, hash_key, key_id
+from gateway.registry.record import RecordChange, RegistrySnapshot
 
 
 class AccountMirror:
@@ -21,13 +21,13 @@ class AccountMirror:
             changed: called with all tenants whenever an account changes.
         """
         self.generation = 0
-        self.records: dict[str, Account] = {}
+        self.records: dict[str, AccountRecord] = {}
         self._admins = dict(admins)
         self._changed = changed
-        self._keys: dict[str, dict[str, Account]] = {}
+        self._keys: dict[str, dict[str, AccountRecord]] = {}
         """Keys by id, then by hash. Ids are not secret: they appear in logs."""
 
-    def take(self, change: Change[Account]) -> None:
+    def apply_change(self, change: RecordChange[AccountRecord]) -> None:
         self.generation = max(self.generation, change.generation)
         if change.record is None:
             self._remove(change.name)
@@ -35,7 +35,7 @@ class AccountMirror:
             self._put(change.record)
         self._tell()
 
-    def take_all(self, snapshot: Snapshot[Account]) -> None:
+    def apply_snapshot(self, snapshot: RegistrySnapshot[AccountRecord]) -> None:
         for name in self.records.keys() - snapshot.records.keys():
             self._remove(name)
         for record in snapshot.records.values():
@@ -43,7 +43,7 @@ class AccountMirror:
         self.generation = snapshot.generation
         self._tell()
 
-    def put(self, record: Account) -> None:
+    def put(self, record: AccountRecord) -> None:
         self._put(record)
         self._tell()
 
@@ -65,26 +65,26 @@ class AccountMirror:
             raise invalid_api_key()
         return principal
 
-    def holder(self, tenant: str, key_id: str) -> Principal | Lapse:
+    def holder(self, tenant: str, key_id: str) -> Principal | KeyLapse:
         owner = self.records.get(f"tenant/{tenant}")
         if owner is None or owner.tenant is None:
-            return Lapse.TENANT_GONE
+            return KeyLapse.TENANT_GONE
         if owner.disabled:
-            return Lapse.TENANT_SUSPENDED
+            return KeyLapse.TENANT_SUSPENDED
         keys = [
             account for account in self._keys.get(key_id, {}).values() if account.key and account.key.tenant == tenant
         ]
         if all(key.disabled for key in keys):
-            return Lapse.KEY_DISABLED if keys else Lapse.KEY_GONE
+            return KeyLapse.KEY_DISABLED if keys else KeyLapse.KEY_GONE
         return Principal(owner.tenant, key_id)
 
-    def _owner(self, account: Account) -> Principal | None:
+    def _owner(self, account: AccountRecord) -> Principal | None:
         owner = self.records.get(f"tenant/{account.key.tenant}") if account.key else None
         if owner is None or owner.tenant is None or owner.disabled:
             return None
         return Principal(owner.tenant, account.key_id)
 
-    def _put(self, record: Account) -> None:
+    def _put(self, record: AccountRecord) -> None:
         self.records[record.name] = record
         if record.key is not None:
             self._keys.setdefault(record.key_id, {})[record.key_hash] = record

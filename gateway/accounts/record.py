@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from gateway.core.errors import ApiError, Fault
 from gateway.core.tenants import MAX_WEIGHT, MIN_WEIGHT, Tenant, key_id
-from gateway.registry.record import Kind
+from gateway.registry.record import RecordKind
 from gateway.registry.store import RedisRecordStore
 
 TENANT, KEY = "tenant", "key"
@@ -25,7 +25,7 @@ class KeyOwner:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class AccountRecord:
     """A tenant, or a key of one."""
 
     name: str
@@ -53,33 +53,33 @@ class Account:
         return key_id(self.key_hash)
 
 
-def tenant_account(tenant: Tenant, now: float, source: str = "") -> Account:
-    return Account(f"{TENANT}/{tenant.name}", now, now, tenant=tenant, source=source)
+def tenant_account(tenant: Tenant, now: float, source: str = "") -> AccountRecord:
+    return AccountRecord(f"{TENANT}/{tenant.name}", now, now, tenant=tenant, source=source)
 
 
-def key_account(key_hash: str, owner: KeyOwner, now: float, source: str = "") -> Account:
-    return Account(f"{KEY}/{key_hash}", now, now, key=owner, source=source)
+def key_account(key_hash: str, owner: KeyOwner, now: float, source: str = "") -> AccountRecord:
+    return AccountRecord(f"{KEY}/{key_hash}", now, now, key=owner, source=source)
 
 
-def encode_account(account: Account) -> bytes:
+def encode_account(account: AccountRecord) -> bytes:
     return msgspec.json.encode(account)
 
 
-def decode_account(text: bytes, generation: int) -> Account:
+def decode_account(text: bytes, generation: int) -> AccountRecord:
     """Read a record. A weight from before weights had bounds is moved to the nearest one."""
     words = msgspec.json.decode(text)
     if tenant := words.get("tenant"):
         tenant["weight"] = min(max(tenant.get("weight", 1.0), MIN_WEIGHT), MAX_WEIGHT)
-    return replace(msgspec.convert(words, Account), generation=generation)
+    return replace(msgspec.convert(words, AccountRecord), generation=generation)
 
 
-def conflict(message: str) -> ApiError:
+def name_conflict(message: str) -> ApiError:
     return ApiError(Fault.TENANT_CONFLICT, message)
 
 
-ACCOUNTS = Kind("tenant or key", encode_account, decode_account, conflict)
+ACCOUNTS = RecordKind("tenant or key", encode_account, decode_account, name_conflict)
 
 
-def account_store(client: Redis, prefix: str = "loralane:") -> RedisRecordStore[Account]:
+def account_store(client: Redis, prefix: str = "loralane:") -> RedisRecordStore[AccountRecord]:
     """Return the store under the keys `{prefix}accounts:{all}:`. It contains hashes of API keys, never the keys."""
     return RedisRecordStore(client, f"{prefix}accounts:{{all}}:", ACCOUNTS)

@@ -15,9 +15,9 @@ import msgspec
 import structlog
 
 from gateway.accounts.mirror import AccountMirror
-from gateway.accounts.record import KEY, TENANT, Account, KeyOwner, key_account, tenant_account
+from gateway.accounts.record import KEY, TENANT, AccountRecord, KeyOwner, key_account, tenant_account
 from gateway.core.errors import ApiError, Fault, invalid_request, tenant_not_found
-from gateway.core.tenants import ADMIN_TENANT, Lapse, Principal, Tenant, hash_key
+from gateway.core.tenants import ADMIN_TENANT, KeyLapse, Principal, Tenant, hash_key
 from gateway.registry.log import RegistryLog
 from gateway.registry.store import RecordStore, StoreAway
 
@@ -32,14 +32,14 @@ log = structlog.get_logger("accounts")
 
 
 @dataclass(frozen=True, slots=True)
-class NewKey:
+class IssuedKey:
     """A new key. Only this object has the key itself, on its way to the operator who created it."""
 
     secret: str
-    account: Account
+    account: AccountRecord
 
     def __repr__(self) -> str:
-        return f"NewKey({self.account.key_id})"
+        return f"IssuedKey({self.account.key_id})"
 
 
 class AccountRegistry:
@@ -51,7 +51,7 @@ class AccountRegistry:
 
     def __init__(
         self,
-        store: RecordStore[Account],
+        store: RecordStore[AccountRecord],
         admins: Mapping[str, Principal],
         changed: Callable[[Sequence[Tenant]], None],
         clock: Callable[[], float] = time.time,
@@ -70,14 +70,14 @@ class AccountRegistry:
         self._clock = clock
 
     @property
-    def records(self) -> Mapping[str, Account]:
+    def records(self) -> Mapping[str, AccountRecord]:
         return MappingProxyType(self._mirror.records)
 
     def authenticate(self, token: str | None) -> Principal:
         """Return the owner of a key. Raises ApiError: INVALID_API_KEY."""
         return self._mirror.authenticate(token)
 
-    def holder(self, tenant: str, key_id: str) -> Principal | Lapse:
+    def holder(self, tenant: str, key_id: str) -> Principal | KeyLapse:
         """Return the current holder of the key that earlier requested work, or why the work must stop."""
         return self._mirror.holder(tenant, key_id)
 
@@ -102,7 +102,7 @@ class AccountRegistry:
         try:
             before = await self._store.seed(f"{TENANT}/{tenant.name}")
             if before != said:
-                await self._take_up(wanted, set(json.loads(before)["keys"] if before else ()) - set(hashes))
+                await self._apply_config(wanted, set(json.loads(before)["keys"] if before else ()) - set(hashes))
         except (StoreAway, ApiError) as error:
             if isinstance(error, ApiError) and error.fault is Fault.TENANT_CONFLICT:
                 log.info("configuration_overruled", tenant=tenant.name, reason=error.message)
@@ -110,17 +110,17 @@ class AccountRegistry:
             for record in wanted:
                 self._log.keep(record)
 
-    def tenants(self) -> list[Account]:
+    def tenants(self) -> list[AccountRecord]:
         """Return all tenants, sorted by name."""
         return [self._mirror.records[name] for name in sorted(self.records) if name.startswith(f"{TENANT}/")]
 
-    def tenant(self, name: str) -> Account:
+    def tenant(self, name: str) -> AccountRecord:
         record = self.records.get(f"{TENANT}/{name}")
         if record is None:
             raise tenant_not_found(name)
         return record
 
-    async def create(self, tenant: Tenant) -> Account:
+    async def create(self, tenant: Tenant) -> AccountRecord:
         if tenant.name == ADMIN_TENANT.name:
             raise invalid_request("this name belongs to administrators", "name")
         if f"{TENANT}/{tenant.name}" in self.records:
@@ -129,12 +129,12 @@ class AccountRegistry:
             await self._remove(key.name)
         return await self._write(tenant_account(tenant, self._clock()), None)
 
-    async def amend(self, name: str, change: Callable[[Tenant], Tenant]) -> Account:
+    async def amend(self, name: str, change: Callable[[Tenant], Tenant]) -> AccountRecord:
         before = self.tenant(name)
         assert before.tenant is not None, "a tenant's record"
         return await self._write(replace(before, tenant=change(before.tenant)), before)
 
-    async def disable(self, name: str, disabled: bool) -> Account:
+    async def disable(self, name: str, disabled: bool) -> AccountRecord:
         """Disable or enable a tenant. New requests of a disabled tenant are refused; running ones continue."""
         before = self.tenant(name)
         return await self._write(replace(before, disabled=disabled), before)
@@ -147,12 +147,12 @@ class AccountRegistry:
             await self._remove(key.name)
         return len(keys)
 
-    def keys(self, tenant: str = "") -> list[Account]:
+    def keys(self, tenant: str = "") -> list[AccountRecord]:
         """Return the keys of one tenant, or of all if `tenant` is empty, sorted by tenant and age, the oldest first."""
         found = [record for record in self.records.values() if record.key and tenant in ("", record.key.tenant)]
         return sorted(found, key=lambda record: (record.key.tenant if record.key else "", record.created, record.name))
 
-    def key(self, prefix: str) -> Account:
+    def key(self, prefix: str) -> AccountRecord:
         """Return the key whose hash begins with `prefix`: its id, or any prefix that is long enough and unique."""
         found = [key for key in self.keys() if key.key_hash.startswith(prefix)] if len(prefix) >= MIN_PREFIX else []
         if len(found) != 1:
@@ -160,15 +160,15 @@ class AccountRegistry:
             raise ApiError(Fault.KEY_NOT_FOUND, f"{prefix!r} {why}", "key")
         return found[0]
 
-    async def create_key(self, tenant: str, label: str = "") -> NewKey:
+    async def create_key(self, tenant: str, label: str = "") -> IssuedKey:
         self.tenant(tenant)
         if len(label) > MAX_LABEL or not label.isprintable():
             raise invalid_request(f"label must be at most {MAX_LABEL} printable characters", "label")
         secret = f"sk-{secrets.token_urlsafe(KEY_BYTES)}"
         record = key_account(hash_key(secret), KeyOwner(tenant, label), self._clock())
-        return NewKey(secret, await self._write(record, None))
+        return IssuedKey(secret, await self._write(record, None))
 
-    async def rotate(self, prefix: str, *, keep: bool = False) -> NewKey:
+    async def rotate(self, prefix: str, *, keep: bool = False) -> IssuedKey:
         """Create a new key in place of an old one. The old key is disabled at once unless `keep` is set."""
         old = self.key(prefix)
         assert old.key is not None, "a key's record"
@@ -177,26 +177,26 @@ class AccountRegistry:
             await self._write(replace(old, disabled=True), old)
         return new
 
-    async def disable_key(self, prefix: str, disabled: bool) -> Account:
+    async def disable_key(self, prefix: str, disabled: bool) -> AccountRecord:
         before = self.key(prefix)
         return await self._write(replace(before, disabled=disabled), before)
 
     async def delete_key(self, prefix: str) -> None:
         await self._log.remove(self.key(prefix), None)
 
-    def _seeded(self, record: Account) -> Account:
+    def _seeded(self, record: AccountRecord) -> AccountRecord:
         """Return a record with what the configuration says. It keeps `disabled`, which only operators change."""
         before = self.records.get(record.name, record)
         return replace(before, tenant=record.tenant, key=record.key, source=record.source, updated=record.updated)
 
-    async def _take_up(self, wanted: Sequence[Account], gone: Iterable[str]) -> None:
+    async def _apply_config(self, wanted: Sequence[AccountRecord], gone: Iterable[str]) -> None:
         """Apply a configuration. The tenant is written last, because its seed states that the rest has been applied."""
         for key_hash in gone:
             await self._remove(f"{KEY}/{key_hash}", seed=GONE)
         for record in wanted:
             await self._log.put(record, self.records.get(record.name), seed=record.source)
 
-    async def _write(self, record: Account, before: Account | None) -> Account:
+    async def _write(self, record: AccountRecord, before: AccountRecord | None) -> AccountRecord:
         if before is not None and record == before:
             return before
         await self._log.put(replace(record, updated=self._clock()), before)
@@ -209,7 +209,7 @@ class AccountRegistry:
 
 @asynccontextmanager
 async def open_accounts(
-    store: RecordStore[Account],
+    store: RecordStore[AccountRecord],
     admins: Mapping[str, Principal],
     changed: Callable[[Sequence[Tenant]], None],
     seeds: Iterable[tuple[Tenant, Iterable[str]]],

@@ -22,7 +22,7 @@ INSTALL = "pip install 'loralane[remote]'"
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class FetchLimits:
     """Limits of one fetch: its duration and its number of bytes. `deadline` is on the monotonic clock."""
 
     seconds: float
@@ -30,7 +30,7 @@ class Bounds:
     num_bytes: int
 
     @classmethod
-    def within(cls, seconds: float, num_bytes: int) -> Bounds:
+    def within(cls, seconds: float, num_bytes: int) -> FetchLimits:
         """Return limits whose time starts now."""
         return cls(seconds, time.monotonic() + seconds, num_bytes)
 
@@ -42,7 +42,7 @@ class Bounds:
             raise _failed(source, f"it took longer than {self.seconds:g} s (adapters.fetch_timeout_s)")
 
 
-def fetch_hub(repo: str, revision: str | None, cache: Path, bounds: Bounds, endpoint: str | None) -> Path:
+def fetch_hub(repo: str, revision: str | None, cache: Path, bounds: FetchLimits, endpoint: str | None) -> Path:
     """Download an adapter's two files from a hub repository. Return the folder of the snapshot, below `cache`.
 
     Raises:
@@ -67,7 +67,7 @@ def fetch_hub(repo: str, revision: str | None, cache: Path, bounds: Bounds, endp
         raise _failed(source, _reason(error)) from error
 
 
-def fetch_url(url: str, cache: Path, bounds: Bounds) -> Path:
+def fetch_url(url: str, cache: Path, bounds: FetchLimits) -> Path:
     """Download an adapter's two files from below a URL. Return their folder in `cache`, which is named by their
     content.
 
@@ -92,7 +92,7 @@ def fetch_url(url: str, cache: Path, bounds: Bounds) -> Path:
         shutil.rmtree(partial_copy, ignore_errors=True)
 
 
-def _copy(url: str, folder: Path, bounds: Bounds) -> str:
+def _copy(url: str, folder: Path, bounds: FetchLimits) -> str:
     """Copy both files. Return the hash of their contents."""
     # A cached instance would answer from listings it made before the files were replaced.
     system, path = fsspec.url_to_fs(url, skip_instance_cache=True)
@@ -105,7 +105,7 @@ def _copy(url: str, folder: Path, bounds: Bounds) -> str:
     return digest.hexdigest()
 
 
-def _copy_file(source: BinaryIO, file: BinaryIO, url: str, copied: int, bounds: Bounds) -> int:
+def _copy_file(source: BinaryIO, file: BinaryIO, url: str, copied: int, bounds: FetchLimits) -> int:
     """Copy one file. Return the number of bytes copied so far, including this file and the earlier ones (`copied`)."""
     while part := source.read(CHUNK_BYTES):
         copied += len(part)

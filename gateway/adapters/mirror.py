@@ -13,9 +13,9 @@ import structlog
 
 from engine.core.types import AdapterId
 from gateway.adapters.record import AdapterRecord
-from gateway.adapters.versions import AdapterVersions, Hold
+from gateway.adapters.versions import AdapterVersions, VersionHold
 from gateway.core.errors import ApiError, Fault, invalid_request
-from gateway.registry.record import Change, Snapshot
+from gateway.registry.record import RecordChange, RegistrySnapshot
 
 FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 60.0
@@ -25,7 +25,7 @@ CONCURRENT_LOADS = 4
 log = structlog.get_logger("adapters")
 
 
-class Sources(Protocol):
+class AdapterFetcher(Protocol):
     """Finds the files of adapters."""
 
     async def fetch(self, source: str) -> Path:
@@ -40,13 +40,13 @@ class AdapterMirror:
     previous version and is not available until then.
     """
 
-    def __init__(self, versions: AdapterVersions, sources: Sources, drain_seconds: float) -> None:
+    def __init__(self, versions: AdapterVersions, sources: AdapterFetcher, drain_seconds: float) -> None:
         self.generation = 0
         self.records: dict[str, AdapterRecord] = {}
         self.aliases: dict[str, str] = {}
         self.tenants: dict[str, tuple[str, ...]] = {}
         """Tenants that may use an adapter, by name, for adapters that are restricted to some tenants."""
-        self.served: dict[str, Hold] = {}
+        self.served: dict[str, VersionHold] = {}
         """The version that this gateway's engine serves, by name."""
         self.errors: dict[str, str] = {}
         """Why this gateway does not serve what the registry says, by name."""
@@ -63,7 +63,7 @@ class AdapterMirror:
         """Events of the names whose version is being loaded. An event is set when its name has changed again."""
         self._background: set[asyncio.Task[Any]] = set()
 
-    def take(self, change: Change[AdapterRecord]) -> None:
+    def apply_change(self, change: RecordChange[AdapterRecord]) -> None:
         """Apply a change: the next of the registry's log, or one of this gateway's own."""
         self.generation = max(self.generation, change.generation)
         if change.record is None:
@@ -71,7 +71,7 @@ class AdapterMirror:
         else:
             self.put(change.record)
 
-    def take_all(self, snapshot: Snapshot[AdapterRecord]) -> None:
+    def apply_snapshot(self, snapshot: RegistrySnapshot[AdapterRecord]) -> None:
         """Replace all records by a snapshot of the registry."""
         for name in self.records.keys() - snapshot.records.keys():
             self._remove(name, None)
@@ -86,7 +86,7 @@ class AdapterMirror:
         hold = self.served.get(record.name)
         return hold is not None and hold.version == record.version
 
-    async def bring(self, record: AdapterRecord) -> None:
+    async def load_record(self, record: AdapterRecord) -> None:
         """Load a record's version and serve it. The files are read from where they were last found, else from the
         record's source.
 
@@ -123,12 +123,12 @@ class AdapterMirror:
                 known.append(name)
         return names
 
-    def note(self, name: str, error: ApiError) -> None:
+    def record_error(self, name: str, error: ApiError) -> None:
         """Record for operators why this gateway does not serve what the registry says under a name."""
         self.errors[name] = error.message
         log.error("adapter_not_followed", adapter=name, reason=error.message)
 
-    def follow(self, name: str) -> None:
+    def start_loading(self, name: str) -> None:
         """Start loading a name's version in the background, or retry at once if that is already under way."""
         if not self._started:
             return
@@ -144,7 +144,7 @@ class AdapterMirror:
         self._versions.forget()
         self.served.clear()
 
-    async def settle(self) -> None:
+    async def wait_until_released(self) -> None:
         """Wait until replaced and removed versions are released."""
         while self._leaving:
             await asyncio.wait(self._leaving)
@@ -161,21 +161,21 @@ class AdapterMirror:
         if not self.is_current(record):
             hold = self._versions.hold(record.version)
             if hold is None:
-                self.follow(name)
+                self.start_loading(name)
                 return
             self._switch(name, hold)
         self.errors.pop(name, None)
         self._pin(record.version)
 
-    def leave(self, name: str, hold: Hold, drain_seconds: float | None) -> asyncio.Task[int]:
+    def release_hold(self, name: str, hold: VersionHold, drain_seconds: float | None) -> asyncio.Task[int]:
         """Release a hold on a version that was served under a name. The task returns the number of aborted requests."""
         seconds = self.drain_seconds if drain_seconds is None else drain_seconds
-        task = self._spawn(self._leave(hold, seconds))
+        task = self._spawn(self._release(hold, seconds))
         self._leaving[task] = (hold.version, name)
         task.add_done_callback(self._leaving.pop)
         return task
 
-    async def _leave(self, hold: Hold, drain_seconds: float) -> int:
+    async def _release(self, hold: VersionHold, drain_seconds: float) -> int:
         aborted = await self._versions.release(hold, drain_seconds)
         self._pin(hold.version)
         return aborted
@@ -184,7 +184,7 @@ class AdapterMirror:
         self._rename(name, None)
         self.errors.pop(name, None)
         if hold := self.served.pop(name, None):
-            self.leave(name, hold, drain_seconds)
+            self.release_hold(name, hold, drain_seconds)
         if under_way := self._bringing.get(name):
             under_way.set()
 
@@ -203,25 +203,25 @@ class AdapterMirror:
         if record.tenants:
             self.tenants[name] = record.tenants
 
-    def _switch(self, name: str, hold: Hold) -> None:
+    def _switch(self, name: str, hold: VersionHold) -> None:
         """Serve the held version to new requests under a name, and release the previous version."""
         previous = self.served.get(name)
         self.served[name] = hold
         if previous is not None:
-            self.leave(name, previous, None)
+            self.release_hold(name, previous, None)
 
     def _pin(self, version: AdapterId) -> None:
         """Pin or unpin a version in the engine if that differs from what the records of its names say."""
         if self._wants_pin(version) != self._versions.is_pinned(version):
-            self._spawn(self._settle_pin(version))
+            self._spawn(self._sync_pin(version))
 
-    async def _settle_pin(self, version: AdapterId) -> None:
+    async def _sync_pin(self, version: AdapterId) -> None:
         try:
             while (wanted := self._wants_pin(version)) != self._versions.is_pinned(version):
                 await self._versions.pin(version, wanted)
         except ApiError as error:
             for name in [name for name, hold in self.served.items() if hold.version == version]:
-                self.note(name, error)
+                self.record_error(name, error)
 
     def _wants_pin(self, version: AdapterId) -> bool:
         pinned = (self.served.get(name) for name, record in self.records.items() if record.pinned)
@@ -234,9 +234,9 @@ class AdapterMirror:
             while (record := self.records.get(name)) and not self.is_current(record):
                 changed.clear()
                 try:
-                    await self.bring(record)
+                    await self.load_record(record)
                 except ApiError as error:
-                    self.note(name, error)
+                    self.record_error(name, error)
                     with suppress(TimeoutError):
                         await asyncio.wait_for(changed.wait(), delay)
                     delay = min(2 * delay, LAST_RETRY_SECONDS)

@@ -13,7 +13,7 @@ from engine.core.types import AdapterId
 from engine.pb import engine_pb2 as pb
 from gateway.core.errors import ApiError, Fault, invalid_request, model_not_found
 from gateway.core.tenants import NAME as TENANT_NAME
-from gateway.registry.record import Kind
+from gateway.registry.record import RecordKind
 from gateway.registry.store import RedisRecordStore
 
 MAX_DRAIN_SECONDS = 86_400.0
@@ -83,11 +83,11 @@ def check_drain(seconds: float | None) -> None:
         raise invalid_request(f"drain_seconds must be from 0 to {MAX_DRAIN_SECONDS:g}", "drain_seconds")
 
 
-def conflict(message: str) -> ApiError:
+def name_conflict(message: str) -> ApiError:
     return ApiError(Fault.ADAPTER_CONFLICT, message, "lora_name")
 
 
-ADAPTERS = Kind("adapter", encode_record, decode_record, conflict)
+ADAPTERS = RecordKind("adapter", encode_record, decode_record, name_conflict)
 
 
 def adapter_store(client: Redis, base: str, prefix: str = "loralane:") -> RedisRecordStore[AdapterRecord]:

@@ -21,12 +21,12 @@ import structlog
 from engine.core.types import AdapterId
 from engine.rpc.client import EngineApi
 from engine.rpc.stream import EngineUnavailable
-from gateway.adapters.mirror import AdapterMirror, Sources
+from gateway.adapters.mirror import AdapterFetcher, AdapterMirror
 from gateway.adapters.record import (
     AdapterRecord,
     check_drain,
     check_name,
-    conflict,
+    name_conflict,
     new_record,
     tenant_list,
     with_alias,
@@ -48,7 +48,7 @@ class AdapterRegistry:
         self,
         engine: EngineApi,
         store: RecordStore[AdapterRecord],
-        sources: Sources,
+        sources: AdapterFetcher,
         *,
         reserved: Collection[str] = (),
         drain_seconds: float = 30.0,
@@ -111,9 +111,9 @@ class AdapterRegistry:
         await self._log.close()
         await self._mirror.close()
 
-    async def settle(self) -> None:
+    async def wait_until_released(self) -> None:
         """Wait until replaced and removed versions are gone from the engine."""
-        await self._mirror.settle()
+        await self._mirror.wait_until_released()
 
     def pick(self, name: str) -> AdapterRecord:
         """Return the record that serves a new request under a name. Hold its version with `using` before the next
@@ -186,7 +186,7 @@ class AdapterRegistry:
             try:
                 await self._log.remove(record, drain_seconds)
             finally:
-                draining = self._mirror.leave(name, hold, drain_seconds) if hold else None
+                draining = self._mirror.release_hold(name, hold, drain_seconds) if hold else None
         return 0 if draining is None else await self._drained(name, draining)
 
     async def pin(self, name: str, pinned: bool) -> AdapterRecord:
@@ -289,13 +289,13 @@ class AdapterRegistry:
         try:
             await self._restore(record)
         except ApiError as error:
-            self._mirror.note(record.name, error)
+            self._mirror.record_error(record.name, error)
             if error.fault is not Fault.ENGINE_UNAVAILABLE:  # else `restore` loads everything into the next engine
-                self._mirror.follow(record.name)
+                self._mirror.start_loading(record.name)
 
     async def _restore(self, record: AdapterRecord) -> None:
         try:
-            await self._mirror.bring(record)
+            await self._mirror.load_record(record)
         except ApiError as error:
             if error.fault is Fault.ENGINE_UNAVAILABLE or self.records.get(record.name) is not record:
                 raise
@@ -318,7 +318,7 @@ class AdapterRegistry:
     @contextmanager
     def _change(self, name: str) -> Iterator[None]:
         if name in self._changing:
-            raise conflict(f"the adapter {name!r} is being changed by another request")
+            raise name_conflict(f"the adapter {name!r} is being changed by another request")
         self._changing.add(name)
         try:
             yield

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
-from gateway.adapters.fetch import Bounds, fetch_hub, fetch_url
+from gateway.adapters.fetch import FetchLimits, fetch_hub, fetch_url
 from gateway.config.sections import AdaptersConfig
 from gateway.core.errors import ApiError, invalid_request
 
@@ -128,8 +128,8 @@ class AdapterSources:
             raise _refused(f"{repo!r} is no folder below an adapter root, and adapters.hub does not allow it")
         return partial(fetch_hub, repo, revision, self._cache / "hub", self._bounds(), self._hub_endpoint)
 
-    def _bounds(self) -> Bounds:
-        return Bounds.within(self._config.fetch_timeout_s, int(self._config.max_fetch_gb * 2**30))
+    def _bounds(self) -> FetchLimits:
+        return FetchLimits.within(self._config.fetch_timeout_s, int(self._config.max_fetch_gb * 2**30))
 
     def _is_folder(self, source: str) -> bool:
         try:

@@ -22,7 +22,7 @@ log = structlog.get_logger("adapters")
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class VersionHold:
     """A reference that keeps a version in the engine."""
 
     version: AdapterId
@@ -54,14 +54,14 @@ class AdapterVersions:
     def is_pinned(self, version: AdapterId) -> bool:
         return version in self._pinned
 
-    def hold(self, version: AdapterId) -> Hold | None:
+    def hold(self, version: AdapterId) -> VersionHold | None:
         """Take a hold on a version. None means that the engine does not have it, so it must be loaded."""
         if not self._holds[version]:
             return None
         self._holds[version] += 1
-        return Hold(version, self._engine_number)
+        return VersionHold(version, self._engine_number)
 
-    async def release(self, hold: Hold, drain_seconds: float) -> int:
+    async def release(self, hold: VersionHold, drain_seconds: float) -> int:
         """Release a hold. After the last one, requests get `drain_seconds` to end; then the version is removed from
         every tier.
 
@@ -96,7 +96,7 @@ class AdapterVersions:
         """
         info = await self._load(folder)
         self._holds[info.adapter] += 1
-        hold = Hold(info.adapter, self._engine_number)
+        hold = VersionHold(info.adapter, self._engine_number)
         try:
             yield info
         finally:

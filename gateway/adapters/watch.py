@@ -11,7 +11,7 @@ from gateway.adapters.status import AdapterStatus
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class AdapterChanges:
     """Changes between two polls."""
 
     adapters: tuple[AdapterStatus, ...]
@@ -21,7 +21,7 @@ class Difference:
 
 async def watch(
     registry: AdapterRegistry, interval_seconds: float, stopping: asyncio.Event
-) -> AsyncGenerator[Difference, None]:
+) -> AsyncGenerator[AdapterChanges, None]:
     """Yield all adapters at first, and then differences as they occur, until `stopping` is set.
 
     The engine is polled every `interval_seconds`, and at once when the registry has changed.
@@ -47,9 +47,9 @@ async def _any_of(*events: asyncio.Event, within: float) -> None:
             task.cancel()
 
 
-def _difference(before: Mapping[str, AdapterStatus], now: Mapping[str, AdapterStatus]) -> Difference:
+def _difference(before: Mapping[str, AdapterStatus], now: Mapping[str, AdapterStatus]) -> AdapterChanges:
     changed = [status for name, status in now.items() if name not in before or _news(before[name]) != _news(status)]
-    return Difference(tuple(changed), tuple(sorted(before.keys() - now.keys())))
+    return AdapterChanges(tuple(changed), tuple(sorted(before.keys() - now.keys())))
 
 
 def _news(status: AdapterStatus) -> Hashable:

@@ -10,9 +10,9 @@ from typing import Any
 from gateway.batches.record import Outcome, Tally
 from gateway.core.errors import ApiError
 from gateway.openai.render import encode_json
-from gateway.requests.types import Usage
+from gateway.requests.types import TokenUsage
 
-ENDINGS = OUTPUT, ERRORS = ".out", ".err"
+SUFFIXES = OUTPUT, ERRORS = ".out", ".err"
 """Suffixes of the names of parts, by the file that they become a piece of."""
 NEVER_RUN: Mapping[Outcome, tuple[str, str]] = {
     "cancelled": ("batch_cancelled", "the batch was cancelled before this line was answered"),
@@ -47,16 +47,16 @@ class LineName:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LineAnswer:
     """The result of a line, as it is written to a file."""
 
     text: bytes
     """The encoded line, including its newline."""
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     """Tokens and device time of a completed line. None means that the line failed and goes to the error file."""
 
     @property
-    def ending(self) -> str:
+    def suffix(self) -> str:
         return ERRORS if self.usage is None else OUTPUT
 
     @property
@@ -67,17 +67,17 @@ class Answer:
         return Tally(1, 0, used.prompt, used.cached, used.completion, used.device_us)
 
 
-def answered(name: LineName, body: Any, usage: Usage) -> Answer:
-    return Answer(_line(name, response=_response(name, 200, body)), usage)
+def completed_answer(name: LineName, body: Any, usage: TokenUsage) -> LineAnswer:
+    return LineAnswer(_line(name, response=_response(name, 200, body)), usage)
 
 
-def refused(name: LineName, error: ApiError) -> Answer:
+def failed_answer(name: LineName, error: ApiError) -> LineAnswer:
     """Return the answer of a line that ran and failed."""
-    return Answer(_line(name, response=_response(name, error.http_status, error.body())))
+    return LineAnswer(_line(name, response=_response(name, error.http_status, error.body())))
 
 
-def never_run(name: LineName, code: str, message: str) -> Answer:
-    return Answer(_line(name, error={"code": code, "message": message}))
+def unrun_answer(name: LineName, code: str, message: str) -> LineAnswer:
+    return LineAnswer(_line(name, error={"code": code, "message": message}))
 
 
 def _response(name: LineName, status: int, body: Any) -> dict[str, Any]:

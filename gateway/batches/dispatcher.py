@@ -12,9 +12,9 @@ import structlog
 
 from gateway.batches.finalize import finalize, sweep
 from gateway.batches.lease import SMALL_TASKS, Lease, TaskKind
-from gateway.batches.leases import Leases
-from gateway.batches.shard import REST_SECONDS, Shard, Workshop
-from gateway.batches.tasks import Errand
+from gateway.batches.leases import LeaseKeeper
+from gateway.batches.shard import REST_SECONDS, BatchContext, Shard
+from gateway.batches.tasks import ControlTask
 from gateway.core.errors import ApiError
 
 IDLE_SECONDS = 0.5
@@ -29,7 +29,7 @@ MAX_SHARDS = 32
 MAX_SLOW = 8
 """Maximum number of held shards that are slowed by a tenant's limits or on trial. Beyond it, those with the longest
 wait are released, so that other shards get their places."""
-MAX_ERRANDS = 2
+MAX_CONTROL_TASKS = 2
 CANCEL_SECONDS = 1.0
 STOP_SECONDS = 5.0
 """Seconds that running lines get to end when the gateway stops, and again as many to commit their answers."""
@@ -42,23 +42,23 @@ Validate = Callable[[Lease], Coroutine[None, None, None]]
 class Dispatcher:
     """Works on batches while its context is entered. On exit, running work gets some time to end."""
 
-    def __init__(self, shop: Workshop, validate: Validate, *, owner: str, lease_seconds: float) -> None:
+    def __init__(self, context: BatchContext, validate: Validate, *, owner: str, lease_seconds: float) -> None:
         """
         Args:
             validate: checks the input of the batch of a lease.
             owner: name of this process in the store.
             lease_seconds: length of a lease.
         """
-        self._shop = shop
+        self._context = context
         self._validate = validate
         self._owner = owner
-        self._leases = Leases(shop.store, lease_seconds)
-        self._works: dict[asyncio.Task[None], Shard | Errand] = {}
+        self._leases = LeaseKeeper(context.store, lease_seconds)
+        self._works: dict[asyncio.Task[None], Shard | ControlTask] = {}
         self._resting: dict[str, float] = {}
         """Batches that wait for a tenant's limit: until when, on the loop's clock."""
         self.open = 0
         """Number of batches of all tenants with work left, as counted last."""
-        self._errands_at = 0.0
+        self._control_tasks_at = 0.0
         """Time on the loop's clock of the next claim of tasks without lines. It is 0 when some work has ended here."""
         self._news = asyncio.Event()
         self._background: list[asyncio.Task[None]] = []
@@ -74,21 +74,21 @@ class Dispatcher:
         return sum(shard.waiting for shard in self._shards)
 
     async def __aenter__(self) -> Dispatcher:
-        shop, leases = self._shop, self._leases
-        loops = (self._keep_claiming, leases.keep, shop.gate.watch, self._keep_counting)
-        self._background = [asyncio.create_task(_for_good(loop), name=f"batch-{loop.__name__}") for loop in loops]
+        context, leases = self._context, self._leases
+        loops = (self._keep_claiming, leases.keep, context.gate.watch, self._keep_counting)
+        self._background = [asyncio.create_task(_run_forever(loop), name=f"batch-{loop.__name__}") for loop in loops]
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         claims, *others = self._background
-        await cancelled(claims)
+        await cancel_until_done(claims)
         for work in self._works.values():
             work.drain()
         await self._wait_for_works()
         for work in self._works.values():
             work.end()
         await self._wait_for_works()
-        await cancelled(*self._works, *others)
+        await cancel_until_done(*self._works, *others)
         with suppress(ApiError):  # then other processes take this stop for a crash
             await self._leases.hand_back()
 
@@ -110,7 +110,7 @@ class Dispatcher:
     async def _keep_counting(self) -> None:
         while True:
             with suppress(ApiError):  # then the last count stands
-                self.open = await self._shop.store.count()
+                self.open = await self._context.store.count()
             await asyncio.sleep(COUNT_SECONDS)
 
     async def _pause(self, seconds: float) -> None:
@@ -123,38 +123,38 @@ class Dispatcher:
     async def _claim_some(self) -> bool:
         """Claim as much work as there is room for. Return whether anything was claimed."""
         await self._leases.hand_back()  # first, or this process would claim its own tasks as those of a dead one
-        found = await self._claim_errands()
+        found = await self._claim_control_tasks()
         self._hand_back_slow()
         while len(self._shards) < MAX_SHARDS and self._wants_lines and await self._claim("shard"):
             found = True
         return found
 
-    async def _claim_errands(self) -> bool:
+    async def _claim_control_tasks(self) -> bool:
         """Claim tasks without lines; return whether there were any. Such a claim looks at every open batch and mostly
         finds none, so it is rate limited."""
         found, now = False, asyncio.get_running_loop().time()
-        if now < self._errands_at:
+        if now < self._control_tasks_at:
             return found
-        while len(self._works) - len(self._shards) < MAX_ERRANDS and await self._claim(*SMALL_TASKS):
+        while len(self._works) - len(self._shards) < MAX_CONTROL_TASKS and await self._claim(*SMALL_TASKS):
             found = True
-        self._errands_at = now + IDLE_SECONDS * random.uniform(0.5, 1.0)
+        self._control_tasks_at = now + IDLE_SECONDS * random.uniform(0.5, 1.0)
         return found
 
     async def _claim(self, *want: TaskKind) -> bool:
         asked = asyncio.get_running_loop().time()
-        lease = await self._shop.store.claim(self._owner, want, self._held_up() if "shard" in want else ())
+        lease = await self._context.store.claim(self._owner, want, self._held_up() if "shard" in want else ())
         if lease is None:
             return False
         work = self._work(lease, asked)
-        task = asyncio.create_task(self._do(work, asked), name=f"{lease.batch_id}-{lease.member}")
+        task = asyncio.create_task(self._do(work, asked), name=f"{lease.batch_id}-{lease.task_name}")
         self._works[task] = work
         task.add_done_callback(self._ended)
         return True
 
-    def _work(self, lease: Lease, claimed: float) -> Shard | Errand:
-        shop, store, files = self._shop, self._shop.store, self._shop.files
+    def _work(self, lease: Lease, claimed: float) -> Shard | ControlTask:
+        context, store, files = self._context, self._context.store, self._context.files
         if lease.task == "shard":
-            return Shard(shop, lease, claimed)
+            return Shard(context, lease, claimed)
 
         async def work() -> None:
             if lease.task == "validate":
@@ -162,27 +162,27 @@ class Dispatcher:
             else:
                 await (finalize if lease.task == "finalize" else sweep)(store, files, lease)
 
-        return Errand(lease, store, files, shop.quarantine, work)
+        return ControlTask(lease, store, files, context.quarantine, work)
 
-    async def _do(self, work: Shard | Errand, claimed: float) -> None:
+    async def _do(self, work: Shard | ControlTask, claimed: float) -> None:
         lease = work.lease
         try:
             with self._leases.holding(lease, claimed, work):
                 await work.run()
         except ApiError as error:
-            log.warning("batch_task_waits", batch=lease.batch_id, task=lease.member, reason=error.reason)
+            log.warning("batch_task_waits", batch=lease.batch_id, task=lease.task_name, reason=error.reason)
             await self._release(lease)
         except (
             Exception
         ):  # a bug, or a child process that died: the task is tried again after its lease, but only a few times
-            log.exception("batch_task_failed", batch=lease.batch_id, task=lease.member)
+            log.exception("batch_task_failed", batch=lease.batch_id, task=lease.task_name)
         finally:
             if work.is_lost:
                 self._leases.give_up(lease)
 
     async def _release(self, lease: Lease) -> None:
         try:
-            await self._shop.store.release(lease, AWAY_SECONDS)
+            await self._context.store.release(lease, AWAY_SECONDS)
         except ApiError:
             self._leases.give_up(lease)
 
@@ -190,7 +190,7 @@ class Dispatcher:
         work = self._works.pop(task)
         if isinstance(work, Shard) and work.rests_until > asyncio.get_running_loop().time():
             self._resting[work.lease.batch_id] = work.rests_until
-        self._errands_at = 0.0
+        self._control_tasks_at = 0.0
         self._news.set()
 
     @property
@@ -199,7 +199,7 @@ class Dispatcher:
 
     @property
     def _wants_lines(self) -> bool:
-        return self._shop.gate.wants(self.backlog)
+        return self._context.gate.wants_more(self.backlog)
 
     def _held_up(self) -> set[str]:
         """Return ids of batches not to claim more of: their shards here run one line at a time, or wait for limits."""
@@ -208,12 +208,14 @@ class Dispatcher:
         return {*self._resting, *(shard.lease.batch_id for shard in self._shards if shard.is_slow)}
 
     def _hand_back_slow(self) -> None:
-        slow = sorted((shard for shard in self._shards if shard.is_slow), key=lambda shard: shard.pace.rest)
+        slow = sorted(
+            (shard for shard in self._shards if shard.is_slow), key=lambda shard: shard.limit_window.seconds_to_next
+        )
         for shard in slow[MAX_SLOW:]:
             shard.drain(REST_SECONDS)
 
 
-async def _for_good(loop: Callable[[], Awaitable[None]]) -> None:
+async def _run_forever(loop: Callable[[], Awaitable[None]]) -> None:
     while True:
         try:
             await loop()
@@ -222,7 +224,7 @@ async def _for_good(loop: Callable[[], Awaitable[None]]) -> None:
         await asyncio.sleep(AWAY_SECONDS)
 
 
-async def cancelled(*tasks: asyncio.Task[None]) -> None:
+async def cancel_until_done(*tasks: asyncio.Task[None]) -> None:
     """Cancel tasks until they have ended. One cancellation may not be enough: the Redis client may swallow a
     cancellation that coincides with a reply."""
     while running := [task for task in tasks if not task.done()]:

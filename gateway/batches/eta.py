@@ -1,4 +1,4 @@
-"""Estimates when the last line of a batch will have ended, from the other open batches and the pace of batch work."""
+"""Estimates when the last line of a batch will have ended, from the other open batches and the speed of batch work."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from engine.rpc.stream import EngineUnavailable
 from gateway.batches.record import Batch
 from gateway.batches.service import Batches
 from gateway.core.errors import ApiError
-from gateway.core.eta import OpenJob, Pace, eta_seconds
-from gateway.core.shared_poll import Glance
+from gateway.core.eta import BatchSpeed, OpenJob, eta_seconds
+from gateway.core.shared_poll import SharedPoll
 
 MOST_OPEN = 256
 """Maximum number of open batches in an estimate, those with the earliest deadlines."""
 
 
-class Outlook:
+class EtaEstimator:
     """Estimates the end of batches. It reads the open batches and the engine's statistics at most once a second."""
 
     def __init__(self, batches: Batches, engine: EngineApi) -> None:
         self._batches = batches
-        self._jobs = Glance(self._open_jobs)
-        self._stats = Glance(engine.stats)
+        self._jobs = SharedPoll(self._open_jobs)
+        self._stats = SharedPoll(engine.stats)
 
     async def eta(self, batch: Batch) -> float | None:
         """Return the estimated seconds until the batch's last line has ended. None means that the batch runs no lines,
@@ -32,11 +32,11 @@ class Outlook:
             return None
         try:
             now, jobs = await self._jobs.get()
-            pace = pace_of(await self._stats.get())
+            speed = batch_speed(await self._stats.get())
         except (ApiError, EngineUnavailable):
             return None
         others = [other for other in jobs if other.id != batch.id]
-        return None if pace is None else eta_seconds(_open_job(batch, now), others, pace)
+        return None if speed is None else eta_seconds(_open_job(batch, now), others, speed)
 
     async def _open_jobs(self) -> tuple[float, Sequence[OpenJob]]:
         """Return Redis's time and the open jobs."""
@@ -44,12 +44,12 @@ class Outlook:
         return now, [_open_job(batch, now) for batch in found]
 
 
-def pace_of(stats: pb.EngineStats) -> Pace | None:
-    """Return the pace of batch work. None means that an operator has stopped the batch lane."""
+def batch_speed(stats: pb.EngineStats) -> BatchSpeed | None:
+    """Return the speed of batch work. None means that an operator has stopped the batch lane."""
     lane = next((lane for lane in stats.lanes if lane.lane == pb.LANE_BATCH), None)
     if lane is None or lane.mode != pb.LANE_MODE_OPEN:
         return None
-    return Pace(stats.batch_share, lane.running)
+    return BatchSpeed(stats.batch_share, lane.running)
 
 
 def _open_job(batch: Batch, now: float) -> OpenJob:

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 import structlog
 
-from gateway.batches.answers import ERRORS, NEVER_RUN, OUTPUT, LineName, never_run
+from gateway.batches.answers import ERRORS, NEVER_RUN, OUTPUT, LineName, unrun_answer
 from gateway.batches.input import BatchLine
 from gateway.batches.lease import Lease
 from gateway.batches.line_reader import IndexEntry, read_index
@@ -18,7 +18,7 @@ from gateway.batches.record import FOLDERS, Batch, result_file_id
 from gateway.batches.store import BatchStore
 from gateway.files.service import Files
 from gateway.files.storage import Storage
-from gateway.files.sweeper import GRACE_SECONDS, Watch
+from gateway.files.sweeper import GRACE_SECONDS, NameAgeTracker
 
 
 async def finalize(store: BatchStore, files: Files, lease: Lease) -> None:
@@ -32,7 +32,7 @@ async def finalize(store: BatchStore, files: Files, lease: Lease) -> None:
     output, errors = ([part for part in parts if part.endswith(ending)] for ending in (OUTPUT, ERRORS))
     output_id = error_id = None
     if output:
-        output_id = await _adopted(files, batch, "output", joined(files.storage, output))
+        output_id = await _adopted(files, batch, "output", concatenated(files.storage, output))
     if errors or entries:
         error_id = await _adopted(files, batch, "error", _errors(lease, files, errors, entries))
     await store.finished(lease, output_id, error_id)
@@ -45,7 +45,7 @@ async def _adopted(files: Files, batch: Batch, kind: Literal["output", "error"],
     return file_id
 
 
-async def joined(storage: Storage, names: Iterable[str]) -> AsyncIterator[bytes]:
+async def concatenated(storage: Storage, names: Iterable[str]) -> AsyncIterator[bytes]:
     """Yield the contents of several objects, one after the other."""
     for name in names:
         async for piece in storage.read(name):
@@ -55,7 +55,7 @@ async def joined(storage: Storage, names: Iterable[str]) -> AsyncIterator[bytes]
 async def _errors(
     lease: Lease, files: Files, parts: Iterable[str], entries: Sequence[IndexEntry]
 ) -> AsyncIterator[bytes]:
-    async for piece in joined(files.storage, parts):
+    async for piece in concatenated(files.storage, parts):
         yield piece
     if not entries:
         return
@@ -66,7 +66,7 @@ async def _errors(
     start = in_order[0].offset
     async for entry, text in _texts(files.content(source, start), start, in_order):
         name = LineName(lease.batch_id, entry.line, msgspec.json.decode(text, type=BatchLine).custom_id)
-        yield never_run(name, *NEVER_RUN[outcome]).text
+        yield unrun_answer(name, *NEVER_RUN[outcome]).text
 
 
 async def _texts(
@@ -106,16 +106,16 @@ class StraySweeper:
     """Deletes stray objects. They exist if a gateway stalled during the end of a batch and wrote its objects
     afterwards, or if Redis lost its data."""
 
-    def __init__(self, storage: Storage, store: BatchStore, strays: Watch | None = None) -> None:
+    def __init__(self, storage: Storage, store: BatchStore, strays: NameAgeTracker | None = None) -> None:
         """`strays` tracks how long objects have been seen as strays."""
         self._storage, self._store = storage, store
-        self._strays = strays or Watch(GRACE_SECONDS)
+        self._strays = strays or NameAgeTracker(GRACE_SECONDS)
 
     async def sweep(self) -> list[str]:
         """Delete strays. Return their names. Raises ApiError: STORAGE_UNAVAILABLE, REGISTRY_UNAVAILABLE."""
         names = await self._storage.list(FOLDERS)  # first: a batch is in the index before anything is in its folder
         open_ids = await self._store.open_ids()
-        doomed = self._strays.old(name for name in names if name.split("/")[1] not in open_ids)
+        doomed = self._strays.names_older_than_limit(name for name in names if name.split("/")[1] not in open_ids)
         await self._storage.delete(doomed)
         if doomed:
             log.info("batch_strays_swept", objects=len(doomed))

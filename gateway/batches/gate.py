@@ -19,13 +19,13 @@ from engine.rpc.stream import EngineUnavailable
 from engine.rpc.wire import LANES, lane_mode_from_pb
 from gateway.core.feed import MOST, Flow
 
-LOOK_SECONDS = 0.25
+POLL_SECONDS = 0.25
 """Seconds between two polls of the engine while there are lines."""
 
 log = structlog.get_logger("batches")
 
 
-class Place:
+class EnginePlace:
     """A line's place in the engine, from its admission by the gate until the line has left the engine."""
 
     def __init__(self, gate: Gate) -> None:
@@ -53,7 +53,7 @@ class Gate:
         self._lane_capacity = lane_capacity
         self._clock = clock
         self._flow = Flow()
-        self._turnstile = Turnstile(self._room)
+        self._queue = AdmissionQueue(self._room)
         self._open = False
         self._shut_until = 0.0
         self._ended = 0
@@ -62,17 +62,17 @@ class Gate:
     @property
     def in_flight(self) -> int:
         """Number of lines that have a place."""
-        return self._turnstile.inside + self._flow.begun
+        return self._queue.inside + self._flow.begun
 
-    def wants(self, waiting: int) -> bool:
+    def wants_more(self, waiting: int) -> bool:
         """Return whether there may soon be room for more lines than those already waiting."""
         return self._passable and waiting < self._flow.target
 
     @asynccontextmanager
-    async def place(self, order: Order) -> AsyncIterator[Place]:
+    async def place(self, order: Order) -> AsyncIterator[EnginePlace]:
         """Wait for a place in the engine, and hold it for the block."""
-        await self._turnstile.enter(order)
-        place = Place(self)
+        await self._queue.enter(order)
+        place = EnginePlace(self)
         try:
             yield place
         finally:
@@ -80,33 +80,33 @@ class Gate:
 
     def began(self) -> None:
         self._flow = replace(self._flow, begun=self._flow.begun + 1)
-        self._turnstile.leave()
+        self._queue.leave()
 
-    def shut(self, seconds: float) -> None:
+    def close_for(self, seconds: float) -> None:
         """Admit no line for so many seconds."""
         self._shut_until = max(self._shut_until, self._clock() + seconds)
 
     async def watch(self) -> None:
         """Poll the engine forever."""
         while True:
-            await self.look()
-            await asyncio.sleep(LOOK_SECONDS)
+            await self.poll()
+            await asyncio.sleep(POLL_SECONDS)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Poll the engine's batch lane, if lines are here or the gate is closed, and admit lines if there is room."""
-        if self._turnstile.queued or self.in_flight or not self._open:
+        if self._queue.queued or self.in_flight or not self._open:
             try:
                 self._see(await self._engine.stats())
             except EngineUnavailable:
                 self._open = False
-        self._turnstile.turn()
+        self._queue.admit()
 
     def _see(self, stats: pb.EngineStats) -> None:
         lane = next((lane for lane in stats.lanes if lane.lane == LANES[Lane.BATCH]), pb.LaneStats())
         self._open = lane_mode_from_pb(lane.mode) is LaneMode.OPEN
         now = self._clock()
-        flow = replace(self._flow, waiting=self._turnstile.inside)
-        self._flow = flow.looked(lane.running, lane.waiting, self._ended, now - self._looked)
+        flow = replace(self._flow, waiting=self._queue.inside)
+        self._flow = flow.after_poll(lane.running, lane.waiting, self._ended, now - self._looked)
         self._ended, self._looked = 0, now
 
     @property
@@ -115,22 +115,22 @@ class Gate:
 
     def _room(self) -> int:
         most = min(max(1, self._lane_capacity() // 2), self._engine.info.max_seqs + MOST)
-        return replace(self._flow, waiting=self._turnstile.inside).room(most) if self._passable else 0
+        return replace(self._flow, waiting=self._queue.inside).room(most) if self._passable else 0
 
-    def _leave(self, place: Place) -> None:
+    def _leave(self, place: EnginePlace) -> None:
         if not place.has_begun:
-            self._turnstile.leave()
+            self._queue.leave()
             return
         self._ended += 1
         self._flow = replace(self._flow, begun=self._flow.begun - 1)
-        self._turnstile.turn()
+        self._queue.admit()
 
 
 Order = tuple[Any, ...]
 """Sort key of a waiter. The least goes first."""
 
 
-class Turnstile:
+class AdmissionQueue:
     """Admits waiters in order. An admitted waiter counts as `inside` until `leave`."""
 
     def __init__(self, room: Callable[[], int]) -> None:
@@ -146,7 +146,7 @@ class Turnstile:
         turn = asyncio.get_running_loop().create_future()
         heappush(self._waiting, (order, next(self._numbers), turn))
         self.queued += 1
-        self.turn()
+        self.admit()
         try:
             await turn
         except asyncio.CancelledError:
@@ -158,9 +158,9 @@ class Turnstile:
 
     def leave(self) -> None:
         self.inside -= 1
-        self.turn()
+        self.admit()
 
-    def turn(self) -> None:
+    def admit(self) -> None:
         """Admit as many waiters as there is room for. Call this whenever there may be more room."""
         room = self._room() if self._waiting else 0
         while room > 0 and self._waiting:

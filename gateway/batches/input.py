@@ -10,7 +10,7 @@ from typing import Annotated, Protocol
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from gateway.batches.line_reader import packed
+from gateway.batches.line_reader import pack_index
 from gateway.batches.record import BatchError
 from gateway.core.errors import MAX_QUOTED, ApiError
 from gateway.core.routing import Catalog, ModelQuery, resolve
@@ -44,7 +44,7 @@ class BatchLine(Struct, kw_only=True):
     body: Raw
 
 
-class Asked(Struct, kw_only=True):
+class CheckParameters(Struct, kw_only=True):
     """Parameters of a check: the input, and what it is checked against."""
 
     url: str
@@ -60,7 +60,7 @@ class Asked(Struct, kw_only=True):
     """The tenant's setting for unknown fields."""
 
 
-class Found(Struct, kw_only=True):
+class CheckResult(Struct, kw_only=True):
     """Result of a check: the number of lines and their model, or errors."""
 
     total: int = 0
@@ -69,14 +69,14 @@ class Found(Struct, kw_only=True):
     errors: list[BatchError] = []
 
 
-class Readable(Protocol):
+class ReadableFile(Protocol):
     """A file that is read in pieces."""
 
     def read(self, size: int, /) -> bytes:
         """Return at most `size` bytes, and none at the end of the file."""
 
 
-class Reader(Protocol):
+class BodyParser(Protocol):
     def __call__(self, text: Raw, unknown: UnknownFields) -> tuple[Sampled, GenerateRequest]:
         """Parse the body of a line. Raises ApiError."""
 
@@ -98,14 +98,14 @@ def _completion(text: Raw, unknown: UnknownFields) -> tuple[Sampled, GenerateReq
     return body, completion_request(body, "")
 
 
-READERS: Mapping[str, Reader] = {"/v1/chat/completions": _chat, "/v1/completions": _completion}
+READERS: Mapping[str, BodyParser] = {"/v1/chat/completions": _chat, "/v1/completions": _completion}
 """Parsers of line bodies by endpoint."""
 
 
 class InputCheck:
     """Checks one input file."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: CheckParameters) -> None:
         self._asked = asked
         self._catalog = Catalog(asked.bases, asked.adapters, asked.aliases)
         self._tenant = Tenant("batch")  # a stand-in: the catalog is already limited to the batch's tenant
@@ -116,10 +116,10 @@ class InputCheck:
         """Valid lines: adapter, beginning of the prompt, number, offset and length."""
         self._errors: list[BatchError] = []
 
-    def run(self, file: Readable) -> tuple[Found, bytes]:
+    def run(self, file: ReadableFile) -> tuple[CheckResult, bytes]:
         """Check the file. Return the result and the packed index, empty if there are errors. Raises the file's
         exceptions."""
-        for number, (offset, length, line) in enumerate(split(file, self._asked.max_line_bytes), 1):
+        for number, (offset, length, line) in enumerate(split_lines(file, self._asked.max_line_bytes), 1):
             if length and (line is None or line.strip()):
                 self._take(number, offset, length, line)
             if len(self._errors) >= MAX_ERRORS or len(self._ids) > self._asked.max_lines:
@@ -127,9 +127,9 @@ class InputCheck:
         if not self._ids and not self._errors:
             self._errors.append(BatchError("empty_file", "the input file has no requests"))
         if self._errors:
-            return Found(errors=self._errors), b""
+            return CheckResult(errors=self._errors), b""
         model = self._models.pop() if len(self._models) == 1 else None
-        return Found(total=len(self._lines), model=model), packed(line[2:] for line in sorted(self._lines))
+        return CheckResult(total=len(self._lines), model=model), pack_index(line[2:] for line in sorted(self._lines))
 
     def _take(self, number: int, offset: int, length: int, line: bytes | None) -> None:
         try:
@@ -186,7 +186,7 @@ class InputCheck:
         return adapter or "", _beginning(request)
 
 
-def split(file: Readable, max_bytes: int) -> Iterator[tuple[int, int, bytes | None]]:
+def split_lines(file: ReadableFile, max_bytes: int) -> Iterator[tuple[int, int, bytes | None]]:
     """Yield offset, length and text of each line, without its newline. Text longer than `max_bytes` is None."""
     offset, length, kept = 0, 0, bytearray()
     first = True

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, cast
 
 from gateway.batches.record import Batch, read_fields
-from gateway.batches.trial import Trial
+from gateway.batches.trial import TaskHistory
 
 TaskKind = Literal["validate", "shard", "finalize", "sweep"]
 ALL_TASKS: frozenset[TaskKind] = frozenset(("validate", "shard", "finalize", "sweep"))
@@ -59,7 +59,7 @@ class Lease:
         return self.batch.tenant
 
     @property
-    def member(self) -> str:
+    def task_name(self) -> str:
         """Name of the task in Redis: its kind, or the zero-padded number of the shard."""
         return f"{self.shard:06d}" if self.task == "shard" else self.task
 
@@ -75,7 +75,7 @@ class Lease:
 def read_lease(task: str, fence: bytes, microseconds_left: bytes, done: bytes, words: Sequence[bytes]) -> Lease:
     """Read what `claim.lua` returns: `words` are the fields of the batch, each followed by its value."""
     fields = dict(zip(words[::2], words[1::2], strict=True))
-    batch, left, trial = read_fields(fields), int(microseconds_left) / 1e6, Trial.read(fields, task)
+    batch, left, trial = read_fields(fields), int(microseconds_left) / 1e6, TaskHistory.read(fields, task)
     if task.isdecimal():
         first = int(task) * batch.shard_size
         last = min(batch.total, first + batch.shard_size)

@@ -21,24 +21,24 @@ RENEWALS = 5
 log = structlog.get_logger("batches")
 
 
-class Work(Protocol):
+class LeasedWork(Protocol):
     """Work that is done under a lease."""
 
     is_lost: bool
     """True once the work has been told that its lease is lost."""
 
-    def lose(self) -> None:
+    def on_lease_lost(self) -> None:
         """Stop, because the lease is lost and no further commit counts."""
 
     def end(self) -> None:
         """Stop because the batch is ending, and keep what is done."""
 
 
-class Held:
+class HeldLease:
     """A held lease, with a timer for its term. The term is counted from before the lease was requested, so it never
     ends later here than in Redis."""
 
-    def __init__(self, lease: Lease, work: Work, given_up: Callable[[Lease], None]) -> None:
+    def __init__(self, lease: Lease, work: LeasedWork, given_up: Callable[[Lease], None]) -> None:
         """`given_up` is called when the lease is lost."""
         self.lease = lease
         self.work = work
@@ -54,23 +54,23 @@ class Held:
         if self._timer is not None:
             self._timer.cancel()
 
-    def lose(self) -> None:
+    def on_lease_lost(self) -> None:
         self._given_up(self.lease)
-        self.work.lose()
+        self.work.on_lease_lost()
 
     def _ran_out(self) -> None:
-        log.warning("batch_lease_ran_out", batch=self.lease.batch_id, task=self.lease.member)
-        self.lose()
+        log.warning("batch_lease_ran_out", batch=self.lease.batch_id, task=self.lease.task_name)
+        self.on_lease_lost()
 
 
-class Leases:
+class LeaseKeeper:
     """Keeps leases while their work goes on. Times are in seconds on the loop's clock, never on other clocks."""
 
     def __init__(self, store: BatchStore, seconds: float) -> None:
         """`seconds` is the term of a lease."""
         self._store = store
         self._seconds = seconds
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, HeldLease] = {}
         self._given_up: dict[Lease, None] = {}
         """Leases that ran out or were taken while this process lived. They are released when Redis answers."""
         self._away = False
@@ -79,9 +79,9 @@ class Leases:
         return len(self._held)
 
     @contextmanager
-    def holding(self, lease: Lease, asked: float, work: Work) -> Iterator[None]:
+    def holding(self, lease: Lease, asked: float, work: LeasedWork) -> Iterator[None]:
         """Keep a lease during the block. `asked` is the time at which its claim was sent."""
-        held = self._held[id(work)] = Held(lease, work, self.give_up)
+        held = self._held[id(work)] = HeldLease(lease, work, self.give_up)
         held.extend(asked + self._seconds)
         try:
             yield
@@ -122,11 +122,11 @@ class Leases:
         for each in held:
             self._heard(each, standings[each.lease], asked)
 
-    def _heard(self, held: Held, standing: str, asked: float) -> None:
+    def _heard(self, held: HeldLease, standing: str, asked: float) -> None:
         if id(held.work) not in self._held:  # done, while the question was on its way
             return
         if standing == "lost":
-            held.lose()
+            held.on_lease_lost()
         elif standing == "ending":
             held.work.end()
         else:

@@ -19,7 +19,7 @@ GAP_BYTES = 2**10
 SPAN_BYTES = 256 * 2**10
 
 
-class Texts:
+class LineReader:
     """The lines of one shard. Every method raises ApiError like `Files`."""
 
     def __init__(self, files: Files, source: FileRecord) -> None:
@@ -71,7 +71,7 @@ class IndexEntry:
     length: int
 
 
-def packed(lines: Iterable[tuple[int, int, int]]) -> bytes:
+def pack_index(lines: Iterable[tuple[int, int, int]]) -> bytes:
     """Pack a whole index from the numbers, offsets and lengths of lines in the order of positions."""
     return b"".join(RECORD.pack(*line) for line in lines)
 

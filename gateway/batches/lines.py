@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from engine.core.types import Lane
-from gateway.batches.answers import Answer, LineName, answered, never_run
+from gateway.batches.answers import LineAnswer, LineName, completed_answer, unrun_answer
 from gateway.batches.lease import Lease
 from gateway.core.errors import Fault, unavailable
-from gateway.core.tenants import KeyHolders, Lapse, Principal
+from gateway.core.tenants import KeyHolders, KeyLapse, Principal
 from gateway.core.trace_context import Ingress
 from gateway.openai.calls import CALLS
 from gateway.requests.service import Gateway
@@ -22,7 +22,7 @@ UNHEARD_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class LineRunner:
     """Runs the lines of one shard."""
 
     gateway: Gateway
@@ -36,34 +36,34 @@ class Lines:
         """Seconds left in the batch's window; negative if it is over."""
         return self.lease.seconds_left - self._age
 
-    async def run(self, name: LineName, body: bytes, begun: Callable[[], None]) -> Answer:
+    async def run(self, name: LineName, body: bytes, begun: Callable[[], None]) -> LineAnswer:
         """Run one line and return its answer. `begun` is called when the engine has begun to run it.
 
         Raises:
             ApiError: those of `Gateway.generate`, or the body is invalid; the line has no answer yet.
         """
         principal = self._principal()
-        if isinstance(principal, Lapse):
-            return never_run(name, *principal.value)
+        if isinstance(principal, KeyLapse):
+            return unrun_answer(name, *principal.value)
         endpoint = self.lease.batch.endpoint
         call = CALLS[endpoint](self.gateway, principal.tenant, body, name.request_id, Ingress(endpoint))
-        request = replace(call.request, lane=Lane.BATCH, deadline=self.left, patient=True, whole=True)
+        request = replace(call.request, lane=Lane.BATCH, deadline=self.left, ignore_server_timeout=True, coalesce=True)
         call = replace(call, request=request)
         async with self.gateway.generate(principal, request) as generation:
             begun()
             chunks = [chunk async for chunk in generation]
         usage = chunks[-1].usage
         assert usage is not None, "the last chunk carries it"
-        return answered(name, call.envelope(generation.admitted).whole(chunks), usage)
+        return completed_answer(name, call.envelope(generation.admitted).complete(chunks), usage)
 
     @property
     def _age(self) -> float:
         return asyncio.get_running_loop().time() - self.claimed
 
-    def _principal(self) -> Principal | Lapse:
+    def _principal(self) -> Principal | KeyLapse:
         """Return the caller that the line is charged to, or why it must not run. Raises ApiError if that is not known
         yet."""
         found = self.holders.holder(self.lease.tenant, self.lease.batch.key_id)
-        if isinstance(found, Lapse) and not found.is_certain and self._age < UNHEARD_SECONDS:
+        if isinstance(found, KeyLapse) and not found.is_certain and self._age < UNHEARD_SECONDS:
             raise unavailable(Fault.REGISTRY_UNAVAILABLE, "the key is not known here yet")
         return found

@@ -13,7 +13,7 @@ from gateway.core.errors import ApiError
 
 
 @asynccontextmanager
-async def marked(
+async def under_mark(
     store: BatchStore,
     lease: Lease,
     position: int | None = None,
@@ -35,7 +35,7 @@ async def marked(
     except asyncio.CancelledError:
         await asyncio.wait([marking])
         if marking.exception() is None and marking.result() is not None:
-            await _settled(store.end_trial(lease, position))
+            await _apply_shielded(store.end_trial(lease, position))
         raise
     if suspicion is None:
         yield None
@@ -43,11 +43,11 @@ async def marked(
     try:
         yield suspicion
     except BaseException as error:
-        await _settled((store.keep_mark if stays(error) else store.end_trial)(lease, position))
+        await _apply_shielded((store.keep_mark if stays(error) else store.end_trial)(lease, position))
         raise
-    await _settled(store.end_trial(lease, position))
+    await _apply_shielded(store.end_trial(lease, position))
 
 
-async def _settled(change: Coroutine[None, None, None]) -> None:
+async def _apply_shielded(change: Coroutine[None, None, None]) -> None:
     with suppress(ApiError):  # Redis is away: the mark is removed when the lease is released
         await asyncio.shield(change)

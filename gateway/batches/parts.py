@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import structlog
 
-from gateway.batches.answers import ENDINGS, Answer
+from gateway.batches.answers import SUFFIXES, LineAnswer
 from gateway.batches.lease import Lease
 from gateway.batches.record import COUNTS, Tally
 from gateway.batches.store import BatchStore
@@ -34,7 +34,7 @@ T = TypeVar("T")
 log = structlog.get_logger("batches")
 
 
-class Parts:
+class AnswerBuffer:
     """Collects and commits the answers of one shard under one lease."""
 
     def __init__(self, store: BatchStore, storage: Storage, lease: Lease) -> None:
@@ -42,9 +42,9 @@ class Parts:
         self._storage = storage
         self._lease = lease
         # Redis may lose its last second, including fences. A second holder of the same fence writes other names.
-        self._name = f"{lease.batch.folder}parts/{lease.member}-{lease.fence}-{secrets.token_hex(4)}"
+        self._name = f"{lease.batch.folder}parts/{lease.task_name}-{lease.fence}-{secrets.token_hex(4)}"
         self._count = 0
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, LineAnswer] = {}
         """Answers that are not committed yet, by position."""
         self._bytes = 0
         self._first = asyncio.Event()
@@ -53,7 +53,7 @@ class Parts:
         self._room.set()
         self._closed = False
 
-    def add(self, position: int, answer: Answer) -> None:
+    def add(self, position: int, answer: LineAnswer) -> None:
         self._answers[position] = answer
         self._bytes += len(answer.text)
         self._first.set()
@@ -62,7 +62,7 @@ class Parts:
         if self._bytes >= MAX_WAITING_BYTES:
             self._room.clear()
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait until another line may begin."""
         await self._room.wait()
 
@@ -91,19 +91,19 @@ class Parts:
         if not answers:
             return True
         parts = await self._patiently(lambda: self._write(answers))
-        tally = added([answer.tally for answer in answers.values()])
+        tally = sum_of_tallies([answer.tally for answer in answers.values()])
         held = await self._patiently(lambda: self._store.commit(self._lease, parts, sorted(answers), tally))
         if not held:
             await self._storage.delete(parts)  # the batch may have been swept already
         self._room.set()
         return held
 
-    async def _write(self, answers: dict[int, Answer]) -> list[str]:
+    async def _write(self, answers: dict[int, LineAnswer]) -> list[str]:
         """Write answers to one object for output and one for errors, if there are any. Return the objects' names."""
         self._count += 1
         parts = []
-        for ending in ENDINGS:
-            texts = [answer.text for _, answer in sorted(answers.items()) if answer.ending == ending]
+        for ending in SUFFIXES:
+            texts = [answer.text for _, answer in sorted(answers.items()) if answer.suffix == ending]
             if texts:
                 parts.append(f"{self._name}-{self._count}{ending}")
                 await self._storage.write(parts[-1], _once(b"".join(texts)))
@@ -119,7 +119,7 @@ class Parts:
                 await asyncio.sleep(RETRY_SECONDS)
 
 
-def added(tallies: Sequence[Tally]) -> Tally:
+def sum_of_tallies(tallies: Sequence[Tally]) -> Tally:
     return Tally(*(sum(map(attrgetter(name), tallies)) for name in COUNTS))
 
 

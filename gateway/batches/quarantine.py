@@ -56,14 +56,14 @@ class Quarantine:
             self._is_empty.set()
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait for a suspect's turn. Other work goes on until the suspect is `apart`."""
+    async def suspect_turn(self) -> AsyncIterator[None]:
+        """Wait for a suspect's turn. Other work goes on until the suspect runs `exclusively`."""
         async with self._turn:
             yield
 
     @asynccontextmanager
-    async def apart(self) -> AsyncIterator[None]:
-        """In a suspect's `turn`, wait until no other line or task runs, and keep others out until the block ends."""
+    async def exclusively(self) -> AsyncIterator[None]:
+        """In a `suspect_turn`, wait until no other line or task runs, and keep others out until the block ends."""
         if self._has_kept_out:
             await asyncio.sleep(self._rest)
         loop = asyncio.get_running_loop()
@@ -79,5 +79,5 @@ class Quarantine:
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
         """Keep all other work out for the block, as soon as it is the caller's turn."""
-        async with self.turn(), self.apart():
+        async with self.suspect_turn(), self.exclusively():
             yield

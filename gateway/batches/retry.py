@@ -18,12 +18,12 @@ QUOTA_PAUSE_S = 60.0
 """Seconds until a spent daily quota is tried again, because an operator may have changed it."""
 
 
-def is_limit(error: ApiError) -> bool:
+def is_tenant_limit(error: ApiError) -> bool:
     """Return whether the tenant's own limit refused the line; other tenants' lines may then go on."""
     return error.fault in (Fault.RATE_LIMIT_EXCEEDED, Fault.INSUFFICIENT_QUOTA)
 
 
-def pause(error: ApiError, tries: int, now: float, left: float) -> float | None:
+def retry_delay(error: ApiError, tries: int, now: float, left: float) -> float | None:
     """Return the seconds until a line is tried again. None means that the error is its answer.
 
     Args:
@@ -35,7 +35,7 @@ def pause(error: ApiError, tries: int, now: float, left: float) -> float | None:
     if error.fault is Fault.RATE_LIMIT_EXCEEDED:
         return error.retry_after or FIRST_PAUSE_S
     if error.fault is Fault.INSUFFICIENT_QUOTA:
-        return QUOTA_PAUSE_S if "renews" in error.metadata and tomorrow(now) < now + left else None
+        return QUOTA_PAUSE_S if "renews" in error.metadata and next_utc_day(now) < now + left else None
     if error.fault in FINAL or tries >= FEW_TRIES.get(error.fault, tries + 1):
         return None
     if error.http_status < 500 and error.fault not in FEW_TRIES:
@@ -43,7 +43,7 @@ def pause(error: ApiError, tries: int, now: float, left: float) -> float | None:
     return max(error.retry_after or 0.0, _backoff(tries))
 
 
-def tomorrow(now: float) -> float:
+def next_utc_day(now: float) -> float:
     """Return the Unix time at which the day of `now` ends in UTC, as limits count days."""
     today = datetime.fromtimestamp(now, UTC).date()
     return datetime.combine(today + timedelta(days=1), time(), UTC).timestamp()

@@ -10,7 +10,7 @@ from typing import get_args
 from gateway.batches.record import (
     BATCH_ID,
     Batch,
-    Endpoint,
+    BatchEndpoint,
     NewBatch,
     batch_not_found,
     check_metadata,
@@ -23,14 +23,14 @@ from gateway.core.tenants import Principal
 from gateway.files.record import BATCH
 from gateway.files.service import MAX_EXPIRY, MIN_EXPIRY, Files
 
-ENDPOINTS: tuple[str, ...] = get_args(Endpoint)
+ENDPOINTS: tuple[str, ...] = get_args(BatchEndpoint)
 DEFAULT_PAGE, MAX_PAGE = 20, 100
 CREATING_SECONDS = 600.0
 """Seconds for which the input is pinned while its batch is created. A gateway may die before it unpins the input."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class BatchRequest:
     """A caller's request for a batch."""
 
     endpoint: str
@@ -64,23 +64,23 @@ class Batches:
         self._files = files
         self._max_open = max_open
 
-    async def create(self, principal: Principal, wish: Wish) -> Batch:
+    async def create(self, principal: Principal, request: BatchRequest) -> Batch:
         """Create a batch. Its lines are charged to the key of the principal.
 
         Raises:
             ApiError: INVALID_REQUEST, FILE_NOT_FOUND, INSUFFICIENT_QUOTA. In all three cases no batch was created.
         """
-        wish.check()
+        request.check()
         tenant = principal.tenant.name
         new = NewBatch(
             new_batch_id(),
             tenant,
             principal.key_id,
-            wish.endpoint,
-            wish.input_file_id,
-            wish.completion_window,
-            wish.metadata,
-            wish.output_expires_after,
+            request.endpoint,
+            request.input_file_id,
+            request.completion_window,
+            request.metadata,
+            request.output_expires_after,
         )
         await self._pin(new)
         try:

@@ -22,7 +22,7 @@ from gateway.batches.finalize import StraySweeper
 from gateway.batches.gate import Gate
 from gateway.batches.lease import TaskKind
 from gateway.batches.service import Batches
-from gateway.batches.shard import Workshop
+from gateway.batches.shard import BatchContext
 from gateway.batches.store import BatchStore
 from gateway.batches.validation import Validator
 from gateway.batches.webhooks.setup import open_webhooks
@@ -56,7 +56,7 @@ async def open_batches(
         endpoints = config.batches.webhooks if config.batches.workers else {}
         await stack.enter_async_context(open_webhooks(redis, config.redis.key_prefix, endpoints, metrics))
         if config.batches.workers:
-            await stack.enter_async_context(working(store, files, gateway, accounts, metrics, config))
+            await stack.enter_async_context(dispatching(store, files, gateway, accounts, metrics, config))
         yield files, Batches(store, files, config.batches.tenant_jobs)
 
 
@@ -76,7 +76,7 @@ def _store(redis: Redis, config: Config) -> BatchStore:
 
 
 @asynccontextmanager
-async def working(
+async def dispatching(
     store: BatchStore,
     files: Files,
     gateway: Gateway,
@@ -86,11 +86,11 @@ async def working(
 ) -> AsyncIterator[None]:
     """Work on batches while the context is entered. A line may be as long as the body of an HTTP request."""
     gate = Gate(gateway.engine, lambda: gateway.lane_capacity[Lane.BATCH], asyncio.get_running_loop().time)
-    shop = Workshop(store, files, gateway, accounts, gate, metrics.batch_line)
+    context = BatchContext(store, files, gateway, accounts, gate, metrics.batch_line)
     bounds = config.batches.max_lines, config.http.max_body_bytes
     validator = Validator(store, files, _tenants(gateway, accounts), *bounds)
     owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-    async with Dispatcher(shop, validator.run, owner=owner, lease_seconds=config.batches.lease_s) as dispatcher:
+    async with Dispatcher(context, validator.run, owner=owner, lease_seconds=config.batches.lease_s) as dispatcher:
         metrics.register(BatchMetrics(dispatcher, gate))
         yield
 

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import structlog
 
-from gateway.batches.answers import Answer, LineName, never_run, refused
+from gateway.batches.answers import LineAnswer, LineName, failed_answer, unrun_answer
 from gateway.batches.gate import Gate, Order
 from gateway.batches.input import BatchLine
 from gateway.batches.lease import Lease
-from gateway.batches.line_reader import IndexEntry, Texts, read_index
-from gateway.batches.lines import Lines
-from gateway.batches.marks import marked
-from gateway.batches.pace import Pace
-from gateway.batches.parts import Parts
+from gateway.batches.line_reader import IndexEntry, LineReader, read_index
+from gateway.batches.lines import LineRunner
+from gateway.batches.marks import under_mark
+from gateway.batches.pace import LimitWindow
+from gateway.batches.parts import AnswerBuffer
 from gateway.batches.quarantine import Quarantine
-from gateway.batches.retry import is_limit, pause
+from gateway.batches.retry import is_tenant_limit, retry_delay
 from gateway.batches.store import BatchStore
 from gateway.batches.trial import LOST_CODE, LOST_MESSAGE, MOST_MARKS
 from gateway.core.errors import ApiError, Fault, internal
@@ -39,7 +39,7 @@ log = structlog.get_logger("batches")
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
+class BatchContext:
     """Dependencies of all work on batches."""
 
     store: BatchStore
@@ -53,16 +53,16 @@ class Workshop:
 
 
 class Shard:
-    """`Work` on a shard. Each line is an asyncio task that waits for the tenant's limits, then for a place in the
+    """`LeasedWork` on a shard. Each line is an asyncio task that waits for the tenant's limits, then for a place in the
     engine."""
 
-    def __init__(self, shop: Workshop, lease: Lease, claimed: float) -> None:
+    def __init__(self, context: BatchContext, lease: Lease, claimed: float) -> None:
         """`claimed` is the time of the claim, on the loop's clock."""
         self.lease = lease
-        self.pace = Pace()
-        self._shop = shop
-        self._lines = Lines(shop.gateway, shop.holders, lease, claimed)
-        self._parts = Parts(shop.store, shop.files.storage, lease)
+        self.limit_window = LimitWindow()
+        self._context = context
+        self._lines = LineRunner(context.gateway, context.holders, lease, claimed)
+        self._parts = AnswerBuffer(context.store, context.files.storage, lease)
         self._running: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._inside: set[asyncio.Task[None]] = set()
@@ -84,42 +84,44 @@ class Shard:
         """Run until every line is answered or the shard is told to stop. Answers are committed, and then the shard is
         released.
 
-        If it is cancelled, as by `lose`, only what was already committed remains.
+        If it is cancelled, as by `on_lease_lost`, only what was already committed remains.
 
         Raises:
             ApiError: the lines could not be read, or the shard could not be released.
         """
         self._running = asyncio.current_task()
-        source = await self._shop.files.get(self.lease.tenant, self.lease.batch.input_file_id)
-        entries = await read_index(self._shop.files.storage, self.lease)
-        texts = Texts(self._shop.files, source)
-        await texts.read_ahead(entries)
+        source = await self._context.files.get(self.lease.tenant, self.lease.batch.input_file_id)
+        entries = await read_index(self._context.files.storage, self.lease)
+        reader = LineReader(self._context.files, source)
+        await reader.read_ahead(entries)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._commit())
             if not self._is_draining:
-                self._tasks = {group.create_task(self._line(texts, entry)) for entry in self._in_order(entries)}
+                self._tasks = {group.create_task(self._line(reader, entry)) for entry in self._in_order(entries)}
             if self._tasks:
                 await asyncio.wait(self._tasks)
             self._parts.close()
-        await self._shop.store.release(self.lease, max(0.0, self.rests_until - self._now()))
+        await self._context.store.release(self.lease, max(0.0, self.rests_until - self._now()))
 
     def _in_order(self, entries: Sequence[IndexEntry]) -> Sequence[IndexEntry]:
         """Return the lines in the order in which they begin. Lines that ran alone when a process died come last."""
         if self._losses:
-            log.warning("batch_shard_on_trial", batch=self.lease.batch_id, task=self.lease.member, losses=self._losses)
+            log.warning(
+                "batch_shard_on_trial", batch=self.lease.batch_id, task=self.lease.task_name, losses=self._losses
+            )
         return sorted(entries, key=lambda entry: self._marks[entry.position])
 
     @property
     def is_slow(self) -> bool:
         """True if lines of the shard run one at a time or not at all, so that more lines would only wait."""
-        return bool(self._losses) or self.pace.is_limited
+        return bool(self._losses) or self.limit_window.is_limited
 
     @property
     def waiting(self) -> int:
         """Number of lines that could enter the engine now."""
         return 0 if self._is_draining or self.is_slow else self._left - len(self._inside)
 
-    def lose(self) -> None:
+    def on_lease_lost(self) -> None:
         self.is_lost = self._is_draining = True
         self._parts.close()
         if self._running is not None:
@@ -143,29 +145,29 @@ class Shard:
 
     async def _commit(self) -> None:
         if not await self._parts.commit():
-            self.lose()
+            self.on_lease_lost()
 
-    async def _line(self, texts: Texts, entry: IndexEntry) -> None:
+    async def _line(self, reader: LineReader, entry: IndexEntry) -> None:
         answer, tries = None, Counter[Fault]()
         while answer is None and not self._is_draining:
-            answer = await self._attempt(texts, entry, tries)
+            answer = await self._attempt(reader, entry, tries)
         if answer is not None:
             self._left -= 1
             self._parts.add(entry.position, answer)
-            self._shop.count("failed" if answer.usage is None else "completed")
+            self._context.count("failed" if answer.usage is None else "completed")
 
-    async def _attempt(self, texts: Texts, entry: IndexEntry, tries: Counter[Fault]) -> Answer | None:
+    async def _attempt(self, reader: LineReader, entry: IndexEntry, tries: Counter[Fault]) -> LineAnswer | None:
         """Try to answer a line once. None means that it may be tried again. `tries` counts failed attempts by fault."""
         name = LineName(self.lease.batch_id, entry.line, "")
-        await self._parts.room()
+        await self._parts.wait_for_room()
         try:
             async with self._turn(entry.position) as begun:
                 if begun is None:
                     return None
-                line = msgspec.json.decode(await texts.get(entry), type=BatchLine)
+                line = msgspec.json.decode(await reader.get(entry), type=BatchLine)
                 name = replace(name, custom_id=line.custom_id)
                 if self._marks[entry.position] >= MOST_MARKS:
-                    return never_run(name, LOST_CODE, LOST_MESSAGE)
+                    return unrun_answer(name, LOST_CODE, LOST_MESSAGE)
                 return await self._lines.run(name, bytes(line.body), begun)
         except ApiError as error:
             failure = error
@@ -173,9 +175,9 @@ class Shard:
             log.exception("batch_line_failed", request_id=name.request_id)
             failure = internal(name.request_id)
         tries[failure.fault] += 1
-        wait = pause(failure, tries[failure.fault], time.time(), self._lines.left)
+        wait = retry_delay(failure, tries[failure.fault], time.time(), self._lines.left)
         if wait is None:
-            return refused(name, failure)
+            return failed_answer(name, failure)
         await self._wait(failure, wait)
         return None
 
@@ -190,7 +192,7 @@ class Shard:
                 yield begun
             return
         async with self._suspects:
-            await asyncio.sleep(self.pace.rest)
+            await asyncio.sleep(self.limit_window.seconds_to_next)
             if self._is_suspect(position):
                 async with self._trial(position) as begun:
                     yield begun
@@ -201,9 +203,9 @@ class Shard:
     async def _place(self, position: int) -> AsyncIterator[Callable[[], None] | None]:
         """Wait for a place in the engine. Yields a function to call when the engine has begun to run the line, or None
         if a suspect wants to be alone."""
-        quarantine, order = self._shop.quarantine, self._order(position)
+        quarantine, order = self._context.quarantine, self._order(position)
         await quarantine.until_free()
-        async with self.pace.asking(order) as asking, self._shop.gate.place(order) as place:
+        async with self.limit_window.attempt(order) as asking, self._context.gate.place(order) as place:
             if not quarantine.enter():
                 yield None
                 return
@@ -221,15 +223,15 @@ class Shard:
     @asynccontextmanager
     async def _trial(self, position: int) -> AsyncIterator[Callable[[], None] | None]:
         """Run a suspect line alone, under a mark. Yields as `_place`."""
-        quarantine = self._shop.quarantine
+        quarantine = self._context.quarantine
         async with (
-            quarantine.turn(),
-            self._shop.gate.place(self._order(position)) as place,
-            quarantine.apart(),
-            marked(self._shop.store, self.lease, position) as suspicion,
+            quarantine.suspect_turn(),
+            self._context.gate.place(self._order(position)) as place,
+            quarantine.exclusively(),
+            under_mark(self._context.store, self.lease, position) as suspicion,
         ):
             if suspicion is None:
-                self.lose()
+                self.on_lease_lost()
                 yield None
                 return
             self._losses, self._marks[position] = suspicion.losses, suspicion.marks
@@ -252,11 +254,11 @@ class Shard:
 
     async def _wait(self, failure: ApiError, seconds: float) -> None:
         """Wait until another attempt may succeed. The line holds no place meanwhile."""
-        if is_limit(failure):
-            self.pace.refused(seconds)
+        if is_tenant_limit(failure):
+            self.limit_window.refused(seconds)
             if seconds >= LONG_REST_SECONDS:
                 self.drain(min(seconds, REST_SECONDS))
         elif failure.fault is Fault.LANE_QUEUE_FULL:
-            self._shop.gate.shut(seconds)
+            self._context.gate.close_for(seconds)
         else:
             await asyncio.sleep(seconds)

@@ -34,7 +34,7 @@ from redis.asyncio.cluster import RedisCluster
 
 from gateway.batches.lease import ALL_TASKS, SHARD_SIZE, Lease, Standing, TaskKind, read_lease
 from gateway.batches.record import COUNTS, Batch, BatchError, NewBatch, Tally, batch_not_found, new_fields, read_fields
-from gateway.batches.tenant_turns import Candidate, Turns, candidates_of, entry_of
+from gateway.batches.tenant_turns import Candidate, TenantClaimOrder, index_entry, parse_candidates
 from gateway.batches.trial import Suspicion
 from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
 from gateway.redis.client import Argument, RedisCalls, Script, StoreError
@@ -80,12 +80,12 @@ class BatchStore:
             told: tenants that have an outbox for webhook events.
         """
         self._told = frozenset(told)
-        self._calls = RedisCalls.patient(client, prefix, timeout)
+        self._calls = RedisCalls.without_breaker(client, prefix, timeout)
         self._lease_ms = int(lease_seconds * 1000)
         self._retention_ms = int(retention_seconds * 1000)
         self._index = self._calls.key("batchindex", "batches")
         self._newest = self._calls.key("batchnewest", "batches")
-        self._turns = Turns()
+        self._claim_order = TenantClaimOrder()
         self._scripts = {name: Script.load("job.lua", f"{name}.lua", package=PACKAGE) for name in SCRIPTS}
 
     async def create(self, batch: NewBatch, max_open: int) -> Batch:
@@ -94,7 +94,7 @@ class BatchStore:
         Raises:
             ApiError: INSUFFICIENT_QUOTA, the tenant already has `max_open` batches that have not ended.
         """
-        entry = entry_of(batch.tenant, batch.id)
+        entry = index_entry(batch.tenant, batch.id)
         await self._run("enter", [self._index], [entry, batch.window_s])
         keys = self._keys(batch.tenant, batch.id, "batch", "batchwork", "batches", "batchesopen")
         words = await self._run("create", keys, [batch.id, max_open, batch.window_s, *new_fields(batch)])
@@ -165,14 +165,14 @@ class BatchStore:
         first, more = 0, True
         while more:
             now, found = await self._run("look", [self._index], [first, first + PAGE - 1])
-            candidates = candidates_of(found)
+            candidates = parse_candidates(found)
             wanted = [one for one in candidates if one.id not in skip]
-            for tenant, group in groupby(self._turns.order(wanted, int(now) / 1e6), lambda one: one.tenant):
+            for tenant, group in groupby(self._claim_order.by_urgency(wanted, int(now) / 1e6), lambda one: one.tenant):
                 batches = list(group)
                 for start in range(0, len(batches), TOGETHER):
                     lease = await self._claim(owner, want, tenant, batches[start : start + TOGETHER], int(now) / 1e6)
                     if lease is not None:
-                        self._turns.took(tenant)
+                        self._claim_order.claimed(tenant)
                         return lease
             first, more = first + PAGE, len(candidates) == PAGE
         return None
@@ -241,7 +241,7 @@ class BatchStore:
     async def open(self, most: int) -> tuple[float, Sequence[Batch]]:
         """Return Redis's time (Unix seconds) and up to `most` batches with work left, the earliest deadline first."""
         now, found = await self._run("look", [self._index], [0, most - 1])
-        return int(now) / 1e6, await self._batches([(one.tenant, one.id) for one in candidates_of(found)])
+        return int(now) / 1e6, await self._batches([(one.tenant, one.id) for one in parse_candidates(found)])
 
     async def newest(self, most: int) -> Sequence[Batch]:
         """Return the newest batches of all tenants, the newest first. Batches that are forgotten are left out."""
@@ -266,7 +266,7 @@ class BatchStore:
         kinds = ("batchwork", "batchholders", "batchbits", "batchparts")
         if not await self._of(lease, "swept", kinds, [self._retention_ms]):
             return False
-        await self._leave_index([entry_of(lease.tenant, lease.batch_id)])
+        await self._leave_index([index_entry(lease.tenant, lease.batch_id)])
         return True
 
     async def _claim(
@@ -278,7 +278,7 @@ class BatchStore:
         words, *found = await self._run("claim", keys, [self._lease_ms, owner, " ".join(want)])
         gone = [one for word, one in zip(words, batches, strict=False) if one.is_over(word, now)]
         if gone:
-            await self._leave_index([entry_of(one.tenant, one.id) for one in gone])
+            await self._leave_index([index_entry(one.tenant, one.id) for one in gone])
         return read_lease(words[-1].decode(), *found) if found else None
 
     async def _leave_index(self, entries: Sequence[str]) -> None:
@@ -305,12 +305,14 @@ class BatchStore:
         return (*kinds, "webhooks") if lease.tenant in self._told else kinds
 
     async def _mark(self, lease: Lease, position: int | None, *how: str) -> Any:
-        return await self._of(lease, "begin", ("batchholders",), [lease.member if position is None else position, *how])
+        return await self._of(
+            lease, "begin", ("batchholders",), [lease.task_name if position is None else position, *how]
+        )
 
     async def _of(self, lease: Lease, script: str, kinds: Sequence[str], args: Sequence[Argument]) -> Any:
         """Run a script that concerns one lease."""
         keys = self._keys(lease.tenant, lease.batch_id, "batch", *kinds)
-        return await self._run(script, keys, [lease.member, str(lease.fence), *args])
+        return await self._run(script, keys, [lease.task_name, str(lease.fence), *args])
 
     async def _run(self, script: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         with _answering():

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from gateway.batches.lease import Lease
-from gateway.batches.marks import marked
+from gateway.batches.marks import under_mark
 from gateway.batches.quarantine import Quarantine
 from gateway.batches.record import BatchError
 from gateway.batches.store import BatchStore
@@ -19,8 +19,8 @@ from gateway.files.service import Files
 log = structlog.get_logger("batches")
 
 
-class Errand:
-    """A `Work` that is completed as a whole or released unchanged.
+class ControlTask:
+    """A `LeasedWork` that is completed as a whole or released unchanged.
 
     A task whose last holder never released it is suspect, because its process may have died of it. It is tried while
     this process does no other work on batches, with a mark in Redis, and it is given up when it has `MOST_MARKS` marks.
@@ -40,7 +40,7 @@ class Errand:
         self._files = files
         self._quarantine = quarantine
         self._work = work
-        self._task = asyncio.create_task(self._do(), name=f"batch-{lease.member}")
+        self._task = asyncio.create_task(self._do(), name=f"batch-{lease.task_name}")
         self.is_lost = False
 
     async def run(self) -> None:
@@ -56,7 +56,7 @@ class Errand:
         elif not self.is_lost:
             await self._store.release(self.lease)
 
-    def lose(self) -> None:
+    def on_lease_lost(self) -> None:
         self.is_lost = True
         self._task.cancel()
 
@@ -73,15 +73,15 @@ class Errand:
             async with self._quarantine.together():
                 await self._work()
         else:
-            log.warning("batch_task_on_trial", batch=lease.batch_id, task=lease.member, losses=lease.losses)
+            log.warning("batch_task_on_trial", batch=lease.batch_id, task=lease.task_name, losses=lease.losses)
             async with self._quarantine.alone():
                 await self._try()
 
     async def _try(self) -> None:
         """Perform the task under a mark, which stays if the process dies or `work` raises anything but ApiError."""
-        async with marked(self._store, self.lease, stays=_is_blamed) as suspicion:
+        async with under_mark(self._store, self.lease, stays=_is_blamed) as suspicion:
             if suspicion is None:
-                self.lose()
+                self.on_lease_lost()
             elif suspicion.marks >= MOST_MARKS:
                 await give_up(self._store, self._files, self.lease)
             else:
@@ -102,7 +102,7 @@ async def give_up(store: BatchStore, files: Files, lease: Lease) -> None:
     Raises:
         ApiError: Redis is away; the batch is unchanged.
     """
-    log.error("batch_task_given_up", batch=lease.batch_id, task=lease.member, marks=MOST_MARKS)
+    log.error("batch_task_given_up", batch=lease.batch_id, task=lease.task_name, marks=MOST_MARKS)
     if lease.task == "sweep":
         await files.unpin(lease.tenant, lease.batch.input_file_id, lease.batch_id)
         await store.swept(lease)

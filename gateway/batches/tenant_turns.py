@@ -26,7 +26,7 @@ class Candidate:
         return word == b"over" or (word == b"absent" and now > self.deadline + CREATING_SECONDS)
 
 
-class Turns:
+class TenantClaimOrder:
     """Turns of tenants whose batches are equally urgent, in this process."""
 
     def __init__(self) -> None:
@@ -34,10 +34,10 @@ class Turns:
         self._last: dict[str, int] = {}
         """Sequence number of the last claim here of each tenant's work."""
 
-    def took(self, tenant: str) -> None:
+    def claimed(self, tenant: str) -> None:
         self._last[tenant] = next(self._numbers)
 
-    def order(self, candidates: Iterable[Candidate], now: float) -> list[Candidate]:
+    def by_urgency(self, candidates: Iterable[Candidate], now: float) -> list[Candidate]:
         """Sort candidates, the most urgent first; equally urgent ones by how long their tenant has waited, longest
         first."""
 
@@ -47,12 +47,12 @@ class Turns:
         return sorted(candidates, key=place)
 
 
-def entry_of(tenant: str, batch_id: str) -> str:
+def index_entry(tenant: str, batch_id: str) -> str:
     """Return the index entry of a batch."""
     return f"{tenant}/{batch_id}"
 
 
-def candidates_of(found: Sequence[bytes]) -> list[Candidate]:
+def parse_candidates(found: Sequence[bytes]) -> list[Candidate]:
     """Parse index entries, each followed by its deadline."""
     places = [entry.decode().partition("/") for entry in found[::2]]
     return [Candidate(tenant, i, float(due)) for (tenant, _, i), due in zip(places, found[1::2], strict=True)]

@@ -41,7 +41,7 @@ class Suspicion:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class TaskHistory:
     """Records in Redis about a task and its lines when the task is claimed."""
 
     losses: int
@@ -50,7 +50,7 @@ class Trial:
     """Number of marks of each marked line of the batch, by position."""
 
     @classmethod
-    def read(cls, fields: Mapping[bytes, bytes], task: str) -> Trial:
+    def read(cls, fields: Mapping[bytes, bytes], task: str) -> TaskHistory:
         """Read the losses of `task` and the marks of lines from the fields of a batch in Redis."""
         marks = {name[5:]: len(value.split()) for name, value in fields.items() if name.startswith(b"mark:")}
         lines = {int(name): count for name, count in marks.items() if name.isdigit()}

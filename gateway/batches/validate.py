@@ -1,8 +1,8 @@
 """Main program that checks a batch's input in its own process, so that the check delays no tokens and a crash ends only
 this process.
 
-Standard input: one line of JSON (`Asked`), then nothing until the parent gateway has ended. Standard output: one line
-of JSON (`Found`), then the index. The exit status is STORAGE_STATUS if the storage could not be read.
+Standard input: one line of JSON (`CheckParameters`), then nothing until the parent gateway has ended. Standard output:
+one line of JSON (`CheckResult`), then the index. The exit status is STORAGE_STATUS if the storage could not be read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import BinaryIO, TypeVar
 import fsspec
 import msgspec
 
-from gateway.batches.input import Asked, InputCheck
+from gateway.batches.input import CheckParameters, InputCheck
 
 NICENESS = 10
 STORAGE_STATUS = 75
@@ -42,7 +42,7 @@ class StoredFile:
 
 def main() -> None:
     os.nice(NICENESS)
-    asked = msgspec.json.decode(sys.stdin.buffer.readline(), type=Asked)
+    asked = msgspec.json.decode(sys.stdin.buffer.readline(), type=CheckParameters)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         found, index = InputCheck(asked).run(StoredFile(asked.url))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from gateway.batches.input import Asked, Found
+from gateway.batches.input import CheckParameters, CheckResult
 from gateway.batches.lease import Lease
 from gateway.batches.record import BatchError
 from gateway.batches.store import BatchStore
@@ -67,7 +67,7 @@ class Validator:
             with suppress(ApiError):  # else the lease runs out
                 await self.store.release(lease, RETRY_SECONDS)
 
-    async def _found(self, lease: Lease) -> tuple[Found, bytes]:
+    async def _found(self, lease: Lease) -> tuple[CheckResult, bytes]:
         """Check the input. Return the result and the index. Raises ApiError if the same may succeed later."""
         batch = lease.batch
         try:  # once more: the gateway that created the batch may have died before it pinned the file
@@ -76,11 +76,11 @@ class Validator:
         except ApiError as error:
             if error.http_status >= 500:
                 raise
-            return Found(errors=[BatchError(error.code or "invalid_request", error.message, error.param)]), b""
-        return await examined(self._asked(lease, source, tenant, catalog))
+            return CheckResult(errors=[BatchError(error.code or "invalid_request", error.message, error.param)]), b""
+        return await check_in_process(self._asked(lease, source, tenant, catalog))
 
-    def _asked(self, lease: Lease, source: FileRecord, tenant: Tenant, catalog: Catalog) -> Asked:
-        return Asked(
+    def _asked(self, lease: Lease, source: FileRecord, tenant: Tenant, catalog: Catalog) -> CheckParameters:
+        return CheckParameters(
             url=self.files.url(source),
             endpoint=lease.batch.endpoint,
             bases=catalog.bases,
@@ -91,12 +91,12 @@ class Validator:
             unknown_fields=tenant.unknown_fields,
         )
 
-    def _may_be_unheard(self, lease: Lease, found: Found) -> bool:
+    def _may_be_unheard(self, lease: Lease, found: CheckResult) -> bool:
         age = lease.batch.window_s - lease.seconds_left
         return age < UNHEARD_SECONDS and any(error.code == Fault.MODEL_NOT_FOUND.row.code for error in found.errors)
 
 
-async def examined(asked: Asked) -> tuple[Found, bytes]:
+async def check_in_process(asked: CheckParameters) -> tuple[CheckResult, bytes]:
     """Check an input in a separate process. Return the result and the index.
 
     Raises:
@@ -122,7 +122,7 @@ async def examined(asked: Asked) -> tuple[Found, bytes]:
             raise unavailable(Fault.STORAGE_UNAVAILABLE, "the input could not be read")
         raise ValidationDied(f"the process that checked the input ended with status {status}")
     found, _, index = answer.partition(b"\n")
-    return msgspec.json.decode(found, type=Found), index
+    return msgspec.json.decode(found, type=CheckResult), index
 
 
 async def _exchange(process: asyncio.subprocess.Process, question: bytes) -> tuple[bytes, bytes]:

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
-from gateway.bench.plan import Item
+from gateway.bench.plan import BenchRequest
 from gateway.bench.stream import Chunk, Stream
-from gateway.terminal.tls import chosen_trust
+from gateway.terminal.tls import chosen_tls_files
 
 LANE_FIELDS: dict[str, dict[str, Any]] = {
     "interactive": {"service_tier": "priority", "priority": 0},
@@ -63,7 +63,7 @@ class Target:
     def headers(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self.key}"} if self.key else {}
 
-    def message(self, item: Item) -> bytes:
+    def message(self, item: BenchRequest) -> bytes:
         """Return the whole HTTP request for `item`, headers and body."""
         body = msgspec.json.encode(self._body(item))
         headers = {"host": urlsplit(self.url).netloc, "content-type": "application/json", **self.headers}
@@ -72,7 +72,7 @@ class Target:
         lines += [f"{name}: {value}" for name, value in headers.items()]
         return "\r\n".join([*lines, "", ""]).encode() + body
 
-    def _body(self, item: Item) -> dict[str, Any]:
+    def _body(self, item: BenchRequest) -> dict[str, Any]:
         body = {
             "model": item.model,
             "prompt": list(item.prompt),
@@ -174,14 +174,14 @@ class Client:
     Raises:
         OSError: on entering, no connection to the target can be made.
         ValueError: the target's URL is invalid.
-        TrustError: the target uses TLS, and the certificate files that `loralane` was given cannot be used.
+        TlsFileError: the target uses TLS, and the certificate files that `loralane` was given cannot be used.
     """
 
     def __init__(self, target: Target, timeout_s: float = 600.0) -> None:
         self._target = target
         self._timeout_s = timeout_s
         self._host, self._port, tls = target.address
-        self._tls = chosen_trust().context() if tls else None
+        self._tls = chosen_tls_files().context() if tls else None
         self._address = self._host
 
     async def __aenter__(self) -> Client:
@@ -197,7 +197,7 @@ class Client:
     async def __aexit__(self, *exc: object) -> None:
         """Do nothing: every request has closed its own connection."""
 
-    async def send(self, item: Item, began: float) -> Stream:
+    async def send(self, item: BenchRequest, began: float) -> Stream:
         """Send a request and return its outcome when it has ended. A failure is part of the outcome and is not raised.
 
         `began` is time.perf_counter() at the beginning of the run.

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from gateway.bench.spec import parse_lane, parse_range
-from gateway.terminal.output import LOCAL_URL, check_writable, count, fail
+from gateway.terminal.output import LOCAL_URL, check_writable, exit_with_error, integer_parser
 
 if TYPE_CHECKING:
     from gateway.bench.document import Document
@@ -64,10 +64,10 @@ def serve(
     trace: Annotated[Path | None, typer.Option(help="Azure CSV, Mooncake JSON lines or VTC arena CSV.")] = None,
     rate_scale: Annotated[float, typer.Option(min=1e-6, help="Replay it this many times as fast.")] = 1.0,
     duration: Annotated[float | None, typer.Option(min=0, help="Seconds after which no request arrives.")] = None,
-    seed: Annotated[int, typer.Option(parser=count(), help="Of arrivals, lengths, prompts and models.")] = 0,
+    seed: Annotated[int, typer.Option(parser=integer_parser(), help="Of arrivals, lengths, prompts and models.")] = 0,
     token_ids: Annotated[str, typer.Option(metavar="LOW-HIGH", help="What prompts are made of.")] = "1000-30000",
-    warmup: Annotated[int, typer.Option(parser=count(0), help="Requests sent before, and not measured.")] = 8,
-    concurrency: Annotated[int | None, typer.Option(parser=count(1), help="At most so many at once.")] = None,
+    warmup: Annotated[int, typer.Option(parser=integer_parser(0), help="Requests sent before, and not measured.")] = 8,
+    concurrency: Annotated[int | None, typer.Option(parser=integer_parser(1), help="At most so many at once.")] = None,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for one request.")] = 600.0,
     tier: Annotated[bool, typer.Option(help="Say the lane: service_tier, and priority for vLLM.")] = True,
     extensions: Annotated[bool, typer.Option(help="Send ignore_eos and return_token_ids.")] = True,
@@ -99,7 +99,7 @@ def serve(
         if json is not None:
             json.write_bytes(measured.write())
     except (BenchError, ValueError, OSError) as error:
-        fail(str(error))
+        exit_with_error(str(error))
     if not any(lane.succeeded for lane in measured.lanes):
         raise typer.Exit(1)
 

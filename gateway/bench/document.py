@@ -12,7 +12,7 @@ from importlib.metadata import version
 
 import msgspec
 
-from gateway.bench.measure import LaneReport, report, succeeded
+from gateway.bench.measure import LaneResults, report, succeeded
 from gateway.bench.plan import Plan
 from gateway.bench.spec import SpecError
 from gateway.bench.stream import Stream
@@ -43,7 +43,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RequestRow:
     """The outcome of one request. Times are in seconds; `sent` counts from the beginning of the run."""
 
     lane: str
@@ -67,8 +67,8 @@ class Document:
     """Time of measurement in UTC, as ISO 8601."""
     versions: dict[str, str]
     settings: Settings
-    lanes: tuple[LaneReport, ...]
-    requests: tuple[Row, ...]
+    lanes: tuple[LaneResults, ...]
+    requests: tuple[RequestRow, ...]
 
     def write(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self), indent=1)
@@ -99,9 +99,11 @@ def versions() -> dict[str, str]:
     }
 
 
-def _row(stream: Stream) -> Row:
+def _row(stream: Stream) -> RequestRow:
     item = stream.item
-    base = Row(item.lane, item.model, stream.sent, len(item.prompt), stream.tokens, stream.e2e, error=stream.error)
+    base = RequestRow(
+        item.lane, item.model, stream.sent, len(item.prompt), stream.tokens, stream.e2e, error=stream.error
+    )
     if not succeeded(stream):
         return base
     return replace(base, ttft=stream.ttft, tpot=stream.tpot, itl_max=max(stream.gaps, default=None))

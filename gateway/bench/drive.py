@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 
 from gateway.bench.client import Client, Target
-from gateway.bench.plan import Item
+from gateway.bench.plan import BenchRequest
 from gateway.bench.stream import Stream
 
 LEAD_SECONDS = 0.1
@@ -19,7 +19,7 @@ LEAD_SECONDS = 0.1
 
 async def drive(
     target: Target,
-    items: Sequence[Item],
+    items: Sequence[BenchRequest],
     *,
     concurrency: int | None = None,
     timeout_s: float = 600.0,
@@ -41,7 +41,7 @@ async def drive(
     gate = asyncio.Semaphore(concurrency) if concurrency else None
     left, stop = Counter(item.lane for item in items), asyncio.Event()
 
-    async def one(item: Item) -> Stream:
+    async def one(item: BenchRequest) -> Stream:
         async with gate or nullcontext():
             stream = await client.send(item, began)
         on_end(stream)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gateway.bench.spec import Slo
+from gateway.bench.spec import LatencyObjective
 from gateway.bench.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)
-class Percentiles:
+class BenchPercentiles:
     """Percentiles in seconds, linearly interpolated."""
 
     p50: float
@@ -26,7 +26,7 @@ class Percentiles:
 class Goodput:
     """Requests that met their lane's objective. A failed request does not meet it."""
 
-    slo: Slo
+    slo: LatencyObjective
     met: int
     attainment: float
     """Share of all requests that met the objective, 0 to 1."""
@@ -34,7 +34,7 @@ class Goodput:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneReport:
+class LaneResults:
     """Results of one lane. Latencies are of requests that succeeded; None means that there are no samples."""
 
     lane: str
@@ -53,10 +53,10 @@ class LaneReport:
     """Output tokens that the requests that succeeded asked for. The server stopped early if output_tokens is less."""
     tokens_per_chunk: float
     """Mean tokens per arrival. Above 1, an ITL is a gap between groups of tokens; TPOT is still the time per token."""
-    ttft: Percentiles | None
-    itl: Percentiles | None
-    tpot: Percentiles | None
-    e2e: Percentiles | None
+    ttft: BenchPercentiles | None
+    itl: BenchPercentiles | None
+    tpot: BenchPercentiles | None
+    e2e: BenchPercentiles | None
     late_p99: float
     """99th percentile of the seconds by which the client sent requests after their arrival times."""
     busy: float
@@ -65,19 +65,19 @@ class LaneReport:
     """None means that the lane has no objective."""
 
 
-def percentiles(samples: Sequence[float]) -> Percentiles | None:
+def percentiles(samples: Sequence[float]) -> BenchPercentiles | None:
     if not samples:
         return None
     p50, p90, p99 = np.percentile(samples, (50, 90, 99))
-    return Percentiles(float(p50), float(p90), float(p99), len(samples))
+    return BenchPercentiles(float(p50), float(p90), float(p99), len(samples))
 
 
-def report(lane: str, streams: Sequence[Stream], slo: Slo | None = None) -> LaneReport:
+def report(lane: str, streams: Sequence[Stream], slo: LatencyObjective | None = None) -> LaneResults:
     """Measure the requests of one lane, which must have at least one."""
     good = [stream for stream in streams if succeeded(stream)]
     seconds = max(stream.ended for stream in streams) - min(stream.sent for stream in streams)
     tokens, chunks = sum(stream.tokens for stream in good), sum(len(stream.times) for stream in good)
-    return LaneReport(
+    return LaneResults(
         lane=lane,
         requests=len(streams),
         succeeded=len(good),
@@ -95,17 +95,17 @@ def report(lane: str, streams: Sequence[Stream], slo: Slo | None = None) -> Lane
         tpot=percentiles([stream.tpot for stream in good if stream.tpot is not None]),
         e2e=percentiles([stream.e2e for stream in good]),
         late_p99=float(np.percentile([stream.late for stream in streams], 99)),
-        busy=covered((stream.sent, stream.ended) for stream in streams) / seconds,
+        busy=busy_seconds((stream.sent, stream.ended) for stream in streams) / seconds,
         goodput=goodput(streams, slo, seconds) if slo else None,
     )
 
 
-def goodput(streams: Sequence[Stream], slo: Slo, seconds: float) -> Goodput:
-    met = sum(meets(stream, slo) for stream in streams)
+def goodput(streams: Sequence[Stream], slo: LatencyObjective, seconds: float) -> Goodput:
+    met = sum(meets_objective(stream, slo) for stream in streams)
     return Goodput(slo, met, met / len(streams), met / seconds)
 
 
-def meets(stream: Stream, slo: Slo) -> bool:
+def meets_objective(stream: Stream, slo: LatencyObjective) -> bool:
     """Return whether a request met the objective.
 
     The ITL limit applies to the request's own 99th percentile, so that one stall in a long answer is tolerated.
@@ -121,7 +121,7 @@ def succeeded(stream: Stream) -> bool:
     return stream.error is None and bool(stream.times)
 
 
-def covered(spans: Iterable[tuple[float, float]]) -> float:
+def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
     """Return the length of the union of intervals (start, end)."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):

@@ -18,7 +18,7 @@ TRACE_BOUNDS = Lengths(1, 2**31)
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class BenchRequest:
     """A request to send: a prompt of token ids and the exact number of tokens to generate."""
 
     model: str
@@ -77,12 +77,12 @@ class Plan:
             if value is not None and not 0 <= value < math.inf:
                 raise SpecError(f"{name} must be finite and not negative, not {value}")
 
-    def items(self, trace: Sequence[Arrival] = ()) -> list[Item]:
+    def items(self, trace: Sequence[Arrival] = ()) -> list[BenchRequest]:
         """Return the requests in order of arrival. `trace` is what lanes with neither `n` nor `rate` replay."""
         lanes = [self._lane(lane, trace) for lane in self.lanes]
         return sorted(chain.from_iterable(lanes), key=lambda item: item.at)
 
-    def warmup(self, count: int) -> list[Item]:
+    def warmup(self, count: int) -> list[BenchRequest]:
         """Return `count` requests that arrive at once, with the lanes' lengths and prompts that the run does not send.
 
         Models take turns within each lane; of all these requests every `len(lanes)`-th is kept.
@@ -91,13 +91,13 @@ class Plan:
         other = replace(self, lanes=shapes, zipf=None, trace=None, duration=None, seed=self.seed + 1_000_003)
         return other.items()[:: len(shapes)]
 
-    def _lane(self, lane: LaneSpec, trace: Sequence[Arrival]) -> Iterator[Item]:
+    def _lane(self, lane: LaneSpec, trace: Sequence[Arrival]) -> Iterator[BenchRequest]:
         models = self._models(lane)
         prompts = self._rng(lane, f"prompts {self.prompts}")
         for row in self._rows(lane, trace):
             if self.duration is not None and row.time > self.duration:
                 return
-            yield Item(next(models), self._prompt(row, prompts), row.output_tokens, lane.name, row.time)
+            yield BenchRequest(next(models), self._prompt(row, prompts), row.output_tokens, lane.name, row.time)
 
     def _rows(self, lane: LaneSpec, trace: Sequence[Arrival]) -> Iterator[Arrival]:
         if lane.rate or lane.n:

@@ -17,11 +17,11 @@ from gateway.bench.client import Target
 from gateway.bench.document import Document, Settings, document
 from gateway.bench.drive import drive
 from gateway.bench.measure import succeeded
-from gateway.bench.plan import Item
+from gateway.bench.plan import BenchRequest
 from gateway.bench.stream import Stream
 from gateway.serve.process import run_loop
-from gateway.terminal.output import no_gateway
-from gateway.terminal.tls import chosen_trust
+from gateway.terminal.output import no_gateway_message
+from gateway.terminal.tls import chosen_tls_files
 
 REFRESH_SECONDS = 0.5
 """Seconds between redraws of the progress bar. A redraw takes a millisecond, in which no stream is read."""
@@ -32,14 +32,14 @@ class BenchError(Exception):
 
 
 def served_models(target: Target) -> list[str]:
-    """Return the ids of the models that the server lists, the base model first. Raises BenchError and TrustError."""
+    """Return the ids of the models that the server lists, the base model first. Raises BenchError and TlsFileError."""
     try:
         response = httpx.get(
-            f"{target.base}/v1/models", headers=target.headers, timeout=10, verify=chosen_trust().context()
+            f"{target.base}/v1/models", headers=target.headers, timeout=10, verify=chosen_tls_files().context()
         )
         return [model["id"] for model in response.raise_for_status().json()["data"]]
     except httpx.TransportError as error:
-        raise BenchError(no_gateway(target.url, str(error))) from error
+        raise BenchError(no_gateway_message(target.url, str(error))) from error
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
         raise BenchError(f"{target.url} does not list its models: {error}") from error
 
@@ -55,19 +55,19 @@ def run(settings: Settings, key: str, console: Console) -> Document:
     return document(settings, streams)
 
 
-async def _run(settings: Settings, target: Target, items: Sequence[Item], console: Console) -> list[Stream]:
+async def _run(settings: Settings, target: Target, items: Sequence[BenchRequest], console: Console) -> list[Stream]:
     try:
         if settings.warmup:
             await warm_up(target, settings.plan.warmup(settings.warmup), settings.timeout_s)
-        async with Bars(items, console) as bars:
+        async with LaneProgressBars(items, console) as bars:
             return await drive(
                 target, items, concurrency=settings.concurrency, timeout_s=settings.timeout_s, on_end=bars.count
             )
     except OSError as error:
-        raise BenchError(no_gateway(target.url, str(error))) from error
+        raise BenchError(no_gateway_message(target.url, str(error))) from error
 
 
-async def warm_up(target: Target, items: Sequence[Item], timeout_s: float) -> None:
+async def warm_up(target: Target, items: Sequence[BenchRequest], timeout_s: float) -> None:
     """Send the warm-up requests. Raises BenchError if none of them succeeds: then there is nothing to measure."""
     streams = await drive(target, items, timeout_s=timeout_s)
     if not any(succeeded(stream) for stream in streams):
@@ -75,10 +75,10 @@ async def warm_up(target: Target, items: Sequence[Item], timeout_s: float) -> No
         raise BenchError(f"every warm-up request failed: {', '.join(kinds)}")
 
 
-class Bars:
+class LaneProgressBars:
     """Progress bars of how many requests of each lane have ended. An async context manager."""
 
-    def __init__(self, items: Sequence[Item], console: Console) -> None:
+    def __init__(self, items: Sequence[BenchRequest], console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, console=console, auto_refresh=False, disable=not console.is_terminal)
         lanes = Counter(item.lane for item in items)
@@ -88,7 +88,7 @@ class Bars:
     def count(self, stream: Stream) -> None:
         self._progress.advance(self._tasks[stream.item.lane])
 
-    async def __aenter__(self) -> Bars:
+    async def __aenter__(self) -> LaneProgressBars:
         self._progress.start()
         self._refresher = asyncio.create_task(self._refresh())
         return self

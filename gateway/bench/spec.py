@@ -55,7 +55,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Slo:
+class LatencyObjective:
     """Latency objective that goodput counts: limits in seconds. None means that a latency has no limit."""
 
     ttft: float | None = None
@@ -89,7 +89,7 @@ class LaneSpec:
     """Prompt tokens; with a trace, bounds on the trace's lengths. None means 64-256, or the trace's unchanged."""
     outputs: Lengths | None = None
     """Output tokens; with a trace, bounds on the trace's lengths. None means 64, or the trace's unchanged."""
-    slo: Slo = Slo()
+    slo: LatencyObjective = LatencyObjective()
 
     def __post_init__(self) -> None:
         if self.name not in LANES:
@@ -123,7 +123,7 @@ def parse_lane(text: str) -> LaneSpec:
     values = {key: _read(name, key, value) for key, value in pairs.items()}
     limits = {key: values.pop(key) for key in ("ttft", "itl", "tpot") if key in values}
     renamed = {_FIELDS.get(key, key): value for key, value in values.items()}
-    return LaneSpec(name.strip(), **renamed, slo=Slo(**limits))
+    return LaneSpec(name.strip(), **renamed, slo=LatencyObjective(**limits))
 
 
 def parse_lengths(text: str) -> Lengths:

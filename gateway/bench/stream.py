@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.bench.plan import Item
+from gateway.bench.plan import BenchRequest
 
 
 class Choice(msgspec.Struct):
@@ -27,7 +27,7 @@ class PromptDetails(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class Usage(msgspec.Struct):
+class ReportedUsage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int | None = None
     prompt_tokens_details: PromptDetails | None = None
@@ -37,7 +37,7 @@ class Chunk(msgspec.Struct):
     """The fields of a completion chunk that are measured."""
 
     choices: list[Choice] = []
-    usage: Usage | None = None
+    usage: ReportedUsage | None = None
     error: Any = None
 
 
@@ -45,7 +45,7 @@ class Chunk(msgspec.Struct):
 class Stream:
     """The outcome of one request. Times are in seconds since the beginning of the run."""
 
-    item: Item
+    item: BenchRequest
     sent: float
     """When the client began with the request, before connecting."""
     ended: float = 0.0
@@ -53,7 +53,7 @@ class Stream:
     """When tokens arrived. Chunks that are read from the socket together are one arrival."""
     chunk_tokens: list[int] = field(default_factory=list)
     """Number of tokens in each arrival of `times`."""
-    usage: Usage | None = None
+    usage: ReportedUsage | None = None
     error: str | None = None
     """Kind of the failure. None means that the request did not fail."""
 

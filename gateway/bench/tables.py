@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from gateway.bench.measure import LaneReport, Percentiles
+from gateway.bench.measure import BenchPercentiles, LaneResults
 
 LATE_SECONDS = 0.025
 """Lateness (p99, in seconds) above which `remarks` mentions it. Sending a hundred requests at once takes 10 ms."""
 
 
-def throughput_table(reports: Sequence[LaneReport]) -> Table:
+def throughput_table(reports: Sequence[LaneResults]) -> Table:
     table = Table(
         title="Throughput", caption="tokens/s: output; cached: share of prompt tokens; goodput: requests/s in SLO"
     )
@@ -28,7 +28,7 @@ def throughput_table(reports: Sequence[LaneReport]) -> Table:
     return table
 
 
-def latency_table(reports: Sequence[LaneReport]) -> Table:
+def latency_table(reports: Sequence[LaneResults]) -> Table:
     table = Table(title="Latency (ms)")
     _columns(table, ("lane", "", "p50", "p90", "p99", "samples"))
     for lane in reports:
@@ -38,7 +38,7 @@ def latency_table(reports: Sequence[LaneReport]) -> Table:
     return table
 
 
-def remarks(reports: Sequence[LaneReport]) -> list[str]:
+def remarks(reports: Sequence[LaneResults]) -> list[str]:
     """Return warnings about what may distort the tables: failures, answers cut short, grouped tokens, late sending."""
     found = []
     for lane in reports:
@@ -56,7 +56,7 @@ def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.1f}" if seconds < 0.1 else f"{1000 * seconds:.0f}"
 
 
-def _cells(values: Percentiles | None) -> tuple[str, ...]:
+def _cells(values: BenchPercentiles | None) -> tuple[str, ...]:
     if values is None:
         return ("-", "-", "-", "0")
     return (*(milliseconds(value) for value in (values.p50, values.p90, values.p99)), str(values.samples))

@@ -23,7 +23,7 @@ from gateway.cli.http import AdminClient
 from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl, AsJson, console, grpc_target, until_interrupted
 from gateway.pb import adapters_pb2 as pb
 from gateway.pb import adapters_pb2_grpc as pb_grpc
-from gateway.terminal.output import fail, message_json, print_wide
+from gateway.terminal.output import exit_with_error, message_json, print_wide
 
 TIERS = ("disk", "fetching", "host", "resident")
 VERSION_CHARS = 12
@@ -78,7 +78,7 @@ def list_adapters(
     if tier not in (None, *TIERS):
         raise typer.BadParameter(f"{tier!r} is none of {', '.join(TIERS)}", param_hint="--tier")
     with _admin(url, key) as client:
-        adapters = chosen(client.list(), pattern, tier, sort)
+        adapters = matching_adapters(client.list(), pattern, tier, sort)
         if as_json:
             print(json.dumps([adapter_json(adapter) for adapter in adapters], indent=2))
         elif not watch:
@@ -87,7 +87,7 @@ def list_adapters(
             with Live(adapter_table(adapters), console=Console()) as live, until_interrupted():
                 while True:
                     time.sleep(1.0)
-                    live.update(adapter_table(chosen(client.list(), pattern, tier, sort)))
+                    live.update(adapter_table(matching_adapters(client.list(), pattern, tier, sort)))
 
 
 @app.command()
@@ -96,7 +96,7 @@ def show(name: Name, as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: Ad
     with _admin(url, key) as client:
         found = [adapter for adapter in client.list() if name in (adapter.name, *adapter.aliases)]
     if not found:
-        fail(f"there is no adapter {name!r}")
+        exit_with_error(f"there is no adapter {name!r}")
     if as_json:
         print(json.dumps(adapter_json(found[0]), indent=2))
     else:
@@ -186,9 +186,9 @@ def allow(
 
 def _admin(url: str, key: str) -> AbstractContextManager[AdaptersClient]:
     from gateway.cli.adapters import AdaptersClient
-    from gateway.cli.http import told
+    from gateway.cli.http import reporting_errors
 
-    return told(AdaptersClient(grpc_target(url), key), url)
+    return reporting_errors(AdaptersClient(grpc_target(url), key), url)
 
 
 class AdaptersClient(AdminClient):
@@ -221,7 +221,9 @@ class AdaptersClient(AdminClient):
         return self._stub.Allow(pb.AllowTenantsRequest(name=name, tenants=tenants), metadata=self._metadata)
 
 
-def chosen(adapters: Iterable[pb.Adapter], pattern: str, tier: str | None, sort: SortKey) -> list[pb.Adapter]:
+def matching_adapters(
+    adapters: Iterable[pb.Adapter], pattern: str, tier: str | None, sort: SortKey
+) -> list[pb.Adapter]:
     """Return the adapters whose name or an alias matches the shell pattern, sorted; a `tier` of None means any tier."""
     found = [
         adapter

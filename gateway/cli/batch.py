@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from gateway.cli.batch_lines import LinesError, Looked, look
+from gateway.cli.batch_lines import CheckedInput, LinesError, check_input
 from gateway.cli.batch_watch import ENDED, batch_facts, batches_table, ended_lines, errors_table
 from gateway.cli.options import DEMO_TENANT_KEY, LOCAL_URL, ServerUrl, UserKey, console, until_interrupted
-from gateway.terminal.output import check_writable, count, fail, print_wide, whole_file
+from gateway.terminal.output import atomic_file, check_writable, exit_with_error, integer_parser, print_wide
 
 if TYPE_CHECKING:
     from gateway.cli.batch_client import BatchClient, Json
@@ -89,7 +89,7 @@ def status(
 
 @app.command("list")
 def list_batches(
-    limit: Annotated[int, typer.Option(parser=count(1, 100), help="How many.")] = 20,
+    limit: Annotated[int, typer.Option(parser=integer_parser(1, 100), help="How many.")] = 20,
     after: Annotated[str, typer.Option(metavar="ID", help="Those older than this one.")] = "",
     as_json: AsJson = False,
     url: ServerUrl = LOCAL_URL,
@@ -159,7 +159,9 @@ def download(
             _say(f"{_named(batch)}: {_counts(batch)}; wait: loralane batch watch {batch_id}")
             raise typer.Exit(NOT_ENDED)
         if not _saved(client, batch, output, errors):
-            fail(f"{_named(batch)} and has neither answers nor errors; see: loralane batch status {batch_id}")
+            exit_with_error(
+                f"{_named(batch)} and has neither answers nor errors; see: loralane batch status {batch_id}"
+            )
 
 
 def _submitted(client: BatchClient, file: Path, endpoint: str, window: str, metadata: dict[str, str]) -> Json:
@@ -172,12 +174,12 @@ def _submitted(client: BatchClient, file: Path, endpoint: str, window: str, meta
     return client.create(sent["id"], endpoint or looked.endpoint, window, metadata)
 
 
-def _looked(file: Path, progress: Progress) -> Looked:
+def _looked(file: Path, progress: Progress) -> CheckedInput:
     try:
         with progress.open(file, "rb", description="looking") as content:
-            return look(content)
+            return check_input(content)
     except LinesError as error:
-        fail(f"{file} would be refused:\n{error}")
+        exit_with_error(f"{file} would be refused:\n{error}")
 
 
 def _followed(
@@ -190,10 +192,10 @@ def _followed(
     errors: Path | None,
 ) -> NoReturn:
     """Follow a job until it ends, `timeout` seconds pass or Ctrl-C, then end the command with the job's exit status."""
-    from gateway.cli.batch_watch import BatchBar, looks
+    from gateway.cli.batch_watch import BatchBar, poll_batch
 
     with BatchBar(console) as bar, until_interrupted():
-        for seen in looks(client, batch["id"], interval, timeout, bar.note):
+        for seen in poll_batch(client, batch["id"], interval, timeout, bar.note):
             bar.show(seen)
             if as_json and seen != batch:
                 print(json.dumps(seen), flush=True)
@@ -233,12 +235,12 @@ def _fetch(client: BatchClient, file_id: str, path: Path) -> None:
 
     size = client.size(file_id)
     try:
-        with _transfer() as progress, whole_file(path) as target:
+        with _transfer() as progress, atomic_file(path) as target:
             task = progress.add_task("fetching", total=size)
             for done in save(client, file_id, target, size):
                 progress.update(task, completed=done)
     except OSError as error:
-        fail(f"{path} cannot be written: {error.strerror}")
+        exit_with_error(f"{path} cannot be written: {error.strerror}")
     _say(f"[green]{escape(str(path))}[/green], {size:,} bytes")
 
 
@@ -279,6 +281,6 @@ def _check_targets(*paths: Path | None) -> None:
 
 
 def _client(url: str, key: str) -> AbstractContextManager[BatchClient]:
-    from gateway.cli.batch_client import BatchClient, told
+    from gateway.cli.batch_client import BatchClient, reporting_errors
 
-    return told(BatchClient(url, key))
+    return reporting_errors(BatchClient(url, key))

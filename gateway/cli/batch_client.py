@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Self
 import httpx
 
 from gateway.cli.http import open_http, refusal, unreachable
-from gateway.terminal.output import fail
+from gateway.terminal.output import exit_with_error
 
 CHUNK_BYTES = 256 * 1024
 HINTS: Mapping[int, str] = {
@@ -23,16 +23,17 @@ HINTS: Mapping[int, str] = {
 Json = dict[str, Any]
 
 
-class BatchError(Exception):
+class BatchClientError(Exception):
     """A request failed, and trying again would not help; the message is for people."""
 
 
-class AwayError(BatchError):
+class AwayError(BatchClientError):
     """The gateway is unreachable or cannot answer at the moment; trying again may help."""
 
 
 class BatchClient:
-    """A context manager around one connection pool. Calls raise BatchError, or AwayError if it is worth waiting."""
+    """A context manager around one connection pool. Calls raise BatchClientError, or AwayError if it is worth
+    waiting."""
 
     def __init__(self, url: str, key: str) -> None:
         self._http = open_http(url, key)
@@ -92,22 +93,22 @@ class BatchClient:
 
 
 def _check(response: httpx.Response) -> None:
-    """Raise AwayError for a status of 500 or more and BatchError for any other error status."""
+    """Raise AwayError for a status of 500 or more and BatchClientError for any other error status."""
     if not response.is_error:
         return
     message, hint = refusal(response), HINTS.get(response.status_code)
-    kind = AwayError if response.status_code >= 500 else BatchError
+    kind = AwayError if response.status_code >= 500 else BatchClientError
     raise kind(f"{message}; {hint}" if hint else message)
 
 
 @contextmanager
-def told(client: BatchClient) -> Iterator[BatchClient]:
+def reporting_errors(client: BatchClient) -> Iterator[BatchClient]:
     """Yield the client. Its errors end the command with a one-line message."""
     try:
         with client:
             yield client
-    except BatchError as error:
-        fail(str(error))
+    except BatchClientError as error:
+        exit_with_error(str(error))
 
 
 def save(client: BatchClient, file_id: str, target: BinaryIO, expected: int) -> Iterator[int]:

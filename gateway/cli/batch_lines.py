@@ -21,7 +21,7 @@ class Body(msgspec.Struct):
     stream: bool | None = None
 
 
-class Line(msgspec.Struct):
+class InputLine(msgspec.Struct):
     """The fields of a line that can be checked without a gateway."""
 
     custom_id: str
@@ -35,13 +35,13 @@ class LinesError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class CheckedInput:
     lines: int
     endpoint: str
     """The endpoint that all lines name as `url`."""
 
 
-def look(file: BinaryIO) -> Looked:
+def check_input(file: BinaryIO) -> CheckedInput:
     """Check a file line by line, and return its number of lines and its endpoint. Raises LinesError."""
     seen: dict[str, int] = {}
     endpoint = ""
@@ -60,7 +60,7 @@ def look(file: BinaryIO) -> Looked:
         raise LinesError("\n".join(wrong))
     if not seen:
         raise LinesError("there is no line in it")
-    return Looked(len(seen), endpoint)
+    return CheckedInput(len(seen), endpoint)
 
 
 def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -71,14 +71,14 @@ def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
-def _read(text: bytes) -> tuple[str, Line | None]:
+def _read(text: bytes) -> tuple[str, InputLine | None]:
     try:
-        return "", msgspec.json.decode(text, type=Line)
+        return "", msgspec.json.decode(text, type=InputLine)
     except msgspec.DecodeError as error:
         return str(error), None
 
 
-def _conflict(line: Line, seen: dict[str, int], endpoint: str) -> str:
+def _conflict(line: InputLine, seen: dict[str, int], endpoint: str) -> str:
     """Return how a line contradicts earlier lines or asks for what a batch cannot do, or an empty string."""
     if line.custom_id in seen:
         return f"custom_id {line.custom_id!r} is that of line {seen[line.custom_id]}, too"

@@ -24,7 +24,9 @@ RETRY_S = 1.0
 Told = Callable[[str], None]
 
 
-def looks(client: BatchClient, batch_id: str, interval: float, timeout: float | None, told: Told) -> Iterator[Json]:
+def poll_batch(
+    client: BatchClient, batch_id: str, interval: float, timeout: float | None, told: Told
+) -> Iterator[Json]:
     """Poll a job every `interval` seconds and yield its state, until it has ended or `timeout` seconds have passed.
 
     While the gateway is away, `told` is called with the error message of each attempt.

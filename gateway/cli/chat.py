@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from gateway.cli.http import open_http, refusal, unreachable
 from gateway.cli.options import DEMO_TENANT_KEY, LOCAL_URL, ServerUrl, UserKey
-from gateway.terminal.output import fail
+from gateway.terminal.output import exit_with_error
 
 
 def chat(
@@ -33,7 +33,7 @@ def chat(
     try:
         ChatClient(url, key, model, system).run(Console())
     except ChatError as error:
-        fail(str(error))
+        exit_with_error(str(error))
 
 
 LANES = {"interactive": "priority", "batch": "flex"}

@@ -19,7 +19,7 @@ from gateway.config.explain import explain as explain_config
 from gateway.config.file import ConfigError
 from gateway.config.whole import Config, load_config
 from gateway.serve.prepare import prepared_folder
-from gateway.terminal.output import fail
+from gateway.terminal.output import exit_with_error
 
 console = Console(stderr=True)
 
@@ -39,7 +39,7 @@ def check(
     try:
         config = load_config(file, os.environ)
     except ConfigError as error:
-        fail(str(error))
+        exit_with_error(str(error))
     console.print(f"[green]{file or 'the demo'} is valid[/green]")
     if explain:
         _explain(config, (data_dir or default_data_dir(os.environ)).expanduser())
@@ -60,8 +60,8 @@ def _ask_engine(config: Config, folder: Path | None) -> dict[str, Any]:
     command = [sys.executable, "-m", "engine.model.explain", config.engine_config(folder).to_json()]
     done = subprocess.run(command, capture_output=True, text=True)
     if not done.stdout:
-        fail(f"the engine does not start: {done.stderr.strip().splitlines()[-1]}")
+        exit_with_error(f"the engine does not start: {done.stderr.strip().splitlines()[-1]}")
     answer: dict[str, Any] = json.loads(done.stdout)
     if "error" in answer:
-        fail(f"this machine cannot serve it: {answer['error']}")
+        exit_with_error(f"this machine cannot serve it: {answer['error']}")
     return answer

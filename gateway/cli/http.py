@@ -10,16 +10,16 @@ from typing import Self, TypeVar
 import grpc
 import httpx
 
-from gateway.terminal.output import fail, no_gateway
-from gateway.terminal.tls import chosen_trust
+from gateway.terminal.output import exit_with_error, no_gateway_message
+from gateway.terminal.tls import chosen_tls_files
 
 
 class AdminClient:
     """A context manager that closes its gRPC channel at the end. Calls raise grpc.RpcError."""
 
     def __init__(self, target: str, key: str) -> None:
-        """Open a channel to `target`. Raises TrustError."""
-        self._channel = chosen_trust().channel(target, [("grpc.max_receive_message_length", -1)])
+        """Open a channel to `target`. Raises TlsFileError."""
+        self._channel = chosen_tls_files().channel(target, [("grpc.max_receive_message_length", -1)])
         self._metadata = (("authorization", f"Bearer {key}"),)
 
     def __enter__(self) -> Self:
@@ -35,19 +35,19 @@ Client = TypeVar("Client", bound=AdminClient)
 
 
 @contextmanager
-def told(client: Client, url: str) -> Iterator[Client]:
+def reporting_errors(client: Client, url: str) -> Iterator[Client]:
     """Yield the client. If the gateway at `url` refuses a call or does not answer, end the command with one line."""
     try:
         with client:
             yield client
     except grpc.RpcError as error:
-        fail(_message(error, url))
+        exit_with_error(_message(error, url))
 
 
 def _message(error: grpc.RpcError, url: str) -> str:
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.UNAVAILABLE and ("failed to connect" in details or "http1" in details.lower()):
-        return no_gateway(url, details)
+        return no_gateway_message(url, details)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return f"{url}: administration is not served here; name the address of `admin.port` with --url or LORALANE_URL"
     return f"{url}: {details}"
@@ -57,13 +57,13 @@ TIMEOUT = httpx.Timeout(10.0, read=600.0)
 
 
 def open_http(url: str, key: str) -> httpx.Client:
-    """Return an HTTP client for the gateway at `url` that sends `key`. Raises TrustError."""
-    headers, tls = {"authorization": f"Bearer {key}"}, chosen_trust().context()
+    """Return an HTTP client for the gateway at `url` that sends `key`. Raises TlsFileError."""
+    headers, tls = {"authorization": f"Bearer {key}"}, chosen_tls_files().context()
     return httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT, verify=tls)
 
 
 def unreachable(http: httpx.Client, error: Exception) -> str:
-    return no_gateway(str(http.base_url).rstrip("/"), str(error))
+    return no_gateway_message(str(http.base_url).rstrip("/"), str(error))
 
 
 def refusal(response: httpx.Response) -> str:

@@ -141,9 +141,9 @@ def _policies(pairs: list[str] | None) -> dict[str, str] | None:
 
 
 def _admin(url: str, key: str) -> AbstractContextManager[LimitsClient]:
-    from gateway.cli.http import told
+    from gateway.cli.http import reporting_errors
 
-    return told(LimitsClient(grpc_target(url), key), url)
+    return reporting_errors(LimitsClient(grpc_target(url), key), url)
 
 
 class LimitsClient(AdminClient):

@@ -13,8 +13,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
-from gateway.terminal.output import complain
-from gateway.terminal.tls import CHOSEN, Trust, TrustError
+from gateway.terminal.output import print_error
+from gateway.terminal.tls import CHOSEN, TlsFileError, TlsFiles
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("gateway.cli.serve", "serve"),
@@ -84,12 +84,12 @@ def root(
     For a gateway with TLS, name the certificates before the command:
     `loralane --ca ca.pem --cert me.pem --cert-key me.key adapters ls --url https://gateway:8443`.
     """
-    CHOSEN.set(Trust(ca, cert, cert_key))
+    CHOSEN.set(TlsFiles(ca, cert, cert_key))
 
 
 def main() -> None:
     try:
         app()
-    except TrustError as error:
-        complain(str(error))
+    except TlsFileError as error:
+        print_error(str(error))
         sys.exit(1)

@@ -105,9 +105,9 @@ def _show(look: Callable[[], Sequence[T]], table: Callable[[Sequence[T]], Table]
 
 
 def _admin(url: str, key: str) -> AbstractContextManager[OperationsClient]:
-    from gateway.cli.http import told
+    from gateway.cli.http import reporting_errors
 
-    return told(OperationsClient(grpc_target(url), key), url)
+    return reporting_errors(OperationsClient(grpc_target(url), key), url)
 
 
 class OperationsClient(AdminClient):

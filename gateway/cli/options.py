@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from gateway.terminal.output import LOCAL_URL as LOCAL_URL
-from gateway.terminal.output import fail, message_json, no_gateway, print_wide
-from gateway.terminal.tls import TLS_TARGET, chosen_trust
+from gateway.terminal.output import exit_with_error, message_json, no_gateway_message, print_wide
+from gateway.terminal.tls import TLS_TARGET, chosen_tls_files
 
 ASK_SECONDS = 10.0
 
@@ -34,7 +34,7 @@ AdminUrl = Annotated[
 
 
 def grpc_target(url: str) -> str:
-    """Return the gRPC address of the gateway at `url`, as `Trust.channel` takes it. The gateway itself names the port.
+    """Return the gRPC address of the gateway at `url`, in the form for `TlsFiles.channel`. The gateway names the port.
 
     An address without a scheme already is a gRPC address. Ends the command if no gateway answers.
     """
@@ -43,15 +43,17 @@ def grpc_target(url: str) -> str:
     import httpx
 
     try:
-        with httpx.Client(timeout=ASK_SECONDS, verify=chosen_trust().context()) as http:
+        with httpx.Client(timeout=ASK_SECONDS, verify=chosen_tls_files().context()) as http:
             answer = http.get(url.rstrip("/") + "/", headers={"accept": "application/json"})
         grpc = answer.json()["grpc"]
         host, port = urlsplit(url).hostname or "", int(grpc["port"])
         scheme = TLS_TARGET if grpc["tls"] else ""
     except (httpx.TransportError, httpx.InvalidURL) as error:
-        fail(no_gateway(url, str(error)))
+        exit_with_error(no_gateway_message(url, str(error)))
     except (ValueError, KeyError, TypeError):
-        fail(f"What answers at {url} is no gateway, or does not serve gRPC; name another with --url or LORALANE_URL.")
+        exit_with_error(
+            f"What answers at {url} is no gateway, or does not serve gRPC; name another with --url or LORALANE_URL."
+        )
     return f"{scheme}[{host}]:{port}" if ":" in host else f"{scheme}{host}:{port}"
 
 

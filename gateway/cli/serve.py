@@ -18,7 +18,7 @@ from engine.process.files import default_data_dir
 from gateway.config.file import ConfigError
 from gateway.config.sections import ModelConfig
 from gateway.config.whole import Config, load_config
-from gateway.terminal.output import count, fail
+from gateway.terminal.output import exit_with_error, integer_parser
 
 console = Console(stderr=True)
 
@@ -31,13 +31,13 @@ def serve(
     lora: Annotated[list[str] | None, typer.Option(metavar="NAME=DIR", help="Adapter to serve; repeatable.")] = None,
     adapter_root: Annotated[list[Path] | None, typer.Option(help="Folder to hot-load from; repeatable.")] = None,
     http_port: Annotated[
-        int | None, typer.Option(parser=count(0, 65535), help="HTTP port; 0 takes any free one.")
+        int | None, typer.Option(parser=integer_parser(0, 65535), help="HTTP port; 0 takes any free one.")
     ] = None,
     grpc_port: Annotated[
-        int | None, typer.Option(parser=count(0, 65535), help="gRPC port; 0 takes any free one.")
+        int | None, typer.Option(parser=integer_parser(0, 65535), help="gRPC port; 0 takes any free one.")
     ] = None,
     gateways: Annotated[
-        int | None, typer.Option(parser=count(1), help="Gateway processes that share the ports.")
+        int | None, typer.Option(parser=integer_parser(1), help="Gateway processes that share the ports.")
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where converted models and the embedded store live.")] = None,
 ) -> None:
@@ -61,16 +61,16 @@ def serve(
     try:
         settings = read()
     except ValueError as error:
-        fail(str(error))
+        exit_with_error(str(error))
     _run(settings, data_dir, read if config else None)
 
 
 def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> None:
     """Run the gateways until they stop. `read` reads the configuration again; None means that it has no file."""
-    from gateway.serve.stopping import INTERRUPTED, StoppedEarly, dying_at_once, leave
+    from gateway.serve.stopping import INTERRUPTED, StoppedEarly, default_interrupt, exit_process
 
     gc.disable()  # until the gateway is ready: collections take a sixth of the time of the imports
-    with dying_at_once():
+    with default_interrupt():
         # Imported here because `--help` and `check` need none of it.
         from gateway.redis.server import StoreStartError
         from gateway.serve.checks import check_start
@@ -91,13 +91,13 @@ def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> N
             launch = Launch(config, prepared_folder(config.model.source, data_dir), data_dir)
             in_hurry = run_loop(serve_gateways(launch, console, read, bar))
         if in_hurry:
-            leave(0)
+            exit_process(0)
     except (ConfigError, StartError, StoreStartError) as error:
-        fail(str(error))
+        exit_with_error(str(error))
     except (StoppedEarly, KeyboardInterrupt):
         console.show_cursor(True)  # the bar may have been interrupted where it hides the cursor
         console.print("stopped before it was ready")
-        leave(INTERRUPTED)
+        exit_process(INTERRUPTED)
 
 
 def _with_model(config: Config, model: str | None, *, demo: bool) -> Config:

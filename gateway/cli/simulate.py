@@ -27,7 +27,7 @@ from engine.sim.synthetic import Sizes
 from engine.sim.tables import comparison_tables, goals_table, tenant_table
 from engine.sim.workload import Backlog
 from gateway.config.whole import load_config
-from gateway.terminal.output import check_writable, count, fail, print_wide
+from gateway.terminal.output import check_writable, exit_with_error, integer_parser, print_wide
 
 console = Console()
 progress_console = Console(stderr=True)
@@ -67,15 +67,15 @@ def simulate(
     prompt: Annotated[str, typer.Option(help="Random arrivals: prompt tokens, LOW-HIGH.")] = "256-1024",
     output: Annotated[str, typer.Option(help="Random arrivals: output tokens, LOW-HIGH.")] = "64-256",
     tenants: Annotated[
-        int, typer.Option(parser=count(), help="Spread the trace over so many tenants; 0: as it is.")
+        int, typer.Option(parser=integer_parser(), help="Spread the trace over so many tenants; 0: as it is.")
     ] = 0,
     adapters: Annotated[
-        int, typer.Option(parser=count(), help="Adapters the requests are spread over; 0: the base model.")
+        int, typer.Option(parser=integer_parser(), help="Adapters the requests are spread over; 0: the base model.")
     ] = 0,
     zipf: Annotated[float, typer.Option(help="Exponent of the adapters' popularity.")] = 1.0,
     batch_share: Annotated[float, typer.Option(help="Share of the trace's requests that are batch work.")] = 0.0,
     batch_backlog: Annotated[
-        int, typer.Option(parser=count(), help="Unfinished batch requests at any time; 0: none.")
+        int, typer.Option(parser=integer_parser(), help="Unfinished batch requests at any time; 0: none.")
     ] = 0,
     batch_prompt: Annotated[str, typer.Option(help="Of the backlog: prompt tokens, LOW-HIGH.")] = "64-256",
     batch_output: Annotated[str, typer.Option(help="Of the backlog: output tokens, LOW-HIGH.")] = "64-160",
@@ -90,8 +90,8 @@ def simulate(
     plot: Annotated[Path | None, typer.Option(help="Draw the throughput-latency curve over --rates here.")] = None,
     rates: Annotated[str, typer.Option(help="Rate scales of --plot.")] = "0.5,1,2,4",
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the reports here.")] = None,
-    jobs: Annotated[int, typer.Option(parser=count(0), help="Simulations at a time; 0: one a core.")] = 0,
-    seed: Annotated[int, typer.Option(parser=count(), help="The same seed gives the same report.")] = 0,
+    jobs: Annotated[int, typer.Option(parser=integer_parser(0), help="Simulations at a time; 0: one a core.")] = 0,
+    seed: Annotated[int, typer.Option(parser=integer_parser(), help="The same seed gives the same report.")] = 0,
 ) -> None:
     """Replay traffic on the real scheduler, with a cost model in the device's place.
 
@@ -231,4 +231,4 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, PlotUnavailable, Stalled) as error:
-        fail(str(error))
+        exit_with_error(str(error))

@@ -203,9 +203,9 @@ def _key_table(found: Iterable[pb.Key]) -> Table:
 
 
 def _admin(url: str, key: str) -> AbstractContextManager[TenantsClient]:
-    from gateway.cli.http import told
+    from gateway.cli.http import reporting_errors
 
-    return told(TenantsClient(grpc_target(url), key), url)
+    return reporting_errors(TenantsClient(grpc_target(url), key), url)
 
 
 class TenantsClient(AdminClient):

@@ -100,9 +100,9 @@ def _fields(line: pb.UsageLine, group_by: Sequence[str]) -> Line:
 
 
 def _admin(url: str, key: str) -> AbstractContextManager[UsageClient]:
-    from gateway.cli.http import told
+    from gateway.cli.http import reporting_errors
 
-    return told(UsageClient(grpc_target(url), key), url)
+    return reporting_errors(UsageClient(grpc_target(url), key), url)
 
 
 class UsageClient(AdminClient):

@@ -16,7 +16,7 @@ LIVE = ("adapters", "lanes", "limits", "tenants")
 """Sections whose changes a running gateway applies."""
 
 
-def merged(running: Config, read: Config) -> Config:
+def merge_live_sections(running: Config, read: Config) -> Config:
     """Return `running` with the live sections of `read`. Raises ConfigError if the result contradicts itself."""
     return replace(running, **{name: getattr(read, name) for name in LIVE})
 

@@ -180,7 +180,7 @@ def build(cls: type[T], value: Any, where: str, base: Path, **given: Any) -> T:
         raise ConfigError(text if text.startswith(f"{where}.") else f"{where}: {text}") from error
 
 
-def each(section: Mapping[str, Any], read: Callable[[str, Any], T]) -> dict[str, T]:
+def read_each(section: Mapping[str, Any], read: Callable[[str, Any], T]) -> dict[str, T]:
     """Apply `read` to every entry of a section. Raises ConfigError with the problems of all entries."""
     problems, found = Problems(), {}
     for name, item in section.items():
@@ -207,7 +207,7 @@ def convert(value: Any, kind: Any, where: str, base: Path) -> Any:
 
     if get_origin(kind) is Mapping and is_dataclass(get_args(kind)[1]):
         entries, one = as_mapping(value, where), get_args(kind)[1]
-        return each(entries, lambda name, item: convert(item, one, f"{where}.{name}", base))
+        return read_each(entries, lambda name, item: convert(item, one, f"{where}.{name}", base))
 
     def special(wanted: type, item: Any) -> Any:
         if issubclass(wanted, Path) and isinstance(item, str):
@@ -217,7 +217,7 @@ def convert(value: Any, kind: Any, where: str, base: Path) -> Any:
     if missing := _unresolved(value):
         raise ConfigError("\n".join(missing))
     if kind is Lane:
-        return lane(value, where)
+        return parse_lane(value, where)
     if isinstance(value, str) and kind in (int, int | None):
         with suppress(ValueError):  # msgspec reports the problem below
             value = parse_count(value)
@@ -246,7 +246,7 @@ def _choices(kind: Any) -> list[str]:
     return ["true", "false", *literal] if literal and bool in kinds else literal
 
 
-def lane(value: Any, where: str) -> Lane:
+def parse_lane(value: Any, where: str) -> Lane:
     names = [member.name.lower() for member in Lane]
     if value not in names:
         raise ConfigError(f"{where}: must be one of {', '.join(names)}, not {value!r}")

@@ -13,7 +13,17 @@ from typing import Any, get_type_hints
 from engine.config import EngineConfig
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, Scheduling
 from engine.demo import CHAT_TEMPLATE, DEMO_ADAPTERS
-from gateway.config.file import ConfigError, Problems, as_mapping, build, check_keys, convert, each, read_yaml, resolve
+from gateway.config.file import (
+    ConfigError,
+    Problems,
+    as_mapping,
+    build,
+    check_keys,
+    convert,
+    read_each,
+    read_yaml,
+    resolve,
+)
 from gateway.config.sections import (
     AdaptersConfig,
     AdminConfig,
@@ -214,7 +224,7 @@ def is_loopback(host: str) -> bool:
 
 def _tenants(value: Any, env: Mapping[str, str], base: Path) -> dict[str, TenantConfig]:
     section = as_mapping(value, "tenants")
-    return each(section, lambda name, item: _tenant(name, item, env, base))
+    return read_each(section, lambda name, item: _tenant(name, item, env, base))
 
 
 def _tenant(name: str, value: Any, env: Mapping[str, str], base: Path) -> TenantConfig:

@@ -10,7 +10,7 @@ from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from gateway.core.usage import Counts, Row
+from gateway.core.usage import Counts, UsageRow
 
 CURRENCY = re.compile(r"[A-Z]{3}")
 DEVICE_US_PER_HOUR = 3_600_000_000
@@ -48,11 +48,11 @@ class Price:
         """True if this price applies to every row."""
         return (self.lane, self.adapter, self.since) == (None, "*", None)
 
-    def fits(self, row: Row) -> bool:
+    def applies_to(self, row: UsageRow) -> bool:
         in_time = self.since is None or row.day >= self.since
         return in_time and self.lane in (None, row.name.lane) and fnmatchcase(row.name.adapter, self.adapter)
 
-    def of(self, counts: Counts) -> Decimal:
+    def price_tokens(self, counts: Counts) -> Decimal:
         """Return the exact price of these token counts, in the configured currency."""
         cached = self.prompt if self.cached is None else self.cached
         fresh_tokens = counts.prompt_tokens - counts.cached_tokens
@@ -82,9 +82,9 @@ class BillingConfig:
         if not 1 <= self.retention_days <= 36_500:
             raise ValueError(f"retention_days must be between 1 and 36500, not {self.retention_days}")
 
-    def amount(self, row: Row) -> Decimal | None:
+    def amount(self, row: UsageRow) -> Decimal | None:
         """Return the price of a row's tokens. None means that no prices are configured."""
-        return price_for(self.prices, row).of(row.counts) if self.prices else None
+        return price_for(self.prices, row).price_tokens(row.counts) if self.prices else None
 
     def cost(self, device_us: int) -> Decimal | None:
         """Return the cost of device time, rounded to a billionth. None means that no `device_hour` is configured."""
@@ -101,8 +101,8 @@ class BillingConfig:
         return (cost * 1_000_000 / counts.tokens).quantize(COST_PLACES)
 
 
-def price_for(prices: Sequence[Price], row: Row) -> Price:
-    return next(price for price in prices if price.fits(row))
+def price_for(prices: Sequence[Price], row: UsageRow) -> Price:
+    return next(price for price in prices if price.applies_to(row))
 
 
 def _check_amount(name: str, value: Decimal | None) -> None:

@@ -88,7 +88,7 @@ class Meter(Struct, frozen=True):
         return Allowance(self.limit, remaining, self.used / self.limit * 60)
 
 
-class Count(Struct, frozen=True):
+class CountMeter(Struct, frozen=True):
     """State of one plain count: concurrent requests, or tokens used today."""
 
     limit: int | None = None
@@ -96,14 +96,14 @@ class Count(Struct, frozen=True):
     shadow: bool = False
     away: Policy | None = None
 
-    def charged(self, amount: int) -> Count:
+    def charged(self, amount: int) -> CountMeter:
         return replace(self, used=max(0, self.used + amount))
 
     def fits(self, amount: int) -> bool:
         return self.limit is None or self.used + amount <= self.limit
 
 
-MeterOrCount = TypeVar("MeterOrCount", Meter, Count)
+MeterOrCount = TypeVar("MeterOrCount", Meter, CountMeter)
 
 
 class Bucket(Struct, frozen=True):
@@ -112,12 +112,12 @@ class Bucket(Struct, frozen=True):
     requests: Meter
     tokens: Meter
     at: int = 0
-    running: Count = Count(None)
-    today: Count = Count(None)
+    running: CountMeter = CountMeter(None)
+    today: CountMeter = CountMeter(None)
 
     @classmethod
     def empty(cls, limits: Limits) -> Bucket:
-        return cls(Meter(None), Meter(None)).limited(limits)
+        return cls(Meter(None), Meter(None)).with_limits(limits)
 
     @property
     def limits(self) -> Limits:
@@ -125,10 +125,10 @@ class Bucket(Struct, frozen=True):
         away = {name: meter.away for name, meter in self.meters() if meter.away}
         return Limits(**{name: meter.limit for name, meter in self.meters()}, shadow=shadow, when_redis_is_away=away)
 
-    def meters(self) -> tuple[tuple[LimitName, Meter | Count], ...]:
+    def meters(self) -> tuple[tuple[LimitName, Meter | CountMeter], ...]:
         return tuple(zip(LIMIT_NAMES, (self.requests, self.tokens, self.running, self.today), strict=True))
 
-    def limited(self, limits: Limits) -> Bucket:
+    def with_limits(self, limits: Limits) -> Bucket:
         """Return a bucket with the same use and other limits."""
         pairs = zip(("requests", "tokens", "running", "today"), LIMIT_NAMES, strict=True)
         return replace(self, **{field: _limited(getattr(self, field), limits, name) for field, name in pairs})
@@ -145,16 +145,16 @@ class Bucket(Struct, frozen=True):
     def admits(self, tokens: int) -> bool:
         return all(meter.shadow or meter.fits(_amount(name, tokens)) for name, meter in self.meters())
 
-    def charge(self, tokens: int) -> Charge:
+    def charge(self, tokens: int) -> BucketCharge:
         """Return what admitting a request with this many tokens charges to this bucket."""
-        return Charge(
+        return BucketCharge(
             1 if self.requests.counts(1) else None,
             tokens if self.tokens.counts(tokens) else None,
             tokens,
             self.at // DAY,
         )
 
-    def is_roomy(self, tokens: int, share: float) -> bool:
+    def has_headroom(self, tokens: int, share: float) -> bool:
         """Return whether one more request with this many tokens keeps the use of every limit that is not in shadow
         within `share` of that limit."""
         return all(
@@ -175,7 +175,7 @@ class Bucket(Struct, frozen=True):
 def _limited(meter: MeterOrCount, limits: Limits, name: LimitName) -> MeterOrCount:
     shadow = name in limits.shadow
     away = None if shadow else limits.when_redis_is_away.get(name)
-    return replace(meter, limit=limits.of(name), shadow=shadow, away=away)
+    return replace(meter, limit=limits.value(name), shadow=shadow, away=away)
 
 
 def _amount(name: LimitName, tokens: int) -> int:
@@ -183,7 +183,7 @@ def _amount(name: LimitName, tokens: int) -> int:
     return tokens if name.startswith("tokens") else 1
 
 
-class Charge(Struct, frozen=True):
+class BucketCharge(Struct, frozen=True):
     """Amounts that one reservation charged to one bucket. None means that the meter was not charged: it has no limit,
     or the limit is in shadow and would have refused the request."""
 
@@ -203,7 +203,7 @@ class Decision(Struct, frozen=True):
     admitted: bool
     buckets: tuple[Bucket, ...]
     """The buckets as of now, charged if the reservation was admitted."""
-    charges: tuple[Charge, ...]
+    charges: tuple[BucketCharge, ...]
     """The charge on each bucket; empty if the reservation was refused."""
     misses: tuple[tuple[LimitName, ...], ...]
     """Limits of each bucket that the reservation did not fit, whether enforced or in shadow."""
@@ -212,7 +212,7 @@ class Decision(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class LimitRefusal:
     """The limit that refused a reservation, and how long the caller has to wait."""
 
     name: LimitName
@@ -253,7 +253,7 @@ def _smallest(buckets: Sequence[Bucket]) -> float:
     return min((meter.limit for meter in meters if meter.limit is not None), default=math.inf)
 
 
-def settle(bucket: Bucket, charge: Charge, requests: int, tokens: int, now: int) -> Bucket:
+def settle(bucket: Bucket, charge: BucketCharge, requests: int, tokens: int, now: int) -> Bucket:
     """Correct a reservation's charge on one bucket to what was really used, and end its concurrent request.
 
     A meter that the reservation did not charge stays uncharged, so that settling creates no debt on it.
@@ -268,10 +268,10 @@ def _correction(charged: int | None, actual: int) -> int:
     return 0 if charged is None else actual - charged
 
 
-def explain(buckets: Sequence[Bucket], tokens: int) -> Refusal:
+def explain_refusal(buckets: Sequence[Bucket], tokens: int) -> LimitRefusal:
     """Return the refusal with the longest wait, given the buckets of a refused reservation as `reserve` left them."""
     refusals = [
-        Refusal(name, scope, meter.limit, _wait(meter, name, tokens))
+        LimitRefusal(name, scope, meter.limit, _wait(meter, name, tokens))
         for scope, bucket in enumerate(buckets)
         for name, meter in bucket.meters()
         if meter.limit is not None and not meter.shadow and not meter.fits(_amount(name, tokens))
@@ -279,7 +279,7 @@ def explain(buckets: Sequence[Bucket], tokens: int) -> Refusal:
     return max(refusals, key=lambda refusal: math.inf if refusal.wait is None else refusal.wait)
 
 
-def _wait(meter: Meter | Count, name: LimitName, tokens: int) -> float | None:
+def _wait(meter: Meter | CountMeter, name: LimitName, tokens: int) -> float | None:
     """Return the seconds to wait for a limit. None means that waiting does not help; it is also returned for a spent
     daily limit, so that clients do not retry for hours."""
     if isinstance(meter, Meter):
@@ -287,7 +287,7 @@ def _wait(meter: Meter | Count, name: LimitName, tokens: int) -> float | None:
     return SLOT_WAIT if name == "concurrent_requests" else None
 
 
-def tightest(allowances: Sequence[Allowance | None]) -> Allowance | None:
+def tightest_allowance(allowances: Sequence[Allowance | None]) -> Allowance | None:
     """Return the allowance with the least remaining; ties go to the longest reset. None means that no limit applies."""
     present = [allowance for allowance in allowances if allowance is not None]
     return min(present, key=lambda allowance: (allowance.remaining, -allowance.reset), default=None)

@@ -34,7 +34,7 @@ MAX_QUOTED = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FaultRow:
     """Wire representation of one error over HTTP and gRPC."""
 
     http_status: int
@@ -50,7 +50,7 @@ class Row:
 class Fault(Enum):
     """The error table. A member's name says what happened; its `row` says how that is sent."""
 
-    row: Row
+    row: FaultRow
 
     INVALID_REQUEST = (400, "INVALID_ARGUMENT", "invalid_request_error", None)
     CONTEXT_LENGTH_EXCEEDED = (400, "INVALID_ARGUMENT", "invalid_request_error", "context_length_exceeded")
@@ -91,7 +91,7 @@ class Fault(Enum):
     def __init__(
         self, http_status: int, grpc_status: str, type: str, code: str | None, should_retry: bool | None = None
     ) -> None:
-        self.row = Row(http_status, grpc_status, type, code, should_retry)
+        self.row = FaultRow(http_status, grpc_status, type, code, should_retry)
 
 
 @dataclass(eq=False, slots=True)

@@ -19,14 +19,14 @@ class OutputAverages:
     def __init__(self) -> None:
         self._means: dict[tuple[str, str | None], float] = {}
 
-    def of(self, tenant: str, adapter: str | None) -> float:
+    def average(self, tenant: str, adapter: str | None) -> float:
         """Return the average output tokens of an answer, or `FIRST_GUESS` before the first answer.
 
         An `adapter` of None means the base model.
         """
         return self._means.get((tenant, adapter), FIRST_GUESS)
 
-    def note(self, tenant: str, adapter: str | None, tokens: float) -> None:
+    def add(self, tenant: str, adapter: str | None, tokens: float) -> None:
         """Add the length of an answer that ended by itself to its average."""
         mean = self._means.get((tenant, adapter), tokens)
         self._means[tenant, adapter] = mean + WEIGHT * (tokens - mean)

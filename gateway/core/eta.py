@@ -39,7 +39,7 @@ class OpenJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class BatchSpeed:
     """Current speed of batch work."""
 
     share: float
@@ -56,13 +56,13 @@ def urgency(seconds_left: float) -> int:
     return int(log2(max(1.0, seconds_left)))
 
 
-def eta_seconds(job: OpenJob, others: Collection[OpenJob], pace: Pace) -> float | None:
+def eta_seconds(job: OpenJob, others: Collection[OpenJob], speed: BatchSpeed) -> float | None:
     """Return the estimated seconds until the last line of `job` has ended.
 
     None means that no estimate is possible: no line of any job has ended, or batch work gets no device time.
     """
     known = [one.line_seconds for one in (job, *others) if one.line_seconds is not None]
-    if not known or pace.share <= 0:
+    if not known or speed.share <= 0:
         return None
     line = fmean(known) if job.line_seconds is None else job.line_seconds
     work = job.lines * line
@@ -76,4 +76,4 @@ def eta_seconds(job: OpenJob, others: Collection[OpenJob], pace: Pace) -> float 
         elif other.seconds_left < job.seconds_left:
             ahead += seconds
     work += sum(min(work, seconds) for seconds in rivals.values()) + ahead
-    return max(work / 2, work - pace.running / 2 * line) / pace.share
+    return max(work / 2, work - speed.running / 2 * line) / speed.share

@@ -49,7 +49,7 @@ class Flow:
         wanted = max(self.target - self.others - self.waiting, LEAST - self.waiting)
         return max(0, min(wanted, most - self.waiting - self.begun))
 
-    def looked(self, running: int, waiting: int, ended: int, seconds: float) -> Flow:
+    def after_poll(self, running: int, waiting: int, ended: int, seconds: float) -> Flow:
         """Return the state after a poll of the engine.
 
         Args:

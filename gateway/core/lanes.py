@@ -18,7 +18,7 @@ DEFAULT_TIER = "default"
 """The tier of an answer to a request that asked for no lane."""
 
 
-def told_tier(asked: Lane | None, effective: Lane) -> str:
+def answer_tier(asked: Lane | None, effective: Lane) -> str:
     """Return the tier that an answer names.
 
     Args:
@@ -28,7 +28,7 @@ def told_tier(asked: Lane | None, effective: Lane) -> str:
     return DEFAULT_TIER if asked is None else TIER_OF_LANE[effective]
 
 
-def asked_lane(service_tier: str | None) -> Lane | None:
+def requested_lane(service_tier: str | None) -> Lane | None:
     """Return the lane that a service tier asks for. None means the tenant's default lane.
 
     Raises:

@@ -39,7 +39,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in LIMIT_NAMES:
-            value = self.of(name)
+            value = self.value(name)
             if value is not None and not 1 <= value <= MAX_LIMIT:
                 raise ValueError(f"{name} must be between 1 and {MAX_LIMIT}, or null for no limit; not {value}")
         unknown = [name for name in self.shadow if name not in LIMIT_NAMES]
@@ -50,7 +50,7 @@ class Limits:
                 wanted = f"one of {', '.join(POLICIES)} for one of {', '.join(LIMIT_NAMES)}"
                 raise ValueError(f"when_redis_is_away: must be {wanted}, not {policy!r} for {name!r}")
 
-    def of(self, name: LimitName) -> int | None:
+    def value(self, name: LimitName) -> int | None:
         value: int | None = getattr(self, name)
         return value
 
@@ -73,14 +73,14 @@ class Limits:
 
         `default` is the policy of limits that name none.
         """
-        enforced = [name for name in LIMIT_NAMES if self.of(name) is not None and name not in self.shadow]
+        enforced = [name for name in LIMIT_NAMES if self.value(name) is not None and name not in self.shadow]
         return frozenset(self.when_redis_is_away.get(name, default) for name in enforced)
 
-    def alone(self, replicas: int, default: Policy) -> Limits:
+    def replica_share(self, replicas: int, default: Policy) -> Limits:
         """Return the limits that each of `replicas` gateways enforces while Redis is unavailable: its share of every
         limit whose policy is not `open`, and no limit where it is."""
         shares: dict[str, int | None] = {
-            name: None if self.when_redis_is_away.get(name, default) == "open" else _share(self.of(name), replicas)
+            name: None if self.when_redis_is_away.get(name, default) == "open" else _share(self.value(name), replicas)
             for name in LIMIT_NAMES
         }
         return self.changed(shares)
@@ -89,7 +89,7 @@ class Limits:
         """Return all fields by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def given(self) -> dict[str, Any]:
+    def set_values(self) -> dict[str, Any]:
         """Return the fields that are set, by name."""
         return {name: value for name, value in self.values().items() if value not in (None, (), {})}
 

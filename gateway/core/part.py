@@ -5,28 +5,28 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-Part = Literal["all", "public", "admin"]
+ApiSurface = Literal["all", "public", "admin"]
 
 COMMON = frozenset(("/", "/health", "/ready", "/ping", "/version", "/openapi.json"))
 """HTTP paths that every port serves, because monitoring queries the port that it monitors."""
 ADMINISTRATION = re.compile(r"/(admin|console|metrics|v1/(un)?load_lora_adapter)(/.*)?")
 
 
-def is_administration(path: str) -> bool:
+def is_admin_path(path: str) -> bool:
     """Return True for the admin API, the console, /metrics and vLLM's routes that load and unload adapters."""
     return ADMINISTRATION.fullmatch(path) is not None
 
 
-def offers_path(part: Part, path: str) -> bool:
-    """Return whether a port with this part of the API serves an HTTP path, given as in its route."""
-    if part == "all" or path in COMMON:
+def serves_path(surface: ApiSurface, path: str) -> bool:
+    """Return whether a port with this surface of the API serves an HTTP path, given as in its route."""
+    if surface == "all" or path in COMMON:
         return True
-    return (part == "admin") == is_administration(path)
+    return (surface == "admin") == is_admin_path(path)
 
 
-def offers_service(part: Part, name: str) -> bool:
-    """Return whether a port with this part of the API serves a gRPC service of the `loralane.v1` package.
+def serves_service(surface: ApiSurface, name: str) -> bool:
+    """Return whether a port with this surface of the API serves a gRPC service of the `loralane.v1` package.
 
     Health and reflection are not subject to this; every port serves them.
     """
-    return part == "all" or (part == "admin") == name.endswith("Admin")
+    return surface == "all" or (surface == "admin") == name.endswith("Admin")

@@ -9,16 +9,16 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-GLANCE_SECONDS = 1.0
+SHARED_POLL_SECONDS = 1.0
 
 
-class Glance(Generic[T]):
+class SharedPoll(Generic[T]):
     """Calls `look` at most once in `seconds` for all callers together: a hundred open consoles cost as much as one."""
 
     def __init__(
         self,
         look: Callable[[], Awaitable[T]],
-        seconds: float = GLANCE_SECONDS,
+        seconds: float = SHARED_POLL_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._look = look

@@ -101,7 +101,7 @@ def key_id(key_hash: str) -> str:
     return key_hash[:12]
 
 
-class Lapse(Enum):
+class KeyLapse(Enum):
     """Reason why work that was requested with a key is stopped. A value holds the error code and the message."""
 
     TENANT_GONE = ("tenant_gone", "the tenant that asked for this is no more")
@@ -113,13 +113,13 @@ class Lapse(Enum):
     def is_certain(self) -> bool:
         """True if the tenant was suspended or the key was disabled. In the other cases this gateway may just not have
         learned of the tenant or the key yet."""
-        return self in (Lapse.TENANT_SUSPENDED, Lapse.KEY_DISABLED)
+        return self in (KeyLapse.TENANT_SUSPENDED, KeyLapse.KEY_DISABLED)
 
 
 class KeyHolders(Protocol):
     """Looks up the current holder of a key by its id."""
 
-    def holder(self, tenant: str, key_id: str) -> Principal | Lapse:
+    def holder(self, tenant: str, key_id: str) -> Principal | KeyLapse:
         """Return the caller on whose behalf earlier requested work continues, in its current state, or the reason why
         the work must stop."""
 

@@ -44,13 +44,13 @@ class Counts(Struct, frozen=True):
     def tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
 
-    def words(self) -> str:
+    def encoded(self) -> str:
         """Return the counts as Redis stores them: decimal numbers separated by spaces."""
         return " ".join(map(str, self.numbers))
 
     @classmethod
     def read(cls, words: str) -> Counts:
-        """Parse the result of `words`. Raises ValueError."""
+        """Parse the result of `encoded`. Raises ValueError."""
         return cls(*map(int, words.split()))
 
 
@@ -82,7 +82,7 @@ class RowName(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class UsageRow:
     tenant: str
     day: date
     name: RowName

@@ -23,7 +23,7 @@ BLOCK_BYTES = 8 * 2**20
 T = TypeVar("T")
 
 
-class Place(Protocol):
+class StorageBackend(Protocol):
     """A place for objects. Every method raises the exceptions of its storage, including OSError."""
 
     @property
@@ -57,7 +57,7 @@ class Folder:
 
     @property
     def url(self) -> str:
-        return url_of(self._root)
+        return folder_url(self._root)
 
     def create(self, name: str) -> BinaryIO:
         path = self._root / name
@@ -146,12 +146,12 @@ class ObjectStore:
         return f"{self._root}/{name}"
 
 
-def url_of(folder: Path) -> str:
+def folder_url(folder: Path) -> str:
     """Return a folder's URL for fsspec, which expects no quoting of special characters."""
     return f"file://{folder}"
 
 
-def place_of(url: str) -> Place:
+def storage_backend(url: str) -> StorageBackend:
     """Return the place with a URL. Raises ImportError or ValueError if no installed package supports the URL."""
     # Cached listings must not be used, because they may lack what other gateways wrote.
     system, path = fsspec.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)

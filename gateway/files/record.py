@@ -36,10 +36,10 @@ class FileRecord:
     """Token of the upload that created the file: the last part of its object's name."""
 
     @property
-    def object(self) -> str:
+    def object_name(self) -> str:
         return object_of(self.tenant, self.token)
 
-    def shown(self) -> dict[str, Any]:
+    def to_openai(self) -> dict[str, Any]:
         """Return OpenAI's file object."""
         return {
             "id": self.id,

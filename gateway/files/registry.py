@@ -68,7 +68,7 @@ class FileRegistry:
     """Records of files in Redis. Every method raises ApiError (REGISTRY_UNAVAILABLE) while Redis is away."""
 
     def __init__(self, client: Redis, *, prefix: str = "loralane:", lease_seconds: float = LEASE_SECONDS) -> None:
-        self._calls = RedisCalls.patient(client, prefix, CALL_SECONDS)
+        self._calls = RedisCalls.without_breaker(client, prefix, CALL_SECONDS)
         self._script = Script.load("books.lua", package="gateway.files")
         self._lease_ms = int(lease_seconds * 1000)
         self.lease_seconds = lease_seconds
@@ -98,7 +98,7 @@ class FileRegistry:
         if outcome == FULL:
             raise _too_many_bytes(upload.quota)
         if outcome == LOST:
-            raise ran_out()
+            raise lease_expired()
 
     async def drop(self, upload: Reservation) -> None:
         """Refund what an upload was charged for."""
@@ -177,5 +177,5 @@ def _no_room(why: str) -> ApiError:
     return ApiError(Fault.INSUFFICIENT_QUOTA, f"there is no room for this file among the tenant's: {why}; delete some")
 
 
-def ran_out() -> ApiError:
+def lease_expired() -> ApiError:
     return unavailable(Fault.REGISTRY_UNAVAILABLE, "the upload was given up: its lease ran out; send the file again")

@@ -36,7 +36,7 @@ class FileLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class FilePage:
     """A page of a list of files."""
 
     data: list[FileRecord]
@@ -69,13 +69,13 @@ class Files:
         """
         check_purpose(purpose)
         async with self.receiving(tenant, chunks) as upload:
-            return await keep(upload, filename, purpose, expires_after)
+            return await keep_upload(upload, filename, purpose, expires_after)
 
     @asynccontextmanager
     async def receiving(
         self, tenant: str, chunks: AsyncIterator[bytes], *, expected: int = 0
     ) -> AsyncGenerator[Upload, None]:
-        """Receive the content of a file whose name and purpose may come after it. Yields an upload to pass to `keep`.
+        """Receive the content of a file whose name and purpose may come after it. Yields an upload for `keep_upload`.
 
         Args:
             tenant: the tenant that is charged.
@@ -116,7 +116,7 @@ class Files:
         after: str | None = None,
         limit: int = MAX_PAGE,
         newest_first: bool = True,
-    ) -> Page:
+    ) -> FilePage:
         """Return a page of files by the time their uploads began. Raises ApiError: INVALID_REQUEST, `after` is no
         file."""
         ids = await self.registry.ids(tenant, after or "", newest_first)
@@ -128,20 +128,20 @@ class Files:
             found += [record for record in records if purpose in (None, record.purpose)]
             if len(found) > limit:
                 break
-        return Page(found[:limit], len(found) > limit)
+        return FilePage(found[:limit], len(found) > limit)
 
     async def delete(self, tenant: str, file_id: str) -> None:
         """Delete a file. Raises ApiError: FILE_NOT_FOUND, FILE_IN_USE."""
         record = await self.registry.remove(tenant, checked_id(file_id))
-        await self.storage.discard([record.object])
+        await self.storage.discard([record.object_name])
 
     def content(self, record: FileRecord, start: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
         """Yield `length` bytes of the content in pieces of at most 256 KiB. A length of None means up to the end."""
-        return self.storage.read(record.object, start, length)
+        return self.storage.read(record.object_name, start, length)
 
     def url(self, record: FileRecord) -> str:
         """Return the URL of the content for another process that reads it with fsspec."""
-        return self.storage.url(record.object)
+        return self.storage.url(record.object_name)
 
     async def pin(self, tenant: str, file_id: str, holder: str, *, seconds: float = PIN_SECONDS) -> FileRecord:
         """Protect a file from deletion and expiry until `holder` unpins it, at most for `seconds`.
@@ -163,7 +163,7 @@ class Files:
         return Upload(self.storage, self.registry, reservation)
 
 
-async def keep(upload: Upload, filename: str, purpose: str, expires_after: int | None = None) -> FileRecord:
+async def keep_upload(upload: Upload, filename: str, purpose: str, expires_after: int | None = None) -> FileRecord:
     """Make a file of a caller's upload. Raises ApiError: INVALID_REQUEST."""
     check_purpose(purpose)
     if not upload.bytes:

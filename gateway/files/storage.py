@@ -13,7 +13,7 @@ import structlog
 
 from gateway.config.file import ConfigError
 from gateway.core.errors import ApiError, Fault, unavailable
-from gateway.files.places import Place, place_of, url_of
+from gateway.files.places import StorageBackend, folder_url, storage_backend
 
 log = structlog.get_logger("files")
 
@@ -33,7 +33,7 @@ class Storage:
     Every method raises ApiError (STORAGE_UNAVAILABLE) if the storage is full, away or broken; the log has the cause.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StorageBackend) -> None:
         self._place = place
         self._threads = ThreadPoolExecutor(THREADS, "storage")
 
@@ -131,7 +131,7 @@ class Storage:
 def open_storage(url: str, data_dir: Path) -> Storage:
     """Open the storage at `url`. An empty URL means a folder in `data_dir`. Raises ConfigError."""
     try:
-        return Storage(place_of(url or url_of((data_dir / "files").resolve())))
+        return Storage(storage_backend(url or folder_url((data_dir / "files").resolve())))
     except ImportError as error:
         raise ConfigError(f"batches.storage: {error}; {INSTALL}") from error
     except (ValueError, OSError) as error:

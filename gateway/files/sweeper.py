@@ -25,14 +25,14 @@ PARTIAL_SECONDS = 86_400.0
 """Age in seconds at which an incomplete object is deleted. No upload takes longer."""
 
 
-class Watch:
+class NameAgeTracker:
     """Measures how long names have been seen without a gap, on a monotonic clock. A new process begins anew."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._clock = seconds, clock
         self._since: dict[str, float] = {}
 
-    def old(self, names: Iterable[str]) -> list[str]:
+    def names_older_than_limit(self, names: Iterable[str]) -> list[str]:
         """Record the current names. Return those that have been among the names for at least the configured seconds."""
         now = self._clock()
         self._since = {name: self._since.get(name, now) for name in names}
@@ -43,12 +43,16 @@ class Sweeper:
     """Sweeps files for one gateway."""
 
     def __init__(
-        self, storage: Storage, registry: FileRegistry, strays: Watch | None = None, partials: Watch | None = None
+        self,
+        storage: Storage,
+        registry: FileRegistry,
+        strays: NameAgeTracker | None = None,
+        partials: NameAgeTracker | None = None,
     ) -> None:
         """`strays` watches objects without an owner, `partials` watches incomplete objects."""
         self._storage, self._registry = storage, registry
-        self._strays = strays or Watch(GRACE_SECONDS)
-        self._partials = partials or Watch(PARTIAL_SECONDS)
+        self._strays = strays or NameAgeTracker(GRACE_SECONDS)
+        self._partials = partials or NameAgeTracker(PARTIAL_SECONDS)
 
     async def sweep(self) -> list[str]:
         """Delete objects. Return their names. Raises ApiError: STORAGE_UNAVAILABLE, REGISTRY_UNAVAILABLE."""
@@ -57,10 +61,10 @@ class Sweeper:
         for tenant, tokens in _by_tenant(await self._storage.list(OBJECTS)).items():
             for some in _slices(tokens):
                 gone, known = await self._registry.sweep(tenant, some)
-                expired |= {record.object for record in gone}
+                expired |= {record.object_name for record in gone}
                 strays |= {object_of(tenant, token) for token in some if token not in known}
-        partials = self._partials.old(await self._storage.list(PARTIAL))
-        doomed = sorted({*expired, *self._strays.old(strays - expired), *partials})
+        partials = self._partials.names_older_than_limit(await self._storage.list(PARTIAL))
+        doomed = sorted({*expired, *self._strays.names_older_than_limit(strays - expired), *partials})
         await self._storage.delete(doomed)
         if doomed:
             log.info("files_swept", objects=len(doomed), expired=len(expired), partials=len(partials))

@@ -10,7 +10,7 @@ import structlog
 
 from gateway.core.errors import ApiError, request_too_large
 from gateway.files.record import FileRecord, object_of
-from gateway.files.registry import FileRegistry, Reservation, ran_out
+from gateway.files.registry import FileRegistry, Reservation, lease_expired
 from gateway.files.storage import Storage
 
 log = structlog.get_logger("files")
@@ -67,7 +67,7 @@ class Upload:
         kept = await asyncio.shield(self._registry.keep(record, self._began_ms))
         self._may_be_kept = kept is not None and kept.token == reserved.token
         if kept is None:
-            raise ran_out()
+            raise lease_expired()
         return kept
 
     async def close(self) -> None:

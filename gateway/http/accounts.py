@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.accounts.admin import AccountAdmin, key_json, tenant_json
-from gateway.accounts.registry import NewKey
+from gateway.accounts.registry import IssuedKey
 from gateway.http.edge import read_body
 from gateway.http.lists import tenant_filter
 from gateway.http.stream import json_response
@@ -57,7 +57,7 @@ class RotateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     keep: bool = False
 
 
-Row = tuple[str, str, Callable[[Request], Awaitable[Response]]]
+RouteEntry = tuple[str, str, Callable[[Request], Awaitable[Response]]]
 
 
 class AccountsApi:
@@ -68,7 +68,7 @@ class AccountsApi:
         self._accounts = admin.accounts
         self._max_body_bytes = max_body_bytes
 
-    def table(self) -> list[Row]:
+    def table(self) -> list[RouteEntry]:
         """Return the method, path and handler of each route."""
         return [
             ("GET", TENANTS, self.tenants),
@@ -144,6 +144,6 @@ def _given(body: Struct) -> dict[str, Any]:
     return {name: value for name, value in msgspec.structs.asdict(body).items() if value is not UNSET}
 
 
-def _shown_once(new: NewKey) -> Response:
+def _shown_once(new: IssuedKey) -> Response:
     """Return the response for a new key. It is the only response that contains the key itself."""
     return json_response({**key_json(new.account), "key": new.secret}, 201)

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.batches.eta import Outlook
+from gateway.batches.eta import EtaEstimator
 from gateway.batches.record import Batch, batch_json
 from gateway.batches.service import MAX_PAGE, Batches
 from gateway.core.errors import invalid_request
@@ -19,17 +19,17 @@ ADMIN_BATCHES = "/admin/v1/batches"
 CANCEL_BATCH = ADMIN_BATCHES + "/{tenant}/{batch_id}/cancel"
 WHICH = ("unfinished", "all")
 
-Row = tuple[str, str, Callable[[Request], Awaitable[Response]]]
+RouteEntry = tuple[str, str, Callable[[Request], Awaitable[Response]]]
 
 
 class AdminBatchesApi:
     """Handlers for batches of all tenants. Only administrators can call them. They never return a batch's lines."""
 
-    def __init__(self, batches: Batches, outlook: Outlook) -> None:
+    def __init__(self, batches: Batches, etas: EtaEstimator) -> None:
         self._batches = batches
-        self._outlook = outlook
+        self._etas = etas
 
-    def table(self) -> list[Row]:
+    def table(self) -> list[RouteEntry]:
         """Return the method, path and handler of each route."""
         return [("GET", ADMIN_BATCHES, self.listing), ("POST", CANCEL_BATCH, self.cancel)]
 
@@ -60,5 +60,5 @@ class AdminBatchesApi:
         return await (self._batches.of_tenant(tenant) if tenant else self._batches.newest())
 
     async def _shown(self, batch: Batch) -> dict[str, Any]:
-        eta = None if batch.ended else await self._outlook.eta(batch)
+        eta = None if batch.ended else await self._etas.eta(batch)
         return {"tenant": batch.tenant, **batch_json(batch), "eta_seconds": eta}

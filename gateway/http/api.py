@@ -13,10 +13,10 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from gateway.accounts.registry import AccountRegistry
-from gateway.batches.eta import Outlook
+from gateway.batches.eta import EtaEstimator
 from gateway.batches.service import Batches
 from gateway.core.errors import invalid_request
-from gateway.core.part import Part, offers_path
+from gateway.core.part import ApiSurface, serves_path
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Authenticator, Principal
 from gateway.core.trace_context import Ingress, trace_context_from
@@ -26,23 +26,23 @@ from gateway.http.admin_batches import AdminBatchesApi
 from gateway.http.batches import BatchesApi
 from gateway.http.console import ConsoleFiles
 from gateway.http.cors import Cors
-from gateway.http.edge import Direct, Edge, bearer_token, header, read_body, request_id
+from gateway.http.edge import AsgiEndpoint, RequestMiddleware, bearer_token, header, read_body, request_id
 from gateway.http.files import FilesApi
 from gateway.http.openapi.document import document
 from gateway.http.openapi.operations import OPERATIONS
 from gateway.http.root import GrpcAddressOf, RootApi
-from gateway.http.scrape import Openness, ScrapeApi
+from gateway.http.scrape import MetricsAccess, ScrapeApi
 from gateway.http.stream import GenerationResponse, json_response
 from gateway.observe.metrics import Metrics
 from gateway.observe.operations import Operations
-from gateway.openai.calls import Understood, chat_call, completion_call
+from gateway.openai.calls import CallParser, chat_call, completion_call
 from gateway.openai.convert import chat_messages
 from gateway.openai.parse import Body, parse
 from gateway.openai.render import Json
 from gateway.openai.schema import DetokenizeRequest, TokenizeRequest
 from gateway.openai.tools import offered_tools
 from gateway.requests.admission import ModelCard
-from gateway.requests.observers import Arrival
+from gateway.requests.observers import ArrivingRequest
 from gateway.requests.service import Gateway
 from gateway.text.chat_template import template_options
 from gateway.usage.report import UsageAdmin
@@ -62,10 +62,10 @@ def create_app(
     ping_seconds: float = PING_SECONDS,
     usage: UsageAdmin | None = None,
     metrics_keys: Collection[str] = (),
-    open_metrics: Openness = False,
+    open_metrics: MetricsAccess = False,
     files: Files | None = None,
     batches: Batches | None = None,
-    part: Part = "all",
+    surface: ApiSurface = "all",
     cors_origins: Sequence[str] = (),
     grpc: GrpcAddressOf = lambda: None,
 ) -> ASGIApp:
@@ -83,15 +83,16 @@ def create_app(
         metrics_keys: SHA-256 of the keys that may read /metrics, besides administrators' keys.
         open_metrics: the part of /metrics that a request without a key may read.
         files, batches: the file and batch services. None means that there are no routes for them.
-        part: the part of the API that this port serves.
+        surface: the part of the API that this port serves.
         cors_origins: origins whose pages may call everything but administration. If empty, no CORS layer is added.
         grpc: returns the address of the gRPC server, for `GET /`.
     """
-    rest = (accounts, operations, usage, metrics_keys, open_metrics, files, batches, part, grpc)
+    rest = (accounts, operations, usage, metrics_keys, open_metrics, files, batches, surface, grpc)
     api = HttpApi(gateway, keys, metrics, max_body_bytes, ping_seconds, *rest)
-    routes = [route for route in api.routes() if offers_path(part, route.path)]
-    edge = Edge(Router(routes, redirect_slashes=False))  # a redirect would go to the host that the caller named
-    return Cors(edge, cors_origins) if cors_origins and part != "admin" else edge
+    routes = [route for route in api.routes() if serves_path(surface, route.path)]
+    router = Router(routes, redirect_slashes=False)  # a redirect would go to the host that the caller named
+    edge = RequestMiddleware(router)
+    return Cors(edge, cors_origins) if cors_origins and surface != "admin" else edge
 
 
 class HttpApi:
@@ -108,33 +109,31 @@ class HttpApi:
         operations: Operations | None,
         usage: UsageAdmin | None,
         metrics_keys: Collection[str],
-        open_metrics: Openness,
+        open_metrics: MetricsAccess,
         files: Files | None,
         batches: Batches | None,
-        part: Part,
+        surface: ApiSurface,
         grpc: GrpcAddressOf,
     ) -> None:
         self._gateway = gateway
-        self._root = RootApi(part, grpc)
+        self._root = RootApi(surface, grpc)
         self._keys = keys
         self._scrape = ScrapeApi(gateway, metrics, self._authenticate, metrics_keys, open_metrics)
         self._max_body_bytes = max_body_bytes
         self._ping_seconds = ping_seconds
         self._started = int(time.time())
-        self._document = document([each for each in OPERATIONS if offers_path(part, each.path)])
+        self._document = document([each for each in OPERATIONS if serves_path(surface, each.path)])
         self._files = FilesApi(files, self._authenticate) if files else None
-        outlook = Outlook(batches, gateway.engine) if batches else None
-        self._batches = (
-            BatchesApi(batches, outlook, self._authenticate, max_body_bytes) if batches and outlook else None
-        )
-        of_all = AdminBatchesApi(batches, outlook) if batches and outlook else None
+        etas = EtaEstimator(batches, gateway.engine) if batches else None
+        self._batches = BatchesApi(batches, etas, self._authenticate, max_body_bytes) if batches and etas else None
+        of_all = AdminBatchesApi(batches, etas) if batches and etas else None
         self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts, usage, operations, of_all)
 
     def routes(self) -> list[Route]:
         post, get = ["POST"], ["GET"]
         return [
-            Route("/v1/chat/completions", Direct(self.chat), methods=post),
-            Route("/v1/completions", Direct(self.completions), methods=post),
+            Route("/v1/chat/completions", AsgiEndpoint(self.chat), methods=post),
+            Route("/v1/completions", AsgiEndpoint(self.completions), methods=post),
             Route("/v1/models", self.models, methods=get),
             Route("/v1/models/{name:path}", self.model, methods=get),
             Route("/tokenize", self.tokenize, methods=post),
@@ -223,7 +222,7 @@ class HttpApi:
     async def openapi(self, request: Request) -> Response:
         return json_response(self._document)
 
-    async def _generation(self, request: Request, understood: Understood) -> GenerationResponse:
+    async def _generation(self, request: Request, understood: CallParser) -> GenerationResponse:
         with self._arriving(request) as arrival:
             principal = arrival.identify(self._authenticate(request))
             body = await read_body(request, self._max_body_bytes)
@@ -269,6 +268,6 @@ class HttpApi:
     def _authenticate(self, request: Request) -> Principal:
         return self._keys.authenticate(bearer_token(request))
 
-    def _arriving(self, request: Request) -> AbstractContextManager[Arrival]:
+    def _arriving(self, request: Request) -> AbstractContextManager[ArrivingRequest]:
         trace = trace_context_from(header(request.scope, b"traceparent"))
         return self._gateway.arriving(request_id(request), Ingress(request.scope["path"], trace))

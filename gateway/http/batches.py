@@ -10,12 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.batches.eta import Outlook
+from gateway.batches.eta import EtaEstimator
 from gateway.batches.record import Batch, batch_json
-from gateway.batches.service import DEFAULT_PAGE, MAX_PAGE, Batches, Wish
+from gateway.batches.service import DEFAULT_PAGE, MAX_PAGE, Batches, BatchRequest
 from gateway.core.tenants import Principal
 from gateway.http.edge import read_body
-from gateway.http.lists import list_page, number_from
+from gateway.http.lists import list_page, parse_number
 from gateway.http.stream import json_response
 from gateway.openai.parse import parse
 
@@ -42,9 +42,9 @@ class BatchBody(Struct, kw_only=True):
     metadata: dict[str, str] | None = None
     output_expires_after: OutputExpiry | None = None
 
-    def wish(self) -> Wish:
+    def batch_request(self) -> BatchRequest:
         seconds = self.output_expires_after.seconds if self.output_expires_after else None
-        return Wish(self.endpoint, self.input_file_id, self.completion_window, self.metadata, seconds)
+        return BatchRequest(self.endpoint, self.input_file_id, self.completion_window, self.metadata, seconds)
 
 
 class BatchesApi:
@@ -53,12 +53,12 @@ class BatchesApi:
     def __init__(
         self,
         batches: Batches,
-        outlook: Outlook,
+        etas: EtaEstimator,
         authenticate: Callable[[Request], Principal],
         max_body_bytes: int,
     ) -> None:
         self._batches = batches
-        self._outlook = outlook
+        self._etas = etas
         self._authenticate = authenticate
         self._max_body_bytes = max_body_bytes
 
@@ -73,11 +73,11 @@ class BatchesApi:
     async def create(self, request: Request) -> Response:
         principal = self._tenant(request)
         body = parse(await read_body(request, self._max_body_bytes), BatchBody)
-        return json_response(await self._shown(await self._batches.create(principal, body.wish())))
+        return json_response(await self._shown(await self._batches.create(principal, body.batch_request())))
 
     async def list(self, request: Request) -> Response:
         principal, given = self._tenant(request), request.query_params
-        limit = number_from(given.get("limit", str(DEFAULT_PAGE)), "limit", 1, MAX_PAGE)
+        limit = parse_number(given.get("limit", str(DEFAULT_PAGE)), "limit", 1, MAX_PAGE)
         found, has_more = await self._batches.list(principal, given.get("after"), limit)
         return json_response(list_page([await self._shown(batch) for batch in found], has_more))
 
@@ -90,7 +90,7 @@ class BatchesApi:
         return json_response(await self._shown(await self._batches.cancel(principal, request.path_params["batch_id"])))
 
     async def _shown(self, batch: Batch) -> dict[str, Any]:
-        return {**batch_json(batch), "eta_seconds": await self._outlook.eta(batch)}
+        return {**batch_json(batch), "eta_seconds": await self._etas.eta(batch)}
 
     def _tenant(self, request: Request) -> Principal:
         return self._authenticate(request).as_tenant()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.core.part import is_administration
+from gateway.core.part import is_admin_path
 from gateway.core.safe_url import ANY, origin_pattern
 from gateway.http.openapi.document import HEADERS
 
@@ -40,5 +40,5 @@ class Cors:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        excluded = scope["type"] != "http" or is_administration(scope["path"])
+        excluded = scope["type"] != "http" or is_admin_path(scope["path"])
         await (self._app if excluded else self._shared)(scope, receive, send)

@@ -22,7 +22,7 @@ from gateway.core.errors import (
 from gateway.core.trace_context import request_id_from
 from gateway.http.console import CONSOLE
 from gateway.http.stream import json_response
-from gateway.openai.unknown import instead_of
+from gateway.openai.unknown import replacement_hint
 
 log = structlog.get_logger("http")
 
@@ -31,7 +31,7 @@ class ClientGone(OSError):
     """The client disconnected before its request was complete."""
 
 
-class Edge:
+class RequestMiddleware:
     """ASGI application around the router: assigns request ids, adds them to responses, and turns errors into responses.
 
     It replaces the middleware stack of a `Starlette` application, in which every write passes through each layer.
@@ -86,7 +86,7 @@ def _without_trailing_slash(scope: Scope) -> Scope:
     return {**scope, "path": path[:-1], "raw_path": raw[:-1]}
 
 
-class Direct:
+class AsgiEndpoint:
     """An endpoint whose handler returns an ASGI application. It bypasses Starlette's wrapping of endpoints."""
 
     def __init__(self, handler: Callable[[Request], Awaitable[ASGIApp]]) -> None:
@@ -151,7 +151,7 @@ def _refusal(scope: Scope, error: ApiError | HTTPException) -> Response:
         return error_response(error)
     method, path = scope["method"], scope["path"]
     if error.status_code == 404:
-        return error_response(route_not_found(method, path, instead_of(path)))
+        return error_response(route_not_found(method, path, replacement_hint(path)))
     if error.status_code == 405:
         return error_response(method_not_allowed(method, path, _allowed(scope)))
     return error_response(invalid_request(error.detail))

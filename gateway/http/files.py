@@ -16,11 +16,11 @@ from starlette.types import Receive, Scope, Send
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.tenants import Principal
 from gateway.files.record import FileRecord
-from gateway.files.service import MAX_PAGE, Files, check_purpose, keep
+from gateway.files.service import MAX_PAGE, Files, check_purpose, keep_upload
 from gateway.http.edge import header, streamed_body
 from gateway.http.form import FORM_BYTES, UNNAMED, FileForm
-from gateway.http.lists import list_page, number_from
-from gateway.http.stream import Presence, json_response
+from gateway.http.lists import list_page, parse_number
+from gateway.http.stream import DisconnectWatch, json_response
 
 log = structlog.get_logger("files")
 
@@ -55,8 +55,8 @@ class FilesApi:
         body = streamed_body(request, self._files.limits.max_file_bytes + FORM_BYTES)
         async with self._files.receiving(tenant, form.file(body), expected=self._expected(request)) as upload:
             purpose, expires_after = form.fields.get("purpose", ""), _expires_after(form.fields)
-            record = await keep(upload, form.filename or UNNAMED, purpose, expires_after)
-        return json_response(record.shown())
+            record = await keep_upload(upload, form.filename or UNNAMED, purpose, expires_after)
+        return json_response(record.to_openai())
 
     async def list(self, request: Request) -> Response:
         tenant, given = self._tenant(request), request.query_params
@@ -64,13 +64,13 @@ class FilesApi:
             tenant,
             purpose=given.get("purpose"),
             after=given.get("after"),
-            limit=number_from(given.get("limit", str(MAX_PAGE)), "limit", 1, MAX_PAGE),
+            limit=parse_number(given.get("limit", str(MAX_PAGE)), "limit", 1, MAX_PAGE),
             newest_first=_newest_first(given.get("order", "desc")),
         )
-        return json_response(list_page([record.shown() for record in page.data], page.has_more))
+        return json_response(list_page([record.to_openai() for record in page.data], page.has_more))
 
     async def show(self, request: Request) -> Response:
-        return json_response((await self._record(request)).shown())
+        return json_response((await self._record(request)).to_openai())
 
     async def delete(self, request: Request) -> Response:
         file_id = request.path_params["file_id"]
@@ -103,7 +103,7 @@ class ContentResponse:
     content: AsyncGenerator[bytes, None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with Presence(receive), aclosing(self.content):
+        async with DisconnectWatch(receive), aclosing(self.content):
             first = await anext(self.content, b"")
             await send({"type": "http.response.start", "status": 200, "headers": self._headers()})
             await send({"type": "http.response.body", "body": first, "more_body": True})
@@ -141,7 +141,7 @@ def _expires_after(fields: Mapping[str, str]) -> int | None:
         return None
     if fields.get(ANCHOR) != "created_at":
         raise invalid_request("anchor must be 'created_at'", ANCHOR)
-    return number_from(fields.get(SECONDS, ""), SECONDS, 0, MAX_SECONDS)
+    return parse_number(fields.get(SECONDS, ""), SECONDS, 0, MAX_SECONDS)
 
 
 def _newest_first(order: str) -> bool:

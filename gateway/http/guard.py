@@ -179,7 +179,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def guarded(app: ASGIApp, protocol: type[GuardedProtocol] = GuardedProtocol, **options: Any) -> uvicorn.Config:
+def guarded_config(app: ASGIApp, protocol: type[GuardedProtocol] = GuardedProtocol, **options: Any) -> uvicorn.Config:
     """Return the uvicorn configuration that serves an application with the guarded protocol.
 
     Proxy headers are ignored, because the caller's identity follows from its key alone.

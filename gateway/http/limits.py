@@ -15,7 +15,7 @@ from gateway.http.edge import read_body
 from gateway.http.lists import tenant_filter
 from gateway.http.stream import json_response
 from gateway.limiter.admin import LimitAdmin, scope_of
-from gateway.limiter.base import LimitEntry
+from gateway.limiter.base import StoredLimits
 from gateway.limiter.usage import ScopeUsage
 from gateway.openai.parse import parse
 
@@ -85,5 +85,5 @@ def use_json(used: ScopeUsage) -> dict[str, Any]:
     return {**asdict(used.scope), "limits": used.limits, **last}
 
 
-def entry_json(entry: LimitEntry) -> dict[str, Any]:
+def entry_json(entry: StoredLimits) -> dict[str, Any]:
     return {**asdict(entry.scope), **entry.limits.values(), "source": entry.source}

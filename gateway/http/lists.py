@@ -22,7 +22,7 @@ def list_page(data: Sequence[Mapping[str, Any]], has_more: bool) -> dict[str, An
     }
 
 
-def number_from(text: str, param: str, least: int, most: int) -> int:
+def parse_number(text: str, param: str, least: int, most: int) -> int:
     """Parse a decimal number from a caller.
 
     Raises:

@@ -13,10 +13,10 @@ from starlette.responses import Response
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.status import AdapterStatus
 from gateway.core.errors import invalid_request
-from gateway.core.shared_poll import Glance
+from gateway.core.shared_poll import SharedPoll
 from gateway.http.admin_answers import TenantUse
 from gateway.http.limits import use_json
-from gateway.http.lists import check_parameters, number_from
+from gateway.http.lists import check_parameters, parse_number
 from gateway.http.stream import json_response
 from gateway.limiter.admin import LimitAdmin
 from gateway.observe.history import MAX_MINUTES
@@ -30,7 +30,7 @@ OVERVIEW = "/admin/v1/overview"
 USAGE_SECONDS = 5.0
 """Minimum seconds between two reads of the usage books. Each read searches the keys of two days."""
 
-Row = tuple[str, str, Callable[[Request], Awaitable[Response]]]
+RouteEntry = tuple[str, str, Callable[[Request], Awaitable[Response]]]
 
 
 class LaneStatuses(Struct):
@@ -62,8 +62,8 @@ class OperationsApi:
         """Create the handlers. None for `usage` means that tenants are shown without their use."""
         self._operations = operations
         self._limits = limits
-        self._used = Glance(usage.last_minute.read, USAGE_SECONDS) if usage else None
-        self._tenants, self._adapters = Glance(self._look_at_tenants), Glance(adapters.statuses)
+        self._used = SharedPoll(usage.last_minute.read, USAGE_SECONDS) if usage else None
+        self._tenants, self._adapters = SharedPoll(self._look_at_tenants), SharedPoll(adapters.statuses)
         self._sections: dict[str, Callable[[], Awaitable[Any]]] = {
             "engine": operations.engine,
             "lanes": operations.lanes,
@@ -72,9 +72,9 @@ class OperationsApi:
             "adapters": self._adapters.get,
         }
 
-    def table(self) -> list[Row]:
+    def table(self) -> list[RouteEntry]:
         """Return the method, path and handler of each route."""
-        changes: list[Row] = [("POST", f"{LANES}/{{lane}}/{action}", self._change(action)) for action in MODES]
+        changes: list[RouteEntry] = [("POST", f"{LANES}/{{lane}}/{action}", self._change(action)) for action in MODES]
         return [
             ("GET", LANES, self.lanes),
             *changes,
@@ -108,8 +108,8 @@ class OperationsApi:
 
     def forget(self) -> None:
         """Drop the cached sections after a change, so that the next request sees the change."""
-        for glance in (self._tenants, self._adapters):
-            glance.forget()
+        for poll in (self._tenants, self._adapters):
+            poll.forget()
         self._operations.forget()
 
     def _change(self, action: str) -> Callable[[Request], Awaitable[Response]]:
@@ -150,14 +150,14 @@ class HistoryApi:
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
 
-    def table(self) -> list[Row]:
+    def table(self) -> list[RouteEntry]:
         """Return the method, path and handler of each route."""
         return [("GET", HISTORY, self.history), ("GET", RECENT, self.recent)]
 
     async def history(self, request: Request) -> Response:
         given = request.query_params
         check_parameters(given, "minutes")
-        minutes = number_from(given.get("minutes", str(DEFAULT_MINUTES)), "minutes", 1, MAX_MINUTES)
+        minutes = parse_number(given.get("minutes", str(DEFAULT_MINUTES)), "minutes", 1, MAX_MINUTES)
         return json_response(self._operations.history.read(minutes))
 
     async def recent(self, request: Request) -> Response:
@@ -166,6 +166,6 @@ class HistoryApi:
         which = given.get("which", WHICH[0])
         if which not in WHICH:
             raise invalid_request(f"which must be one of {', '.join(WHICH)}", "which")
-        limit = number_from(given.get("limit", str(DEFAULT_RECENT)), "limit", 1, KEPT)
+        limit = parse_number(given.get("limit", str(DEFAULT_RECENT)), "limit", 1, KEPT)
         found = self._operations.recent.read(cast(Literal["all", "failed"], which), limit)
         return json_response({"requests": found})

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from gateway.core.part import Part, offers_path
+from gateway.core.part import ApiSurface, serves_path
 from gateway.http.console import CONSOLE
 from gateway.http.stream import json_response
 
@@ -33,8 +33,8 @@ GrpcAddressOf = Callable[[], GrpcAddress | None]
 class RootApi:
     """Redirects browsers to the console, if this port serves it, and tells other clients the gRPC port."""
 
-    def __init__(self, part: Part, grpc: GrpcAddressOf) -> None:
-        self._has_console = offers_path(part, CONSOLE)
+    def __init__(self, surface: ApiSurface, grpc: GrpcAddressOf) -> None:
+        self._has_console = serves_path(surface, CONSOLE)
         self._grpc = grpc
 
     def routes(self) -> list[Route]:

@@ -15,7 +15,7 @@ from gateway.http.edge import bearer_token
 from gateway.observe.metrics import CONTENT_TYPE, Metrics
 from gateway.requests.service import Gateway
 
-Openness = bool | Literal["no_tenants"]
+MetricsAccess = bool | Literal["no_tenants"]
 
 
 class ScrapeApi:
@@ -27,7 +27,7 @@ class ScrapeApi:
         metrics: Metrics,
         authenticate: Callable[[Request], Principal],
         keys: Collection[str],
-        openness: Openness,
+        openness: MetricsAccess,
     ) -> None:
         """Create the handler.
 

@@ -14,10 +14,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gateway.core.errors import ApiError, internal
 from gateway.core.tenants import Principal
-from gateway.openai.calls import Call
+from gateway.openai.calls import ApiCall
 from gateway.openai.render import Envelope, encode_json
 from gateway.requests.service import Gateway
-from gateway.requests.types import Generation, Usage
+from gateway.requests.types import Generation, TokenUsage
 
 log = structlog.get_logger("http")
 
@@ -34,26 +34,26 @@ class GenerationResponse(Struct, frozen=True):
 
     gateway: Gateway
     principal: Principal
-    call: Call
+    call: ApiCall
     ping_seconds: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with Presence(receive) as client:
+        async with DisconnectWatch(receive) as client:
             await (self._stream(send) if self.call.stream else self._whole(client, send))
 
-    async def _whole(self, client: Presence, send: Send) -> None:
+    async def _whole(self, client: DisconnectWatch, send: Send) -> None:
         """Send the complete response, and settle the request after that. The next request that arrives in this process
         is checked against the limits after the settlement."""
         async with self.gateway.generate(self.principal, self.call.request) as generation:
             chunks = [chunk async for chunk in generation]
             admitted = generation.admitted
-            body = encode_json(self.call.envelope(admitted).whole(chunks))
-            client.may_leave()
+            body = encode_json(self.call.envelope(admitted).complete(chunks))
+            client.stop_watching_client()
             await send(_head({**JSON_HEADERS, "content-length": str(len(body)), **admitted.headers()}))
             await send({"type": "http.response.body", "body": body})
 
     async def _stream(self, send: Send) -> None:
-        events = EventStream(send)
+        events = SseStream(send)
         try:
             async with self.gateway.generate(self.principal, self.call.request) as generation:
                 envelope = self.call.envelope(generation.admitted)
@@ -73,7 +73,7 @@ class GenerationResponse(Struct, frozen=True):
         events.done()
         await events.close()
 
-    async def _chunks(self, events: EventStream, generation: Generation, envelope: Envelope) -> Usage | None:
+    async def _chunks(self, events: SseStream, generation: Generation, envelope: Envelope) -> TokenUsage | None:
         usage = None
         for index in range(len(generation.admitted.prompts) * self.call.request.n):
             events.add(envelope.opening(index))
@@ -85,7 +85,7 @@ class GenerationResponse(Struct, frozen=True):
         return usage
 
 
-class EventStream:
+class SseStream:
     """Writes server-sent events. Each write consists of whole events, so that pings may come between any two writes."""
 
     def __init__(self, send: Send) -> None:
@@ -136,14 +136,14 @@ class EventStream:
         await self._send({"type": "http.response.body", "body": frame, "more_body": True})
 
 
-class Presence:
+class DisconnectWatch:
     """Context manager that cancels its task as soon as the client disconnects, and suppresses that cancellation."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._is_gone = False
 
-    async def __aenter__(self) -> Presence:
+    async def __aenter__(self) -> DisconnectWatch:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
@@ -151,13 +151,13 @@ class Presence:
         self._watcher.add_done_callback(self._leave)
         return self
 
-    def may_leave(self) -> None:
+    def stop_watching_client(self) -> None:
         """Stop watching: the client has its whole response, or is about to get it, and may disconnect."""
         self._watcher.remove_done_callback(self._leave)
         self._watcher.cancel()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        self.may_leave()
+        self.stop_watching_client()
         # If the task was also cancelled from elsewhere, the cancellation is not suppressed.
         return self._is_gone and self._task.uncancel() == 0 and kind is asyncio.CancelledError
 

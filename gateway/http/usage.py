@@ -12,7 +12,7 @@ from gateway.http.edge import header
 from gateway.http.lists import check_parameters
 from gateway.http.stream import json_response
 from gateway.usage.render import report_csv, report_json
-from gateway.usage.report import UsageAdmin, UsageReport, parse_query
+from gateway.usage.report import UsageAdmin, UsageSummary, parse_query
 
 USAGE = "/admin/v1/usage"
 CSV = "text/csv"
@@ -33,11 +33,11 @@ class UsageApi:
         return await asyncio.to_thread(_csv if _wants_csv(request) else _json, report)
 
 
-def _json(report: UsageReport) -> Response:
+def _json(report: UsageSummary) -> Response:
     return json_response(report_json(report))
 
 
-def _csv(report: UsageReport) -> Response:
+def _csv(report: UsageSummary) -> Response:
     name = f"usage-{report.query.since}-{report.query.until}.csv"
     headers = {"content-disposition": f'attachment; filename="{name}"'}
     return Response(report_csv(report), media_type=CSV, headers=headers)

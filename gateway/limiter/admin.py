@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.core.errors import invalid_request, tenant_not_found
 from gateway.core.limits import EACH, NO_LIMITS, Limits, Scope
-from gateway.limiter.base import LimitEntry, Limiter
+from gateway.limiter.base import Limiter, StoredLimits
 from gateway.limiter.usage import ScopeUsage
 
 MAX_MEMBER = 256
@@ -21,11 +21,11 @@ class LimitAdmin:
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
 
-    async def get(self, tenant: str = "") -> list[LimitEntry]:
+    async def get(self, tenant: str = "") -> list[StoredLimits]:
         """Return the limits stored for one tenant, or for all tenants if the name is empty."""
         return [entry for name in self._tenants(tenant) for entry in await self._limiter.entries(name)]
 
-    async def set(self, scope: Scope, changes: Mapping[str, Any]) -> LimitEntry:
+    async def set(self, scope: Scope, changes: Mapping[str, Any]) -> StoredLimits:
         """Change limits of a scope. The change applies to the next request on every gateway."""
         self._tenants(scope.tenant)
         if not changes:
@@ -34,7 +34,7 @@ class LimitAdmin:
             NO_LIMITS.changed(changes)
         except ValueError as error:
             raise invalid_request(str(error), str(error).partition(" ")[0].rstrip(":")) from error
-        return LimitEntry(scope, await self._limiter.set_limits(scope, changes), "live")
+        return StoredLimits(scope, await self._limiter.set_limits(scope, changes), "live")
 
     async def reset(self, scope: Scope, *, used: bool) -> Limits:
         """Restore the configured limits or, with `used`, reset the counted use. Returns the limits then in force."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from gateway.core.budget import Allowance, Bucket, Refusal, explain, tightest
+from gateway.core.budget import Allowance, Bucket, LimitRefusal, explain_refusal, tightest_allowance
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import LimitName, Limits, Scope
 from gateway.core.tenants import Tenant
@@ -80,12 +80,12 @@ class Grant(Struct, frozen=True):
     @property
     def requests(self) -> Allowance | None:
         """Request allowance of the scope with the fewest requests left. None means that requests are not limited."""
-        return tightest([bucket.requests.allowance for bucket in self.buckets])
+        return tightest_allowance([bucket.requests.allowance for bucket in self.buckets])
 
     @property
     def tokens(self) -> Allowance | None:
         """Token allowance of the scope with the fewest tokens left. None means that tokens are not limited."""
-        return tightest([bucket.tokens.allowance for bucket in self.buckets])
+        return tightest_allowance([bucket.tokens.allowance for bucket in self.buckets])
 
     @property
     def shadowed(self) -> tuple[tuple[str, str], ...]:
@@ -100,7 +100,7 @@ class Grant(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class LimitEntry:
+class StoredLimits:
     """Limits that are stored for one scope, either configured or changed live."""
 
     scope: Scope
@@ -124,7 +124,7 @@ class Limiter(Protocol):
     def modes(self) -> frozenset[Mode]:
         """Modes of all limits in force."""
 
-    def foresees(self, request: ReserveRequest) -> bool:
+    def likely_to_grant(self, request: ReserveRequest) -> bool:
         """Return whether a reservation, which must follow, is almost certain to be granted.
 
         Work on the request may begin while the reservation is pending. The work is wasted if it is refused.
@@ -148,7 +148,7 @@ class Limiter(Protocol):
     async def configure(self, tenants: Iterable[Tenant]) -> None:
         """Publish the configured limits, and keep those that were changed live. Unknown tenants have no limits."""
 
-    def know(self, tenants: Iterable[Tenant]) -> None:
+    def configure_lazily(self, tenants: Iterable[Tenant]) -> None:
         """Do the same as `configure`, but publish new limits only before the tenant's next reservation."""
 
     async def drop(self, tenant: str) -> None:
@@ -161,7 +161,7 @@ class Limiter(Protocol):
     async def limits(self, scope: Scope) -> Limits:
         """Return the limits in force for a scope."""
 
-    async def entries(self, tenant: str) -> Sequence[LimitEntry]:
+    async def entries(self, tenant: str) -> Sequence[StoredLimits]:
         """Return all limits stored for a tenant: its own first, then those of its keys and adapters."""
 
     async def set_limits(self, scope: Scope, changes: Mapping[str, Any]) -> Limits:
@@ -197,8 +197,8 @@ def new_lease(request: ReserveRequest) -> str:
 def rate_headers(buckets: Sequence[Bucket]) -> dict[str, str]:
     headers: dict[str, str] = {}
     for name, allowance in (
-        ("requests", tightest([bucket.requests.allowance for bucket in buckets])),
-        ("tokens", tightest([bucket.tokens.allowance for bucket in buckets])),
+        ("requests", tightest_allowance([bucket.requests.allowance for bucket in buckets])),
+        ("tokens", tightest_allowance([bucket.tokens.allowance for bucket in buckets])),
     ):
         if allowance is not None:
             headers[f"x-ratelimit-limit-{name}"] = str(allowance.limit)
@@ -207,9 +207,9 @@ def rate_headers(buckets: Sequence[Bucket]) -> dict[str, str]:
     return headers
 
 
-def refused(request: ReserveRequest, buckets: Sequence[Bucket]) -> ApiError:
+def limit_error(request: ReserveRequest, buckets: Sequence[Bucket]) -> ApiError:
     """Return the error (429) for a reservation that did not fit the buckets of its scopes."""
-    refusal = explain(buckets, request.tokens)
+    refusal = explain_refusal(buckets, request.tokens)
     scope = request.scopes[refusal.scope]
     allowed = f"{str(scope).replace(':', ' ', 1)} may {_allowed(refusal)}"
     metadata = {"scope": str(scope), "limit": refusal.name, "value": str(refusal.limit)}
@@ -230,7 +230,7 @@ def refused(request: ReserveRequest, buckets: Sequence[Bucket]) -> ApiError:
     )
 
 
-def _allowed(refusal: Refusal) -> str:
+def _allowed(refusal: LimitRefusal) -> str:
     if refusal.name == "concurrent_requests":
         return f"have {refusal.limit} requests at once"
     if refusal.name == "tokens_per_day":

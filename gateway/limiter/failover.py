@@ -13,7 +13,7 @@ from gateway.core.budget import Bucket
 from gateway.core.errors import ApiError, Fault, unavailable
 from gateway.core.limits import Limits, Policy, Scope
 from gateway.core.tenants import Tenant
-from gateway.limiter.base import MODE_HEADER, Grant, LimitEntry, Mode, ReserveRequest
+from gateway.limiter.base import MODE_HEADER, Grant, Mode, ReserveRequest, StoredLimits
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
 from gateway.limiter.usage import ScopeUsage
@@ -33,14 +33,14 @@ class FailoverLimiter:
     def __init__(self, shared: RedisLimiter, local: LocalLimiter) -> None:
         self._shared = shared
         self._local = local
-        self._room = Room()
+        self._headroom = Headroom()
         self._asking = 0
         """Number of reservations that Redis has not answered yet."""
         self._reported: Mode = "redis"
         self._alone: set[str] = set()
         """Leases that the local limiter granted, which Redis does not know."""
 
-    def rule(self, policy: Policy, replicas: int, lease_seconds: float) -> None:
+    def set_default_policy(self, policy: Policy, replicas: int, lease_seconds: float) -> None:
         """Set the default policy, the number of gateways and the lease time for the future. See LocalLimiter and
         RedisLimiter."""
         self._local.policy, self._local.replicas = policy, replicas
@@ -54,17 +54,17 @@ class FailoverLimiter:
     def modes(self) -> frozenset[Mode]:
         return frozenset(("redis",)) if self._shared.available else self._local.policies() or frozenset((self.mode,))
 
-    def foresees(self, request: ReserveRequest) -> bool:
-        """Return whether a reservation is almost certain to be granted; see `Limiter.foresees`.
+    def likely_to_grant(self, request: ReserveRequest) -> bool:
+        """Return whether a reservation is almost certain to be granted; see `Limiter.likely_to_grant`.
 
         It is True for at most one reservation at a time, and only if the previous one in its scopes was granted, and so
         was charged. Otherwise a caller that sends requests and disconnects could make the engine work for nothing.
         """
-        return not self._asking and self._shared.available and self._room.has(request)
+        return not self._asking and self._shared.available and self._headroom.suffices_for(request)
 
     async def reserve(self, request: ReserveRequest) -> Grant:
         self._asking += 1
-        self._room.forget(request.scopes)
+        self._headroom.forget(request.scopes)
         try:
             grant = await self._shared.reserve(request)
         except StoreError as error:
@@ -74,7 +74,7 @@ class FailoverLimiter:
             self._asking -= 1
         self._report("")
         self._local.adopt(grant)
-        self._room.hear(request.scopes, grant.buckets)
+        self._headroom.remember(request.scopes, grant.buckets)
         return grant
 
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
@@ -103,15 +103,15 @@ class FailoverLimiter:
         except StoreError as error:
             self._report(str(error))
 
-    def know(self, tenants: Iterable[Tenant]) -> None:
+    def configure_lazily(self, tenants: Iterable[Tenant]) -> None:
         tenants = tuple(tenants)
-        self._local.know(tenants)
-        self._shared.know(tenants)
+        self._local.configure_lazily(tenants)
+        self._shared.configure_lazily(tenants)
 
     async def drop(self, tenant: str) -> None:
         with _changing():
             await self._shared.drop(tenant)
-        self._room.drop(tenant)
+        self._headroom.drop(tenant)
         await self._local.drop(tenant)
 
     @property
@@ -126,7 +126,7 @@ class FailoverLimiter:
         except StoreError:
             return await self._local.limits(scope)
 
-    async def entries(self, tenant: str) -> Sequence[LimitEntry]:
+    async def entries(self, tenant: str) -> Sequence[StoredLimits]:
         try:
             return await self._shared.entries(tenant)
         except StoreError:
@@ -220,13 +220,13 @@ SHARE = 0.5
 """Share of a limit that may be in use. The other half is for requests that other gateways admit meanwhile."""
 
 
-class Room:
+class Headroom:
     """Buckets of each scope as the last grant left them. They are dropped when the next reservation is requested."""
 
     def __init__(self) -> None:
         self._heard: dict[Scope, Bucket] = {}
 
-    def hear(self, scopes: Sequence[Scope], buckets: Sequence[Bucket]) -> None:
+    def remember(self, scopes: Sequence[Scope], buckets: Sequence[Bucket]) -> None:
         self._heard.update(zip(scopes, buckets, strict=True))
 
     def forget(self, scopes: Sequence[Scope]) -> None:
@@ -236,7 +236,7 @@ class Room:
     def drop(self, tenant: str) -> None:
         self.forget([scope for scope in self._heard if scope.tenant == tenant])
 
-    def has(self, request: ReserveRequest) -> bool:
+    def suffices_for(self, request: ReserveRequest) -> bool:
         """Return whether all scopes of a request are known to have plenty of room for it."""
         heard = [self._heard.get(scope) for scope in request.scopes]
-        return all(bucket is not None and bucket.is_roomy(request.tokens, SHARE) for bucket in heard)
+        return all(bucket is not None and bucket.has_headroom(request.tokens, SHARE) for bucket in heard)

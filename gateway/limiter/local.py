@@ -10,14 +10,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gateway.core.budget import DAY, Bucket, Charge, Decision, reserve, settle
+from gateway.core.budget import DAY, Bucket, BucketCharge, Decision, reserve, settle
 from gateway.core.errors import ApiError, Fault, unavailable
 from gateway.core.limits import EACH, LIMIT_NAMES, LimitName, Limits, Policy, Scope, ScopeKind
 from gateway.core.tenants import Tenant
-from gateway.limiter.base import Grant, LimitEntry, Mode, ReserveRequest, new_lease, refused
+from gateway.limiter.base import Grant, Mode, ReserveRequest, StoredLimits, limit_error, new_lease
 from gateway.limiter.usage import ScopeUsage, usage_of
 
-NOTHING = Charge(None, None, 0, -1)
+NOTHING = BucketCharge(None, None, 0, -1)
 """A charge of nothing, on a day that is over: settling it frees its slot and corrects no count."""
 
 
@@ -54,7 +54,7 @@ class LocalLimiter:
         """Last refusal in each scope: microseconds since 1970, and the limits that the request did not fit."""
         self._day = 0
         """Day, counted from 1970, to which the counts in `_refused` belong."""
-        self._leases: dict[str, dict[Scope, Charge]] = {}
+        self._leases: dict[str, dict[Scope, BucketCharge]] = {}
         self._elsewhere: Counter[Scope] = Counter()
         """Number of running requests of this gateway that Redis admitted, by scope."""
         self._own: dict[Scope, int] = {}
@@ -64,7 +64,7 @@ class LocalLimiter:
     def tenants(self) -> Sequence[str]:
         return sorted(self._tenants)
 
-    def foresees(self, request: ReserveRequest) -> bool:
+    def likely_to_grant(self, request: ReserveRequest) -> bool:
         """Return False: `reserve` answers at once, so that an early start gains no time."""
         return False
 
@@ -90,9 +90,9 @@ class LocalLimiter:
         self._correct(grant, 0, 0)
 
     async def configure(self, tenants: Iterable[Tenant]) -> None:
-        self.know(tenants)
+        self.configure_lazily(tenants)
 
-    def know(self, tenants: Iterable[Tenant]) -> None:
+    def configure_lazily(self, tenants: Iterable[Tenant]) -> None:
         self._tenants = {tenant.name: tenant for tenant in tenants}
 
     async def drop(self, tenant: str) -> None:
@@ -105,23 +105,23 @@ class LocalLimiter:
     async def limits(self, scope: Scope) -> Limits:
         return self._limits(scope)
 
-    async def entries(self, tenant: str) -> Sequence[LimitEntry]:
+    async def entries(self, tenant: str) -> Sequence[StoredLimits]:
         configured = _everybody(tenant)
         live = [scope for scope in self._live if scope.tenant == tenant and scope not in configured]
         return [
-            LimitEntry(scope, self._limits(scope), "live" if scope in self._live else "config")
+            StoredLimits(scope, self._limits(scope), "live" if scope in self._live else "config")
             for scope in (*configured, *sorted(live, key=attrgetter("order")))
         ]
 
     async def set_limits(self, scope: Scope, changes: Mapping[str, Any]) -> Limits:
         known, limits = self._live.get(scope), self._limits(scope).changed(changes)
-        self._live[scope] = known.limited(limits) if isinstance(known, Bucket) else limits
+        self._live[scope] = known.with_limits(limits) if isinstance(known, Bucket) else limits
         return limits
 
     async def restore_limits(self, scope: Scope) -> None:
         known = self._live.pop(scope, None)
         if isinstance(known, Bucket):
-            self._live[scope] = known.limited(self._limits(scope))
+            self._live[scope] = known.with_limits(self._limits(scope))
 
     async def forget_use(self, scope: Scope) -> None:
         bucket = self._bucket(scope)
@@ -185,10 +185,10 @@ class LocalLimiter:
         return _configured(self._tenants.get(scope.tenant, Tenant(scope.tenant)))[scope.kind]
 
     def _bucket(self, scope: Scope) -> Bucket:
-        share = self._limits(scope).alone(self.replicas, self.policy)
+        share = self._limits(scope).replica_share(self.replicas, self.policy)
         if scope not in self._buckets:
             self._buckets[scope] = self._last_known(scope, share)
-        return self._buckets[scope].limited(share)
+        return self._buckets[scope].with_limits(share)
 
     def _last_known(self, scope: Scope, share: Limits) -> Bucket:
         """Return the bucket from which this gateway starts in a scope where it has not counted by itself yet.
@@ -197,7 +197,7 @@ class LocalLimiter:
         the local limiter reserved, because Redis does not know these.
         """
         now = self._clock()
-        bucket = self._share_of_known(scope).limited(share).drained(now)
+        bucket = self._share_of_known(scope).with_limits(share).drained(now)
         for charges in self._leases.values():
             if scope in charges:
                 charge = charges[scope]
@@ -236,9 +236,9 @@ class LocalLimiter:
     def _refusal(self, request: ReserveRequest, buckets: Sequence[Bucket]) -> ApiError:
         """Return the error for a request that does not fit `buckets`: LIMITER_UNAVAILABLE if the whole limits have room
         for it, else a 429."""
-        error = refused(request, buckets)
+        error = limit_error(request, buckets)
         pairs = zip(request.scopes, buckets, strict=True)
-        if not all(bucket.limited(self._limits(scope)).admits(request.tokens) for scope, bucket in pairs):
+        if not all(bucket.with_limits(self._limits(scope)).admits(request.tokens) for scope, bucket in pairs):
             return error
         message = "rate limits cannot be checked right now, and this gateway's share of them is used up"
         return unavailable(Fault.LIMITER_UNAVAILABLE, message, error.retry_after or 1.0)

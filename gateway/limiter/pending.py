@@ -18,7 +18,7 @@ from gateway.redis.client import RedisCalls, StoreError
 
 log = structlog.get_logger("limiter")
 
-MAX_OWED = 65_536
+MAX_PENDING = 65_536
 RETRY_SECONDS = 1.0
 """Time between two attempts, if no other call finds out earlier that Redis is back."""
 
@@ -37,12 +37,14 @@ class Correction(Struct, frozen=True):
     """Time of the settlement, in seconds on the limiter's clock."""
 
 
-class Owed:
+class PendingSettlements:
     """Queue of settlements, and of usage of requests that were admitted without Redis. Its methods do not raise
     when Redis is unavailable."""
 
-    def __init__(self, calls: RedisCalls, spool: UsageSpool, send: Callable[[Correction], Awaitable[int]]) -> None:
-        self.spool = spool
+    def __init__(
+        self, calls: RedisCalls, usage_spool: UsageSpool, send: Callable[[Correction], Awaitable[int]]
+    ) -> None:
+        self.usage_spool = usage_spool
         self.lost_tokens = 0
         """Tokens that were used and will never be counted."""
         self._calls = calls
@@ -56,9 +58,9 @@ class Owed:
         """Tokens that were used and are not known to be counted. Lease renewals may already have counted a part of the
         tokens of a settlement that waits."""
         settlements = sum(correction.counts.tokens for correction in self._corrections)
-        return settlements + sum(counts.tokens for _, _, counts in self.spool.rows())
+        return settlements + sum(counts.tokens for _, _, counts in self.usage_spool.rows())
 
-    async def pay(self, correction: Correction) -> None:
+    async def send_or_queue(self, correction: Correction) -> None:
         """Send a correction now, or as soon as Redis answers again."""
         if not self._calls.allowed():
             self.add(correction)
@@ -67,29 +69,29 @@ class Owed:
             await self._send_or_keep(correction)
 
     def add(self, correction: Correction) -> None:
-        if len(self._corrections) >= MAX_OWED:
-            self.lose(self._corrections.popleft())
+        if len(self._corrections) >= MAX_PENDING:
+            self.record_loss(self._corrections.popleft())
         self._corrections.append(correction)
         self._keep_trying()
 
-    def lose(self, correction: Correction) -> None:
+    def record_loss(self, correction: Correction) -> None:
         if not correction.counts:
             return
         self.lost_tokens += correction.counts.tokens
-        log.error("usage_lost", lease=correction.grant.lease, counts=correction.counts.words())
+        log.error("usage_lost", lease=correction.grant.lease, counts=correction.counts.encoded())
 
     def count(self, grant: Grant) -> None:
         """Queue the usage of a request that another limiter admitted."""
-        self.spool.add(grant.request, grant.day, grant.request.used())
+        self.usage_spool.add(grant.request, grant.day, grant.request.used())
         self._keep_trying()
 
     @property
     def is_due(self) -> bool:
-        return bool(self._corrections) or not self.spool.is_empty
+        return bool(self._corrections) or not self.usage_spool.is_empty
 
     def deliver_soon(self) -> None:
         if self.is_due and (self._delivery is None or self._delivery.done()):
-            self._delivery = asyncio.create_task(self._deliver(), name="limiter-owed")
+            self._delivery = asyncio.create_task(self._deliver(), name="limiter-pending")
 
     async def close(self) -> None:
         """Send what is left, if Redis answers. Each correction or usage row that is lost is logged."""
@@ -100,8 +102,8 @@ class Owed:
             await self._delivery
         await self._deliver()
         for correction in self._corrections:
-            self.lose(correction)
-        self.spool.report_lost()
+            self.record_loss(correction)
+        self.usage_spool.report_lost()
 
     async def _send_or_keep(self, correction: Correction) -> None:
         try:
@@ -115,7 +117,7 @@ class Owed:
         with suppress(StoreError):
             while self._corrections:
                 await self._send_or_keep(self._corrections.popleft())
-            await self.spool.deliver()
+            await self.usage_spool.deliver()
 
     def _keep_trying(self) -> None:
         """Start a task that retries until everything is delivered, even if no other call reaches Redis meanwhile."""

@@ -11,7 +11,7 @@ import msgspec
 from gateway.core.budget import Bucket
 from gateway.core.limits import EACH, LIMIT_NAMES, LimitName, Limits, Scope, scope_named
 from gateway.core.tenants import Tenant
-from gateway.limiter.base import LimitEntry
+from gateway.limiter.base import StoredLimits
 from gateway.limiter.usage import ScopeUsage, usage_of
 from gateway.redis.client import RedisCalls, Script, StoreError
 
@@ -42,11 +42,11 @@ class PublishedLimits:
         """Publish the configured limits. Those that cannot be published now are published before the tenant's next
         reservation."""
         self._tenants = {}
-        self.know(tenants)
+        self.configure_lazily(tenants)
         for name in tuple(self._tenants):
             await self.publish(name)
 
-    def know(self, tenants: Iterable[Tenant]) -> None:
+    def configure_lazily(self, tenants: Iterable[Tenant]) -> None:
         known = {tenant.name: tenant for tenant in tenants}
         changed = {name for name, tenant in known.items() if self._tenants.get(name) != tenant}
         self._unpublished = changed | (self._unpublished & known.keys())
@@ -80,7 +80,7 @@ class PublishedLimits:
         texts = [text for text in found if text is not None]
         return decode_limits(texts[0])[0] if texts else Limits()
 
-    async def entries(self, tenant: str) -> list[LimitEntry]:
+    async def entries(self, tenant: str) -> list[StoredLimits]:
         await self.ensure(tenant)
         async with self._calls.guard() as client:
             found: dict[bytes, bytes] = await client.hgetall(self._calls.key("limits", tenant))
@@ -138,7 +138,7 @@ class PublishedLimits:
 
 
 def encode_limits(limits: Limits, source: str) -> bytes:
-    return msgspec.json.encode({**limits.given(), "source": source})
+    return msgspec.json.encode({**limits.set_values(), "source": source})
 
 
 def decode_limits(text: bytes) -> tuple[Limits, str]:
@@ -170,6 +170,6 @@ def _names(scope: Scope) -> tuple[str, str]:
     return scope.name, scope.each.name if scope.each else ""
 
 
-def _entry(scope: Scope, text: bytes) -> LimitEntry:
+def _entry(scope: Scope, text: bytes) -> StoredLimits:
     limits, source = decode_limits(text)
-    return LimitEntry(scope, limits, "live" if source == "live" else "config")
+    return StoredLimits(scope, limits, "live" if source == "live" else "config")

@@ -32,8 +32,8 @@ from redis.asyncio.cluster import RedisCluster
 from gateway.core.budget import DAY, Decision
 from gateway.core.limits import LIMIT_NAMES, LimitName, Limits, Scope
 from gateway.core.tenants import Tenant
-from gateway.limiter.base import Grant, LimitEntry, ReserveRequest, new_lease, refused
-from gateway.limiter.pending import Correction, Owed
+from gateway.limiter.base import Grant, ReserveRequest, StoredLimits, limit_error, new_lease
+from gateway.limiter.pending import Correction, PendingSettlements
 from gateway.limiter.published import LOST, PublishedLimits, decode_buckets
 from gateway.limiter.usage import ScopeUsage
 from gateway.limiter.usage_spool import UsageSpool, UsageTerms
@@ -86,7 +86,7 @@ class RedisLimiter:
         self._renew_script = Script.load("counted.lua", "renew.lua")
         self._lasting_keys = lru_cache(maxsize=4096)(self._keys_of)
         self._terms = UsageTerms(self._calls, retention_days)
-        self._owed = Owed(self._calls, UsageSpool(self._terms), self.send)
+        self._pending = PendingSettlements(self._calls, UsageSpool(self._terms), self.send)
         self._held: dict[str, Grant] = {}
         self._renewal: asyncio.Task[None] | None = None
 
@@ -107,14 +107,14 @@ class RedisLimiter:
         self._calls.check_allowed()
         grant = Grant(new_lease(request), request, "redis")
         try:
-            decision = await self.ask(grant)
+            decision = await self.send_reservation(grant)
         except (StoreError, asyncio.CancelledError):
-            self._owed.add(Correction(grant, 0, 0, uncertain=True))
+            self._pending.add(Correction(grant, 0, 0, uncertain=True))
             if self.available:
-                self._owed.deliver_soon()
+                self._pending.deliver_soon()
             raise
         if not decision.admitted:
-            raise refused(replace(request, tokens=decision.tokens), decision.buckets)
+            raise limit_error(replace(request, tokens=decision.tokens), decision.buckets)
         day = decision.buckets[0].at // DAY
         grant = Grant(grant.lease, request, "redis", decision.buckets, decision.misses, day, reserved=decision.tokens)
         self._hold(grant)
@@ -143,15 +143,15 @@ class RedisLimiter:
         tenant's next reservation."""
         await self._published.configure(tenants)
 
-    def know(self, tenants: Iterable[Tenant]) -> None:
-        self._published.know(tenants)
+    def configure_lazily(self, tenants: Iterable[Tenant]) -> None:
+        self._published.configure_lazily(tenants)
 
     async def limits(self, scope: Scope) -> Limits:
         """Return the limits in force. Raises StoreError, like the methods below that read or change limits: a change
         that was not made is never reported as made."""
         return await self._published.limits(scope)
 
-    async def entries(self, tenant: str) -> Sequence[LimitEntry]:
+    async def entries(self, tenant: str) -> Sequence[StoredLimits]:
         return await self._published.entries(tenant)
 
     async def set_limits(self, scope: Scope, changes: Mapping[str, Any]) -> Limits:
@@ -174,14 +174,14 @@ class RedisLimiter:
 
     @property
     def undelivered_tokens(self) -> int:
-        """See `Owed.undelivered_tokens`."""
-        return self._owed.undelivered_tokens
+        """See `PendingSettlements.undelivered_tokens`."""
+        return self._pending.undelivered_tokens
 
     @property
     def lost_tokens(self) -> int:
         """Tokens that were used and will never be counted, because Redis was unavailable for longer than it keeps
         reservations, or because too many settlements waited."""
-        return self._owed.lost_tokens
+        return self._pending.lost_tokens
 
     async def outstanding(self) -> int:
         return await self._calls.count("lease")
@@ -198,9 +198,9 @@ class RedisLimiter:
         """Send the settlements and usage that wait, if Redis answers. The client stays open; its creator closes it."""
         if self._renewal is not None:
             self._renewal.cancel()
-        await self._owed.close()
+        await self._pending.close()
 
-    async def ask(self, grant: Grant) -> Decision:
+    async def send_reservation(self, grant: Grant) -> Decision:
         """Send one reservation and return the decision, without keeping its lease renewed. Raises StoreError."""
         request = grant.request
         await self._published.ensure(request.tenant)
@@ -240,19 +240,19 @@ class RedisLimiter:
         keys = [*self.keys(grant), self._terms.key(request.tenant, grant.day)]
         settled, now = await self._calls.run(self._settle_script, keys, args)
         if not settled and (self._clock() - correction.made) * 1000 > self._receipt_ms:
-            self._owed.lose(correction)
+            self._pending.record_loss(correction)
         return int(now)
 
     def count(self, grant: Grant) -> None:
         """Count the usage of a request that another limiter admitted, exactly once, as soon as Redis answers."""
-        self._owed.count(grant)
+        self._pending.count(grant)
 
     async def _correct(self, correction: Correction) -> None:
         self._held.pop(correction.grant.lease, None)
-        await self._owed.pay(correction)
+        await self._pending.send_or_queue(correction)
 
     def _on_answer(self) -> None:
-        self._owed.deliver_soon()
+        self._pending.deliver_soon()
 
     def _hold(self, grant: Grant) -> None:
         self._held[grant.lease] = grant

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.core.budget import DAY, Bucket, Count, Meter
+from gateway.core.budget import DAY, Bucket, CountMeter, Meter
 from gateway.core.limits import LimitName, Scope
 
 
@@ -52,14 +52,14 @@ def usage_of(
     return ScopeUsage(scope, shown, last[0] / 1e6 if last and missed else None, missed)
 
 
-def _usage(name: LimitName, meter: Meter | Count, now: int, refused: int) -> LimitUsage:
+def _usage(name: LimitName, meter: Meter | CountMeter, now: int, refused: int) -> LimitUsage:
     remaining = None if meter.limit is None else round(max(0.0, meter.limit - meter.used), 3)
     return LimitUsage(
         name, meter.limit, round(meter.used, 3), remaining, _reset(meter, name, now), meter.shadow, refused
     )
 
 
-def _reset(meter: Meter | Count, name: LimitName, now: int) -> float | None:
+def _reset(meter: Meter | CountMeter, name: LimitName, now: int) -> float | None:
     if isinstance(meter, Meter):
         return 0.0 if meter.limit is None else round(meter.used / meter.limit * 60, 3)
     return round((DAY - now % DAY) / 1e6, 3) if name == "tokens_per_day" else None

@@ -27,7 +27,7 @@ MAX_BATCH = 1000
 """Maximum number of rows in one call. The script blocks all other calls to Redis, for some milliseconds."""
 DAY_MS = 86_400_000
 
-Place = tuple[int, RowName]
+RowKey = tuple[int, RowName]
 """A day, counted from 1970, and the name of one of its rows."""
 
 
@@ -48,16 +48,16 @@ class UsageTerms:
 
     def args(self, request: ReserveRequest, day: int, counts: Counts) -> list[Argument]:
         row = request.row
-        return [str(row), str(row.others), self.max_rows, self.expires_at(day), counts.words()]
+        return [str(row), str(row.others), self.max_rows, self.expires_at(day), counts.encoded()]
 
 
 @dataclass(slots=True)
-class Batch:
+class SpoolBatch:
     """Rows that are being delivered, unchanged until Redis has counted them. Redis recognizes a repeated batch by its
     number."""
 
     number: int = 0
-    rows: Mapping[Place, Counts] = field(default_factory=dict)
+    rows: Mapping[RowKey, Counts] = field(default_factory=dict)
 
 
 class UsageSpool:
@@ -68,9 +68,9 @@ class UsageSpool:
         self._terms = terms
         self._name = secrets.token_hex(8)
         """Random name of this gateway process in Redis."""
-        self._waiting: dict[str, dict[Place, Counts]] = {}
+        self._waiting: dict[str, dict[RowKey, Counts]] = {}
         """Rows that are not in a batch yet, by tenant."""
-        self._sent: dict[str, Batch] = defaultdict(Batch)
+        self._sent: dict[str, SpoolBatch] = defaultdict(SpoolBatch)
         self._turn = asyncio.Lock()
         self._script = Script.load("bucket.lua", "counted.lua", "spool.lua")
         self._size = 0
@@ -89,7 +89,7 @@ class UsageSpool:
     def is_empty(self) -> bool:
         return not (self._waiting or any(batch.rows for batch in self._sent.values()))
 
-    def rows(self) -> Iterator[tuple[str, Place, Counts]]:
+    def rows(self) -> Iterator[tuple[str, RowKey, Counts]]:
         """Yield tenant, place and counts of every row that is not known to be counted."""
         for tenant, batch in self._sent.items():
             yield from ((tenant, place, counts) for place, counts in batch.rows.items())
@@ -106,7 +106,7 @@ class UsageSpool:
     def report_lost(self) -> None:
         """Log every row that was not delivered, because the rows are lost when this process ends."""
         for tenant, (day, name), counts in self.rows():
-            log.error("usage_lost", tenant=tenant, day=day_of(day).isoformat(), row=str(name), counts=counts.words())
+            log.error("usage_lost", tenant=tenant, day=day_of(day).isoformat(), row=str(name), counts=counts.encoded())
 
     async def _deliver(self, tenant: str) -> None:
         batch = self._sent[tenant]
@@ -116,7 +116,7 @@ class UsageSpool:
             await self._send(tenant, batch)
             batch.rows = {}
 
-    def _take(self, tenant: str) -> Mapping[Place, Counts]:
+    def _take(self, tenant: str) -> Mapping[RowKey, Counts]:
         rows = self._waiting.pop(tenant, {})
         taken = {place: rows.pop(place) for place in tuple(rows)[:MAX_BATCH]}
         self._size -= len(taken)
@@ -124,7 +124,7 @@ class UsageSpool:
             self._waiting[tenant] = rows
         return taken
 
-    async def _send(self, tenant: str, batch: Batch) -> None:
+    async def _send(self, tenant: str, batch: SpoolBatch) -> None:
         terms, key = self._terms, self._terms.calls.key
         keys = [key("spooled", tenant, self._name), key("limits", tenant), key("scopes", tenant)]
         args: list[Argument] = [batch.number, terms.retention_days * DAY_MS, terms.max_rows]
@@ -132,5 +132,5 @@ class UsageSpool:
             scopes = ("tenant", f"key:{name.key}", f"adapter:{name.adapter}")
             keys += [terms.key(tenant, day)]
             keys += [key(kind, tenant, scope) for scope in scopes for kind in ("bucket", "running")]
-            args += [str(name), str(name.others), terms.expires_at(day), counts.words(), day, name.key, name.adapter]
+            args += [str(name), str(name.others), terms.expires_at(day), counts.encoded(), day, name.key, name.adapter]
         await terms.calls.run(self._script, keys, args)

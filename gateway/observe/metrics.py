@@ -100,7 +100,7 @@ class Metrics:
         self._model = model
         self._vllm = VllmRequests(model, self._registry)
         self._adapters = AdapterTraffic(self._registry)
-        self.promises = Promises(goals, model)
+        self.static = StaticMetrics(goals, model)
 
     def collect(self) -> Iterable[Metric]:
         """Return the metrics of requests, without the engine's state."""
@@ -159,10 +159,10 @@ class Metrics:
         """
         counted = list(self.collect())
         engine = EngineMetrics(stats, names, limiter_modes, self._model)
-        rest = (self._vllm.summed(counted), self._extra.collect(), self.promises.collect(), engine.collect())
+        rest = (self._vllm.summed(counted), self._extra.collect(), self.static.collect(), engine.collect())
         families = [*counted, *chain.from_iterable(rest)]
         told = CollectorRegistry()
-        told.register(Told(families if tenants else list(without_tenants(families))))
+        told.register(CollectedFamilies(families if tenants else list(without_tenants(families))))
         return generate_latest(told)
 
     def _counted(self) -> CollectorRegistry:
@@ -226,7 +226,7 @@ class Metrics:
         return name if name in self._tenants else "other"
 
 
-class Told(Collector):
+class CollectedFamilies(Collector):
     """Collector of metric families that were already collected."""
 
     def __init__(self, families: Sequence[Metric]) -> None:
@@ -236,7 +236,7 @@ class Told(Collector):
         return self._families
 
 
-class Promises(Collector):
+class StaticMetrics(Collector):
     """Metrics that requests do not change: the version, the base model and the goals of the lanes."""
 
     def __init__(self, goals: Mapping[Lane, LaneGoals], model: str) -> None:

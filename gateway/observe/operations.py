@@ -22,11 +22,11 @@ from engine.rpc.client import EngineApi, LaneRejected
 from engine.rpc.stream import EngineUnavailable
 from engine.rpc.wire import lane_mode_from_pb
 from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
-from gateway.core.shared_poll import Glance
+from gateway.core.shared_poll import SharedPoll
 from gateway.observe.history import History
 from gateway.observe.latency import ITL, TTFT, Latency, LatencyWindow, Percentiles
-from gateway.observe.metrics import Promises
-from gateway.observe.recent import RecentRequests
+from gateway.observe.metrics import StaticMetrics
+from gateway.observe.recent import RecentRequestStore
 
 LaneName = Literal["interactive", "batch"]
 LANE_NAMES: Mapping[Lane, LaneName] = {Lane.INTERACTIVE: "interactive", Lane.BATCH: "batch"}
@@ -121,17 +121,17 @@ class Operations:
     Answers of the engine are cached for one second and shared by all callers.
     """
 
-    def __init__(self, engine: EngineApi, latency: LatencyWindow, promises: Promises, served_name: str) -> None:
-        """`promises` holds the lanes' goals, which follow the configuration. `served_name` is the base model's name."""
+    def __init__(self, engine: EngineApi, latency: LatencyWindow, static: StaticMetrics, served_name: str) -> None:
+        """`static` holds the lanes' goals, which follow the configuration. `served_name` is the base model's name."""
         self._engine = engine
         self._latency = latency
-        self._promises = promises
+        self._static = static
         self._served_name = served_name
         self.history = History()
-        self.recent = RecentRequests()
-        self._stats = Glance(engine.stats)
-        self._lanes = Glance(self._look_at_lanes)
-        self._requests = Glance(lambda: engine.live_requests(MOST_LISTED))
+        self.recent = RecentRequestStore()
+        self._stats = SharedPoll(engine.stats)
+        self._lanes = SharedPoll(self._look_at_lanes)
+        self._requests = SharedPoll(lambda: engine.live_requests(MOST_LISTED))
 
     async def lanes(self) -> list[LaneStatus]:
         return await self._lanes.get()
@@ -177,8 +177,8 @@ class Operations:
 
     def forget(self) -> None:
         """Drop cached answers of the engine, so that the next query shows the current state."""
-        for glance in (self._stats, self._lanes, self._requests):
-            glance.forget()
+        for poll in (self._stats, self._lanes, self._requests):
+            poll.forget()
 
     async def reserved(self) -> Mapping[str, int]:
         """Return the tokens that live requests have reserved and may still use, by tenant."""
@@ -209,7 +209,7 @@ class Operations:
         The percentile is the lane's attainment goal, or `UNPROMISED` for a lane without one. None means that nothing
         was observed.
         """
-        latency, goals = self._latency.read(), self._promises.goals
+        latency, goals = self._latency.read(), self._static.goals
         return {
             f"{name}.{kind}_at_goal": latency.at(histogram, lane, goals[lane].attainment or UNPROMISED)
             for lane, name in LANE_NAMES.items()
@@ -220,7 +220,7 @@ class Operations:
         with _engine_answers():
             stats = await self._stats.get()
         latency = self._latency.read()
-        goals = self._promises.goals
+        goals = self._static.goals
         return [_lane_status(lane, latency, goals[Lane(lane.lane)]) for lane in stats.lanes]
 
 

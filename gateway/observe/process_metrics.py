@@ -46,7 +46,7 @@ class LoopMetrics(Collector):
         yield GaugeMetricFamily("loralane_asyncio_tasks", "asyncio tasks in the event loop.", tasks)
 
 
-class Uncounted(Protocol):
+class UndeliveredUsage(Protocol):
     """Numbers of used tokens that are not in the usage books."""
 
     @property
@@ -57,7 +57,7 @@ class Uncounted(Protocol):
 
 
 class UsageMetrics(Collector):
-    def __init__(self, uncounted: Uncounted) -> None:
+    def __init__(self, uncounted: UndeliveredUsage) -> None:
         self._uncounted = uncounted
 
     def collect(self) -> Iterable[Metric]:

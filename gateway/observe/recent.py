@@ -46,7 +46,7 @@ class RecentRequest(Struct, frozen=True):
     tpot_seconds: float | None
 
 
-class RecentRequests:
+class RecentRequestStore:
     """An observer that remembers requests when they end. Failures also have a separate list, so that successes cannot
     push them out: on a busy gateway the last failure may be thousands of requests ago."""
 

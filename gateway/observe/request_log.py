@@ -35,7 +35,7 @@ class RequestLog:
 
     def finished(self, record: RequestRecord) -> None:
         if self._terminal is None:
-            self._log.msg("request", **describe(record))
+            self._log.msg("request", **log_fields(record))
         else:
             self._terminal.write(access_line(record, datetime.now()) + "\n")
 
@@ -46,7 +46,7 @@ def access_line(record: RequestRecord, now: datetime) -> str:
     parts = [
         f"{now:%H:%M:%S} {record.status}",
         record.tenant or "-",
-        printable(clipped(record.model)) or "-",
+        printable(clip_name(record.model)) or "-",
         f"{record.prompt_tokens:,} + {record.completion_tokens:,} tokens",
         *(f"{name} {seconds:.2f} s" for name, seconds in times if seconds is not None),
         record.error_code or record.finish,
@@ -59,7 +59,7 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
-def describe(record: RequestRecord) -> dict[str, Any]:
+def log_fields(record: RequestRecord) -> dict[str, Any]:
     """Return the fields of a log line. All fields are always present; null means unknown or never reached."""
     return {
         "id": record.id,
@@ -68,7 +68,7 @@ def describe(record: RequestRecord) -> dict[str, Any]:
         "route": record.ingress.route or None,
         "tenant": record.tenant or None,
         "key": record.key_id or None,
-        "model": clipped(record.model) or None,
+        "model": clip_name(record.model) or None,
         "adapter": record.adapter,
         "adapter_version": record.adapter_version or None,
         "lane_asked": _lane(record.lane_asked),
@@ -93,7 +93,7 @@ def describe(record: RequestRecord) -> dict[str, Any]:
     }
 
 
-def clipped(name: str) -> str:
+def clip_name(name: str) -> str:
     """Shorten a name to LONGEST_NAME characters. Callers can send names of any length; no served name is longer."""
     return name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME] + "..."
 

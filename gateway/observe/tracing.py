@@ -31,7 +31,7 @@ from opentelemetry.trace import (
 from engine.core.types import Lane
 from gateway.core.lanes import lane_name
 from gateway.core.trace_context import TraceContext
-from gateway.observe.request_log import clipped
+from gateway.observe.request_log import clip_name
 from gateway.requests.record import RequestRecord
 
 EXPORT_SECONDS = 2.0
@@ -137,7 +137,7 @@ def _attributes(record: RequestRecord) -> Iterator[tuple[str, Attribute]]:
         **_called(record),
         "gen_ai.operation.name": _operation(record),
         "gen_ai.provider.name": "loralane",
-        "gen_ai.request.model": clipped(record.model),
+        "gen_ai.request.model": clip_name(record.model),
         "gen_ai.response.id": record.id,
         "gen_ai.usage.input_tokens": record.prompt_tokens,
         "gen_ai.usage.cache_read.input_tokens": record.usage.cached,

@@ -16,12 +16,12 @@ from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.parse import parse
 from gateway.openai.render import ChatStyle, CompletionStyle, Envelope, Style
 from gateway.openai.schema import ChatRequest, CompletionRequest, Sampled
-from gateway.openai.tools import call_reader
+from gateway.openai.tools import tool_call_reader
 from gateway.requests.service import Gateway
 from gateway.requests.types import Admitted, GenerateRequest
 
 
-class Call(Struct, frozen=True):
+class ApiCall(Struct, frozen=True):
     """A parsed request and the style of its response. It serves one response only, because the style keeps state."""
 
     request: GenerateRequest
@@ -33,7 +33,7 @@ class Call(Struct, frozen=True):
         return Envelope(self.style, admitted, asked=self.request.lane, include_usage=self.include_usage)
 
 
-def chat_call(gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, ingress: Ingress = UNKNOWN) -> Call:
+def chat_call(gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, ingress: Ingress = UNKNOWN) -> ApiCall:
     """Parse the body of /v1/chat/completions.
 
     Raises:
@@ -41,11 +41,13 @@ def chat_call(gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, in
     """
     body = parse(text, ChatRequest, tenant.unknown_fields)
     request = chat_request(body, request_id, ingress)
-    tools = call_reader(request, gateway.intake.dialect)
+    tools = tool_call_reader(request, gateway.intake.dialect)
     return _call(body, request, ChatStyle(gateway.tokenizer, token_ids=bool(body.return_token_ids), tools=tools))
 
 
-def completion_call(gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, ingress: Ingress = UNKNOWN) -> Call:
+def completion_call(
+    gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, ingress: Ingress = UNKNOWN
+) -> ApiCall:
     """Parse the body of /v1/completions. Raises the same errors as `chat_call`."""
     body = parse(text, CompletionRequest, tenant.unknown_fields)
     request = completion_request(body, request_id, ingress)
@@ -53,16 +55,16 @@ def completion_call(gateway: Gateway, tenant: Tenant, text: bytes, request_id: s
     return _call(body, request, CompletionStyle(gateway.tokenizer, token_ids=bool(body.return_token_ids), echo=echo))
 
 
-Understood = Callable[[Gateway, Tenant, bytes, str, Ingress], Call]
+CallParser = Callable[[Gateway, Tenant, bytes, str, Ingress], ApiCall]
 
-CALLS: Mapping[str, Understood] = MappingProxyType(
+CALLS: Mapping[str, CallParser] = MappingProxyType(
     {"/v1/chat/completions": chat_call, "/v1/completions": completion_call}
 )
 """Parsers by the path of the endpoint."""
 
 
-def _call(body: Sampled, request: GenerateRequest, style: Style) -> Call:
-    return Call(request, style, bool(body.stream), body.include_usage)
+def _call(body: Sampled, request: GenerateRequest, style: Style) -> ApiCall:
+    return ApiCall(request, style, bool(body.stream), body.include_usage)
 
 
 def _prompt_texts(gateway: Gateway, request: GenerateRequest) -> list[str]:

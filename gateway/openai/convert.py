@@ -7,7 +7,7 @@ from typing import Any
 from engine.core.grammars import Grammar
 from engine.core.types import SamplingParams
 from gateway.core.errors import invalid_request, unsupported_parameter
-from gateway.core.lanes import asked_lane
+from gateway.core.lanes import requested_lane
 from gateway.core.routing import ModelQuery
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.openai.messages import ROLES, ChatMessage, ContentPart
@@ -161,9 +161,9 @@ def _request(
         seed=body.seed,
         stop=body.stop_strings,
         keep_stop=bool(body.include_stop_str_in_output),
-        whole=not body.stream,
+        coalesce=not body.stream,
         n=body.n or 1,
-        lane=asked_lane(body.service_tier),
+        lane=requested_lane(body.service_tier),
         priority=body.priority or 0,
         ttft=slo.ttft,
         itl=slo.itl,

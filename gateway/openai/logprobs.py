@@ -15,7 +15,7 @@ LOWEST_LOGPROB = -9999.0
 """Value that OpenAI sends for a probability of zero, because JSON cannot represent minus infinity."""
 
 
-class ChatLogprobs:
+class ChatLogprobsRenderer:
     """Renders the log probabilities of a chat: one entry for each token of the text."""
 
     def __init__(self, tokenizer: Tokenizer, *, silent: bool = False) -> None:
@@ -26,7 +26,7 @@ class ChatLogprobs:
         self._tokenizer = tokenizer
         self._silent = silent
 
-    def of(self, chunk: GenerationChunk) -> Json | None:
+    def render(self, chunk: GenerationChunk) -> Json | None:
         """Render a chunk. None means that no log probabilities were requested or that the chunk has no tokens."""
         count = len(chunk.logprobs) - (chunk.silent and not self._silent)
         if count <= 0:
@@ -43,7 +43,7 @@ class ChatLogprobs:
         return {"token": _text(raw), "logprob": _finite(logprob), "bytes": list(raw)}
 
 
-class CompletionLogprobs:
+class CompletionLogprobsRenderer:
     """Renders the log probabilities of a completion: four parallel lists."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -51,7 +51,7 @@ class CompletionLogprobs:
         self._places: dict[int, _Place] = {}
         """Text positions by answer number."""
 
-    def of(self, chunk: GenerationChunk) -> Json | None:
+    def render(self, chunk: GenerationChunk) -> Json | None:
         """Render a chunk. None means that no log probabilities were requested or that the chunk has no tokens."""
         if not chunk.logprobs:
             return None

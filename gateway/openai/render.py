@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import msgspec
 
 from engine.core.types import Lane
-from gateway.core.lanes import told_tier
-from gateway.openai.logprobs import ChatLogprobs, CompletionLogprobs
-from gateway.openai.tools import Told, ToolCalls, as_text
-from gateway.requests.types import Admitted, GenerationChunk, Usage, join_answers
+from gateway.core.lanes import answer_tier
+from gateway.openai.logprobs import ChatLogprobsRenderer, CompletionLogprobsRenderer
+from gateway.openai.tools import ChunkContent, ToolCalls, text_content
+from gateway.requests.types import Admitted, GenerationChunk, TokenUsage, join_answers
 from gateway.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
@@ -36,7 +36,7 @@ class Style(Protocol):
     def delta(self, chunk: GenerationChunk) -> Json:
         """Return the choice of a stream chunk."""
 
-    def whole(self, chunk: GenerationChunk) -> Json:
+    def complete(self, chunk: GenerationChunk) -> Json:
         """Return the choice of a complete response, from one chunk that holds the whole answer."""
 
 
@@ -55,7 +55,7 @@ class ChatStyle:
             token_ids: include the token ids in each choice.
             tools: reads tool calls from the answers. None means that no tools were offered and everything is text.
         """
-        self._logprobs = ChatLogprobs(tokenizer, silent=token_ids)
+        self._logprobs = ChatLogprobsRenderer(tokenizer, silent=token_ids)
         self._token_ids = token_ids
         self._tools = tools
 
@@ -68,7 +68,7 @@ class ChatStyle:
         content = {"content": told.text} if told.text else {}
         return self._choice(chunk, "delta", content | ({"tool_calls": told.calls} if told.calls else {}), told)
 
-    def whole(self, chunk: GenerationChunk) -> Json:
+    def complete(self, chunk: GenerationChunk) -> Json:
         told = self._told(chunk)
         message: Json = {"role": "assistant", "content": told.text, "refusal": None}
         if told.calls:
@@ -76,11 +76,11 @@ class ChatStyle:
             message |= {"content": told.text or None, "tool_calls": calls}
         return self._choice(chunk, "message", message, told)
 
-    def _told(self, chunk: GenerationChunk) -> Told:
-        return self._tools.read(chunk) if self._tools else as_text(chunk)
+    def _told(self, chunk: GenerationChunk) -> ChunkContent:
+        return self._tools.read(chunk) if self._tools else text_content(chunk)
 
-    def _choice(self, chunk: GenerationChunk, name: str, content: Json, told: Told) -> Json:
-        logprobs = self._logprobs.of(chunk)
+    def _choice(self, chunk: GenerationChunk, name: str, content: Json, told: ChunkContent) -> Json:
+        logprobs = self._logprobs.render(chunk)
         choice = {"index": chunk.answer, name: content, "logprobs": logprobs, "finish_reason": told.finish_reason}
         return choice | ({"token_ids": chunk.token_ids} if self._token_ids else {})
 
@@ -100,7 +100,7 @@ class CompletionStyle:
             token_ids: include the token ids in each choice.
             echo: for each answer, the prompt that its text begins with; empty if prompts are not echoed.
         """
-        self._logprobs = CompletionLogprobs(tokenizer)
+        self._logprobs = CompletionLogprobsRenderer(tokenizer)
         self._token_ids = token_ids
         self._echo = echo
 
@@ -110,11 +110,11 @@ class CompletionStyle:
         return {"index": index, "text": self._echo[index], "logprobs": None, "finish_reason": None}
 
     def delta(self, chunk: GenerationChunk) -> Json:
-        logprobs = self._logprobs.of(chunk)
+        logprobs = self._logprobs.render(chunk)
         choice = {"index": chunk.answer, "text": chunk.text, "logprobs": logprobs, "finish_reason": chunk.finish_reason}
         return choice | ({"token_ids": chunk.token_ids} if self._token_ids else {})
 
-    def whole(self, chunk: GenerationChunk) -> Json:
+    def complete(self, chunk: GenerationChunk) -> Json:
         echo = self._echo[chunk.answer] if self._echo else ""
         return self.delta(chunk) | {"text": echo + chunk.text}
 
@@ -140,7 +140,7 @@ class Envelope:
             "created": admitted.created,
             "model": admitted.model,
             "system_fingerprint": admitted.fingerprint,
-            "service_tier": told_tier(asked, admitted.lane),
+            "service_tier": answer_tier(asked, admitted.lane),
         }
         self._after = b'],"usage":null}' if include_usage else b"]}"
 
@@ -159,15 +159,15 @@ class Envelope:
         tells = any(choice.get(name) for name in ("text", "delta", "finish_reason", "logprobs", "token_ids"))
         return self._chunk(choice) if tells else None
 
-    def usage(self, usage: Usage) -> bytes | None:
+    def usage(self, usage: TokenUsage) -> bytes | None:
         """Return the usage chunk that ends a stream, in JSON. None means that the request did not ask for it."""
         if not self._include_usage:
             return None
         return self._before + b'],"usage":' + encode_json(usage_body(usage)) + b"}"
 
-    def whole(self, chunks: Sequence[GenerationChunk]) -> Json:
+    def complete(self, chunks: Sequence[GenerationChunk]) -> Json:
         """Return the complete response, from all chunks of all answers."""
-        choices = [self._style.whole(answer) for answer in join_answers(chunks)]
+        choices = [self._style.complete(answer) for answer in join_answers(chunks)]
         usage = chunks[-1].usage
         return self._head | {"choices": choices, "usage": usage_body(usage) if usage else None}
 
@@ -175,7 +175,7 @@ class Envelope:
         return self._before + encode_json(choice) + self._after
 
 
-def usage_body(usage: Usage) -> Json:
+def usage_body(usage: TokenUsage) -> Json:
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,

@@ -14,7 +14,7 @@ from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.openai.messages import AssistantCall, Tool, ToolChoice
 from gateway.requests.types import GenerateRequest, GenerationChunk
 from gateway.text.chat_template import ToolSchema
-from gateway.text.tools.calls import Call
+from gateway.text.tools.calls import ToolCallPart
 from gateway.text.tools.dialects import Dialect
 from gateway.text.tools.parser import ToolParser
 from gateway.text.tools.rule import ToolRule
@@ -51,7 +51,7 @@ def tool_rule(tools: Sequence[Tool], choice: str | ToolChoice | None, parallel: 
     )
 
 
-def call_reader(request: GenerateRequest, dialect: Dialect | None) -> ToolCalls | None:
+def tool_call_reader(request: GenerateRequest, dialect: Dialect | None) -> ToolCalls | None:
     """Return a reader of the tool calls in the answers to a request. None means that the request offers no tools.
 
     Raises:
@@ -120,7 +120,7 @@ def _shown(tool: Tool) -> Json:
     return {"type": "function", "function": {**function, "parameters": parameters}}
 
 
-class Told(msgspec.Struct, frozen=True):
+class ChunkContent(msgspec.Struct, frozen=True):
     """Content of a chunk, with the tool calls separated from the text."""
 
     text: str
@@ -129,9 +129,9 @@ class Told(msgspec.Struct, frozen=True):
     finish_reason: str | None
 
 
-def as_text(chunk: GenerationChunk) -> Told:
+def text_content(chunk: GenerationChunk) -> ChunkContent:
     """Return the content of a chunk as text without tool calls, for requests that offer no tools."""
-    return Told(chunk.text, [], chunk.finish_reason)
+    return ChunkContent(chunk.text, [], chunk.finish_reason)
 
 
 class ToolCalls:
@@ -150,18 +150,18 @@ class ToolCalls:
         self._parallel = parallel
         self._parsers: dict[int, ToolParser] = {}
 
-    def read(self, chunk: GenerationChunk) -> Told:
+    def read(self, chunk: GenerationChunk) -> ChunkContent:
         """Separate the tool calls of a chunk from its text. The chunks of each answer must be passed in order."""
         if (parser := self._parsers.get(chunk.answer)) is None:
             parser = self._parsers[chunk.answer] = ToolParser(self._dialect, self._names)
         parts = parser.push(chunk.text) + (parser.flush() if chunk.finish_reason else [])
         text = "".join(part for part in parts if isinstance(part, str))
-        calls = [part for part in parts if isinstance(part, Call) and (self._parallel or part.index == 0)]
+        calls = [part for part in parts if isinstance(part, ToolCallPart) and (self._parallel or part.index == 0)]
         called = parser.num_calls and chunk.finish_reason == "stop"
-        return Told(text, _joined(calls), "tool_calls" if called else chunk.finish_reason)
+        return ChunkContent(text, _joined(calls), "tool_calls" if called else chunk.finish_reason)
 
 
-def _joined(news: Sequence[Call]) -> list[Json]:
+def _joined(news: Sequence[ToolCallPart]) -> list[Json]:
     """Merge the pieces of each tool call into one entry. An entry has an id and a name if the call begins here."""
     calls: dict[int, Json] = {}
     for call in news:

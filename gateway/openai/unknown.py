@@ -185,7 +185,7 @@ ABSENT: Mapping[str, str] = {
 """Hints by the first two segments of the endpoint's path."""
 
 
-def instead_of(path: str) -> str | None:
+def replacement_hint(path: str) -> str | None:
     """Return what to use instead of an OpenAI endpoint that the gateway does not have. None means that the path is not
     one of these endpoints."""
     endpoint = "/".join(path.split("/")[:3])

@@ -14,12 +14,12 @@ from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 from redis.exceptions import NoScriptError, RedisError
 
-from gateway.redis.pipeline import Line, loop_timeout
+from gateway.redis.pipeline import Pipeline, loop_timeout
 
 Argument = str | int | bytes
 
 
-PATIENCE = 20
+TIMEOUT_FACTOR = 20
 """Factor on the usual timeout of a call while Redis is not known to be unavailable: with 50 ms, a second.
 
 A Redis that is slow because the machine is busy is not unavailable, and gateways that limit by themselves admit more:
@@ -56,30 +56,32 @@ class RedisCalls:
         timeout: float,
         breaker: Breaker,
         answered: Callable[[], None],
-        patience: int = PATIENCE,
+        timeout_factor: int = TIMEOUT_FACTOR,
     ) -> None:
         """
         Args:
             timeout: seconds for a call that finds out whether Redis is back.
             answered: called after every call that succeeds.
-            patience: factor on `timeout` while Redis is not known to be unavailable.
+            timeout_factor: factor on `timeout` while Redis is not known to be unavailable.
         """
         self._client: Any = client
         # A cluster has many connections, and its client knows which one serves a key.
         self._call = (
-            self._of_cluster if isinstance(client, RedisCluster) else Line(client, timeout, self._patience).call
+            self._of_cluster
+            if isinstance(client, RedisCluster)
+            else Pipeline(client, timeout, self._timeout_factor).call
         )
         self._prefix = prefix
         self._timeout = timeout
-        self._most_patience = patience
+        self._max_timeout_factor = timeout_factor
         self._breaker = breaker
         self._answered = answered
 
     @classmethod
-    def patient(cls, client: Redis | RedisCluster, prefix: str, timeout: float) -> Self:
+    def without_breaker(cls, client: Redis | RedisCluster, prefix: str, timeout: float) -> Self:
         """Create calls that the breaker never stops, for callers with no substitute for Redis. `timeout`: seconds for a
         call."""
-        return cls(client, prefix, timeout, Breaker(1, 0.0, time.monotonic), lambda: None, patience=1)
+        return cls(client, prefix, timeout, Breaker(1, 0.0, time.monotonic), lambda: None, timeout_factor=1)
 
     @property
     def available(self) -> bool:
@@ -114,29 +116,29 @@ class RedisCalls:
 
     async def count(self, kind: str) -> int:
         """Count the keys of one kind over all tenants. Raises StoreError."""
-        async with self.guard(patience=100) as client:
+        async with self.guard(timeout_factor=100) as client:
             return len([key async for key in client.scan_iter(f"{self._prefix}{kind}:*", count=1000)])
 
     @asynccontextmanager
-    async def guard(self, patience: int = 1) -> AsyncGenerator[Any, None]:
-        """Yield the client for a body that may take at least `patience` times `timeout`. Raises StoreError if the body
-        fails or takes longer."""
+    async def guard(self, timeout_factor: int = 1) -> AsyncGenerator[Any, None]:
+        """Yield the client for a body that may take at least `timeout_factor` times `timeout`. Raises StoreError if the
+        body fails or takes longer."""
         try:
-            async with loop_timeout(self._timeout, max(patience, self._patience())):
+            async with loop_timeout(self._timeout, max(timeout_factor, self._timeout_factor())):
                 yield self._client
         except (RedisError, OSError) as error:
             raise self._failed(error) from error
         self._succeeded()
 
     async def _of_cluster(self, *command: Argument) -> Any:
-        async with loop_timeout(self._timeout, self._patience()):
+        async with loop_timeout(self._timeout, self._timeout_factor()):
             return await self._client.execute_command(*command)
 
-    def _patience(self) -> int:
-        return 1 if self._breaker.is_open else self._most_patience
+    def _timeout_factor(self) -> int:
+        return 1 if self._breaker.is_open else self._max_timeout_factor
 
     def _failed(self, error: Exception) -> StoreError:
-        self._breaker.failed(certain=isinstance(error, TimeoutError) and self._patience() > 1)
+        self._breaker.failed(certain=isinstance(error, TimeoutError) and self._timeout_factor() > 1)
         return StoreError(f"{type(error).__name__}: {error}")
 
     def _succeeded(self) -> None:

@@ -24,7 +24,7 @@ idempotent, so that repeating one is harmless."""
 
 
 @dataclass(slots=True)
-class Waiting:
+class SentCall:
     """A call that was sent and is not answered yet."""
 
     reply: asyncio.Future[Any]
@@ -32,23 +32,23 @@ class Waiting:
     """Number of the tick in which the call was sent."""
 
 
-class Line:
+class Pipeline:
     """A connection that the first call opens, and that the next call opens again after it broke. It is closed with the
     connection pool of `client`.
 
-    A call that is not answered within `timeout` seconds times the current patience fails, and the connection is closed
-    too, because a connection can be dead without an error. The calls behind it are repeated on a new connection. One
-    ticker watches all calls, which is cheaper than a timer for each call. Like `loop_timeout`, it tolerates stalls of
-    this process.
+    A call that is not answered within `timeout` seconds times the current timeout factor fails, and the connection is
+    closed too, because a connection can be dead without an error. The calls behind it are repeated on a new connection.
+    One ticker watches all calls, which is cheaper than a timer for each call. Like `loop_timeout`, it tolerates stalls
+    of this process.
     """
 
-    def __init__(self, client: Redis, timeout: float, patience: Callable[[], int] = lambda: 1) -> None:
+    def __init__(self, client: Redis, timeout: float, timeout_factor: Callable[[], int] = lambda: 1) -> None:
         self._pool = client.connection_pool
         self._timeout = timeout
-        self._patience = patience
+        self._timeout_factor = timeout_factor
         self._connection: Any = None
         self._opening = asyncio.Lock()
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[SentCall] = deque()
         self._reading: asyncio.Task[None] | None = None
         self._ticks = 0
         self._ticker = Ticker(timeout / SLICES, self._tick)
@@ -66,7 +66,7 @@ class Line:
     async def _exchange(self, message: bytes) -> Any:
         connection = await self._connected()
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append(Waiting(reply, self._ticks))
+        self._waiting.append(SentCall(reply, self._ticks))
         self._ticker.start()
         try:
             await connection.send_packed_command(message, check_health=False)
@@ -81,7 +81,7 @@ class Line:
         if not self._waiting:
             return False
         first = self._waiting[0]
-        if self._ticks - first.since > SLICES * self._patience():
+        if self._ticks - first.since > SLICES * self._timeout_factor():
             if not first.reply.done():
                 first.reply.set_exception(TimeoutError("no answer in time"))
             self._hang_up()
@@ -98,17 +98,17 @@ class Line:
         the connection under the reader, and both would wait for one answer forever.
         """
         if self._connection is not None and self._reading is not None and not self._connection.is_connected:
-            async with loop_timeout(self._timeout, self._patience()):
+            async with loop_timeout(self._timeout, self._timeout_factor()):
                 await asyncio.wait((self._reading,))
         return self._connection or await self._open()
 
     async def _open(self) -> Any:
-        async with loop_timeout(self._timeout, self._patience()), self._opening:
+        async with loop_timeout(self._timeout, self._timeout_factor()), self._opening:
             if self._connection is None:
                 connection = await self._pool.get_connection()
                 connection.socket_timeout = None  # it would make a task of every write; calls have their own timeout
                 self._connection = connection
-                self._reading = asyncio.create_task(self._read(connection), name="redis-line")
+                self._reading = asyncio.create_task(self._read(connection), name="redis-pipeline")
         return self._connection
 
     async def _read(self, connection: Any) -> None:
@@ -179,9 +179,9 @@ class Ticker:
 
 
 @asynccontextmanager
-async def loop_timeout(seconds: float, patience: int) -> AsyncGenerator[None, None]:
-    """Raise TimeoutError when the body has taken `patience` times `seconds`, not counting stalls of the event loop."""
-    left = SLICES * patience
+async def loop_timeout(seconds: float, timeout_factor: int) -> AsyncGenerator[None, None]:
+    """Raise TimeoutError when the body has taken `timeout_factor` times `seconds`, except for event loop stalls."""
+    left = SLICES * timeout_factor
 
     def tick() -> bool:
         nonlocal left

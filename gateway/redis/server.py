@@ -61,7 +61,7 @@ async def open_store(data_dir: Path, url: str = "", *, cluster: bool = False) ->
         DataDirInUseError: another process runs its embedded server in the same `data_dir`.
         StoreStartError: the embedded server does not start.
     """
-    async with store_url(data_dir, url) as found, connected(found, cluster=cluster) as client:
+    async with store_url(data_dir, url) as found, redis_client(found, cluster=cluster) as client:
         yield client
 
 
@@ -75,18 +75,18 @@ async def store_url(data_dir: Path, url: str = "") -> AsyncGenerator[str, None]:
         yield f"unix://{socket_path}"
 
 
-def connected(url: str, *, cluster: bool = False) -> AbstractAsyncContextManager[Redis]:
+def redis_client(url: str, *, cluster: bool = False) -> AbstractAsyncContextManager[Redis]:
     """Return a context manager with a client of the server at `url`, or of the cluster that it is a node of."""
-    return connect_cluster(url) if cluster else connect(url)
+    return connect_cluster(url) if cluster else connect_server(url)
 
 
 @asynccontextmanager
-async def connect(url: str) -> AsyncGenerator[Redis, None]:
+async def connect_server(url: str) -> AsyncGenerator[Redis, None]:
     """Open a client with a bounded pool. One immediate retry covers connections that a restarted server has closed."""
     pool = BlockingConnectionPool.from_url(
         url, max_connections=MAX_CONNECTIONS, socket_connect_timeout=2.0, retry=Retry(NoBackoff(), 1)
     )
-    pool.connection_class = plain_spoken(pool.connection_class)
+    pool.connection_class = with_connection_errors(pool.connection_class)
     client = Redis.from_pool(pool)
     try:
         yield client
@@ -94,21 +94,21 @@ async def connect(url: str) -> AsyncGenerator[Redis, None]:
         await client.aclose()
 
 
-def plain_spoken(kind: type[C]) -> type[C]:
+def with_connection_errors(kind: type[C]) -> type[C]:
     """Return a subclass of a connection class that raises redis.ConnectionError when it writes to a broken connection.
 
     Writing to a connection that the server has reset raises RuntimeError in uvloop, as if it were a bug, and redis-py
     does not convert that error. So the client would not retry, and its user would not learn that Redis is unavailable.
     """
 
-    class PlainSpoken(kind):  # type: ignore[valid-type, misc]
+    class WithConnectionErrors(kind):  # type: ignore[valid-type, misc]
         async def send_packed_command(self, *args: Any, **options: Any) -> None:
             try:
                 await super().send_packed_command(*args, **options)
             except RuntimeError as error:
                 raise redis.ConnectionError(f"the connection is gone: {error}") from error
 
-    return PlainSpoken
+    return WithConnectionErrors
 
 
 @asynccontextmanager
@@ -119,7 +119,7 @@ async def connect_cluster(url: str) -> AsyncGenerator[Redis, None]:
     because a cluster's full pool raises an error where a single server's full pool waits.
     """
     async with RedisCluster.from_url(url, socket_connect_timeout=2.0) as client:
-        kind = plain_spoken(client.connection_kwargs["connection_class"])
+        kind = with_connection_errors(client.connection_kwargs["connection_class"])
         client.connection_kwargs["connection_class"] = kind
         for node in client.nodes_manager.startup_nodes.values():
             node.connection_class = kind
@@ -133,8 +133,8 @@ async def embedded_valkey(folder: Path) -> AsyncGenerator[Path, None]:
     The server ends with the gateway process, even if that is killed. A server that was left behind nevertheless is
     stopped first, and a server that dies is restarted.
     """
-    folder = prepared(folder)
-    with exclusive(folder):
+    folder = created_folder(folder)
+    with locked_folder(folder):
         socket_path = socket_for(folder)
         await asyncio.to_thread(stop_orphan, socket_path)
         server = ValkeyServer(
@@ -145,8 +145,8 @@ async def embedded_valkey(folder: Path) -> AsyncGenerator[Path, None]:
             appendonly="yes",
             appendfsync="everysec",
         )
-        guard = Guard(socket_path)
-        starting = asyncio.create_task(asyncio.to_thread(start, server, guard))
+        guard = OrphanGuard(socket_path)
+        starting = asyncio.create_task(asyncio.to_thread(start_server, server, guard))
         watch: asyncio.Task[None] | None = None
         try:
             await asyncio.shield(starting)
@@ -161,7 +161,7 @@ async def embedded_valkey(folder: Path) -> AsyncGenerator[Path, None]:
             guard.release()
 
 
-def prepared(folder: Path) -> Path:
+def created_folder(folder: Path) -> Path:
     """Create the folder and return its absolute path. Raises StoreStartError if the path contains white space, which a
     Valkey configuration file cannot quote."""
     folder = folder.resolve()
@@ -172,7 +172,7 @@ def prepared(folder: Path) -> Path:
 
 
 @contextmanager
-def exclusive(folder: Path) -> Generator[None, None, None]:
+def locked_folder(folder: Path) -> Generator[None, None, None]:
     """Hold a lock on the folder, which the kernel releases when the process ends for any reason.
 
     Raises:
@@ -221,7 +221,7 @@ def _own_folder() -> Path:
     return folder
 
 
-class Guard:
+class OrphanGuard:
     """Ends the embedded server if the gateway process ends without stopping it, even by SIGKILL.
 
     A small guard process reads a pipe that only the gateway process can write to, so the kernel tells the guard when
@@ -237,7 +237,7 @@ class Guard:
     def watch(self) -> None:
         """Guard the server that answers on the socket now, in place of the previously guarded one."""
         self.release()
-        if (pid := listener(self._socket_path)) is not None:
+        if (pid := listening_pid(self._socket_path)) is not None:
             command = ["/bin/sh", "-c", self.SCRIPT, "loralane-valkey-guard", str(pid)]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env={})
 
@@ -252,7 +252,7 @@ class Guard:
         self._process = None
 
 
-def start(server: ValkeyServer, guard: Guard) -> None:
+def start_server(server: ValkeyServer, guard: OrphanGuard) -> None:
     """Start the server, block until it answers, and guard it.
 
     The server inherits a blocked SIGINT, so that Ctrl-C ends the gateway first and the server last.
@@ -276,20 +276,20 @@ def stop_orphan(socket_path: Path) -> None:
     Raises:
         StoreStartError: the server does not stop.
     """
-    if (pid := listener(socket_path)) is None:
+    if (pid := listening_pid(socket_path)) is None:
         return
     log.warning("orphaned_valkey_stopped", pid=pid, reason="the gateway that started it was killed")
     for sign in (signal.SIGTERM, signal.SIGKILL):
         os.kill(pid, sign)
         deadline = time.monotonic() + STOP_SECONDS
         while time.monotonic() < deadline:
-            if listener(socket_path) is None:
+            if listening_pid(socket_path) is None:
                 return
             time.sleep(0.05)
     raise StoreStartError(f"process {pid} holds {socket_path} and does not stop")
 
 
-def listener(socket_path: Path) -> int | None:
+def listening_pid(socket_path: Path) -> int | None:
     """Return the process id of the server that answers on a socket. None means that no server answers.
 
     Raises:
@@ -305,7 +305,7 @@ def listener(socket_path: Path) -> int | None:
         raise StoreStartError(f"a process holds {socket_path} and does not answer; end it and start again") from error
 
 
-async def keep_running(server: ValkeyServer, guard: Guard) -> None:
+async def keep_running(server: ValkeyServer, guard: OrphanGuard) -> None:
     """Restart the server whenever it stops answering. Clients reconnect on their own: the socket stays the same."""
     failures = 0
     while True:
@@ -313,14 +313,14 @@ async def keep_running(server: ValkeyServer, guard: Guard) -> None:
         failures = 0 if await asyncio.to_thread(server.is_running) else failures + 1
         if failures >= CHECKS:
             log.error("valkey_restarted", reason="it stopped answering")
-            await asyncio.to_thread(restart, server, guard)
+            await asyncio.to_thread(restart_server, server, guard)
             failures = 0
 
 
-def restart(server: ValkeyServer, guard: Guard) -> None:
+def restart_server(server: ValkeyServer, guard: OrphanGuard) -> None:
     """Terminate the server and start it again. A failure to start is only logged."""
     server.terminate()
     try:
-        start(server, guard)
+        start_server(server, guard)
     except StoreStartError:
         log.exception("valkey_not_started")  # `keep_running` tries again

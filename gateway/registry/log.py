@@ -10,7 +10,7 @@ from typing import Generic, Protocol
 import structlog
 
 from gateway.core.errors import ApiError, Fault, unavailable
-from gateway.registry.record import Change, R, Snapshot
+from gateway.registry.record import R, RecordChange, RegistrySnapshot
 from gateway.registry.store import RecordStore, StoreAway
 
 RECONNECT_SECONDS = 0.5
@@ -29,10 +29,10 @@ class Mirror(Protocol[R]):
     @property
     def records(self) -> Mapping[str, R]: ...
 
-    def take(self, change: Change[R]) -> None:
+    def apply_change(self, change: RecordChange[R]) -> None:
         """Apply the next change of the log."""
 
-    def take_all(self, snapshot: Snapshot[R]) -> None:
+    def apply_snapshot(self, snapshot: RegistrySnapshot[R]) -> None:
         """Replace all records by a snapshot of the registry."""
 
     def put(self, record: R) -> None:
@@ -114,7 +114,7 @@ class RegistryLog(Generic[R]):
             await self._read_all()
             return
         for change in changes:
-            self._mirror.take(change)
+            self._mirror.apply_change(change)
         if changes:
             self._tell()
 
@@ -132,7 +132,7 @@ class RegistryLog(Generic[R]):
             snapshot = await self._store.read()
         # Records that were added to `_unseen` meanwhile are offered next time, and served until then.
         self._unseen = {name: record for name, record in self._unseen.items() if offered.get(name) is not record}
-        self._mirror.take_all(snapshot)
+        self._mirror.apply_snapshot(snapshot)
         for record in self._unseen.values():
             self._mirror.put(record)
         self._tell()

@@ -32,7 +32,7 @@ R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[R]):
+class RecordKind(Generic[R]):
     """Name, encoding and errors of one kind of record."""
 
     noun: str
@@ -44,7 +44,7 @@ class Kind(Generic[R]):
 
 
 @dataclass(frozen=True, slots=True)
-class Change(Generic[R]):
+class RecordChange(Generic[R]):
     """An entry of a registry's log."""
 
     generation: int
@@ -56,7 +56,7 @@ class Change(Generic[R]):
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot(Generic[R]):
+class RegistrySnapshot(Generic[R]):
     """A whole registry at one generation. Generation 0 means that it was never written to, or was lost."""
 
     generation: int = 0

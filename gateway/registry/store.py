@@ -22,7 +22,7 @@ import structlog
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from gateway.registry.record import Change, Kind, R, Snapshot
+from gateway.registry.record import R, RecordChange, RecordKind, RegistrySnapshot
 
 CALL_SECONDS = 2.0
 QUIET_SECONDS = 1.0
@@ -39,12 +39,12 @@ class StoreAway(Exception):
 class RecordStore(Protocol[R]):
     """Storage of a registry. Every method raises StoreAway."""
 
-    async def read(self) -> Snapshot[R]: ...
+    async def read(self) -> RegistrySnapshot[R]: ...
 
     async def seed(self, name: str) -> str | None:
         """Return the source that a configuration last named for `name`. None means that none did."""
 
-    async def changes(self, after: int) -> list[Change[R]] | None:
+    async def changes(self, after: int) -> list[RecordChange[R]] | None:
         """Return the changes after a generation, as soon as there are any, or an empty list after a while without any.
 
         None means that changes may be missing, so the whole registry must be read again.
@@ -67,7 +67,7 @@ class RecordStore(Protocol[R]):
 class RedisRecordStore(Generic[R]):
     """`RecordStore` in Redis, shared by all gateways."""
 
-    def __init__(self, client: Redis, space: str, kind: Kind[R]) -> None:
+    def __init__(self, client: Redis, space: str, kind: RecordKind[R]) -> None:
         """`space` is the prefix of all keys, with a hash tag."""
         self._client = client
         self._kind = kind
@@ -77,20 +77,20 @@ class RedisRecordStore(Generic[R]):
         self._change = client.register_script(_script("change.lua"))
         self._restore = client.register_script(_script("restore.lua"))
 
-    async def read(self) -> Snapshot[R]:
+    async def read(self) -> RegistrySnapshot[R]:
         async with _answering(), self._client.pipeline(transaction=True) as pipe:
             pipe.get(self._generation)
             pipe.hgetall(self._records)
             generation, values = await pipe.execute()
         found = (self._decoded(name, value) for name, value in values.items())
-        return Snapshot(int(generation or 0), {record.name: record for record in found if record is not None})
+        return RegistrySnapshot(int(generation or 0), {record.name: record for record in found if record is not None})
 
     async def seed(self, name: str) -> str | None:
         async with _answering():
             seed: Any = await self._client.hget(self._seeds, name)
         return None if seed is None else seed.decode()
 
-    async def changes(self, after: int) -> list[Change[R]] | None:
+    async def changes(self, after: int) -> list[RecordChange[R]] | None:
         async with _answering(QUIET_SECONDS):
             block = int(QUIET_SECONDS * 1000)
             reply: Any = await self._client.xread({self._changes: f"{after}-0"}, BATCH, block)
@@ -145,11 +145,11 @@ class RedisRecordStore(Generic[R]):
             log.error("registry_record_unreadable", registry=self._kind.noun, name=name.decode(), error=str(error))
             return None
 
-    def _as_change(self, entry_id: bytes, fields: dict[bytes, Any]) -> Change[R]:
+    def _as_change(self, entry_id: bytes, fields: dict[bytes, Any]) -> RecordChange[R]:
         generation = int(entry_id.partition(b"-")[0])
         record = self._kind.decode(fields[b"record"], generation) if fields[b"record"] else None
         drain = float(fields[b"drain"]) if fields[b"drain"] else None
-        return Change(generation, fields[b"name"].decode(), record, drain)
+        return RecordChange(generation, fields[b"name"].decode(), record, drain)
 
 
 @asynccontextmanager

@@ -38,7 +38,7 @@ class ModelCard:
     """Adapter behind the name; None means the base model. For an alias, `name` differs from the adapter's name."""
 
 
-class Job(Struct, frozen=True):
+class GenerationJob(Struct, frozen=True):
     """A checked and tokenized request, which only needs a reservation to run."""
 
     request: GenerateRequest
@@ -48,7 +48,7 @@ class Job(Struct, frozen=True):
     prompts: tuple[tuple[int, ...], ...]
     params: tuple[SamplingParams, ...]
     """Sampling parameters of each prompt, with the seed of its first answer."""
-    usual: int = 1
+    average_output: int = 1
     """Average number of output tokens of an answer for the same tenant and adapter."""
 
     @property
@@ -65,7 +65,7 @@ class Job(Struct, frozen=True):
         return sum(map(len, self.prompts))
 
     @property
-    def says_output(self) -> bool:
+    def limits_output(self) -> bool:
         """Return whether the caller has set a limit on the output."""
         return self.request.max_tokens is not None or self.request.reserve_tokens > 0
 
@@ -78,16 +78,16 @@ class Job(Struct, frozen=True):
     def reserve_tokens(self) -> int:
         """Return the number of tokens to reserve: every prompt once, and the output of every answer.
 
-        Where the caller set no limit, the reservation assumes `usual` output tokens for each answer, because the rest
+        Where the caller set no limit, the reservation assumes `average_output` tokens for each answer, because the rest
         of a long context would be more than most limits allow. The tokens really used are charged at the end.
         """
-        if self.says_output:
+        if self.limits_output:
             outputs = sum(max(params.max_tokens, self.request.reserve_tokens) for params in self.params)
         else:
-            outputs = sum(min(params.max_tokens, self.usual) for params in self.params)
+            outputs = sum(min(params.max_tokens, self.average_output) for params in self.params)
         return self.prompt_tokens + outputs * self.request.n
 
-    def continues(self, prompt_index: int) -> tuple[int, ...]:
+    def continued_prompt(self, prompt_index: int) -> tuple[int, ...]:
         """Return the prompt ids that an answer's text continues. Empty means that it starts anew, as in a chat."""
         prompt = self.request.inputs[prompt_index]
         begins = isinstance(prompt, Chat) and not prompt.options.continue_final_message
@@ -117,7 +117,7 @@ class Job(Struct, frozen=True):
             itl=self.request.itl,
             origin=self._origin(record),
             expected_tokens=self._expected_tokens(params),
-            whole=self.request.whole and not self.request.stop,  # a stop string must end the answer at once
+            whole=self.request.coalesce and not self.request.stop,  # a stop string must end the answer at once
         )
 
     def _has_ceiling(self, params: SamplingParams) -> bool:
@@ -128,14 +128,14 @@ class Job(Struct, frozen=True):
     def _expected_tokens(self, params: SamplingParams) -> int | None:
         if not self._has_ceiling(params):
             return None
-        return params.max_tokens if params.ignore_eos else min(params.max_tokens, self.usual)
+        return params.max_tokens if params.ignore_eos else min(params.max_tokens, self.average_output)
 
     def _origin(self, record: RequestRecord) -> Origin:
         adapter, part = record.adapter or "", record.reserved_tokens // self.num_answers
         return Origin(record.id, record.request_id, record.key_id, record.model, adapter, part)
 
 
-class Intake:
+class RequestIntake:
     """Checks and tokenizes requests for one model, with its names, its tokenizer and its context length."""
 
     def __init__(
@@ -197,7 +197,7 @@ class Intake:
         self.check_ids(ids, "prompt")
         return ids
 
-    async def understand(self, tenant: Tenant, request: GenerateRequest, lane: Lane) -> Job:
+    async def build_job(self, tenant: Tenant, request: GenerateRequest, lane: Lane) -> GenerationJob:
         """Check and tokenize a request. The job has the adapter's version at the end of this call, not at its start.
 
         Raises:
@@ -206,7 +206,7 @@ class Intake:
         """
         adapter = self.resolve(tenant, request.model)
         self._check(request)
-        request = await self._constraints.settle(tenant.name, request, self.dialect)
+        request = await self._constraints.with_checked_grammar(tenant.name, request, self.dialect)
         request = replace(request, reserve_tokens=min(request.reserve_tokens, self._engine.info.max_model_len))
         prompts = tuple([await self.encode(tenant, prompt) for prompt in request.inputs])
         pairs = zip(request.inputs, prompts, strict=True)
@@ -215,7 +215,7 @@ class Intake:
         if not self._engine.ready:
             await self._wait_for_engine()
         picked = None if adapter is None else self._adapters.pick(adapter.name)
-        return Job(request, tenant, picked, lane, prompts, params)
+        return GenerationJob(request, tenant, picked, lane, prompts, params)
 
     async def _wait_for_engine(self) -> None:
         """Wait for an engine that is being restarted. Raises ApiError: ENGINE_UNAVAILABLE after `engine_wait`."""

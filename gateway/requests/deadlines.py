@@ -16,15 +16,15 @@ class Timer:
     If the timer has cancelled the task, leaving it raises ApiError: DEADLINE_EXCEEDED, or the error given to `stop`.
     """
 
-    def __init__(self, whole: float | None, first_token: float | None, running: set[Timer]) -> None:
+    def __init__(self, deadline: float | None, first_token: float | None, running: set[Timer]) -> None:
         """Initialize the timer.
 
         Args:
-            whole, first_token: time limits in seconds from now. None means no limit.
+            deadline, first_token: time limits in seconds from now. None means no limit.
             running: a set that contains the timer while the timer is entered.
         """
         now = asyncio.get_running_loop().time()
-        self._whole = None if whole is None else now + whole
+        self._deadline = None if deadline is None else now + deadline
         self._waiting = True
         self._running = running
         self._stopped: ApiError | None = None
@@ -42,14 +42,14 @@ class Timer:
         try:
             await self._timeout.__aexit__(kind, error, trace)
         except TimeoutError as late:
-            raise self._verdict() from late
+            raise self._deadline_error() from late
 
-    def first_token_came(self) -> None:
+    def on_first_token(self) -> None:
         if self._waiting and not self._is_over:
             self._waiting = False
-            self._timeout.reschedule(self._whole)
+            self._timeout.reschedule(self._deadline)
 
-    def answered(self) -> None:
+    def on_answered(self) -> None:
         """Note that the whole answer has come: from now on there is no time limit."""
         if not self._is_over:
             self._timeout.reschedule(None)
@@ -65,7 +65,7 @@ class Timer:
         """Return whether the task has been cancelled or is about to be cancelled."""
         return self._stopped is not None or self._timeout.expired()
 
-    def _verdict(self) -> ApiError:
+    def _deadline_error(self) -> ApiError:
         if self._stopped is not None:
             return self._stopped
         what = "no token" if self._waiting else "no complete answer"
@@ -80,23 +80,23 @@ class Deadlines:
         self._running: set[Timer] = set()
         self._is_stopping = False
 
-    def start(self, lane: Lane, asked: float | None, *, patient: bool = False) -> Timer:
+    def start(self, lane: Lane, asked: float | None, *, ignore_server_timeout: bool = False) -> Timer:
         """Return the timer of a request.
 
         Args:
             asked: seconds that the caller will wait. None means that the caller sets no deadline.
-            patient: whether `request_timeout` of the settings does not apply.
+            ignore_server_timeout: whether `request_timeout` of the settings does not apply.
 
         Raises:
             ApiError: DEADLINE_EXCEEDED, the caller's deadline has passed already; ENGINE_UNAVAILABLE after `stop_all`.
         """
         if self._is_stopping:
             raise _stopping()
-        whole = asked if patient else _earliest(asked, self._settings.request_timeout)
+        deadline = asked if ignore_server_timeout else _earliest(asked, self._settings.request_timeout)
         first_token = self._settings.first_token_timeout if lane is Lane.INTERACTIVE else None
-        if whole is not None and whole <= 0:
+        if deadline is not None and deadline <= 0:
             raise ApiError(Fault.DEADLINE_EXCEEDED, "the deadline had passed before the request began")
-        return Timer(whole, _earliest(whole, first_token), self._running)
+        return Timer(deadline, _earliest(deadline, first_token), self._running)
 
     def stop_all(self) -> None:
         """End every running request, and every later one when it starts, with ENGINE_UNAVAILABLE."""

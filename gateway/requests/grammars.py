@@ -14,7 +14,7 @@ from engine.grammar_check.job import Reason
 from engine.grammar_check.pool import GrammarPool
 from gateway.core.errors import ApiError, Fault, invalid_request, unavailable, unsupported_parameter
 from gateway.requests.types import Chat, GenerateRequest
-from gateway.text.tools.dialects import Dialect, Frame
+from gateway.text.tools.dialects import CallFrame, Dialect
 from gateway.text.tools.grammar import TokenOf, arguments_schema, tool_grammar
 
 RETRY_SECONDS = 1.0
@@ -29,7 +29,9 @@ class Constraints:
         self._token_of = token_of
         self._pool = pool
 
-    async def settle(self, tenant: str, request: GenerateRequest, dialect: Dialect | None) -> GenerateRequest:
+    async def with_checked_grammar(
+        self, tenant: str, request: GenerateRequest, dialect: Dialect | None
+    ) -> GenerateRequest:
         """Return the request with the grammar that its answers follow.
 
         The engine checks the grammar again with the model's vocabulary. Faults that only the vocabulary reveals are
@@ -49,7 +51,7 @@ class Constraints:
             raise invalid_request(message, "ignore_eos")
         return request
 
-    async def _with_calls(self, tenant: str, request: GenerateRequest, chat: Chat, frame: Frame) -> GenerateRequest:
+    async def _with_calls(self, tenant: str, request: GenerateRequest, chat: Chat, frame: CallFrame) -> GenerateRequest:
         """Add the grammar of tool calls if calls are required, tools are strict or the request has its own grammar."""
         rule, grammar = chat.rule, request.sampling.grammar
         answer = None if rule.must_call or grammar is None else _answer_schema(request, frame)
@@ -74,7 +76,7 @@ class Constraints:
             raise invalid_request(f"{field} cannot be followed: {verdict.message}", field)
 
 
-def _answer_schema(request: GenerateRequest, frame: Frame) -> dict[str, Any]:
+def _answer_schema(request: GenerateRequest, frame: CallFrame) -> dict[str, Any]:
     """Return the schema of an answer that makes no tool call.
 
     Raises:

@@ -87,7 +87,7 @@ class Heartbeat:
 
 
 @asynccontextmanager
-async def beating(heartbeat: Heartbeat, engine: EngineApi) -> AsyncIterator[None]:
+async def heartbeat_running(heartbeat: Heartbeat, engine: EngineApi) -> AsyncIterator[None]:
     """Poll the engine in background tasks until the block ends."""
     tasks = [asyncio.create_task(_ask_forever(heartbeat, engine)), asyncio.create_task(_tick_forever(heartbeat))]
     try:

@@ -24,7 +24,7 @@ REFUSED_FOR_S = 1.0
 
 
 @dataclass(slots=True)
-class Slowed:
+class SlowedTenant:
     """State of a tenant that was refused recently. Times are in seconds on the loop's clock."""
 
     until: float
@@ -38,7 +38,7 @@ class LoopTurns:
         self._begun: Counter[str] = Counter()
         """Number of requests of each tenant that have begun in this iteration."""
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        self._slowed: dict[str, Slowed] = {}
+        self._slowed: dict[str, SlowedTenant] = {}
         self._recent = RecentTenants()
         self._tick_handle: asyncio.Handle | None = None
         self._ticks_soon = False
@@ -62,7 +62,7 @@ class LoopTurns:
         """
         now = asyncio.get_running_loop().time()
         if self._recent.has_other(tenant, now):
-            self._slowed[tenant] = Slowed(now + REFUSED_FOR_S, now + REFUSED_PAUSE_S)
+            self._slowed[tenant] = SlowedTenant(now + REFUSED_FOR_S, now + REFUSED_PAUSE_S)
             self._tick_in(REFUSED_PAUSE_S)
 
     def _tick_in(self, seconds: float) -> None:

@@ -11,7 +11,7 @@ import structlog
 from engine.core.types import Lane
 from gateway.core.tenants import Principal
 from gateway.core.trace_context import Ingress, new_id
-from gateway.requests.record import RequestRecord, note
+from gateway.requests.record import RequestRecord, record_error
 
 log = structlog.get_logger("gateway")
 
@@ -26,7 +26,7 @@ class Observer(Protocol):
         """Report a request that has ended. Called exactly once for each request, even one refused before generation."""
 
 
-class Arrival:
+class ArrivingRequest:
     """A request for generation, before `Gateway.generate` takes it over."""
 
     def __init__(self, request_id: str, ingress: Ingress, now: float) -> None:
@@ -61,22 +61,22 @@ class Arrival:
 
 
 @contextmanager
-def arriving(
+def observe_arrival(
     request_id: str, ingress: Ingress, observers: Sequence[Observer], clock: Callable[[], float]
-) -> Iterator[Arrival]:
+) -> Iterator[ArrivingRequest]:
     """Report a request to the observers if the body refuses it. `generate` reports a request that gets through."""
-    arrival = Arrival(request_id, ingress, clock())
+    arrival = ArrivingRequest(request_id, ingress, clock())
     try:
         yield arrival
     except BaseException as error:
         record = arrival.record()
-        note(record, error)
+        record_error(record, error)
         record.ended = clock()
-        tell(observers, record)
+        notify_observers(observers, record)
         raise
 
 
-def tell(observers: Sequence[Observer], record: RequestRecord) -> None:
+def notify_observers(observers: Sequence[Observer], record: RequestRecord) -> None:
     """Report a finished request to all observers. A failing observer is logged, and affects neither the other observers
     nor the answer."""
     for observer in observers:

@@ -13,7 +13,7 @@ from engine.rpc.stream import CrashesEngines, EngineUnavailable
 from gateway.core.errors import ApiError, Fault, internal, invalid_request, model_not_found, unavailable
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.core.usage import NOTHING, Counts
-from gateway.requests.types import GenerateRequest, Usage
+from gateway.requests.types import GenerateRequest, TokenUsage
 
 
 class RequestRecord(Struct):
@@ -73,9 +73,9 @@ class RequestRecord(Struct):
     """True means that the caller is not charged, because the engine failed or refused the request."""
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> TokenUsage:
         device_us = round(self.device_seconds * 1e6)
-        return Usage(self.prompt_tokens, self.completion_tokens, sum(self.cached.values()), device_us)
+        return TokenUsage(self.prompt_tokens, self.completion_tokens, sum(self.cached.values()), device_us)
 
     @property
     def used_tokens(self) -> int:
@@ -166,7 +166,7 @@ def _span(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else end - start
 
 
-def note(record: RequestRecord, error: BaseException) -> None:
+def record_error(record: RequestRecord, error: BaseException) -> None:
     """Record how a request failed. An OSError means that the caller's connection is gone: it counts as cancellation."""
     if isinstance(error, ApiError):
         record.end("error", error.http_status, error.code or error.fault.name.lower())

@@ -16,7 +16,7 @@ from engine.core.shares import Shares
 from engine.core.types import Lane, TokenEvent
 from engine.grammar_check.pool import GrammarPool
 from engine.rpc.client import EngineApi
-from engine.rpc.coalesce import apart, joined
+from engine.rpc.coalesce import merge_events, split_per_token
 from engine.rpc.stream import EventStream
 from gateway.adapters.registry import AdapterRegistry
 from gateway.core.errors import MAX_QUOTED, Fault, internal, unavailable
@@ -25,14 +25,14 @@ from gateway.core.lanes import lane_name
 from gateway.core.tenants import Principal, Tenant
 from gateway.core.trace_context import Ingress, new_id
 from gateway.limiter.base import Grant, Limiter, ReserveRequest
-from gateway.requests.admission import Intake, Job, ServiceSettings
+from gateway.requests.admission import GenerationJob, RequestIntake, ServiceSettings
 from gateway.requests.deadlines import Deadlines, Timer
 from gateway.requests.heartbeat import Heartbeat
 from gateway.requests.loop_turns import LoopTurns
-from gateway.requests.observers import Arrival, Observer, arriving, tell
-from gateway.requests.record import RequestRecord, engine_failures, note, refuse_failed
+from gateway.requests.observers import ArrivingRequest, Observer, notify_observers, observe_arrival
+from gateway.requests.record import RequestRecord, engine_failures, record_error, refuse_failed
 from gateway.requests.submission import Submission
-from gateway.requests.types import Admitted, Answer, GenerateRequest, Generation, GenerationChunk, merge
+from gateway.requests.types import Admitted, AnswerDecoder, GenerateRequest, Generation, GenerationChunk, merge_streams
 from gateway.text.tokenizer import Tokenizer
 
 log = structlog.get_logger("gateway")
@@ -67,7 +67,7 @@ class Gateway:
         self.adapters = adapters
         self.limiter = limiter
         self.base_name = base_names[0]
-        self.intake = Intake(engine, tokenizer, adapters, base_names, self._settings, grammars)
+        self.intake = RequestIntake(engine, tokenizer, adapters, base_names, self._settings, grammars)
         self.heartbeat = Heartbeat(engine)
         self._in_lane = {lane: Shares() for lane in Lane}
         self._outputs = OutputAverages()
@@ -88,10 +88,10 @@ class Gateway:
         """Number of requests in progress plus settlements not done yet; 0 means that the gateway is idle."""
         return len(self._live) + len(self._background)
 
-    def arriving(self, request_id: str, ingress: Ingress) -> AbstractContextManager[Arrival]:
+    def arriving(self, request_id: str, ingress: Ingress) -> AbstractContextManager[ArrivingRequest]:
         """Return a context manager for everything before `generate`, which reports a request that fails there to the
         observers."""
-        return arriving(request_id, ingress, self._observers, self._clock)
+        return observe_arrival(request_id, ingress, self._observers, self._clock)
 
     @asynccontextmanager
     async def generate(self, principal: Principal, request: GenerateRequest) -> AsyncIterator[Generation]:
@@ -107,8 +107,10 @@ class Gateway:
         """
         lane = principal.tenant.effective_lane(request.lane)
         with self._tracked(principal, request, lane) as record:
-            async with self._deadlines.start(lane, request.deadline, patient=request.patient) as timer:
-                job = await self._understand(principal, request, lane, record)
+            async with self._deadlines.start(
+                lane, request.deadline, ignore_server_timeout=request.ignore_server_timeout
+            ) as timer:
+                job = await self._build_job(principal, request, lane, record)
                 wanted = self._wanted(job, record)
                 with self.adapters.using(job.version):
                     async with (
@@ -155,20 +157,20 @@ class Gateway:
         shares.add(tenant.name, tenant.weight, answers)
         try:
             if full:
-                if not request.patient:  # The gateway itself retries lines of a batch.
+                if not request.ignore_server_timeout:  # The gateway itself retries lines of a batch.
                     self.turns.refused(tenant.name)
                 raise unavailable(Fault.LANE_QUEUE_FULL, f"the {lane_name(lane)} lane is full: {full}")
             yield record
             if not record.finish:
                 record.end("cancelled", 499)
         except BaseException as error:
-            note(record, error)
+            record_error(record, error)
             raise
         finally:
             record.ended = self._clock()
             del self._live[record.id]
             shares.remove(tenant.name, answers)
-            tell(self._observers, record)
+            notify_observers(self._observers, record)
 
     def _refusal(self, lane: Lane, tenant: Tenant, answers: int) -> str:
         """Return why the lane has no room for a request. Empty means that the lane has room."""
@@ -178,15 +180,15 @@ class Gateway:
         held = shares.held(tenant.name)
         return f"{shares.total} answers are on their way, {held} of them of this tenant, and it has room for {capacity}"
 
-    async def _understand(
+    async def _build_job(
         self, principal: Principal, request: GenerateRequest, lane: Lane, record: RequestRecord
-    ) -> Job:
-        job = await self.intake.understand(principal.tenant, request, lane)
+    ) -> GenerationJob:
+        job = await self.intake.build_job(principal.tenant, request, lane)
         if job.adapter is not None:
             record.adapter, record.adapter_version = job.adapter.name, job.adapter.version
         record.prompt_tokens = job.prompt_tokens
         record.n, record.max_tokens = request.n, job.params[0].max_tokens
-        return replace(job, usual=math.ceil(self._outputs.of(record.tenant, record.adapter)))
+        return replace(job, average_output=math.ceil(self._outputs.average(record.tenant, record.adapter)))
 
     @asynccontextmanager
     async def _reserved(
@@ -199,7 +201,7 @@ class Gateway:
         """
         record.reserved_tokens = wanted.tokens
         try:
-            if record.lane is Lane.INTERACTIVE and self.limiter.foresees(wanted):
+            if record.lane is Lane.INTERACTIVE and self.limiter.likely_to_grant(wanted):
                 submission.begin()
             record.reserving = self._clock()
             grant = await self.limiter.reserve(wanted)
@@ -214,9 +216,9 @@ class Gateway:
         finally:
             await asyncio.shield(self._spawn(self._settle(grant, record)))
 
-    def _wanted(self, job: Job, record: RequestRecord) -> ReserveRequest:
+    def _wanted(self, job: GenerationJob, record: RequestRecord) -> ReserveRequest:
         adapter, tokens = record.adapter or self.base_name, job.reserve_tokens()
-        least = None if job.says_output else job.prompt_tokens + job.num_answers
+        least = None if job.limits_output else job.prompt_tokens + job.num_answers
         lane, owner = lane_name(job.lane), (record.tenant, record.key_id)
         return ReserveRequest(record.request_id, *owner, tokens, adapter, lane, record.counts, least)
 
@@ -235,7 +237,7 @@ class Gateway:
         task.add_done_callback(self._background.discard)
         return task
 
-    def _admitted(self, job: Job, grant: Grant, record: RequestRecord) -> Admitted:
+    def _admitted(self, job: GenerationJob, grant: Grant, record: RequestRecord) -> Admitted:
         return Admitted(
             id=record.id,
             request_id=record.request_id,
@@ -248,46 +250,46 @@ class Gateway:
         )
 
     async def _run(
-        self, job: Job, record: RequestRecord, submission: Submission, timer: Timer
+        self, job: GenerationJob, record: RequestRecord, submission: Submission, timer: Timer
     ) -> AsyncGenerator[GenerationChunk, None]:
         """Yield the chunks of all answers as they come. The very last chunk carries the usage."""
         streams = submission.begin()
         answers = [self._answer(job, index, record, stream) for index, stream in enumerate(streams)]
         unfinished = len(answers)
-        async with aclosing(answers[0] if unfinished == 1 else merge(answers)) as chunks:
+        async with aclosing(answers[0] if unfinished == 1 else merge_streams(answers)) as chunks:
             async for chunk in chunks:
                 unfinished -= chunk.finish_reason is not None
                 if chunk.finish_reason is not None and not unfinished:
-                    timer.answered()
+                    timer.on_answered()
                     record.end(chunk.finish_reason, 200)
                     self._note_output(job, record)
                     yield chunk._replace(usage=record.usage)
                 else:
                     if chunk.token_ids:
-                        timer.first_token_came()
+                        timer.on_first_token()
                     yield chunk
 
-    def _note_output(self, job: Job, record: RequestRecord) -> None:
+    def _note_output(self, job: GenerationJob, record: RequestRecord) -> None:
         if job.ends_by_itself:
-            self._outputs.note(record.tenant, record.adapter, record.completion_tokens / job.num_answers)
+            self._outputs.add(record.tenant, record.adapter, record.completion_tokens / job.num_answers)
 
     async def _answer(
-        self, job: Job, index: int, record: RequestRecord, stream: EventStream
+        self, job: GenerationJob, index: int, record: RequestRecord, stream: EventStream
     ) -> AsyncGenerator[GenerationChunk, None]:
         """Convert one engine stream to chunks of text, until the engine or a stop string ends the answer.
 
         Closing the generator early aborts the answer.
         """
         prompt_index = index // job.request.n
-        detokenizer = self.tokenizer.detokenizer(job.continues(prompt_index))
-        answer = Answer(index, detokenizer, job.request)
+        detokenizer = self.tokenizer.detokenizer(job.continued_prompt(prompt_index))
+        answer = AnswerDecoder(index, detokenizer, job.request)
         last_token: float | None = None
         with engine_failures(record):
             async with aclosing(stream) as arrivals:
                 async for events in arrivals:
-                    for left, event in _counted_down(events, job.request.whole):
+                    for left, event in _with_remaining(events, job.request.coalesce):
                         refuse_failed(event, record, job.request)
-                        chunk = answer.absorb(event, more=left > 0)
+                        chunk = answer.decode(event, more=left > 0)
                         record.note_cached(prompt_index, event.num_cached)
                         record.note_admission(event, self._clock())
                         record.note_device(index, event.device_seconds)
@@ -313,10 +315,10 @@ class Gateway:
         return now
 
 
-def _counted_down(events: Sequence[TokenEvent], whole: bool) -> Iterator[tuple[int, TokenEvent]]:
-    """Merge the events if `whole`, otherwise split them into one for each token; number each by how many are left.
+def _with_remaining(events: Sequence[TokenEvent], coalesce: bool) -> Iterator[tuple[int, TokenEvent]]:
+    """Merge the events if `coalesce`, otherwise split them into one for each token; number each by how many are left.
 
     A refusal is not merged with the tokens before it, because those tokens count.
     """
-    told = joined(events) if whole else [piece for event in events for piece in apart(event)]
+    told = merge_events(events) if coalesce else [piece for event in events for piece in split_per_token(event)]
     return zip(range(len(told) - 1, -1, -1), told, strict=True)

@@ -9,7 +9,7 @@ import structlog
 from engine.core.types import FinishReason, Request, TokenEvent
 from engine.rpc.client import EngineApi
 from engine.rpc.stream import Arrivals, EventStream
-from gateway.requests.admission import Job
+from gateway.requests.admission import GenerationJob
 from gateway.requests.record import RequestRecord, engine_failures
 from gateway.requests.resumption import ResumingStream
 
@@ -20,7 +20,12 @@ class Submission:
     """The engine streams of one request. Close it (`contextlib.aclosing`) to abort answers that have not ended."""
 
     def __init__(
-        self, engine: EngineApi, job: Job, record: RequestRecord, clock: Callable[[], float], engine_wait: float
+        self,
+        engine: EngineApi,
+        job: GenerationJob,
+        record: RequestRecord,
+        clock: Callable[[], float],
+        engine_wait: float,
     ) -> None:
         """`clock` is the record's clock; `engine_wait` is how many seconds the request may be without an engine."""
         self._engine = engine

@@ -58,7 +58,7 @@ class GenerateRequest(Struct, frozen=True):
     stop: tuple[str, ...] = ()
     keep_stop: bool = False
     """True means that the answer's text includes the stop string or the stop token that ended the answer."""
-    whole: bool = False
+    coalesce: bool = False
     """The caller does not wait for single tokens: a chunk may hold all tokens that have come."""
     n: int = 1
     lane: Lane | None = None
@@ -67,8 +67,8 @@ class GenerateRequest(Struct, frozen=True):
     """Priority within the lane; a lower value is served sooner."""
     deadline: float | None = None
     """Seconds that the caller will wait for the whole answer. The gateway's own limit applies if it is shorter, unless
-    `patient` is set."""
-    patient: bool = False
+    `ignore_server_timeout` is set."""
+    ignore_server_timeout: bool = False
     """True means that only `deadline` limits the whole answer, even if it is longer than the gateway's own limit."""
     ttft: float | None = None
     """TTFT that the request asks for, in seconds. None means the lane's goal."""
@@ -87,7 +87,7 @@ class GenerateRequest(Struct, frozen=True):
         return next((prompt for prompt in self.inputs if isinstance(prompt, Chat) and prompt.tools), None)
 
 
-class Usage(Struct, frozen=True):
+class TokenUsage(Struct, frozen=True):
     """Usage of a request: numbers of tokens, and device time. A prompt counts once, however many answers it gets."""
 
     prompt: int
@@ -133,7 +133,7 @@ class GenerationChunk(NamedTuple):
     """True means that the last token is a stop token, which counts as a token but has no text."""
     finish_reason: Finish | None = None
     """Set on the last chunk of every answer."""
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     """Usage of the whole request; set on the very last chunk of the request."""
     more: bool = False
     """True means that another chunk of this answer is here already, so that both may be written to the caller
@@ -158,7 +158,7 @@ class Generation(Struct):
         return opening
 
 
-class Answer:
+class AnswerDecoder:
     """Turns the engine's events for one answer into chunks: detokenises, matches stop strings, hides the stop token."""
 
     def __init__(self, index: int, detokenizer: Detokenizer, request: GenerateRequest) -> None:
@@ -169,7 +169,7 @@ class Answer:
         self._min_tokens = request.sampling.min_tokens
         self._num_tokens = 0
 
-    def absorb(self, event: TokenEvent, more: bool = False) -> GenerationChunk:
+    def decode(self, event: TokenEvent, more: bool = False) -> GenerationChunk:
         """Convert an event to a chunk, whose finish_reason is set if a stop string or the event ends the answer.
 
         `more` says that later events of this answer are here already.
@@ -225,10 +225,10 @@ def join_answers(chunks: Sequence[GenerationChunk]) -> list[GenerationChunk]:
     answers: dict[int, list[GenerationChunk]] = {}
     for chunk in chunks:
         answers.setdefault(chunk.answer, []).append(chunk)
-    return [join(answers[index]) for index in sorted(answers)]
+    return [join_chunks(answers[index]) for index in sorted(answers)]
 
 
-def join(chunks: Sequence[GenerationChunk]) -> GenerationChunk:
+def join_chunks(chunks: Sequence[GenerationChunk]) -> GenerationChunk:
     """Join all chunks of one answer to one chunk."""
     return GenerationChunk(
         answer=chunks[0].answer,
@@ -240,7 +240,7 @@ def join(chunks: Sequence[GenerationChunk]) -> GenerationChunk:
     )
 
 
-async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+async def merge_streams(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
     """Yield the items of all streams as they come. The first error of any stream ends the merged stream, and closing it
     closes every stream."""
     queue: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue()

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 from grpc.aio import ServicerContext as Context
 
 from gateway.accounts.admin import AccountAdmin, key_json, tenant_json
-from gateway.accounts.record import Account
-from gateway.accounts.registry import NewKey
+from gateway.accounts.record import AccountRecord
+from gateway.accounts.registry import IssuedKey
 from gateway.core.tenants import Authenticator
 from gateway.pb import tenants_pb2 as pb
 from gateway.pb import tenants_pb2_grpc as pb_grpc
-from gateway.rpc.calls import Call, administer
+from gateway.rpc.calls import RpcCall, respond_to_admin
 
 T = TypeVar("T")
 
@@ -62,10 +62,10 @@ class TenantAdminService(pb_grpc.TenantAdminServicer):
         return await self._do(context, lambda: self._delete_key(request))
 
     async def _do(self, context: Context, work: Callable[[], Awaitable[T]]) -> T:
-        def admitted(call: Call) -> Awaitable[T]:
+        def admitted(call: RpcCall) -> Awaitable[T]:
             return work()
 
-        return await administer(context, self._keys, admitted)
+        return await respond_to_admin(context, self._keys, admitted)
 
     async def _create(self, request: pb.CreateTenantRequest) -> pb.Tenant:
         return _tenant(await self._admin.create(request.name, _fields(request.fields)))
@@ -108,13 +108,13 @@ def _fields(fields: pb.TenantFields) -> dict[str, Any]:
     return {**given, "adapters": list(fields.adapters)} if fields.set_adapters or fields.adapters else given
 
 
-def _tenant(account: Account) -> pb.Tenant:
+def _tenant(account: AccountRecord) -> pb.Tenant:
     return pb.Tenant(**tenant_json(account))
 
 
-def _key(account: Account) -> pb.Key:
+def _key(account: AccountRecord) -> pb.Key:
     return pb.Key(**key_json(account))
 
 
-def _new_key(new: NewKey) -> pb.NewKey:
+def _new_key(new: IssuedKey) -> pb.NewKey:
     return pb.NewKey(key=_key(new.account), secret=new.secret)

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 import grpc
 
 from gateway.adapters.registry import AdapterRegistry
-from gateway.adapters.watch import Difference, watch
+from gateway.adapters.watch import AdapterChanges, watch
 from gateway.core.tenants import Authenticator
 from gateway.pb import adapters_pb2 as pb
 from gateway.pb import adapters_pb2_grpc as pb_grpc
-from gateway.rpc.calls import Call, administer, watch_interval
+from gateway.rpc.calls import RpcCall, respond_to_admin, watch_interval
 from gateway.rpc.wire import adapter_to_pb
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
     async def Watch(  # noqa: N802
         self, request: pb.WatchAdaptersRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        await administer(context, self._keys, partial(self._watch, request))
+        await respond_to_admin(context, self._keys, partial(self._watch, request))
 
     def stop_watching(self) -> None:
         """End every Watch call, which would otherwise last as long as its caller stays connected."""
@@ -87,7 +87,7 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
         await asyncio.gather(*self._changes, return_exceptions=True)
 
     async def _administer(self, context: grpc.aio.ServicerContext, work: Callable[[], Awaitable[T]]) -> T:
-        return await administer(context, self._keys, lambda _: work())
+        return await respond_to_admin(context, self._keys, lambda _: work())
 
     async def _load(self, request: pb.LoadAdapterRequest) -> pb.Adapter:
         load = partial(
@@ -107,7 +107,7 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
     async def _list(self) -> pb.ListAdaptersResponse:
         return pb.ListAdaptersResponse(adapters=map(adapter_to_pb, await self._adapters.statuses()))
 
-    async def _watch(self, request: pb.WatchAdaptersRequest, call: Call) -> None:
+    async def _watch(self, request: pb.WatchAdaptersRequest, call: RpcCall) -> None:
         seconds = watch_interval(request.interval_seconds)
         await call.open()
         async with aclosing(watch(self._adapters, seconds, self._closing)) as differences:
@@ -126,5 +126,5 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
         return await asyncio.shield(task)
 
 
-def _difference_to_pb(difference: Difference) -> pb.WatchAdaptersResponse:
+def _difference_to_pb(difference: AdapterChanges) -> pb.WatchAdaptersResponse:
     return pb.WatchAdaptersResponse(adapters=map(adapter_to_pb, difference.adapters), removed=difference.removed)

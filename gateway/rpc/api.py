@@ -10,10 +10,10 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from gateway.accounts.admin import AccountAdmin
 from gateway.accounts.registry import AccountRegistry
-from gateway.batches.eta import Outlook
+from gateway.batches.eta import EtaEstimator
 from gateway.batches.service import Batches
 from gateway.config.certificates import Certificate
-from gateway.core.part import Part, offers_service
+from gateway.core.part import ApiSurface, serves_service
 from gateway.core.tenants import Authenticator
 from gateway.files.service import Files
 from gateway.limiter.admin import LimitAdmin
@@ -88,7 +88,7 @@ class GrpcServer:
         usage: UsageAdmin | None = None,
         files: Files | None = None,
         batches: Batches | None = None,
-        part: Part = "all",
+        surface: ApiSurface = "all",
     ) -> None:
         """Create the server without starting it.
 
@@ -106,7 +106,7 @@ class GrpcServer:
             grace_seconds: how long running calls may continue when the server stops.
             usage: the usage reports. None means that usage is not counted.
             files, batches: the file and batch services. None means that the gateway has none.
-            part: the part of the API that this port serves.
+            surface: the part of the API that this port serves.
         """
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.port: int | None = None
@@ -115,15 +115,15 @@ class GrpcServer:
         self._grace_seconds = grace_seconds
         self._admin = AdapterAdminService(gateway.adapters, keys)
         self._limits = LimitAdminService(LimitAdmin(gateway.limiter), keys)
-        services = tuple(name for name in SERVICES if offers_service(part, name))
+        services = tuple(name for name in SERVICES if serves_service(surface, name))
         self._health = EngineHealth(services, lambda: not gateway.heartbeat.trouble)
         options = _options(max_message_bytes, shared)
         self._server = grpc.aio.server(interceptors=(MalformedRequests(),), options=options)
         self._batches: BatchesService | None = None
-        if part != "admin":
+        if surface != "admin":
             generation_pb2_grpc.add_GenerationServicer_to_server(GenerationService(gateway, keys), self._server)
             self._batches = self._add_batches(gateway, keys, files, batches)
-        if part != "public":
+        if surface != "public":
             self._add_administration(gateway, keys, accounts, operations, usage)
         add_HealthServicer_to_server(self._health, self._server)
         add_reflection((*services, health.SERVICE_NAME), self._server)
@@ -133,7 +133,7 @@ class GrpcServer:
     ) -> BatchesService | None:
         if files is None or batches is None:
             return None
-        service = BatchesService(files, batches, Outlook(batches, gateway.engine), keys)
+        service = BatchesService(files, batches, EtaEstimator(batches, gateway.engine), keys)
         batches_pb2_grpc.add_BatchesServicer_to_server(service, self._server)
         return service
 

@@ -9,16 +9,16 @@ from functools import partial
 
 import grpc
 
-from gateway.batches.eta import Outlook
+from gateway.batches.eta import EtaEstimator
 from gateway.batches.record import TIMES, Batch
-from gateway.batches.service import DEFAULT_PAGE, Batches, Wish
+from gateway.batches.service import DEFAULT_PAGE, Batches, BatchRequest
 from gateway.core.errors import ApiError, Fault, invalid_request
 from gateway.core.tenants import Authenticator, Principal
 from gateway.files.record import BATCH, FileRecord
 from gateway.files.service import MAX_PAGE, Files
 from gateway.pb import batches_pb2 as pb
 from gateway.pb import batches_pb2_grpc as pb_grpc
-from gateway.rpc.calls import Call, answer, watch_interval
+from gateway.rpc.calls import RpcCall, respond_authenticated, watch_interval
 
 READ_SECONDS = 60.0
 """Maximum time, in seconds, that the gateway waits for the next piece of an uploaded file."""
@@ -38,69 +38,69 @@ PLAIN_FIELDS = (
 
 
 class BatchesService(pb_grpc.BatchesServicer):
-    def __init__(self, files: Files, batches: Batches, outlook: Outlook, keys: Authenticator) -> None:
+    def __init__(self, files: Files, batches: Batches, etas: EtaEstimator, keys: Authenticator) -> None:
         self._files = files
         self._batches = batches
-        self._outlook = outlook
+        self._etas = etas
         self._keys = keys
         self._closing = asyncio.Event()
 
     async def CreateFile(  # noqa: N802
         self, requests: AsyncIterator[pb.CreateFileRequest], context: grpc.aio.ServicerContext
     ) -> pb.File:
-        return await answer(context, self._keys, partial(self._create_file, requests))
+        return await respond_authenticated(context, self._keys, partial(self._create_file, requests))
 
     async def GetFile(  # noqa: N802
         self, request: pb.GetFileRequest, context: grpc.aio.ServicerContext
     ) -> pb.File:
-        return await answer(context, self._keys, partial(self._get_file, request))
+        return await respond_authenticated(context, self._keys, partial(self._get_file, request))
 
     async def ListFiles(  # noqa: N802
         self, request: pb.ListFilesRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListFilesResponse:
-        return await answer(context, self._keys, partial(self._list_files, request))
+        return await respond_authenticated(context, self._keys, partial(self._list_files, request))
 
     async def DeleteFile(  # noqa: N802
         self, request: pb.DeleteFileRequest, context: grpc.aio.ServicerContext
     ) -> pb.DeleteFileResponse:
-        return await answer(context, self._keys, partial(self._delete_file, request))
+        return await respond_authenticated(context, self._keys, partial(self._delete_file, request))
 
     async def ReadFile(  # noqa: N802
         self, request: pb.ReadFileRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        await answer(context, self._keys, partial(self._read_file, request))
+        await respond_authenticated(context, self._keys, partial(self._read_file, request))
 
     async def CreateBatch(  # noqa: N802
         self, request: pb.CreateBatchRequest, context: grpc.aio.ServicerContext
     ) -> pb.Batch:
-        return await answer(context, self._keys, partial(self._create_batch, request))
+        return await respond_authenticated(context, self._keys, partial(self._create_batch, request))
 
     async def GetBatch(  # noqa: N802
         self, request: pb.GetBatchRequest, context: grpc.aio.ServicerContext
     ) -> pb.Batch:
-        return await answer(context, self._keys, partial(self._get_batch, request))
+        return await respond_authenticated(context, self._keys, partial(self._get_batch, request))
 
     async def ListBatches(  # noqa: N802
         self, request: pb.ListBatchesRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListBatchesResponse:
-        return await answer(context, self._keys, partial(self._list_batches, request))
+        return await respond_authenticated(context, self._keys, partial(self._list_batches, request))
 
     async def CancelBatch(  # noqa: N802
         self, request: pb.CancelBatchRequest, context: grpc.aio.ServicerContext
     ) -> pb.Batch:
-        return await answer(context, self._keys, partial(self._cancel_batch, request))
+        return await respond_authenticated(context, self._keys, partial(self._cancel_batch, request))
 
     async def WatchBatch(  # noqa: N802
         self, request: pb.WatchBatchRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        await answer(context, self._keys, partial(self._watch_batch, request))
+        await respond_authenticated(context, self._keys, partial(self._watch_batch, request))
 
     def stop_watching(self) -> None:
         """End every WatchBatch call, which would otherwise last until its batch has ended, possibly for days."""
         self._closing.set()
 
     async def _create_file(
-        self, requests: AsyncIterator[pb.CreateFileRequest], call: Call, principal: Principal
+        self, requests: AsyncIterator[pb.CreateFileRequest], call: RpcCall, principal: Principal
     ) -> pb.File:
         tenant = principal.as_tenant().tenant.name
         first = await _next(requests)
@@ -114,10 +114,12 @@ class BatchesService(pb_grpc.BatchesServicer):
             )
         return _file(record)
 
-    async def _get_file(self, request: pb.GetFileRequest, call: Call, principal: Principal) -> pb.File:
+    async def _get_file(self, request: pb.GetFileRequest, call: RpcCall, principal: Principal) -> pb.File:
         return _file(await self._files.get(principal.as_tenant().tenant.name, request.file_id))
 
-    async def _list_files(self, request: pb.ListFilesRequest, call: Call, principal: Principal) -> pb.ListFilesResponse:
+    async def _list_files(
+        self, request: pb.ListFilesRequest, call: RpcCall, principal: Principal
+    ) -> pb.ListFilesResponse:
         page = await self._files.list(
             principal.as_tenant().tenant.name,
             purpose=request.purpose or None,
@@ -128,12 +130,12 @@ class BatchesService(pb_grpc.BatchesServicer):
         return pb.ListFilesResponse(data=map(_file, page.data), has_more=page.has_more)
 
     async def _delete_file(
-        self, request: pb.DeleteFileRequest, call: Call, principal: Principal
+        self, request: pb.DeleteFileRequest, call: RpcCall, principal: Principal
     ) -> pb.DeleteFileResponse:
         await self._files.delete(principal.as_tenant().tenant.name, request.file_id)
         return pb.DeleteFileResponse(id=request.file_id, deleted=True)
 
-    async def _read_file(self, request: pb.ReadFileRequest, call: Call, principal: Principal) -> None:
+    async def _read_file(self, request: pb.ReadFileRequest, call: RpcCall, principal: Principal) -> None:
         record = await self._files.get(principal.as_tenant().tenant.name, request.file_id)
         start, length = _range(request, record.bytes)
         async with aclosing(self._files.content(record, start, length)) as pieces:
@@ -141,23 +143,23 @@ class BatchesService(pb_grpc.BatchesServicer):
                 await call.open()
                 await call.send(pb.FileChunk(data=piece))
 
-    async def _create_batch(self, request: pb.CreateBatchRequest, call: Call, principal: Principal) -> pb.Batch:
-        return await self._told(await self._batches.create(principal.as_tenant(), _wish(request)))
+    async def _create_batch(self, request: pb.CreateBatchRequest, call: RpcCall, principal: Principal) -> pb.Batch:
+        return await self._told(await self._batches.create(principal.as_tenant(), _batch_request(request)))
 
-    async def _get_batch(self, request: pb.GetBatchRequest, call: Call, principal: Principal) -> pb.Batch:
+    async def _get_batch(self, request: pb.GetBatchRequest, call: RpcCall, principal: Principal) -> pb.Batch:
         return await self._told(await self._batches.get(principal.as_tenant(), request.batch_id))
 
     async def _list_batches(
-        self, request: pb.ListBatchesRequest, call: Call, principal: Principal
+        self, request: pb.ListBatchesRequest, call: RpcCall, principal: Principal
     ) -> pb.ListBatchesResponse:
         limit = request.limit or DEFAULT_PAGE
         batches, more = await self._batches.list(principal.as_tenant(), request.after or None, limit)
         return pb.ListBatchesResponse(data=[await self._told(batch) for batch in batches], has_more=more)
 
-    async def _cancel_batch(self, request: pb.CancelBatchRequest, call: Call, principal: Principal) -> pb.Batch:
+    async def _cancel_batch(self, request: pb.CancelBatchRequest, call: RpcCall, principal: Principal) -> pb.Batch:
         return await self._told(await self._batches.cancel(principal.as_tenant(), request.batch_id))
 
-    async def _watch_batch(self, request: pb.WatchBatchRequest, call: Call, principal: Principal) -> None:
+    async def _watch_batch(self, request: pb.WatchBatchRequest, call: RpcCall, principal: Principal) -> None:
         seconds, tenant = watch_interval(request.interval_seconds), principal.as_tenant()
         seen: Batch | None = None
         while True:
@@ -176,7 +178,7 @@ class BatchesService(pb_grpc.BatchesServicer):
         return self._closing.is_set()
 
     async def _told(self, batch: Batch) -> pb.Batch:
-        return batch_to_pb(batch, await self._outlook.eta(batch))
+        return batch_to_pb(batch, await self._etas.eta(batch))
 
 
 async def _next(requests: AsyncIterator[pb.CreateFileRequest]) -> pb.CreateFileRequest | None:
@@ -199,8 +201,8 @@ async def _pieces(requests: AsyncIterator[pb.CreateFileRequest]) -> AsyncGenerat
         yield request.data
 
 
-def _wish(request: pb.CreateBatchRequest) -> Wish:
-    return Wish(
+def _batch_request(request: pb.CreateBatchRequest) -> BatchRequest:
+    return BatchRequest(
         request.endpoint,
         request.input_file_id,
         request.completion_window or DEFAULT_WINDOW,
@@ -229,7 +231,7 @@ def _range(request: pb.ReadFileRequest, size: int) -> tuple[int, int]:
 
 
 def _file(record: FileRecord) -> pb.File:
-    shown = record.shown()
+    shown = record.to_openai()
     return pb.File(**{name: value for name, value in shown.items() if name != "object"})
 
 

@@ -32,7 +32,7 @@ DEFAULT_WATCH_SECONDS = 1.0
 T = TypeVar("T")
 
 
-class Call:
+class RpcCall:
     """One RPC that is being answered.
 
     Of the caller's metadata, only `authorization`, `x-request-id` and `traceparent` are read. The caller's identity
@@ -95,13 +95,13 @@ class Call:
         raise AssertionError("abort_with_status raises")
 
 
-async def respond(context: grpc.aio.ServicerContext, work: Callable[[Call], Awaitable[T]]) -> T:
+async def respond(context: grpc.aio.ServicerContext, work: Callable[[RpcCall], Awaitable[T]]) -> T:
     """Run the work of an RPC and return its result.
 
     An ApiError becomes its gRPC status. Any other exception is a bug: it is logged, and the caller receives INTERNAL
     without details.
     """
-    call = Call(context)
+    call = RpcCall(context)
     try:
         result = await work(call)
         await call.open()
@@ -115,25 +115,27 @@ async def respond(context: grpc.aio.ServicerContext, work: Callable[[Call], Awai
     return await call.refuse(refusal)
 
 
-async def answer(
-    context: grpc.aio.ServicerContext, keys: Authenticator, work: Callable[[Call, Principal], Awaitable[T]]
+async def respond_authenticated(
+    context: grpc.aio.ServicerContext, keys: Authenticator, work: Callable[[RpcCall, Principal], Awaitable[T]]
 ) -> T:
     """Authenticate the caller, then run the work as `respond` does."""
 
-    async def authenticated(call: Call) -> T:
+    async def authenticated(call: RpcCall) -> T:
         return await work(call, keys.authenticate(call.token))
 
     return await respond(context, authenticated)
 
 
-async def administer(context: grpc.aio.ServicerContext, keys: Authenticator, work: Callable[[Call], Awaitable[T]]) -> T:
+async def respond_to_admin(
+    context: grpc.aio.ServicerContext, keys: Authenticator, work: Callable[[RpcCall], Awaitable[T]]
+) -> T:
     """Authenticate the caller, require that it is an administrator, then run the work as `respond` does."""
 
-    async def admitted(call: Call, principal: Principal) -> T:
+    async def admitted(call: RpcCall, principal: Principal) -> T:
         principal.as_admin()
         return await work(call)
 
-    return await answer(context, keys, admitted)
+    return await respond_authenticated(context, keys, admitted)
 
 
 def watch_interval(seconds: float) -> float:

@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from gateway.core.errors import Fault, unavailable
 from gateway.core.tenants import Authenticator, Principal
-from gateway.openai.tools import as_text, call_reader
+from gateway.openai.tools import text_content, tool_call_reader
 from gateway.pb import generation_pb2 as pb
 from gateway.pb import generation_pb2_grpc as pb_grpc
 from gateway.requests.service import Gateway
 from gateway.requests.types import Generation
-from gateway.rpc.calls import Call, answer, respond
+from gateway.rpc.calls import RpcCall, respond, respond_authenticated
 from gateway.rpc.wire import (
     Read,
     chunk_to_pb,
@@ -58,16 +58,16 @@ class GenerationService(pb_grpc.GenerationServicer):
     async def Tokenize(  # noqa: N802
         self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext
     ) -> pb.TokenizeResponse:
-        return await answer(context, self._keys, partial(self._tokenize, request))
+        return await respond_authenticated(context, self._keys, partial(self._tokenize, request))
 
-    async def _generate(self, request: pb.GenerateRequest, call: Call) -> pb.GenerateResponse:
+    async def _generate(self, request: pb.GenerateRequest, call: RpcCall) -> pb.GenerateResponse:
         async with self._admitted(request, call, GENERATE) as (generation, read):
             chunks = [chunk async for chunk in generation]
             if usage := chunks[-1].usage:
                 call.set_trailing(usage_metadata(usage))
             return response_to_pb(generation.admitted, chunks, read, self._token_text)
 
-    async def _stream(self, request: pb.GenerateRequest, call: Call) -> None:
+    async def _stream(self, request: pb.GenerateRequest, call: RpcCall) -> None:
         async with self._admitted(request, call, GENERATE_STREAM) as (generation, read):
             async for chunk in generation:
                 told = read(chunk)
@@ -76,7 +76,7 @@ class GenerationService(pb_grpc.GenerationServicer):
                 if told.text or chunk.token_ids or chunk.finish_reason:
                     await call.send(chunk_to_pb(generation.admitted, chunk, told, self._token_text))
 
-    async def _tokenize(self, request: pb.TokenizeRequest, call: Call, principal: Principal) -> pb.TokenizeResponse:
+    async def _tokenize(self, request: pb.TokenizeRequest, call: RpcCall, principal: Principal) -> pb.TokenizeResponse:
         """Tokenize a prompt. Raises ApiError (ENGINE_UNAVAILABLE) if the engine is not ready, because the context
         length is known only from the engine."""
         tenant = principal.as_tenant().tenant
@@ -89,7 +89,7 @@ class GenerationService(pb_grpc.GenerationServicer):
 
     @asynccontextmanager
     async def _admitted(
-        self, request: pb.GenerateRequest, call: Call, method: str
+        self, request: pb.GenerateRequest, call: RpcCall, method: str
     ) -> AsyncIterator[tuple[Generation, Read]]:
         """Admit a request; yield its generation and the function that reads its chunks.
 
@@ -99,8 +99,8 @@ class GenerationService(pb_grpc.GenerationServicer):
             principal = arrival.identify(self._keys.authenticate(call.token))
             await self._gateway.turns.take(principal.tenant.name)
             wanted = generate_request(request, call.request_id, call.time_remaining)
-            wanted = replace(wanted, ingress=arrival.ingress, whole=method == GENERATE)
-            calls = call_reader(wanted, self._gateway.intake.dialect)
+            wanted = replace(wanted, ingress=arrival.ingress, coalesce=method == GENERATE)
+            calls = tool_call_reader(wanted, self._gateway.intake.dialect)
         async with self._gateway.generate(principal, wanted) as generation:
             await call.open(generation.admitted.headers())
-            yield generation, calls.read if calls else as_text
+            yield generation, calls.read if calls else text_content

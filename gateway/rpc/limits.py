@@ -14,11 +14,11 @@ import grpc
 from gateway.core.limits import LIMIT_NAMES, Limits, Scope
 from gateway.core.tenants import Authenticator
 from gateway.limiter.admin import LimitAdmin, scope_of
-from gateway.limiter.base import LimitEntry
+from gateway.limiter.base import StoredLimits
 from gateway.limiter.usage import ScopeUsage
 from gateway.pb import limits_pb2 as pb
 from gateway.pb import limits_pb2_grpc as pb_grpc
-from gateway.rpc.calls import Call, administer, watch_interval
+from gateway.rpc.calls import RpcCall, respond_to_admin, watch_interval
 
 
 class LimitAdminService(pb_grpc.LimitAdminServicer):
@@ -30,46 +30,46 @@ class LimitAdminService(pb_grpc.LimitAdminServicer):
     async def Get(  # noqa: N802
         self, request: pb.GetLimitsRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetLimitsResponse:
-        return await administer(context, self._keys, partial(self._get, request))
+        return await respond_to_admin(context, self._keys, partial(self._get, request))
 
     async def Set(  # noqa: N802
         self, request: pb.SetLimitsRequest, context: grpc.aio.ServicerContext
     ) -> pb.LimitEntry:
-        return await administer(context, self._keys, partial(self._set, request))
+        return await respond_to_admin(context, self._keys, partial(self._set, request))
 
     async def Reset(  # noqa: N802
         self, request: pb.ResetLimitsRequest, context: grpc.aio.ServicerContext
     ) -> pb.ResetLimitsResponse:
-        return await administer(context, self._keys, partial(self._reset, request))
+        return await respond_to_admin(context, self._keys, partial(self._reset, request))
 
     async def Usage(  # noqa: N802
         self, request: pb.LimitUsageRequest, context: grpc.aio.ServicerContext
     ) -> pb.LimitUsageResponse:
-        return await administer(context, self._keys, partial(self._usage, request))
+        return await respond_to_admin(context, self._keys, partial(self._usage, request))
 
     async def Watch(  # noqa: N802
         self, request: pb.WatchLimitsRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        await administer(context, self._keys, partial(self._watch, request))
+        await respond_to_admin(context, self._keys, partial(self._watch, request))
 
     def stop_watching(self) -> None:
         """End every Watch call, which would otherwise last as long as its caller stays connected."""
         self._closing.set()
 
-    async def _get(self, request: pb.GetLimitsRequest, call: Call) -> pb.GetLimitsResponse:
+    async def _get(self, request: pb.GetLimitsRequest, call: RpcCall) -> pb.GetLimitsResponse:
         return pb.GetLimitsResponse(entries=map(_entry_to_pb, await self._limits.get(request.tenant)))
 
-    async def _set(self, request: pb.SetLimitsRequest, call: Call) -> pb.LimitEntry:
+    async def _set(self, request: pb.SetLimitsRequest, call: RpcCall) -> pb.LimitEntry:
         return _entry_to_pb(await self._limits.set(_scope(request.scope), _changes(request)))
 
-    async def _reset(self, request: pb.ResetLimitsRequest, call: Call) -> pb.ResetLimitsResponse:
+    async def _reset(self, request: pb.ResetLimitsRequest, call: RpcCall) -> pb.ResetLimitsResponse:
         limits = await self._limits.reset(_scope(request.scope), used=request.used)
         return pb.ResetLimitsResponse(limits=_limits_to_pb(limits))
 
-    async def _usage(self, request: pb.LimitUsageRequest, call: Call) -> pb.LimitUsageResponse:
+    async def _usage(self, request: pb.LimitUsageRequest, call: RpcCall) -> pb.LimitUsageResponse:
         return _usage_to_pb(await self._limits.usage(request.tenant))
 
-    async def _watch(self, request: pb.WatchLimitsRequest, call: Call) -> None:
+    async def _watch(self, request: pb.WatchLimitsRequest, call: RpcCall) -> None:
         seconds = watch_interval(request.interval_seconds)
         async with aclosing(self._limits.watch(request.tenant, seconds, self._closing)) as changes:
             async for changed in changes:
@@ -92,10 +92,10 @@ def _changes(request: pb.SetLimitsRequest) -> dict[str, Any]:
 
 
 def _limits_to_pb(limits: Limits) -> pb.Limits:
-    return pb.Limits(**limits.given())
+    return pb.Limits(**limits.set_values())
 
 
-def _entry_to_pb(entry: LimitEntry) -> pb.LimitEntry:
+def _entry_to_pb(entry: StoredLimits) -> pb.LimitEntry:
     return pb.LimitEntry(
         scope=pb.LimitScope(**asdict(entry.scope)), limits=_limits_to_pb(entry.limits), source=entry.source
     )

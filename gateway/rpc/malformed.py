@@ -15,7 +15,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from gateway.core.errors import ApiError, invalid_request
-from gateway.rpc.calls import Call
+from gateway.rpc.calls import RpcCall
 
 Handler = Any
 """Type of a method handler: a grpc.RpcMethodHandler, which is a named tuple."""
@@ -70,7 +70,7 @@ def _guarded(behaviour: Behaviour) -> Behaviour:
         try:
             return await behaviour(_checked(request), context)
         except ApiError as error:
-            await Call(context).refuse(error)
+            await RpcCall(context).refuse(error)
 
     return answer
 
@@ -81,7 +81,7 @@ def _guarded_stream(behaviour: Behaviour) -> Behaviour:
             async for message in behaviour(_checked(request), context):
                 yield message
         except ApiError as error:
-            await Call(context).refuse(error)
+            await RpcCall(context).refuse(error)
 
     return answer
 

@@ -10,7 +10,7 @@ from gateway.core.tenants import Authenticator
 from gateway.observe.operations import MODES, LaneStatus, LiveRequest, Operations
 from gateway.pb import operations_pb2 as pb
 from gateway.pb import operations_pb2_grpc as pb_grpc
-from gateway.rpc.calls import Call, administer
+from gateway.rpc.calls import RpcCall, respond_to_admin
 
 
 class LaneAdminService(pb_grpc.LaneAdminServicer):
@@ -19,18 +19,18 @@ class LaneAdminService(pb_grpc.LaneAdminServicer):
         self._keys = keys
 
     async def List(self, request: pb.ListLanesRequest, context: Context) -> pb.ListLanesResponse:  # noqa: N802
-        async def work(call: Call) -> pb.ListLanesResponse:
+        async def work(call: RpcCall) -> pb.ListLanesResponse:
             return pb.ListLanesResponse(lanes=map(_lane, await self._operations.lanes()))
 
-        return await administer(context, self._keys, work)
+        return await respond_to_admin(context, self._keys, work)
 
     async def Set(self, request: pb.SetLaneRequest, context: Context) -> pb.LaneStatus:  # noqa: N802
-        async def work(call: Call) -> pb.LaneStatus:
+        async def work(call: RpcCall) -> pb.LaneStatus:
             if request.action not in MODES:
                 raise invalid_request(f"action must be one of {', '.join(MODES)}", "action")
             return _lane(await self._operations.set_mode(request.lane, request.action))
 
-        return await administer(context, self._keys, work)
+        return await respond_to_admin(context, self._keys, work)
 
 
 class RequestAdminService(pb_grpc.RequestAdminServicer):
@@ -39,17 +39,17 @@ class RequestAdminService(pb_grpc.RequestAdminServicer):
         self._keys = keys
 
     async def List(self, request: pb.ListRequestsRequest, context: Context) -> pb.ListRequestsResponse:  # noqa: N802
-        async def work(call: Call) -> pb.ListRequestsResponse:
+        async def work(call: RpcCall) -> pb.ListRequestsResponse:
             live = await self._operations.requests()
             return pb.ListRequestsResponse(requests=map(_request, live.requests), total=live.total)
 
-        return await administer(context, self._keys, work)
+        return await respond_to_admin(context, self._keys, work)
 
     async def Cancel(self, request: pb.CancelRequestRequest, context: Context) -> pb.LiveRequest:  # noqa: N802
-        async def work(call: Call) -> pb.LiveRequest:
+        async def work(call: RpcCall) -> pb.LiveRequest:
             return _request(await self._operations.cancel(request.id))
 
-        return await administer(context, self._keys, work)
+        return await respond_to_admin(context, self._keys, work)
 
 
 def _lane(status: LaneStatus) -> pb.LaneStatus:

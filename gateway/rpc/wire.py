@@ -16,10 +16,18 @@ from gateway.openai.convert import chat_messages
 from gateway.openai.messages import AssistantCall, CalledFunction, ChatMessage, Function, FunctionName, Tool, ToolChoice
 from gateway.openai.schema import CompletionRequest, Sampled, Slo, StructuredOutputs
 from gateway.openai.structured import Constraint, by_kind
-from gateway.openai.tools import Told, offered_tools, tool_rule
+from gateway.openai.tools import ChunkContent, offered_tools, tool_rule
 from gateway.pb import adapters_pb2
 from gateway.pb import generation_pb2 as pb
-from gateway.requests.types import Admitted, Chat, GenerateRequest, GenerationChunk, PromptInput, Usage, join_answers
+from gateway.requests.types import (
+    Admitted,
+    Chat,
+    GenerateRequest,
+    GenerationChunk,
+    PromptInput,
+    TokenUsage,
+    join_answers,
+)
 
 RANGES: Mapping[str, Any] = {
     **get_type_hints(CompletionRequest, include_extras=True),
@@ -32,7 +40,7 @@ NOT_SAMPLING = frozenset({"max_tokens", "seed", "stop"})
 """Fields of the message SamplingParams that the gateway handles itself instead of passing them to the sampler."""
 
 TokenText = Callable[[int], str]
-Read = Callable[[GenerationChunk], Told]
+Read = Callable[[GenerationChunk], ChunkContent]
 """Function that separates the tool calls of a chunk from its text."""
 
 _LANE_ASKED: Mapping[int, Lane | None] = {
@@ -108,7 +116,9 @@ def prompt_input(message: pb.GenerateRequest | pb.TokenizeRequest) -> PromptInpu
     raise invalid_request(f"one of {', '.join(names)} is required", "input")
 
 
-def chunk_to_pb(admitted: Admitted, chunk: GenerationChunk, told: Told, token_text: TokenText) -> pb.GenerateChunk:
+def chunk_to_pb(
+    admitted: Admitted, chunk: GenerationChunk, told: ChunkContent, token_text: TokenText
+) -> pb.GenerateChunk:
     choice = _choice(chunk, told, token_text)
     return pb.GenerateChunk(choice=choice, usage=_usage(chunk.usage), **_head(admitted))
 
@@ -121,7 +131,7 @@ def response_to_pb(
     return pb.GenerateResponse(choices=choices, usage=_usage(chunks[-1].usage), **_head(admitted))
 
 
-def usage_metadata(usage: Usage) -> dict[str, str]:
+def usage_metadata(usage: TokenUsage) -> dict[str, str]:
     """Return the final usage as trailing metadata."""
     return {
         "x-loralane-prompt-tokens": str(usage.prompt),
@@ -216,7 +226,7 @@ def _head(admitted: Admitted) -> dict[str, Any]:
     }
 
 
-def _choice(chunk: GenerationChunk, told: Told, token_text: TokenText) -> pb.Choice:
+def _choice(chunk: GenerationChunk, told: ChunkContent, token_text: TokenText) -> pb.Choice:
     return pb.Choice(
         index=chunk.answer,
         text=told.text,
@@ -249,7 +259,7 @@ def _token_logprob(token_id: int, values: TokenLogprobs, token_text: TokenText) 
     return pb.TokenLogprob(token_id=token_id, token=token_text(token_id), logprob=values.logprob, top=top)
 
 
-def _usage(usage: Usage | None) -> pb.Usage | None:
+def _usage(usage: TokenUsage | None) -> pb.Usage | None:
     if usage is None:
         return None
     return pb.Usage(prompt_tokens=usage.prompt, cached_tokens=usage.cached, completion_tokens=usage.completion)

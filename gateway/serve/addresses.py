@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from gateway.config.certificates import Certificate
 from gateway.config.tls import TlsConfig
 from gateway.config.whole import Config
-from gateway.core.part import Part
+from gateway.core.part import ApiSurface
 from gateway.serve.launch import StartError
 
 
@@ -31,17 +31,17 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Front:
-    """One HTTP port and one gRPC port that serve the same part of the API."""
+class Endpoint:
+    """One HTTP port and one gRPC port that serve the same surface of the API."""
 
-    part: Part
+    surface: ApiSurface
     http: Address
     grpc: Address
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The port numbers of one front."""
+    """The port numbers of one endpoint."""
 
     http: int
     grpc: int
@@ -52,29 +52,29 @@ class Listening:
     """Base of objects that stand for running gateways, whose ports are open."""
 
     ports: tuple[Ports, ...]
-    """Ports of the public front, followed by those of the admin front if it has its own."""
+    """Ports of the public endpoint, followed by those of the admin endpoint if it has its own."""
 
     @property
     def http_port(self) -> int:
-        """HTTP port of the public front."""
+        """HTTP port of the public endpoint."""
         return self.ports[0].http
 
     @property
     def grpc_port(self) -> int:
-        """gRPC port of the public front."""
+        """gRPC port of the public endpoint."""
         return self.ports[0].grpc
 
 
-def fronts(config: Config) -> tuple[Front, ...]:
-    """Return the fronts that a configuration asks for. The first serves tenants; the second, if any, administration."""
+def endpoints(config: Config) -> tuple[Endpoint, ...]:
+    """Return the endpoints that a configuration asks for: one for tenants and, if any, one for administration."""
     http = Address(config.http.host, config.http.port, config.http.tls, "http")
     grpc = Address(config.grpc.host, config.grpc.port, config.grpc.tls, "grpc")
     admin = config.admin
     if admin.port is None or admin.grpc_port is None:
-        return (Front("all", http, grpc),)
+        return (Endpoint("all", http, grpc),)
     return (
-        Front("public", http, grpc),
-        Front(
+        Endpoint("public", http, grpc),
+        Endpoint(
             "admin",
             Address(admin.host, admin.port, admin.tls, "admin"),
             Address(admin.host, admin.grpc_port, admin.tls, "admin"),
@@ -83,7 +83,7 @@ def fronts(config: Config) -> tuple[Front, ...]:
 
 
 def with_ports(config: Config, ports: Sequence[Ports]) -> Config:
-    """Return a copy of `config` with the port numbers that its fronts were given, in place of 0."""
+    """Return a copy of `config` with the port numbers that its endpoints were given, in place of 0."""
     public, *rest = ports
     http, grpc = replace(config.http, port=public.http), replace(config.grpc, port=public.grpc)
     admin = replace(config.admin, port=rest[0].http, grpc_port=rest[0].grpc) if rest else config.admin
@@ -91,7 +91,7 @@ def with_ports(config: Config, ports: Sequence[Ports]) -> Config:
 
 
 @contextmanager
-def reserved(host: str, port: int) -> Iterator[int]:
+def reserve_port(host: str, port: int) -> Iterator[int]:
     """Reserve a port, without listening, for processes that will share it; yields its number, also for port 0.
 
     The port is bound without SO_REUSEPORT first, which fails if another server has it: two servers that both share a
@@ -100,13 +100,13 @@ def reserved(host: str, port: int) -> Iterator[int]:
     Raises:
         StartError: another process has the port.
     """
-    with bound(host, port) as probe:
+    with bind_socket(host, port) as probe:
         port = probe.getsockname()[1]
-    with bound(host, port, shared=True) as kept:
+    with bind_socket(host, port, shared=True) as kept:
         yield kept.getsockname()[1]
 
 
-def bound(host: str, port: int, *, shared: bool = False) -> socket.socket:
+def bind_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """Return a TCP socket bound to an address. `shared` sets SO_REUSEPORT. Raises StartError if that fails."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -28,18 +28,18 @@ from gateway.observe.metrics import Metrics
 from gateway.observe.operations import Operations
 from gateway.observe.process_metrics import GrammarMetrics, LoopMetrics, UsageMetrics
 from gateway.observe.setup import open_observers
-from gateway.redis.server import connected
+from gateway.redis.server import redis_client
 from gateway.requests.admission import ServiceSettings
-from gateway.requests.heartbeat import beating
+from gateway.requests.heartbeat import heartbeat_running
 from gateway.requests.service import Gateway
 from gateway.serve.addresses import Ports
 from gateway.serve.backends import Backends
 from gateway.serve.banner import Banner
-from gateway.serve.endpoints import Door, Offer, doors
+from gateway.serve.endpoints import EndpointServers, Services, endpoint_servers
 from gateway.serve.launch import Launch, StartError, model_name
-from gateway.serve.reload_target import Live, cache_of, seeded
-from gateway.serve.sampling import sampled
-from gateway.serve.start_bar import Stage, StartBar
+from gateway.serve.reload_target import ReloadTarget, adapter_cache, seed_adapters
+from gateway.serve.sampling import sampling
+from gateway.serve.start_bar import StartBar, StartStage
 from gateway.serve.supervisor import EngineSupervisor
 from gateway.text.tokenizer import Tokenizer
 from gateway.usage.books import RedisUsageBooks
@@ -50,26 +50,26 @@ ENGINE_START_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuiltGateway:
     """A gateway that is ready to answer requests and does not listen on its ports yet."""
 
     config: Config
     gateway: Gateway
     engine: EngineClient
     limiter: FailoverLimiter
-    doors: tuple[Door, ...]
+    servers: tuple[EndpointServers, ...]
     """The first serves tenants; the second, if any, administration."""
-    live: Live
+    reload_target: ReloadTarget
 
     def banner(self, ports: Sequence[Ports]) -> Banner:
-        """Return the banner to print. `ports` are the ports of each door, in order."""
+        """Return the banner to print. `ports` are the ports of each endpoint, in order."""
         return Banner(self.config, self.gateway, self.engine.info, ports)
 
 
 @asynccontextmanager
-async def built(
+async def built_gateway(
     launch: Launch, backends: Backends, bar: StartBar, supervisor: EngineSupervisor | None = None
-) -> AsyncIterator[Built]:
+) -> AsyncIterator[BuiltGateway]:
     """Build a gateway over a store and an engine that run or are about to run, and close it when the block ends.
 
     Args:
@@ -84,20 +84,22 @@ async def built(
     config = launch.config
     async with AsyncExitStack() as stack:
         grammars = stack.enter_context(closing(GrammarPool(start_after=UNHURRIED_S)))
-        redis = await stack.enter_async_context(connected(backends.store, cluster=config.redis.cluster))
+        redis = await stack.enter_async_context(redis_client(backends.store, cluster=config.redis.cluster))
         limiter = _limiter(config, redis)
         stack.push_async_callback(limiter.close)
         seeds = [(entry.tenant, entry.keys) for entry in config.tenants.values()]
         registered = account_store(redis, config.redis.key_prefix)
-        accounts = await stack.enter_async_context(open_accounts(registered, config.admins(), limiter.know, seeds))
-        sources = AdapterSources(config.adapters, cache_of(config, launch.data_dir))
+        accounts = await stack.enter_async_context(
+            open_accounts(registered, config.admins(), limiter.configure_lazily, seeds)
+        )
+        sources = AdapterSources(config.adapters, adapter_cache(config, launch.data_dir))
         stack.callback(sources.close)
         engine, adapters = await _connect(stack, backends.engine, redis, config, sources)
         tokenizer = await _load_tokenizer(backends.model_dir, config.model.chat_template)
         await _wait_for_engine(engine, supervisor)
         await _preload(adapters, config, bar)
         metrics = Metrics({lane: config.lanes.of(lane).goals() for lane in Lane}, backends.metrics, model_name(config))
-        operations = Operations(engine, LatencyWindow(metrics.collect), metrics.promises, model_name(config))
+        operations = Operations(engine, LatencyWindow(metrics.collect), metrics.static, model_name(config))
         observers = await stack.enter_async_context(open_observers(config.observability))
         gateway = Gateway(
             engine,
@@ -110,17 +112,24 @@ async def built(
             observers=(metrics, operations.recent, *observers),
         )
         stack.push_async_callback(gateway.close)
-        await stack.enter_async_context(beating(gateway.heartbeat, engine))
+        await stack.enter_async_context(heartbeat_running(gateway.heartbeat, engine))
         usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
         metrics.register(UsageMetrics(limiter))
         metrics.register(LoopMetrics(asyncio.get_running_loop()))
         metrics.register(GrammarMetrics(grammars))
-        await stack.enter_async_context(sampled(operations))
+        await stack.enter_async_context(sampling(operations))
         opening = open_batches(redis, launch.data_dir, config, gateway, accounts, metrics)
         files, batches = await stack.enter_async_context(opening)
-        offer = Offer(gateway, accounts, metrics, operations, usage, files, batches)
-        live = Live(launch.data_dir, accounts, adapters, sources, engine, limiter, gateway, metrics)
-        yield Built(config, gateway, engine, limiter, doors(offer, config, shared=backends.metrics is not None), live)
+        services = Services(gateway, accounts, metrics, operations, usage, files, batches)
+        reload_target = ReloadTarget(launch.data_dir, accounts, adapters, sources, engine, limiter, gateway, metrics)
+        yield BuiltGateway(
+            config,
+            gateway,
+            engine,
+            limiter,
+            endpoint_servers(services, config, shared=backends.metrics is not None),
+            reload_target,
+        )
 
 
 async def _connect(
@@ -206,8 +215,8 @@ async def _preload(adapters: AdapterRegistry, config: Config, bar: StartBar) -> 
     def one_done() -> None:
         nonlocal loaded
         loaded += 1
-        bar.report(Stage.ADAPTERS, f"loading adapters: {loaded} of {len(preload)}", loaded / len(preload))
+        bar.report(StartStage.ADAPTERS, f"loading adapters: {loaded} of {len(preload)}", loaded / len(preload))
 
-    failed = await seeded(adapters, preload, one_done)
+    failed = await seed_adapters(adapters, preload, one_done)
     if failed:
         raise StartError("; ".join(f"adapter {name}: {reason}" for name, reason in failed.items()))

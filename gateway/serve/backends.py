@@ -67,14 +67,14 @@ async def started_backends(
                 launch.engine,
             )
             async with supervisor:
-                stop.at_last(supervisor.kill)
-                stop.at_last(partial(shutil.rmtree, folder, ignore_errors=True))
+                stop.on_force(supervisor.kill)
+                stop.on_force(partial(shutil.rmtree, folder, ignore_errors=True))
                 try:
                     async with _prepared(launch, supervisor, stop, bar) as preparing:
                         await meanwhile()
                         yield Backends(store, supervisor.address, await preparing), supervisor
                 finally:
-                    supervisor.stop_seconds = stop.within(supervisor.stop_seconds)
+                    supervisor.stop_seconds = stop.time_limit(supervisor.stop_seconds)
 
 
 @asynccontextmanager

@@ -25,7 +25,7 @@ class Banner:
     """Prints what a gateway serves and how to call it. It shows only the demo's keys, which are public."""
 
     def __init__(self, config: Config, gateway: Gateway, info: pb.EngineInfo, ports: Sequence[Ports]) -> None:
-        """`ports` are those of the public front, followed by those of the admin front if it has its own."""
+        """`ports` are those of the public endpoint, followed by those of the admin endpoint if it has its own."""
         self._config = config
         self._gateway = gateway
         self._info = info

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from gateway.config.file import ConfigError
 from gateway.config.whole import Config
-from gateway.redis.server import StoreStartError, exclusive, prepared
-from gateway.serve.addresses import bound, fronts
+from gateway.redis.server import StoreStartError, created_folder, locked_folder
+from gateway.serve.addresses import bind_socket, endpoints
 from gateway.serve.launch import StartError
 
 MIN_FREE_BYTES = 128 * 2**20
@@ -63,7 +63,7 @@ def _temporary_problems() -> Iterator[str]:
 def _store_problems(data_dir: Path) -> Iterator[str]:
     """Yield a problem if the embedded store cannot use the data directory, or another gateway's already does."""
     try:
-        with exclusive(prepared(data_dir / "valkey")):
+        with locked_folder(created_folder(data_dir / "valkey")):
             return
     except StoreStartError as error:
         yield str(error)
@@ -74,11 +74,11 @@ def _store_problems(data_dir: Path) -> Iterator[str]:
 def _port_problems(config: Config) -> Iterator[str]:
     """Load the certificates and bind all ports at the same time, so that a port configured twice is found, too."""
     with ExitStack() as stack:
-        for front in fronts(config):
-            for address in (front.http, front.grpc):
+        for endpoint in endpoints(config):
+            for address in (endpoint.http, endpoint.grpc):
                 try:
                     address.certificate()
-                    taken = stack.enter_context(closing(bound(address.host, address.port)))
+                    taken = stack.enter_context(closing(bind_socket(address.host, address.port)))
                     taken.listen()  # otherwise this process could bind a second socket to it
                 except (ConfigError, StartError) as error:
                     yield str(error)

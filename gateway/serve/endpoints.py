@@ -19,7 +19,7 @@ from gateway.observe.metrics import Metrics
 from gateway.observe.operations import Operations
 from gateway.requests.service import Gateway
 from gateway.rpc.api import GrpcServer
-from gateway.serve.addresses import Front, Ports, fronts
+from gateway.serve.addresses import Endpoint, Ports, endpoints
 from gateway.serve.listeners import HttpServer, grpc_port
 from gateway.serve.stopping import Stop
 from gateway.usage.report import UsageAdmin
@@ -29,7 +29,7 @@ LATE_SECONDS = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class Services:
     """The services that the HTTP and gRPC APIs expose to tenants and operators."""
 
     gateway: Gateway
@@ -42,57 +42,59 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """A front with the HTTP app and the gRPC server that are ready to listen on its ports."""
+class EndpointServers:
+    """An endpoint with the HTTP app and the gRPC server that are ready to listen on its ports."""
 
-    front: Front
+    endpoint: Endpoint
     app: ASGIApp
     grpc: GrpcServer
     gateway: Gateway
 
 
-def doors(offer: Offer, config: Config, *, shared: bool) -> tuple[Door, ...]:
-    """Return a door for each front. `shared` means that other processes use the same ports. Raises ConfigError."""
-    return tuple(_door(front, offer, config, shared) for front in fronts(config))
+def endpoint_servers(services: Services, config: Config, *, shared: bool) -> tuple[EndpointServers, ...]:
+    """Return each endpoint's servers. `shared` means that other processes use the same ports. Raises ConfigError."""
+    return tuple(_endpoint_servers(endpoint, services, config, shared) for endpoint in endpoints(config))
 
 
-def _door(front: Front, offer: Offer, config: Config, shared: bool) -> Door:
+def _endpoint_servers(endpoint: Endpoint, services: Services, config: Config, shared: bool) -> EndpointServers:
     grpc = GrpcServer(
-        offer.gateway,
-        offer.accounts,
-        offer.accounts,
-        offer.operations,
-        host=front.grpc.host,
-        port=front.grpc.port,
-        certificate=front.grpc.certificate(),
+        services.gateway,
+        services.accounts,
+        services.accounts,
+        services.operations,
+        host=endpoint.grpc.host,
+        port=endpoint.grpc.port,
+        certificate=endpoint.grpc.certificate(),
         shared=shared,
-        usage=offer.usage,
-        files=offer.files,
-        batches=offer.batches,
-        part=front.part,
+        usage=services.usage,
+        files=services.files,
+        batches=services.batches,
+        surface=endpoint.surface,
     )
     app = create_app(
-        offer.gateway,
-        offer.accounts,
-        metrics=offer.metrics,
-        accounts=offer.accounts,
-        operations=offer.operations,
+        services.gateway,
+        services.accounts,
+        metrics=services.metrics,
+        accounts=services.accounts,
+        operations=services.operations,
         max_body_bytes=config.http.max_body_bytes,
         metrics_keys=config.admin.metrics_keys,
         open_metrics=config.admin.open_metrics,
-        usage=offer.usage,
-        files=offer.files,
-        batches=offer.batches,
-        part=front.part,
+        usage=services.usage,
+        files=services.files,
+        batches=services.batches,
+        surface=endpoint.surface,
         cors_origins=config.http.cors_origins,
         grpc=lambda: None if grpc.port is None else GrpcAddress(grpc.port, grpc.uses_tls),
     )
-    return Door(front, app, grpc, offer.gateway)
+    return EndpointServers(endpoint, app, grpc, services.gateway)
 
 
 @asynccontextmanager
-async def opened(doors: Sequence[Door], stop: Stop, *, shared: bool) -> AsyncIterator[tuple[Ports, ...]]:
-    """Listen on the ports of all doors until the block ends; yields the ports. Admin ports close last, so that
+async def listening(
+    servers: Sequence[EndpointServers], stop: Stop, *, shared: bool
+) -> AsyncIterator[tuple[Ports, ...]]:
+    """Listen on the ports of all endpoints until the block ends; yields the ports. Admin ports close last, so that
     operators can watch until the end.
 
     At the end of the block no new connections are accepted. Running requests have the grace period of `stop` to finish;
@@ -103,20 +105,20 @@ async def opened(doors: Sequence[Door], stop: Stop, *, shared: bool) -> AsyncIte
         ConfigError: a certificate cannot be used.
     """
     async with AsyncExitStack() as stack:
-        found = [await stack.enter_async_context(_open(door, stop, shared)) for door in reversed(doors)]
-        stack.enter_context(_ending_requests(doors[0].gateway, stop))
+        found = [await stack.enter_async_context(_listening_on(each, stop, shared)) for each in reversed(servers)]
+        stack.enter_context(_ending_requests(servers[0].gateway, stop))
         yield tuple(reversed(found))
 
 
 @asynccontextmanager
-async def _open(door: Door, stop: Stop, shared: bool) -> AsyncIterator[Ports]:
-    """Open the HTTP and the gRPC port of a front until the block ends, then close both at the same time."""
-    http = door.front.http
-    server = HttpServer(door.app, http.host, http.port, certificate=http.certificate(), shared=shared)
+async def _listening_on(servers: EndpointServers, stop: Stop, shared: bool) -> AsyncIterator[Ports]:
+    """Open the HTTP and the gRPC port of an endpoint until the block ends, then close both at the same time."""
+    http = servers.endpoint.http
+    server = HttpServer(servers.app, http.host, http.port, certificate=http.certificate(), shared=shared)
     async with AsyncExitStack() as stack:
         port = await server.start()
-        stack.push_async_callback(_stop_both, server, door.grpc, stop)
-        yield Ports(port, await grpc_port(door.grpc))
+        stack.push_async_callback(_stop_both, server, servers.grpc, stop)
+        yield Ports(port, await grpc_port(servers.grpc))
 
 
 async def _stop_both(http: HttpServer, grpc: GrpcServer, stop: Stop) -> None:

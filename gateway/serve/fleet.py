@@ -25,11 +25,11 @@ from prometheus_client.multiprocess import mark_process_dead
 from rich.console import Console
 
 from gateway.config.whole import Config
-from gateway.serve.addresses import Front, Listening, Ports, fronts, reserved, with_ports
+from gateway.serve.addresses import Endpoint, Listening, Ports, endpoints, reserve_port, with_ports
 from gateway.serve.backends import started_backends
 from gateway.serve.launch import Launch, StartError, share_of
 from gateway.serve.orders import ANNOUNCE, FOLLOW, LISTEN, LISTENING, READY, SEED, Orders
-from gateway.serve.process import settle_memory, told_to_reload
+from gateway.serve.process import freeze_memory, reload_requested
 from gateway.serve.reload import Read, reloading
 from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import Stop, tell_stopping
@@ -42,7 +42,7 @@ STOP_SECONDS = 40.0
 running requests up to ten seconds; then settlements are sent."""
 
 
-class Member:
+class GatewayProcess:
     """A slot of the fleet: a gateway process, and the successors that replace it when it dies."""
 
     def __init__(self, orders: Orders, stop: Stop) -> None:
@@ -55,7 +55,7 @@ class Member:
         self.restarts = 0
         self._orders = orders
         self._stopping = stop
-        stop.at_last(self._end_early)
+        stop.on_force(self._kill)
         self._has_served = False
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
@@ -76,7 +76,7 @@ class Member:
         try:
             while True:
                 backoff.started()
-                code = await self._try_to_live()
+                code = await self._try_run_once()
                 if not self._has_served:
                     raise StartError("a gateway did not start; its last words are above")
                 pause = backoff.died()
@@ -91,19 +91,19 @@ class Member:
         if self._writer is not None:
             self._writer.write(ANNOUNCE)
 
-    async def follow(self, config: Config) -> None:
+    async def apply_settings(self, config: Config) -> None:
         """Apply another configuration to the process and its successors. A process that does not listen yet is killed,
         so that its successor starts with the new configuration."""
         self._orders = replace(self._orders, launch=replace(self._orders.launch, config=config))
         if not self.serving.is_set():
-            self._end_early()
+            self._kill()
         elif self._writer is not None:
             self._writer.write(FOLLOW)
             self._orders.write(self._writer)
             await self._answer()
 
     async def seed(self) -> dict[str, str]:
-        """Have the process write the tenants and adapters of the configuration from `follow` to the registries.
+        """Have the process write the tenants and adapters of the configuration from `apply_settings` to the registries.
 
         Returns:
             The adapters that cannot be served, by name, and why.
@@ -128,21 +128,21 @@ class Member:
             return await self._reader.readline() if self._reader else b""
         return b""
 
-    def _end_early(self) -> None:
+    def _kill(self) -> None:
         """Kill the process, if there is one."""
         if (pid := self.pid) is not None:
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
 
-    async def _try_to_live(self) -> int | None:
+    async def _try_run_once(self) -> int | None:
         """Run one process to its end. Returns its exit code; None means that the machine could not start it."""
         try:
-            return await self._live()
+            return await self._run_once()
         except OSError:  # out of processes, memory or descriptors
             log.exception("gateway_not_started", gateway=self._orders.number)
             return None
 
-    async def _live(self) -> int:
+    async def _run_once(self) -> int:
         """Start one process and wait until it ends; returns its exit code."""
         ours, theirs = socket.socketpair()
         with theirs:
@@ -157,13 +157,13 @@ class Member:
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
         try:
             with suppress(ConnectionError):
-                await self._instruct(self._reader, self._writer)
+                await self._send_orders(self._reader, self._writer)
             return await self._process.wait()
         finally:
             self.serving.clear()
-            self._bury(self._process)
+            self._clean_up(self._process)
 
-    async def _instruct(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _send_orders(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self.may_begin.wait()
         self._orders.write(writer)
         if await reader.readline() != READY:
@@ -175,7 +175,7 @@ class Member:
             self._has_served = True
             self.serving.set()
 
-    def _bury(self, process: asyncio.subprocess.Process) -> None:
+    def _clean_up(self, process: asyncio.subprocess.Process) -> None:
         if process.returncode is None:
             return
         if self._writer is not None:
@@ -200,10 +200,10 @@ class Member:
 class Fleet(Listening):
     """All gateways of a running fleet, and the supervisor of their engine."""
 
-    members: Sequence[Member]
+    members: Sequence[GatewayProcess]
     supervisor: EngineSupervisor
 
-    async def take_up(self, config: Config) -> Mapping[str, str]:
+    async def apply(self, config: Config) -> Mapping[str, str]:
         """Apply a configuration that was read again.
 
         All gateways get the new settings before one of them writes the adapters and tenants to the registries, where
@@ -216,7 +216,7 @@ class Fleet(Listening):
         config = share_of(with_ports(config, self.ports), len(self.members))
         before, after = self.members[0].preload, config.adapters.preload
         for member in self.members:
-            await member.follow(config)
+            await member.apply_settings(config)
         first = next((member for member in self.members if member.serving.is_set()), None)
         failed = await first.seed() if first else {}
         # An adapter that cannot be served would keep a gateway from starting. Its previous source is still served.
@@ -236,26 +236,26 @@ async def serve(launch: Launch, console: Console, read: Read | None = None, bar:
 
     Raises:
         StoppedEarly: the signal came before all gateways were ready.
-        StartError: see `sailing`.
+        StartError: see `running_fleet`.
     """
     bar = bar or StartBar.hidden()
-    stop, asked = Stop(), told_to_reload() if read else asyncio.Event()
+    stop, asked = Stop(), reload_requested() if read else asyncio.Event()
     stop.listen(hangup=read is None)
-    stop.at_last(lambda: console.show_cursor(True))
+    stop.on_force(lambda: console.show_cursor(True))
     with stop.starting():
-        async with sailing(launch, stop, bar) as fleet:
+        async with running_fleet(launch, stop, bar) as fleet:
             stop.started()
             bar.close()
-            settle_memory()
+            freeze_memory()
             fleet.members[0].announce()
-            async with reloading(asked, read, launch.config, fleet.take_up, console):
+            async with reloading(asked, read, launch.config, fleet.apply, console):
                 await stop.asked.wait()
             tell_stopping(stop, console)
     return stop.in_hurry
 
 
 @asynccontextmanager
-async def sailing(launch: Launch, stop: Stop | None = None, bar: StartBar | None = None) -> AsyncIterator[Fleet]:
+async def running_fleet(launch: Launch, stop: Stop | None = None, bar: StartBar | None = None) -> AsyncIterator[Fleet]:
     """Run as many gateways as the configuration says until the block ends. The block begins when all of them serve.
 
     Args:
@@ -268,38 +268,38 @@ async def sailing(launch: Launch, stop: Stop | None = None, bar: StartBar | None
     if not sys.platform.startswith("linux"):
         raise StartError("several gateways on one port need Linux, whose kernel deals connections out between them")
     with ExitStack() as stack:
-        ports = tuple(_reserved(stack, front) for front in fronts(launch.config))
+        ports = tuple(_reserved(stack, endpoint) for endpoint in endpoints(launch.config))
         metrics = stack.enter_context(tempfile.TemporaryDirectory(prefix="loralane-metrics-"))
         config = share_of(with_ports(launch.config, ports), launch.config.gateways)
         async with started_backends(launch, stop, bar or StartBar.hidden()) as (backends, supervisor):
             own, backends = replace(launch, config=config), replace(backends, metrics=Path(metrics))
-            members = [Member(Orders(number, own, backends), stop) for number in range(config.gateways)]
-            async with _afloat(members, supervisor):
+            members = [GatewayProcess(Orders(number, own, backends), stop) for number in range(config.gateways)]
+            async with _members_running(members, supervisor):
                 yield Fleet(members, supervisor, ports=ports)
 
 
-def _reserved(stack: ExitStack, front: Front) -> Ports:
-    http = stack.enter_context(reserved(front.http.host, front.http.port))
-    return Ports(http, stack.enter_context(reserved(front.grpc.host, front.grpc.port)))
+def _reserved(stack: ExitStack, endpoint: Endpoint) -> Ports:
+    http = stack.enter_context(reserve_port(endpoint.http.host, endpoint.http.port))
+    return Ports(http, stack.enter_context(reserve_port(endpoint.grpc.host, endpoint.grpc.port)))
 
 
 @asynccontextmanager
-async def _afloat(members: Sequence[Member], supervisor: EngineSupervisor) -> AsyncIterator[None]:
+async def _members_running(members: Sequence[GatewayProcess], supervisor: EngineSupervisor) -> AsyncIterator[None]:
     """Run the members until the block ends. The block begins when all of them serve.
 
     The first gateway is ready before the others get their orders: by then it has written the configured adapters and
     tenants to the registries. The others import their modules meanwhile, which is most of their start.
     """
-    tasks = [asyncio.create_task(_engine_lives(supervisor))]
+    tasks = [asyncio.create_task(_fail_with_engine(supervisor))]
     tasks += [asyncio.create_task(member.run(), name="gateway") for member in members]
     try:
-        for crew in (members[:1], members[1:]):
-            for member in crew:
+        for group in (members[:1], members[1:]):
+            for member in group:
                 member.may_begin.set()
-            await _all([member.ready for member in crew], tasks)
+            await _wait_all([member.ready for member in group], tasks)
         for member in members:
             member.may_listen.set()
-        await _all([member.serving for member in members], tasks)
+        await _wait_all([member.serving for member in members], tasks)
         yield
     finally:
         for task in tasks:
@@ -307,14 +307,14 @@ async def _afloat(members: Sequence[Member], supervisor: EngineSupervisor) -> As
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _engine_lives(supervisor: EngineSupervisor) -> None:
+async def _fail_with_engine(supervisor: EngineSupervisor) -> None:
     await supervisor.wait_first_exit()
     raise StartError("the engine did not start; its last words are above")
 
 
-async def _all(events: Iterable[asyncio.Event], tasks: Sequence[asyncio.Task[None]]) -> None:
+async def _wait_all(events: Iterable[asyncio.Event], tasks: Sequence[asyncio.Task[None]]) -> None:
     """Wait until all events are set. If a task fails before that, raise its exception."""
-    waiting = asyncio.create_task(_each(events))
+    waiting = asyncio.create_task(_wait_each(events))
     try:
         done, _ = await asyncio.wait((waiting, *tasks), return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -323,7 +323,7 @@ async def _all(events: Iterable[asyncio.Event], tasks: Sequence[asyncio.Task[Non
         waiting.cancel()
 
 
-async def _each(events: Iterable[asyncio.Event]) -> None:
+async def _wait_each(events: Iterable[asyncio.Event]) -> None:
     for event in events:
         await event.wait()
 

@@ -13,9 +13,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.config.certificates import Certificate
-from gateway.http.guard import guarded
+from gateway.http.guard import guarded_config
 from gateway.rpc.api import GrpcServer
-from gateway.serve.addresses import bound
+from gateway.serve.addresses import bind_socket
 from gateway.serve.launch import StartError
 from gateway.serve.stopping import DRAIN_SECONDS
 
@@ -38,13 +38,13 @@ class HttpServer:
         self, app: ASGIApp, host: str, port: int, *, certificate: Certificate | None = None, shared: bool = False
     ) -> None:
         contexts = None if certificate is None else lambda *_: certificate.for_http()
-        self._server = _Server(guarded(app, lifespan="off", ssl_context_factory=contexts))
+        self._server = _Server(guarded_config(app, lifespan="off", ssl_context_factory=contexts))
         self._address, self._shared = (host, port), shared
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
         """Start to listen; returns the port. Raises StartError if the port is not available."""
-        listener = bound(*self._address, shared=self._shared)
+        listener = bind_socket(*self._address, shared=self._shared)
         listener.listen(BACKLOG)
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
         return listener.getsockname()[1]

@@ -15,7 +15,7 @@ from pathlib import Path
 from engine.process.files import partials
 from engine.process.model_source import ModelNotFound, find_prepared
 from gateway.serve.launch import StartError
-from gateway.serve.start_bar import Stage, StartBar
+from gateway.serve.start_bar import StartBar, StartStage
 from gateway.serve.stopping import Stop
 
 
@@ -49,7 +49,7 @@ async def prepare(model: str, data_dir: Path, stop: Stop, bar: StartBar) -> Path
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,
     )
-    stop.at_last(lambda: os.kill(process.pid, signal.SIGKILL) if process.returncode is None else None)
+    stop.on_force(lambda: os.kill(process.pid, signal.SIGKILL) if process.returncode is None else None)
     try:
         outcome = await _follow(process, bar)
     finally:
@@ -75,7 +75,7 @@ async def _follow(process: asyncio.subprocess.Process, bar: StartBar) -> _Outcom
         with suppress(ValueError):
             match json.loads(line):
                 case [str(what), int() | float() as share]:
-                    bar.report(Stage.CONVERTING, what, share)
+                    bar.report(StartStage.CONVERTING, what, share)
                 case {"folder": str(folder)}:
                     outcome.folder = Path(folder)
                 case {"error": str(error)}:

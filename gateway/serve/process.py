@@ -64,7 +64,7 @@ def run_loop(work: Coroutine[Any, Any, T]) -> T:
         gc.unfreeze()  # otherwise libraries would find their objects alive at exit, and complain
 
 
-def settle_memory() -> None:
+def freeze_memory() -> None:
     """Exclude all objects that exist now from later garbage collections, and make collections rarer. Enable them, if
     the start has suspended them. A collection now would take 0.1 s and would free one object in a hundred.
 
@@ -76,7 +76,7 @@ def settle_memory() -> None:
     gc.set_threshold(COLLECT_AFTER, 20, 20)
 
 
-def told_to_reload() -> asyncio.Event:
+def reload_requested() -> asyncio.Event:
     """Return an event that SIGHUP sets. From this call on, the signal has no other effect."""
     event = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, event.set)

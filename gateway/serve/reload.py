@@ -9,23 +9,23 @@ from contextlib import asynccontextmanager
 import structlog
 from rich.console import Console
 
-from gateway.config.changes import changes, leftovers, merged, need_restart
+from gateway.config.changes import changes, leftovers, merge_live_sections, need_restart
 from gateway.config.whole import Config
 
 log = structlog.get_logger("reload")
 
 Read = Callable[[], Config]
 """Reads the file and applies the options of the command line. Raises ValueError if the result cannot be used."""
-TakeUp = Callable[[Config], Awaitable[Mapping[str, str]]]
+ApplyConfig = Callable[[Config], Awaitable[Mapping[str, str]]]
 """Applies a configuration; returns the adapters that cannot be served, by name, and why."""
 
 
 @asynccontextmanager
 async def reloading(
-    asked: asyncio.Event, read: Read | None, running: Config, take_up: TakeUp, console: Console
+    asked: asyncio.Event, read: Read | None, running: Config, apply: ApplyConfig, console: Console
 ) -> AsyncIterator[None]:
     """Reload the file whenever `asked` is set, until the block ends. If `read` is None, there is no file to reload."""
-    task = asyncio.create_task(_keep_reloading(asked, read, running, take_up, console)) if read else None
+    task = asyncio.create_task(_keep_reloading(asked, read, running, apply, console)) if read else None
     try:
         yield
     finally:
@@ -34,21 +34,23 @@ async def reloading(
             await asyncio.wait((task,))
 
 
-async def _keep_reloading(asked: asyncio.Event, read: Read, running: Config, take_up: TakeUp, console: Console) -> None:
+async def _keep_reloading(
+    asked: asyncio.Event, read: Read, running: Config, apply: ApplyConfig, console: Console
+) -> None:
     while True:
         await asked.wait()
         asked.clear()
         try:
-            running = await reload(read, running, take_up, console)
+            running = await reload(read, running, apply, console)
         except Exception:  # a bug must not end this task: later reloads still work
             log.exception("reload_failed")
 
 
-async def reload(read: Read, running: Config, take_up: TakeUp, console: Console) -> Config:
+async def reload(read: Read, running: Config, apply: ApplyConfig, console: Console) -> Config:
     """Reload once; returns the configuration that is then in force. A file that cannot be used changes nothing."""
     try:
         found = read()
-        config = merged(running, found)
+        config = merge_live_sections(running, found)
     except ValueError as error:
         _tell(console, f"not reloaded: {error}")
         return running
@@ -56,7 +58,7 @@ async def reload(read: Read, running: Config, take_up: TakeUp, console: Console)
     told += [f"! {name}: differs, and needs a restart" for name in need_restart(running, found)]
     for line in told:
         _tell(console, line)
-    for name, reason in (await take_up(config)).items():
+    for name, reason in (await apply(config)).items():
         _tell(console, f"! adapters.preload.{name}: {reason}")
     _tell(console, "reloaded" if told else "reloaded: the file says what it said before")
     return config

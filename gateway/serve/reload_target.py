@@ -24,7 +24,7 @@ from gateway.requests.service import Gateway
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class ReloadTarget:
     """Applies the sections `adapters`, `lanes`, `limits` and `tenants` to a running gateway, as a restart would."""
 
     data_dir: Path
@@ -36,16 +36,16 @@ class Live:
     gateway: Gateway
     metrics: Metrics
 
-    async def take_up(self, config: Config) -> dict[str, str]:
+    async def apply(self, config: Config) -> dict[str, str]:
         """Apply a configuration. Returns the adapters that cannot be served, by name, and why; the rest is in force."""
-        await self.follow(config)
+        await self.apply_settings(config)
         return await self.seed(config)
 
-    async def follow(self, config: Config) -> None:
+    async def apply_settings(self, config: Config) -> None:
         """Apply the settings that each gateway process keeps itself: limits, adapter sources, timeouts, lane goals."""
         limits, adapters = config.limits, config.adapters
-        self.limiter.rule(limits.when_redis_is_away, limits.replicas, limits.lease_seconds)
-        self.sources.allow(adapters, cache_of(config, self.data_dir))
+        self.limiter.set_default_policy(limits.when_redis_is_away, limits.replicas, limits.lease_seconds)
+        self.sources.allow(adapters, adapter_cache(config, self.data_dir))
         self.adapters.drain_for(adapters.drain_seconds)
         self.engine.load_seconds = adapters.load_timeout_s
         await self._promise(config.lanes)
@@ -58,22 +58,22 @@ class Live:
         """
         for entry in config.tenants.values():
             await self.accounts.seed(entry.tenant, entry.keys)
-        return await seeded(self.adapters, config.adapters.preload)
+        return await seed_adapters(self.adapters, config.adapters.preload)
 
     async def _promise(self, lanes: LanesConfig) -> None:
         self.gateway.lane_capacity = {lane: lanes.of(lane).max_requests for lane in Lane}
-        self.metrics.promises.goals = {lane: lanes.of(lane).goals() for lane in Lane}
+        self.metrics.static.goals = {lane: lanes.of(lane).goals() for lane in Lane}
         with suppress(EngineUnavailable):  # the next engine process starts with these goals
             for lane in Lane:
                 await self.engine.set_goals(lane, lanes.of(lane).goals())
 
 
-def cache_of(config: Config, data_dir: Path) -> Path:
+def adapter_cache(config: Config, data_dir: Path) -> Path:
     """Return the folder for fetched adapters."""
     return config.adapters.cache or data_dir / "fetched"
 
 
-async def seeded(
+async def seed_adapters(
     adapters: AdapterRegistry, preload: Mapping[str, Path], one_done: Callable[[], None] = lambda: None
 ) -> dict[str, str]:
     """Serve the adapters that the configuration names, and call `one_done` after each, even if it failed.

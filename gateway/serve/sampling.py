@@ -15,7 +15,7 @@ from gateway.observe.operations import EngineStatus, Operations
 log = structlog.get_logger("gateway")
 
 
-class Sampler:
+class HistorySampler:
     """Turns the engine's counters into rates between two samples."""
 
     def __init__(self, operations: Operations) -> None:
@@ -48,9 +48,9 @@ class Sampler:
 
 
 @asynccontextmanager
-async def sampled(operations: Operations) -> AsyncIterator[None]:
+async def sampling(operations: Operations) -> AsyncIterator[None]:
     """Sample the engine every `FINE_SECONDS` until the block ends. No points are added while the engine is away."""
-    task = asyncio.create_task(_sample_forever(Sampler(operations)))
+    task = asyncio.create_task(_sample_forever(HistorySampler(operations)))
     try:
         yield
     finally:
@@ -59,7 +59,7 @@ async def sampled(operations: Operations) -> AsyncIterator[None]:
             await task
 
 
-async def _sample_forever(sampler: Sampler) -> None:
+async def _sample_forever(sampler: HistorySampler) -> None:
     clock = asyncio.get_running_loop().time
     while True:
         try:

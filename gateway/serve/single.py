@@ -19,7 +19,7 @@ from gateway.config.whole import Config
 from gateway.serve.addresses import Listening
 from gateway.serve.backends import started_backends
 from gateway.serve.launch import Launch
-from gateway.serve.process import settle_memory, told_to_reload
+from gateway.serve.process import freeze_memory, reload_requested
 from gateway.serve.reload import Read, reloading
 from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import Stop, tell_stopping
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gateway.limiter.failover import FailoverLimiter
     from gateway.requests.service import Gateway
     from gateway.serve.banner import Banner
-    from gateway.serve.reload_target import Live
+    from gateway.serve.reload_target import ReloadTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class Running(Listening):
     supervisor: EngineSupervisor
     limiter: FailoverLimiter
     banner: Banner
-    live: Live
+    reload_target: ReloadTarget
 
-    async def take_up(self, config: Config) -> Mapping[str, str]:
+    async def apply(self, config: Config) -> Mapping[str, str]:
         self.supervisor.promise(config.lanes.interactive.goals(), config.lanes.batch.goals())
-        return await self.live.take_up(config)
+        return await self.reload_target.apply(config)
 
 
 async def serve(launch: Launch, console: Console, read: Read | None = None, bar: StartBar | None = None) -> bool:
@@ -62,16 +62,16 @@ async def serve(launch: Launch, console: Console, read: Read | None = None, bar:
         StartError, ConfigError: see `running`.
     """
     bar = bar or StartBar.hidden()
-    stop, asked = Stop(), told_to_reload() if read else asyncio.Event()
+    stop, asked = Stop(), reload_requested() if read else asyncio.Event()
     stop.listen(hangup=read is None)
-    stop.at_last(lambda: console.show_cursor(True))
+    stop.on_force(lambda: console.show_cursor(True))
     with stop.starting():
         async with running(launch, stop, bar) as app:
             stop.started()
             bar.close()
-            settle_memory()
+            freeze_memory()
             app.banner.print(console)
-            async with reloading(asked, read, launch.config, app.take_up, console):
+            async with reloading(asked, read, launch.config, app.apply, console):
                 await stop.asked.wait()
             tell_stopping(stop, console)
     return stop.in_hurry
@@ -91,14 +91,16 @@ async def running(launch: Launch, stop: Stop | None = None, bar: StartBar | None
     """
     stop, bar = stop or Stop(), bar or StartBar.hidden()
     async with started_backends(launch, stop, bar, _import_gateway) as (backends, supervisor):
-        from gateway.serve.app import built
-        from gateway.serve.endpoints import opened
+        from gateway.serve.app import built_gateway
+        from gateway.serve.endpoints import listening
 
         async with (
-            built(launch, backends, bar, supervisor) as app,
-            opened(app.doors, stop, shared=False) as ports,
+            built_gateway(launch, backends, bar, supervisor) as app,
+            listening(app.servers, stop, shared=False) as ports,
         ):
-            yield Running(app.gateway, app.engine, supervisor, app.limiter, app.banner(ports), app.live, ports=ports)
+            yield Running(
+                app.gateway, app.engine, supervisor, app.limiter, app.banner(ports), app.reload_target, ports=ports
+            )
 
 
 async def _import_gateway() -> None:

@@ -14,7 +14,7 @@ LOOK_SECONDS = 0.2
 """Seconds between two looks at how far the engine's start is."""
 
 
-class Stage(Enum):
+class StartStage(Enum):
     """A part of the start, in the order in which the parts follow each other."""
 
     CONVERTING = auto()
@@ -25,13 +25,13 @@ class Stage(Enum):
     ADAPTERS = auto()
 
 
-SECONDS = dict(zip(Stage, (10.0, 3.0, 1.0, 1.0, 0.5, 0.5), strict=True))
+SECONDS = dict(zip(StartStage, (10.0, 3.0, 1.0, 1.0, 0.5, 0.5), strict=True))
 """Duration of each stage on two cores with the embedded model, which gives the stage's share of the bar. With a larger
 model the bar moves unevenly."""
 ENGINE_STAGES = {
-    "compiling kernels": Stage.COMPILING,
-    "loading weights": Stage.LOADING,
-    "capturing graphs": Stage.CAPTURING,
+    "compiling kernels": StartStage.COMPILING,
+    "loading weights": StartStage.LOADING,
+    "capturing graphs": StartStage.CAPTURING,
 }
 """The stage of each part of the start that an engine reports."""
 
@@ -60,7 +60,7 @@ class StartBar:
             disable=not self._is_shown,
         )
         self._task = self._bar.add_task("starting", total=None)
-        self._first: Stage | None = None
+        self._first: StartStage | None = None
         self._completed = 0.0
         self._is_closed = False
 
@@ -69,9 +69,9 @@ class StartBar:
         """Return a bar that shows nothing."""
         return cls(Console(quiet=True, force_interactive=False))
 
-    def report(self, stage: Stage, what: str, share: float = 0.0) -> None:
+    def report(self, stage: StartStage, what: str, share: float = 0.0) -> None:
         """Say what is being done, and which share of its stage is done, from 0 to 1."""
-        stages, self._first = list(Stage), self._first or stage
+        stages, self._first = list(StartStage), self._first or stage
         begun = stages[stages.index(self._first) :]
         before = sum(SECONDS[earlier] for earlier in begun if earlier.value < stage.value)
         self._completed = max(self._completed, before + min(share, 1.0) * SECONDS[stage])
@@ -82,11 +82,11 @@ class StartBar:
 
     async def follow(self, supervisor: EngineSupervisor) -> None:
         """Show how far the start of the engine is, until the bar is closed."""
-        self.report(Stage.STARTING, "starting the engine")
+        self.report(StartStage.STARTING, "starting the engine")
         while self._is_shown and not self._is_closed:
             await asyncio.sleep(LOOK_SECONDS)
             if (loading := supervisor.loading) is not None:
-                stage = ENGINE_STAGES.get(loading.what, Stage.STARTING)
+                stage = ENGINE_STAGES.get(loading.what, StartStage.STARTING)
                 what = f"{loading.what}: {loading.done} of {loading.total}"
                 self.report(stage, what, loading.done / max(loading.total, 1))
 

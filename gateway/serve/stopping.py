@@ -48,7 +48,7 @@ class Stop:
         """Grace period of running requests, in seconds."""
         return HURRY_SECONDS if self.in_hurry else DRAIN_SECONDS
 
-    def within(self, seconds: float) -> float:
+    def time_limit(self, seconds: float) -> float:
         """Return a time limit for something to end: `seconds`, but at most `HURRY_SECONDS` in a hurried stop."""
         return min(seconds, HURRY_SECONDS) if self.in_hurry else seconds
 
@@ -102,12 +102,12 @@ class Stop:
         """Mark the start as complete: from now on a request to stop only sets `asked`."""
         self._starting = None
 
-    def at_last(self, kill: Callable[[], object]) -> None:
+    def on_force(self, kill: Callable[[], object]) -> None:
         """Register a callback for `force`, which may call it from any thread. The callback must not wait."""
         self._last.append(kill)
 
     def force(self) -> None:
-        """Call the callbacks that were registered with `at_last`, and end this process without any cleanup."""
+        """Call the callbacks that were registered with `on_force`, and end this process without any cleanup."""
         for kill in self._last:
             with suppress(Exception):
                 kill()
@@ -122,7 +122,7 @@ def tell_stopping(stop: Stop, console: Console) -> None:
     console.print(f"stopping: running requests have {stop.grace:g} s to end; {how}", highlight=False)
 
 
-def leave(status: int) -> NoReturn:
+def exit_process(status: int) -> NoReturn:
     """End the process without the finalization of Python, which takes a second on a busy machine and only frees memory
     that the exit frees anyway.
 
@@ -136,7 +136,7 @@ def leave(status: int) -> NoReturn:
 
 
 @contextmanager
-def dying_at_once() -> Iterator[None]:
+def default_interrupt() -> Iterator[None]:
     """Let Ctrl-C end the process silently inside the block, for a phase in which nothing needs cleanup."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -17,14 +17,14 @@ import structlog
 from rich.console import Console
 
 from gateway.config.file import ConfigError
-from gateway.serve.app import Built, built
-from gateway.serve.endpoints import opened
+from gateway.serve.app import BuiltGateway, built_gateway
+from gateway.serve.endpoints import listening
 from gateway.serve.launch import StartError
 from gateway.serve.orders import ANNOUNCE, FOLLOW, FOLLOWING, LISTEN, LISTENING, READY, SEED, Orders
-from gateway.serve.process import configure_logging, leave_torch_out, run_loop, settle_memory
+from gateway.serve.process import configure_logging, freeze_memory, leave_torch_out, run_loop
 from gateway.serve.start_bar import StartBar
-from gateway.serve.stopping import INTERRUPTED, Stop, StoppedEarly, leave
-from gateway.terminal.output import complain
+from gateway.serve.stopping import INTERRUPTED, Stop, StoppedEarly, exit_process
+from gateway.terminal.output import print_error
 
 
 async def work(channel: socket.socket) -> bool:
@@ -35,9 +35,9 @@ async def work(channel: socket.socket) -> bool:
     stop, console = Stop(), Console(stderr=True)
     stop.listen(hangup=False)
     with stop.starting():
-        async with built(orders.launch, orders.backends, StartBar.hidden()) as app:
+        async with built_gateway(orders.launch, orders.backends, StartBar.hidden()) as app:
             stop.started()
-            settle_memory()
+            freeze_memory()
             writer.write(READY)
             obeying = asyncio.create_task(_obey(app, stop, reader, writer, console))
             told = asyncio.create_task(stop.asked.wait())
@@ -52,23 +52,23 @@ async def work(channel: socket.socket) -> bool:
 
 
 async def _obey(
-    app: Built, stop: Stop, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, console: Console
+    app: BuiltGateway, stop: Stop, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, console: Console
 ) -> None:
     """Follow the fleet's orders until the socket closes. At the end, and also when cancelled, give running requests the
     grace period of `stop`."""
     async with AsyncExitStack() as stack:
         while order := await reader.readline():
             if order == LISTEN:
-                ports = await stack.enter_async_context(opened(app.doors, stop, shared=True))
+                ports = await stack.enter_async_context(listening(app.servers, stop, shared=True))
                 writer.write(LISTENING)
             elif order == ANNOUNCE:
                 app.banner(ports).print(console)
             elif order == FOLLOW:
                 config = (await Orders.read(reader)).launch.config
-                await app.live.follow(config)
+                await app.reload_target.apply_settings(config)
                 writer.write(FOLLOWING)
             elif order == SEED:
-                writer.write(msgspec.json.encode(await app.live.seed(config)) + b"\n")
+                writer.write(msgspec.json.encode(await app.reload_target.seed(config)) + b"\n")
 
 
 def main() -> None:
@@ -77,9 +77,9 @@ def main() -> None:
     configure_logging()
     try:
         if run_loop(work(socket.socket(fileno=int(sys.argv[1])))):
-            leave(0)
+            exit_process(0)
     except (ConfigError, StartError) as error:
-        complain(str(error))
+        print_error(str(error))
         raise SystemExit(1) from error
     except StoppedEarly:
         raise SystemExit(INTERRUPTED) from None

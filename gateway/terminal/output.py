@@ -31,7 +31,7 @@ def check_writable(path: Path, option: str) -> None:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Write a file atomically: it appears at `path`, complete and synced to disk, when the block ends without an error.
 
     Otherwise the file that was at `path` before stays.
@@ -68,7 +68,7 @@ def _plain(message: Message, field: Any) -> Any:
     return message_json(value) if field.message_type else value
 
 
-def no_gateway(url: str, reason: str = "") -> str:
+def no_gateway_message(url: str, reason: str = "") -> str:
     """Return the error message of a command that cannot reach a gateway.
 
     `reason` is the message of the HTTP or gRPC library, which is left out if the connection was refused.
@@ -78,18 +78,18 @@ def no_gateway(url: str, reason: str = "") -> str:
     return f"{found}. Start one with `loralane serve`, or name another with --url or LORALANE_URL."
 
 
-def complain(message: str) -> None:
+def print_error(message: str) -> None:
     """Print an error message to standard error."""
     Console(stderr=True).print(f"[red]error:[/red] {escape(message)}", highlight=False)
 
 
-def fail(message: str) -> NoReturn:
+def exit_with_error(message: str) -> NoReturn:
     """Print an error message and end the command with status 1."""
-    complain(message)
+    print_error(message)
     raise typer.Exit(1)
 
 
-def count(least: int | None = None, most: int | None = None) -> Callable[[str | int], int]:
+def integer_parser(least: int | None = None, most: int | None = None) -> Callable[[str | int], int]:
     """Return a parser for an option with the given bounds. None means no bound.
 
     The help text shows the name of the returned function as the type of the value.

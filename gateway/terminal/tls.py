@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 TLS_TARGET = "https://"
 
 
-class TrustError(Exception):
+class TlsFileError(Exception):
     """A certificate or key file cannot be used. The message says which file and why. This error ends the command."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
+class TlsFiles:
     """PEM files for TLS connections to a gateway."""
 
     ca: Path | None = None
@@ -30,25 +30,27 @@ class Trust:
     """Private key of `cert`. None means that it is in the same file."""
 
     def context(self) -> ssl.SSLContext:
-        """Return the TLS context for HTTP clients. Raises TrustError."""
+        """Return the TLS context for HTTP clients. Raises TlsFileError."""
         try:
             context = ssl.create_default_context(cafile=self.ca)
         except OSError as error:
-            raise TrustError(f"--ca {self.ca}: {_reason(error)}") from error
+            raise TlsFileError(f"--ca {self.ca}: {_reason(error)}") from error
         if self.cert is not None:
             try:
                 context.load_cert_chain(self.cert, self.key, password="")  # else OpenSSL would ask at the terminal
             except OSError as error:
-                raise TrustError(f"--cert {self.cert}, --cert-key {self.key or self.cert}: {_reason(error)}") from error
+                raise TlsFileError(
+                    f"--cert {self.cert}, --cert-key {self.key or self.cert}: {_reason(error)}"
+                ) from error
         return context
 
     def channel(self, target: str, options: list[tuple[str, int]]) -> grpc.Channel:
-        """Open a gRPC channel, with TLS if `target` begins with https://. Raises TrustError."""
+        """Open a gRPC channel, with TLS if `target` begins with https://. Raises TlsFileError."""
         import grpc
 
         if not target.startswith(TLS_TARGET):
             return grpc.insecure_channel(target, options)
-        self.context()  # raises TrustError with a reason, which gRPC would not give
+        self.context()  # raises TlsFileError with a reason, which gRPC would not give
         key = self.key or self.cert
         credentials = grpc.ssl_channel_credentials(
             self.ca and self.ca.read_bytes(), key and key.read_bytes(), self.cert and self.cert.read_bytes()
@@ -56,12 +58,12 @@ class Trust:
         return grpc.secure_channel(target.removeprefix(TLS_TARGET).rstrip("/"), credentials, options)
 
 
-CHOSEN: ContextVar[Trust] = ContextVar("trust")
+CHOSEN: ContextVar[TlsFiles] = ContextVar("trust")
 """TLS settings from the options before the command's name; the root command sets them."""
 
 
-def chosen_trust() -> Trust:
-    return CHOSEN.get(Trust())
+def chosen_tls_files() -> TlsFiles:
+    return CHOSEN.get(TlsFiles())
 
 
 def _reason(error: OSError) -> str:

@@ -28,7 +28,7 @@ MAX_PIECES = 2000
 not cut at all."""
 
 
-class Pieces:
+class EncodeCache:
     """LRU cache of the token ids of pieces of text, for use from one thread.
 
     Each realm (a tenant) has its own entries, because otherwise the time that a prompt takes would tell one tenant what

@@ -21,7 +21,7 @@ from gateway.text.chat_template import (
     read_template,
     render,
 )
-from gateway.text.encode_cache import Pieces
+from gateway.text.encode_cache import EncodeCache
 
 THREAD_CHARACTERS = 20_000
 """Maximum characters encoded on the event loop; longer texts are encoded in a thread so that streams go on."""
@@ -42,7 +42,7 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._special = frozenset(hf_tokenizer.all_special_ids)
-        self._pieces = Pieces(self._backend, _marks(hf_tokenizer))
+        self._pieces = EncodeCache(self._backend, _marks(hf_tokenizer))
         self._byte_level = "ByteLevel" in repr(self._backend.decoder)
 
     @classmethod
@@ -86,7 +86,7 @@ class Tokenizer:
         tools: Sequence[ToolSchema] = (),
         options: TemplateOptions = DEFAULT_OPTIONS,
     ) -> tuple[int, ...]:
-        """Return the token ids of a chat, up to where the answer begins. `realm` is the tenant, as in `Pieces`.
+        """Return the token ids of a chat, up to where the answer begins. `realm` is the tenant, as in `EncodeCache`.
 
         Raises:
             ApiError: INVALID_REQUEST, the template refuses these messages or there is none; UNSUPPORTED_PARAMETER, the

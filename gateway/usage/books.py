@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 
 from gateway.core.errors import Fault, unavailable
-from gateway.core.usage import Counts, Row, RowName
+from gateway.core.usage import Counts, RowName, UsageRow
 from gateway.redis.client import RedisCalls, StoreError
 
 KEY = re.compile(r"usage:\{(?P<tenant>[^}]+)\}:(?P<day>\d{4}-\d\d-\d\d)$")
@@ -23,7 +23,7 @@ than that takes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class UsagePage:
     """The usage rows of one tenant on one day."""
 
     key: str
@@ -32,7 +32,7 @@ class Page:
 
 
 class UsageBooks(Protocol):
-    def rows(self, tenant: str, since: date, until: date) -> AsyncGenerator[Sequence[Row], None]:
+    def rows(self, tenant: str, since: date, until: date) -> AsyncGenerator[Sequence[UsageRow], None]:
         """Yield the rows of one tenant, or of all tenants if `tenant` is empty, in several pieces. Both days are
         included. Rows of today continue to change.
 
@@ -47,10 +47,10 @@ class RedisUsageBooks:
 
     def __init__(self, client: Redis | RedisCluster, *, timeout: float = 5.0, prefix: str = "loralane:") -> None:
         """`timeout` is the time limit of one round trip, in seconds."""
-        self._calls = RedisCalls.patient(client, prefix, timeout)
+        self._calls = RedisCalls.without_breaker(client, prefix, timeout)
         self._prefix = prefix
 
-    async def rows(self, tenant: str, since: date, until: date) -> AsyncGenerator[Sequence[Row], None]:
+    async def rows(self, tenant: str, since: date, until: date) -> AsyncGenerator[Sequence[UsageRow], None]:
         try:
             pages = sorted(await self._pages(tenant, since, until), key=lambda page: (page.day, page.tenant))
             for first in range(0, len(pages), PAGES_AT_ONCE):
@@ -60,25 +60,25 @@ class RedisUsageBooks:
         except StoreError as error:
             raise unavailable(Fault.LIMITER_UNAVAILABLE, "usage cannot be read while Redis is away") from error
 
-    async def _pages(self, tenant: str, since: date, until: date) -> Collection[Page]:
+    async def _pages(self, tenant: str, since: date, until: date) -> Collection[UsagePage]:
         """Find pages by scanning the keys, because usage of deleted tenants is reported as well."""
         pattern = f"{self._prefix}usage:{{{tenant or '*'}}}:*"
         async with self._calls.guard() as client:
             keys = {key.decode() async for key in client.scan_iter(pattern, count=1000)}
         found = [(key, KEY.search(key)) for key in keys]
-        pages = [Page(key, match["tenant"], date.fromisoformat(match["day"])) for key, match in found if match]
+        pages = [UsagePage(key, match["tenant"], date.fromisoformat(match["day"])) for key, match in found if match]
         return [page for page in pages if tenant in ("", page.tenant) and since <= page.day <= until]
 
-    async def _read(self, pages: Sequence[Page]) -> AsyncGenerator[list[Row], None]:
+    async def _read(self, pages: Sequence[UsagePage]) -> AsyncGenerator[list[UsageRow], None]:
         """Yield the rows in pieces. A row that a scan returns twice, as while a hash grows, is yielded once."""
-        cursors, seen = dict.fromkeys(pages, 0), set[tuple[Page, bytes]]()
+        cursors, seen = dict.fromkeys(pages, 0), set[tuple[UsagePage, bytes]]()
         while cursors:
             async with self._calls.guard() as client:
                 pipeline = client.pipeline(transaction=False)
                 for page, cursor in cursors.items():
                     pipeline.hscan(page.key, cursor, count=ROWS_AT_ONCE)
                 replies: list[tuple[int, dict[bytes, bytes]]] = await pipeline.execute()
-            rows, left = list[Row](), dict[Page, int]()
+            rows, left = list[UsageRow](), dict[UsagePage, int]()
             for page, (cursor, found) in zip(cursors, replies, strict=True):
                 rows += [_row(page, name, words) for name, words in found.items() if (page, name) not in seen]
                 if cursor:
@@ -88,5 +88,5 @@ class RedisUsageBooks:
             cursors = left
 
 
-def _row(page: Page, name: bytes, words: bytes) -> Row:
-    return Row(page.tenant, page.day, RowName.read(name.decode()), Counts.read(words.decode()))
+def _row(page: UsagePage, name: bytes, words: bytes) -> UsageRow:
+    return UsageRow(page.tenant, page.day, RowName.read(name.decode()), Counts.read(words.decode()))

@@ -8,26 +8,26 @@ from decimal import Decimal
 from io import StringIO
 from typing import Any
 
-from gateway.usage.report import UsageLine, UsageReport
+from gateway.usage.report import UsageGroup, UsageSummary
 
 US_PER_SECOND = 1_000_000
 FIGURES = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "device_seconds")
 MONEY = ("amount", "cost", "cost_per_million_tokens")
 
 
-def report_json(report: UsageReport) -> dict[str, Any]:
+def report_json(report: UsageSummary) -> dict[str, Any]:
     lines = [line_fields(line) for line in report.lines]
     return {**report_head(report), "usage": lines, "total": line_fields(report.total)}
 
 
-def report_head(report: UsageReport) -> dict[str, Any]:
+def report_head(report: UsageSummary) -> dict[str, Any]:
     """Return the fields of a report other than its lines and their total."""
     query = report.query
     days = {"from": query.since.isoformat(), "to": query.until.isoformat()}
     return {**days, "group_by": list(query.group_by), "currency": report.currency}
 
 
-def line_fields(line: UsageLine) -> dict[str, Any]:
+def line_fields(line: UsageGroup) -> dict[str, Any]:
     counts = line.counts
     return {
         **line.group,
@@ -42,7 +42,7 @@ def line_fields(line: UsageLine) -> dict[str, Any]:
     }
 
 
-def report_csv(report: UsageReport) -> str:
+def report_csv(report: UsageSummary) -> str:
     lines = [{**line_fields(line), "currency": report.currency} for line in report.lines]
     return csv_text(report.query.group_by, lines)
 

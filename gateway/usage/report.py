@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from gateway.core.billing import BillingConfig, LaneName
 from gateway.core.errors import invalid_request
-from gateway.core.usage import NOTHING, Counts, Row, today
+from gateway.core.usage import NOTHING, Counts, UsageRow, today
 from gateway.usage.books import UsageBooks
 from gateway.usage.last_minute import LastMinute
 
@@ -41,14 +41,14 @@ class UsageQuery:
     group_by: tuple[Dimension, ...] = DEFAULT_GROUPS
     """Dimensions by which rows are grouped into lines. An empty tuple gives one line for everything."""
 
-    def wants(self, row: Row) -> bool:
+    def wants(self, row: UsageRow) -> bool:
         name = row.name
         adapter_fits = not self.adapter or fnmatchcase(name.adapter, self.adapter)
         return adapter_fits and self.key in ("", name.key) and self.lane in ("", name.lane)
 
 
 @dataclass(frozen=True, slots=True)
-class UsageLine:
+class UsageGroup:
     """The sum of a group of rows."""
 
     group: Mapping[str, str]
@@ -63,16 +63,16 @@ class UsageLine:
 
 
 @dataclass(frozen=True, slots=True)
-class UsageReport:
+class UsageSummary:
     query: UsageQuery
     currency: str
-    lines: tuple[UsageLine, ...]
+    lines: tuple[UsageGroup, ...]
     """Lines sorted by the values of their dimensions."""
-    total: UsageLine
+    total: UsageGroup
 
 
 @dataclass(slots=True)
-class Sum:
+class UsageSum:
     counts: Counts = NOTHING
     amount: Decimal = field(default_factory=Decimal)
 
@@ -87,31 +87,31 @@ class UsageTally:
     def __init__(self, query: UsageQuery, billing: BillingConfig) -> None:
         self._query = query
         self._billing = billing
-        self._sums: dict[tuple[str, ...], Sum] = {}
+        self._sums: dict[tuple[str, ...], UsageSum] = {}
 
-    def add(self, rows: Sequence[Row]) -> None:
+    def add(self, rows: Sequence[UsageRow]) -> None:
         """Add the rows that match the query. Raises ApiError (INVALID_REQUEST) if the report would be too long."""
         for row in rows:
             if row.counts and self._query.wants(row):
                 group = tuple(_value(row, name) for name in self._query.group_by)
-                self._sums.setdefault(group, Sum()).add(row.counts, self._billing.amount(row))
+                self._sums.setdefault(group, UsageSum()).add(row.counts, self._billing.amount(row))
         if len(self._sums) > MAX_LINES:
             message = f"more than {MAX_LINES} lines: ask for fewer days, or tell less apart"
             raise invalid_request(message, "group_by")
 
-    def report(self) -> UsageReport:
-        names, total = self._query.group_by, Sum()
+    def report(self) -> UsageSummary:
+        names, total = self._query.group_by, UsageSum()
         for one in self._sums.values():
             total.add(one.counts, one.amount)
         lines = tuple(
-            self._line(dict(zip(names, group, strict=True)), one) for group, one in sorted(self._sums.items())
+            self._group(dict(zip(names, group, strict=True)), one) for group, one in sorted(self._sums.items())
         )
-        return UsageReport(self._query, self._billing.currency, lines, self._line({}, total))
+        return UsageSummary(self._query, self._billing.currency, lines, self._group({}, total))
 
-    def _line(self, group: Mapping[str, str], one: Sum) -> UsageLine:
+    def _group(self, group: Mapping[str, str], one: UsageSum) -> UsageGroup:
         billing, counts = self._billing, one.counts
         amount = one.amount if billing.prices else None
-        return UsageLine(group, counts, amount, billing.cost(counts.device_us), billing.cost_per_million(counts))
+        return UsageGroup(group, counts, amount, billing.cost(counts.device_us), billing.cost_per_million(counts))
 
 
 def parse_query(given: Mapping[str, str]) -> UsageQuery:
@@ -154,7 +154,7 @@ def _groups(text: str | None) -> tuple[Dimension, ...]:
     return tuple(name for name in DIMENSIONS if name in names) if names else ()
 
 
-def _value(row: Row, name: Dimension) -> str:
+def _value(row: UsageRow, name: Dimension) -> str:
     if name == "tenant":
         return row.tenant
     return row.day.isoformat() if name == "day" else str(getattr(row.name, name))
@@ -166,7 +166,7 @@ class UsageAdmin:
         self._billing = billing
         self.last_minute = LastMinute(books)
 
-    async def report(self, query: UsageQuery) -> UsageReport:
+    async def report(self, query: UsageQuery) -> UsageSummary:
         """Return a report. Rows are added up a few at a time, and the lines are made in a thread, so that a report
         delays no tokens. Callers that render many lines must do that in a thread, too. Raises ApiError:
         INVALID_REQUEST, LIMITER_UNAVAILABLE."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.types import ErrorCode, FinishReason, Refusal, TokenEvent, TokenLogprobs
-from engine.rpc.coalesce import apart, joined, united
+from engine.rpc.coalesce import merge_events, merge_request_events, split_per_token
 
 REFUSAL = Refusal(ErrorCode.ADAPTER_UNAVAILABLE, "too often")
 
@@ -50,9 +50,9 @@ def test_joined_and_taken_apart_they_are_what_they_were(events, sizes):
     sent, place = [], 0
     while place < len(events):
         size = sizes[len(sent) % len(sizes)]
-        sent.append(joined(events[place : place + size]))
+        sent.append(merge_events(events[place : place + size]))
         place += size
-    told = by_request(piece for message in sent for event in message for piece in apart(event))
+    told = by_request(piece for message in sent for event in message for piece in split_per_token(event))
     for name, before in by_request(events).items():
         after = told[name]
         for field in ("tokens", "logprobs"):
@@ -75,5 +75,5 @@ def min_cached(events):
 
 def test_one_event_is_itself():
     event = TokenEvent("a", (1,), (), FinishReason.STOP, 3)
-    assert united([event]) is event
-    assert list(apart(event)) == [event]
+    assert merge_request_events([event]) is event
+    assert list(split_per_token(event)) == [event]

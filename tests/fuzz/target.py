@@ -23,7 +23,7 @@ from redis.asyncio import Redis
 from served import Served, served
 
 from engine.core.types import Request
-from gateway.requests.heartbeat import beating
+from gateway.requests.heartbeat import heartbeat_running
 
 ANSWERS = (
     "Hello, world!",
@@ -50,7 +50,7 @@ async def _watch(house: House) -> None:
     for lane in picture.lanes:
         lane.running = 0
     house.engine.picture = picture
-    async with beating(house.gateway.heartbeat, house.engine):
+    async with heartbeat_running(house.gateway.heartbeat, house.engine):
         await asyncio.Event().wait()
 
 

@@ -13,7 +13,7 @@ from gateway.batches.lease import Lease
 from gateway.batches.record import Batch, NewBatch, new_batch_id
 from gateway.batches.service import Batches
 from gateway.batches.store import BatchStore
-from gateway.batches.tenant_turns import Turns
+from gateway.batches.tenant_turns import TenantClaimOrder
 from gateway.redis.client import Script
 
 START_MS = 1_800_000_000_000
@@ -39,7 +39,7 @@ class MovedStore(BatchStore):
     async def begin_anew(self) -> None:
         """As if nothing had ever been."""
         await self._redis.flushall()
-        self._turns = Turns()
+        self._turns = TenantClaimOrder()
         await self.set_time(START_MS)
 
     async def set_time(self, now_ms: int) -> None:

@@ -15,14 +15,14 @@ from fakes import ACME, BASE, GLOBEX, House, build_house
 from file_fakes import pieces
 from redis.asyncio import Redis
 
-from gateway.batches.dispatcher import Dispatcher, cancelled
+from gateway.batches.dispatcher import Dispatcher, cancel_until_done
 from gateway.batches.gate import Gate
-from gateway.batches.input import Asked, InputCheck
+from gateway.batches.input import CheckParameters, InputCheck
 from gateway.batches.lease import Lease
 from gateway.batches.record import Batch, NewBatch, new_batch_id
-from gateway.batches.shard import Workshop
+from gateway.batches.shard import BatchContext
 from gateway.batches.store import BatchStore
-from gateway.core.tenants import Lapse, Principal
+from gateway.core.tenants import KeyLapse, Principal
 from gateway.files.places import Folder
 from gateway.files.registry import FileRegistry
 from gateway.files.service import FileLimits, Files
@@ -63,10 +63,10 @@ class BrokenFolder(Folder):
 class Holders:
     """`KeyHolders` of tenants that a test may suspend."""
 
-    lapses: dict[str, Lapse] = field(default_factory=dict)
+    lapses: dict[str, KeyLapse] = field(default_factory=dict)
     tenants: dict[str, Any] = field(default_factory=lambda: {"acme": ACME, "globex": GLOBEX})
 
-    def holder(self, tenant: str, key_id: str) -> Principal | Lapse:
+    def holder(self, tenant: str, key_id: str) -> Principal | KeyLapse:
         return self.lapses.get(tenant) or Principal(self.tenants[tenant], key_id)
 
 
@@ -76,7 +76,7 @@ class Office:
 
     house: House
     store: BatchStore
-    shop: Workshop
+    context: BatchContext
     dispatcher: Dispatcher
     counts: Counter[str]
 
@@ -89,7 +89,7 @@ class Office:
     async def kill(self) -> None:
         """As if the process had died: nothing is cleaned up but what would keep the loop from ending."""
         works = [task for work in self.dispatcher._works.values() for task in getattr(work, "_tasks", ())]
-        await cancelled(*self.dispatcher._background, *self.dispatcher._works, *works)
+        await cancel_until_done(*self.dispatcher._background, *self.dispatcher._works, *works)
 
 
 class Town:
@@ -115,18 +115,20 @@ class Town:
         store = BatchStore(self.redis, lease_seconds=self.lease_seconds)
         loop, counts = asyncio.get_running_loop(), Counter()
         gate = Gate(house.engine, lambda: lane_capacity, loop.time)
-        shop = Workshop(store, self.open_files(), house.gateway, self.holders, gate, lambda how: counts.update([how]))
-        dispatcher = Dispatcher(
-            shop, lambda lease: self.validate(store, lease), owner=name, lease_seconds=self.lease_seconds
+        context = BatchContext(
+            store, self.open_files(), house.gateway, self.holders, gate, lambda how: counts.update([how])
         )
-        return Office(house, store, shop, dispatcher, counts)
+        dispatcher = Dispatcher(
+            context, lambda lease: self.validate(store, lease), owner=name, lease_seconds=self.lease_seconds
+        )
+        return Office(house, store, context, dispatcher, counts)
 
     async def validate(self, store: BatchStore, lease: Lease) -> None:
         """In this process: what is tested here is what comes after."""
         batch = lease.batch
         record = await self.files.pin(batch.tenant, batch.input_file_id, batch.id)
         text = b"".join([piece async for piece in self.files.content(record)])
-        asked = Asked(
+        asked = CheckParameters(
             url="",
             endpoint=batch.endpoint,
             bases=(BASE,),
@@ -180,7 +182,7 @@ class Town:
         for office in offices:
             await office.house.assert_empty()
             assert not office.dispatcher.leases
-            assert (office.shop.gate.in_flight, office.dispatcher.backlog) == (0, 0)
+            assert (office.context.gate.in_flight, office.dispatcher.backlog) == (0, 0)
         kinds = [key.decode().split(":")[1] async for key in self.redis.scan_iter("loralane:batch*")]
         assert {"batchwork", "batchholders", "batchbits", "batchparts"} & set(kinds) == set()
 

@@ -70,7 +70,7 @@ class Console:
 def opened_console(browser: Any, root: Path, redis_url: str) -> Iterator[Console]:
     """Everything that the console asks for is there: tenants can be created, and batches listed."""
     redis, limiter = Redis.from_url(redis_url), CountingLimiter()
-    accounts = AccountRegistry(MemoryStore(), {}, lambda tenants: limiter.know([ACME, GLOBEX, *tenants]))
+    accounts = AccountRegistry(MemoryStore(), {}, lambda tenants: limiter.configure_lazily([ACME, GLOBEX, *tenants]))
     options = batch_options(redis, root / "stored")
     with served(root, limiter=limiter, accounts=accounts, **options) as gateway:
         gateway.run(redis.flushall())

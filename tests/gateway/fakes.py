@@ -27,20 +27,20 @@ from engine.rpc.client import AdapterRejected, LaneRejected
 from engine.rpc.stream import EngineUnavailable
 from engine.rpc.wire import LANE_MODES, LANES, origin_to_pb
 from gateway.accounts.mirror import AccountMirror
-from gateway.adapters.record import AdapterRecord, conflict
+from gateway.adapters.record import AdapterRecord, name_conflict
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
 from gateway.core.billing import BillingConfig, Price
 from gateway.core.limits import Limits
 from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_id
-from gateway.core.usage import Row, day_of
+from gateway.core.usage import UsageRow, day_of
 from gateway.http.api import create_app
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.local import LocalLimiter
 from gateway.observe.latency import LatencyWindow
 from gateway.observe.metrics import Metrics
 from gateway.observe.operations import Operations
-from gateway.registry.record import Change, Snapshot
+from gateway.registry.record import RecordChange, RegistrySnapshot
 from gateway.requests.observers import Observer
 from gateway.requests.record import RequestRecord
 from gateway.requests.service import Gateway, ServiceSettings
@@ -312,18 +312,18 @@ class MemoryStore:
     """A `RecordStore` of adapters in one process, for tests of what is around a registry; the real one has its own."""
 
     def __init__(self) -> None:
-        self.content = Snapshot()
+        self.content = RegistrySnapshot()
         self.seeds: dict[str, str] = {}
-        self.log: list[Change] = []
+        self.log: list[RecordChange] = []
         self._news = asyncio.Event()
 
-    async def read(self) -> Snapshot:
+    async def read(self) -> RegistrySnapshot:
         return self.content
 
     async def seed(self, name: str) -> str | None:
         return self.seeds.get(name)
 
-    async def changes(self, after: int) -> list[Change] | None:
+    async def changes(self, after: int) -> list[RecordChange] | None:
         while not (later := [change for change in self.log if change.generation > after]):
             self._news.clear()
             await self._news.wait()
@@ -334,7 +334,7 @@ class MemoryStore:
             self.seeds[record.name] = seed
         taken = {alias: name for name, other in self.content.records.items() for alias in other.aliases}
         if any(taken.get(name, record.name) != record.name for name in (record.name, *record.aliases)):
-            raise conflict("the alias is taken")
+            raise name_conflict("the alias is taken")
         return self._write(record.name, replace(record, generation=self.content.generation + 1))
 
     async def remove(self, record: AdapterRecord, drain_seconds: float | None, *, seed: str = "") -> int:
@@ -346,8 +346,8 @@ class MemoryStore:
     def _write(self, name: str, record: AdapterRecord | None, drain_seconds: float | None = None) -> int:
         generation = self.content.generation + 1
         records = {**self.content.records, name: record}
-        self.content = Snapshot(generation, {key: value for key, value in records.items() if value})
-        self.log.append(Change(generation, name, record, drain_seconds))
+        self.content = RegistrySnapshot(generation, {key: value for key, value in records.items() if value})
+        self.log.append(RecordChange(generation, name, record, drain_seconds))
         self._news.set()
         return generation
 
@@ -366,7 +366,7 @@ class CountingLimiter(LocalLimiter):
         self.reserved: list[ReserveRequest] = []
         self.ends: dict[str, list[int | None]] = {}
         """By lease: tokens it was settled with, None for a refund; one entry each time."""
-        self.rows: list[Row] = []
+        self.rows: list[UsageRow] = []
         """What each settlement counted."""
         self.delay = 0.0
         self.reachable = True
@@ -386,7 +386,7 @@ class CountingLimiter(LocalLimiter):
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
         await asyncio.sleep(self.delay)
         self.ends[grant.lease].append(actual_tokens)
-        self.rows.append(Row(grant.request.tenant, day_of(grant.day), grant.request.row, grant.request.used()))
+        self.rows.append(UsageRow(grant.request.tenant, day_of(grant.day), grant.request.row, grant.request.used()))
         await super().settle(grant, actual_tokens)
 
     async def refund(self, grant: Grant) -> None:
@@ -404,7 +404,7 @@ class FakeBooks:
 
     limiter: CountingLimiter
 
-    async def rows(self, tenant: str, since: date, until: date) -> AsyncGenerator[list[Row], None]:
+    async def rows(self, tenant: str, since: date, until: date) -> AsyncGenerator[list[UsageRow], None]:
         yield [row for row in self.limiter.rows if tenant in ("", row.tenant) and since <= row.day <= until]
 
 
@@ -496,7 +496,7 @@ async def build_house(
     for name in ("pirate", "poet"):
         await adapters.load(name, str(write_adapter(root, name)))
     await adapters.alias("pirate", "captain")
-    operations = Operations(engine, LatencyWindow(metrics.collect), metrics.promises, BASE)
+    operations = Operations(engine, LatencyWindow(metrics.collect), metrics.static, BASE)
     gateway = Gateway(
         engine,
         tiny_tokenizer(),

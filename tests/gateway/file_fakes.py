@@ -12,7 +12,7 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.core.errors import ApiError
-from gateway.files.places import Folder, place_of, url_of
+from gateway.files.places import Folder, folder_url, storage_backend
 from gateway.files.record import new_file_id
 from gateway.files.registry import FileRegistry, FileUse
 from gateway.files.service import FileLimits, Files
@@ -47,7 +47,9 @@ class FullFile:
 
 def build_files(redis: Redis, where: str | Path | Folder, limits: FileLimits = LIMITS, **options) -> Files:
     """Of a URL, a folder, or a place."""
-    place = where if isinstance(where, Folder) else place_of(where if isinstance(where, str) else url_of(where))
+    place = (
+        where if isinstance(where, Folder) else storage_backend(where if isinstance(where, str) else folder_url(where))
+    )
     return Files(Storage(place), FileRegistry(redis, **options), limits)
 
 

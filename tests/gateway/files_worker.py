@@ -12,8 +12,8 @@ from fakes import build_house, tiny_tokenizer
 from file_fakes import build_files
 
 from gateway.files.service import FileLimits
-from gateway.http.guard import guarded
-from gateway.redis.server import connect
+from gateway.http.guard import guarded_config
+from gateway.redis.server import connect_server
 
 tiny_tokenizer()  # before anybody forks: a worker then starts in no time
 
@@ -24,7 +24,7 @@ def run(redis: str, folder: Path, port: Connection, lease_seconds: float) -> Non
 
 
 async def serve(redis: str, folder: Path, port: Connection, lease_seconds: float) -> None:
-    async with connect(redis) as client:
+    async with connect_server(redis) as client:
         limits = FileLimits(2**30, 2**30, 100)
         files = build_files(client, folder / "stored", limits, lease_seconds=lease_seconds)
         house = await build_house(folder, files=files)
@@ -32,4 +32,4 @@ async def serve(redis: str, folder: Path, port: Connection, lease_seconds: float
         listener.bind(("127.0.0.1", 0))
         listener.listen(128)
         port.send(listener.getsockname()[1])
-        await uvicorn.Server(guarded(house.app, lifespan="off")).serve(sockets=[listener])
+        await uvicorn.Server(guarded_config(house.app, lifespan="off")).serve(sockets=[listener])

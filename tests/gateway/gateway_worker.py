@@ -13,11 +13,11 @@ from fakes import build_house, tiny_tokenizer
 
 from gateway.core.limits import Limits
 from gateway.core.tenants import Tenant
-from gateway.http.guard import guarded
+from gateway.http.guard import guarded_config
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
-from gateway.redis.server import connect
+from gateway.redis.server import connect_server
 
 tiny_tokenizer()  # before anybody forks: a worker then starts in no time
 
@@ -28,7 +28,7 @@ def run(options: dict[str, Any], port: Connection) -> None:
 
 
 async def serve(options: dict[str, Any], port: Connection) -> None:
-    async with connect(options["redis"]) as client:
+    async with connect_server(options["redis"]) as client:
         shared = RedisLimiter(client, timeout=60.0, lease_seconds=options.get("lease_seconds", 30.0), cooldown=0.05)
         local = LocalLimiter(options.get("replicas", 1))
         limiter = FailoverLimiter(shared, local)
@@ -40,4 +40,4 @@ async def serve(options: dict[str, Any], port: Connection) -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen(128)
         port.send(listener.getsockname()[1])
-        await uvicorn.Server(guarded(house.app, lifespan="off")).serve(sockets=[listener])
+        await uvicorn.Server(guarded_config(house.app, lifespan="off")).serve(sockets=[listener])

@@ -15,7 +15,7 @@ from typing import Any
 import uvicorn
 from fakes import House, build_house, key_ring
 
-from gateway.http.guard import GuardedProtocol, guarded
+from gateway.http.guard import GuardedProtocol, guarded_config
 from gateway.rpc.api import GrpcServer
 from gateway.serve.process import run_loop
 
@@ -57,7 +57,7 @@ def served(
         )
         async with server as grpc_port:
             ready.set_result(Served(house, url, f"127.0.0.1:{grpc_port}", asyncio.get_running_loop()))
-            servers.append(uvicorn.Server(guarded(wrap(house.app), protocol, lifespan="off")))
+            servers.append(uvicorn.Server(guarded_config(wrap(house.app), protocol, lifespan="off")))
             await servers[0].serve(sockets=[listener])
 
     servers: list[uvicorn.Server] = []

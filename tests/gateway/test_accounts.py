@@ -245,7 +245,7 @@ async def test_records_outlive_being_written_down(make):
 @pytest.fixture
 async def house(tmp_path, make) -> tuple[House, AccountRegistry]:
     house = await build_house(tmp_path)
-    accounts = await make(house.limiter.know)
+    accounts = await make(house.limiter.configure_lazily)
     house.app = create_app(house.gateway, accounts, metrics=house.metrics, accounts=accounts)
     return house, accounts
 

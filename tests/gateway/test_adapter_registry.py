@@ -17,7 +17,7 @@ from gateway.adapters.record import MAX_ALIASES, AdapterRecord, adapter_store, d
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
 from gateway.core.errors import ApiError, invalid_request
-from gateway.redis.server import connect
+from gateway.redis.server import connect_server
 from gateway.registry.store import StoreAway
 
 BASE = "tiny"
@@ -188,12 +188,12 @@ async def test_a_restarted_engine_gets_its_adapters_back(houses):
         await here.load(name, name)
     await here.pin("pirate", True)
     engine = engine_of(here)
-    engine.process.files.clear()
+    engine.paths.clear()
     engine.pinned.clear()
     write_adapter(houses.root, "poet", "changed on disk")
     await here.restore()
-    assert set(engine.process.files) == {here.pick(name).version for name in ("pirate", "poet")}
-    assert {record.version for record in here.records.values()} == set(engine.process.files)
+    assert set(engine.paths) == {here.pick(name).version for name in ("pirate", "poet")}
+    assert {record.version for record in here.records.values()} == set(engine.paths)
     await until(lambda: engine.pinned == {here.pick("pirate").version})
 
 
@@ -331,7 +331,7 @@ async def mortal(tmp_path):
     server.start()
     for name in ("pirate", "poet"):
         write_adapter(tmp_path, name)
-    async with AsyncExitStack() as stack, connect(f"unix://{path}") as client:
+    async with AsyncExitStack() as stack, connect_server(f"unix://{path}") as client:
         yield server, Houses(stack, tmp_path, client)
     if server.is_running():
         server.stop()
@@ -469,7 +469,7 @@ async def test_a_version_stays_until_its_last_request_has_ended(houses):
         await asyncio.sleep(0)
         assert set(engine_of(here).paths) == {old, new}
         assert here.names == {new: ["poet"], old: ["poet"]}
-    await here.settle()
+    await here.wait_until_released()
     assert engine_of(here).unloaded == [old]
     assert here.names == {new: ["poet"]}
 
@@ -494,7 +494,7 @@ async def test_a_version_given_up_twice_has_the_longer_time(houses):
         await asyncio.sleep(0.05)
         assert not engine_of(here).unloaded
     assert await unload in (0, 2)
-    await here.settle()
+    await here.wait_until_released()
 
 
 async def test_an_unload_asked_for_again_waits_for_the_same_end(houses):
@@ -564,7 +564,7 @@ async def test_a_version_wanted_again_while_the_engine_lets_it_go_is_loaded_agai
     monkeypatch.setattr(engine, "unload_adapter", unload_while_an_operator_loads)
     await here.unload("poet")
     await asyncio.gather(*loads)
-    assert set(engine.process.files) == {version}
+    assert set(engine.paths) == {version}
     assert engine.loads.count(version) == 3
 
 
@@ -582,7 +582,7 @@ async def test_a_load_during_which_the_version_went_is_made_again(houses, monkey
 
     monkeypatch.setattr(engine, "load_adapter", answer_late)
     await here.load("twin", "poet")
-    assert set(engine.process.files) == {version}
+    assert set(engine.paths) == {version}
 
 
 async def test_a_load_across_an_engines_restart_is_served_by_the_new_engine(houses, monkeypatch):
@@ -590,14 +590,14 @@ async def test_a_load_across_an_engines_restart_is_served_by_the_new_engine(hous
     engine, put = engine_of(here), here._store.put
 
     async def put_while_the_engine_restarts(*args, **options):
-        engine.process.files.clear()
+        engine.paths.clear()
         await here.restore()
         return await put(*args, **options)
 
     monkeypatch.setattr(here._store, "put", put_while_the_engine_restarts)
     await here.load("poet", "poet")
     await until(lambda: "poet" in here._mirror.served)
-    assert set(engine.process.files) == {here.pick("poet").version}
+    assert set(engine.paths) == {here.pick("poet").version}
 
 
 async def test_unloading_needs_no_engine_and_loading_does(houses):

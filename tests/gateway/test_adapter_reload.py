@@ -109,7 +109,7 @@ async def test_every_answer_is_one_versions(tiny_llama, tmp_path, valkey):  # no
         undisturbed = await undisturbed_answers(gateway, voices, live)
     async with open_gateway(tiny_llama, tmp_path, valkey, prefix_caching=True) as gateway:
         answers = await answers_while_reloading(gateway, voices, live)
-        await gateway.adapters.settle()
+        await gateway.adapters.wait_until_released()
         stats = await gateway.engine.stats(check=True)
     assert [seen for seen in answers if seen.tokens != undisturbed[seen.fingerprint, seen.prompt]] == []
     assert {seen.fingerprint for seen in answers} == {fingerprint for fingerprint, _ in undisturbed}

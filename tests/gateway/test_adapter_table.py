@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from gateway.cli.adapters import TIERS, SortKey, adapter_facts, adapter_json, adapter_table, chosen
+from gateway.cli.adapters import TIERS, SortKey, adapter_facts, adapter_json, adapter_table, matching_adapters
 from gateway.pb import adapters_pb2 as pb
 
 POET = pb.Adapter(
@@ -48,7 +48,7 @@ def printed(thing) -> str:
     ],
 )
 def test_sorting(sort, names):
-    assert [adapter.name for adapter in chosen([POET, PIRATE, COOK], "*", None, sort)] == names.split()
+    assert [adapter.name for adapter in matching_adapters([POET, PIRATE, COOK], "*", None, sort)] == names.split()
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_sorting(sort, names):
     [("*", "host", ["cook"]), ("p*", None, ["pirate", "poet"]), ("team/*", None, ["poet"]), ("p*", "host", [])],
 )
 def test_filtering(pattern, tier, names):
-    assert [adapter.name for adapter in chosen([POET, PIRATE, COOK], pattern, tier, SortKey.name)] == names
+    assert [adapter.name for adapter in matching_adapters([POET, PIRATE, COOK], pattern, tier, SortKey.name)] == names
 
 
 def test_a_row_has_what_an_operator_looks_for():
@@ -80,4 +80,4 @@ def test_facts_tell_why_an_adapter_is_not_served():
 
 def test_every_tier_can_be_sorted_by():
     adapters = [pb.Adapter(name="a", tier=tier) for tier in reversed(TIERS)]
-    assert [adapter.tier for adapter in chosen(adapters, "*", None, SortKey.tier)] == list(TIERS)
+    assert [adapter.tier for adapter in matching_adapters(adapters, "*", None, SortKey.tier)] == list(TIERS)

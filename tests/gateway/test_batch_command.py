@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from gateway.cli import batch_watch
 from gateway.cli.batch import CODES_TEXT
-from gateway.cli.batch_lines import MOST_TOLD, LinesError, look
+from gateway.cli.batch_lines import MOST_TOLD, LinesError, check_input
 from gateway.cli.batch_watch import batch_facts, batches_table, duration_text
 from gateway.cli.main import app as cli
 
@@ -105,7 +105,7 @@ def test_what_would_be_refused_is_not_sent(batch, double, tmp_path, lines, words
 def test_the_first_bad_lines_are_told_by_their_numbers():
     lines = b"".join(b"\n{no json\n" for _ in range(50))
     with pytest.raises(LinesError) as caught:
-        look(io.BytesIO(lines))
+        check_input(io.BytesIO(lines))
     told = str(caught.value).splitlines()
     assert len(told) == MOST_TOLD
     assert told[1].startswith("line 4: ")
@@ -114,7 +114,7 @@ def test_the_first_bad_lines_are_told_by_their_numbers():
 def test_what_the_gateway_takes_is_not_refused_here():
     """An editor's mark at the beginning, empty lines, Windows' line ends, no line end at all."""
     text = json.dumps(line()).encode()
-    assert look(io.BytesIO(b"\xef\xbb\xbf" + text + b"\r\n\n" + text.replace(b'"a"', b'"b"'))).lines == 2
+    assert check_input(io.BytesIO(b"\xef\xbb\xbf" + text + b"\r\n\n" + text.replace(b'"a"', b'"b"'))).lines == 2
 
 
 def test_a_line_without_an_end_is_not_read_into_memory():
@@ -127,7 +127,7 @@ def test_a_line_without_an_end_is_not_read_into_memory():
 
     endless = Endless()
     with pytest.raises(LinesError):
-        look(endless)
+        check_input(endless)
     assert 0 < endless.most <= 64 * 2**20
 
 

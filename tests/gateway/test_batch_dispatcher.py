@@ -13,15 +13,14 @@ from batch_house import COMPLETION, Town, chat_line, completion_line, pieces, un
 from fakes import BASE
 
 from engine.core.types import Lane
-from gateway.batches import dispatcher, shard
-from gateway.batches import retry as verdict
-from gateway.batches.line_reader import packed
-from gateway.batches.lines import Lines
+from gateway.batches import dispatcher, retry, shard
+from gateway.batches.line_reader import pack_index
+from gateway.batches.lines import LineRunner
 from gateway.batches.store import BatchStore
 from gateway.core.errors import Fault, internal, unavailable
 from gateway.core.feed import LEAST
 from gateway.core.limits import Scope
-from gateway.core.tenants import Lapse
+from gateway.core.tenants import KeyLapse
 from gateway.requests.admission import ServiceSettings
 
 
@@ -143,7 +142,7 @@ async def test_what_is_answered_before_a_batch_ends_early_is_kept(town, how):
 async def test_lines_of_a_suspended_tenant_end_in_the_error_file(town):
     office = await town.office(lane_capacity=2 * LEAST)
     batch, stuck = await first_then_stuck(town, office, 20)
-    town.holders.lapses["acme"] = Lapse.TENANT_SUSPENDED
+    town.holders.lapses["acme"] = KeyLapse.TENANT_SUSPENDED
     stuck.set()
     ended = await town.ended(batch)
     await office.dispatcher.__aexit__(None, None, None)
@@ -171,7 +170,7 @@ async def test_a_tenant_at_its_limit_waits_without_standing_in_the_way_of_others
         assert free.tally.completed == 200
         globex = [request for request in office.house.engine.requests if request.tenant == "globex"]
         assert len(globex) == 1
-        assert office.shop.gate.in_flight <= 1
+        assert office.context.gate.in_flight <= 1
         assert refused_before < 200, "one asks for all"
         await office.house.limiter.set_limits(Scope("globex"), {"concurrent_requests": None, "tokens_per_minute": None})
         never.set()
@@ -201,7 +200,7 @@ async def test_lines_go_on_when_an_engine_that_died_is_back(town):
 
 
 async def test_an_engine_that_was_long_away_does_not_use_up_the_tries_of_what_comes_after(town, monkeypatch):
-    office, run = await town.office(), Lines.run
+    office, run = await town.office(), LineRunner.run
     failures = [internal("a bug"), *(unavailable(Fault.ENGINE_UNAVAILABLE, "away", 0.001) for _ in range(5))]
 
     async def failing(lines, *args):
@@ -209,8 +208,8 @@ async def test_an_engine_that_was_long_away_does_not_use_up_the_tries_of_what_co
             raise failures.pop()
         return await run(lines, *args)
 
-    monkeypatch.setattr(Lines, "run", failing)
-    monkeypatch.setattr(verdict, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(LineRunner, "run", failing)
+    monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.001)
     batch = await town.submit([chat_line("the one")])
     async with working(office):
         ended = await town.ended(batch)
@@ -228,7 +227,9 @@ async def test_a_validation_that_comes_too_late_moves_no_lines(town, monkeypatch
         await until(lambda: engine.open >= LEAST)
         lines = list(range(300, 0, -1))
         size = len(json.dumps(chat_line("0", "0"))) + 1
-        await town.files.storage.write(late.batch.index_name(late.fence), pieces(packed((n, 0, size) for n in lines)))
+        await town.files.storage.write(
+            late.batch.index_name(late.fence), pieces(pack_index((n, 0, size) for n in lines))
+        )
         assert not await town.store.validated(late, 300)
         engine.admit.set()
         ended = await town.ended(batch)

@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.batches.input import MAX_ERRORS, SPARE_LEVELS, Asked, Found, InputCheck, split
+from gateway.batches.input import MAX_ERRORS, SPARE_LEVELS, CheckParameters, CheckResult, InputCheck, split_lines
 from gateway.batches.line_reader import RECORD
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 MAX_LINE = 10_000
 
 
-def asked(endpoint: str = CHAT, **more: Any) -> Asked:
+def asked(endpoint: str = CHAT, **more: Any) -> CheckParameters:
     known: dict[str, Any] = {
         "url": "",
         "endpoint": endpoint,
@@ -28,7 +28,7 @@ def asked(endpoint: str = CHAT, **more: Any) -> Asked:
         "max_lines": 50_000,
         "max_line_bytes": MAX_LINE,
     }
-    return Asked(**{**known, **more})
+    return CheckParameters(**{**known, **more})
 
 
 def line(custom_id: str, content: str = "hi", model: str = "base", **more: Any) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def text_of(lines: Iterable[dict[str, Any] | bytes]) -> bytes:
     return b"\n".join(one if isinstance(one, bytes) else json.dumps(one).encode() for one in lines)
 
 
-def check(text: bytes, **more: Any) -> tuple[Found, bytes]:
+def check(text: bytes, **more: Any) -> tuple[CheckResult, bytes]:
     return InputCheck(asked(**more)).run(io.BytesIO(text))
 
 
@@ -192,7 +192,7 @@ def test_where_pieces_end_makes_no_difference(text):
         expected.append((offset, len(part), part if len(part) <= 13 else None))
         offset += len(part) + 1
     expected = expected if expected[-1][1] else expected[:-1]
-    assert list(split(Trickle(text), 13)) == list(split(io.BytesIO(text), 13)) == expected
+    assert list(split_lines(Trickle(text), 13)) == list(split_lines(io.BytesIO(text), 13)) == expected
 
 
 def test_brackets_that_are_many_but_not_deep_are_no_matter():

@@ -9,16 +9,16 @@ from batch_house import CHAT, COMPLETION, KEY_ID, Holders, Town, pieces
 from fakes import BASE, House, build_house
 
 from engine.core.types import Lane
-from gateway.batches.answers import Answer, LineName, answered, never_run, refused
+from gateway.batches.answers import LineAnswer, LineName, completed_answer, failed_answer, unrun_answer
 from gateway.batches.lease import Lease
-from gateway.batches.line_reader import SMALL_BYTES, SPAN_BYTES, IndexEntry, Texts
-from gateway.batches.lines import UNHEARD_SECONDS, Lines
+from gateway.batches.line_reader import SMALL_BYTES, SPAN_BYTES, IndexEntry, LineReader
+from gateway.batches.lines import UNHEARD_SECONDS, LineRunner
 from gateway.batches.record import Batch, Tally
-from gateway.batches.retry import FINAL, LONGEST_PAUSE_S, QUOTA_PAUSE_S, is_limit, pause, tomorrow
+from gateway.batches.retry import FINAL, LONGEST_PAUSE_S, QUOTA_PAUSE_S, is_tenant_limit, next_utc_day, retry_delay
 from gateway.core.errors import ApiError, Fault, internal, model_not_found, unavailable
-from gateway.core.tenants import Lapse
+from gateway.core.tenants import KeyLapse
 from gateway.requests.admission import ServiceSettings
-from gateway.requests.types import Usage
+from gateway.requests.types import TokenUsage
 
 MESSAGES = [{"role": "user", "content": "Say hello"}]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
@@ -39,7 +39,9 @@ def lease(endpoint=CHAT, left=3600.0):
 
 
 def lines(house, endpoint=CHAT, left=3600.0, holders=None, age=0.0):
-    return Lines(house.gateway, holders or Holders(), lease(endpoint, left), asyncio.get_running_loop().time() - age)
+    return LineRunner(
+        house.gateway, holders or Holders(), lease(endpoint, left), asyncio.get_running_loop().time() - age
+    )
 
 
 async def run(house, body, endpoint=CHAT, **options) -> dict:
@@ -108,10 +110,10 @@ async def test_what_the_gateway_refuses_is_raised_to_be_judged(house):
 @pytest.mark.parametrize(
     ("lapse", "code"),
     [
-        (Lapse.TENANT_GONE, "tenant_gone"),
-        (Lapse.TENANT_SUSPENDED, "tenant_suspended"),
-        (Lapse.KEY_GONE, "key_revoked"),
-        (Lapse.KEY_DISABLED, "key_revoked"),
+        (KeyLapse.TENANT_GONE, "tenant_gone"),
+        (KeyLapse.TENANT_SUSPENDED, "tenant_suspended"),
+        (KeyLapse.KEY_GONE, "key_revoked"),
+        (KeyLapse.KEY_DISABLED, "key_revoked"),
     ],
 )
 async def test_lines_of_who_may_have_no_more_end_with_a_code(house, lapse, code):
@@ -121,31 +123,31 @@ async def test_lines_of_who_may_have_no_more_end_with_a_code(house, lapse, code)
 
 
 async def test_a_key_that_was_not_heard_of_yet_is_waited_for(house):
-    holders = Holders({"acme": Lapse.KEY_GONE})
+    holders = Holders({"acme": KeyLapse.KEY_GONE})
     with pytest.raises(ApiError) as caught:
         await run(house, {"model": BASE, "messages": MESSAGES}, holders=holders, age=UNHEARD_SECONDS / 2)
-    assert pause(caught.value, 1, NOON, 60.0) is not None
+    assert retry_delay(caught.value, 1, NOON, 60.0) is not None
 
 
 def test_lines_that_were_not_answered_say_why():
     error = model_not_found("x")
-    assert json.loads(refused(NAME, error).text) == {
+    assert json.loads(failed_answer(NAME, error).text) == {
         "id": NAME.answer_id,
         "custom_id": "mine",
         "response": {"status_code": 404, "request_id": "batch_1.7", "body": error.body()},
         "error": None,
     }
-    told = json.loads(never_run(NAME, "batch_expired", "too late").text)
+    told = json.loads(unrun_answer(NAME, "batch_expired", "too late").text)
     assert (told["response"], told["error"]) == (None, {"code": "batch_expired", "message": "too late"})
-    assert refused(NAME, error).tally == Tally(failed=1)
-    assert answered(NAME, {}, Usage(5, 7, 3)).tally == Tally(1, 0, 5, 3, 7)
+    assert failed_answer(NAME, error).tally == Tally(failed=1)
+    assert completed_answer(NAME, {}, TokenUsage(5, 7, 3)).tally == Tally(1, 0, 5, 3, 7)
 
 
 def test_an_answer_has_one_id_for_ever_and_no_other_has_it():
     names = {LineName(batch, number, "x").answer_id for batch in ("batch_1", "batch_11") for number in range(1000)}
     assert len(names) == 2000
     assert LineName("batch_1", 7, "x").answer_id == NAME.answer_id
-    assert Answer(b"").ending != Answer(b"", Usage(1, 1, 0)).ending
+    assert LineAnswer(b"").suffix != LineAnswer(b"", TokenUsage(1, 1, 0)).suffix
 
 
 OURS = [fault for fault in Fault if fault.row.http_status >= 500 and fault not in {Fault.INTERNAL, *FINAL}]
@@ -158,36 +160,36 @@ THEIRS = [
 
 @pytest.mark.parametrize("fault", OURS)
 def test_what_is_ours_is_tried_again_for_as_long_as_the_window_lasts(fault):
-    waits = [pause(ApiError(fault, ""), tries, NOON, 60.0) for tries in (1, 2, 5, 100, 10_000)]
+    waits = [retry_delay(ApiError(fault, ""), tries, NOON, 60.0) for tries in (1, 2, 5, 100, 10_000)]
     assert all(wait is not None and 0 < wait <= LONGEST_PAUSE_S for wait in waits)
     assert waits[0] < 1.0
-    assert pause(unavailable(fault, "", retry_after=77.0), 1, NOON, 60.0) == 77.0
-    assert not is_limit(ApiError(fault, ""))
+    assert retry_delay(unavailable(fault, "", retry_after=77.0), 1, NOON, 60.0) == 77.0
+    assert not is_tenant_limit(ApiError(fault, ""))
 
 
 @pytest.mark.parametrize("fault", [*THEIRS, *FINAL])
 def test_what_no_wait_can_help_is_the_answer_at_once(fault):
-    assert pause(ApiError(fault, "", retry_after=1.0), 1, NOON, 60.0) is None
+    assert retry_delay(ApiError(fault, "", retry_after=1.0), 1, NOON, 60.0) is None
 
 
 @pytest.mark.parametrize("error", [internal("x"), model_not_found("x")])
 def test_what_may_pass_is_tried_a_few_times(error):
-    waits = [pause(error, tries, NOON, 60.0) for tries in range(1, 10)]
+    waits = [retry_delay(error, tries, NOON, 60.0) for tries in range(1, 10)]
     assert waits[0] is not None and waits[2] is not None
     assert waits[-1] is None
 
 
 def test_a_limit_is_waited_for_as_long_as_it_says():
-    assert pause(ApiError(Fault.RATE_LIMIT_EXCEEDED, "", retry_after=12.5), 99, NOON, 60.0) == 12.5
-    assert is_limit(ApiError(Fault.RATE_LIMIT_EXCEEDED, ""))
+    assert retry_delay(ApiError(Fault.RATE_LIMIT_EXCEEDED, "", retry_after=12.5), 99, NOON, 60.0) == 12.5
+    assert is_tenant_limit(ApiError(Fault.RATE_LIMIT_EXCEEDED, ""))
 
 
 def test_a_spent_day_is_waited_for_if_the_window_reaches_into_the_next():
     error = ApiError(Fault.INSUFFICIENT_QUOTA, "", metadata={"limit": "tokens_per_day", "renews": "00:00 UTC"})
-    assert tomorrow(NOON) == NOON + 43_200
-    assert pause(error, 1, NOON, 43_201.0) == QUOTA_PAUSE_S
-    assert pause(error, 1, NOON, 43_199.0) is None
-    assert pause(ApiError(Fault.INSUFFICIENT_QUOTA, ""), 1, NOON, 86_400.0) is None
+    assert next_utc_day(NOON) == NOON + 43_200
+    assert retry_delay(error, 1, NOON, 43_201.0) == QUOTA_PAUSE_S
+    assert retry_delay(error, 1, NOON, 43_199.0) is None
+    assert retry_delay(ApiError(Fault.INSUFFICIENT_QUOTA, ""), 1, NOON, 86_400.0) is None
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -198,7 +200,7 @@ async def test_lines_that_lie_together_are_read_together(tmp_path, valkey, seed)
     record = await town.files.create("acme", "in", "batch", pieces(b"\n".join(texts)))
     chosen = rng.sample(range(200), 128) if seed else range(128)
     entries = [IndexEntry(at, number + 1, offsets[number], len(texts[number])) for at, number in enumerate(chosen)]
-    found, reads = Texts(town.files, record), []
+    found, reads = LineReader(town.files, record), []
     read = found._read
     found._read = lambda start, length: reads.append(length) or read(start, length)
     await found.read_ahead(entries)
@@ -211,5 +213,5 @@ async def test_lines_that_lie_together_are_read_together(tmp_path, valkey, seed)
 
 def test_an_answer_is_one_line_to_whoever_splits_a_text_into_lines():
     body = {"content": "a\u2028b\u2029c\x85d\x1ee\x0cf"}
-    [line] = answered(NAME, body, Usage(1, 1, 0)).text.decode().splitlines()
+    [line] = completed_answer(NAME, body, TokenUsage(1, 1, 0)).text.decode().splitlines()
     assert json.loads(line)["response"]["body"] == body

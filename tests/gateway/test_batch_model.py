@@ -80,7 +80,7 @@ class Job:
         self.work[task], self.holders[task], self.fence = now + LEASE_MS, fence, fence
 
     def holds(self, lease: Lease) -> bool:
-        return self.holders.get(lease.member) == lease.fence
+        return self.holders.get(lease.task_name) == lease.fence
 
     def close(self, status: str) -> None:
         self.status = status
@@ -160,13 +160,13 @@ class BatchMachine(RuleBasedStateMachine):
             assert not any(due.values())
             return
         job = self.jobs[lease.batch_id]
-        assert lease.member in due[lease.batch_id]
+        assert lease.task_name in due[lease.batch_id]
         assert lease.fence > job.fence
-        job.lease(lease.member, lease.fence, self.now)
+        job.lease(lease.task_name, lease.fence, self.now)
         if lease.task in ("shard", "finalize"):
             assert set(lease.open_positions()) == set(range(lease.first, lease.last)) - job.done
         assert lease.batch.outcome == job.outcome
-        assert lease.losses == len(job.lost.get(lease.member, ()))
+        assert lease.losses == len(job.lost.get(lease.task_name, ()))
         self.leases.append(lease)
 
     @had("validate")
@@ -204,7 +204,7 @@ class BatchMachine(RuleBasedStateMachine):
             is_stopping = lease.task != "finalize" and job.is_ending(self.now)
             standing = "ending" if is_stopping else "yours"
         if standing == "yours":
-            job.work[lease.member] = self.now + LEASE_MS
+            job.work[lease.task_name] = self.now + LEASE_MS
         assert self.run(self.store.renew([lease])) == {lease: standing}
 
     @had("shard")
@@ -244,14 +244,14 @@ class BatchMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject, wait_ms: int) -> None:
         lease, job = self.lease(data, *ALL_TASKS)
         self.run(self.store.release(lease, wait_ms / 1000))
-        job.lost.get(lease.member, set()).discard(lease.fence)
+        job.lost.get(lease.task_name, set()).discard(lease.fence)
         if not job.holds(lease):
             return
-        del job.holders[lease.member]
-        job.work[lease.member] = self.now + wait_ms if wait_ms else 0
+        del job.holders[lease.task_name]
+        job.work[lease.task_name] = self.now + wait_ms if wait_ms else 0
         if lease.task == "shard" and set(range(lease.first, lease.last)) <= job.done:
-            del job.work[lease.member]
-            job.lost.pop(lease.member, None)
+            del job.work[lease.task_name]
+            job.lost.pop(lease.task_name, None)
             if not job.work:
                 job.turn_to("finalize")
 

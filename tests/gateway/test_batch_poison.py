@@ -78,7 +78,7 @@ class Processes:
             raise AssertionError("a dead process says nothing")
 
         for name in ("end_trial", "release", "commit"):
-            setattr(office.shop.store, name, silent)
+            setattr(office.context.store, name, silent)
         await office.kill()
         self.poisoned.clear()
 

@@ -46,7 +46,7 @@ class World:
         office.house.engine.pause = 0.02
         store = FlakyStore(self.town.redis, lease_seconds=LEASE_SECONDS)
         store.rng, store.chance = self.rng, 0.02
-        object.__setattr__(office.shop, "store", store)
+        object.__setattr__(office.context, "store", store)
         office.dispatcher._leases._store = store
         await office.dispatcher.__aenter__()
         self.offices[place] = office

@@ -9,7 +9,7 @@ from batch_house import Town, chat_line, until
 from fakes import ACME, BASE
 
 from gateway.batches import dispatcher, validation
-from gateway.batches.marks import marked
+from gateway.batches.marks import under_mark
 from gateway.batches.trial import LOST_CODE, MOST_MARKS
 from gateway.batches.validation import Validator
 from gateway.core.routing import Catalog
@@ -58,7 +58,7 @@ async def kill(office):
         raise AssertionError("a dead process says nothing")
 
     for name in ("end_trial", "release"):
-        setattr(office.shop.store, name, silent)
+        setattr(office.context.store, name, silent)
     await office.kill()
 
 
@@ -116,7 +116,7 @@ async def test_an_input_that_kills_the_process_that_checks_it_fails_its_batch_by
     monkeypatch.setattr(validation, "sys", SimpleNamespace(executable=str(stand_in)))
     office = await town.office()
     validator = Validator(
-        office.shop.store, office.shop.files, lambda _: (ACME, Catalog((BASE,), frozenset(), {})), 100, 2**20
+        office.context.store, office.context.files, lambda _: (ACME, Catalog((BASE,), frozenset(), {})), 100, 2**20
     )
     office.dispatcher._validate = validator.run
     batch = await town.submit([chat_line("1")])
@@ -131,7 +131,7 @@ async def test_a_storage_that_is_away_while_an_input_is_checked_counts_for_nothi
     monkeypatch.setattr(validation, "RETRY_SECONDS", 0.01)
     office = await town.office()
     validator = Validator(
-        office.shop.store, office.shop.files, lambda _: (ACME, Catalog((BASE,), frozenset(), {})), 100, 2**20
+        office.context.store, office.context.files, lambda _: (ACME, Catalog((BASE,), frozenset(), {})), 100, 2**20
     )
     office.dispatcher._validate = validator.run
     batch = await town.submit([chat_line("1")])
@@ -144,7 +144,7 @@ async def test_a_storage_that_is_away_while_an_input_is_checked_counts_for_nothi
         asked.append(found)
         return url(found) + ("-away" if next(away, False) else "")
 
-    monkeypatch.setattr(office.shop.files, "url", location)
+    monkeypatch.setattr(office.context.files, "url", location)
     async with office.dispatcher:
         ended = await town.ended(batch)
     assert (ended.status, len(asked) >= 3 + MOST_MARKS, record.id) == ("completed", True, batch.input_file_id)
@@ -167,7 +167,7 @@ async def test_a_task_that_is_cancelled_while_it_is_marked_leaves_no_mark(tmp_pa
     town.store.begin_trial = slow
 
     async def work():
-        async with marked(town.store, lease, stays=lambda _: True):
+        async with under_mark(town.store, lease, stays=lambda _: True):
             raise AssertionError("the task was cancelled before it began")
 
     task = asyncio.create_task(work())

@@ -7,7 +7,7 @@ from batch_fakes import MovedStore, claimed, running
 from batch_house import Town, chat_line, until
 from fakes import INITECH
 
-from gateway.batches.lines import Lines
+from gateway.batches.lines import LineRunner
 from gateway.batches.quarantine import Quarantine
 from gateway.batches.store import BatchStore
 from gateway.batches.trial import MOST_MARKS, Suspicion
@@ -177,7 +177,7 @@ async def test_what_a_suspect_kept_out_is_let_in_before_the_next_suspect():
 @pytest.mark.parametrize("fault", [Fault.RATE_LIMIT_EXCEEDED, Fault.LANE_QUEUE_FULL])
 async def test_suspect_lines_that_are_refused_wait_without_asking_again_and_let_others_run(town, monkeypatch, fault):
     batch, _ = await suspect_batch(town)
-    office, run = await town.office(), Lines.run
+    office, run = await town.office(), LineRunner.run
     is_refusing, refusals = True, 0
 
     async def limited(lines, *args):
@@ -187,7 +187,7 @@ async def test_suspect_lines_that_are_refused_wait_without_asking_again_and_let_
             raise ApiError(fault, "not now", retry_after=2.0)
         return await run(lines, *args)
 
-    monkeypatch.setattr(Lines, "run", limited)
+    monkeypatch.setattr(LineRunner, "run", limited)
     async with office.dispatcher:
         await until(lambda: refusals > 0)
         await town.ended(await town.submit([chat_line(f"{n}") for n in range(LINES)], tenant="initech"))

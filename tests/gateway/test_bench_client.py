@@ -11,7 +11,7 @@ from gateway.bench.client import Target
 from gateway.bench.command import app
 from gateway.bench.document import read
 from gateway.bench.drive import drive
-from gateway.bench.plan import Item
+from gateway.bench.plan import BenchRequest
 from gateway.serve.process import run_loop
 
 PROMPT = (5, 6, 7)
@@ -29,12 +29,12 @@ def _forget(server: FakeServer):
     server.keys.clear()
 
 
-def send(server: FakeServer, *items: Item, target: Target | None = None, **options):
+def send(server: FakeServer, *items: BenchRequest, target: Target | None = None, **options):
     return run_loop(drive(target or Target(server.url, "secret"), items, **options))
 
 
 def test_a_stream_is_timed_and_counted(server):
-    [stream] = send(server, Item("good", PROMPT, 6, "interactive"))
+    [stream] = send(server, BenchRequest("good", PROMPT, 6, "interactive"))
     assert stream.error is None
     assert stream.tokens == 6
     assert sum(stream.chunk_tokens) == 6
@@ -44,7 +44,12 @@ def test_a_stream_is_timed_and_counted(server):
 
 
 def test_every_server_is_asked_for_the_same_work(server):
-    send(server, Item("good", PROMPT, 2, "interactive"), Item("good", PROMPT, 2, "batch"), Item("good", PROMPT, 2))
+    send(
+        server,
+        BenchRequest("good", PROMPT, 2, "interactive"),
+        BenchRequest("good", PROMPT, 2, "batch"),
+        BenchRequest("good", PROMPT, 2),
+    )
     interactive, batch, default = sorted(server.bodies, key=lambda body: body.get("priority", 99))
     assert (interactive["service_tier"], batch["service_tier"]) == ("priority", "flex")
     assert interactive["priority"] < batch["priority"]
@@ -58,14 +63,14 @@ def test_every_server_is_asked_for_the_same_work(server):
 
 def test_a_strict_server_gets_nothing_it_may_not_know(server):
     target = Target(server.url + "/v1/", tiers=False, extensions=False)
-    [stream] = send(server, Item("good", PROMPT, 2, "batch"), target=target)
+    [stream] = send(server, BenchRequest("good", PROMPT, 2, "batch"), target=target)
     assert stream.error is None
     assert set(server.bodies[0]) == {"model", "prompt", "max_tokens", "temperature", "stream", "stream_options"}
     assert server.keys == [None]
 
 
 def test_chunks_cut_anywhere_are_put_together(server):
-    [stream] = send(server, Item("pairs", PROMPT, 8))
+    [stream] = send(server, BenchRequest("pairs", PROMPT, 8))
     assert stream.error is None
     assert sum(stream.chunk_tokens) == 4  # one a chunk is seen,
     assert stream.tokens == 8  # and the server's count believed
@@ -83,13 +88,13 @@ def test_chunks_cut_anywhere_are_put_together(server):
     ],
 )
 def test_failures_have_a_kind_and_spoil_nothing_else(server, model, error):
-    bad, good = send(server, Item(model, PROMPT, 4), Item("good", PROMPT, 4))
+    bad, good = send(server, BenchRequest(model, PROMPT, 4), BenchRequest("good", PROMPT, 4))
     assert bad.error == error
     assert good.error is None
 
 
 def test_a_silent_server_is_given_up(server):
-    [stream] = send(server, Item("silent", PROMPT, 4), timeout_s=0.2)
+    [stream] = send(server, BenchRequest("silent", PROMPT, 4), timeout_s=0.2)
     assert stream.error == "timeout"
     assert stream.times == []
 
@@ -99,13 +104,13 @@ def test_nobody_there_is_an_error_at_once():
         taken.bind(("127.0.0.1", 0))
         target = Target(f"http://127.0.0.1:{taken.getsockname()[1]}")
         with pytest.raises(OSError, match="refused"):
-            run_loop(drive(target, [Item("m", PROMPT, 1)]))
+            run_loop(drive(target, [BenchRequest("m", PROMPT, 1)]))
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "127.0.0.1:8000", "http://"])
 def test_a_url_is_looked_at(url):
     with pytest.raises(ValueError, match="http://"):
-        run_loop(drive(Target(url), [Item("m", PROMPT, 1)]))
+        run_loop(drive(Target(url), [BenchRequest("m", PROMPT, 1)]))
 
 
 def test_a_connection_that_never_opens_is_given_up(monkeypatch):
@@ -114,7 +119,7 @@ def test_a_connection_that_never_opens_is_given_up(monkeypatch):
 
     monkeypatch.setattr(asyncio, "open_connection", never)
     with pytest.raises(OSError, match="no connection within"):
-        run_loop(drive(Target("http://127.0.0.1:1"), [Item("m", PROMPT, 1)], timeout_s=0.05))
+        run_loop(drive(Target("http://127.0.0.1:1"), [BenchRequest("m", PROMPT, 1)], timeout_s=0.05))
 
 
 def test_an_interim_response_is_not_the_answer():
@@ -128,14 +133,18 @@ def test_an_interim_response_is_not_the_answer():
     async def exchange():
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as raw:
             port = raw.sockets[0].getsockname()[1]
-            return await drive(Target(f"http://127.0.0.1:{port}"), [Item("m", PROMPT, 1)], timeout_s=5)
+            return await drive(Target(f"http://127.0.0.1:{port}"), [BenchRequest("m", PROMPT, 1)], timeout_s=5)
 
     [stream] = run_loop(exchange())
     assert (stream.error, stream.tokens) == (None, 1)
 
 
 def test_requests_wait_for_their_time_and_for_nobody(server):
-    items = [Item("silent", PROMPT, 1, at=0.0), Item("good", PROMPT, 1, at=0.1), Item("good", PROMPT, 1, at=0.2)]
+    items = [
+        BenchRequest("silent", PROMPT, 1, at=0.0),
+        BenchRequest("good", PROMPT, 1, at=0.1),
+        BenchRequest("good", PROMPT, 1, at=0.2),
+    ]
     streams = send(server, *items, timeout_s=1.0)
     assert [stream.error for stream in streams] == ["timeout", None, None]
     assert all(stream.sent > stream.item.at - 0.01 for stream in streams)  # timers count in milliseconds
@@ -143,15 +152,15 @@ def test_requests_wait_for_their_time_and_for_nobody(server):
 
 
 def test_concurrency_closes_the_loop(server):
-    streams = send(server, *[Item("good", PROMPT, 2)] * 6, concurrency=2)
+    streams = send(server, *[BenchRequest("good", PROMPT, 2)] * 6, concurrency=2)
     for stream in streams:
         others = [other for other in streams if other is not stream and other.sent <= stream.sent < other.ended]
         assert len(others) < 2
 
 
 def test_one_lane_may_end_the_run(server):
-    others = [Item("good", PROMPT, 1, "interactive", at) for at in (0.0, 60.0, 120.0)]
-    streams = send(server, Item("good", PROMPT, 20, "batch"), *others, stop_after="batch")
+    others = [BenchRequest("good", PROMPT, 1, "interactive", at) for at in (0.0, 60.0, 120.0)]
+    streams = send(server, BenchRequest("good", PROMPT, 20, "batch"), *others, stop_after="batch")
     assert [stream.item.at for stream in streams if stream.item.lane == "interactive"] == [0.0]
     assert sum(stream.item.lane == "batch" for stream in streams) == 1
 

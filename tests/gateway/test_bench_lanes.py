@@ -8,7 +8,7 @@ from benchmarks.lanes import BATCH, INTERACTIVE, Outcome, Work, rows
 from benchmarks.peers import PeerError, loralane, vllm
 from benchmarks.server import Command, running
 from gateway.bench.measure import report
-from gateway.bench.plan import Item
+from gateway.bench.plan import BenchRequest
 from gateway.bench.stream import Stream
 from gateway.config.whole import load_config
 
@@ -19,7 +19,7 @@ def lane(name, ttft, gap, requests=2):
     streams = []
     for index in range(requests):
         times = [10.0 * index + ttft, 10.0 * index + ttft + gap]
-        streams.append(Stream(Item("base", (1,), 2, name), 10.0 * index, times[-1], times, [1, 1]))
+        streams.append(Stream(BenchRequest("base", (1,), 2, name), 10.0 * index, times[-1], times, [1, 1]))
     return report(name, streams)
 
 

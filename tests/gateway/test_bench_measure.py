@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from gateway.bench.document import Settings, document, read
-from gateway.bench.measure import covered, meets, percentiles, report
-from gateway.bench.plan import Item, Plan
-from gateway.bench.spec import Slo, parse_lane
-from gateway.bench.stream import PromptDetails, Stream, Usage
+from gateway.bench.measure import busy_seconds, meets_objective, percentiles, report
+from gateway.bench.plan import BenchRequest, Plan
+from gateway.bench.spec import LatencyObjective, parse_lane
+from gateway.bench.stream import PromptDetails, ReportedUsage, Stream
 from gateway.bench.tables import remarks
 
 
@@ -16,8 +16,8 @@ def stream(ttft=0.1, gaps=(0.01, 0.01), sent=0.0, lane="interactive", error=None
     for gap in gaps:
         times.append(times[-1] + gap)
     tokens = per_chunk * len(times)
-    item = Item("m", (1, 2, 3, 4), asked or tokens, lane, sent)
-    usage = Usage(4, tokens, PromptDetails(1))
+    item = BenchRequest("m", (1, 2, 3, 4), asked or tokens, lane, sent)
+    usage = ReportedUsage(4, tokens, PromptDetails(1))
     return Stream(item, sent, times[-1], times, [per_chunk] * len(times), usage, error)
 
 
@@ -55,7 +55,7 @@ def test_a_lane_is_reported_over_its_own_span():
 
 def test_failures_count_as_such_and_as_nothing_else():
     bad = stream(error="http 503 lane_queue_full", ttft=9.0)
-    found = report("interactive", [stream(), bad, stream(error="timeout")], Slo(ttft=1.0))
+    found = report("interactive", [stream(), bad, stream(error="timeout")], LatencyObjective(ttft=1.0))
     assert found.errors == {"http 503 lane_queue_full": 1, "timeout": 1}
     assert (found.requests, found.succeeded) == (3, 1)
     assert found.ttft.p99 == pytest.approx(0.1)
@@ -63,7 +63,7 @@ def test_failures_count_as_such_and_as_nothing_else():
 
 
 def test_an_answer_without_tokens_is_a_failure():
-    empty = Stream(Item("m", (1,), 4), 0.0, 1.0)
+    empty = Stream(BenchRequest("m", (1,), 4), 0.0, 1.0)
     found = report("default", [empty])
     assert found.errors == {"no tokens": 1}
     assert found.ttft is None
@@ -73,33 +73,33 @@ def test_an_answer_without_tokens_is_a_failure():
 @pytest.mark.parametrize(
     ("slo", "met"),
     [
-        (Slo(ttft=0.11), True),
-        (Slo(ttft=0.09), False),
-        (Slo(itl=0.31), True),
-        (Slo(itl=0.25), False),
-        (Slo(tpot=0.16), True),
-        (Slo(tpot=0.14), False),
-        (Slo(ttft=0.11, itl=0.25), False),
+        (LatencyObjective(ttft=0.11), True),
+        (LatencyObjective(ttft=0.09), False),
+        (LatencyObjective(itl=0.31), True),
+        (LatencyObjective(itl=0.25), False),
+        (LatencyObjective(tpot=0.16), True),
+        (LatencyObjective(tpot=0.14), False),
+        (LatencyObjective(ttft=0.11, itl=0.25), False),
     ],
 )
 def test_an_objective_holds_for_all_it_names(slo, met):
-    assert meets(stream(ttft=0.1, gaps=(0.0, 0.3)), slo) is met
+    assert meets_objective(stream(ttft=0.1, gaps=(0.0, 0.3)), slo) is met
 
 
 def test_one_stall_in_two_hundred_gaps_is_forgiven():
-    assert meets(stream(gaps=(*[0.01] * 200, 1.0)), Slo(itl=0.1))
-    assert not meets(stream(gaps=(*[0.01] * 200, *[1.0] * 5)), Slo(itl=0.1))
+    assert meets_objective(stream(gaps=(*[0.01] * 200, 1.0)), LatencyObjective(itl=0.1))
+    assert not meets_objective(stream(gaps=(*[0.01] * 200, *[1.0] * 5)), LatencyObjective(itl=0.1))
 
 
 def test_goodput_is_over_the_lane_s_span():
     streams = [stream(sent=0.0, ttft=0.5, gaps=(0.5,)), stream(sent=3.0, ttft=0.9, gaps=(0.1,))]
-    found = report("interactive", streams, Slo(ttft=0.6)).goodput
+    found = report("interactive", streams, LatencyObjective(ttft=0.6)).goodput
     assert (found.met, found.attainment) == (1, 0.5)
     assert found.requests_per_second == pytest.approx(1 / 4)
 
 
 def test_covered_time_counts_overlaps_once():
-    assert covered([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0), (1.5, 1.6)]) == pytest.approx(4.0)
+    assert busy_seconds([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0), (1.5, 1.6)]) == pytest.approx(4.0)
 
 
 def test_a_document_survives_writing_and_reading():

@@ -11,13 +11,19 @@ import pytest
 from engine.sim.traces import Arrival
 from gateway.bench.document import Settings
 from gateway.bench.plan import Plan, arrivals
-from gateway.bench.spec import LaneSpec, Lengths, Slo, SpecError, parse_lane, parse_lengths, parse_range
+from gateway.bench.spec import LaneSpec, LatencyObjective, Lengths, SpecError, parse_lane, parse_lengths, parse_range
 
 
 def test_a_lane_is_read():
     spec = parse_lane("interactive:rate=0.7,n=60,in=24-96,out=16,start=3s,ttft=0.5,itl=100ms")
     assert spec == LaneSpec(
-        "interactive", 60, 0.7, start=3.0, inputs=Lengths(24, 96), outputs=Lengths(16, 16), slo=Slo(0.5, 0.1)
+        "interactive",
+        60,
+        0.7,
+        start=3.0,
+        inputs=Lengths(24, 96),
+        outputs=Lengths(16, 16),
+        slo=LatencyObjective(0.5, 0.1),
     )
     assert parse_lane("batch:n=4, cv=2") == LaneSpec("batch", 4, cv=2.0)
     assert not parse_lane("default").slo

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from gateway.cli.chat import ChatClient, ChatError, checked_model
 from gateway.cli.main import app
 from gateway.cli.options import grpc_target
-from gateway.terminal.tls import CHOSEN, Trust
+from gateway.terminal.tls import CHOSEN, TlsFiles
 
 AWAY = "Start one with `loralane serve`, or name another with --url or LORALANE_URL."
 COMMANDS = [
@@ -67,7 +67,7 @@ class Root(BaseHTTPRequestHandler):
 
 @pytest.mark.parametrize(("tls", "scheme"), [(False, ""), (True, "https://")])
 def test_the_gateway_names_its_own_grpc_port(tls, scheme):
-    CHOSEN.set(Trust())
+    CHOSEN.set(TlsFiles())
     with ThreadingHTTPServer(("127.0.0.1", 0), Root) as server:
         server.answer = {"name": "loralane", "grpc": {"port": 50051, "tls": tls}}
         Thread(target=server.serve_forever).start()
@@ -135,7 +135,7 @@ def gateway(tmp_path_factory):
 
 
 def talk(gateway, *lines: str, model: str | None = None) -> str:
-    CHOSEN.set(Trust())
+    CHOSEN.set(TlsFiles())
     console = Typed(*lines)
     ChatClient(gateway.url, "sk-acme", model, None).run(console)
     return console.file.getvalue()

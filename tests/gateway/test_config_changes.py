@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.core.types import Lane
-from gateway.config.changes import changes, leftovers, merged, need_restart
+from gateway.config.changes import changes, leftovers, merge_live_sections, need_restart
 from gateway.config.file import ConfigError
 from gateway.config.sections import (
     AdaptersConfig,
@@ -83,11 +83,11 @@ def test_other_sections_need_a_restart_and_stay_as_they_are():
     lanes = LanesConfig(InteractiveLane(7))
     read = replace(BEFORE, redis=RedisConfig("redis://:secret@redis.example:6379"), lanes=lanes)
     assert need_restart(BEFORE, read) == ["redis"]
-    assert merged(BEFORE, read) == replace(BEFORE, lanes=lanes)
+    assert merge_live_sections(BEFORE, read) == replace(BEFORE, lanes=lanes)
 
 
 def test_sections_that_contradict_those_that_run_are_refused():
     """The admin's key, in the file that was read, is another's by now; here it is not."""
     running = replace(BEFORE, admin=AdminConfig((NEW,)))
     with pytest.raises(ConfigError, match="share a key"):
-        merged(running, replace(BEFORE, tenants={"acme": TenantConfig(ACME, (NEW,))}))
+        merge_live_sections(running, replace(BEFORE, tenants={"acme": TenantConfig(ACME, (NEW,))}))

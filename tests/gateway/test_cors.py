@@ -16,7 +16,7 @@ from served import served
 from gateway.config.sections import HttpConfig
 from gateway.core.safe_url import LOOPBACK, origin_pattern
 from gateway.http.cors import Cors
-from gateway.http.edge import Edge
+from gateway.http.edge import RequestMiddleware
 
 CHAT = {"model": "pirate", "messages": [{"role": "user", "content": "hi"}]}
 PAGE = "https://chat.example.com"
@@ -96,9 +96,9 @@ async def test_any_origin_is_allowed_without_credentials(tmp_path):
 
 
 async def test_there_is_no_layer_without_origins_nor_at_an_administrators_port(tmp_path):
-    assert isinstance((await build_house(tmp_path)).app, Edge)
-    assert isinstance((await build_house(tmp_path, cors_origins=(PAGE,), part="admin")).app, Edge)
-    assert isinstance((await build_house(tmp_path, cors_origins=(PAGE,), part="public")).app, Cors)
+    assert isinstance((await build_house(tmp_path)).app, RequestMiddleware)
+    assert isinstance((await build_house(tmp_path, cors_origins=(PAGE,), surface="admin")).app, RequestMiddleware)
+    assert isinstance((await build_house(tmp_path, cors_origins=(PAGE,), surface="public")).app, Cors)
 
 
 async def test_a_page_whose_name_was_rebound_to_the_gateway_has_no_key(house):

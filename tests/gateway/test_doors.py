@@ -28,7 +28,7 @@ from gateway.config.whole import Config, TenantConfig, parse_config
 from gateway.core.tenants import Tenant, hash_key
 from gateway.pb import adapters_pb2, adapters_pb2_grpc, generation_pb2, generation_pb2_grpc
 from gateway.serve.addresses import Ports
-from gateway.serve.fleet import sailing
+from gateway.serve.fleet import running_fleet
 from gateway.serve.launch import Launch
 from gateway.serve.single import running
 
@@ -81,7 +81,7 @@ async def alone(launch: Launch) -> AsyncIterator[tuple[Ports, ...]]:
 
 @asynccontextmanager
 async def together(launch: Launch) -> AsyncIterator[tuple[Ports, ...]]:
-    async with sailing(replace(launch, config=replace(launch.config, gateways=2))) as fleet:
+    async with running_fleet(replace(launch, config=replace(launch.config, gateways=2))) as fleet:
         yield fleet.ports
 
 

@@ -21,14 +21,14 @@ from engine.rpc.snapshot import snapshot
 from engine.sim.synthetic import Sizes, arrivals
 from engine.sim.traces import Arrival
 from engine.sim.workload import RequestMaker
-from gateway.batches.eta import pace_of
-from gateway.core.eta import OpenJob, Pace, eta_seconds
+from gateway.batches.eta import batch_speed
+from gateway.core.eta import BatchSpeed, OpenJob, eta_seconds
 
 COST = (0.010, 0.001, 0.0005, 1e-7, 1e-7, 0.001, 1e-6, 0.0001)
 """A step takes 10 ms, a token of a prompt 1 ms, a generated one 0.5 ms."""
 AT_ONCE = 12
 PROMPTS, OUTPUTS = Sizes(16, 64), Sizes(8, 40)
-PACE = Pace(share=0.5)
+PACE = BatchSpeed(share=0.5)
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Site:
     def foretell(self, job: Job) -> None:
         others = [other.left() for other in self._jobs if other is not job and not other.end]
         stats = snapshot(self.engine.state, 0.0, self.clock.now)
-        job.foretold.append((self.clock.now, eta_seconds(job.left(), others, pace_of(stats))))
+        job.foretold.append((self.clock.now, eta_seconds(job.left(), others, batch_speed(stats))))
 
     def _feed(self) -> None:
         for job in self._jobs:
@@ -187,5 +187,5 @@ def test_what_nobody_knows_is_not_made_up():
     assert eta_seconds(job(line=None), [job("b", line=None)], PACE) is None
     assert eta_seconds(job(), [], replace(PACE, share=0.0)) is None
     paused = pb.LaneStats(lane=pb.LANE_BATCH, mode=pb.LANE_MODE_PAUSED)
-    assert pace_of(pb.EngineStats(lanes=[paused], batch_share=1.0)) is None
-    assert pace_of(pb.EngineStats()) is None
+    assert batch_speed(pb.EngineStats(lanes=[paused], batch_share=1.0)) is None
+    assert batch_speed(pb.EngineStats()) is None

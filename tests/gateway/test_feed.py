@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from engine.core.types import LaneMode
 from engine.pb import engine_pb2 as pb
-from gateway.batches.gate import Gate, Turnstile
-from gateway.batches.pace import FIRST_WINDOW, Pace
+from gateway.batches.gate import AdmissionQueue, Gate
+from gateway.batches.pace import FIRST_WINDOW, LimitWindow
 from gateway.core.feed import LEAST, MOST, Flow
 
 COUNT = st.integers(0, 3000)
@@ -50,16 +50,16 @@ def test_an_idle_engine_gets_a_few_and_a_fast_one_many():
 def test_a_look_tells_own_lines_from_others_and_follows_the_rate():
     flow = Flow(waiting=10)
     for _ in range(40):
-        flow = flow.looked(running=7, waiting=25, ended=50, seconds=0.5)
+        flow = flow.after_poll(running=7, waiting=25, ended=50, seconds=0.5)
     assert (flow.running, flow.others) == (7, 15)
     assert flow.rate == pytest.approx(100, rel=0.01)
-    assert flow.looked(7, 3, 0, 0.5).others == 0
+    assert flow.after_poll(7, 3, 0, 0.5).others == 0
 
 
 @given(st.lists(st.sampled_from(["enter", "grant", "leave", "cancel"]), max_size=60), st.data())
 async def test_a_turnstile_lets_in_as_many_as_may_and_the_first_first(steps, data):
     limit = 0
-    stile = Turnstile(lambda: limit - stile.inside)
+    stile = AdmissionQueue(lambda: limit - stile.inside)
     waiting, inside, number = [], [], 0
     for step in steps:
         if step == "enter":
@@ -68,7 +68,7 @@ async def test_a_turnstile_lets_in_as_many_as_may_and_the_first_first(steps, dat
             waiting.append((order, asyncio.create_task(stile.enter(order))))
         elif step == "grant":
             limit += 1
-            stile.turn()
+            stile.admit()
         elif step == "leave" and inside:
             inside.pop()
             stile.leave()
@@ -91,11 +91,11 @@ async def test_a_turnstile_lets_in_as_many_as_may_and_the_first_first(steps, dat
 
 async def test_who_is_let_in_and_cancelled_at_once_leaves_his_place_to_the_next():
     room = [0]
-    stile = Turnstile(lambda: room[0] - stile.inside)
+    stile = AdmissionQueue(lambda: room[0] - stile.inside)
     first, second = (asyncio.create_task(stile.enter((number,))) for number in (1, 2))
     await asyncio.sleep(0)
     room[0] = 1
-    stile.turn()
+    stile.admit()
     first.cancel()
     await asyncio.wait([first, second])
     assert first.cancelled() and not second.cancelled()
@@ -103,10 +103,10 @@ async def test_who_is_let_in_and_cancelled_at_once_leaves_his_place_to_the_next(
 
 
 async def test_after_a_refusal_one_asks_at_a_time_then_more_with_each_that_gets_in():
-    pace, asking, order = Pace(), [], iter(range(1000))
+    pace, asking, order = LimitWindow(), [], iter(range(1000))
 
     async def line(answer):
-        async with pace.asking((next(order),)) as mine:
+        async with pace.attempt((next(order),)) as mine:
             asking.append(mine)
             await answer.wait()
 
@@ -150,10 +150,10 @@ async def test_a_gate_opens_when_the_engine_is_there_and_gives_places_in_order(e
     gate = Gate(engine, lambda: 1000, asyncio.get_running_loop().time)
     engine.ready = False
     inside, tasks = enter(gate, 50)
-    await gate.look()
-    assert not inside and not gate.wants(0)
+    await gate.poll()
+    assert not inside and not gate.wants_more(0)
     engine.ready = True
-    await gate.look()
+    await gate.poll()
     await asyncio.sleep(0)
     assert [number for number, _ in inside] == list(range(LEAST))
     for _, place in tuple(inside):
@@ -168,7 +168,7 @@ async def test_a_gate_opens_when_the_engine_is_there_and_gives_places_in_order(e
 
 async def test_half_of_the_lane_is_left_to_others(engine):
     gate = Gate(engine, lambda: 20, asyncio.get_running_loop().time)
-    await gate.look()
+    await gate.poll()
     inside, tasks = enter(gate, 50)
     await asyncio.sleep(0)
     for _, place in tuple(inside):
@@ -186,11 +186,11 @@ async def test_a_lane_that_takes_nothing_gets_nothing(engine, mode):
     engine.picture = None
     engine.modes[next(lane for lane in engine.modes if lane.name == "BATCH")] = mode
     inside, tasks = enter(gate, 5)
-    await gate.look()
+    await gate.poll()
     await asyncio.sleep(0)
-    assert (len(inside), gate.wants(0)) == (0, False)
+    assert (len(inside), gate.wants_more(0)) == (0, False)
     engine.modes = dict.fromkeys(engine.modes, LaneMode.OPEN)
-    await gate.look()
+    await gate.poll()
     await asyncio.sleep(0)
     assert len(inside) == 5
     for task in tasks:
@@ -201,15 +201,15 @@ async def test_a_lane_that_takes_nothing_gets_nothing(engine, mode):
 async def test_a_gate_that_was_shut_opens_by_itself(engine):
     now = [0.0]
     gate = Gate(engine, lambda: 1000, lambda: now[0])
-    await gate.look()
-    gate.shut(2.0)
+    await gate.poll()
+    gate.close_for(2.0)
     inside, tasks = enter(gate, 5)
     now[0] = 1.9
-    await gate.look()
+    await gate.poll()
     await asyncio.sleep(0)
     assert not inside
     now[0] = 2.0
-    await gate.look()
+    await gate.poll()
     await asyncio.sleep(0)
     assert len(inside) == 5
     for task in tasks:

@@ -17,7 +17,7 @@ from gateway.files.record import new_file_id
 from gateway.files.registry import Reservation
 from gateway.files.service import Files
 from gateway.files.storage import open_storage
-from gateway.files.sweeper import Sweeper, Watch
+from gateway.files.sweeper import NameAgeTracker, Sweeper
 
 UNKNOWN = "file-" + "a" * 24
 
@@ -58,13 +58,13 @@ async def test_what_comes_in_comes_out(valkey, folder, where):
     assert await whole(files.content(record)) == b"x" * record.bytes
     assert max([len(piece) async for piece in files.content(record)]) <= 256 * 2**10
     assert await whole(files.content(record, 5, 7)) == b"x" * 7
-    assert await files.storage.size(record.object) == record.bytes
-    assert await files.storage.list("files/") == [record.object]
+    assert await files.storage.size(record.object_name) == record.bytes
+    assert await files.storage.list("files/") == [record.object_name]
     assert await charged(files) == (record.bytes, 1)
     await files.delete("acme", record.id)
     await refused(files.get("acme", record.id), Fault.FILE_NOT_FOUND)
     assert await files.storage.list("") == []
-    assert await files.storage.size(record.object) is None
+    assert await files.storage.size(record.object_name) is None
     assert await charged(files) == (0, 0)
 
 
@@ -191,7 +191,7 @@ async def test_a_full_disk_is_ours_and_leaves_nothing(valkey, folder):
 
 async def test_a_storage_that_is_gone_is_told(files):
     record = await bring(files)
-    await files.storage.delete([record.object])
+    await files.storage.delete([record.object_name])
     await refused(whole(files.content(record)), Fault.STORAGE_UNAVAILABLE)
 
 
@@ -223,7 +223,7 @@ async def test_who_is_cancelled_at_any_point_leaves_a_whole_file_or_nothing(file
 async def is_whole_or_nothing(files, folder) -> bool:
     kept = (await files.list("acme")).data
     charge = (sum(record.bytes for record in kept), len(kept))
-    return objects(folder) == sorted(record.object for record in kept) and await charged(files) == charge
+    return objects(folder) == sorted(record.object_name for record in kept) and await charged(files) == charge
 
 
 class SlowFolder(Folder):
@@ -317,7 +317,7 @@ async def test_adopting_twice_gives_one_file(files, folder):
     same = await asyncio.gather(*[files.adopt("acme", UNKNOWN, "o", filler(MIB)) for _ in range(4)])
     assert len({record.token for record in same}) == 1
     kept = (await files.list("acme")).data
-    assert objects(folder) == sorted(record.object for record in kept)
+    assert objects(folder) == sorted(record.object_name for record in kept)
     assert await charged(files) == (sum(record.bytes for record in kept), len(kept))
     assert await whole(files.content(first)) == b"one"
 
@@ -357,15 +357,15 @@ async def test_an_expired_file_is_gone_at_once_and_swept_soon(valkey, files, fol
     sweeper = Sweeper(files.storage, files.registry)
     await sweeper.sweep()
     assert await charged(files) == (3, 1)
-    assert old.object not in await sweeper.sweep()
-    assert new.object in objects(folder)
+    assert old.object_name not in await sweeper.sweep()
+    assert new.object_name in objects(folder)
 
 
 async def test_the_sweeper_removes_what_expired(valkey, files, folder):
     old, new = await bring(files), await bring(files)
     await expire(valkey, old)
-    assert await Sweeper(files.storage, files.registry).sweep() == [old.object]
-    assert objects(folder) == [new.object]
+    assert await Sweeper(files.storage, files.registry).sweep() == [old.object_name]
+    assert objects(folder) == [new.object_name]
     assert await charged(files) == (3, 1)
 
 
@@ -378,7 +378,7 @@ async def test_a_file_in_use_expires_when_it_is_not(valkey, files):
     assert await files.get("acme", record.id) == record
     await files.unpin("acme", record.id, "batch_1")
     await refused(files.get("acme", record.id), Fault.FILE_NOT_FOUND)
-    assert await sweeper.sweep() == [record.object]
+    assert await sweeper.sweep() == [record.object_name]
 
 
 async def test_the_sweeper_removes_strays_once_they_are_old(valkey, files, folder):
@@ -394,23 +394,23 @@ async def test_the_sweeper_removes_strays_once_they_are_old(valkey, files, folde
     upload = asyncio.create_task(files.create("acme", "a", "batch", stuck(b"x" * 2 * MIB, reached)))
     await reached.wait()
     under_way = [name for name in objects(folder) if name.startswith("partial/") and not name.endswith("dead")]
-    sweeper = Sweeper(files.storage, files.registry, Watch(10, lambda: now), Watch(20, lambda: now))
+    sweeper = Sweeper(files.storage, files.registry, NameAgeTracker(10, lambda: now), NameAgeTracker(20, lambda: now))
     assert await sweeper.sweep() == []
     now = 9.9
     assert await sweeper.sweep() == []
     now = 10.0
     assert len(await sweeper.sweep()) == 3
-    assert objects(folder) == sorted([kept.object, output.object, "partial/dead", *under_way])
+    assert objects(folder) == sorted([kept.object_name, output.object_name, "partial/dead", *under_way])
     upload.cancel()
     now = 20.0
     with suppress(asyncio.CancelledError):
         await upload
     assert await sweeper.sweep() == ["partial/dead"]
-    assert objects(folder) == sorted([kept.object, output.object])
+    assert objects(folder) == sorted([kept.object_name, output.object_name])
 
 
 async def test_an_upload_between_its_bytes_and_its_record_is_no_stray(files):
-    sweeper = Sweeper(files.storage, files.registry, Watch(0))
+    sweeper = Sweeper(files.storage, files.registry, NameAgeTracker(0))
     async with files.receiving("acme", pieces(b"x")) as upload:
         assert await sweeper.sweep() == []
         record = await upload.keep("a", "batch", None)
@@ -422,7 +422,7 @@ async def test_a_redis_without_its_data_costs_nothing_for_an_hour(valkey, files,
     record = await bring(files)
     await valkey.flushall()
     assert await Sweeper(files.storage, files.registry).sweep() == []
-    assert objects(folder) == [record.object]
+    assert objects(folder) == [record.object_name]
 
 
 async def test_empty_folders_go_with_what_was_in_them(files, folder):

@@ -21,8 +21,8 @@ from gateway.config.sections import AdminConfig, GrpcConfig, HttpConfig, LimitsC
 from gateway.config.whole import Config, TenantConfig
 from gateway.core.limits import Limits
 from gateway.core.tenants import Tenant, hash_key
-from gateway.serve.addresses import bound, reserved
-from gateway.serve.fleet import sailing
+from gateway.serve.addresses import bind_socket, reserve_port
+from gateway.serve.fleet import running_fleet
 from gateway.serve.launch import Launch, StartError, share_of
 
 PROCESSES = 3
@@ -56,7 +56,7 @@ def launch(smollm2, tmp_path_factory):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet(launch):
-    async with sailing(launch) as fleet:
+    async with running_fleet(launch) as fleet:
         yield fleet
 
 
@@ -218,7 +218,7 @@ async def all_answer(fleet):
 async def test_stopping_lets_requests_end_and_frees_the_ports(launch, tmp_path):
     config = replace(launch.config, gateways=2)
     async with AsyncExitStack() as stack:
-        fleet = await stack.enter_async_context(sailing(replace(launch, config=config, data_dir=tmp_path)))
+        fleet = await stack.enter_async_context(running_fleet(replace(launch, config=config, data_dir=tmp_path)))
         async with (
             client(fleet) as http,
             http.stream("POST", "/v1/completions", json=completion(600, stream=True)) as answer,
@@ -232,20 +232,20 @@ async def test_stopping_lets_requests_end_and_frees_the_ports(launch, tmp_path):
         await stopping
     assert all(member.pid is None for member in fleet.members)
     for port in (fleet.http_port, fleet.grpc_port):
-        bound("127.0.0.1", port).close()
+        bind_socket("127.0.0.1", port).close()
 
 
 async def test_a_fleet_that_cannot_start_says_so(launch, tmp_path):
     broken = replace(launch, data_dir=tmp_path, model_dir=tmp_path / "nowhere")
     with pytest.raises(StartError, match="did not start"):
-        async with sailing(broken):
+        async with running_fleet(broken):
             pass
 
 
 async def test_a_port_that_somebody_listens_on_is_not_shared():
-    with bound("127.0.0.1", 0, shared=True) as other:
+    with bind_socket("127.0.0.1", 0, shared=True) as other:
         other.listen()
-        with pytest.raises(StartError, match="use another port"), reserved("127.0.0.1", other.getsockname()[1]):
+        with pytest.raises(StartError, match="use another port"), reserve_port("127.0.0.1", other.getsockname()[1]):
             pass
 
 

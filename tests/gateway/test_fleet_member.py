@@ -7,7 +7,7 @@ import pytest
 
 from gateway.config.whole import Config
 from gateway.serve.backends import Backends
-from gateway.serve.fleet import Member
+from gateway.serve.fleet import GatewayProcess
 from gateway.serve.launch import Launch, StartError
 from gateway.serve.orders import Orders
 from gateway.serve.stopping import Stop
@@ -17,7 +17,7 @@ from gateway.serve.stopping import Stop
 def member(monkeypatch):
     monkeypatch.setattr("gateway.serve.supervisor.FIRST_BACKOFF_SECONDS", 0.001)
     launch = Launch(Config(), Path("model"), Path("data"))
-    return Member(Orders(0, launch, Backends("unix:///redis", "unix:/engine", Path("model"))), Stop())
+    return GatewayProcess(Orders(0, launch, Backends("unix:///redis", "unix:/engine", Path("model"))), Stop())
 
 
 def refuse(*_, **options):
@@ -37,9 +37,9 @@ async def test_a_gateway_that_cannot_be_started_is_tried_again(member, monkeypat
         third.set()
         return await asyncio.Event().wait()
 
-    real = member._live
+    real = member._run_once
     monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
-    monkeypatch.setattr(member, "_live", live)
+    monkeypatch.setattr(member, "_run_once", live)
     running = asyncio.create_task(member.run())
     try:
         await asyncio.wait_for(third.wait(), 30)

@@ -27,7 +27,7 @@ from gateway.config.whole import Config
 from gateway.core.limits import Limits
 from gateway.core.tenants import Tenant, hash_key
 from gateway.serve.addresses import Ports
-from gateway.serve.fleet import Fleet, sailing
+from gateway.serve.fleet import Fleet, running_fleet
 from gateway.serve.launch import Launch
 from gateway.serve.single import running
 
@@ -69,7 +69,7 @@ async def alone(launch):
 
 @asynccontextmanager
 async def together(launch):
-    async with sailing(replace(launch, config=replace(launch.config, gateways=PROCESSES))) as fleet:
+    async with running_fleet(replace(launch, config=replace(launch.config, gateways=PROCESSES))) as fleet:
         yield fleet
 
 
@@ -104,7 +104,7 @@ async def test_adapters_lanes_limits_and_tenants_are_taken_up_while_it_serves(sm
     launch = Launch(BEFORE, smollm2, tmp_path, ("engine.server", "--fake"))
     async with serving(launch) as app:
         assert {answer.status_code for answer in await chats(app, GLOBEX, "pirate")} == {401}
-        failed = await app.take_up(AFTER)
+        failed = await app.apply(AFTER)
         assert failed.keys() == {BASE}
         await until_all(lambda: names(app, GLOBEX), {"pirate", "cheer"}.issubset)
         await until_all(lambda: chats(app, GLOBEX, "cheer"), lambda answer: answer.status_code == 200)
@@ -117,7 +117,7 @@ async def test_adapters_lanes_limits_and_tenants_are_taken_up_while_it_serves(sm
 async def test_gateways_that_come_later_begin_with_it_and_without_what_cannot_be_served(smollm2, tmp_path):
     launch = Launch(BEFORE, smollm2, tmp_path, ("engine.server", "--fake"))
     async with together(launch) as fleet:
-        await fleet.take_up(AFTER)
+        await fleet.apply(AFTER)
         for member in fleet.members:
             await member.serving.wait()
             member._process.kill()
@@ -136,7 +136,7 @@ async def test_a_gateway_that_is_starting_meanwhile_is_started_again(smollm2, tm
         async with asyncio.timeout(60):
             while victim.serving.is_set():
                 await asyncio.sleep(0.01)
-        assert (await fleet.take_up(AFTER)).keys() == {BASE}
+        assert (await fleet.apply(AFTER)).keys() == {BASE}
         async with asyncio.timeout(60):
             while not victim.serving.is_set():
                 await asyncio.sleep(0.05)
@@ -153,7 +153,7 @@ class Deckhand:
         self.serving = asyncio.Event()
         self.serving.set()
 
-    async def follow(self, config):
+    async def apply_settings(self, config):
         self.preload = config.adapters.preload
 
     async def seed(self):
@@ -169,5 +169,5 @@ async def test_where_an_adapter_cannot_be_served_gateways_go_on_with_the_one_bef
     old, new = Path("/adapters/tone"), Path("/adapters/broken")
     members = [Deckhand({"tone": old}) for _ in range(PROCESSES)]
     fleet = Fleet(members, Shore(), ports=(Ports(1, 2),))
-    await fleet.take_up(replace(BEFORE, adapters=AdaptersConfig(preload={"tone": new, "poet": new})))
+    await fleet.apply(replace(BEFORE, adapters=AdaptersConfig(preload={"tone": new, "poet": new})))
     assert [member.preload for member in members] == [{"tone": old, "poet": new}] * PROCESSES

@@ -13,7 +13,7 @@ from grpc_house import MAX_MESSAGE_BYTES, GrpcHouse, as_key, ask, open_grpc_hous
 
 from gateway.pb import limits_pb2
 from gateway.pb.limits_pb2_grpc import LimitAdminStub
-from gateway.rpc.calls import Call
+from gateway.rpc.calls import RpcCall
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ async def test_noise_on_the_port_leaves_it_working(place):
 
 
 async def test_who_never_reads_is_cut_off_and_settled(place, monkeypatch):
-    monkeypatch.setattr(Call, "write_seconds", 0.3)
+    monkeypatch.setattr(RpcCall, "write_seconds", 0.3)
     house = place.house
     house.engine.info.max_model_len = 1_000_000
     house.engine.reply = lambda sent: "x" * 20_000

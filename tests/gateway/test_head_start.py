@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from engine.core.types import Lane
 from engine.rpc.stream import EngineUnavailable
-from gateway.core.budget import Bucket, Count, Meter, reserve
+from gateway.core.budget import Bucket, CountMeter, Meter, reserve
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import Limits
 from gateway.core.routing import ModelQuery
@@ -59,27 +59,27 @@ async def limiter(shared) -> FailoverLimiter:
 
 
 async def test_a_grant_is_foreseen_where_half_of_every_limit_stays_free(limiter):
-    assert not limiter.foresees(asking())  # nothing was heard of the limits
+    assert not limiter.likely_to_grant(asking())  # nothing was heard of the limits
     await limiter.reserve(asking(100))
-    assert limiter.foresees(asking(400))
-    assert not limiter.foresees(asking(401))
+    assert limiter.likely_to_grant(asking(400))
+    assert not limiter.likely_to_grant(asking(401))
     for _ in range(4):
-        assert limiter.foresees(asking(0))
+        assert limiter.likely_to_grant(asking(0))
         await limiter.reserve(asking(0))
-    assert not limiter.foresees(asking(0))  # five of ten requests
+    assert not limiter.likely_to_grant(asking(0))  # five of ten requests
 
 
 def test_limits_in_shadow_make_no_difference():
     full = Meter(10, 10.0)
-    assert not Bucket(full, Meter()).is_roomy(1, 0.5)
-    assert Bucket(replace(full, shadow=True), Meter()).is_roomy(1, 0.5)
+    assert not Bucket(full, Meter()).has_headroom(1, 0.5)
+    assert Bucket(replace(full, shadow=True), Meter()).has_headroom(1, 0.5)
 
 
 async def test_one_scope_that_was_never_heard_of_is_enough_to_wait(limiter):
     await limiter.reserve(asking())
-    assert limiter.foresees(asking())
-    assert not limiter.foresees(asking(adapter="pirate"))
-    assert not limiter.foresees(asking(tenant="globex"))
+    assert limiter.likely_to_grant(asking())
+    assert not limiter.likely_to_grant(asking(adapter="pirate"))
+    assert not limiter.likely_to_grant(asking(tenant="globex"))
 
 
 async def test_one_reservation_at_a_time_is_foreseen(limiter, shared):
@@ -87,10 +87,10 @@ async def test_one_reservation_at_a_time_is_foreseen(limiter, shared):
     shared.may_answer.clear()
     other = asyncio.create_task(limiter.reserve(asking(1)))
     await asyncio.sleep(0)
-    assert not limiter.foresees(asking(1))
+    assert not limiter.likely_to_grant(asking(1))
     shared.may_answer.set()
     await other
-    assert limiter.foresees(asking(1))
+    assert limiter.likely_to_grant(asking(1))
 
 
 async def test_who_asks_and_leaves_has_nothing_foreseen_before_the_next_grant(limiter, shared):
@@ -101,11 +101,11 @@ async def test_who_asks_and_leaves_has_nothing_foreseen_before_the_next_grant(li
     await asyncio.sleep(0)
     other.cancel()
     await asyncio.wait([other])
-    assert not limiter.foresees(asking(1))
-    assert limiter.foresees(asking(1, tenant="globex"))  # it is asked for no more
+    assert not limiter.likely_to_grant(asking(1))
+    assert limiter.likely_to_grant(asking(1, tenant="globex"))  # it is asked for no more
     shared.may_answer.set()
     await limiter.reserve(asking(1))
-    assert limiter.foresees(asking(1))
+    assert limiter.likely_to_grant(asking(1))
 
 
 async def test_a_failure_of_redis_ends_what_was_foreseen(limiter, shared):
@@ -113,42 +113,42 @@ async def test_a_failure_of_redis_ends_what_was_foreseen(limiter, shared):
     shared.is_away = True
     with pytest.raises(ApiError):
         await limiter.reserve(asking(1))
-    assert not limiter.foresees(asking(1))
+    assert not limiter.likely_to_grant(asking(1))
 
 
 async def test_what_was_heard_of_a_tenant_goes_with_it(limiter):
     await limiter.reserve(asking(1))
     await limiter.reserve(asking(1, tenant="globex"))
     await limiter.drop("acme")
-    assert not limiter.foresees(asking(1))
-    assert limiter.foresees(asking(1, tenant="globex"))
+    assert not limiter.likely_to_grant(asking(1))
+    assert limiter.likely_to_grant(asking(1, tenant="globex"))
 
 
 async def test_a_refusal_ends_what_was_foreseen(limiter, shared):
     await limiter.reserve(asking(1))
     await shared.configure([Tenant("acme", limits=Limits(tokens_per_minute=50))])
-    assert limiter.foresees(asking(100))
+    assert limiter.likely_to_grant(asking(100))
     with pytest.raises(ApiError):
         await limiter.reserve(asking(100))
-    assert not limiter.foresees(asking(1))
+    assert not limiter.likely_to_grant(asking(1))
     await limiter.reserve(asking(1))
-    assert limiter.foresees(asking(1))
+    assert limiter.likely_to_grant(asking(1))
 
 
 async def test_nothing_is_foreseen_while_redis_is_away(limiter, shared):
     await limiter.reserve(asking(1))
     shared.available = False
-    assert not limiter.foresees(asking(1))
+    assert not limiter.likely_to_grant(asking(1))
 
 
 METERS = st.builds(Meter, limit=st.none() | st.integers(1, 1000), used=st.floats(0, 2000), shadow=st.booleans())
-COUNTS = st.builds(Count, limit=st.none() | st.integers(1, 1000), used=st.integers(0, 2000), shadow=st.booleans())
+COUNTS = st.builds(CountMeter, limit=st.none() | st.integers(1, 1000), used=st.integers(0, 2000), shadow=st.booleans())
 
 
 @given(st.builds(Bucket, METERS, METERS, st.just(0), COUNTS, COUNTS), st.integers(0, 1000))
 def test_what_has_room_is_admitted_twice_over(bucket, tokens):
     """By others in the meantime, and then by itself."""
-    assume(bucket.is_roomy(tokens, 0.5))
+    assume(bucket.has_headroom(tokens, 0.5))
     others = reserve([bucket], tokens, 0)
     assert others.admitted
     assert reserve(others.buckets, tokens, 0).admitted
@@ -169,7 +169,7 @@ def likely(house, monkeypatch) -> asyncio.Event:
         await may_answer.wait()
         return await ask(request)
 
-    monkeypatch.setattr(house.limiter, "foresees", lambda request: True)
+    monkeypatch.setattr(house.limiter, "likely_to_grant", lambda request: True)
     monkeypatch.setattr(house.limiter, "reserve", reserve)
     return may_answer
 
@@ -245,7 +245,7 @@ async def test_an_engine_that_is_lost_before_it_is_asked_costs_nothing(house, mo
         raise EngineUnavailable("lost")
 
     monkeypatch.setattr(house.engine, "generate", generate)
-    monkeypatch.setattr(house.limiter, "foresees", lambda request: foreseen)
+    monkeypatch.setattr(house.limiter, "likely_to_grant", lambda request: foreseen)
     with pytest.raises(ApiError) as caught:
         await answer(house, request())
     assert caught.value.fault is Fault.ENGINE_UNAVAILABLE

@@ -11,7 +11,7 @@ from engine.config import EngineConfig
 from engine.pb import engine_pb2 as pb
 from engine.rpc.client import EngineClient
 from gateway.requests import heartbeat
-from gateway.requests.heartbeat import HANG_SECONDS, Heartbeat, beating
+from gateway.requests.heartbeat import HANG_SECONDS, Heartbeat, heartbeat_running
 from gateway.serve.supervisor import EngineSupervisor
 
 
@@ -94,7 +94,7 @@ async def test_a_stopped_engine_process_is_noticed_and_said(tmp_path, monkeypatc
         await client.start()
         await asyncio.wait_for(client.wait_ready(), 120)
         beat = Heartbeat(client)
-        async with beating(beat, client):
+        async with heartbeat_running(beat, client):
             os.kill(supervisor.pid, signal.SIGSTOP)
             await until(lambda: beat.trouble)
             os.kill(supervisor.pid, signal.SIGCONT)

@@ -7,11 +7,11 @@ import pytest
 from fakes import build_house
 
 from engine.core.types import Lane
-from gateway.core.usage import Counts, Row, RowName
+from gateway.core.usage import Counts, RowName, UsageRow
 from gateway.observe.history import COARSE_POINTS, FINE_KEPT, FINE_SECONDS, History
-from gateway.observe.recent import KEPT, RecentRequests
+from gateway.observe.recent import KEPT, RecentRequestStore
 from gateway.requests.record import RequestRecord
-from gateway.serve.sampling import Sampler
+from gateway.serve.sampling import HistorySampler
 from gateway.usage import last_minute
 
 
@@ -76,7 +76,7 @@ def record(status=200, code=""):
 
 
 def test_failures_are_remembered_behind_any_number_of_answers():
-    recent = RecentRequests(Clock())
+    recent = RecentRequestStore(Clock())
     recent.finished(record(429, "rate_limit_exceeded"))
     recent.finished(record(499))
     for _ in range(2 * KEPT):
@@ -98,7 +98,9 @@ class Books:
 
     async def rows(self, tenant, since, until):
         name = RowName("key", "", "interactive")
-        yield [Row(tenant, day, name, counts) for (tenant, day), counts in self.found.items() if since <= day <= until]
+        yield [
+            UsageRow(tenant, day, name, counts) for (tenant, day), counts in self.found.items() if since <= day <= until
+        ]
 
 
 async def test_the_last_minute_is_the_difference_of_two_looks_across_midnight(monkeypatch):
@@ -132,7 +134,7 @@ async def test_the_last_minute_is_the_difference_of_two_looks_across_midnight(mo
 
 async def test_sampled_figures_and_ended_requests_are_served_to_administrators(tmp_path):
     house = await build_house(tmp_path)
-    sampler = Sampler(house.operations)
+    sampler = HistorySampler(house.operations)
     await sampler.sample(1.0)
     house.operations.forget()
     async with house.client() as tenant, house.client("sk-admin") as admin:

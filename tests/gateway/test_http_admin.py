@@ -28,7 +28,7 @@ async def test_load_inplace_serves_the_new_version_and_frees_the_old(house, tmp_
     async with house.client("sk-admin") as client:
         body = {"lora_name": "poet", "lora_path": str(tmp_path / "poet"), "load_inplace": True}
         assert (await client.post("/v1/load_lora_adapter", json=body)).status_code == 200
-    await house.adapters.settle()
+    await house.adapters.wait_until_released()
     assert house.adapters.pick("poet").version != old
     assert house.engine.unloaded == [old]
 

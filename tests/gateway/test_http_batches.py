@@ -28,7 +28,7 @@ from gateway.batches.validation import Validator
 from gateway.core.errors import Fault, unavailable
 from gateway.core.tenants import Tenant
 from gateway.files.service import Files
-from gateway.files.sweeper import Watch
+from gateway.files.sweeper import NameAgeTracker
 
 MAX_OPEN = 3
 
@@ -252,7 +252,7 @@ async def test_who_is_told_to_stop_leaves_no_process(world, monkeypatch):
 
 async def test_what_is_nobodys_leaves_the_storage_after_a_while(world):
     now = 0.0
-    sweeper = StraySweeper(world.files.storage, world.store, Watch(60.0, lambda: now))
+    sweeper = StraySweeper(world.files.storage, world.store, NameAgeTracker(60.0, lambda: now))
     await create(world, await world.brought(text_of([line("1", model=BASE)])))
     await world.validated()
     late = "batches/batch_" + "0" * 24 + "/parts/000000-1-1.out"

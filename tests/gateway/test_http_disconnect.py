@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 from fakes import BASE, House, build_house
 
-from gateway.http.guard import guarded
+from gateway.http.guard import guarded_config
 
 CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}
 PATH = "/v1/chat/completions"
@@ -21,7 +21,7 @@ PATH = "/v1/chat/completions"
 async def served(house: House) -> AsyncIterator[httpx.AsyncClient]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(guarded(house.app, lifespan="off", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(guarded_config(house.app, lifespan="off", timeout_graceful_shutdown=1))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)

@@ -224,7 +224,7 @@ async def test_internal_errors_show_an_id_and_nothing_else(house, monkeypatch, e
     def broken(*args):
         raise error("secret")
 
-    monkeypatch.setattr("gateway.openai.render.Envelope.whole", broken)
+    monkeypatch.setattr("gateway.openai.render.Envelope.complete", broken)
     response = await ask(house, **{"x-request-id": "find-me"})
     check(response, 500, "internal_error")
     assert "find-me" in response.json()["error"]["message"]

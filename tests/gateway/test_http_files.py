@@ -26,7 +26,7 @@ from redis.asyncio import Redis
 from served import Served, served
 
 from gateway.files.service import Files
-from gateway.files.sweeper import Sweeper, Watch
+from gateway.files.sweeper import NameAgeTracker, Sweeper
 from gateway.http.guard import GuardedProtocol
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -455,7 +455,7 @@ async def test_a_killed_gateway_leaves_nothing_for_long(valkey_server, valkey, t
             process.join()
     await settled(files, lambda use: use.files == 1)
     assert (await files.use("acme")).bytes == MIB
-    [swept] = await Sweeper(files.storage, files.registry, Watch(0), Watch(0)).sweep()
+    [swept] = await Sweeper(files.storage, files.registry, NameAgeTracker(0), NameAgeTracker(0)).sweep()
     assert swept.startswith("partial/")
     assert objects(tmp_path / "stored") == [kept[0].object]
 

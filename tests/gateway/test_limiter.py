@@ -400,7 +400,7 @@ async def test_a_repeated_reservation_is_charged_once(shared):
     await shared.configure([Tenant("acme", limits=Limits(tokens_per_minute=1000))])
     grant = Grant("lease-1", asking(600), "redis")
     for _ in range(3):
-        decision = await shared.ask(grant)
+        decision = await shared.send_reservation(grant)
         assert decision.admitted
     assert 400 <= decision.buckets[0].tokens.allowance.remaining < 500
 
@@ -537,7 +537,7 @@ async def test_a_reservation_that_arrives_after_it_was_given_up_charges_nothing(
     await shared.configure([Tenant("acme", limits=Limits(tokens_per_minute=1000))])
     grant = Grant("late", asking(600), "redis")
     await shared.send(Correction(grant, 0, 0, uncertain=True))
-    await shared.ask(grant)
+    await shared.send_reservation(grant)
     assert await shared.outstanding() == 0
     assert (await shared.reserve(asking(0))).tokens.remaining == 1000
 

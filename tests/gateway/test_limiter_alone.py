@@ -121,7 +121,7 @@ def test_gateways_that_heard_nothing_of_redis_grant_a_share_each(name, replicas,
     alone = gateways(replicas, Clock())
     granted = 0
     for gateway in alone:
-        gateway.know([Tenant("acme", limits=Limits(**{name: limit}))])
+        gateway.configure_lazily([Tenant("acme", limits=Limits(**{name: limit}))])
         granted += sum(attempt(gateway, 1) is not None for _ in range(limit + 1))
     assert granted == replicas * max(1, limit // replicas)
 
@@ -181,7 +181,7 @@ def test_what_redis_said_to_be_in_use_drains_at_the_share_of_the_limit():
 @pytest.mark.parametrize("change", ["set", "restore"])
 def test_use_is_still_known_after_a_change_of_limits(change):
     [alone] = gateways(1, Clock())
-    alone.know([Tenant("acme", limits=Limits(tokens_per_day=100))])
+    alone.configure_lazily([Tenant("acme", limits=Limits(tokens_per_day=100))])
     alone.adopt(granted_by_redis("tokens_per_day", 100, 90))
     if change == "set":
         asyncio.run(alone.set_limits(Scope("acme"), {"requests_per_minute": 50}))

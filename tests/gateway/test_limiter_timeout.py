@@ -14,7 +14,7 @@ from gateway.core.tenants import Tenant
 from gateway.limiter.base import ReserveRequest
 from gateway.limiter.redis import RedisLimiter
 from gateway.redis.pipeline import loop_timeout
-from gateway.redis.server import connect, connect_cluster
+from gateway.redis.server import connect_cluster, connect_server
 
 WANTED = ReserveRequest("r", "acme", "k", 300, "pirate")
 CALL, STALL = 0.05, 1.2
@@ -51,7 +51,7 @@ async def test_a_body_that_is_done_is_not_ended_later():
 
 @pytest.fixture
 async def limiter(valkey_server: ValkeyServer, valkey):
-    async with connect(valkey_server.connection_url) as client:
+    async with connect_server(valkey_server.connection_url) as client:
         yield RedisLimiter(client, timeout=CALL, threshold=1)
 
 

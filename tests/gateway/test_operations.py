@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from engine.core.types import Lane, LaneMode, Origin, Request, SamplingParams
 from gateway.cli.main import app as cli
-from gateway.core.shared_poll import Glance
+from gateway.core.shared_poll import SharedPoll
 from gateway.observe.latency import ITL, TTFT, LatencyWindow, percentile
 from gateway.observe.metrics import Metrics
 from gateway.pb import generation_pb2 as generation
@@ -228,7 +228,7 @@ async def test_a_glance_is_shared_refreshed_and_forgets_failures():
         await asyncio.sleep(0)
         return len(looks)
 
-    glance = Glance(look, 1.0, lambda: now)
+    glance = SharedPoll(look, 1.0, lambda: now)
     assert await asyncio.gather(glance.get(), glance.get()) == [1, 1]
     now = 1.5
     for _ in range(2):
@@ -247,7 +247,7 @@ async def test_one_who_leaves_takes_no_glance_from_others():
         await go_on.wait()
         return "seen"
 
-    glance = Glance(look)
+    glance = SharedPoll(look)
     impatient, patient = asyncio.create_task(glance.get()), asyncio.create_task(glance.get())
     await asyncio.sleep(0)
     impatient.cancel()
@@ -274,13 +274,13 @@ async def test_charts_are_of_the_percentile_that_a_lane_promises(house):
     for seconds in (*[0.01] * 85, *[0.9] * 15):
         house.metrics.inter_token(Lane.INTERACTIVE, seconds)
         house.metrics.inter_token(Lane.BATCH, seconds)
-    promised = {lane: goals.attainment for lane, goals in house.metrics.promises.goals.items()}
+    promised = {lane: goals.attainment for lane, goals in house.metrics.static.goals.items()}
     assert promised == {Lane.INTERACTIVE: 0.99, Lane.BATCH: 0.0}
     found = house.operations.latencies_at_goal()
     assert 0.9 < found["interactive.itl_at_goal"] <= 1.0 and 0.5 < found["batch.itl_at_goal"] < 0.9
     assert found["batch.ttft_at_goal"] is None
-    goals = house.metrics.promises.goals[Lane.INTERACTIVE]
-    house.metrics.promises.goals = {**house.metrics.promises.goals, Lane.INTERACTIVE: replace(goals, attainment=0.8)}
+    goals = house.metrics.static.goals[Lane.INTERACTIVE]
+    house.metrics.static.goals = {**house.metrics.static.goals, Lane.INTERACTIVE: replace(goals, attainment=0.8)}
     assert house.operations.latencies_at_goal()["interactive.itl_at_goal"] < 0.02
 
 

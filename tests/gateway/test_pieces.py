@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokeniz
 from tokenizers.models import BPE, WordLevel
 from tokenizers.trainers import BpeTrainer
 
-from gateway.text.encode_cache import ENTRY_BYTES, LARGEST, MAX_PIECES, Pieces
+from gateway.text.encode_cache import ENTRY_BYTES, LARGEST, MAX_PIECES, EncodeCache
 from gateway.text.tokenizer import Tokenizer as TokenizerOfChats
 from tests.gateway.fakes import tiny_tokenizer
 
@@ -81,8 +81,8 @@ def backend(request) -> Tokenizer:
     return tokenizer
 
 
-def pieces_of(backend: Tokenizer, **options) -> Pieces:
-    return Pieces(backend, [token.content for token in SPECIALS], **options)
+def pieces_of(backend: Tokenizer, **options) -> EncodeCache:
+    return EncodeCache(backend, [token.content for token in SPECIALS], **options)
 
 
 def encoded(backend: Tokenizer, text: str) -> list[int]:

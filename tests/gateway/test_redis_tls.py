@@ -11,8 +11,8 @@ import pytest
 import redis.exceptions
 from certificates import Authority
 
-from gateway.redis.pipeline import Line
-from gateway.redis.server import connect
+from gateway.redis.pipeline import Pipeline
+from gateway.redis.server import connect_server
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +53,11 @@ async def test_redis_over_tls(valkey, valkey_server, authority, tmp_path):
     proof = f"ssl_certfile={shown.cert}&ssl_keyfile={shown.key}"
     async with behind_tls(valkey_server.port, authority) as port:
         url = f"rediss://127.0.0.1:{port}?{proof}"
-        async with connect(f"{url}&ssl_ca_certs={authority.file}") as client:
+        async with connect_server(f"{url}&ssl_ca_certs={authority.file}") as client:
             assert await client.set("spoken", "in secret")
-            assert await Line(client, 10.0).call("GET", "spoken") == b"in secret"
+            assert await Pipeline(client, 10.0).call("GET", "spoken") == b"in secret"
         other = Authority.at(tmp_path)
         for unbelieved in (url, f"{url}&ssl_ca_certs={other.file}"):
-            async with connect(unbelieved) as client:
+            async with connect_server(unbelieved) as client:
                 with pytest.raises(redis.exceptions.ConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
                     await client.ping()

@@ -13,12 +13,12 @@ class Names:
     def __init__(self):
         self.generation, self.records = 0, {}
 
-    def take(self, change):
+    def apply_change(self, change):
         self.generation = change.generation
         if change.record:
             self.records[change.name] = change.record
 
-    def take_all(self, snapshot):
+    def apply_snapshot(self, snapshot):
         self.generation, self.records = snapshot.generation, dict(snapshot.records)
 
     def put(self, record):

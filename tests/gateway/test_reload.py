@@ -23,14 +23,14 @@ class Taken:
         self.configs, self.failed, self.text = [], failed or {}, io.StringIO()
         self.console = Console(file=self.text, width=40)
 
-    async def take_up(self, config):
+    async def apply(self, config):
         self.configs.append(config)
         return self.failed
 
 
 async def test_what_has_changed_is_told_and_taken_up():
     taken = Taken({"tone": "no such folder"})
-    assert await reload(lambda: SLOWER, Config(), taken.take_up, taken.console) == SLOWER
+    assert await reload(lambda: SLOWER, Config(), taken.apply, taken.console) == SLOWER
     assert taken.configs == [SLOWER]
     assert taken.text.getvalue().splitlines() == [
         "  lanes.interactive.ttft_s: 0.5 -> 2.0",
@@ -42,7 +42,7 @@ async def test_what_has_changed_is_told_and_taken_up():
 async def test_what_needs_a_restart_is_named_and_left():
     taken = Taken()
     read = replace(SLOWER, gateways=2)
-    assert await reload(lambda: read, Config(), taken.take_up, taken.console) == SLOWER
+    assert await reload(lambda: read, Config(), taken.apply, taken.console) == SLOWER
     assert taken.configs == [SLOWER]
     assert "! gateways: differs, and needs a restart" in taken.text.getvalue()
 
@@ -52,7 +52,7 @@ async def test_a_file_that_cannot_be_used_changes_nothing():
         raise ConfigError("lanes.fast: unknown key")
 
     taken = Taken()
-    assert await reload(read, SLOWER, taken.take_up, taken.console) is SLOWER
+    assert await reload(read, SLOWER, taken.apply, taken.console) is SLOWER
     assert taken.configs == []
     assert taken.text.getvalue() == "not reloaded: lanes.fast: unknown key\n"
 
@@ -60,7 +60,7 @@ async def test_a_file_that_cannot_be_used_changes_nothing():
 async def test_a_file_that_says_the_same_is_taken_up_again():
     """An adapter's folder that was missing may be there by now."""
     taken = Taken()
-    await reload(lambda: SLOWER, SLOWER, taken.take_up, taken.console)
+    await reload(lambda: SLOWER, SLOWER, taken.apply, taken.console)
     assert taken.configs == [SLOWER]
     assert taken.text.getvalue() == "reloaded: the file says what it said before\n"
 
@@ -74,7 +74,7 @@ async def test_each_time_it_is_asked_and_after_a_bug_too():
             raise found
         return found
 
-    async with reloading(asked, read, Config(), taken.take_up, taken.console):
+    async with reloading(asked, read, Config(), taken.apply, taken.console):
         for _ in range(2):
             asked.set()
             async with asyncio.timeout(10):
@@ -88,5 +88,5 @@ async def test_each_time_it_is_asked_and_after_a_bug_too():
 
 async def test_without_a_file_nothing_waits():
     taken, before = Taken(), len(asyncio.all_tasks())
-    async with reloading(asyncio.Event(), None, Config(), taken.take_up, taken.console):
+    async with reloading(asyncio.Event(), None, Config(), taken.apply, taken.console):
         assert len(asyncio.all_tasks()) == before

@@ -13,7 +13,7 @@ from grpc_house import as_key, ask, keys, until
 
 from engine.core.types import Lane, TokenEvent
 from engine.process.lossy_log import write_last_lines
-from gateway.observe.request_log import LONGEST_NAME, RequestLog, describe
+from gateway.observe.request_log import LONGEST_NAME, RequestLog, log_fields
 from gateway.pb.generation_pb2_grpc import GenerationStub
 from gateway.requests.record import RequestRecord
 from gateway.rpc.api import GrpcServer
@@ -125,7 +125,7 @@ async def test_a_fault_of_ours(logged, stream):
 
 
 async def test_a_fault_while_an_answer_is_put_together(logged, monkeypatch):
-    monkeypatch.setattr("gateway.openai.calls.Call.envelope", None)
+    monkeypatch.setattr("gateway.openai.calls.ApiCall.envelope", None)
     assert (await logged.post()).status_code == 500
     assert (logged.only()["status"], logged.only()["error"]) == (500, "internal_error")
 
@@ -234,7 +234,7 @@ def test_a_request_that_never_ran_has_no_times():
     refused = record()
     refused.end("error", 429, "rate_limit_exceeded")
     refused.error_metadata = {"scope": "tenant:acme"}
-    line = describe(refused)
+    line = log_fields(refused)
     assert (line["ttft_ms"], line["tpot_ms"], line["actual_tokens"]) == (None, None, 0)
     assert line["refused_by"] == {"scope": "tenant:acme"}
 
@@ -250,7 +250,7 @@ def test_when_the_engine_began_is_what_the_engine_says():
 
 
 def test_a_name_that_is_no_name_is_clipped():
-    assert len(describe(record(model="x" * 2**20))["model"]) < LONGEST_NAME + 10
+    assert len(log_fields(record(model="x" * 2**20))["model"]) < LONGEST_NAME + 10
 
 
 async def test_a_watcher_that_fails_keeps_nobody_from_an_answer(tmp_path):

@@ -2,7 +2,7 @@ import pytest
 
 from engine.core.types import Lane
 from gateway.core.errors import ApiError
-from gateway.core.lanes import TIER_OF_LANE, asked_lane, lane_name
+from gateway.core.lanes import TIER_OF_LANE, lane_name, requested_lane
 from gateway.core.routing import Catalog, ModelQuery, resolve
 from gateway.core.tenants import Tenant
 
@@ -86,15 +86,15 @@ def test_contradictions_are_refused(query, param):
     [("priority", Lane.INTERACTIVE), ("flex", Lane.BATCH), ("auto", None), ("default", None), (None, None)],
 )
 def test_service_tiers_ask_for_lanes(tier, lane):
-    assert asked_lane(tier) is lane
+    assert requested_lane(tier) is lane
 
 
 def test_every_lane_is_some_tier_of_its_own():
-    assert {asked_lane(TIER_OF_LANE[lane]) for lane in Lane} == set(Lane)
+    assert {requested_lane(TIER_OF_LANE[lane]) for lane in Lane} == set(Lane)
     assert lane_name(Lane.BATCH) == "batch"
 
 
 def test_an_unknown_tier_is_refused_by_name():
     with pytest.raises(ApiError, match="'vip'") as caught:
-        asked_lane("vip")
+        requested_lane("vip")
     assert caught.value.param == "service_tier"

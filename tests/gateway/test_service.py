@@ -10,7 +10,7 @@ from gateway.core.errors import ApiError, Fault
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Principal, Tenant
 from gateway.requests.admission import ServiceSettings
-from gateway.requests.types import Chat, GenerateRequest, join, merge
+from gateway.requests.types import Chat, GenerateRequest, join_chunks, merge_streams
 
 USUAL = len(ids_of("Hello, world!")) + 1
 """Tokens of the fake engine's answer, the end included."""
@@ -32,7 +32,7 @@ async def answers(house, wanted, who=None):
         chunks = [chunk async for chunk in generation]
     assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
     indices = sorted({chunk.answer for chunk in chunks})
-    whole = [join([chunk for chunk in chunks if chunk.answer == index]) for index in indices]
+    whole = [join_chunks([chunk for chunk in chunks if chunk.answer == index]) for index in indices]
     return generation.admitted, whole, chunks[-1].usage
 
 
@@ -72,7 +72,7 @@ async def test_what_was_made_before_an_administrator_ended_it_is_charged(house, 
             yield arrived
 
     monkeypatch.setattr(house.engine, "generate", generate)
-    assert (await refusal(house, request(max_tokens=50, whole=whole))).fault is Fault.CANCELLED
+    assert (await refusal(house, request(max_tokens=50, coalesce=whole))).fault is Fault.CANCELLED
     assert settled(house) == [[len(ids_of("Say hello")) + 26]]
     assert house.watcher.records[0].device_seconds == 2.5
 
@@ -538,7 +538,7 @@ async def test_merge_closes_every_stream_it_was_given():
         finally:
             closed.append(name)
 
-    merged = merge([stream("a"), stream("b")])
+    merged = merge_streams([stream("a"), stream("b")])
     assert {await anext(merged) for _ in range(6)} == {"a", "b"}
     await merged.aclose()
     assert sorted(closed) == ["a", "b"]

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from engine.process.pulse import Loading, read_loading, write_loading
 from gateway.serve.prepare import _follow
-from gateway.serve.start_bar import Stage, StartBar
+from gateway.serve.start_bar import StartBar, StartStage
 
 
 def shown(*reports):
@@ -29,11 +29,11 @@ def shown(*reports):
 
 def test_stages_follow_each_other_and_the_bar_never_goes_back():
     assert shown(
-        (Stage.CONVERTING, "converting", 0.5),
-        (Stage.STARTING, "starting the engine"),
-        (Stage.CONVERTING, "late", 0.0),
-        (Stage.LOADING, "loading weights: 30 of 30", 1.0),
-        (Stage.ADAPTERS, "loading adapters: 4 of 4", 1.0),
+        (StartStage.CONVERTING, "converting", 0.5),
+        (StartStage.STARTING, "starting the engine"),
+        (StartStage.CONVERTING, "late", 0.0),
+        (StartStage.LOADING, "loading weights: 30 of 30", 1.0),
+        (StartStage.ADAPTERS, "loading adapters: 4 of 4", 1.0),
     ) == [
         (31, "converting"),
         (62, "starting the engine"),
@@ -46,7 +46,7 @@ def test_stages_follow_each_other_and_the_bar_never_goes_back():
 def test_without_a_terminal_nothing_is_shown():
     out = io.StringIO()
     with closing(StartBar(Console(file=out))) as bar:
-        bar.report(Stage.STARTING, "starting the engine")
+        bar.report(StartStage.STARTING, "starting the engine")
     assert out.getvalue() == ""
 
 
@@ -87,7 +87,10 @@ async def followed(program):
 async def test_a_converters_progress_is_shown_and_its_folder_is_known():
     outcome, seen = await followed(CONVERTER)
     assert (outcome.folder, outcome.error) == (Path("/data/models/tiny"), "")
-    assert seen == [(Stage.CONVERTING, "reading the tokenizer", 0.0), (Stage.CONVERTING, "writing safetensors", 0.95)]
+    assert seen == [
+        (StartStage.CONVERTING, "reading the tokenizer", 0.0),
+        (StartStage.CONVERTING, "writing safetensors", 0.95),
+    ]
 
 
 async def test_a_converters_error_is_known():
@@ -103,7 +106,7 @@ async def test_a_converter_that_dies_names_no_folder():
 def test_standard_output_is_the_same_while_the_bar_is_shown():
     before = sys.stdout, sys.stderr
     with closing(StartBar(Console(file=io.StringIO(), force_terminal=True, force_interactive=True))) as bar:
-        bar.report(Stage.STARTING, "starting the engine")
+        bar.report(StartStage.STARTING, "starting the engine")
         assert (sys.stdout, sys.stderr) == before
 
 

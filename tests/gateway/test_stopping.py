@@ -22,7 +22,7 @@ from gateway.config.tls import TlsConfig
 from gateway.config.whole import demo_config
 from gateway.core.errors import ApiError, Fault
 from gateway.core.routing import ModelQuery
-from gateway.redis.server import exclusive, prepared
+from gateway.redis.server import created_folder, locked_folder
 from gateway.requests.types import GenerateRequest
 from gateway.serve import checks, prepare, stopping
 from gateway.serve.checks import check_start
@@ -58,15 +58,15 @@ def exits(monkeypatch):
 
 async def test_sigterm_drains_ctrl_c_hurries_and_the_second_one_kills(exits):
     stop, killed = Stop(), []
-    stop.at_last(lambda: 1 / 0)
-    stop.at_last(lambda: killed.append("engine"))
+    stop.on_force(lambda: 1 / 0)
+    stop.on_force(lambda: killed.append("engine"))
     assert stop.grace == DRAIN_SECONDS
     stop.drain()
     assert stop.asked.is_set()
     assert stop.grace == DRAIN_SECONDS
     stop.interrupt()
     assert stop.grace == HURRY_SECONDS
-    assert stop.within(10.0) == HURRY_SECONDS
+    assert stop.time_limit(10.0) == HURRY_SECONDS
     assert not killed
     with pytest.raises(Ended):
         stop.interrupt()
@@ -208,7 +208,7 @@ def test_a_data_directory_that_cannot_be_made_is_told_in_a_line(tmp_path):
 
 
 def test_a_data_directory_in_use_is_told_before_the_model_is_loaded(tmp_path):
-    with exclusive(prepared(tmp_path / "valkey")), pytest.raises(StartError, match="is in use by process"):
+    with locked_folder(created_folder(tmp_path / "valkey")), pytest.raises(StartError, match="is in use by process"):
         check_start(config(), tmp_path)
     check_start(config(), tmp_path)
 
@@ -271,7 +271,7 @@ async def test_a_forced_stop_kills_the_converter(tmp_path, monkeypatch):
         return await real(sys.executable, "-c", "import time; time.sleep(600)", **options)
 
     class Forced(Stop):
-        def at_last(self, kill):
+        def on_force(self, kill):
             kill()
             kills.append(kill)
 

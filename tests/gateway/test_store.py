@@ -22,11 +22,11 @@ from gateway.redis import server as store
 ORPHAN_MAKER = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from gateway import store
+from gateway.redis import server as store
 from gateway.redis.server import open_store
 
 if "unguarded" in sys.argv:
-    store.Guard.SCRIPT = "cat >/dev/null"
+    store.OrphanGuard.SCRIPT = "cat >/dev/null"
 
 async def main():
     async with open_store(Path(sys.argv[1])) as client:
@@ -85,7 +85,7 @@ async def test_a_valkey_ends_with_a_gateway_that_is_killed(tmp_path):
 
 async def test_a_start_after_kill_9_stops_the_orphan_and_keeps_its_data(tmp_path):
     orphan = await asyncio.to_thread(run_and_kill_a_gateway, tmp_path, "unguarded")
-    assert store.listener(tmp_path / "valkey" / "valkey.sock") == orphan
+    assert store.listening_pid(tmp_path / "valkey" / "valkey.sock") == orphan
     async with store.open_store(tmp_path) as client:
         assert await client.get("written") == b"before the kill"
         assert await process_id(client) != orphan
@@ -125,8 +125,8 @@ async def test_ctrl_c_reaches_the_gateway_only(tmp_path):
 async def test_the_server_ends_with_the_context(tmp_path):
     async with store.open_store(tmp_path):
         socket_path = tmp_path / "valkey" / "valkey.sock"
-        assert store.listener(socket_path)
-    assert store.listener(socket_path) is None
+        assert store.listening_pid(socket_path)
+    assert store.listening_pid(socket_path) is None
 
 
 @pytest.mark.parametrize("prepare", [lambda folder: folder.mkdir(mode=0o777), lambda folder: folder.symlink_to("/")])
@@ -183,7 +183,7 @@ def test_a_connection_that_was_reset_is_made_anew():
         server = Resetting()
         async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listening:
             port = listening.sockets[0].getsockname()[1]
-            async with store.connect(f"redis://127.0.0.1:{port}?protocol=2") as client:
+            async with store.connect_server(f"redis://127.0.0.1:{port}?protocol=2") as client:
                 await client.execute_command("SET", "a", "1")
                 server.reset()
                 await asyncio.sleep(0.05)

@@ -92,14 +92,16 @@ def test_contradictions_are_refused():
 
 
 def test_a_share_of_a_limit_is_at_least_one():
-    assert Limits(10, 1).alone(3, "degraded") == Limits(3, 1)
-    assert Limits(None, 9, 6, 5, ("tokens_per_day",)).alone(3, "degraded") == Limits(None, 3, 2, 1, ("tokens_per_day",))
+    assert Limits(10, 1).replica_share(3, "degraded") == Limits(3, 1)
+    assert Limits(None, 9, 6, 5, ("tokens_per_day",)).replica_share(3, "degraded") == Limits(
+        None, 3, 2, 1, ("tokens_per_day",)
+    )
 
 
 def test_each_limit_may_say_what_becomes_of_it_while_redis_is_away():
     limits = Limits(9, 9, 9, when_redis_is_away={"requests_per_minute": "open", "concurrent_requests": "closed"})
     assert limits.policies("degraded") == {"open", "degraded", "closed"}
-    assert limits.alone(3, "degraded") == replace(
+    assert limits.replica_share(3, "degraded") == replace(
         limits, requests_per_minute=None, tokens_per_minute=3, concurrent_requests=3
     )
     assert replace(limits, shadow=("concurrent_requests",)).policies("open") == {"open"}

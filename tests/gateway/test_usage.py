@@ -16,7 +16,7 @@ from gateway.config.file import ConfigError
 from gateway.config.whole import parse_config
 from gateway.core.billing import BillingConfig, Price
 from gateway.core.errors import ApiError
-from gateway.core.usage import NOTHING, Counts, Row, RowName, today
+from gateway.core.usage import NOTHING, Counts, RowName, UsageRow, today
 from gateway.usage import report as reports
 from gateway.usage.render import line_fields, money, report_csv, report_json
 from gateway.usage.report import DIMENSIONS, UsageQuery, UsageTally, parse_query
@@ -25,7 +25,7 @@ JULY, AUGUST = date(2026, 7, 31), date(2026, 8, 1)
 counts = st.builds(Counts, *[st.integers(0, 2**53 // 1000)] * 5)
 names = st.sampled_from(["pirate", "poet", "base:tiny", 'with "quotes", and commas'])
 rows = st.builds(
-    Row,
+    UsageRow,
     st.sampled_from(["acme", "globex"]),
     st.sampled_from([JULY, AUGUST]),
     st.builds(RowName, st.sampled_from(["interactive", "batch"]), st.sampled_from(["k1", "k2"]), names),
@@ -35,8 +35,8 @@ prices = st.decimals(0, 1_000_000, places=6)
 groups = st.lists(st.sampled_from(DIMENSIONS), unique=True).map(lambda chosen: tuple(sorted(chosen)))
 
 
-def row(adapter="pirate", lane="batch", day=JULY, **figures) -> Row:
-    return Row("acme", day, RowName(lane, "k1", adapter), Counts(**figures))
+def row(adapter="pirate", lane="batch", day=JULY, **figures) -> UsageRow:
+    return UsageRow("acme", day, RowName(lane, "k1", adapter), Counts(**figures))
 
 
 def tallied(given_rows, billing=BillingConfig(), **query):  # noqa: B008

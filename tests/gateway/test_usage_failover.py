@@ -119,10 +119,10 @@ async def test_usage_that_a_gateway_takes_with_it_is_logged_row_by_row(server, m
     with capture_logs() as logs:
         await limiter.close()
     logs = [log for log in logs if log["event"] == "usage_lost"]
-    assert [log["counts"] for log in logs if log.get("lease") == before.lease] == [USED.words()]
+    assert [log["counts"] for log in logs if log.get("lease") == before.lease] == [USED.encoded()]
     assert limiter.lost_tokens == USED.tokens
     lost = {log["row"]: log["counts"] for log in logs if "row" in log}
-    assert lost == {"interactive:k1:pirate": (USED + USED).words(), "interactive:k1:poet": USED.words()}
+    assert lost == {"interactive:k1:pirate": (USED + USED).encoded(), "interactive:k1:poet": USED.encoded()}
     assert {log["day"] for log in logs if "row" in log} == {today().isoformat()}
 
 

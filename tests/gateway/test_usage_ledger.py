@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 
 from gateway.core.limits import Limits
 from gateway.core.tenants import Tenant
-from gateway.core.usage import NOTHING, OTHERS, Counts, Row, RowName, day_of
+from gateway.core.usage import NOTHING, OTHERS, Counts, RowName, UsageRow, day_of
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.redis import Correction, RedisLimiter
 from gateway.redis.client import StoreError
@@ -79,9 +79,9 @@ class World:
         self.ended: list[Work] = []
         self.lose_reply = False
         for limiter in self.limiters:
-            limiter.know([LIMITED, Tenant("free")])
+            limiter.configure_lazily([LIMITED, Tenant("free")])
             limiter._calls.run = self.losing(limiter._calls.run)
-            limiter._owed.deliver_soon = lambda: None  # what is owed is sent when this test says so
+            limiter._pending.deliver_soon = lambda: None  # what is owed is sent when this test says so
 
     def losing(self, run):
         """Redis does as it is told, and its answer may not arrive."""
@@ -133,7 +133,7 @@ class World:
             self.lose_reply = lose_reply
             limiter = self.limiters[work.gateway]
             await limiter.settle(work.grant, work.used.tokens)
-            await limiter._owed._deliver()
+            await limiter._pending._deliver()
             self.arrived(work.gateway)
             self.end(work, work.used)
 
@@ -174,12 +174,12 @@ class World:
         """Admitted without Redis."""
         request = ReserveRequest("r", tenant, key, 10, adapter, lane, lambda: used)
         day = 30_000
-        self.limiters[gateway]._owed.spool.add(request, day, used)
+        self.limiters[gateway]._pending.usage_spool.add(request, day, used)
         self.waiting[gateway].append(((tenant, day_of(day), request.row), used))
 
     async def deliver(self, gateway: int, lose_reply: bool) -> None:
         self.lose_reply = lose_reply and bool(self.waiting[gateway])
-        spool = self.limiters[gateway]._owed.spool
+        spool = self.limiters[gateway]._pending.usage_spool
         try:
             await spool.deliver()
         except StoreError:
@@ -189,7 +189,7 @@ class World:
 
     def arrived(self, gateway: int) -> None:
         """Everything that was used without Redis."""
-        assert self.limiters[gateway]._owed.spool.is_empty
+        assert self.limiters[gateway]._pending.usage_spool.is_empty
         for place, counts in self.waiting[gateway]:
             self.expected[place] += counts
         self.waiting[gateway].clear()
@@ -206,7 +206,7 @@ class World:
         await self.check()
 
 
-async def all_rows(books: RedisUsageBooks, tenant: str = "") -> list[Row]:
+async def all_rows(books: RedisUsageBooks, tenant: str = "") -> list[UsageRow]:
     return [row async for rows in books.rows(tenant, LONG_AGO, FAR_AHEAD) for row in rows]
 
 
@@ -276,8 +276,8 @@ async def test_a_day_is_kept_for_as_long_as_configured(valkey):
 async def test_keys_of_usage_lie_in_the_slot_of_their_tenant(valkey):
     limiter = RedisLimiter(valkey, timeout=10.0)
     grant = await Meter(limiter, Counts(1, 10)).reserve("a")
-    limiter._owed.spool.add(grant.request, grant.day, Counts(1, 1))
-    await limiter._owed.spool.deliver()
+    limiter._pending.usage_spool.add(grant.request, grant.day, Counts(1, 1))
+    await limiter._pending.usage_spool.deliver()
     await limiter.renew(grant)
     keys = {key.decode() for key in await valkey.keys("*")}
     assert {key.split(":")[1] for key in keys} >= {"usage", "spooled", "lease"}

@@ -25,7 +25,7 @@ from redis.asyncio import Redis
 
 from gateway.batches.record import Batch, BatchError, NewBatch, Tally, new_batch_id
 from gateway.batches.store import BatchStore
-from gateway.batches.webhooks.delivery import DAY, Pace, delivering
+from gateway.batches.webhooks.delivery import DAY, DeliveryTiming, delivering
 from gateway.batches.webhooks.event import Event
 from gateway.batches.webhooks.outbox import Outbox
 from gateway.config.file import ConfigError
@@ -34,7 +34,7 @@ from gateway.config.whole import parse_config
 from gateway.redis.client import RedisCalls
 
 SECRET = f"whsec_{b64encode(bytes(range(32))).decode()}"
-FAST = Pace(poll=0.01, timeout=30.0, lease=60.0, first_retry=0.02, longest_retry=0.05)
+FAST = DeliveryTiming(poll=0.01, timeout=30.0, lease=60.0, first_retry=0.02, longest_retry=0.05)
 HASTY = replace(FAST, timeout=1.0)
 """For receivers that never answer: long enough for those that do, on a busy machine too."""
 OUTBOX = "t:webhooks:{acme}"
@@ -53,18 +53,18 @@ async def end(valkey: Redis, number: int = 1, status: str = "completed", age: fl
     """What the step that ends a job does."""
     seconds, _ = await valkey.time()
     event = Event(status, batch(number), int(seconds - age))
-    await valkey.zadd(OUTBOX, {event.word: seconds - age})
+    await valkey.zadd(OUTBOX, {event.encoded: seconds - age})
     return event
 
 
 @asynccontextmanager
-async def courier(valkey: Redis, config: WebhookConfig, pace: Pace = FAST, **options):
+async def courier(valkey: Redis, config: WebhookConfig, timing: DeliveryTiming = FAST, **options):
     counts: Counter[str] = Counter()
 
     def count(outcome: str) -> None:
         counts[outcome] += 1
 
-    async with delivering(valkey, "t:", {"acme": config}, count, pace=pace, **options):
+    async with delivering(valkey, "t:", {"acme": config}, count, timing=timing, **options):
         yield counts
 
 
@@ -171,21 +171,21 @@ async def test_after_three_days_it_is_given_up_loudly_but_never_untried(valkey, 
 async def test_a_failure_waits_for_as_long_as_it_is_old(valkey, receiver):
     receiver.script += [status(500)]
     event = await end(valkey, age=1000.0)
-    pace = replace(FAST, longest_retry=Pace().longest_retry)
-    async with courier(valkey, endpoint(receiver), pace) as counts:
+    timing = replace(FAST, longest_retry=DeliveryTiming().longest_retry)
+    async with courier(valkey, endpoint(receiver), timing) as counts:
         await until(lambda: counts["failed"])
         async with asyncio.timeout(60):
-            while (await valkey.zscore(OUTBOX, event.word)) - event.ended_at < 1000 + 2 * FAST.lease:
+            while (await valkey.zscore(OUTBOX, event.encoded)) - event.ended_at < 1000 + 2 * FAST.lease:
                 await asyncio.sleep(0.01)
-    due = await valkey.zscore(OUTBOX, event.word)
+    due = await valkey.zscore(OUTBOX, event.encoded)
     assert 1400 < due - event.ended_at < 2600
 
 
 @given(st.floats(0, 4 * DAY))
 def test_the_wait_grows_with_age_within_its_bounds(age):
-    pace = Pace()
+    timing = DeliveryTiming()
     middle = min(max(age, 5.0), 3 * 3600.0)
-    assert middle / 2 <= pace.retry_in(age) <= middle * 1.5
+    assert middle / 2 <= timing.retry_in(age) <= middle * 1.5
 
 
 async def test_several_gateways_share_the_work_and_none_is_told_twice(valkey, receiver):
@@ -239,12 +239,12 @@ async def test_events_that_nobody_asked_for_are_not_sent(valkey, receiver):
 
 async def test_a_receiver_that_hangs_keeps_no_other_tenant_waiting(valkey, receiver):
     await end(valkey)
-    await valkey.zadd("t:webhooks:{globex}", {Event("failed", batch(9), 1).word: 1})
+    await valkey.zadd("t:webhooks:{globex}", {Event("failed", batch(9), 1).encoded: 1})
     receiver.script += [hang]
     patient = replace(FAST, timeout=60.0, lease=120.0)
     async with receiving() as other:
         endpoints = {"acme": endpoint(receiver), "globex": endpoint(other)}
-        async with delivering(valkey, "t:", endpoints, lambda outcome: None, pace=patient):
+        async with delivering(valkey, "t:", endpoints, lambda outcome: None, timing=patient):
             await until(lambda: receiver.received and other.received)
     assert other.ids == [f"evt_{9:024x}"]
 
@@ -379,7 +379,7 @@ async def test_a_certificate_nobody_vouches_for_is_refused(valkey, certificate, 
 
 
 def outbox(client: Redis) -> Outbox:
-    return Outbox(RedisCalls.patient(client, "t:", 2.0), "acme")
+    return Outbox(RedisCalls.without_breaker(client, "t:", 2.0), "acme")
 
 
 async def test_a_claimed_event_is_nobody_elses_until_its_time_is_up_and_keeps_its_place(valkey):
@@ -388,7 +388,7 @@ async def test_a_claimed_event_is_nobody_elses_until_its_time_is_up_and_keeps_it
     claim = await one.claim(60.0, 10)
     assert (claim.events, claim.pending) == ((event,), 1)
     assert (await other.claim(60.0, 10)).events == ()
-    await valkey.zadd(OUTBOX, {event.word: claim.now() - 1})  # as if it were
+    await valkey.zadd(OUTBOX, {event.encoded: claim.now() - 1})  # as if it were
     assert (await other.claim(60.0, 10)).events == (event,)
     await other.remove(event)
     await one.put_off(event, claim.now())

@@ -43,12 +43,18 @@ class Courier:
     """Delivers one tenant's events until it is closed. A slow receiver does not delay other tenants."""
 
     def __init__(
-        self, tenant: str, endpoint: WebhookConfig, outbox: Outbox, count: Count, tls: ssl.SSLContext, pace: Pace
+        self,
+        tenant: str,
+        endpoint: WebhookConfig,
+        outbox: Outbox,
+        count: Count,
+        tls: ssl.SSLContext,
+        timing: DeliveryTiming,
     ) -> None:
         self.pending = 0
         """Number of the tenant's events that were not yet delivered at the last claim."""
         self._tenant, self._endpoint, self._outbox = tenant, endpoint, outbox
-        self._count, self._tls, self._pace = count, tls, pace
+        self._count, self._tls, self._timing = count, tls, timing
         self._closing = False
         self._task = asyncio.create_task(self._run(), name=f"webhooks-{tenant}")
 
@@ -72,11 +78,11 @@ class Courier:
             except Exception:  # a bug: without another try, this tenant's events would never be delivered
                 log.exception("webhooks_not_delivered", tenant=self._tenant)
             if not worked:
-                await asyncio.sleep(self._pace.poll)
+                await asyncio.sleep(self._timing.poll)
 
     async def _turn(self) -> bool:
         """Claim and deliver the events that are due. Return whether there were any."""
-        claim = await self._outbox.claim(self._pace.lease, AT_ONCE)
+        claim = await self._outbox.claim(self._timing.lease, AT_ONCE)
         self.pending = claim.pending
         results = await asyncio.gather(*(self._deliver(event, claim) for event in claim.events), return_exceptions=True)
         for result in results:
@@ -95,13 +101,13 @@ class Courier:
             return
         age = claim.now() - event.ended_at
         about = {"tenant": self._tenant, "event_id": event.id, "batch_id": event.batch_id, "reason": failure}
-        if age > self._pace.give_up or failure == GONE_REASON:
+        if age > self._timing.give_up or failure == GONE_REASON:
             log.error("webhook_given_up", **about)
             await self._end(event, "given_up")
         else:
             log.warning("webhook_failed", **about)
             self._count("failed")
-            await self._outbox.put_off(event, claim.now() + self._pace.retry_in(age))
+            await self._outbox.put_off(event, claim.now() + self._timing.retry_in(age))
 
     async def _end(self, event: Event, outcome: str) -> None:
         self._count(outcome)
@@ -114,10 +120,10 @@ class Courier:
         body, endpoint = event.body(), self._endpoint
         headers = signed_headers(event, body, endpoint.key, int(claim.now()))
         try:
-            async with asyncio.timeout(self._pace.timeout):
+            async with asyncio.timeout(self._timing.timeout):
                 status = await post(endpoint.place, headers, body, self._tls, inner=endpoint.allow_private)
         except TimeoutError:
-            return f"no answer within {self._pace.timeout:g} s"
+            return f"no answer within {self._timing.timeout:g} s"
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, UnsafeUrl) as error:
             return f"{type(error).__name__}: {error}"
         return None if 200 <= status < 300 else f"http {status}"
@@ -131,7 +137,7 @@ async def delivering(
     count: Count,
     *,
     tls: ssl.SSLContext | None = None,
-    pace: Pace | None = None,
+    timing: DeliveryTiming | None = None,
 ) -> AsyncIterator[list[Courier]]:
     """Deliver the tenants' events to their endpoints until the context is left.
 
@@ -140,8 +146,8 @@ async def delivering(
         tls: context with the trusted certificate authorities. None means the default authorities, or those of
             SSL_CERT_FILE.
     """
-    calls = RedisCalls.patient(client, prefix, CALL_SECONDS)
-    trusted, timing = tls or httpx.create_ssl_context(), pace or Pace()
+    calls = RedisCalls.without_breaker(client, prefix, CALL_SECONDS)
+    trusted, timing = tls or httpx.create_ssl_context(), timing or DeliveryTiming()
     couriers = [
         Courier(tenant, endpoint, Outbox(calls, tenant), count, trusted, timing)
         for tenant, endpoint in endpoints.items()
@@ -156,7 +162,7 @@ DAY = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class DeliveryTiming:
     """Timing of deliveries. All values are in seconds."""
 
     poll: float = 1.0

@@ -25,12 +25,12 @@ class Event:
 
     @classmethod
     def parse(cls, word: str) -> Event:
-        """Parse an event as the outbox stores it (see `word`). Raises ValueError."""
+        """Parse an event as the outbox stores it (see `encoded`). Raises ValueError."""
         status, batch_id, ended_at = word.split(" ")
         return cls(status, batch_id, int(ended_at))
 
     @property
-    def word(self) -> str:
+    def encoded(self) -> str:
         return f"{self.status} {self.batch_id} {self.ended_at}"
 
     @property

@@ -32,7 +32,7 @@ class Claim:
 
 
 class Outbox:
-    """Outbox of one tenant, to which the script that ends a job adds `Event.word`. Every method raises StoreError."""
+    """Outbox of one tenant, to which the script that ends a job adds `Event.encoded`. All methods raise StoreError."""
 
     def __init__(self, calls: RedisCalls, tenant: str) -> None:
         self._calls, self._key = calls, calls.key("webhooks", tenant)
@@ -47,8 +47,8 @@ class Outbox:
     async def put_off(self, event: Event, until: float) -> None:
         """Make an event due at `until` (Unix time in seconds). Does nothing if the event was delivered meanwhile."""
         async with self._calls.guard() as client:
-            await client.zadd(self._key, {event.word: until}, xx=True)
+            await client.zadd(self._key, {event.encoded: until}, xx=True)
 
     async def remove(self, event: Event) -> None:
         async with self._calls.guard() as client:
-            await client.zrem(self._key, event.word)
+            await client.zrem(self._key, event.encoded)

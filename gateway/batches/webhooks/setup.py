@@ -37,7 +37,7 @@ async def open_webhooks(
         yield
 
 
-class Holding(Protocol):
+class PendingEvents(Protocol):
     @property
     def pending(self) -> int: ...
 
@@ -45,7 +45,7 @@ class Holding(Protocol):
 class WebhookMetrics(Collector):
     """Exports the size of the outbox. All gateways share the outbox, so read one gateway's metric, not their sum."""
 
-    def __init__(self, couriers: Collection[Holding]) -> None:
+    def __init__(self, couriers: Collection[PendingEvents]) -> None:
         self._couriers = couriers
 
     def collect(self) -> Iterable[Metric]:

@@ -6,13 +6,13 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from gateway.text.tools.members import ObjectReader, Piece
+from gateway.text.tools.members import MemberPiece, ObjectReader
 
 ARGUMENTS = ("arguments", "parameters")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCallPart:
     """A part of a tool call. The first part has the name; the arguments of all parts, joined, are a JSON text."""
 
     index: int
@@ -48,21 +48,21 @@ class CallReader:
         """Return whether the text is no tool call or, if the call has `begun`, not a complete one."""
         return self._refused or self._object.broken or (self.ended and not self.begun)
 
-    def push(self, text: str) -> tuple[list[Call], int]:
+    def push(self, text: str) -> tuple[list[ToolCallPart], int]:
         """Return new parts of the call, and how many characters were consumed: all, unless it has `ended` or is
         `broken`."""
         pieces, used = self._object.push(text)
         news = [call for piece in pieces for call in self._member(piece)]
         if self.ended and self.begun and not self._key:
-            news.append(Call(self.index, arguments="{}"))
+            news.append(ToolCallPart(self.index, arguments="{}"))
         return news, used
 
-    def _member(self, piece: Piece) -> list[Call]:
+    def _member(self, piece: MemberPiece) -> list[ToolCallPart]:
         if piece.key == "name" and not self.begun:
             return self._named(piece)
         return self._argued(piece) if piece.key in ARGUMENTS else []
 
-    def _named(self, piece: Piece) -> list[Call]:
+    def _named(self, piece: MemberPiece) -> list[ToolCallPart]:
         self._name.append(piece.text)
         if not piece.last:
             return []
@@ -71,9 +71,9 @@ class CallReader:
         if self._refused:
             return []
         self.begun = True
-        return [Call(self.index, name), *self._tell()]
+        return [ToolCallPart(self.index, name), *self._tell()]
 
-    def _argued(self, piece: Piece) -> list[Call]:
+    def _argued(self, piece: MemberPiece) -> list[ToolCallPart]:
         if not self._key:
             self._key, self._quoted = piece.key, piece.text.startswith('"')
         if piece.key != self._key:
@@ -81,12 +81,12 @@ class CallReader:
         self._untold.append(piece.text)
         return self._tell() if self.begun and (piece.last or not self._quoted) else []
 
-    def _tell(self) -> list[Call]:
+    def _tell(self) -> list[ToolCallPart]:
         text = "".join(self._untold)
         self._untold.clear()
         if not text:
             return []
-        return [Call(self.index, arguments=_said(text) if self._quoted else text)]
+        return [ToolCallPart(self.index, arguments=_said(text) if self._quoted else text)]
 
 
 def _said(written: str) -> str:

@@ -9,7 +9,7 @@ ToolParserName = Literal["auto", "hermes", "llama3", "none"]
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class SplitText:
     """A text that has come so far, split at the beginning of a tool call."""
 
     text: str
@@ -21,7 +21,7 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class CallFrame:
     """Format of a tool call: mark, padding, {"name": ..., KEY: ...}, padding, end."""
 
     mark: str
@@ -38,9 +38,9 @@ class Dialect(Protocol):
     any_name: bool
     """True means that any name makes a tool call. Otherwise an object that names no tool is part of the answer's
     text."""
-    frame: Frame
+    frame: CallFrame
 
-    def split(self, known: str, *, called: bool, spoken: bool) -> Split:
+    def split(self, known: str, *, called: bool, spoken: bool) -> SplitText:
         """Split the text at the first tool call.
 
         `called` says that a tool call came before; `spoken` says that text has been shown before.
@@ -53,19 +53,19 @@ class Hermes:
     any_name = True
     OPENING = "<tool_call>"
     CLOSING = "</tool_call>"
-    frame = Frame(OPENING, CLOSING, "\n", "\n", "arguments")
+    frame = CallFrame(OPENING, CLOSING, "\n", "\n", "arguments")
 
-    def split(self, known: str, *, called: bool, spoken: bool) -> Split:
+    def split(self, known: str, *, called: bool, spoken: bool) -> SplitText:
         text, opening, rest = known.partition(self.OPENING)
         if called:
             text = text.replace(self.CLOSING, "")
         if opening:
             shown = text.rstrip()
-            return Split(shown, rest, text[len(shown) :] + opening)
+            return SplitText(shown, rest, text[len(shown) :] + opening)
         marks = (self.OPENING, self.CLOSING) if called else (self.OPENING,)
         begun = max(_begun(text, mark) for mark in marks)
         shown = text[: len(text) - begun].rstrip()
-        return Split(shown, text[len(shown) :])
+        return SplitText(shown, text[len(shown) :])
 
 
 class Llama3:
@@ -73,15 +73,15 @@ class Llama3:
 
     any_name = False
     SEPARATORS = "; \t\r\n"
-    frame = Frame("", "", "", "; ", "parameters")
+    frame = CallFrame("", "", "", "; ", "parameters")
 
-    def split(self, known: str, *, called: bool, spoken: bool) -> Split:
+    def split(self, known: str, *, called: bool, spoken: bool) -> SplitText:
         if spoken:
-            return Split(known, "")
+            return SplitText(known, "")
         begin = known.lstrip(self.SEPARATORS if called else None)
         if not begin:
-            return Split("", known)
-        return Split("", begin, known[: -len(begin)]) if begin[0] == "{" else Split(known, "")
+            return SplitText("", known)
+        return SplitText("", begin, known[: -len(begin)]) if begin[0] == "{" else SplitText(known, "")
 
 
 def choose_dialect(name: ToolParserName, template: str) -> Dialect | None:

@@ -9,7 +9,7 @@ from typing import Any
 from engine.core.grammars import Grammar, GrammarKind
 from engine.grammar_check.source import inline_schema
 from gateway.text.tokenizer import ToolSchema
-from gateway.text.tools.dialects import Frame
+from gateway.text.tools.dialects import CallFrame
 from gateway.text.tools.rule import ToolRule
 
 Json = dict[str, Any]
@@ -30,7 +30,7 @@ def arguments_schema(tool: ToolSchema, rule: ToolRule) -> Json:
 
 
 def tool_grammar(
-    frame: Frame, tools: Sequence[ToolSchema], rule: ToolRule, token_of: TokenOf, answer: Json | None = None
+    frame: CallFrame, tools: Sequence[ToolSchema], rule: ToolRule, token_of: TokenOf, answer: Json | None = None
 ) -> Grammar:
     """Build the grammar of answers that may or must call tools.
 
@@ -47,7 +47,7 @@ def tool_grammar(
     return Grammar(GrammarKind.CONTEXT_FREE, "\n".join(lines) + "\n")
 
 
-def _start(frame: Frame, rule: ToolRule, token_of: TokenOf, answer: Json | None) -> list[str]:
+def _start(frame: CallFrame, rule: ToolRule, token_of: TokenOf, answer: Json | None) -> list[str]:
     calls = f"call ({_text(frame.separator)} call)*" if rule.several else "call"
     lines = [f"call: {_mark(frame.mark, token_of)} body"]
     if rule.must_call:
@@ -59,7 +59,7 @@ def _start(frame: Frame, rule: ToolRule, token_of: TokenOf, answer: Json | None)
     return _among_text(frame, rule, token_of)
 
 
-def _among_text(frame: Frame, rule: ToolRule, token_of: TokenOf) -> list[str]:
+def _among_text(frame: CallFrame, rule: ToolRule, token_of: TokenOf) -> list[str]:
     """Return the rules for tool calls among free text, which ends at a mark.
 
     Both forms of the mark are accepted: a model that has a token for it can still spell it out with other tokens.
@@ -74,7 +74,7 @@ def _among_text(frame: Frame, rule: ToolRule, token_of: TokenOf) -> list[str]:
     ]
 
 
-def _call(frame: Frame, tool: ToolSchema, rule: ToolRule) -> str:
+def _call(frame: CallFrame, tool: ToolSchema, rule: ToolRule) -> str:
     head = f'{{"name": {json.dumps(tool["function"]["name"])}, "{frame.key}": '
     return f"{_text(head)} {inline_schema(arguments_schema(tool, rule))} {_text('}')}"
 

@@ -9,7 +9,7 @@ from enum import Enum, auto
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class MemberPiece:
     """A part of one member's value."""
 
     key: str
@@ -18,7 +18,7 @@ class Piece:
     last: bool
 
 
-class Place(Enum):
+class ParserState(Enum):
     """State of the parser: what comes next in the text, apart from white space."""
 
     OBJECT = auto()
@@ -33,12 +33,12 @@ class Place(Enum):
     BROKEN = auto()
 
 
-MARKS: Mapping[Place, Mapping[str, Place]] = {
-    Place.OBJECT: {"{": Place.FIRST_KEY},
-    Place.FIRST_KEY: {'"': Place.IN_KEY, "}": Place.END},
-    Place.KEY: {'"': Place.IN_KEY},
-    Place.COLON: {":": Place.VALUE},
-    Place.COMMA: {",": Place.KEY, "}": Place.END},
+MARKS: Mapping[ParserState, Mapping[str, ParserState]] = {
+    ParserState.OBJECT: {"{": ParserState.FIRST_KEY},
+    ParserState.FIRST_KEY: {'"': ParserState.IN_KEY, "}": ParserState.END},
+    ParserState.KEY: {'"': ParserState.IN_KEY},
+    ParserState.COLON: {":": ParserState.VALUE},
+    ParserState.COMMA: {",": ParserState.KEY, "}": ParserState.END},
 }
 """Characters that are allowed in each state, and the state that each character leads to."""
 
@@ -48,7 +48,7 @@ class ObjectReader:
     parts."""
 
     def __init__(self) -> None:
-        self._place = Place.OBJECT
+        self._state = ParserState.OBJECT
         self._key = ""
         self._written: list[str] = []
         """Characters of the current key or value that are in no piece yet."""
@@ -58,38 +58,38 @@ class ObjectReader:
 
     @property
     def ended(self) -> bool:
-        return self._place is Place.END
+        return self._state is ParserState.END
 
     @property
     def broken(self) -> bool:
         """Return whether the text so far is not the beginning of a JSON object."""
-        return self._place is Place.BROKEN
+        return self._state is ParserState.BROKEN
 
-    def push(self, text: str) -> tuple[list[Piece], int]:
+    def push(self, text: str) -> tuple[list[MemberPiece], int]:
         """Return pieces, and how many characters were consumed: all, unless the object has `ended` or is `broken`."""
-        pieces: list[Piece] = []
+        pieces: list[MemberPiece] = []
         for position, character in enumerate(text):
             self._take(character, pieces)
             if self.ended or self.broken:
                 return pieces, position + self.ended
-        if self._place is Place.IN_VALUE:
+        if self._state is ParserState.IN_VALUE:
             self._release(pieces, last=False)
         return pieces, len(text)
 
-    def _take(self, character: str, pieces: list[Piece]) -> None:
-        if self._place is Place.IN_KEY:
+    def _take(self, character: str, pieces: list[MemberPiece]) -> None:
+        if self._state is ParserState.IN_KEY:
             self._take_key(character)
-        elif self._place is Place.IN_VALUE:
+        elif self._state is ParserState.IN_VALUE:
             self._take_value(character, pieces)
         elif not character.isspace():
             self._take_mark(character, pieces)
 
-    def _take_mark(self, character: str, pieces: list[Piece]) -> None:
-        if self._place is Place.VALUE:
-            self._place = Place.IN_VALUE
+    def _take_mark(self, character: str, pieces: list[MemberPiece]) -> None:
+        if self._state is ParserState.VALUE:
+            self._state = ParserState.IN_VALUE
             self._take_value(character, pieces)
         else:
-            self._place = MARKS[self._place].get(character, Place.BROKEN)
+            self._state = MARKS[self._state].get(character, ParserState.BROKEN)
 
     def _take_key(self, character: str) -> None:
         if character != '"' or self._escaped:
@@ -98,12 +98,12 @@ class ObjectReader:
             return
         try:
             self._key = json.loads('"' + "".join(self._written) + '"')
-            self._place = Place.COLON
+            self._state = ParserState.COLON
         except ValueError:
-            self._place = Place.BROKEN
+            self._state = ParserState.BROKEN
         self._written.clear()
 
-    def _take_value(self, character: str, pieces: list[Piece]) -> None:
+    def _take_value(self, character: str, pieces: list[MemberPiece]) -> None:
         if self._depth == 0 and not self._in_text and (character in ",}" or character.isspace()):
             self._end_value(pieces)  # a number or a literal has no closing character of its own
             if not character.isspace():
@@ -126,10 +126,10 @@ class ObjectReader:
         self._in_text = character != '"' or self._escaped
         self._escaped = character == "\\" and not self._escaped
 
-    def _end_value(self, pieces: list[Piece]) -> None:
+    def _end_value(self, pieces: list[MemberPiece]) -> None:
         self._release(pieces, last=True)
-        self._place = Place.COMMA
+        self._state = ParserState.COMMA
 
-    def _release(self, pieces: list[Piece], *, last: bool) -> None:
-        pieces.append(Piece(self._key, "".join(self._written), last))
+    def _release(self, pieces: list[MemberPiece], *, last: bool) -> None:
+        pieces.append(MemberPiece(self._key, "".join(self._written), last))
         self._written.clear()

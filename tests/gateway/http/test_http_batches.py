@@ -16,7 +16,6 @@ from fakes import ACME, BASE, House, build_house
 from file_fakes import objects, pieces, until
 from openai import AsyncOpenAI, BadRequestError, ConflictError, InternalServerError, NotFoundError, RateLimitError
 from redis.asyncio import Redis
-from test_batch_input import CHAT, asked, line, text_of
 
 from gateway.batches import validation
 from gateway.batches.finalize import StraySweeper, sweep
@@ -29,6 +28,7 @@ from gateway.core.errors import Fault, unavailable
 from gateway.core.tenants import Tenant
 from gateway.files.service import Files
 from gateway.files.sweeper import Watch
+from tests.gateway.batches.test_batch_input import CHAT, asked, line, text_of
 
 MAX_OPEN = 3
 

@@ -14,7 +14,7 @@ from gateway.cli import clean_data
 from gateway.redis.server import embedded_valkey
 from gateway.serve.supervisor import EngineSupervisor
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture

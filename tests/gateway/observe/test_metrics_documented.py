@@ -22,7 +22,7 @@ from gateway.observe.metrics import FIRST_TOKEN, TOKEN
 from gateway.observe.process_metrics import GrammarMetrics, LoopMetrics, UsageMetrics
 from gateway.requests.record import RequestRecord
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CHAT = {"model": "pirate", "messages": [{"role": "user", "content": "hi"}]}
 LABELLED = re.compile(r"`([a-z_]+)`")
 CELL_EDGE = re.compile(r"(?<!\\)\|")

@@ -32,7 +32,7 @@ from gateway.serve.fleet import sailing
 from gateway.serve.launch import Launch
 from gateway.serve.single import running
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 KEY, ADMIN_KEY = "sk-acme-0123456789", "sk-admin-0123456789"
 COMPLETION = {"model": "served", "prompt": [5, 6, 7], "max_tokens": 2}
 

@@ -19,7 +19,7 @@ from gateway.config.whole import Config, demo_config, load_config
 from gateway.core.limits import Limits
 from gateway.core.tenants import Tenant, hash_key
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = Path(__file__).parents[3] / "configs"
 FILES = sorted(CONFIGS.glob("*.yaml"))
 ENV = {
     "STOREFRONT_KEY": "sk-storefront-0123456789",

@@ -12,7 +12,6 @@ import pytest
 from fakes import House, build_house
 from grpc_house import as_key, open_grpc_house, refused
 from prometheus_client import CollectorRegistry, Histogram
-from test_http_disconnect import until
 from typer.testing import CliRunner
 
 from engine.core.types import Lane, LaneMode, Origin, Request, SamplingParams
@@ -23,6 +22,7 @@ from gateway.observe.metrics import Metrics
 from gateway.pb import generation_pb2 as generation
 from gateway.pb import operations_pb2 as pb
 from gateway.pb.operations_pb2_grpc import LaneAdminStub, RequestAdminStub
+from tests.gateway.http.test_http_disconnect import until
 
 CHAT = {"model": "captain", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 20}
 ADMIN = "/admin/v1"

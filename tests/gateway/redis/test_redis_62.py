@@ -14,7 +14,6 @@ import redis
 from file_fakes import build_files, walk
 from hypothesis import given, settings
 from redis.asyncio import Redis
-from test_limiter_ledger import ANY_SPEED, interleavings, leases, replay
 
 from gateway.accounts.record import account_store
 from gateway.accounts.registry import AccountRegistry
@@ -23,6 +22,7 @@ from gateway.core.limits import Limits, Scope
 from gateway.core.tenants import Tenant
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.redis import RedisLimiter
+from tests.gateway.limiter.test_limiter_ledger import ANY_SPEED, interleavings, leases, replay
 
 
 @pytest.fixture(scope="module")

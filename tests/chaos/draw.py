@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
-from tests.chaos.faults import Fault, Harm, KillEngine, KillGateway, KillHouse, KillStore, Together, catalogue
+from tests.chaos.faults import Fault, Harm, KillEngine, KillGateway, KillServer, KillStore, Together, catalogue
 
 
 def faults_of(random: Random, number: int, only: str = "") -> Iterator[Fault]:
@@ -20,7 +20,7 @@ def faults_of(random: Random, number: int, only: str = "") -> Iterator[Fault]:
 def kills_of(random: Random, number: int) -> Iterator[Fault]:
     """Of a gateway, all gateways, the engine, Valkey: in turn, and every fifth time together."""
     for count in range(number):
-        victims: list[Fault] = [KillGateway(), KillEngine(), KillStore(), KillHouse()]
+        victims: list[Fault] = [KillGateway(), KillEngine(), KillStore(), KillServer()]
         random.shuffle(victims)
         yield Together(victims[: random.randint(2, 4)]) if count % 5 == 4 else victims[0]
 

@@ -12,8 +12,8 @@ from random import Random
 
 import psutil
 
+from tests.chaos.deployment import Deployment, Role
 from tests.chaos.load import Load
-from tests.chaos.plant import Plant, Role
 
 
 class Harm(Flag):
@@ -34,7 +34,7 @@ class Harm(Flag):
 class Scene:
     """Where a fault strikes."""
 
-    plant: Plant
+    deployment: Deployment
     load: Load
     random: Random
 
@@ -65,35 +65,35 @@ class KillGateway(Fault):
     harm = Harm.CONNECTIONS
 
     async def begin(self, scene: Scene) -> None:
-        gateways = scene.plant.gateways()
-        if gateways and scene.plant.kind.gateways > 1:
+        gateways = scene.deployment.gateways()
+        if gateways and scene.deployment.kind.gateways > 1:
             _signal([scene.random.choice(gateways)], signal.SIGKILL)
         else:
-            scene.plant.kill_house()
+            scene.deployment.kill_server()
 
 
-class KillHouse(Fault):
+class KillServer(Fault):
     """The process that a user has started; with it ends all that it has started."""
 
     harm = Harm.CONNECTIONS
 
     async def begin(self, scene: Scene) -> None:
-        scene.plant.kill_house()
+        scene.deployment.kill_server()
 
 
 class KillEngine(Fault):
     async def begin(self, scene: Scene) -> None:
-        _signal(scene.plant.processes()["engine"], signal.SIGKILL)
+        _signal(scene.deployment.processes()["engine"], signal.SIGKILL)
 
 
 class EngineOutOfMemory(Fault):
     """In the middle of a step. One that is never reached strikes nobody."""
 
     async def begin(self, scene: Scene) -> None:
-        scene.plant.out_of_memory.touch()
+        scene.deployment.out_of_memory.touch()
 
     async def end(self, scene: Scene) -> None:
-        scene.plant.out_of_memory.unlink(missing_ok=True)
+        scene.deployment.out_of_memory.unlink(missing_ok=True)
 
 
 class KillStore(Fault):
@@ -103,10 +103,10 @@ class KillStore(Fault):
     strikes_store = True
 
     async def begin(self, scene: Scene) -> None:
-        scene.plant.store.kill()
+        scene.deployment.store.kill()
 
     async def end(self, scene: Scene) -> None:
-        await scene.plant.store.start()
+        await scene.deployment.store.start()
 
 
 class LoseStore(KillStore):
@@ -115,7 +115,7 @@ class LoseStore(KillStore):
     harm = Harm.AWAY | Harm.BOOKS
 
     async def end(self, scene: Scene) -> None:
-        scene.plant.store.forget()
+        scene.deployment.store.forget()
         await super().end(scene)
 
 
@@ -126,7 +126,7 @@ class WipeStore(Fault):
     strikes_store = True
 
     async def begin(self, scene: Scene) -> None:
-        await scene.plant.store.wipe()
+        await scene.deployment.store.wipe()
 
 
 class FillStoreDisk(Fault):
@@ -134,10 +134,10 @@ class FillStoreDisk(Fault):
     strikes_store = True
 
     async def begin(self, scene: Scene) -> None:
-        await scene.plant.store.fill_disk()
+        await scene.deployment.store.fill_disk()
 
     async def end(self, scene: Scene) -> None:
-        await scene.plant.store.free_disk()
+        await scene.deployment.store.free_disk()
 
 
 class FillDisk(Fault):
@@ -146,10 +146,10 @@ class FillDisk(Fault):
     harm = Harm.LOG
 
     async def begin(self, scene: Scene) -> None:
-        _limit_files(scene.plant, 0)
+        _limit_files(scene.deployment, 0)
 
     async def end(self, scene: Scene) -> None:
-        _limit_files(scene.plant, psutil.RLIM_INFINITY)
+        _limit_files(scene.deployment, psutil.RLIM_INFINITY)
 
 
 @dataclass
@@ -168,7 +168,7 @@ class Pause(Fault):
         return Harm.AWAY if self.strikes_store else Harm.NONE
 
     async def begin(self, scene: Scene) -> None:
-        found = scene.plant.gateways() if self.role == "gateway" else scene.plant.processes()[self.role]
+        found = scene.deployment.gateways() if self.role == "gateway" else scene.deployment.processes()[self.role]
         self.stopped = found[:1]
         _signal(self.stopped, signal.SIGSTOP)
 
@@ -192,7 +192,7 @@ class BadLine(Fault):
         return Harm.AWAY if self.line == "redis" else Harm.NONE
 
     async def begin(self, scene: Scene) -> None:
-        line = scene.plant.lines[self.line]
+        line = scene.deployment.lines[self.line]
         line.refusing, line.delay = self.manner == "refusing", 0.08 if self.manner == "slow" else 0.0
         if self.manner == "silent":
             line.hold()
@@ -200,7 +200,7 @@ class BadLine(Fault):
             line.cut()
 
     async def end(self, scene: Scene) -> None:
-        line = scene.plant.lines[self.line]
+        line = scene.deployment.lines[self.line]
         line.refusing, line.delay = False, 0.0
         line.resume()
 
@@ -215,10 +215,10 @@ class WrongClock(Fault):
     seconds: float
 
     async def begin(self, scene: Scene) -> None:
-        scene.plant.clock.write_text(str(self.seconds))
+        scene.deployment.clock.write_text(str(self.seconds))
 
     async def end(self, scene: Scene) -> None:
-        scene.plant.clock.unlink(missing_ok=True)
+        scene.deployment.clock.unlink(missing_ok=True)
 
     def __str__(self) -> str:
         return f"clock{self.seconds:+g}s"
@@ -273,7 +273,7 @@ def catalogue() -> list[Fault]:
     """One of each."""
     return [
         KillGateway(),
-        KillHouse(),
+        KillServer(),
         KillEngine(),
         EngineOutOfMemory(),
         KillStore(),
@@ -295,8 +295,8 @@ def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None
             process.send_signal(number)
 
 
-def _limit_files(plant: Plant, size: int) -> None:
-    found = plant.processes()
-    for process in (*found["house"], *found["gateway"], *found["engine"]):
+def _limit_files(deployment: Deployment, size: int) -> None:
+    found = deployment.processes()
+    for process in (*found["server"], *found["gateway"], *found["engine"]):
         with suppress(psutil.NoSuchProcess):
             process.rlimit(psutil.RLIMIT_FSIZE, (size, psutil.RLIM_INFINITY))

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from gateway.core.errors import Fault as ApiFault
 from tests.chaos.census import Census
+from tests.chaos.deployment import Deployment
 from tests.chaos.faults import Harm
 from tests.chaos.load import Outcome
 from tests.chaos.patience import Late, until
-from tests.chaos.plant import Plant
 from tests.chaos.records import (
     Record,
     RequestLog,
@@ -46,12 +46,12 @@ class Books:
 
 
 class Auditor:
-    """Follows one plant through its trials."""
+    """Checks one deployment before and after each trial."""
 
-    def __init__(self, plant: Plant) -> None:
-        self._plant = plant
-        self._log = RequestLog(plant)
-        self._census = Census(plant)
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self._log = RequestLog(deployment)
+        self._census = Census(deployment)
         self._books = Books()
 
     async def complaints(self, outcomes: Sequence[Outcome], harm: Harm) -> list[str]:
@@ -72,18 +72,18 @@ class Auditor:
 
     async def _quiet(self) -> list[str]:
         async def is_quiet() -> bool:
-            stats = await self._plant.engine_stats()
+            stats = await self._deployment.engine_stats()
             if any(lane.running or lane.waiting for lane in stats.lanes):
                 return False
-            return not await slots_taken(self._plant) and not await undelivered_tokens(self._plant)
+            return not await slots_taken(self._deployment) and not await undelivered_tokens(self._deployment)
 
         try:
             await until(is_quiet, QUIET_SECONDS, "requests, slots and settlements to end")
         except Late as late:
-            stats = await self._plant.engine_stats()
+            stats = await self._deployment.engine_stats()
             lanes = [(lane.running, lane.waiting) for lane in stats.lanes]
-            owed = await undelivered_tokens(self._plant)
-            return [f"{late}: lanes {lanes}, slots {await slots_taken(self._plant)}, undelivered {owed}"]
+            owed = await undelivered_tokens(self._deployment)
+            return [f"{late}: lanes {lanes}, slots {await slots_taken(self._deployment)}, undelivered {owed}"]
         return []
 
     def _judge(self, outcome: Outcome, records: Sequence[Record], harm: Harm) -> list[str]:
@@ -95,7 +95,7 @@ class Auditor:
             wrong.append(f"refused with {outcome.status} {outcome.code}, which no table has")
         if outcome.status == INTERNAL or outcome.code == "internal_error":
             wrong.append("an internal error")
-        if self._plant.kind.fake and outcome.ending == "answered" and outcome.tokens != outcome.ask.expected():
+        if self._deployment.kind.fake and outcome.ending == "answered" and outcome.tokens != outcome.ask.expected():
             wrong.append("another answer than the one it has")
         return wrong + _judge_records(outcome, records, harm)
 
@@ -130,11 +130,11 @@ class Auditor:
 
         with suppress(Late):
             await until(is_right, SETTLE_SECONDS, "settlements to arrive")
-        self._books.begin_anew(await used_tokens(self._plant), await open_leases(self._plant))
+        self._books.begin_anew(await used_tokens(self._deployment), await open_leases(self._deployment))
         return wrong
 
     async def _misbooked(self, harm: Harm) -> list[str]:
-        used, leases, books = await used_tokens(self._plant), await open_leases(self._plant), self._books
+        used, leases, books = await used_tokens(self._deployment), await open_leases(self._deployment), self._books
         wrong = [f"{leases} leases are open, {books.unsettled} may be"] if leases > books.unsettled else []
         if Harm.BOOKS not in harm:
             wrong += [
@@ -145,7 +145,7 @@ class Auditor:
         return wrong
 
     async def _engine(self) -> list[str]:
-        stats = await self._plant.engine_stats()
+        stats = await self._deployment.engine_stats()
         wrong = [f"the engine: {text}" for text in stats.violations]
         wrong += [f"{stats.kv_pages} pages of nobody's"] if stats.kv_pages else []
         return wrong + [f"adapter {each.adapter} is pinned" for each in stats.adapters if each.pinned]

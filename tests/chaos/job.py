@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.chaos.deployment import Deployment
 from tests.chaos.load import Ask, client
 from tests.chaos.patience import Late
-from tests.chaos.plant import Plant
 from tests.chaos.settings import ADAPTERS, FREE, Caller
 
 ENDPOINT = "/v1/completions"
@@ -64,12 +64,12 @@ def _body(ask: Ask) -> dict[str, Any]:
 class Customer:
     """Whose requests are tried again for as long as the system is down."""
 
-    plant: Plant
+    deployment: Deployment
     caller: Caller = FREE
 
     async def submit(self, asks: Sequence[Ask], window: str = "24h") -> dict[str, Any]:
         """The job."""
-        async with client(self.plant.url) as http:
+        async with client(self.deployment.url) as http:
             files = {"file": ("job.jsonl", text_of(asks), "application/jsonl")}
             answer = await http.post("/v1/files", headers=self._headers, data={"purpose": "batch"}, files=files)
             fields = {"input_file_id": answer.raise_for_status().json()["id"], "endpoint": ENDPOINT}
@@ -82,7 +82,7 @@ class Customer:
         deadline = asyncio.get_running_loop().time() + LONGEST_SECONDS
         while asyncio.get_running_loop().time() < deadline:
             try:
-                async with client(self.plant.url) as http:
+                async with client(self.deployment.url) as http:
                     answer = await http.request(method, path, headers=self._headers, timeout=10.0)
                 if answer.status_code < 500:
                     return answer.raise_for_status()

@@ -8,14 +8,14 @@ from engine.core.commit import finish_reason
 from engine.core.grammars import LEAST_BYTES, Grammar, GrammarKind
 from engine.core.sequence import Sequence
 from engine.core.types import FinishReason, Lane, Request, SamplingParams, StepResult
-from tests.core.virtual import House
+from tests.core.virtual import SteppedEngine
 
 
 def grammar(name):
     return Grammar(GrammarKind.REGEX, name)
 
 
-class School(House):
+class School(SteppedEngine):
     """Grammars are prepared when somebody says so."""
 
     def __init__(self, **config):

@@ -55,7 +55,7 @@ class SlowExecutor(FakeExecutor):
         return STEP + PREFILL * tokens + DECODE * decodes + copies + self.surprise * (decodes > 1)
 
 
-class House:
+class SteppedEngine:
     """Steps an engine and keeps what came of every request."""
 
     def __init__(self, adapters=None, *, overlaps=False, **config):

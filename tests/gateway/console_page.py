@@ -84,7 +84,7 @@ def opened_console(browser: Any, root: Path, redis_url: str) -> Iterator[Console
         yield found
         context.close()
         assert found.errors == []
-        gateway.run(gateway.house.assert_empty())
+        gateway.run(gateway.gateway_app.assert_empty())
         gateway.run(accounts.close())
         gateway.run(redis.aclose())
 

@@ -429,8 +429,8 @@ def grammar_pool() -> GrammarPool:
 
 
 @dataclass
-class House:
-    """A gateway and everything around it."""
+class GatewayApp:
+    """A gateway with a fake engine and limiter, its HTTP application, and what tests look at afterwards."""
 
     engine: FakeEngine
     limiter: CountingLimiter
@@ -450,7 +450,7 @@ class House:
         return AsyncOpenAI(api_key=key, base_url="http://test/v1", http_client=self.client(None), max_retries=0)
 
     async def assert_empty(self) -> None:
-        """Nothing runs, every stream is closed, every reservation ended exactly once."""
+        """Check that nothing runs, every stream is closed, and every reservation ended exactly once."""
         await self.gateway.close()
         assert self.gateway.active == 0
         assert self.engine.open == 0
@@ -476,17 +476,17 @@ def write_adapter(root: Path, name: str, content: str = "weights") -> Path:
     return folder
 
 
-async def build_house(
+async def build_gateway_app(
     root: Path,
     settings: ServiceSettings | None = None,
     observers: Sequence[Observer] = (),
     limiter: Any = None,
     grammars: GrammarPool | None = None,
     **app_options: Any,
-) -> House:
-    """Serves the base and two adapters, pirate (alias captain) and poet, from folders below `root`.
+) -> GatewayApp:
+    """Build a gateway that serves the base and the adapters pirate (alias captain) and poet, from folders below `root`.
 
-    `observers`: told before the house's own.
+    The gateway tells `observers` of a request before it tells its own.
     """
     engine, limiter, watcher, metrics = FakeEngine(), limiter or CountingLimiter(), Watcher(), Metrics(model=BASE)
     await limiter.configure([ACME, GLOBEX])
@@ -509,4 +509,4 @@ async def build_house(
     )
     usage = UsageAdmin(FakeBooks(limiter), BILLING)
     app = create_app(gateway, key_ring(), metrics=metrics, usage=usage, operations=operations, **app_options)
-    return House(engine, limiter, adapters, gateway, watcher, metrics, app, usage, operations)
+    return GatewayApp(engine, limiter, adapters, gateway, watcher, metrics, app, usage, operations)

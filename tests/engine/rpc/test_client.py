@@ -17,7 +17,7 @@ from engine.rpc.stream import EngineUnavailable
 from engine.server import _listen
 
 
-class Shelf(FakeExecutor):
+class FailingLoads(FakeExecutor):
     """Adapters that fail to be read in every way a folder can have them fail."""
 
     def __init__(self):
@@ -37,13 +37,13 @@ class Shelf(FakeExecutor):
 
 
 @pytest.fixture
-def shelf():
-    return Shelf()
+def executor():
+    return FailingLoads()
 
 
 @pytest.fixture
-async def client(tmp_path, shelf):
-    engine = Engine(EngineState.create(CoreConfig(num_pages=100)), shelf)
+async def client(tmp_path, executor):
+    engine = Engine(EngineState.create(CoreConfig(num_pages=100)), executor)
     service = EngineService(engine, pb.EngineInfo(model="fake"))
     address = f"unix:{tmp_path / 'engine.sock'}"
     server = _listen(service, address)
@@ -53,7 +53,7 @@ async def client(tmp_path, shelf):
     await client.start()
     await asyncio.wait_for(client.wait_ready(), 120)
     yield client
-    shelf.go_on.set()
+    executor.go_on.set()
     await client.close()
     engine.stop()
     await asyncio.to_thread(loop.join)
@@ -75,11 +75,11 @@ async def test_an_adapter_that_cannot_be_read_is_refused_with_its_reason(client,
     assert (await client.load_adapter("good")).adapter
 
 
-async def test_an_adapter_that_takes_too_long_is_refused_and_may_come_later(client, shelf):
+async def test_an_adapter_that_takes_too_long_is_refused_and_may_come_later(client, executor):
     with pytest.raises(AdapterRejected, match="had not read it after"):
         await client.load_adapter("slow")
     assert client.ready
-    shelf.go_on.set()
+    executor.go_on.set()
     assert (await client.load_adapter("slow")).adapter
 
 

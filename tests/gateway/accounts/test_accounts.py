@@ -8,7 +8,7 @@ import logging
 from dataclasses import replace
 
 import pytest
-from fakes import House, build_house
+from fakes import GatewayApp, build_gateway_app
 from patient_valkey import PatientValkey
 from redis.asyncio import Redis
 from typer.testing import CliRunner
@@ -243,11 +243,11 @@ async def test_records_outlive_being_written_down(make):
 
 
 @pytest.fixture
-async def house(tmp_path, make) -> tuple[House, AccountRegistry]:
-    house = await build_house(tmp_path)
-    accounts = await make(house.limiter.know)
-    house.app = create_app(house.gateway, accounts, metrics=house.metrics, accounts=accounts)
-    return house, accounts
+async def gateway_app(tmp_path, make) -> tuple[GatewayApp, AccountRegistry]:
+    gateway_app = await build_gateway_app(tmp_path)
+    accounts = await make(gateway_app.limiter.know)
+    gateway_app.app = create_app(gateway_app.gateway, accounts, metrics=gateway_app.metrics, accounts=accounts)
+    return gateway_app, accounts
 
 
 @pytest.mark.parametrize(
@@ -258,10 +258,10 @@ async def house(tmp_path, make) -> tuple[House, AccountRegistry]:
         ("POST", KEYS, {"tenant": "acme"}),
     ],
 )
-async def test_a_field_that_is_misspelt_leaves_nobody_without_limits(house, method, path, given):
-    house, accounts = house
+async def test_a_field_that_is_misspelt_leaves_nobody_without_limits(gateway_app, method, path, given):
+    gateway_app, accounts = gateway_app
     before = dict(accounts.records)
-    async with house.client(ADMIN_KEY) as admin:
+    async with gateway_app.client(ADMIN_KEY) as admin:
         refused = await admin.request(method, path, json={**given, "limit": {"tokens_per_day": 1}})
         everybodys = await admin.get(KEYS, params={"tennant": "acme"})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "limit")
@@ -269,17 +269,17 @@ async def test_a_field_that_is_misspelt_leaves_nobody_without_limits(house, meth
     assert accounts.records == before
 
 
-async def test_a_tenants_life_over_http(house, caplog):
-    house, _ = house
+async def test_a_tenants_life_over_http(gateway_app, caplog):
+    gateway_app, _ = gateway_app
     caplog.set_level(logging.DEBUG)
-    async with house.client(ADMIN_KEY) as admin:
+    async with gateway_app.client(ADMIN_KEY) as admin:
         body = {"name": "initech", "adapters": ["p*"], "highest_lane": "batch", "default_lane": "batch"}
         created = await admin.post(TENANTS, json={**body, "limits": {"requests_per_minute": 2}})
         assert (created.status_code, created.json()["highest_lane"]) == (201, "batch")
-        assert await house.limiter.limits(Scope("initech")) == Limits(2)
+        assert await gateway_app.limiter.limits(Scope("initech")) == Limits(2)
         key = (await admin.post(KEYS, json={"tenant": "initech", "label": "laptop"})).json()
         assert key["key"].startswith("sk-")
-        async with house.client(key["key"]) as caller:
+        async with gateway_app.client(key["key"]) as caller:
             answers = [await caller.post("/v1/chat/completions", json=CHAT) for _ in range(3)]
             assert [answer.status_code for answer in answers] == [200, 200, 429]
             assert answers[0].headers["x-loralane-lane"] == "batch"
@@ -306,7 +306,7 @@ async def test_a_tenants_life_over_http(house, caplog):
         assert (await admin.get(f"{TENANTS}/initech")).status_code == 404
         assert (await admin.get(TENANTS)).json() == {"tenants": []}
     assert key["key"] not in caplog.text
-    await house.assert_empty()
+    await gateway_app.assert_empty()
 
 
 @pytest.mark.parametrize(
@@ -324,16 +324,16 @@ async def test_a_tenants_life_over_http(house, caplog):
         ({}, "name"),
     ],
 )
-async def test_nonsense_is_refused_by_name(house, body, param):
-    house, accounts = house
-    async with house.client(ADMIN_KEY) as admin:
+async def test_nonsense_is_refused_by_name(gateway_app, body, param):
+    gateway_app, accounts = gateway_app
+    async with gateway_app.client(ADMIN_KEY) as admin:
         response = await admin.post(TENANTS, json=body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
     assert accounts.tenants() == []
 
 
-async def test_no_tenants_key_opens_any_of_it(house):
-    house, accounts = house
+async def test_no_tenants_key_opens_any_of_it(gateway_app):
+    gateway_app, accounts = gateway_app
     await accounts.create(ACME)
     new = await accounts.create_key("acme")
     before = dict(accounts.records)
@@ -342,16 +342,16 @@ async def test_no_tenants_key_opens_any_of_it(house):
     verbs += [("POST", f"{TENANTS}/acme/{verb}") for verb in ("disable", "enable")]
     verbs += [(verb, f"{KEYS}/{new.account.key_id}") for verb in ("GET", "DELETE")]
     verbs += [("POST", f"{KEYS}/{new.account.key_id}/{verb}") for verb in ("rotate", "disable", "enable")]
-    async with house.client(new.secret) as caller, house.client(None) as stranger:
+    async with gateway_app.client(new.secret) as caller, gateway_app.client(None) as stranger:
         for method, path in verbs:
             assert (await caller.request(method, path, json={"name": "x", "tenant": "acme"})).status_code == 403
             assert (await stranger.request(method, path)).status_code == 401
     assert accounts.records == before
 
 
-async def test_the_same_over_grpc_and_in_a_terminal(house):
-    house, accounts = house
-    async with GrpcServer(house.gateway, accounts, accounts, grace_seconds=0.0) as port:
+async def test_the_same_over_grpc_and_in_a_terminal(gateway_app):
+    gateway_app, accounts = gateway_app
+    async with GrpcServer(gateway_app.gateway, accounts, accounts, grace_seconds=0.0) as port:
 
         async def run(*words: str, key: str = ADMIN_KEY) -> str:
             arguments = [*words, "--target", f"127.0.0.1:{port}", "--key", key]

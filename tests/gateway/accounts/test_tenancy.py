@@ -13,9 +13,9 @@ import grpc
 import httpx
 import pytest
 from batch_fakes import batch_options
-from fakes import BASE, KEYS, House, MemoryStore, build_house, key_ring
+from fakes import BASE, KEYS, GatewayApp, MemoryStore, build_gateway_app, key_ring
 from google.protobuf import descriptor_pool
-from grpc_house import as_key, refused
+from grpc_app import as_key, refused
 from redis.asyncio import Redis
 
 from gateway.accounts.registry import AccountRegistry
@@ -35,13 +35,13 @@ VARYING = {"x-request-id", "date"}
 
 
 @pytest.fixture
-async def house(valkey, tmp_path) -> House:
+async def gateway_app(valkey, tmp_path) -> GatewayApp:
     """Acme keeps the poet to itself."""
     accounts = AccountRegistry(MemoryStore(), {}, lambda tenants: None)
-    house = await build_house(tmp_path, accounts=accounts, **batch_options(valkey, tmp_path / "stored"))
-    await house.adapters.allow("poet", ["acme"])
-    await house.adapters.alias("poet", "lyricist")
-    return house
+    gateway_app = await build_gateway_app(tmp_path, accounts=accounts, **batch_options(valkey, tmp_path / "stored"))
+    await gateway_app.adapters.allow("poet", ["acme"])
+    await gateway_app.adapters.alias("poet", "lyricist")
+    return gateway_app
 
 
 def operations(who: str) -> list[Operation]:
@@ -88,8 +88,8 @@ def bodies(operation: Operation, name: str) -> Iterator[dict[str, Any] | None]:
             yield {**rest, "model": "pirate", field: name}
 
 
-async def ask(house: House, operation: Operation, name: str, body: Any, key: str | None) -> httpx.Response:
-    async with house.client(key) as client:
+async def ask(gateway_app: GatewayApp, operation: Operation, name: str, body: Any, key: str | None) -> httpx.Response:
+    async with gateway_app.client(key) as client:
         content = json.dumps(body) if body is not None else None
         return await client.request(operation.method, path_of(operation, name), content=content)
 
@@ -101,87 +101,89 @@ def shape(response: httpx.Response, name: str) -> tuple[int, frozenset[tuple[str
 
 
 @pytest.mark.parametrize("operation", operations("tenant"), ids=label)
-async def test_what_is_anothers_is_as_what_is_not_there(house, operation, monkeypatch):
+async def test_what_is_anothers_is_as_what_is_not_there(gateway_app, operation, monkeypatch):
     work: list[str] = []
-    encode = house.gateway.tokenizer.encode
+    encode = gateway_app.gateway.tokenizer.encode
 
     async def counted(text: str, **more: Any) -> Any:
         work.append(text)
         return await encode(text, **more)
 
-    monkeypatch.setattr(house.gateway.tokenizer, "encode", counted)
+    monkeypatch.setattr(gateway_app.gateway.tokenizer, "encode", counted)
     for body, other in zip(bodies(operation, FORBIDDEN), bodies(operation, UNKNOWN), strict=True):
         answers = [
-            shape(await ask(house, operation, name, sent, "sk-globex"), name)
+            shape(await ask(gateway_app, operation, name, sent, "sk-globex"), name)
             for name, sent in ((FORBIDDEN, body), (UNKNOWN, other))
         ]
         assert answers[0] == answers[1]
         assert answers[0][0] == NAMELESS.get(label(operation), 404)
     assert work == [], "nothing is done for either that would take its time"
-    assert (house.engine.requests, house.limiter.reserved) == ([], [])
+    assert (gateway_app.engine.requests, gateway_app.limiter.reserved) == ([], [])
 
 
 @pytest.mark.parametrize("operation", operations("tenant"), ids=label)
-async def test_an_alias_of_anothers_is_as_what_is_not_there(house, operation):
+async def test_an_alias_of_anothers_is_as_what_is_not_there(gateway_app, operation):
     for body, other in zip(bodies(operation, "lyricist"), bodies(operation, "lyricism"), strict=True):
         answers = [
-            shape(await ask(house, operation, name, sent, "sk-globex"), name)
+            shape(await ask(gateway_app, operation, name, sent, "sk-globex"), name)
             for name, sent in (("lyricist", body), ("lyricism", other))
         ]
         assert answers[0] == answers[1]
 
 
-async def test_nothing_that_a_tenant_or_a_stranger_reads_names_others(house):
-    async with house.client("sk-acme") as client:
+async def test_nothing_that_a_tenant_or_a_stranger_reads_names_others(gateway_app):
+    async with gateway_app.client("sk-acme") as client:
         await client.post("/v1/completions", json={"model": "poet", "prompt": "secret words", "user": "acme's user"})
         await client.post("/v1/completions", json={"model": "pirate", "prompt": "secret words"})
     seen = []
     for operation in operations("tenant") + operations("anyone"):
         for name in (BASE, "pirate", "nobody"):
             for body in bodies(operation, name):
-                answer = await ask(house, operation, name, body, "sk-globex" if operation.who == "tenant" else None)
+                answer = await ask(
+                    gateway_app, operation, name, body, "sk-globex" if operation.who == "tenant" else None
+                )
                 seen.append(f"{answer.text} {dict(answer.headers)}")
     assert len(seen) > 30
     for text in seen:
         assert not [word for word in (*OTHERS, "lyricist", "secret") if word in text], text
 
 
-async def test_models_are_those_of_the_caller(house):
+async def test_models_are_those_of_the_caller(gateway_app):
     names = {}
     for key in ("sk-acme", "sk-globex", "sk-initech"):
-        async with house.client(key) as client:
+        async with gateway_app.client(key) as client:
             names[key] = [model["id"] for model in (await client.get("/v1/models")).json()["data"]]
     assert names["sk-acme"] == [BASE, "pirate", "poet", "captain", "lyricist"]
     assert names["sk-globex"] == names["sk-initech"] == [BASE, "pirate", "captain"]
 
 
-async def test_what_others_use_shows_in_no_ones_allowance(house):
+async def test_what_others_use_shows_in_no_ones_allowance(gateway_app):
     body = {"model": "pirate", "prompt": "hello", "max_tokens": 4}
 
     async def left() -> str:
-        async with house.client("sk-globex") as client:
+        async with gateway_app.client("sk-globex") as client:
             answer = await client.post("/v1/completions", json=body)
         return answer.headers["x-ratelimit-remaining-requests"]
 
     assert await left() == "2"
-    async with house.client("sk-acme") as client:
+    async with gateway_app.client("sk-acme") as client:
         for _ in range(20):
             assert (await client.post("/v1/completions", json=body)).status_code == 200
     assert await left() == "1"
 
 
-async def test_what_others_answers_were_like_shows_in_no_ones_reservation(house):
+async def test_what_others_answers_were_like_shows_in_no_ones_reservation(gateway_app):
     for key in ("sk-acme", "sk-acme", "sk-initech"):
-        async with house.client(key) as client:
+        async with gateway_app.client(key) as client:
             await client.post("/v1/chat/completions", json={"model": "pirate", **CHAT})
-    first, second, others = (request.tokens for request in house.limiter.reserved)
+    first, second, others = (request.tokens for request in gateway_app.limiter.reserved)
     assert second < first == others
 
 
 @pytest.mark.parametrize("operation", operations("admin"), ids=label)
-async def test_an_administrators_route_is_closed_to_tenants_whatever_they_say(house, operation):
+async def test_an_administrators_route_is_closed_to_tenants_whatever_they_say(gateway_app, operation):
     answers = {
-        shape(await ask(house, operation, name, body, key), name)
+        shape(await ask(gateway_app, operation, name, body, key), name)
         for key in KEYS.keys() - {"sk-admin"}
         for name in (FORBIDDEN, UNKNOWN, "acme")
         for body in (None, {}, {"tenant": name}, "{")
@@ -190,29 +192,29 @@ async def test_an_administrators_route_is_closed_to_tenants_whatever_they_say(ho
     status, _, text = answers.pop()
     assert (status, json.loads(text)["error"]["code"]) == (403, "forbidden")
     for key in (None, "sk-nobody", "sk-adminx"):
-        assert (await ask(house, operation, FORBIDDEN, {}, key)).status_code == 401
+        assert (await ask(gateway_app, operation, FORBIDDEN, {}, key)).status_code == 401
 
 
 @pytest.mark.parametrize("operation", operations("tenant"), ids=label)
-async def test_a_tenants_route_is_closed_to_administrators(house, operation):
+async def test_a_tenants_route_is_closed_to_administrators(gateway_app, operation):
     for body in bodies(operation, "pirate"):
-        answer = await ask(house, operation, "pirate", body, "sk-admin")
+        answer = await ask(gateway_app, operation, "pirate", body, "sk-admin")
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden")
-    assert house.engine.requests == []
+    assert gateway_app.engine.requests == []
 
 
 async def test_metrics_are_for_those_who_may_know_everybody(tmp_path):
-    house = await build_house(tmp_path, metrics_keys=[hash_key("sk-scraper")])
+    gateway_app = await build_gateway_app(tmp_path, metrics_keys=[hash_key("sk-scraper")])
     statuses = {}
     for key in (None, "sk-acme", "sk-scraper", "sk-admin"):
-        async with house.client(key) as client:
+        async with gateway_app.client(key) as client:
             statuses[key] = (await client.get("/metrics")).status_code
     assert statuses == {None: 401, "sk-acme": 403, "sk-scraper": 200, "sk-admin": 200}
-    async with house.client("sk-scraper") as client:
+    async with gateway_app.client("sk-scraper") as client:
         assert (await client.get("/v1/models")).status_code == 401
         assert (await client.get("/admin/v1/check")).status_code == 401
-    house = await build_house(tmp_path, open_metrics=True)
-    async with house.client(None) as client:
+    gateway_app = await build_gateway_app(tmp_path, open_metrics=True)
+    async with gateway_app.client(None) as client:
         assert (await client.get("/metrics")).status_code == 200
 
 
@@ -250,25 +252,25 @@ def methods(admin: bool) -> list[Method]:
 
 
 @asynccontextmanager
-async def grpc_channel(root: Path, redis: Redis) -> AsyncIterator[tuple[House, grpc.aio.Channel]]:
+async def grpc_channel(root: Path, redis: Redis) -> AsyncIterator[tuple[GatewayApp, grpc.aio.Channel]]:
     accounts = AccountRegistry(MemoryStore(), {}, lambda tenants: None)
-    house = await build_house(root)
-    await house.adapters.allow("poet", ["acme"])
+    gateway_app = await build_gateway_app(root)
+    await gateway_app.adapters.allow("poet", ["acme"])
     server = GrpcServer(
-        house.gateway,
+        gateway_app.gateway,
         key_ring(),
         accounts,
-        house.operations,
+        gateway_app.operations,
         grace_seconds=0.0,
-        usage=house.usage,
+        usage=gateway_app.usage,
         **batch_options(redis, root / "stored"),
     )
     async with server as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield house, channel
+        yield gateway_app, channel
 
 
 async def test_the_same_over_grpc(tmp_path, valkey):
-    async with grpc_channel(tmp_path, valkey) as (house, channel):
+    async with grpc_channel(tmp_path, valkey) as (gateway_app, channel):
         assert len(methods(admin=True)) > 20
         for method in methods(admin=True):
             assert (await refused(method.call(channel, as_key("globex")))).code == "PERMISSION_DENIED", method.path
@@ -285,4 +287,4 @@ async def test_the_same_over_grpc(tmp_path, valkey):
                 told.append([text.replace(name, "NAME") for text in (refusal.code, refusal.message, *details)])
         assert told[:2] == told[2:]
         assert {words[0] for words in told} == {"NOT_FOUND"}
-        assert house.engine.requests == []
+        assert gateway_app.engine.requests == []

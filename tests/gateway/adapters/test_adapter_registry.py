@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from fakes import FakeEngine, write_adapter
-from grpc_house import until
+from grpc_app import until
 from patient_valkey import PatientValkey
 from redis.asyncio import Redis
 
@@ -23,8 +23,8 @@ from gateway.registry.store import StoreAway
 BASE = "tiny"
 
 
-class Houses:
-    """Gateways: registries with an engine each, over one store and one folder of adapters."""
+class RegistryCluster:
+    """The adapter registries of several gateways, each with its own engine, over one store and one folder."""
 
     def __init__(self, stack: AsyncExitStack, root, client: Redis) -> None:
         self.stack, self.root, self.client = stack, root, client
@@ -39,11 +39,11 @@ class Houses:
 
 
 @pytest.fixture
-async def houses(tmp_path, valkey):
+async def cluster(tmp_path, valkey):
     for name in ("pirate", "poet"):
         write_adapter(tmp_path, name)
     async with AsyncExitStack() as stack:
-        yield Houses(stack, tmp_path, valkey)
+        yield RegistryCluster(stack, tmp_path, valkey)
 
 
 def engine_of(registry: AdapterRegistry) -> FakeEngine:
@@ -64,8 +64,8 @@ def serves(registry, name, version) -> bool:
 # What gateways share
 
 
-async def test_a_change_on_one_gateway_binds_on_the_other(houses):
-    here, there = await houses.open(), await houses.open()
+async def test_a_change_on_one_gateway_binds_on_the_other(cluster):
+    here, there = await cluster.open(), await cluster.open()
     first = await here.load("poet", "poet", tenants=["acme"])
     await until(lambda: serves(there, "poet", first.version))
     assert there.records == here.records
@@ -77,7 +77,7 @@ async def test_a_change_on_one_gateway_binds_on_the_other(houses):
     await until(lambda: engine_of(here).pinned == {first.version})
     assert (here.records["poet"].tenants, here.tenants) == (("acme",), {"poet": ("acme",)})
 
-    write_adapter(houses.root, "poet", "better weights")
+    write_adapter(cluster.root, "poet", "better weights")
     assert await here.reload("poet")
     second = here.records["poet"].version
     await until(lambda: serves(there, "poet", second) and engine_of(there).unloaded == [first.version])
@@ -88,8 +88,8 @@ async def test_a_change_on_one_gateway_binds_on_the_other(houses):
     assert (here.aliases, here.tenants) == ({}, {})
 
 
-async def test_one_of_two_simultaneous_changes_loses(houses):
-    here, there = await houses.open(), await houses.open()
+async def test_one_of_two_simultaneous_changes_loses(cluster):
+    here, there = await cluster.open(), await cluster.open()
     results = await asyncio.gather(here.load("poet", "poet"), there.load("poet", "pirate"), return_exceptions=True)
     [lost] = [result for result in results if isinstance(result, ApiError)]
     assert (lost.http_status, lost.code, lost.should_retry) == (409, "adapter_conflict", False)
@@ -99,8 +99,8 @@ async def test_one_of_two_simultaneous_changes_loses(houses):
         assert set(engine_of(registry).paths) == {won.version}, "what lost is not left in its engine"
 
 
-async def test_a_gateway_that_was_behind_loses_too(houses):
-    here, there = await houses.open(), await houses.open()
+async def test_a_gateway_that_was_behind_loses_too(cluster):
+    here, there = await cluster.open(), await cluster.open()
     await here.load("poet", "poet")
     await until(lambda: "poet" in there.records)
     stale = here.records["poet"]
@@ -111,20 +111,20 @@ async def test_a_gateway_that_was_behind_loses_too(houses):
     assert here.records["poet"].tenants == ()
 
 
-async def test_two_changes_of_one_name_on_one_gateway_conflict(houses):
-    here = await houses.open()
+async def test_two_changes_of_one_name_on_one_gateway_conflict(cluster):
+    here = await cluster.open()
     results = await asyncio.gather(here.load("a", "poet"), here.load("a", "poet"), return_exceptions=True)
     assert [isinstance(result, ApiError) for result in results] == [False, True]
     assert serves(here, "a", results[0].version)
 
 
-async def test_missed_changes_are_noticed(houses):
+async def test_missed_changes_are_noticed(cluster):
     """More of them than the log keeps."""
-    here, there = await houses.open(), await houses.open()
+    here, there = await cluster.open(), await cluster.open()
     await here.load("poet", "poet")
     await until(lambda: "poet" in there.records)
     await there._log.close()
-    store = adapter_store(houses.client, BASE)
+    store = adapter_store(cluster.client, BASE)
     for number in range(1100):
         record = replace(here.records["poet"], name=f"a{number}")
         await store.put(record, None)
@@ -137,12 +137,12 @@ async def test_missed_changes_are_noticed(houses):
     assert here.records == there.records
 
 
-async def test_a_gateway_goes_on_with_the_old_version_until_it_has_the_new(houses):
-    here, there = await houses.open(), await houses.open()
+async def test_a_gateway_goes_on_with_the_old_version_until_it_has_the_new(cluster):
+    here, there = await cluster.open(), await cluster.open()
     old = (await here.load("poet", "poet")).version
     await until(lambda: serves(there, "poet", old))
     engine_of(there).rejected = "the disk is slow"
-    write_adapter(houses.root, "poet", "better weights")
+    write_adapter(cluster.root, "poet", "better weights")
     await here.reload("poet")
     await until(lambda: "poet" in there._mirror.errors)
     assert there.pick("poet").version == old
@@ -154,10 +154,10 @@ async def test_a_gateway_goes_on_with_the_old_version_until_it_has_the_new(house
     assert (await there.statuses())[0].error == ""
 
 
-async def test_other_files_than_the_registry_names_are_not_served(houses):
-    here = await houses.open()
+async def test_other_files_than_the_registry_names_are_not_served(cluster):
+    here = await cluster.open()
     await here.load("poet", "poet")
-    store = adapter_store(houses.client, BASE)
+    store = adapter_store(cluster.client, BASE)
     await store.put(replace(here.records["poet"], name="twin", version="0" * 32), None)
     await until(lambda: "twin" in here._mirror.errors)
     with pytest.raises(ApiError, match="reload it") as caught:
@@ -170,27 +170,27 @@ async def test_other_files_than_the_registry_names_are_not_served(houses):
 # What lasts
 
 
-async def test_the_registry_outlives_its_gateways(houses):
-    here = await houses.open()
+async def test_the_registry_outlives_its_gateways(cluster):
+    here = await cluster.open()
     await here.load("poet", "poet", tenants=["acme"])
     await here.alias("poet", "bard")
     await here.pin("poet", True)
     await here.close()
-    later = await houses.open()
+    later = await cluster.open()
     assert later.records == here.records
     assert later.aliases == {"bard": "poet"}
     await until(lambda: engine_of(later).pinned == {later.pick("poet").version})
 
 
-async def test_a_restarted_engine_gets_its_adapters_back(houses):
-    here = await houses.open()
+async def test_a_restarted_engine_gets_its_adapters_back(cluster):
+    here = await cluster.open()
     for name in ("pirate", "poet"):
         await here.load(name, name)
     await here.pin("pirate", True)
     engine = engine_of(here)
     engine.process.files.clear()
     engine.pinned.clear()
-    write_adapter(houses.root, "poet", "changed on disk")
+    write_adapter(cluster.root, "poet", "changed on disk")
     await here.restore()
     assert set(engine.process.files) == {here.pick(name).version for name in ("pirate", "poet")}
     assert {record.version for record in here.records.values()} == set(engine.process.files)
@@ -214,16 +214,16 @@ class Remote(LocalSources):
         return write_adapter(self.root, f"cache-{name}", "weights")
 
 
-async def test_what_was_fetched_is_not_fetched_again_for_a_new_engine(houses):
-    sources = Remote(houses.root)
-    here = AdapterRegistry(FakeEngine(), adapter_store(houses.client, BASE), sources)
-    houses.stack.push_async_callback(here.close)
+async def test_what_was_fetched_is_not_fetched_again_for_a_new_engine(cluster):
+    sources = Remote(cluster.root)
+    here = AdapterRegistry(FakeEngine(), adapter_store(cluster.client, BASE), sources)
+    cluster.stack.push_async_callback(here.close)
     await here.start()
     await here.restore()
     await here.load("poet", "remote://poet")
     await here.load("bard", "remote://bard")
     sources.is_up = False
-    shutil.rmtree(houses.root / "cache-bard")
+    shutil.rmtree(cluster.root / "cache-bard")
     await here.restore()
     assert here.pick("poet").version
     with pytest.raises(ApiError, match="is away"):
@@ -233,22 +233,22 @@ async def test_what_was_fetched_is_not_fetched_again_for_a_new_engine(houses):
     assert sources.fetched == ["remote://poet", "remote://bard", "remote://bard"]
 
 
-async def test_restoring_goes_on_after_an_adapter_that_is_lost(houses):
-    here = await houses.open()
+async def test_restoring_goes_on_after_an_adapter_that_is_lost(cluster):
+    here = await cluster.open()
     for name in ("pirate", "poet"):
         await here.load(name, name)
-    (houses.root / "pirate").rename(houses.root / "elsewhere")
+    (cluster.root / "pirate").rename(cluster.root / "elsewhere")
     await here.restore()
     assert here.pick("poet").version
     with pytest.raises(ApiError, match="not a folder") as caught:
         here.pick("pirate")
     assert caught.value.code == "engine_unavailable"
-    (houses.root / "elsewhere").rename(houses.root / "pirate")
+    (cluster.root / "elsewhere").rename(cluster.root / "pirate")
     await until(lambda: "pirate" in here._mirror.served)
 
 
-async def test_restoring_does_not_bring_back_what_was_unloaded_meanwhile(houses, monkeypatch):
-    here = await houses.open()
+async def test_restoring_does_not_bring_back_what_was_unloaded_meanwhile(cluster, monkeypatch):
+    here = await cluster.open()
     await here.load("poet", "poet")
     load_adapter = engine_of(here).load_adapter
 
@@ -263,20 +263,20 @@ async def test_restoring_does_not_bring_back_what_was_unloaded_meanwhile(houses,
     assert (dict(here.records), engine_of(here).paths) == ({}, {})
 
 
-async def test_a_flushed_store_is_written_back(houses):
-    here, there = await houses.open(), await houses.open()
+async def test_a_flushed_store_is_written_back(cluster):
+    here, there = await cluster.open(), await cluster.open()
     await here.load("poet", "poet")
     await here.alias("poet", "bard")
     await until(lambda: there.aliases == {"bard": "poet"})
     generation = here._mirror.generation
-    await houses.client.flushall()
+    await cluster.client.flushall()
     await until(lambda: here._mirror.generation > generation and there._mirror.generation > generation)
     assert (await refusal(there.load("bard", "pirate"))).code == "adapter_conflict"
-    assert (await adapter_store(houses.client, BASE).read()).records == here.records == there.records
+    assert (await adapter_store(cluster.client, BASE).read()).records == here.records == there.records
     assert engine_of(here).unloaded == []
 
 
-def test_a_record_survives_its_encoding(houses):
+def test_a_record_survives_its_encoding(cluster):
     record = AdapterRecord("n", "s", "/p", "v", 8, ("q_proj",), 3, 5, 1.5, 2.5, ("acme",), ("a",), True, 0)
     assert decode_record(encode_record(record), 7) == replace(record, generation=7)
     newer = encode_record(record)[:-1] + b',"colour":"red"}'
@@ -286,37 +286,37 @@ def test_a_record_survives_its_encoding(houses):
 # What the configuration says
 
 
-async def test_an_operators_change_wins_until_the_configuration_changes(houses):
-    first = await houses.open()
+async def test_an_operators_change_wins_until_the_configuration_changes(cluster):
+    first = await cluster.open()
     await first.seed("poet", "poet")
     await first.seed("gone", "poet")
     await first.load("poet", "pirate", replace=True)
     await first.unload("gone")
     await first.close()
-    second = await houses.open()
+    second = await cluster.open()
     await second.seed("poet", "poet")
     await second.seed("gone", "poet")
     assert {name: record.source for name, record in second.records.items()} == {"poet": "pirate"}
-    write_adapter(houses.root, "bard")
+    write_adapter(cluster.root, "bard")
     await second.seed("poet", "bard")
     await second.seed("gone", "bard")
     assert {record.source for record in second.records.values()} == {"bard"}
     assert len(second.records) == 2
 
 
-async def test_gateways_that_start_together_seed_once(houses):
-    here, there = await houses.open(), await houses.open()
+async def test_gateways_that_start_together_seed_once(cluster):
+    here, there = await cluster.open(), await cluster.open()
     await asyncio.gather(here.seed("poet", "poet"), there.seed("poet", "poet"))
     await until(lambda: "poet" in here._mirror.served and "poet" in there._mirror.served)
     assert here.records == there.records
 
 
-async def test_what_is_configured_has_to_be_there(houses):
-    here = await houses.open()
+async def test_what_is_configured_has_to_be_there(cluster):
+    here = await cluster.open()
     assert "not a folder" in (await refusal(here.seed("x", "missing"))).message
     await here.seed("poet", "poet")
-    (houses.root / "poet").rename(houses.root / "elsewhere")
-    again = await houses.open()
+    (cluster.root / "poet").rename(cluster.root / "elsewhere")
+    again = await cluster.open()
     assert "not a folder" in (await refusal(again.seed("poet", "poet"))).message
 
 
@@ -332,14 +332,14 @@ async def mortal(tmp_path):
     for name in ("pirate", "poet"):
         write_adapter(tmp_path, name)
     async with AsyncExitStack() as stack, connect(f"unix://{path}") as client:
-        yield server, Houses(stack, tmp_path, client)
+        yield server, RegistryCluster(stack, tmp_path, client)
     if server.is_running():
         server.stop()
 
 
 async def test_while_redis_is_away_reads_go_on_and_changes_are_refused(mortal):
-    server, houses = mortal
-    here, there = await houses.open(), await houses.open()
+    server, cluster = mortal
+    here, there = await cluster.open(), await cluster.open()
     await here.load("poet", "poet")
     await here.alias("poet", "bard")
     await until(lambda: there.aliases == {"bard": "poet"})
@@ -380,26 +380,26 @@ async def is_possible(change) -> bool:
 
 
 async def test_a_gateway_that_starts_without_redis_serves_what_is_configured(mortal):
-    server, houses = mortal
-    before = await houses.open()
+    server, cluster = mortal
+    before = await cluster.open()
     await before.seed("poet", "poet")
     await before.unload("poet")
     await before.close()
     server.terminate()
-    here = await houses.open()
+    here = await cluster.open()
     await here.seed("poet", "poet")
     await here.seed("pirate", "pirate")
     assert here.pick("poet").version
     server.start()
     await until(lambda: here._mirror.generation > 0)
     assert list(here.records) == ["pirate"], "an operator had unloaded the other"
-    assert (await adapter_store(houses.client, BASE).read()).records == here.records
+    assert (await adapter_store(cluster.client, BASE).read()).records == here.records
     await until(lambda: len(engine_of(here).unloaded) == 1)
 
 
-async def test_what_was_kept_just_as_the_registry_came_back_is_registered(houses):
+async def test_what_was_kept_just_as_the_registry_came_back_is_registered(cluster):
     """Its loading took longer than the outage: by now the registry is only followed, not read."""
-    here, there = await houses.open(), await houses.open()
+    here, there = await cluster.open(), await cluster.open()
     record = await there.load("poet", "poet")
     await until(lambda: "poet" in here.records)
     here._log.keep(replace(record, name="pirate", generation=0))
@@ -411,8 +411,8 @@ async def test_what_was_kept_just_as_the_registry_came_back_is_registered(houses
 # Names
 
 
-async def test_an_alias_is_one_adapters_alone(houses):
-    here = await houses.open()
+async def test_an_alias_is_one_adapters_alone(cluster):
+    here = await cluster.open()
     for name in ("pirate", "poet"):
         await here.load(name, name)
     await here.alias("pirate", "captain")
@@ -431,15 +431,15 @@ async def test_an_alias_is_one_adapters_alone(houses):
     assert here.aliases == {}
 
 
-async def test_aliases_are_bounded(houses):
-    here = await houses.open()
+async def test_aliases_are_bounded(cluster):
+    here = await cluster.open()
     record = await here.load("poet", "poet")
     await here._log.put(replace(record, aliases=tuple(f"a{number}" for number in range(MAX_ALIASES))), record)
     assert (await refusal(here.alias("poet", "more"))).param == "alias"
 
 
-async def test_tenants_have_names(houses):
-    here = await houses.open()
+async def test_tenants_have_names(cluster):
+    here = await cluster.open()
     assert (await refusal(here.load("poet", "poet", tenants=["a b"]))).param == "tenants"
     await here.load("poet", "poet")
     assert (await refusal(here.allow("poet", ["*"]))).param == "tenants"
@@ -449,18 +449,18 @@ async def test_tenants_have_names(houses):
 # Versions
 
 
-async def test_reloading_what_has_not_changed_does_nothing(houses):
-    here = await houses.open()
+async def test_reloading_what_has_not_changed_does_nothing(cluster):
+    here = await cluster.open()
     record = await here.load("poet", "poet")
     assert await here.reload("poet") is False
     assert here.records["poet"] == record
     assert engine_of(here).unloaded == []
 
 
-async def test_a_version_stays_until_its_last_request_has_ended(houses):
-    here = await houses.open()
+async def test_a_version_stays_until_its_last_request_has_ended(cluster):
+    here = await cluster.open()
     old = (await here.load("poet", "poet")).version
-    write_adapter(houses.root, "poet", "better weights")
+    write_adapter(cluster.root, "poet", "better weights")
     with here.using(here.pick("poet").version):
         with here.using(old):
             assert await here.reload("poet")
@@ -474,22 +474,22 @@ async def test_a_version_stays_until_its_last_request_has_ended(houses):
     assert here.names == {new: ["poet"]}
 
 
-async def test_an_unload_waits_for_requests_no_longer_than_it_was_told(houses):
-    here = await houses.open(drain_seconds=600.0)
+async def test_an_unload_waits_for_requests_no_longer_than_it_was_told(cluster):
+    here = await cluster.open(drain_seconds=600.0)
     version = (await here.load("poet", "poet")).version
     with here.using(version):
         assert await here.unload("poet", 0.01) == 2, "what the engine says it has aborted"
     assert (await refusal(here.unload("poet"))).code == "model_not_found"
 
 
-async def test_a_version_given_up_twice_has_the_longer_time(houses):
+async def test_a_version_given_up_twice_has_the_longer_time(cluster):
     """The second time it is held for a moment only, as by a load that is refused."""
-    here = await houses.open(drain_seconds=600.0)
+    here = await cluster.open(drain_seconds=600.0)
     version = (await here.load("poet", "poet")).version
     with here.using(version):
         unload = asyncio.create_task(here.unload("poet"))
         await until(lambda: "poet" not in here.records)
-        async with here._versions.loaded(houses.root / "poet"):
+        async with here._versions.loaded(cluster.root / "poet"):
             pass
         await asyncio.sleep(0.05)
         assert not engine_of(here).unloaded
@@ -497,8 +497,8 @@ async def test_a_version_given_up_twice_has_the_longer_time(houses):
     await here.settle()
 
 
-async def test_an_unload_asked_for_again_waits_for_the_same_end(houses):
-    here = await houses.open()
+async def test_an_unload_asked_for_again_waits_for_the_same_end(cluster):
+    here = await cluster.open()
     version = (await here.load("poet", "poet")).version
     with here.using(version):
         first = asyncio.create_task(here.unload("poet"))
@@ -511,8 +511,8 @@ async def test_an_unload_asked_for_again_waits_for_the_same_end(houses):
     assert engine_of(here).unloaded == [version]
 
 
-async def test_others_drain_as_long_as_the_operator_said(houses):
-    here, there = await houses.open(), await houses.open(drain_seconds=600.0)
+async def test_others_drain_as_long_as_the_operator_said(cluster):
+    here, there = await cluster.open(), await cluster.open(drain_seconds=600.0)
     version = (await here.load("poet", "poet")).version
     await until(lambda: serves(there, "poet", version))
     with there.using(version):
@@ -520,8 +520,8 @@ async def test_others_drain_as_long_as_the_operator_said(houses):
         await until(lambda: engine_of(there).unloaded == [version])
 
 
-async def test_one_version_under_two_names_is_freed_with_the_last(houses):
-    here = await houses.open()
+async def test_one_version_under_two_names_is_freed_with_the_last(cluster):
+    here = await cluster.open()
     for name in ("poet", "twin"):
         await here.load(name, "poet")
     await here.pin("twin", True)
@@ -533,8 +533,8 @@ async def test_one_version_under_two_names_is_freed_with_the_last(houses):
     assert len(engine_of(here).unloaded) == 1
 
 
-async def test_a_pin_goes_with_the_name_that_asked_for_it(houses):
-    here = await houses.open()
+async def test_a_pin_goes_with_the_name_that_asked_for_it(cluster):
+    here = await cluster.open()
     for name in ("poet", "twin"):
         await here.load(name, "poet")
     await here.pin("twin", True)
@@ -543,16 +543,16 @@ async def test_a_pin_goes_with_the_name_that_asked_for_it(houses):
     assert here.pick("poet")
 
 
-async def test_a_pin_the_engine_refuses_is_told(houses):
-    here = await houses.open()
+async def test_a_pin_the_engine_refuses_is_told(cluster):
+    here = await cluster.open()
     await here.load("poet", "poet")
     engine_of(here).unpinnable = "pins hold every adapter page"
     await here.pin("poet", True)
     await until(lambda: "pins hold every adapter page" in here._mirror.errors.get("poet", ""))
 
 
-async def test_a_version_wanted_again_while_the_engine_lets_it_go_is_loaded_again(houses, monkeypatch):
-    here = await houses.open()
+async def test_a_version_wanted_again_while_the_engine_lets_it_go_is_loaded_again(cluster, monkeypatch):
+    here = await cluster.open()
     version = (await here.load("poet", "poet")).version
     engine, unload_adapter, loads = engine_of(here), engine_of(here).unload_adapter, []
 
@@ -568,9 +568,9 @@ async def test_a_version_wanted_again_while_the_engine_lets_it_go_is_loaded_agai
     assert engine.loads.count(version) == 3
 
 
-async def test_a_load_during_which_the_version_went_is_made_again(houses, monkeypatch):
+async def test_a_load_during_which_the_version_went_is_made_again(cluster, monkeypatch):
     """The engine reads it, lets it go for another name's sake, and only then its answer gets through."""
-    here = await houses.open()
+    here = await cluster.open()
     version = (await here.load("poet", "poet")).version
     engine, load_adapter = engine_of(here), engine_of(here).load_adapter
 
@@ -585,8 +585,8 @@ async def test_a_load_during_which_the_version_went_is_made_again(houses, monkey
     assert set(engine.process.files) == {version}
 
 
-async def test_a_load_across_an_engines_restart_is_served_by_the_new_engine(houses, monkeypatch):
-    here = await houses.open()
+async def test_a_load_across_an_engines_restart_is_served_by_the_new_engine(cluster, monkeypatch):
+    here = await cluster.open()
     engine, put = engine_of(here), here._store.put
 
     async def put_while_the_engine_restarts(*args, **options):
@@ -600,8 +600,8 @@ async def test_a_load_across_an_engines_restart_is_served_by_the_new_engine(hous
     assert set(engine.process.files) == {here.pick("poet").version}
 
 
-async def test_unloading_needs_no_engine_and_loading_does(houses):
-    here = await houses.open()
+async def test_unloading_needs_no_engine_and_loading_does(cluster):
+    here = await cluster.open()
     await here.load("poet", "poet")
     engine_of(here).ready = False
     assert await here.unload("poet") == 0
@@ -609,16 +609,16 @@ async def test_unloading_needs_no_engine_and_loading_does(houses):
     assert (error.code, dict(here.records)) == ("engine_unavailable", {})
 
 
-async def test_statuses_need_no_engine(houses):
-    here = await houses.open()
+async def test_statuses_need_no_engine(cluster):
+    here = await cluster.open()
     await here.load("poet", "poet")
     engine_of(here).ready = False
     assert [(status.name, status.tier) for status in await here.statuses()] == [("poet", "disk")]
 
 
-async def test_a_redis_too_slow_for_one_write_does_not_keep_a_gateway_from_starting(houses, monkeypatch):
+async def test_a_redis_too_slow_for_one_write_does_not_keep_a_gateway_from_starting(cluster, monkeypatch):
     """A disk that is busy reading adapters can hold up Redis for seconds, just while they are preloaded."""
-    here = await houses.open()
+    here = await cluster.open()
     put, calls = here._store.put, []
 
     async def slow_once(*args, **options):
@@ -631,4 +631,4 @@ async def test_a_redis_too_slow_for_one_write_does_not_keep_a_gateway_from_start
     await here.seed("poet", "poet")
     assert here.pick("poet").version
     await until(lambda: here.records["poet"].generation > 0)
-    assert (await adapter_store(houses.client, BASE).read()).records == here.records
+    assert (await adapter_store(cluster.client, BASE).read()).records == here.records

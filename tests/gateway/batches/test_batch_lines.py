@@ -5,8 +5,8 @@ import json
 import random
 
 import pytest
-from batch_house import CHAT, COMPLETION, KEY_ID, Holders, Town, pieces
-from fakes import BASE, House, build_house
+from batch_cluster import CHAT, COMPLETION, KEY_ID, BatchCluster, Holders, pieces
+from fakes import BASE, GatewayApp, build_gateway_app
 
 from engine.core.types import Lane
 from gateway.batches.answers import Answer, LineName, answered, never_run, refused
@@ -29,8 +29,8 @@ NOON = 1_800_014_400.0
 
 
 @pytest.fixture
-async def house(tmp_path) -> House:
-    return await build_house(tmp_path)
+async def gateway_app(tmp_path) -> GatewayApp:
+    return await build_gateway_app(tmp_path)
 
 
 def lease(endpoint=CHAT, left=3600.0):
@@ -38,13 +38,15 @@ def lease(endpoint=CHAT, left=3600.0):
     return Lease(batch, "shard", 1, left, 0, 0, 1)
 
 
-def lines(house, endpoint=CHAT, left=3600.0, holders=None, age=0.0):
-    return Lines(house.gateway, holders or Holders(), lease(endpoint, left), asyncio.get_running_loop().time() - age)
+def lines(gateway_app, endpoint=CHAT, left=3600.0, holders=None, age=0.0):
+    return Lines(
+        gateway_app.gateway, holders or Holders(), lease(endpoint, left), asyncio.get_running_loop().time() - age
+    )
 
 
-async def run(house, body, endpoint=CHAT, **options) -> dict:
+async def run(gateway_app, body, endpoint=CHAT, **options) -> dict:
     begun = []
-    answer = await lines(house, endpoint, **options).run(NAME, json.dumps(body).encode(), lambda: begun.append(1))
+    answer = await lines(gateway_app, endpoint, **options).run(NAME, json.dumps(body).encode(), lambda: begun.append(1))
     assert len(begun) == (answer.usage is not None)
     return json.loads(answer.text)
 
@@ -61,13 +63,13 @@ async def run(house, body, endpoint=CHAT, **options) -> dict:
         (COMPLETION, {"prompt": [70, 71], "logprobs": 1}),
     ],
 )
-async def test_a_line_is_answered_as_the_same_body_over_http(house, endpoint, body):
+async def test_a_line_is_answered_as_the_same_body_over_http(gateway_app, endpoint, body):
     if "tools" in body:
-        house.engine.reply = lambda request: CALL
+        gateway_app.engine.reply = lambda request: CALL
     body = {"model": "pirate", **body}
-    async with house.client() as client:
+    async with gateway_app.client() as client:
         told = (await client.post(endpoint, json={**body, "service_tier": "flex"})).json()
-    line = await run(house, body, endpoint)
+    line = await run(gateway_app, body, endpoint)
     assert (line["custom_id"], line["error"]) == ("mine", None)
     assert line["response"]["status_code"] == 200
     assert line["response"]["request_id"] == "batch_1.7"
@@ -78,31 +80,33 @@ async def test_a_line_is_answered_as_the_same_body_over_http(house, endpoint, bo
             for call in choice.get("message", {}).get("tool_calls", ()):
                 del call["id"]
     assert mine == told
-    sent = [(each.params._replace(seed=0), each.prompt, each.adapter, each.lane) for each in house.engine.requests]
+    sent = [
+        (each.params._replace(seed=0), each.prompt, each.adapter, each.lane) for each in gateway_app.engine.requests
+    ]
     assert sent[: len(sent) // 2] == sent[len(sent) // 2 :]
     assert {lane for *_, lane in sent} == {Lane.BATCH}
-    await house.assert_empty()
+    await gateway_app.assert_empty()
 
 
 async def test_a_line_is_charged_to_the_key_that_asked_and_has_the_whole_window(tmp_path):
-    house = await build_house(tmp_path, ServiceSettings(request_timeout=0.0))
-    await run(house, {"model": BASE, "messages": MESSAGES}, left=500.0)
-    [reserved] = house.limiter.reserved
+    gateway_app = await build_gateway_app(tmp_path, ServiceSettings(request_timeout=0.0))
+    await run(gateway_app, {"model": BASE, "messages": MESSAGES}, left=500.0)
+    [reserved] = gateway_app.limiter.reserved
     assert (reserved.tenant, reserved.key_id, reserved.lane, reserved.request_id) == (
         *("acme", KEY_ID),
         *("batch", "batch_1.7"),
     )
-    assert 490 < house.engine.requests[0].deadline <= 500
+    assert 490 < gateway_app.engine.requests[0].deadline <= 500
 
 
-async def test_what_the_gateway_refuses_is_raised_to_be_judged(house):
+async def test_what_the_gateway_refuses_is_raised_to_be_judged(gateway_app):
     with pytest.raises(ApiError) as caught:
-        await run(house, {"model": "nobody", "messages": MESSAGES})
+        await run(gateway_app, {"model": "nobody", "messages": MESSAGES})
     assert caught.value.fault is Fault.MODEL_NOT_FOUND
     with pytest.raises(ApiError) as caught:
-        await run(house, {"model": BASE, "messages": MESSAGES}, left=-1.0)
+        await run(gateway_app, {"model": BASE, "messages": MESSAGES}, left=-1.0)
     assert caught.value.fault is Fault.DEADLINE_EXCEEDED
-    await house.assert_empty()
+    await gateway_app.assert_empty()
 
 
 @pytest.mark.parametrize(
@@ -114,16 +118,16 @@ async def test_what_the_gateway_refuses_is_raised_to_be_judged(house):
         (Lapse.KEY_DISABLED, "key_revoked"),
     ],
 )
-async def test_lines_of_who_may_have_no_more_end_with_a_code(house, lapse, code):
-    line = await run(house, {"model": BASE, "messages": MESSAGES}, holders=Holders({"acme": lapse}), age=60.0)
+async def test_lines_of_who_may_have_no_more_end_with_a_code(gateway_app, lapse, code):
+    line = await run(gateway_app, {"model": BASE, "messages": MESSAGES}, holders=Holders({"acme": lapse}), age=60.0)
     assert (line["response"], line["error"]["code"]) == (None, code)
-    assert house.engine.requests == []
+    assert gateway_app.engine.requests == []
 
 
-async def test_a_key_that_was_not_heard_of_yet_is_waited_for(house):
+async def test_a_key_that_was_not_heard_of_yet_is_waited_for(gateway_app):
     holders = Holders({"acme": Lapse.KEY_GONE})
     with pytest.raises(ApiError) as caught:
-        await run(house, {"model": BASE, "messages": MESSAGES}, holders=holders, age=UNHEARD_SECONDS / 2)
+        await run(gateway_app, {"model": BASE, "messages": MESSAGES}, holders=holders, age=UNHEARD_SECONDS / 2)
     assert pause(caught.value, 1, NOON, 60.0) is not None
 
 
@@ -192,13 +196,13 @@ def test_a_spent_day_is_waited_for_if_the_window_reaches_into_the_next():
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_lines_that_lie_together_are_read_together(tmp_path, valkey, seed):
-    rng, town = random.Random(seed), Town(tmp_path, valkey)
+    rng, cluster = random.Random(seed), BatchCluster(tmp_path, valkey)
     texts = [b"x" * rng.choice([0, 5, 500, 3000, SMALL_BYTES, SMALL_BYTES + 1]) + b"%d" % n for n in range(200)]
     offsets = [sum(len(text) + 1 for text in texts[:number]) for number in range(200)]
-    record = await town.files.create("acme", "in", "batch", pieces(b"\n".join(texts)))
+    record = await cluster.files.create("acme", "in", "batch", pieces(b"\n".join(texts)))
     chosen = rng.sample(range(200), 128) if seed else range(128)
     entries = [IndexEntry(at, number + 1, offsets[number], len(texts[number])) for at, number in enumerate(chosen)]
-    found, reads = Texts(town.files, record), []
+    found, reads = Texts(cluster.files, record), []
     read = found._read
     found._read = lambda start, length: reads.append(length) or read(start, length)
     await found.read_ahead(entries)

@@ -6,7 +6,7 @@ import multiprocessing
 import signal
 
 import batch_worker
-from batch_house import Town, chat_line, until
+from batch_cluster import BatchCluster, chat_line, until
 from fakes import ids_of
 
 from engine.rpc.stream import CrashesEngines
@@ -33,16 +33,16 @@ class CrashedStream:
 class Processes:
     """Gateways that take turns, each of which dies as soon as a poisonous line reaches its engine."""
 
-    def __init__(self, town, poison):
-        self.town, self.poison = town, ids_of(poison)
+    def __init__(self, cluster, poison):
+        self.cluster, self.poison = cluster, ids_of(poison)
         self.died_with = []
         """Numbers of requests that were under way at each death."""
         self.poisoned = asyncio.Event()
 
     async def open(self, number):
-        office = await self.town.office(f"{number}")
-        house = office.house
-        house.engine.pause = 0.002
+        member = await self.cluster.add_member(f"{number}")
+        gateway_app = member.gateway_app
+        gateway_app.engine.pause = 0.002
 
         def reply(request):
             size = len(self.poison)
@@ -51,44 +51,44 @@ class Processes:
                 raise ConnectionAbortedError("the process dies of this")
             return "ok"
 
-        house.engine.reply = reply
-        await office.dispatcher.__aenter__()
-        return office
+        gateway_app.engine.reply = reply
+        await member.dispatcher.__aenter__()
+        return member
 
     async def run(self, batch):
         """Until the batch has ended."""
-        ending, number = asyncio.create_task(self.town.ended(batch)), 0
+        ending, number = asyncio.create_task(self.cluster.ended(batch)), 0
         while not ending.done():
-            office = await self.open(number)
+            member = await self.open(number)
             number += 1
             dying = asyncio.create_task(self.poisoned.wait())
             await asyncio.wait((ending, dying), return_when=asyncio.FIRST_COMPLETED)
             if dying.done():
-                self.died_with.append(len(office.house.gateway.live))
-                await self.die(office)
+                self.died_with.append(len(member.gateway_app.gateway.live))
+                await self.die(member)
             else:
                 dying.cancel()
-                await office.dispatcher.__aexit__(None, None, None)
+                await member.dispatcher.__aexit__(None, None, None)
         return await ending
 
-    async def die(self, office):
+    async def die(self, member):
         """Nothing that a dead process would have said is heard."""
 
         async def silent(*_):
             raise AssertionError("a dead process says nothing")
 
         for name in ("end_trial", "release", "commit"):
-            setattr(office.shop.store, name, silent)
-        await office.kill()
+            setattr(member.workshop.store, name, silent)
+        await member.kill()
         self.poisoned.clear()
 
 
 async def test_a_poisonous_line_fails_by_name_and_its_neighbours_are_answered(tmp_path, valkey):
-    town = Town(tmp_path, valkey, LEASE_SECONDS)
-    processes = Processes(town, POISON)
-    batch = await town.submit([chat_line(f"{n}", POISON if n == 7 else f"{n}") for n in range(LINES)])
+    cluster = BatchCluster(tmp_path, valkey, LEASE_SECONDS)
+    processes = Processes(cluster, POISON)
+    batch = await cluster.submit([chat_line(f"{n}", POISON if n == 7 else f"{n}") for n in range(LINES)])
     ended = await processes.run(batch)
-    output, errors = await town.results(ended)
+    output, errors = await cluster.results(ended)
     assert ended.status == "completed" and set(errors) == {"7"}
     assert errors["7"]["error"]["code"] == "process_lost" and "not tried again" in errors["7"]["error"]["message"]
     assert set(output) == {f"{number}" for number in range(LINES)} - {"7"}
@@ -97,10 +97,10 @@ async def test_a_poisonous_line_fails_by_name_and_its_neighbours_are_answered(tm
 
 
 async def test_a_line_that_makes_engines_crash_fails_by_name_and_is_not_tried_again(tmp_path, valkey):
-    town = Town(tmp_path, valkey)
-    batch = await town.submit([chat_line(f"{n}", POISON if n == 7 else f"{n}") for n in range(LINES)])
-    office = await town.office()
-    generate, poison, tries = office.house.engine.generate, ids_of(POISON), []
+    cluster = BatchCluster(tmp_path, valkey)
+    batch = await cluster.submit([chat_line(f"{n}", POISON if n == 7 else f"{n}") for n in range(LINES)])
+    member = await cluster.add_member()
+    generate, poison, tries = member.gateway_app.engine.generate, ids_of(POISON), []
 
     def generate_or_crash(request):
         if poison in {request.prompt[at : at + len(poison)] for at in range(len(request.prompt))}:
@@ -108,10 +108,10 @@ async def test_a_line_that_makes_engines_crash_fails_by_name_and_is_not_tried_ag
             return CrashedStream()
         return generate(request)
 
-    office.house.engine.generate = generate_or_crash
-    async with office.dispatcher:
-        ended = await town.ended(batch)
-    output, errors = await town.results(ended)
+    member.gateway_app.engine.generate = generate_or_crash
+    async with member.dispatcher:
+        ended = await cluster.ended(batch)
+    output, errors = await cluster.results(ended)
     assert set(errors) == {"7"} and errors["7"]["response"]["body"]["error"]["code"] == "engine_crashed"
     assert set(output) == {f"{number}" for number in range(LINES)} - {"7"}
     assert len(tries) == 1
@@ -120,9 +120,9 @@ async def test_a_line_that_makes_engines_crash_fails_by_name_and_is_not_tried_ag
 async def test_processes_that_a_line_kills_are_three_and_then_no_more(tmp_path, valkey):
     address = valkey.connection_pool.connection_kwargs
     redis = f"redis://{address['host']}:{address['port']}/{address.get('db', 0)}"
-    town = Town(tmp_path, valkey, LEASE_SECONDS)
-    batch = await town.submit([chat_line(f"{n}", POISON if n == 7 else f"{n}") for n in range(LINES)])
-    ending, exits = asyncio.create_task(town.ended(batch)), []
+    cluster = BatchCluster(tmp_path, valkey, LEASE_SECONDS)
+    batch = await cluster.submit([chat_line(f"{n}", POISON if n == 7 else f"{n}") for n in range(LINES)])
+    ending, exits = asyncio.create_task(cluster.ended(batch)), []
     while not ending.done():
         options = {"redis": redis, "folder": str(tmp_path), "name": f"{len(exits)}", "lease_seconds": LEASE_SECONDS}
         process = FORKS.Process(target=batch_worker.run, args=({**options, "poison": POISON},), daemon=True)
@@ -135,25 +135,25 @@ async def test_processes_that_a_line_kills_are_three_and_then_no_more(tmp_path, 
         finally:
             process.kill()
             await dying
-    output, errors = await town.results(await ending)
+    output, errors = await cluster.results(await ending)
     assert exits == [-signal.SIGKILL] * (1 + MOST_MARKS)
     assert [errors[name]["error"]["code"] for name in errors] == ["process_lost"] and set(errors) == {"7"}
     assert set(output) == {f"{number}" for number in range(LINES)} - {"7"}
 
 
 async def test_a_clean_stop_leaves_no_mark_and_counts_for_nothing(tmp_path, valkey):
-    town = Town(tmp_path, valkey, LEASE_SECONDS)
-    batch = await town.submit([chat_line(f"{number}", f"{number}") for number in range(LINES)])
-    stopped = await town.office("stopped", lane_capacity=8)
-    stopped.house.engine.pause = 0.2
+    cluster = BatchCluster(tmp_path, valkey, LEASE_SECONDS)
+    batch = await cluster.submit([chat_line(f"{number}", f"{number}") for number in range(LINES)])
+    stopped = await cluster.add_member("stopped", lane_capacity=8)
+    stopped.gateway_app.engine.pause = 0.2
     await stopped.dispatcher.__aenter__()
-    await until(lambda: bool(stopped.house.engine.requests))
+    await until(lambda: bool(stopped.gateway_app.engine.requests))
     await stopped.dispatcher.__aexit__(None, None, None)
-    assert len(stopped.house.engine.requests) < LINES
-    office = await town.office("last")
-    await office.dispatcher.__aenter__()
-    ended = await town.ended(batch)
-    await office.dispatcher.__aexit__(None, None, None)
+    assert len(stopped.gateway_app.engine.requests) < LINES
+    member = await cluster.add_member("last")
+    await member.dispatcher.__aenter__()
+    ended = await cluster.ended(batch)
+    await member.dispatcher.__aexit__(None, None, None)
     assert (ended.status, ended.tally.completed, ended.tally.failed) == ("completed", LINES, 0)
     fields = await valkey.hkeys(f"loralane:batch:{{acme}}:{batch.id}")
     assert not [name for name in fields if name.startswith((b"lost:", b"mark:"))]

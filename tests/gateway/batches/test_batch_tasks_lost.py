@@ -5,7 +5,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from batch_house import Town, chat_line, until
+from batch_cluster import BatchCluster, chat_line, until
 from fakes import ACME, BASE
 
 from gateway.batches import dispatcher, validation
@@ -40,44 +40,44 @@ class Deadly:
         await asyncio.Event().wait()
 
 
-def deadly(monkeypatch, town, kind, dies):
+def deadly(monkeypatch, cluster, kind, dies):
     """Make tasks of a kind deadly for the batch that is named later."""
     if kind == "validate":
-        found = Deadly(town.validate, lambda _, lease: lease, dies)
-        monkeypatch.setattr(town, "validate", found)
+        found = Deadly(cluster.validate, lambda _, lease: lease, dies)
+        monkeypatch.setattr(cluster, "validate", found)
     else:
         found = Deadly(getattr(dispatcher, kind), lambda *args: args[-1], dies)
         monkeypatch.setattr(dispatcher, kind, found)
     return found
 
 
-async def kill(office):
+async def kill(member):
     """End a process: nothing that it would have said is heard."""
 
     async def silent(*_):
         raise AssertionError("a dead process says nothing")
 
     for name in ("end_trial", "release"):
-        setattr(office.shop.store, name, silent)
-    await office.kill()
+        setattr(member.workshop.store, name, silent)
+    await member.kill()
 
 
-async def work_until_swept(town, batches, died):
+async def work_until_swept(cluster, batches, died):
     """Start gateways, one after the other as each dies, until all batches have ended. Returns them as they ended."""
-    ending = asyncio.gather(*(town.ended(batch) for batch in batches))
+    ending = asyncio.gather(*(cluster.ended(batch) for batch in batches))
     number = 0
     while not ending.done():
-        office = await town.office(f"{number}")
+        member = await cluster.add_member(f"{number}")
         number += 1
-        await office.dispatcher.__aenter__()
+        await member.dispatcher.__aenter__()
         dying = asyncio.create_task(died.wait())
         await asyncio.wait((ending, dying), return_when=asyncio.FIRST_COMPLETED)
         if dying.done():
             died.clear()
-            await kill(office)
+            await kill(member)
         else:
             dying.cancel()
-            await office.dispatcher.__aexit__(None, None, None)
+            await member.dispatcher.__aexit__(None, None, None)
     return await ending
 
 
@@ -86,57 +86,57 @@ async def work_until_swept(town, batches, died):
     ("kind", "status"), [("validate", "failed"), ("finalize", "failed"), ("sweep", "completed")], ids=lambda word: word
 )
 async def test_a_task_that_ends_its_process_is_given_up_by_name(tmp_path, valkey, monkeypatch, kind, status, dies):
-    town = Town(tmp_path, valkey, LEASE_SECONDS)
-    task = deadly(monkeypatch, town, kind, dies)
-    victim, neighbour = [await town.submit([chat_line(f"{n}") for n in range(LINES)]) for _ in range(2)]
+    cluster = BatchCluster(tmp_path, valkey, LEASE_SECONDS)
+    task = deadly(monkeypatch, cluster, kind, dies)
+    victim, neighbour = [await cluster.submit([chat_line(f"{n}") for n in range(LINES)]) for _ in range(2)]
     task.victim = victim.id
-    lost, sound = await work_until_swept(town, (victim, neighbour), task.died)
+    lost, sound = await work_until_swept(cluster, (victim, neighbour), task.died)
     assert (sound.status, sound.tally.completed) == ("completed", LINES)
     assert lost.status == status and task.attempts in ATTEMPTS
     assert [error.code for error in lost.errors] == ([LOST_CODE] if status == "failed" else [])
-    assert (await town.files.delete("acme", victim.input_file_id)) is None, "it is no longer pinned"
+    assert (await cluster.files.delete("acme", victim.input_file_id)) is None, "it is no longer pinned"
 
 
 async def test_a_cancelled_batch_that_cannot_be_finalized_ends_as_cancelled(tmp_path, valkey, monkeypatch):
-    town = Town(tmp_path, valkey, LEASE_SECONDS)
-    task = deadly(monkeypatch, town, "finalize", dies=False)
-    batch = await town.submit([chat_line("1")])
+    cluster = BatchCluster(tmp_path, valkey, LEASE_SECONDS)
+    task = deadly(monkeypatch, cluster, "finalize", dies=False)
+    batch = await cluster.submit([chat_line("1")])
     task.victim = batch.id
-    await town.store.cancel("acme", batch.id)
-    [lost] = await work_until_swept(town, (batch,), task.died)
+    await cluster.store.cancel("acme", batch.id)
+    [lost] = await work_until_swept(cluster, (batch,), task.died)
     assert (lost.status, [error.code for error in lost.errors]) == ("cancelled", [LOST_CODE])
 
 
 async def test_an_input_that_kills_the_process_that_checks_it_fails_its_batch_by_name(tmp_path, valkey, monkeypatch):
-    town = Town(tmp_path, valkey, LEASE_SECONDS)
+    cluster = BatchCluster(tmp_path, valkey, LEASE_SECONDS)
     deaths = tmp_path / "deaths"
     stand_in = tmp_path / "python"
     stand_in.write_text(f"#!/bin/sh\necho died >> {deaths}\nkill -KILL $$\n")
     stand_in.chmod(0o700)
     monkeypatch.setattr(validation, "sys", SimpleNamespace(executable=str(stand_in)))
-    office = await town.office()
+    member = await cluster.add_member()
     validator = Validator(
-        office.shop.store, office.shop.files, lambda _: (ACME, Catalog((BASE,), frozenset(), {})), 100, 2**20
+        member.workshop.store, member.workshop.files, lambda _: (ACME, Catalog((BASE,), frozenset(), {})), 100, 2**20
     )
-    office.dispatcher._validate = validator.run
-    batch = await town.submit([chat_line("1")])
-    async with office.dispatcher:
-        lost = await town.ended(batch)
+    member.dispatcher._validate = validator.run
+    batch = await cluster.submit([chat_line("1")])
+    async with member.dispatcher:
+        lost = await cluster.ended(batch)
     assert (lost.status, [error.code for error in lost.errors]) == ("failed", [LOST_CODE])
     assert deaths.read_text().count("died") in ATTEMPTS
 
 
 async def test_a_storage_that_is_away_while_an_input_is_checked_counts_for_nothing(tmp_path, valkey, monkeypatch):
-    town = Town(tmp_path, valkey, LEASE_SECONDS)
+    cluster = BatchCluster(tmp_path, valkey, LEASE_SECONDS)
     monkeypatch.setattr(validation, "RETRY_SECONDS", 0.01)
-    office = await town.office()
+    member = await cluster.add_member()
     validator = Validator(
-        office.shop.store, office.shop.files, lambda _: (ACME, Catalog((BASE,), frozenset(), {})), 100, 2**20
+        member.workshop.store, member.workshop.files, lambda _: (ACME, Catalog((BASE,), frozenset(), {})), 100, 2**20
     )
-    office.dispatcher._validate = validator.run
-    batch = await town.submit([chat_line("1")])
-    record = await town.files.get("acme", batch.input_file_id)
-    url = town.files.url
+    member.dispatcher._validate = validator.run
+    batch = await cluster.submit([chat_line("1")])
+    record = await cluster.files.get("acme", batch.input_file_id)
+    url = cluster.files.url
     away = iter([True] * (2 + MOST_MARKS))
     asked = []
 
@@ -144,19 +144,19 @@ async def test_a_storage_that_is_away_while_an_input_is_checked_counts_for_nothi
         asked.append(found)
         return url(found) + ("-away" if next(away, False) else "")
 
-    monkeypatch.setattr(office.shop.files, "url", location)
-    async with office.dispatcher:
-        ended = await town.ended(batch)
+    monkeypatch.setattr(member.workshop.files, "url", location)
+    async with member.dispatcher:
+        ended = await cluster.ended(batch)
     assert (ended.status, len(asked) >= 3 + MOST_MARKS, record.id) == ("completed", True, batch.input_file_id)
     assert sys.executable == validation.sys.executable
-    await until(lambda: not office.dispatcher.leases)
+    await until(lambda: not member.dispatcher.leases)
 
 
 async def test_a_task_that_is_cancelled_while_it_is_marked_leaves_no_mark(tmp_path, valkey):
-    town = Town(tmp_path, valkey)
-    batch = await town.submit([chat_line("1")])
-    lease = await town.store.claim("one", ["validate"])
-    begin, is_marked, go_on = town.store.begin_trial, asyncio.Event(), asyncio.Event()
+    cluster = BatchCluster(tmp_path, valkey)
+    batch = await cluster.submit([chat_line("1")])
+    lease = await cluster.store.claim("one", ["validate"])
+    begin, is_marked, go_on = cluster.store.begin_trial, asyncio.Event(), asyncio.Event()
 
     async def slow(*args):
         held = await begin(*args)
@@ -164,10 +164,10 @@ async def test_a_task_that_is_cancelled_while_it_is_marked_leaves_no_mark(tmp_pa
         await go_on.wait()
         return held
 
-    town.store.begin_trial = slow
+    cluster.store.begin_trial = slow
 
     async def work():
-        async with marked(town.store, lease, stays=lambda _: True):
+        async with marked(cluster.store, lease, stays=lambda _: True):
             raise AssertionError("the task was cancelled before it began")
 
     task = asyncio.create_task(work())

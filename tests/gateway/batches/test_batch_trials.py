@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
+from batch_cluster import BatchCluster, chat_line, until
 from batch_fakes import MovedStore, claimed, running
-from batch_house import Town, chat_line, until
 from fakes import INITECH
 
 from gateway.batches.lines import Lines
@@ -19,10 +19,10 @@ LINES = 12
 
 
 @pytest.fixture
-def town(tmp_path, valkey):
-    town = Town(tmp_path, valkey)
-    town.holders.tenants["initech"] = INITECH
-    return town
+def cluster(tmp_path, valkey):
+    cluster = BatchCluster(tmp_path, valkey)
+    cluster.holders.tenants["initech"] = INITECH
+    return cluster
 
 
 @pytest.fixture
@@ -32,13 +32,13 @@ async def store(valkey):
     return store
 
 
-async def suspect_batch(town, num_lines=LINES, tenant="acme"):
+async def suspect_batch(cluster, num_lines=LINES, tenant="acme"):
     """A batch whose only shard was held by a process that is not heard of any more, and the lease of that process."""
-    batch = await town.submit([chat_line(f"{n}", f"{tenant} {n}") for n in range(num_lines)], tenant=tenant)
-    short = BatchStore(town.redis, lease_seconds=0.05)
-    validating = await town.store.claim("dead", ["validate"])
+    batch = await cluster.submit([chat_line(f"{n}", f"{tenant} {n}") for n in range(num_lines)], tenant=tenant)
+    short = BatchStore(cluster.redis, lease_seconds=0.05)
+    validating = await cluster.store.claim("dead", ["validate"])
     assert validating.batch_id == batch.id
-    await town.validate(town.store, validating)
+    await cluster.validate(cluster.store, validating)
     lease = await short.claim("dead", ["shard"])
     return batch, lease
 
@@ -74,39 +74,39 @@ async def test_a_mark_that_is_kept_outlasts_its_lease(store):
     assert (heir.losses, heir.marks) == (0, {3: MOST_MARKS})
 
 
-async def test_a_shard_that_got_through_its_trial_is_cleared(town, valkey):
-    batch, _ = await suspect_batch(town)
-    office = await town.office()
-    engine, together = office.house.engine, []
+async def test_a_shard_that_got_through_its_trial_is_cleared(cluster, valkey):
+    batch, _ = await suspect_batch(cluster)
+    member = await cluster.add_member()
+    engine, together = member.gateway_app.engine, []
     engine.reply = lambda request: together.append(engine.open) or "ok"
-    async with office.dispatcher:
-        ended = await town.ended(batch)
+    async with member.dispatcher:
+        ended = await cluster.ended(batch)
     assert (ended.status, ended.tally.completed) == ("completed", LINES)
     assert set(together) == {1}, "its lines ran one at a time"
     assert await suspicions(valkey, batch) == {}
 
 
-async def test_a_shard_leaves_its_trial_when_its_earlier_holder_is_heard_of(town):
-    batch, lease = await suspect_batch(town)
-    office = await town.office()
-    engine, together = office.house.engine, []
+async def test_a_shard_leaves_its_trial_when_its_earlier_holder_is_heard_of(cluster):
+    batch, lease = await suspect_batch(cluster)
+    member = await cluster.add_member()
+    engine, together = member.gateway_app.engine, []
     engine.pause, engine.admit = 0.02, asyncio.Event()
     engine.reply = lambda request: together.append(engine.open) or "ok"
-    async with office.dispatcher:
+    async with member.dispatcher:
         await until(lambda: engine.open == 1)
-        await town.store.release(lease)
+        await cluster.store.release(lease)
         engine.admit.set()
-        ended = await town.ended(batch)
+        ended = await cluster.ended(batch)
     assert ended.tally.completed == LINES
     assert max(together) > 1
 
 
-async def test_a_lease_that_a_living_gateway_lost_makes_nothing_suspect(town, valkey, monkeypatch):
+async def test_a_lease_that_a_living_gateway_lost_makes_nothing_suspect(cluster, valkey, monkeypatch):
     """As after an outage of Redis: leases ran out in Redis and by the gateway's clock."""
-    office = await town.office()
-    engine, store, leases = office.house.engine, office.store, office.dispatcher._leases
+    member = await cluster.add_member()
+    engine, store, leases = member.gateway_app.engine, member.store, member.dispatcher._leases
     engine.admit = asyncio.Event()
-    batch = await town.submit([chat_line(f"{n}", f"{n}") for n in range(4 * LEAST)])
+    batch = await cluster.submit([chat_line(f"{n}", f"{n}") for n in range(4 * LEAST)])
     claim, losses = store.claim, []
 
     async def claiming(*args):
@@ -115,7 +115,7 @@ async def test_a_lease_that_a_living_gateway_lost_makes_nothing_suspect(town, va
         return lease
 
     monkeypatch.setattr(store, "claim", claiming)
-    async with office.dispatcher:
+    async with member.dispatcher:
         await until(lambda: engine.open == LEAST)
         monkeypatch.setattr(leases, "renew", lambda: asyncio.sleep(0))
         monkeypatch.setattr(store, "_lease_ms", 1)
@@ -126,22 +126,22 @@ async def test_a_lease_that_a_living_gateway_lost_makes_nothing_suspect(town, va
             each._ran_out()
         await until(lambda: len(engine.requests) == 2 * LEAST)
         engine.admit.set()
-        ended = await town.ended(batch)
+        ended = await cluster.ended(batch)
     assert ended.tally.completed == 4 * LEAST
     assert len(losses) == 1 + 2 + 1 + 1 and not any(losses), "validate, the shard twice, finalize, sweep"
     assert await suspicions(valkey, batch) == {}
 
 
-async def test_lines_of_other_tenants_run_between_those_of_a_shard_on_trial(town):
+async def test_lines_of_other_tenants_run_between_those_of_a_shard_on_trial(cluster):
     num_lines = 2 * LEAST + 8
-    batch, _ = await suspect_batch(town, num_lines)
-    other = await town.submit([chat_line(f"{n}", f"initech {n}") for n in range(LINES)], tenant="initech")
-    office = await town.office()
-    engine = office.house.engine
+    batch, _ = await suspect_batch(cluster, num_lines)
+    other = await cluster.submit([chat_line(f"{n}", f"initech {n}") for n in range(LINES)], tenant="initech")
+    member = await cluster.add_member()
+    engine = member.gateway_app.engine
     engine.reply, engine.pause = lambda request: "ok", 0.03
-    async with office.dispatcher:
-        await town.ended(other)
-        ended = await town.ended(batch)
+    async with member.dispatcher:
+        await cluster.ended(other)
+        ended = await cluster.ended(batch)
     assert ended.tally.completed == num_lines
     tenants = [request.tenant for request in engine.requests]
     assert tenants.index("initech") < LEAST, "a shard on trial does not count as enough to do"
@@ -175,9 +175,9 @@ async def test_what_a_suspect_kept_out_is_let_in_before_the_next_suspect():
 
 
 @pytest.mark.parametrize("fault", [Fault.RATE_LIMIT_EXCEEDED, Fault.LANE_QUEUE_FULL])
-async def test_suspect_lines_that_are_refused_wait_without_asking_again_and_let_others_run(town, monkeypatch, fault):
-    batch, _ = await suspect_batch(town)
-    office, run = await town.office(), Lines.run
+async def test_suspect_lines_that_are_refused_wait_without_asking_again_and_let_others_run(cluster, monkeypatch, fault):
+    batch, _ = await suspect_batch(cluster)
+    member, run = await cluster.add_member(), Lines.run
     is_refusing, refusals = True, 0
 
     async def limited(lines, *args):
@@ -188,10 +188,10 @@ async def test_suspect_lines_that_are_refused_wait_without_asking_again_and_let_
         return await run(lines, *args)
 
     monkeypatch.setattr(Lines, "run", limited)
-    async with office.dispatcher:
+    async with member.dispatcher:
         await until(lambda: refusals > 0)
-        await town.ended(await town.submit([chat_line(f"{n}") for n in range(LINES)], tenant="initech"))
+        await cluster.ended(await cluster.submit([chat_line(f"{n}") for n in range(LINES)], tenant="initech"))
         assert refusals < LINES, "not even every line has asked once"
         is_refusing = False
-        ended = await town.ended(batch)
+        ended = await cluster.ended(batch)
     assert ended.tally.completed == LINES

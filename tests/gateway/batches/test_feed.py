@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from batch_house import until
+from batch_cluster import until
 from fakes import FakeEngine
 from hypothesis import given
 from hypothesis import strategies as st

@@ -130,7 +130,7 @@ class Typed(Console):
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory):
-    with served(tmp_path_factory.mktemp("house")) as running:
+    with served(tmp_path_factory.mktemp("gateway")) as running:
         yield running
 
 
@@ -142,17 +142,17 @@ def talk(gateway, *lines: str, model: str | None = None) -> str:
 
 
 def test_a_chat_answers_and_knows_its_commands(gateway):
-    base = gateway.house.gateway.base_name
+    base = gateway.gateway_app.gateway.base_name
     told = talk(gateway, "Hi", "/help", "/lane batch", "Again", "/lane", "/model", f"/model {base}", "/exit", "unheard")
     assert told.count("Hello, world!") == 2
     assert "/lane NAME" in told
     assert told.count("lane: batch") == 2
     assert f"now {base}" in told
-    assert [request.lane.name for request in gateway.house.engine.requests[-2:]] == ["INTERACTIVE", "BATCH"]
+    assert [request.lane.name for request in gateway.gateway_app.engine.requests[-2:]] == ["INTERACTIVE", "BATCH"]
 
 
 def test_a_chat_refuses_what_there_is_not(gateway):
-    base = gateway.house.gateway.base_name
+    base = gateway.gateway_app.gateway.base_name
     told = talk(gateway, "/model pirat", "/lane express", "/halp", "Hi")
     assert f"there is no model 'pirat'; there are: {base}" in told or "there is no model 'pirat'; did you mean" in told
     assert "there is no lane 'express'; there are: interactive, batch" in told

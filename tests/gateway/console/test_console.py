@@ -73,7 +73,7 @@ def test_the_key_is_kept_for_the_tab_if_wanted_and_forgotten_at_the_door(console
 
 
 def test_a_lane_is_paused_at_the_second_press_and_opened_again(console):
-    page, engine = console.page, console.gateway.house.engine
+    page, engine = console.page, console.gateway.gateway_app.engine
     console.enter()
     lane = page.get_by_role("region", name="Lane batch")
     lane.get_by_role("button", name="Pause").click()
@@ -109,8 +109,8 @@ def test_a_limit_edited_in_place_binds_on_the_next_request(console):
 
 
 def test_a_live_request_is_cancelled_and_its_caller_is_told(console):
-    page, house = console.page, console.gateway.house
-    house.engine.go_on = asyncio.Event()
+    page, gateway_app = console.page, console.gateway.gateway_app
+    gateway_app.engine.go_on = asyncio.Event()
     with ThreadPoolExecutor() as threads:
         answer = threads.submit(console.chat, stream=True)
         console.enter()
@@ -121,14 +121,14 @@ def test_a_live_request_is_cancelled_and_its_caller_is_told(console):
         told = answer.result(PATIENCE).text
         table.get_by_text("Nothing is running").wait_for()
     assert '"code":"preempted"' in told and "an administrator cancelled" in told
-    until(lambda: house.watcher.records and house.limiter.ends)
-    (record,) = house.watcher.records
+    until(lambda: gateway_app.watcher.records and gateway_app.limiter.ends)
+    (record,) = gateway_app.watcher.records
     assert (record.status, record.completion_tokens) == (503, 1)
-    assert list(house.limiter.ends.values()) == [[record.prompt_tokens + 1]]
+    assert list(gateway_app.limiter.ends.values()) == [[record.prompt_tokens + 1]]
 
 
 def test_adapters_are_loaded_pinned_and_unloaded(console, tmp_path):
-    page, house = console.page, console.gateway.house
+    page, gateway_app = console.page, console.gateway.gateway_app
     write_adapter(tmp_path, "bard")
     console.enter(view="adapters")
     form = page.get_by_role("form", name="Load an adapter")
@@ -140,18 +140,18 @@ def test_adapters_are_loaded_pinned_and_unloaded(console, tmp_path):
     form.get_by_label("Only for these tenants").fill("globex, acme")
     form.get_by_role("button", name="Load").click()
     page.get_by_text("only acme · only globex").wait_for()
-    assert house.adapters.records["team/bard"].tenants == ("acme", "globex")
+    assert gateway_app.adapters.records["team/bard"].tenants == ("acme", "globex")
     pin = page.get_by_role("button", name="Pin team/bard")
     for pinned in (True, False):
         pin.click()
         page.get_by_role("button", name="Pin team/bard", pressed=pinned).wait_for()
-        assert house.adapters.records["team/bard"].pinned is pinned
+        assert gateway_app.adapters.records["team/bard"].pinned is pinned
     page.get_by_label("Find adapters").fill("globex")
     assert page.locator("tbody tr:visible b").all_inner_texts() == ["team/bard"]
     page.get_by_role("button", name="Unload team/bard").click()
     page.get_by_text("Really unload?").click()
     page.get_by_text("No adapter is like that").wait_for()
-    assert list(house.adapters.records) == ["pirate", "poet"]
+    assert list(gateway_app.adapters.records) == ["pirate", "poet"]
 
 
 def test_what_others_wrote_is_shown_as_text(console):
@@ -166,7 +166,7 @@ def test_what_others_wrote_is_shown_as_text(console):
 
 
 def test_an_engine_that_is_away_is_said_and_what_is_shown_counts_as_old(console):
-    page, engine = console.page, console.gateway.house.engine
+    page, engine = console.page, console.gateway.gateway_app.engine
     console.enter()
     page.get_by_role("region", name="Lane batch").wait_for()
     engine.ready = False

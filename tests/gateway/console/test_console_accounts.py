@@ -52,7 +52,7 @@ def test_a_tenant_that_cannot_be_is_refused_and_the_form_stays_as_it_was(console
 
 
 def test_what_a_tenant_used_names_the_time_that_it_covers(console):
-    page, looks = console.page, console.gateway.house.usage.last_minute
+    page, looks = console.page, console.gateway.gateway_app.usage.last_minute
     now = 1000.0
     looks._clock = lambda: now
     console.enter(view="tenants")

@@ -10,7 +10,7 @@ from engine.pb import engine_pb2 as pb
 
 
 def test_charts_have_axes_a_goal_and_values_under_the_keys(console):
-    page, operations = console.page, console.gateway.house.operations
+    page, operations = console.page, console.gateway.gateway_app.operations
     for rate in (100.0, 250.0):
         point = {
             "tokens_per_second": rate,
@@ -38,7 +38,7 @@ def test_charts_have_axes_a_goal_and_values_under_the_keys(console):
 
 
 def test_a_lane_is_coloured_by_its_own_promise(console):
-    page, engine = console.page, console.gateway.house.engine
+    page, engine = console.page, console.gateway.gateway_app.engine
     console.enter()
     meter = page.get_by_role("region", name="Lane interactive").get_by_role("meter", name="First token in time")
     meter.wait_for()
@@ -51,7 +51,7 @@ def test_a_lane_is_coloured_by_its_own_promise(console):
 
 
 def test_a_value_that_is_pointed_at_stays_while_time_goes_on(console):
-    page, history = console.page, console.gateway.house.operations.history
+    page, history = console.page, console.gateway.gateway_app.operations.history
     begun = time.time()
     for age, rate in ((60, 100.0), (30, 250.0), (0, 300.0)):
         history._clock = lambda: begun - age  # noqa: B023
@@ -75,7 +75,7 @@ def test_a_value_that_is_pointed_at_stays_while_time_goes_on(console):
 
 
 def test_the_headline_is_of_now_on_every_range(console):
-    page, history = console.page, console.gateway.house.operations.history
+    page, history = console.page, console.gateway.gateway_app.operations.history
     for rate in (100.0, 200.0):
         history.add({"tokens_per_second": rate})
     console.enter()

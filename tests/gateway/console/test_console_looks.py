@@ -52,7 +52,7 @@ TOO_FAINT = """() => {
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_word_can_be_read_and_when_what_is_shown_is_old_too(console, scheme):
-    page, operations = console.page, console.gateway.house.operations
+    page, operations = console.page, console.gateway.gateway_app.operations
     page.emulate_media(color_scheme=scheme)
     operations.history.add({"tokens_per_second": 9.0, "interactive.ttft_at_goal": 0.4})
     assert (console.chat().status_code, console.chat(model="none").status_code) == (200, 404)
@@ -64,7 +64,7 @@ def test_every_word_can_be_read_and_when_what_is_shown_is_old_too(console, schem
     page.get_by_role("button", name="Recent").click()
     page.locator(".ended .badge").nth(1).wait_for()
     assert page.evaluate(TOO_FAINT) == []
-    console.gateway.house.engine.ready = False
+    console.gateway.gateway_app.engine.ready = False
     page.get_by_text("What you see is old").wait_for()
     assert page.locator(".stale").count() == 1 and page.evaluate(TOO_FAINT) == []
     page.evaluate("document.querySelector('#content').style.opacity = 0.55")

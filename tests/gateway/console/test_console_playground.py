@@ -19,7 +19,7 @@ def copied_command(page: Any) -> str:
 
 
 def test_the_playground_streams_as_a_tenant_and_never_as_the_administrator(console):
-    page, engine = console.page, console.gateway.house.engine
+    page, engine = console.page, console.gateway.gateway_app.engine
     engine.go_on, engine.reply = asyncio.Event(), lambda request: "A<b>bold</b> answer"
     console.enter(view="playground")
     key = page.get_by_label("Tenant key")
@@ -47,7 +47,7 @@ def test_the_playground_streams_as_a_tenant_and_never_as_the_administrator(conso
 
 
 def test_stopping_the_playground_aborts(console):
-    page, engine = console.page, console.gateway.house.engine
+    page, engine = console.page, console.gateway.gateway_app.engine
     engine.go_on = asyncio.Event()
     console.enter_playground()
     page.get_by_label("Message").fill("hello")
@@ -61,7 +61,7 @@ def test_stopping_the_playground_aborts(console):
 
 
 def test_answers_are_formatted_and_can_be_repeated_with_curl(console):
-    page, engine = console.page, console.gateway.house.engine
+    page, engine = console.page, console.gateway.gateway_app.engine
     engine.reply = lambda request: "# Ahoy\n- **one**\n- `two`\n\n```py\nx = '<b>'\n```"
     console.enter_playground()
     page.get_by_label("Message").fill("it's")
@@ -92,7 +92,7 @@ LISTS = "1. one\n   goes on\n   - deep\n     * deeper\n   - again\n\n2. two\n\n-
 
 
 def test_tables_and_lists_inside_lists_keep_their_shape(console):
-    page, engine = console.page, console.gateway.house.engine
+    page, engine = console.page, console.gateway.gateway_app.engine
     engine.reply = lambda request: f"{TABLE}\n\n{LISTS}"
     console.enter_playground(most_tokens=250)
     page.get_by_label("Message").fill("hello")

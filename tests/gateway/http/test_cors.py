@@ -10,7 +10,7 @@ from threading import Thread
 import httpx
 import pytest
 from browser import chromium
-from fakes import build_house
+from fakes import build_gateway_app
 from served import served
 
 from gateway.config.sections import HttpConfig
@@ -24,14 +24,14 @@ ALLOWED = "access-control-allow-origin"
 
 
 @pytest.fixture
-async def house(tmp_path):
-    return await build_house(tmp_path, cors_origins=(PAGE, *LOOPBACK), max_body_bytes=10_000)
+async def gateway_app(tmp_path):
+    return await build_gateway_app(tmp_path, cors_origins=(PAGE, *LOOPBACK), max_body_bytes=10_000)
 
 
-async def preflight(house, path: str, origin: str = PAGE, method: str = "POST") -> httpx.Response:
+async def preflight(gateway_app, path: str, origin: str = PAGE, method: str = "POST") -> httpx.Response:
     asked = "authorization, content-type, x-request-id, x-stainless-lang, x-stainless-retry-count, openai-organization"
     headers = {"origin": origin, "access-control-request-method": method, "access-control-request-headers": asked}
-    async with house.client(None) as client:
+    async with gateway_app.client(None) as client:
         answer = await client.options(path, headers=headers)
     assert answer.headers.get("access-control-allow-credentials") is None
     if ALLOWED in answer.headers:
@@ -39,21 +39,21 @@ async def preflight(house, path: str, origin: str = PAGE, method: str = "POST") 
     return answer
 
 
-async def test_a_preflight_needs_no_key_and_allows_what_clients_send(house):
-    answer = await preflight(house, "/v1/chat/completions")
+async def test_a_preflight_needs_no_key_and_allows_what_clients_send(gateway_app):
+    answer = await preflight(gateway_app, "/v1/chat/completions")
     assert (answer.status_code, answer.headers[ALLOWED]) == (200, PAGE)
     assert "POST" in answer.headers["access-control-allow-methods"]
     assert "Origin" in answer.headers["vary"]
-    deletion = await preflight(house, "/v1/files/file-1", method="DELETE")
+    deletion = await preflight(gateway_app, "/v1/files/file-1", method="DELETE")
     assert deletion.headers[ALLOWED] == PAGE
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "https://chat.example.com.evil.example", "null"])
-async def test_other_origins_get_no_permission(house, origin):
-    answer = await preflight(house, "/v1/chat/completions", origin)
+async def test_other_origins_get_no_permission(gateway_app, origin):
+    answer = await preflight(gateway_app, "/v1/chat/completions", origin)
     assert answer.status_code == 400
     assert ALLOWED not in answer.headers
-    async with house.client() as client:
+    async with gateway_app.client() as client:
         answer = await client.post("/v1/chat/completions", json=CHAT, headers={"origin": origin})
     assert ALLOWED not in answer.headers
     assert answer.headers["vary"] == "Origin"
@@ -69,9 +69,9 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("status", ERRORS)
-async def test_a_page_may_read_errors_too(house, status):
+async def test_a_page_may_read_errors_too(gateway_app, status):
     key, path, body = ERRORS[status]
-    async with house.client(key) as client:
+    async with gateway_app.client(key) as client:
         answer = await client.post(path, json=body, headers={"origin": PAGE})
     assert (answer.status_code, answer.headers[ALLOWED]) == (status, PAGE)
     assert answer.headers["vary"] == "Origin"
@@ -82,27 +82,27 @@ async def test_a_page_may_read_errors_too(house, status):
 
 @pytest.mark.parametrize("path", ["/admin/tenants", "/console", "/metrics", "/v1/load_lora_adapter"])
 async def test_no_page_of_another_origin_administers(tmp_path, path):
-    house = await build_house(tmp_path, cors_origins=("*",))
-    answer = await preflight(house, path)
+    gateway_app = await build_gateway_app(tmp_path, cors_origins=("*",))
+    answer = await preflight(gateway_app, path)
     assert answer.status_code in (401, 404, 405)
-    async with house.client("sk-admin") as client:
+    async with gateway_app.client("sk-admin") as client:
         answer = await client.get(path, headers={"origin": PAGE})
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
 async def test_any_origin_is_allowed_without_credentials(tmp_path):
-    house = await build_house(tmp_path, cors_origins=("*",))
-    assert (await preflight(house, "/v1/models", method="GET")).headers[ALLOWED] == "*"
+    gateway_app = await build_gateway_app(tmp_path, cors_origins=("*",))
+    assert (await preflight(gateway_app, "/v1/models", method="GET")).headers[ALLOWED] == "*"
 
 
 async def test_there_is_no_layer_without_origins_nor_at_an_administrators_port(tmp_path):
-    assert isinstance((await build_house(tmp_path)).app, Edge)
-    assert isinstance((await build_house(tmp_path, cors_origins=(PAGE,), part="admin")).app, Edge)
-    assert isinstance((await build_house(tmp_path, cors_origins=(PAGE,), part="public")).app, Cors)
+    assert isinstance((await build_gateway_app(tmp_path)).app, Edge)
+    assert isinstance((await build_gateway_app(tmp_path, cors_origins=(PAGE,), part="admin")).app, Edge)
+    assert isinstance((await build_gateway_app(tmp_path, cors_origins=(PAGE,), part="public")).app, Cors)
 
 
-async def test_a_page_whose_name_was_rebound_to_the_gateway_has_no_key(house):
-    async with house.client(None) as client:
+async def test_a_page_whose_name_was_rebound_to_the_gateway_has_no_key(gateway_app):
+    async with gateway_app.client(None) as client:
         headers = {"host": "evil.example", "origin": "http://evil.example", "cookie": "key=sk-admin"}
         for path in ("/v1/models", "/metrics", "/admin/tenants"):
             assert (await client.get(path, headers=headers)).status_code in (401, 404)
@@ -174,4 +174,4 @@ def test_a_page_of_another_origin_streams_a_chat(tmp_path):
         assert page.evaluate(REFUSED, f"{gateway.url}/metrics") == "TypeError"
         page.goto(f"http://localhost:{port}/")
         assert page.evaluate(REFUSED, f"{gateway.url}/v1/models") == "TypeError"
-        gateway.run(gateway.house.assert_empty())
+        gateway.run(gateway.gateway_app.assert_empty())

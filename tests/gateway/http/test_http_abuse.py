@@ -31,14 +31,14 @@ class Hasty(GuardedProtocol):
 def gateway(tmp_path_factory) -> Iterator[Served]:
     with served(tmp_path_factory.mktemp("adapters"), max_body_bytes=100_000) as running:
         yield running
-        running.run(running.house.assert_empty())
+        running.run(running.gateway_app.assert_empty())
 
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory) -> Iterator[Served]:
     """Loses patience soon, and lets little pile up in the kernel."""
     with served(tmp_path_factory.mktemp("adapters"), protocol=Hasty, send_buffer=4096) as running:
-        running.house.engine.info.max_model_len = 100_000
+        running.gateway_app.engine.info.max_model_len = 100_000
         yield running
 
 
@@ -363,11 +363,11 @@ def test_a_body_that_goes_on_after_it_was_refused(hasty):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_waits_for_an_answer_is_not_late(hasty, stream):
-    hasty.house.engine.pause = 0.2
+    hasty.gateway_app.engine.pause = 0.2
     try:
         answer = send(hasty, request(chat(stream=stream, max_tokens=4), "connection: close"))
     finally:
-        hasty.house.engine.pause = 0.0
+        hasty.gateway_app.engine.pause = 0.0
     assert answer.status == 200
     assert b"error" not in answer.body
 
@@ -376,13 +376,13 @@ def test_who_waits_for_an_answer_is_not_late(hasty, stream):
 def patient(tmp_path_factory) -> Iterator[Served]:
     """Waits for its readers, and lets little pile up in the kernel."""
     with served(tmp_path_factory.mktemp("adapters"), protocol=Unread, send_buffer=4096) as running:
-        running.house.engine.info.max_model_len = 100_000
+        running.gateway_app.engine.info.max_model_len = 100_000
         yield running
 
 
 def chat_answered_at_length(served: Served, tokens: int) -> bytes:
     """Some 3 kB a token."""
-    served.house.engine.reply = lambda sent: "x" * tokens
+    served.gateway_app.engine.reply = lambda sent: "x" * tokens
     return chat(max_tokens=tokens + 1000, logprobs=True, top_logprobs=20)
 
 
@@ -408,19 +408,19 @@ def test_a_short_answer_does_not_wait_for_its_reader_forever(hasty, connection_h
 
 
 def test_who_never_reads_is_cut_off_and_settled(hasty):
-    house = hasty.house
-    house.engine.reply = lambda sent: "x" * 20_000
+    gateway_app = hasty.gateway_app
+    gateway_app.engine.reply = lambda sent: "x" * 20_000
     fields = {"stream": True, "max_tokens": 30_000, "logprobs": True, "top_logprobs": 20}
-    before = len(house.watcher.records)
+    before = len(gateway_app.watcher.records)
     with connect(hasty, receive_buffer=4096) as connection:
         connection.sendall(request(chat(**fields)))
         for _ in range(1000):
-            if len(house.watcher.records) > before:
+            if len(gateway_app.watcher.records) > before:
                 break
             time.sleep(0.02)
-        record = house.watcher.records[-1]
+        record = gateway_app.watcher.records[-1]
     assert (record.finish, record.status) == ("cancelled", 499)
     assert 0 < record.completion_tokens < 20_000
-    hasty.run(house.assert_empty())
-    lease = list(house.limiter.ends)[-1]
-    assert house.limiter.ends[lease] == [record.prompt_tokens + record.completion_tokens]
+    hasty.run(gateway_app.assert_empty())
+    lease = list(gateway_app.limiter.ends)[-1]
+    assert gateway_app.limiter.ends[lease] == [record.prompt_tokens + record.completion_tokens]

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from batch_fakes import batch_options, claimed, wanted
-from fakes import ACME, BASE, House, build_house
+from fakes import ACME, BASE, GatewayApp, build_gateway_app
 from file_fakes import objects, pieces, until
 from openai import AsyncOpenAI, BadRequestError, ConflictError, InternalServerError, NotFoundError, RateLimitError
 from redis.asyncio import Redis
@@ -34,8 +34,8 @@ MAX_OPEN = 3
 
 
 @dataclass
-class World:
-    house: House
+class BatchApi:
+    gateway_app: GatewayApp
     store: BatchStore
     files: Files
     batches: Batches
@@ -44,7 +44,7 @@ class World:
 
     @property
     def client(self) -> AsyncOpenAI:
-        return self.house.openai()
+        return self.gateway_app.openai()
 
     async def brought(self, text: bytes, tenant: str = "acme") -> str:
         return (await self.files.create(tenant, "lines.jsonl", "batch", pieces(text))).id
@@ -57,37 +57,37 @@ class World:
 
     @property
     def validator(self) -> Validator:
-        catalog = self.house.gateway.intake.catalog_for(self.tenant)
+        catalog = self.gateway_app.gateway.intake.catalog_for(self.tenant)
         return Validator(self.store, self.files, lambda name: (self.tenant, catalog), 1000, 10_000)
 
 
 @pytest.fixture
-async def world(valkey: Redis, tmp_path) -> AsyncIterator[World]:
+async def api(valkey: Redis, tmp_path) -> AsyncIterator[BatchApi]:
     folder = tmp_path / "störed 100%25"
     options = batch_options(valkey, folder, MAX_OPEN)
-    house = await build_house(tmp_path, **options)
-    yield World(house, BatchStore(valkey, timeout=30.0), options["files"], options["batches"], folder)
-    await house.assert_empty()
+    gateway_app = await build_gateway_app(tmp_path, **options)
+    yield BatchApi(gateway_app, BatchStore(valkey, timeout=30.0), options["files"], options["batches"], folder)
+    await gateway_app.assert_empty()
 
 
-async def create(world: World, input_file_id: str, **more):
+async def create(api: BatchApi, input_file_id: str, **more):
     terms = {"endpoint": CHAT, "completion_window": "24h", "input_file_id": input_file_id, **more}
-    return await world.client.batches.create(**terms)
+    return await api.client.batches.create(**terms)
 
 
-async def test_the_official_client_creates_polls_lists_and_cancels(world):
-    source = await world.brought(text_of([line("1", model=BASE)]))
-    batch = await create(world, source, metadata={"name": "nightly"})
+async def test_the_official_client_creates_polls_lists_and_cancels(api):
+    source = await api.brought(text_of([line("1", model=BASE)]))
+    batch = await create(api, source, metadata={"name": "nightly"})
     assert (batch.object, batch.status, batch.metadata) == ("batch", "validating", {"name": "nightly"})
     assert (batch.endpoint, batch.input_file_id, batch.completion_window) == (CHAT, source, "24h")
     assert batch.expires_at == batch.created_at + 86_400
-    assert await world.client.batches.retrieve(batch.id) == batch
-    others = [await create(world, source, completion_window=window) for window in ("90s", "7d")]
-    listed = [found.id async for found in world.client.batches.list(limit=2)]
+    assert await api.client.batches.retrieve(batch.id) == batch
+    others = [await create(api, source, completion_window=window) for window in ("90s", "7d")]
+    listed = [found.id async for found in api.client.batches.list(limit=2)]
     assert listed == [others[1].id, others[0].id, batch.id]
-    cancelled = await world.client.batches.cancel(batch.id)
+    cancelled = await api.client.batches.cancel(batch.id)
     assert (cancelled.status, cancelled.cancelling_at is not None) == ("cancelling", True)
-    assert await world.client.batches.cancel(batch.id) == cancelled
+    assert await api.client.batches.cancel(batch.id) == cancelled
 
 
 @pytest.mark.parametrize(
@@ -102,135 +102,135 @@ async def test_the_official_client_creates_polls_lists_and_cancels(world):
         ("output_expires_after", {"anchor": "created_at", "seconds": 30 * 86_400 + 1}),
     ],
 )
-async def test_what_is_refused_is_named(world, field, value):
+async def test_what_is_refused_is_named(api, field, value):
     with pytest.raises(BadRequestError) as refusal:
-        await create(world, await world.brought(b"{}"), **{field: value})
+        await create(api, await api.brought(b"{}"), **{field: value})
     assert refusal.value.param.partition(".")[0] == field
-    assert (await world.client.batches.list()).data == []
+    assert (await api.client.batches.list()).data == []
 
 
-async def test_an_input_must_be_the_tenants_own_and_of_the_right_purpose(world):
-    foreign = await world.brought(b"{}", "globex")
+async def test_an_input_must_be_the_tenants_own_and_of_the_right_purpose(api):
+    foreign = await api.brought(b"{}", "globex")
     for missing in (foreign, "file-" + "0" * 24, "nonsense"):
         with pytest.raises(NotFoundError) as refusal:
-            await create(world, missing)
+            await create(api, missing)
         assert (refusal.value.code, refusal.value.param) == ("file_not_found", "input_file_id")
-    output = await world.files.adopt("acme", "file-" + "1" * 24, "out.jsonl", pieces(b"{}"))
+    output = await api.files.adopt("acme", "file-" + "1" * 24, "out.jsonl", pieces(b"{}"))
     with pytest.raises(BadRequestError) as refusal:
-        await create(world, output.id)
+        await create(api, output.id)
     assert refusal.value.param == "input_file_id"
-    await world.files.delete("acme", output.id)
+    await api.files.delete("acme", output.id)
 
 
-async def test_lines_of_a_strict_tenant_are_refused_their_unknown_fields(world):
+async def test_lines_of_a_strict_tenant_are_refused_their_unknown_fields(api):
     strict = line("1", body={**line("1", model=BASE)["body"], "chat_id": 1})
-    batch = await create(world, await world.brought(text_of([strict])))
-    world.tenant = replace(ACME, unknown_fields="refuse")
-    await world.validated()
-    failed = await world.client.batches.retrieve(batch.id)
+    batch = await create(api, await api.brought(text_of([strict])))
+    api.tenant = replace(ACME, unknown_fields="refuse")
+    await api.validated()
+    failed = await api.client.batches.retrieve(batch.id)
     assert (failed.status, [error.param for error in failed.errors.data]) == ("failed", ["body.chat_id"])
 
 
-async def test_a_tenant_has_only_so_many_open(world):
-    source = await world.brought(b"{}")
+async def test_a_tenant_has_only_so_many_open(api):
+    source = await api.brought(b"{}")
     for _ in range(MAX_OPEN):
-        await create(world, source)
+        await create(api, source)
     with pytest.raises(RateLimitError) as refusal:
-        await create(world, source)
+        await create(api, source)
     assert refusal.value.code == "insufficient_quota"
     assert refusal.value.response.headers["x-should-retry"] == "false"
 
 
-async def test_an_input_cannot_be_deleted_until_its_batch_has_been_swept(world):
-    source = await world.brought(text_of([line("1", model=BASE)]))
-    batch = await create(world, source)
+async def test_an_input_cannot_be_deleted_until_its_batch_has_been_swept(api):
+    source = await api.brought(text_of([line("1", model=BASE)]))
+    batch = await create(api, source)
     with pytest.raises(ConflictError):
-        await world.client.files.delete(source)
-    await world.validated()
-    await world.client.batches.cancel(batch.id)
-    await world.store.finished(await claimed(world.store, "finalize"), None, None)
-    assert await world.files.storage.list(f"batches/{batch.id}/")
-    await sweep(world.store, world.files, await claimed(world.store, "sweep"))
-    await world.client.files.delete(source)
-    assert objects(world.folder) == []
+        await api.client.files.delete(source)
+    await api.validated()
+    await api.client.batches.cancel(batch.id)
+    await api.store.finished(await claimed(api.store, "finalize"), None, None)
+    assert await api.files.storage.list(f"batches/{batch.id}/")
+    await sweep(api.store, api.files, await claimed(api.store, "sweep"))
+    await api.client.files.delete(source)
+    assert objects(api.folder) == []
 
 
-async def test_nothing_is_left_of_a_batch_that_could_not_be_created(world, monkeypatch):
+async def test_nothing_is_left_of_a_batch_that_could_not_be_created(api, monkeypatch):
     async def away(*_):
         raise unavailable(Fault.REGISTRY_UNAVAILABLE, "Redis is away")
 
-    source = await world.brought(b"{}")
-    monkeypatch.setattr(world.batches._store, "create", away)
+    source = await api.brought(b"{}")
+    monkeypatch.setattr(api.batches._store, "create", away)
     with pytest.raises(InternalServerError) as refusal:
-        await create(world, source)
+        await create(api, source)
     assert (refusal.value.status_code, refusal.value.code) == (503, "registry_unavailable")
-    await world.client.files.delete(source)
+    await api.client.files.delete(source)
 
 
-async def test_an_administrator_has_no_batches(world):
-    async with world.house.client("sk-admin") as client:
+async def test_an_administrator_has_no_batches(api):
+    async with api.gateway_app.client("sk-admin") as client:
         assert (await client.get("/v1/batches")).status_code == 403
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=ten", "after=batch_x"])
-async def test_a_page_that_cannot_be(world, query):
-    async with world.house.client() as client:
+async def test_a_page_that_cannot_be(api, query):
+    async with api.gateway_app.client() as client:
         refusal = (await client.get(f"/v1/batches?{query}")).json()["error"]
     assert refusal["param"] == query.partition("=")[0]
 
 
-async def test_an_unknown_batch(world):
+async def test_an_unknown_batch(api):
     for batch_id in ("batch_" + "0" * 24, "nonsense"):
         with pytest.raises(NotFoundError) as refusal:
-            await world.client.batches.retrieve(batch_id)
+            await api.client.batches.retrieve(batch_id)
         assert refusal.value.code == "batch_not_found"
 
 
-async def test_a_sound_input_becomes_shards_in_the_order_of_its_index(world):
+async def test_a_sound_input_becomes_shards_in_the_order_of_its_index(api):
     lines = [line("1", model="pirate"), line("2", model=BASE), line("3", model="captain")]
-    batch = await create(world, await world.brought(text_of(lines)))
-    await world.validated()
-    found = await world.client.batches.retrieve(batch.id)
+    batch = await create(api, await api.brought(text_of(lines)))
+    await api.validated()
+    found = await api.client.batches.retrieve(batch.id)
     assert (found.status, found.request_counts.total, found.model) == ("in_progress", 3, None)
-    entries = await read_index(world.files.storage, await claimed(world.store, "shard"))
+    entries = await read_index(api.files.storage, await claimed(api.store, "shard"))
     assert [(entry.position, entry.line) for entry in entries] == [(0, 2), (1, 1), (2, 3)]
 
 
-async def test_an_input_that_is_not_sound_fails_the_batch(world, monkeypatch):
+async def test_an_input_that_is_not_sound_fails_the_batch(api, monkeypatch):
     monkeypatch.setattr(validation, "UNHEARD_SECONDS", 0.0)
-    batch = await create(world, await world.brought(text_of([line("1", model=BASE), line("2", model="poets")])))
-    await world.validated()
-    found = await world.client.batches.retrieve(batch.id)
+    batch = await create(api, await api.brought(text_of([line("1", model=BASE), line("2", model="poets")])))
+    await api.validated()
+    found = await api.client.batches.retrieve(batch.id)
     assert (found.status, found.output_file_id, found.error_file_id) == ("failed", None, None)
     assert [(error.code, error.param, error.line) for error in found.errors.data] == [
         ("model_not_found", "body.model", 2)
     ]
 
 
-async def test_a_model_that_nobody_has_heard_of_is_looked_for_again(world):
-    batch = await create(world, await world.brought(text_of([line("1", model="newest")])))
-    await world.validated()
-    assert (await world.client.batches.retrieve(batch.id)).status == "validating"
+async def test_a_model_that_nobody_has_heard_of_is_looked_for_again(api):
+    batch = await create(api, await api.brought(text_of([line("1", model="newest")])))
+    await api.validated()
+    assert (await api.client.batches.retrieve(batch.id)).status == "validating"
 
 
-async def test_an_input_that_is_gone_fails_the_batch(world):
-    lost = await world.store.create(wanted(), 9)
-    await world.validated()
-    found = await world.client.batches.retrieve(lost.id)
+async def test_an_input_that_is_gone_fails_the_batch(api):
+    lost = await api.store.create(wanted(), 9)
+    await api.validated()
+    found = await api.client.batches.retrieve(lost.id)
     assert (found.status, [error.code for error in found.errors.data]) == ("failed", ["file_not_found"])
     with pytest.raises(ConflictError) as refusal:
-        await world.client.batches.cancel(lost.id)
+        await api.client.batches.cancel(lost.id)
     assert refusal.value.code == "batch_conflict"
 
 
-async def test_a_storage_that_fails_is_tried_again(world):
-    batch = await create(world, await world.brought(text_of([line("1")])))
-    (world.folder / next(name for name in objects(world.folder))).unlink()
-    await world.validated()
-    assert (await world.client.batches.retrieve(batch.id)).status == "validating"
+async def test_a_storage_that_fails_is_tried_again(api):
+    batch = await create(api, await api.brought(text_of([line("1")])))
+    (api.folder / next(name for name in objects(api.folder))).unlink()
+    await api.validated()
+    assert (await api.client.batches.retrieve(batch.id)).status == "validating"
 
 
-async def test_who_is_told_to_stop_leaves_no_process(world, monkeypatch):
+async def test_who_is_told_to_stop_leaves_no_process(api, monkeypatch):
     started = []
     spawn = asyncio.create_subprocess_exec
 
@@ -239,8 +239,8 @@ async def test_who_is_told_to_stop_leaves_no_process(world, monkeypatch):
         return started[-1]
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", noted)
-    await create(world, await world.brought(text_of([line("1")])))
-    work = asyncio.create_task(world.validated())
+    await create(api, await api.brought(text_of([line("1")])))
+    work = asyncio.create_task(api.validated())
     await until(lambda: bool(started))
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -250,18 +250,18 @@ async def test_who_is_told_to_stop_leaves_no_process(world, monkeypatch):
         os.kill(started[0].pid, 0)
 
 
-async def test_what_is_nobodys_leaves_the_storage_after_a_while(world):
+async def test_what_is_nobodys_leaves_the_storage_after_a_while(api):
     now = 0.0
-    sweeper = StraySweeper(world.files.storage, world.store, Watch(60.0, lambda: now))
-    await create(world, await world.brought(text_of([line("1", model=BASE)])))
-    await world.validated()
+    sweeper = StraySweeper(api.files.storage, api.store, Watch(60.0, lambda: now))
+    await create(api, await api.brought(text_of([line("1", model=BASE)])))
+    await api.validated()
     late = "batches/batch_" + "0" * 24 + "/parts/000000-1-1.out"
-    kept = await world.files.storage.list("batches/")
-    await world.files.storage.write(late, pieces(b"late"))
+    kept = await api.files.storage.list("batches/")
+    await api.files.storage.write(late, pieces(b"late"))
     assert await sweeper.sweep() == []
     now = 60.0
     assert await sweeper.sweep() == [late]
-    assert [name for name in objects(world.folder) if name.startswith("batches")] == kept
+    assert [name for name in objects(api.folder) if name.startswith("batches")] == kept
 
 
 async def test_a_process_that_validates_ends_with_who_asked(tmp_path):

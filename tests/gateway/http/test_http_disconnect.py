@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import httpx
 import pytest
 import uvicorn
-from fakes import BASE, House, build_house
+from fakes import BASE, GatewayApp, build_gateway_app
 
 from gateway.http.guard import guarded
 
@@ -18,10 +18,10 @@ PATH = "/v1/chat/completions"
 
 
 @asynccontextmanager
-async def served(house: House) -> AsyncIterator[httpx.AsyncClient]:
+async def served(gateway_app: GatewayApp) -> AsyncIterator[httpx.AsyncClient]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(guarded(house.app, lifespan="off", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(guarded(gateway_app.app, lifespan="off", timeout_graceful_shutdown=1))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
@@ -35,8 +35,8 @@ async def served(house: House) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-async def house(tmp_path) -> House:
-    return await build_house(tmp_path)
+async def gateway_app(tmp_path) -> GatewayApp:
+    return await build_gateway_app(tmp_path)
 
 
 async def until(condition) -> None:
@@ -56,52 +56,52 @@ async def read_stream(client, body) -> str:
         return "".join([text async for text in response.aiter_text()])
 
 
-async def test_a_stream_arrives_piece_by_piece(house):
-    house.engine.go_on = asyncio.Event()
-    async with served(house) as client, client.stream("POST", PATH, json={**CHAT, "stream": True}) as response:
+async def test_a_stream_arrives_piece_by_piece(gateway_app):
+    gateway_app.engine.go_on = asyncio.Event()
+    async with served(gateway_app) as client, client.stream("POST", PATH, json={**CHAT, "stream": True}) as response:
         lines = response.aiter_lines()
         text = ""
         while '"content":"H"' not in text:
             text += await anext(lines)
-        assert house.engine.open == 1
-        house.engine.go_on.set()
+        assert gateway_app.engine.open == 1
+        gateway_app.engine.go_on.set()
         rest = "".join([line async for line in lines])
         assert rest.endswith("data: [DONE]")
-    await house.assert_empty()
+    await gateway_app.assert_empty()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("where", ["admit", "go_on"])
-async def test_leaving_aborts_at_once(house, stream, where):
-    setattr(house.engine, where, asyncio.Event())  # never set: only an abort can end the engine's work
-    async with served(house) as client:
+async def test_leaving_aborts_at_once(gateway_app, stream, where):
+    setattr(gateway_app.engine, where, asyncio.Event())  # never set: only an abort can end the engine's work
+    async with served(gateway_app) as client:
         task = asyncio.create_task(client.post(PATH, json={**CHAT, "stream": stream}))
-        await until(lambda: house.engine.requests)
-        await until(lambda: house.engine.generated.total() == (where == "go_on"))
+        await until(lambda: gateway_app.engine.requests)
+        await until(lambda: gateway_app.engine.generated.total() == (where == "go_on"))
         await asyncio.sleep(0.02)
         await leave(task)
-        await until(lambda: house.engine.open == 0)
-        await until(lambda: house.watcher.records)
-    record = house.watcher.records[0]
+        await until(lambda: gateway_app.engine.open == 0)
+        await until(lambda: gateway_app.watcher.records)
+    record = gateway_app.watcher.records[0]
     assert (record.finish, record.status) == ("cancelled", 499)
     assert record.completion_tokens == (where == "go_on")
-    assert list(house.limiter.ends.values()) == [[record.prompt_tokens + record.completion_tokens]]
-    await house.assert_empty()
+    assert list(gateway_app.limiter.ends.values()) == [[record.prompt_tokens + record.completion_tokens]]
+    await gateway_app.assert_empty()
 
 
-async def test_a_client_that_stops_reading_is_not_waited_for(house):
+async def test_a_client_that_stops_reading_is_not_waited_for(gateway_app):
     """A slow reader holds nothing back in the engine; when it leaves, all is settled."""
-    house.engine.reply = lambda sent: "x" * 200
-    async with served(house) as client:
+    gateway_app.engine.reply = lambda sent: "x" * 200
+    async with served(gateway_app) as client:
         async with client.stream("POST", PATH, json={**CHAT, "stream": True}):
-            await until(lambda: house.engine.requests and house.engine.open == 0)
-        await until(lambda: house.gateway.active == 0)
-    await house.assert_empty()
+            await until(lambda: gateway_app.engine.requests and gateway_app.engine.open == 0)
+        await until(lambda: gateway_app.gateway.active == 0)
+    await gateway_app.assert_empty()
 
 
-async def test_two_hundred_random_departures_leave_an_empty_house(house):
+async def test_two_hundred_random_departures_leave_nothing_running(gateway_app):
     rng = random.Random(11)
-    house.engine.pause, house.limiter.delay = 0.003, 0.002
+    gateway_app.engine.pause, gateway_app.limiter.delay = 0.003, 0.002
     finished = 0
 
     async def visit(client, number: int) -> None:
@@ -113,17 +113,17 @@ async def test_two_hundred_random_departures_leave_an_empty_house(house):
         finished += task.done()
         await leave(task)
 
-    async with served(house) as client:
+    async with served(gateway_app) as client:
         for start in range(0, 200, 50):
             await asyncio.gather(*[visit(client, number) for number in range(start, start + 50)])
-        await until(lambda: house.gateway.active == 0)
-    await house.assert_empty()
-    finishes = {record.finish for record in house.watcher.records}
+        await until(lambda: gateway_app.gateway.active == 0)
+    await gateway_app.assert_empty()
+    finishes = {record.finish for record in gateway_app.watcher.records}
     assert finishes == {"cancelled", "stop"}
     assert 0 < finished < 200
 
 
-async def test_an_endless_body_is_not_read_to_its_end(house):
+async def test_an_endless_body_is_not_read_to_its_end(gateway_app):
     sent = 0
 
     async def endless():
@@ -132,7 +132,7 @@ async def test_an_endless_body_is_not_read_to_its_end(house):
             sent += 65536
             yield b" " * 65536
 
-    async with served(house) as client:
+    async with served(gateway_app) as client:
         with suppress(httpx.TransportError):  # where the server had answered and gone before the client looked
             assert (await client.post(PATH, content=endless())).status_code == 413
         assert sent < 2**28

@@ -18,7 +18,7 @@ from typing import Any
 import files_worker
 import httpx
 import pytest
-from fakes import House, build_house
+from fakes import GatewayApp, build_gateway_app
 from file_fakes import LIMITS, MIB, FullFolder, build_files, objects, until
 from openai import APIStatusError, BadRequestError, ConflictError, NotFoundError, OpenAI, RateLimitError
 from redis import Redis as BlockingRedis
@@ -51,13 +51,13 @@ def server(valkey_server, tmp_path, folder) -> Iterator[Served]:
     redis = Redis.from_url(valkey_server.connection_url)
     with served(tmp_path, files=build_files(redis, folder), max_body_bytes=1000, send_buffer=4096) as running:
         yield running
-        running.run(running.house.assert_empty())
+        running.run(running.gateway_app.assert_empty())
         running.run(redis.aclose())
 
 
 @pytest.fixture
-async def house(valkey, tmp_path, folder) -> House:
-    return await build_house(tmp_path, files=build_files(valkey, folder))
+async def gateway_app(valkey, tmp_path, folder) -> GatewayApp:
+    return await build_gateway_app(tmp_path, files=build_files(valkey, folder))
 
 
 def openai(server: Served, key: str = "sk-acme") -> OpenAI:
@@ -147,7 +147,9 @@ def test_a_file_that_a_batch_needs_is_not_deleted(server):
 
 
 def files_of(server: Served) -> Files:
-    return next(route.endpoint.__self__._files for route in server.house.app.router.routes if route.path == "/v1/files")
+    return next(
+        route.endpoint.__self__._files for route in server.gateway_app.app.router.routes if route.path == "/v1/files"
+    )
 
 
 BOUNDARY = "----of-our-own"
@@ -164,20 +166,20 @@ def form(*parts: tuple[str, str | None, bytes], end: bytes = b"--\r\n") -> bytes
     return body + f"--{BOUNDARY}".encode() + end
 
 
-async def post(house: House, body: bytes | Any, content_type: str = "", **headers: str) -> httpx.Response:
+async def post(gateway_app: GatewayApp, body: bytes | Any, content_type: str = "", **headers: str) -> httpx.Response:
     kind = content_type or f"multipart/form-data; boundary={BOUNDARY}"
-    async with house.client() as client:
+    async with gateway_app.client() as client:
         return await client.post("/v1/files", content=body, headers={"content-type": kind, **headers})
 
 
 @pytest.mark.parametrize("parts", [(PURPOSE, THE_FILE), (THE_FILE, PURPOSE), (("else", None, b"1"), THE_FILE, PURPOSE)])
-async def test_fields_come_in_any_order(house, parts):
-    answer = await post(house, form(*parts))
+async def test_fields_come_in_any_order(gateway_app, parts):
+    answer = await post(gateway_app, form(*parts))
     assert (answer.status_code, answer.json()["filename"], answer.json()["bytes"]) == (200, "a.jsonl", 3)
 
 
 @pytest.mark.parametrize("step", [1, 2, 7, 61])
-async def test_a_form_may_come_in_any_pieces(house, step):
+async def test_a_form_may_come_in_any_pieces(gateway_app, step):
     data = f"\r\n--{BOUNDARY[:-1]}\r\n-\r--{BOUNDARY}x".encode()
     body = form(PURPOSE, ("file", "b", data), ("expires_after[anchor]", None, b"created_at"),
                 ("expires_after[seconds]", None, b"7200"))  # fmt: skip
@@ -186,9 +188,9 @@ async def test_a_form_may_come_in_any_pieces(house, step):
         for start in range(0, len(body), step):
             yield body[start : start + step]
 
-    answer = (await post(house, dribble())).json()
+    answer = (await post(gateway_app, dribble())).json()
     assert (answer["bytes"], answer["expires_at"] - answer["created_at"]) == (len(data), 7200)
-    async with house.client() as client:
+    async with gateway_app.client() as client:
         read = await client.get(f"/v1/files/{answer['id']}/content")
     assert (read.content, int(read.headers["content-length"])) == (data, len(data))
 
@@ -224,9 +226,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-async def test_forms_that_are_none(house, folder, valkey, name):
+async def test_forms_that_are_none(gateway_app, folder, valkey, name):
     body, content_type, words = REFUSED[name]
-    answer = await post(house, body, content_type)
+    answer = await post(gateway_app, body, content_type)
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
     assert words in answer.json()["error"]["message"]
     assert objects(folder) == []
@@ -236,13 +238,13 @@ async def test_forms_that_are_none(house, folder, valkey, name):
 @pytest.mark.parametrize(
     "query", ["limit=0", "limit=10001", "limit=x", "limit=%C2%B2", "order=up", "after=file-0", "limit=" + "9" * 5000]
 )
-async def test_lists_that_are_none(house, query):
-    async with house.client() as client:
+async def test_lists_that_are_none(gateway_app, query):
+    async with gateway_app.client() as client:
         answer = await client.get(f"/v1/files?{query}")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, query.partition("=")[0])
 
 
-async def test_a_purpose_that_is_wrong_is_refused_before_the_file_has_come(house):
+async def test_a_purpose_that_is_wrong_is_refused_before_the_file_has_come(gateway_app):
     sent = 0
 
     async def body():
@@ -252,11 +254,11 @@ async def test_a_purpose_that_is_wrong_is_refused_before_the_file_has_come(house
             sent += 1
             yield b"x" * MIB
 
-    answer = await post(house, body())
+    answer = await post(gateway_app, body())
     assert (answer.status_code, answer.json()["error"]["param"], sent) == (400, "purpose", 0)
 
 
-async def test_what_is_too_large_is_refused_while_it_comes(house, folder):
+async def test_what_is_too_large_is_refused_while_it_comes(gateway_app, folder):
     sent = 0
 
     async def body():
@@ -266,17 +268,17 @@ async def test_what_is_too_large_is_refused_while_it_comes(house, folder):
             sent += 1
             yield b"x" * MIB
 
-    answer = await post(house, body())
+    answer = await post(gateway_app, body())
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
     assert sent <= LIMITS.max_file_bytes // MIB + 1
     assert objects(folder) == []
-    answer = await post(house, form(PURPOSE, THE_FILE), **{"content-length": str(LIMITS.max_file_bytes + 2**17)})
+    answer = await post(gateway_app, form(PURPOSE, THE_FILE), **{"content-length": str(LIMITS.max_file_bytes + 2**17)})
     assert answer.status_code == 413
 
 
 async def test_a_full_disk_is_503(valkey, tmp_path, folder):
-    house = await build_house(tmp_path, files=build_files(valkey, FullFolder(folder)))
-    answer = await post(house, form(PURPOSE, THE_FILE))
+    gateway_app = await build_gateway_app(tmp_path, files=build_files(valkey, FullFolder(folder)))
+    answer = await post(gateway_app, form(PURPOSE, THE_FILE))
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "storage_unavailable")
     assert answer.headers["x-should-retry"] == "true"
     assert objects(folder) == []
@@ -284,16 +286,16 @@ async def test_a_full_disk_is_503(valkey, tmp_path, folder):
 
 async def test_a_redis_that_is_away_is_503(tmp_path, folder):
     away = Redis.from_url(f"unix://{tmp_path}/nobody")
-    house = await build_house(tmp_path, files=build_files(away, folder))
-    answer = await post(house, form(PURPOSE, THE_FILE))
+    gateway_app = await build_gateway_app(tmp_path, files=build_files(away, folder))
+    answer = await post(gateway_app, form(PURPOSE, THE_FILE))
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "registry_unavailable")
     assert objects(folder) == []
 
 
-async def test_names_cannot_break_out_of_a_header(house):
-    answer = await post(house, form(PURPOSE, ("file", "ä'; x=\\\\y/../z", b"{}")))
+async def test_names_cannot_break_out_of_a_header(gateway_app):
+    answer = await post(gateway_app, form(PURPOSE, ("file", "ä'; x=\\\\y/../z", b"{}")))
     assert "ä" in answer.json()["filename"]
-    async with house.client() as client:
+    async with gateway_app.client() as client:
         read = await client.get(f"/v1/files/{answer.json()['id']}/content")
         head = await client.head(f"/v1/files/{answer.json()['id']}/content")
     name = read.headers["content-disposition"].removeprefix("attachment; filename*=UTF-8''")

@@ -8,7 +8,7 @@ import jsonschema_rs
 import pytest
 import schemathesis
 from batch_fakes import batch_options
-from fakes import BASE, MemoryStore, build_house
+from fakes import BASE, MemoryStore, build_gateway_app
 from hypothesis import HealthCheck, settings
 from redis.asyncio import Redis
 from schemathesis.checks import not_a_server_error
@@ -43,7 +43,7 @@ def gateway(tmp_path_factory, valkey_server) -> Iterator[Served]:
     root = tmp_path_factory.mktemp("adapters")
     options = batch_options(Redis.from_url(valkey_server.connection_url), root / "stored")
     with served(root, **options) as running:
-        running.house.engine.tokens_per_event = 4
+        running.gateway_app.engine.tokens_per_event = 4
         yield running
 
 
@@ -67,10 +67,10 @@ def test_every_answer_is_one_that_the_document_promises(case, gateway):
 
 async def test_every_route_is_in_the_document(tmp_path, valkey):
     accounts = AccountRegistry(MemoryStore(), {}, lambda tenants: None)
-    house = await build_house(tmp_path, accounts=accounts, **batch_options(valkey, tmp_path / "stored"))
-    routes = {(method, route.path) for route in house.app.router.routes for method in route.methods - {"HEAD"}}
+    gateway_app = await build_gateway_app(tmp_path, accounts=accounts, **batch_options(valkey, tmp_path / "stored"))
+    routes = {(method, route.path) for route in gateway_app.app.router.routes for method in route.methods - {"HEAD"}}
     assert {(operation.method, operation.path) for operation in OPERATIONS} == routes
-    async with house.client(None) as client:
+    async with gateway_app.client(None) as client:
         assert (await client.get("/openapi.json")).json() == document()
 
 
@@ -108,8 +108,8 @@ def valid(name):
 @pytest.mark.parametrize("options", ANSWERED, ids=str)
 @pytest.mark.parametrize("stream", [False, True])
 def test_chats_are_what_the_document_says(gateway, options, stream):
-    gateway.house.engine.info.max_model_len = 2048
-    gateway.house.engine.reply = lambda sent: CALL
+    gateway.gateway_app.engine.info.max_model_len = 2048
+    gateway.gateway_app.engine.reply = lambda sent: CALL
     body = {"model": BASE, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 99, **options}
     response = ask(gateway, "/v1/chat/completions", {**body, "stream": stream})
     for chunk in events(response) if stream else []:

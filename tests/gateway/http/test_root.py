@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from fakes import build_house
+from fakes import build_gateway_app
 from rich.console import Console
 
 from engine.pb import engine_pb2 as pb
@@ -22,12 +22,12 @@ BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
 
 @pytest.fixture
-async def house(tmp_path):
-    return await build_house(tmp_path)
+async def gateway_app(tmp_path):
+    return await build_gateway_app(tmp_path)
 
 
-async def test_browsers_are_sent_to_the_console_and_others_learn_what_answers(house):
-    async with house.client(None) as client:
+async def test_browsers_are_sent_to_the_console_and_others_learn_what_answers(gateway_app):
+    async with gateway_app.client(None) as client:
         response = await client.get("/", headers=BROWSER)
         assert (response.status_code, response.headers["location"]) == (307, "console")
         body = (await client.get("/")).json()
@@ -44,22 +44,22 @@ async def test_a_port_without_the_console_redirects_nobody():
     assert response.json()["grpc"] == {"port": 50051, "tls": True}
 
 
-def banner(house, config, http=8000):
+def banner(gateway_app, config, http=8000):
     console = Console(file=io.StringIO(), width=60)
-    Banner(config, house.gateway, pb.EngineInfo(), [Ports(http, 50051)]).print(console)
+    Banner(config, gateway_app.gateway, pb.EngineInfo(), [Ports(http, 50051)]).print(console)
     return console.file.getvalue()
 
 
-async def test_the_demos_banner_links_to_the_console_with_its_public_key(house):
-    told = banner(house, demo_config())
+async def test_the_demos_banner_links_to_the_console_with_its_public_key(gateway_app):
+    told = banner(gateway_app, demo_config())
     assert "http://127.0.0.1:8000/console#key=sk-demo-admin" in told
     assert "\nloralane adapters ls\n" in told
     assert "LORALANE_URL" not in told
 
 
-async def test_no_other_key_is_ever_shown(house):
+async def test_no_other_key_is_ever_shown(gateway_app):
     config = replace(demo_config(), tenants={}, admin=AdminConfig((hash_key("sk-secret-admin-key"),)))
-    told = banner(house, config, http=9000)
+    told = banner(gateway_app, config, http=9000)
     assert "#key" not in told
     assert "sk-" not in told
     assert "\nexport LORALANE_URL=http://127.0.0.1:9000\nloralane chat " in told

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from threading import Thread
 
 import pytest
-from fakes import BASE, House, build_house
+from fakes import BASE, GatewayApp, build_gateway_app
 
 from gateway.http.guard import GuardedProtocol
 from gateway.serve.listeners import http_port
@@ -25,8 +25,8 @@ HIDDEN = b"GET /version HTTP/1.1\r\nhost: here\r\n\r\n"
 
 
 class Wired:
-    def __init__(self, house: House, port: int) -> None:
-        self.house, self.port = house, port
+    def __init__(self, gateway_app: GatewayApp, port: int) -> None:
+        self.gateway_app, self.port = gateway_app, port
 
     def connect(self, receive_buffer: int = 0) -> socket.socket:
         connection = socket.socket()
@@ -64,10 +64,10 @@ def wired(tmp_path_factory) -> Iterator[Wired]:
     ready: Future[tuple[Wired, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def serve() -> None:
-        house, leave = await build_house(root), asyncio.Event()
-        house.engine.info.max_model_len = 100_000
-        async with http_port(house.app, "127.0.0.1", 0) as port:
-            ready.set_result((Wired(house, port), asyncio.get_running_loop(), leave))
+        gateway_app, leave = await build_gateway_app(root), asyncio.Event()
+        gateway_app.engine.info.max_model_len = 100_000
+        async with http_port(gateway_app.app, "127.0.0.1", 0) as port:
+            ready.set_result((Wired(gateway_app, port), asyncio.get_running_loop(), leave))
             await leave.wait()
 
     with pytest.MonkeyPatch.context() as patch:
@@ -196,15 +196,15 @@ def test_a_body_that_drips_and_a_connection_that_says_nothing(wired):
 
 
 def test_a_stream_that_nobody_reads_is_cut_off_and_settled(wired):
-    house = wired.house
-    house.engine.reply = lambda sent: "x" * 20_000
+    gateway_app = wired.gateway_app
+    gateway_app.engine.reply = lambda sent: "x" * 20_000
     fields = {"model": BASE, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 30_000, "stream": True}
     body = json.dumps({**fields, "logprobs": True, "top_logprobs": 20}).encode()
     chat = post(f"content-length: {len(body)}", "authorization: Bearer sk-acme", body=body)
     with wired.connect(receive_buffer=4096) as connection:
         connection.sendall(chat.replace(b"/v1/completions", b"/v1/chat/completions"))
         for _ in range(1000):
-            if house.watcher.records:
+            if gateway_app.watcher.records:
                 break
             time.sleep(0.02)
-    assert house.watcher.records[-1].status == 499
+    assert gateway_app.watcher.records[-1].status == 499

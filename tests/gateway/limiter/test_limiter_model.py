@@ -49,7 +49,7 @@ class ExactMeter:
 
 
 @dataclass
-class World:
+class CheckedLimiter:
     """A local limiter on a clock that stands still, and what it ought to do."""
 
     limits: Limits
@@ -120,13 +120,13 @@ class World:
 @example(Limits(None, 10), [("reserve", 10), ("wait", 30_000_000), ("refund", 0), ("reserve", 10), ("settle", 60)])
 @settings(max_examples=150, deadline=None)
 def test_a_limiter_does_what_exact_arithmetic_says(given_limits, actions):
-    world = World(given_limits)
+    checked = CheckedLimiter(given_limits)
     try:
         for name, amount in actions:
-            getattr(world, name)(amount)
-            world.check()
+            getattr(checked, name)(amount)
+            checked.check()
     finally:
-        world.loop.close()
+        checked.loop.close()
 
 
 @given(st.integers(1, 10**6), st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 10**5)), max_size=40))

@@ -4,7 +4,7 @@ import asyncio
 from datetime import date
 
 import pytest
-from fakes import build_house
+from fakes import build_gateway_app
 
 from engine.core.types import Lane
 from gateway.core.usage import Counts, Row, RowName
@@ -131,11 +131,11 @@ async def test_the_last_minute_is_the_difference_of_two_looks_across_midnight(mo
 
 
 async def test_sampled_figures_and_ended_requests_are_served_to_administrators(tmp_path):
-    house = await build_house(tmp_path)
-    sampler = Sampler(house.operations)
+    gateway_app = await build_gateway_app(tmp_path)
+    sampler = Sampler(gateway_app.operations)
     await sampler.sample(1.0)
-    house.operations.forget()
-    async with house.client() as tenant, house.client("sk-admin") as admin:
+    gateway_app.operations.forget()
+    async with gateway_app.client() as tenant, gateway_app.client("sk-admin") as admin:
         body = {"model": "pirate", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
         assert (await tenant.post("/v1/chat/completions", json=body)).status_code == 200
         assert (await tenant.post("/v1/chat/completions", json={**body, "model": "none"})).status_code == 404
@@ -160,4 +160,4 @@ async def test_sampled_figures_and_ended_requests_are_served_to_administrators(t
         for path in ("history?minutes=0", "history?minutes=1441", "history?hours=1", "requests/recent?which=some"):
             assert (await admin.get(f"/admin/v1/{path}")).status_code == 400, path
         assert (await tenant.get("/admin/v1/history")).status_code == 403
-    await house.assert_empty()
+    await gateway_app.assert_empty()

@@ -1,5 +1,5 @@
 import pytest
-from fakes import BASE, House, build_house, ids_of
+from fakes import BASE, GatewayApp, build_gateway_app, ids_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.core.types import Lane
@@ -12,8 +12,8 @@ CHAT = {"model": "poet", "messages": [{"role": "user", "content": "hi"}]}
 
 
 @pytest.fixture
-async def house(tmp_path) -> House:
-    return await build_house(tmp_path)
+async def gateway_app(tmp_path) -> GatewayApp:
+    return await build_gateway_app(tmp_path)
 
 
 def samples(text):
@@ -22,8 +22,8 @@ def samples(text):
     return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
 
 
-async def scrape(house):
-    async with house.client("sk-admin") as client:
+async def scrape(gateway_app):
+    async with gateway_app.client("sk-admin") as client:
         response = await client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
     found = samples(response.text)
@@ -35,12 +35,12 @@ def record(**fields) -> RequestRecord:
     return RequestRecord(**{**values, "lane": Lane.INTERACTIVE, "started": 10.0, **fields})
 
 
-async def test_requests_are_measured_by_lane(house):
-    async with house.client() as client:
+async def test_requests_are_measured_by_lane(gateway_app):
+    async with gateway_app.client() as client:
         await client.post("/v1/chat/completions", json=CHAT)
         await client.post("/v1/chat/completions", json={**CHAT, "service_tier": "flex"})
         await client.post("/v1/chat/completions", json={**CHAT, "model": "nobody"})
-    value = await scrape(house)
+    value = await scrape(gateway_app)
     for name in ("time_to_first_token", "time_per_output_token", "request_duration", "queue_time"):
         assert value(f"loralane_{name}_seconds_count", lane="batch") == 1
     num_tokens = len(ids_of("Hello, world!")) + 1
@@ -51,8 +51,8 @@ async def test_requests_are_measured_by_lane(house):
     assert value("loralane_limiter_decisions_total", decision="admitted") == 2
 
 
-async def test_the_engines_state_is_that_of_the_scrape(house):
-    value = await scrape(house)
+async def test_the_engines_state_is_that_of_the_scrape(gateway_app):
+    value = await scrape(gateway_app)
     assert value("loralane_requests_running", lane="interactive") == 2
     assert value("loralane_requests_waiting", lane="batch") == 0
     labels = {"model_name": BASE, "engine": "0"}
@@ -65,9 +65,9 @@ async def test_the_engines_state_is_that_of_the_scrape(house):
     assert value("loralane_limiter_mode", mode="redis") == 0
 
 
-async def test_where_adapters_are_and_what_bringing_them_took(house):
-    versions = {name: record.version for name, record in house.adapters.records.items()}
-    house.engine.picture = pb.EngineStats(
+async def test_where_adapters_are_and_what_bringing_them_took(gateway_app):
+    versions = {name: record.version for name, record in gateway_app.adapters.records.items()}
+    gateway_app.engine.picture = pb.EngineStats(
         adapters=[
             pb.AdapterStats(adapter=versions["pirate"], state="host", waiting=1),
             pb.AdapterStats(adapter=versions["poet"], state="resident", running=2),
@@ -83,8 +83,8 @@ async def test_where_adapters_are_and_what_bringing_them_took(house):
         adapter_host_total_bytes=2000,
         adapter_host_used_bytes=1500,
     )
-    await house.adapters.load("twin", "poet")
-    value = await scrape(house)
+    await gateway_app.adapters.load("twin", "poet")
+    value = await scrape(gateway_app)
     tiers = {"disk": 1, "fetching": 0, "host": 1, "resident": 1}
     assert {tier: value("loralane_adapters", tier=tier) for tier in tiers} == tiers
     counters = {"loads": 7, "evictions": 6, "fetches": 5, "fetch_failures": 4, "host_evictions": 3}
@@ -127,9 +127,9 @@ PICTURE = pb.EngineStats(
 )
 
 
-async def test_what_the_scheduler_does_can_be_seen(house):
-    house.engine.picture = PICTURE
-    value = await scrape(house)
+async def test_what_the_scheduler_does_can_be_seen(gateway_app):
+    gateway_app.engine.picture = PICTURE
+    value = await scrape(gateway_app)
     assert value("loralane_oldest_wait_seconds", lane="interactive") == 0.5
     assert value("loralane_lane_device_seconds_total", lane="batch") == 3.5
     modes = {"open": (1, 0), "paused": (0, 1), "draining": (0, 0)}
@@ -159,15 +159,15 @@ async def test_what_the_scheduler_does_can_be_seen(house):
     assert {name: value(f"loralane_{name}") for name in plain} == plain
 
 
-async def test_the_tenants_served_most_have_a_label_of_their_own(house):
+async def test_the_tenants_served_most_have_a_label_of_their_own(gateway_app):
     def tenant(number, lane, **more):
         return pb.TenantStats(lane=lane, tenant=f"t{number}", device_seconds=number, running=1, **more)
 
     few = [tenant(number, pb.LANE_BATCH, served_seconds=2.0 * number) for number in range(1, NAMED + 3)]
     lifted = tenant(2, pb.LANE_INTERACTIVE)
     lifted.device_seconds = 1000.0
-    house.engine.picture = pb.EngineStats(tenants=[*few, lifted])
-    value = await scrape(house)
+    gateway_app.engine.picture = pb.EngineStats(tenants=[*few, lifted])
+    value = await scrape(gateway_app)
     names = [tenant.tenant for tenant in few]
     seconds = {name: value("loralane_tenant_device_seconds", lane="batch", tenant=name) for name in names}
     assert seconds == {name: None if name in ("t1", "t3") else float(name[1:]) for name in seconds}
@@ -178,42 +178,42 @@ async def test_the_tenants_served_most_have_a_label_of_their_own(house):
     assert value("loralane_tenant_served_seconds", lane="batch", tenant="other") is None
 
 
-async def test_every_metric_says_what_it_is(house):
-    house.engine.picture = PICTURE
-    async with house.client("sk-admin") as client:
+async def test_every_metric_says_what_it_is(gateway_app):
+    gateway_app.engine.picture = PICTURE
+    async with gateway_app.client("sk-admin") as client:
         text = (await client.get("/metrics")).text
     families = list(text_string_to_metric_families(text))
     assert [family.name for family in families if not family.documentation] == []
     assert len({family.name for family in families}) == len(families)
 
 
-async def test_a_scrape_does_not_ask_for_the_integrity_check(house, monkeypatch):
+async def test_a_scrape_does_not_ask_for_the_integrity_check(gateway_app, monkeypatch):
     asked = []
-    stats = house.engine.stats
+    stats = gateway_app.engine.stats
 
     async def watched(**options):
         asked.append(options)
         return await stats(**options)
 
-    monkeypatch.setattr(house.engine, "stats", watched)
-    await scrape(house)
+    monkeypatch.setattr(gateway_app.engine, "stats", watched)
+    await scrape(gateway_app)
     assert asked == [{}]
 
 
-async def test_metrics_outlive_the_engine(house):
-    house.engine.ready = False
-    value = await scrape(house)
+async def test_metrics_outlive_the_engine(gateway_app):
+    gateway_app.engine.ready = False
+    value = await scrape(gateway_app)
     assert value("loralane_engine_up") == 0
     assert value("vllm:num_requests_running") is None
 
 
-async def test_refunded_and_refused_requests_charge_no_tokens(house):
-    house.engine.fail_after = 3
-    async with house.client() as client:
+async def test_refunded_and_refused_requests_charge_no_tokens(gateway_app):
+    gateway_app.engine.fail_after = 3
+    async with gateway_app.client() as client:
         await client.post("/v1/chat/completions", json=CHAT)
-    async with house.client("sk-globex") as client:
+    async with gateway_app.client("sk-globex") as client:
         await client.post("/v1/chat/completions", json={**CHAT, "model": "pirate", "max_tokens": 200})
-    value = await scrape(house)
+    value = await scrape(gateway_app)
     assert value("loralane_tokens_total", tenant="acme", lane="interactive", direction="prompt") is None
     assert value("loralane_limiter_decisions_total", decision="insufficient_quota") == 1
 

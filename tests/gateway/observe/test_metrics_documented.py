@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from fakes import House, build_house, grammar_pool
+from fakes import GatewayApp, build_gateway_app, grammar_pool
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS
@@ -43,31 +43,34 @@ ROUTERS = ["lora_requests_info", "num_requests_running", "num_requests_waiting",
 
 
 @pytest.fixture
-async def house(tmp_path) -> House:
+async def gateway_app(tmp_path) -> GatewayApp:
     """One in which everything has happened that a metric tells of."""
-    house = await build_house(tmp_path)
-    house.metrics.register(UsageMetrics(SimpleNamespace(undelivered_tokens=0, lost_tokens=0)))
-    house.metrics.register(BatchMetrics(SimpleNamespace(leases={}, open=0, backlog=0), SimpleNamespace(in_flight=0)))
-    house.metrics.register(LoopMetrics(asyncio.get_running_loop()))
-    house.metrics.register(GrammarMetrics(grammar_pool()))
-    house.metrics.register(WebhookMetrics(()))
-    house.engine.picture = pb.EngineStats(
+    gateway_app = await build_gateway_app(tmp_path)
+    gateway_app.metrics.register(UsageMetrics(SimpleNamespace(undelivered_tokens=0, lost_tokens=0)))
+    gateway_app.metrics.register(
+        BatchMetrics(SimpleNamespace(leases={}, open=0, backlog=0), SimpleNamespace(in_flight=0))
+    )
+    gateway_app.metrics.register(LoopMetrics(asyncio.get_running_loop()))
+    gateway_app.metrics.register(GrammarMetrics(grammar_pool()))
+    gateway_app.metrics.register(WebhookMetrics(()))
+    gateway_app.engine.picture = pb.EngineStats(
         lanes=[pb.LaneStats(lane=pb.LANE_INTERACTIVE), pb.LaneStats(lane=pb.LANE_BATCH)],
         tenants=[pb.TenantStats(tenant="acme", device_seconds=1.0)],
         preemptions_by_cause={"pages": 3},
         steps=1,
         adapters=[
-            pb.AdapterStats(adapter=version, state="resident", loads=2, fetches=1) for version in house.engine.paths
+            pb.AdapterStats(adapter=version, state="resident", loads=2, fetches=1)
+            for version in gateway_app.engine.paths
         ],
     )
-    house.metrics.finished(moved_record())
-    await house.limiter.set_limits(Scope("acme"), {"tokens_per_day": 1, "shadow": ["tokens_per_day"]})
-    async with house.client() as client:
+    gateway_app.metrics.finished(moved_record())
+    await gateway_app.limiter.set_limits(Scope("acme"), {"tokens_per_day": 1, "shadow": ["tokens_per_day"]})
+    async with gateway_app.client() as client:
         await client.post("/v1/chat/completions", json=CHAT)
         await client.post("/v1/chat/completions", content=b"{")
-    async with house.client("sk-globex") as client:
+    async with gateway_app.client("sk-globex") as client:
         await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 200})
-    return house
+    return gateway_app
 
 
 def moved_record() -> RequestRecord:
@@ -78,8 +81,8 @@ def moved_record() -> RequestRecord:
     return record
 
 
-async def families(house: House):
-    async with house.client("sk-admin") as client:
+async def families(gateway_app: GatewayApp):
+    async with gateway_app.client("sk-admin") as client:
         text = (await client.get("/metrics")).text
     return list(text_string_to_metric_families(text))
 
@@ -100,10 +103,10 @@ def documented() -> list[list[str]]:
     return [[row[NAME].strip("`"), *row[1:]] for row in rows]
 
 
-async def test_the_document_lists_what_is_exposed_and_nothing_else(house):
+async def test_the_document_lists_what_is_exposed_and_nothing_else(gateway_app):
     rows = [(row[NAME], row[TYPE], frozenset(LABELLED.findall(row[LABELS]))) for row in documented()]
     assert len(rows) == len(set(rows))
-    told = {exposed(family) for family in await families(house)}
+    told = {exposed(family) for family in await families(gateway_app)}
     assert set(rows) - told == set()
     assert told - set(rows) == set()
 
@@ -116,16 +119,16 @@ def test_names_end_in_their_units():
         assert row[NAME].endswith("_total") == (row[TYPE] == "counter") or row[NAME].startswith("vllm:"), row
 
 
-async def test_all_that_was_promised_is_there(house):
-    labels = {name: labels for name, _, labels in map(exposed, await families(house))}
+async def test_all_that_was_promised_is_there(gateway_app):
+    labels = {name: labels for name, _, labels in map(exposed, await families(gateway_app))}
     promised = {f"loralane_{name}" for name in (*PROMISED, *BY_LANE)} | {f"vllm:{name}" for name in ROUTERS}
     assert promised - labels.keys() == set()
     assert [name for name in BY_LANE if "lane" not in labels[f"loralane_{name}"]] == []
     assert labels["vllm:lora_requests_info"] == {"max_lora", "running_lora_adapters", "waiting_lora_adapters"}
 
 
-async def test_every_histogram_is_whole_and_every_sample_has_happened(house):
-    told = await families(house)
+async def test_every_histogram_is_whole_and_every_sample_has_happened(gateway_app):
+    told = await families(gateway_app)
     assert [family.name for family in told if not family.samples] == []
     for family in told:
         if family.type == "histogram":
@@ -180,9 +183,9 @@ def expressions():
     return [(name, expr) for name, exprs in [*alerts.items(), *drawn.items()] for expr in exprs]
 
 
-async def test_dashboards_and_alerts_name_only_metrics_and_labels_that_exist(house):
+async def test_dashboards_and_alerts_name_only_metrics_and_labels_that_exist(gateway_app):
     labels = {}
-    for family in await families(house):
+    for family in await families(gateway_app):
         for name in {sample.name for sample in family.samples}:
             labels[name] = exposed(family)[2] | {"le", "instance", "job"}
     labels["up"] = {"job", "instance"}
@@ -198,9 +201,9 @@ SELECTORS = {"instance": "instance", "tenant": "tenant", "adapter": "adapter", "
 SERIES = re.compile(r"([A-Za-z_][\w:]*)\{([^}]*)\}")
 
 
-async def test_every_panel_obeys_the_selectors_whose_labels_its_series_have(house):
+async def test_every_panel_obeys_the_selectors_whose_labels_its_series_have(gateway_app):
     labels = {}
-    for family in await families(house):
+    for family in await families(gateway_app):
         for sample in family.samples:
             labels.setdefault(sample.name, {"instance"}).update(sample.labels)
     used = set()
@@ -216,8 +219,8 @@ async def test_every_panel_obeys_the_selectors_whose_labels_its_series_have(hous
     assert used == SELECTORS.keys()
 
 
-async def test_the_values_of_every_selector_are_labels_of_a_series_that_exists(house):
-    told = {sample.name: sample.labels for family in await families(house) for sample in family.samples}
+async def test_the_values_of_every_selector_are_labels_of_a_series_that_exists(gateway_app):
+    told = {sample.name: sample.labels for family in await families(gateway_app) for sample in family.samples}
     dashboard, _ = panels()
     chosen = {item["name"]: item["query"]["query"] for item in dashboard["templating"]["list"][1:]}
     assert chosen.keys() == SELECTORS.keys()

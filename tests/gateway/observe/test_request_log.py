@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import grpc
 import pytest
-from fakes import BASE, House, build_house
-from grpc_house import as_key, ask, keys, until
+from fakes import BASE, GatewayApp, build_gateway_app
+from grpc_app import as_key, ask, keys, until
 
 from engine.core.types import Lane, TokenEvent
 from engine.process.lossy_log import write_last_lines
@@ -35,14 +35,14 @@ FIELDS = {
 
 @dataclass
 class Logged:
-    """A house, and the log of it."""
+    """A gateway and its request log."""
 
-    house: House
+    gateway_app: GatewayApp
     out: io.StringIO = field(default_factory=io.StringIO)
 
     async def post(self, body=CHAT, key="sk-acme", path=PATH, **headers):
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with self.house.client(key) as client:
+        async with self.gateway_app.client(key) as client:
             return await client.post(path, content=content, headers=headers)
 
     def lines(self):
@@ -61,9 +61,9 @@ class Logged:
 @pytest.fixture
 async def logged(tmp_path) -> Logged:
     out = io.StringIO()
-    house = await build_house(tmp_path, observers=(RequestLog(out),))
-    house.engine.reply = lambda request: ANSWER
-    return Logged(house, out)
+    gateway_app = await build_gateway_app(tmp_path, observers=(RequestLog(out),))
+    gateway_app.engine.reply = lambda request: ANSWER
+    return Logged(gateway_app, out)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -76,7 +76,7 @@ async def test_a_request_that_ends_well(logged, stream):
     assert line["actual_tokens"] == line["prompt_tokens"] + line["completion_tokens"] > len(ANSWER)
     assert line["reserved_tokens"] >= line["actual_tokens"]
     assert None not in [line[name] for name in ("limiter_ms", "queue_ms", "ttft_ms", "tpot_ms", "duration_ms")]
-    assert line["adapter_version"] == logged.house.adapters.records["poet"].version
+    assert line["adapter_version"] == logged.gateway_app.adapters.records["poet"].version
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ async def test_a_limit_that_refuses_is_named_with_its_scope(logged):
 
 
 async def test_an_engine_that_is_not_there(logged):
-    logged.house.engine.ready = False
+    logged.gateway_app.engine.ready = False
     assert (await logged.post()).status_code == 503
     assert (logged.only()["status"], logged.only()["error"]) == (503, "engine_unavailable")
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_fault_of_ours(logged, stream):
-    logged.house.engine.reply = None
+    logged.gateway_app.engine.reply = None
     await logged.post({**CHAT, "stream": stream})
     assert (logged.only()["status"], logged.only()["error"]) == (500, "internal_error")
 
@@ -138,13 +138,13 @@ async def test_a_fault_before_the_gateway_knows_the_request(logged, monkeypatch)
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves(logged, stream):
-    logged.house.engine.go_on = asyncio.Event()
+    logged.gateway_app.engine.go_on = asyncio.Event()
     task = asyncio.create_task(logged.post({**CHAT, "stream": stream}))
-    await until(lambda: logged.house.engine.requests)
+    await until(lambda: logged.gateway_app.engine.requests)
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
-    await until(lambda: logged.house.gateway.active == 0)
+    await until(lambda: logged.gateway_app.gateway.active == 0)
     assert (logged.only()["finish"], logged.only()["status"]) == ("cancelled", 499)
 
 
@@ -154,7 +154,7 @@ async def test_a_client_that_leaves_while_it_sends(logged):
 
     headers = [(b"authorization", b"Bearer sk-acme")]
     scope = {"type": "http", "method": "POST", "path": PATH, "headers": headers, "query_string": b""}
-    await logged.house.app(scope, receive, None)
+    await logged.gateway_app.app(scope, receive, None)
     assert (logged.only()["finish"], logged.only()["status"], logged.only()["tenant"]) == ("cancelled", 499, "acme")
 
 
@@ -187,7 +187,7 @@ async def test_the_callers_trace_is_told_if_its_header_is_valid(logged, sent, to
 )
 @pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
 async def test_grpc_is_logged_alike(logged, method, message, metadata, status, error):
-    server = GrpcServer(logged.house.gateway, keys(), grace_seconds=0.0)
+    server = GrpcServer(logged.gateway_app.gateway, keys(), grace_seconds=0.0)
     async with server as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = getattr(GenerationStub(channel), method)(message, metadata=metadata)
         with suppress(grpc.aio.AioRpcError):
@@ -259,10 +259,10 @@ async def test_a_watcher_that_fails_keeps_nobody_from_an_answer(tmp_path):
             raise OSError("the disk is full")
 
     out = io.StringIO()
-    logged = Logged(await build_house(tmp_path, observers=(Broken(), RequestLog(out))), out)
+    logged = Logged(await build_gateway_app(tmp_path, observers=(Broken(), RequestLog(out))), out)
     assert (await logged.post()).status_code == 200
     assert logged.only()["status"] == 200
-    assert len(logged.house.watcher.records) == 1
+    assert len(logged.gateway_app.watcher.records) == 1
 
 
 class Terminal(io.StringIO):

@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import grpc
 import pytest
-from fakes import House, build_house
-from grpc_house import as_key, ask, keys
+from fakes import GatewayApp, build_gateway_app
+from grpc_app import as_key, ask, keys
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -173,12 +173,12 @@ def test_a_trace_that_begins_here_gives_the_record_its_id(kept):
 
 async def test_http_and_grpc_are_traced_with_nothing_private_in_it(kept, tmp_path):
     log = io.StringIO()
-    house = await build_house(tmp_path, observers=(kept.tracing, RequestLog(log)))
+    gateway_app = await build_gateway_app(tmp_path, observers=(kept.tracing, RequestLog(log)))
     traceparent = f"00-{TRACE_ID}-{SPAN_ID}-01"
-    async with house.client() as client:
+    async with gateway_app.client() as client:
         await client.post(PATH, json=CHAT, headers={"traceparent": traceparent})
         await client.post(PATH, json={**CHAT, "model": "a private question"})
-    server = GrpcServer(house.gateway, keys(), grace_seconds=0.0)
+    server = GrpcServer(gateway_app.gateway, keys(), grace_seconds=0.0)
     async with server as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         message = ask("pirate", prompt="a private question")
         await GenerationStub(channel).Generate(message, metadata=as_key(traceparent=traceparent))
@@ -236,31 +236,31 @@ def otlp(request):
     server.server_close()
 
 
-async def answered(house: House) -> int:
-    async with house.client() as client:
+async def answered(gateway_app: GatewayApp) -> int:
+    async with gateway_app.client() as client:
         return (await client.post(PATH, json=CHAT)).status_code
 
 
 async def test_a_collector_gets_all_spans_whatever_it_answers(otlp, tmp_path):
     config = ObservabilityConfig(request_log=False, traces=TracesConfig(otlp.endpoint + "/"))
     async with open_observers(config) as observers:
-        house = await build_house(tmp_path, observers=observers)
-        assert await answered(house) == 200
+        gateway_app = await build_gateway_app(tmp_path, observers=observers)
+        assert await answered(gateway_app) == 200
     assert set(otlp.paths) == {"/v1/traces"}
     assert sorted(otlp.names) == ["chat poet", "decode", "limiter.reserve", "prefill", "queue"]
     assert otlp.resources[0]["service.name"] == "loralane"
 
 
 async def test_requests_do_not_notice_that_no_collector_listens(tmp_path):
-    house = await build_house(tmp_path, observers=(Tracing(collector("http://127.0.0.1:9"), 1.0),))
-    assert [await answered(house) for _ in range(3)] == [200] * 3
+    gateway_app = await build_gateway_app(tmp_path, observers=(Tracing(collector("http://127.0.0.1:9"), 1.0),))
+    assert [await answered(gateway_app) for _ in range(3)] == [200] * 3
 
 
 async def test_requests_do_not_notice_an_exporter_that_breaks(kept, tmp_path, monkeypatch):
     monkeypatch.setattr(kept.exporter, "export", None)
-    house = await build_house(tmp_path, observers=(kept.tracing,))
-    assert await answered(house) == 200
-    assert len(house.watcher.records) == 1
+    gateway_app = await build_gateway_app(tmp_path, observers=(kept.tracing,))
+    assert await answered(gateway_app) == 200
+    assert len(gateway_app.watcher.records) == 1
 
 
 WITHOUT = """

@@ -1,7 +1,7 @@
 """What vLLM's example Grafana boards ask for, in our /metrics."""
 
 import pytest
-from fakes import BASE, build_house
+from fakes import BASE, build_gateway_app
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.pb import engine_pb2 as pb
@@ -21,32 +21,32 @@ GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc",
 
 
 @pytest.fixture
-async def house(tmp_path):
-    house = await build_house(tmp_path, open_metrics="no_tenants")
-    house.engine.picture = pb.EngineStats(
+async def gateway_app(tmp_path):
+    gateway_app = await build_gateway_app(tmp_path, open_metrics="no_tenants")
+    gateway_app.engine.picture = pb.EngineStats(
         prompt_tokens=70,
         cached_tokens=30,
         generated_tokens=9,
         steps=12,
         preemptions_by_cause={"pages": 2, "adapter": 1},
     )
-    async with house.client() as client:
+    async with gateway_app.client() as client:
         await client.post("/v1/chat/completions", json=CHAT)
         await client.post("/v1/chat/completions", json={**CHAT, "model": BASE, "n": 1, "service_tier": "flex"})
         await client.post("/v1/chat/completions", json={**CHAT, "model": "nobody"})
-    return house
+    return gateway_app
 
 
-async def scraped(house, key):
-    async with house.client(key) as client:
+async def scraped(gateway_app, key):
+    async with gateway_app.client(key) as client:
         answer = await client.get("/metrics")
     assert answer.status_code == 200
     return answer.text, [s for family in text_string_to_metric_families(answer.text) for s in family.samples]
 
 
-async def read(house):
+async def read(gateway_app):
     """Give the sum of the series that `name{model_name="BASE",engine="0"}` selects; None means that there is none."""
-    _, samples = await scraped(house, "sk-admin")
+    _, samples = await scraped(gateway_app, "sk-admin")
 
     def value(name, **labels):
         wanted = {"model_name": BASE, "engine": "0", **labels}
@@ -56,8 +56,8 @@ async def read(house):
     return value
 
 
-async def test_every_query_of_the_board_finds_a_series(house):
-    value = await read(house)
+async def test_every_query_of_the_board_finds_a_series(gateway_app):
+    value = await read(gateway_app)
     names = [*COUNTERS, *CACHE, *GAUGES]
     names += [f"{name}{part}" for name in HISTOGRAMS for part in ("_bucket", "_sum", "_count")]
     assert [name for name in names if value(name) is None] == []
@@ -65,8 +65,8 @@ async def test_every_query_of_the_board_finds_a_series(house):
     assert [name for name in HISTOGRAMS if not value(f"{name}_count")] == []
 
 
-async def test_the_values_are_those_of_the_requests(house):
-    value, records = await read(house), [record for record in house.watcher.records if record.submitted]
+async def test_the_values_are_those_of_the_requests(gateway_app):
+    value, records = await read(gateway_app), [record for record in gateway_app.watcher.records if record.submitted]
     assert len(records) == 2  # the third never came to the engine
     assert value("request_success_total") == value("e2e_request_latency_seconds_count") == 2
     assert value("request_success_total", finished_reason="stop") == 2
@@ -88,15 +88,15 @@ async def test_the_values_are_those_of_the_requests(house):
     assert value("num_preemptions_total") == 3
 
 
-async def test_the_board_of_services_calls_an_engine_that_answers_online(house):
-    value = await read(house)
+async def test_the_board_of_services_calls_an_engine_that_answers_online(gateway_app):
+    value = await read(gateway_app)
     assert value("engine_sleep_state", sleep_state="awake") == value("engine_sleep_state") == 1
 
 
-async def test_a_scrape_without_a_key_learns_all_but_tenants(house):
-    house.engine.picture = pb.EngineStats(tenants=[pb.TenantStats(tenant="acme", lane=pb.LANE_BATCH, running=1)])
-    open_text, open_samples = await scraped(house, None)
-    full_text, full_samples = await scraped(house, "sk-admin")
+async def test_a_scrape_without_a_key_learns_all_but_tenants(gateway_app):
+    gateway_app.engine.picture = pb.EngineStats(tenants=[pb.TenantStats(tenant="acme", lane=pb.LANE_BATCH, running=1)])
+    open_text, open_samples = await scraped(gateway_app, None)
+    full_text, full_samples = await scraped(gateway_app, "sk-admin")
     assert 'tenant="acme"' in full_text
     assert "acme" not in open_text
     assert "tenant=" not in open_text
@@ -110,6 +110,6 @@ async def test_a_scrape_without_a_key_learns_all_but_tenants(house):
 
 
 @pytest.mark.parametrize(("key", "status"), [("sk-wrong", 401), ("sk-acme", 403)])
-async def test_a_key_that_may_not_scrape_is_refused_all_the_same(house, key, status):
-    async with house.client(key) as client:
+async def test_a_key_that_may_not_scrape_is_refused_all_the_same(gateway_app, key, status):
+    async with gateway_app.client(key) as client:
         assert (await client.get("/metrics")).status_code == status

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from fakes import BASE, build_house
-from grpc_house import as_key, ask, open_grpc_house, refused
+from fakes import BASE, build_gateway_app
+from grpc_app import as_key, ask, open_grpc_app, refused
 
 from engine.core.grammars import Grammar, GrammarKind
 from engine.core.types import ErrorCode, FinishReason, Refusal, TokenEvent
@@ -91,21 +91,21 @@ INVALID = TokenEvent("r", finish_reason=FinishReason.ERROR, refusal=Refusal(Erro
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_engines_refusal_names_the_callers_field(tmp_path, stream):
-    house = await build_house(tmp_path)
-    house.engine.last_words = INVALID
-    async with house.client() as client:
+    gateway_app = await build_gateway_app(tmp_path)
+    gateway_app.engine.last_words = INVALID
+    async with gateway_app.client() as client:
         response = await client.post("/v1/chat/completions", json={**CHAT, "response_format": NAMED, "stream": stream})
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["type"]) == (400, None, "invalid_request_error")
     assert error["param"] == "response_format.json_schema.schema"
     assert error["message"] == "response_format.json_schema.schema cannot be followed: no such type"
-    await house.assert_empty()
-    assert list(house.limiter.ends.values()) == [[None]]  # refunded
+    await gateway_app.assert_empty()
+    assert list(gateway_app.limiter.ends.values()) == [[None]]  # refunded
 
 
 async def test_an_answer_cannot_both_end_and_go_on(tmp_path):
-    house = await build_house(tmp_path)
-    async with house.client() as client:
+    gateway_app = await build_gateway_app(tmp_path)
+    async with gateway_app.client() as client:
         response = await client.post(
             "/v1/chat/completions", json={**CHAT, "response_format": NAMED, "ignore_eos": True}
         )
@@ -121,11 +121,11 @@ async def test_over_grpc(tmp_path):
         "choice": ({"choice": pb.Choices(choice=["a", "b"])}, Grammar(GrammarKind.CONTEXT_FREE, 'start: "a" | "b"')),
     }
     assert wanted.keys() == {field.name for field in pb.StructuredOutputs.DESCRIPTOR.fields}
-    async with open_grpc_house(tmp_path) as api:
+    async with open_grpc_app(tmp_path) as api:
         for fields, grammar in wanted.values():
             await api.generation.Generate(ask(structured_outputs=pb.StructuredOutputs(**fields)), metadata=as_key())
-            assert api.house.engine.requests[-1].params.grammar == grammar
-        api.house.engine.last_words = INVALID
+            assert api.gateway_app.engine.requests[-1].params.grammar == grammar
+        api.gateway_app.engine.last_words = INVALID
         for pattern, why in (("(", "unclosed group"), ("a", "no such type")):
             request = ask(structured_outputs=pb.StructuredOutputs(regex=pattern))
             refusal = await refused(api.generation.Generate(request, metadata=as_key()))
@@ -145,13 +145,13 @@ async def test_over_grpc(tmp_path):
     ],
 )
 async def test_what_cannot_be_followed_is_refused_before_anything_is_reserved(tmp_path, fields, field, why):
-    house = await build_house(tmp_path)
-    async with house.client() as client:
+    gateway_app = await build_gateway_app(tmp_path)
+    async with gateway_app.client() as client:
         for path, prompt in (("chat/completions", CHAT), ("completions", {"model": BASE, "prompt": "hi"})):
             error = (await client.post(f"/v1/{path}", json={**prompt, **fields})).json()["error"]
             assert (error["param"], error["type"]) == (field, "invalid_request_error")
             assert why in error["message"]
-    assert not house.limiter.reserved and not house.engine.requests
+    assert not gateway_app.limiter.reserved and not gateway_app.engine.requests
 
 
 @pytest.mark.parametrize(
@@ -163,12 +163,12 @@ async def test_what_cannot_be_followed_is_refused_before_anything_is_reserved(tm
     ],
 )
 async def test_unique_items_that_demand_nothing_are_accepted(tmp_path, schema):
-    house = await build_house(tmp_path)
+    gateway_app = await build_gateway_app(tmp_path)
     tool = {
         "type": "function",
         "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": schema}}},
     }
-    async with house.client() as client:
+    async with gateway_app.client() as client:
         for fields in ({"guided_json": schema}, {"tools": [tool], "tool_choice": "required"}):
             response = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 3, **fields})
             assert response.status_code == 200 or "context" in response.json()["error"]["message"], response.text
@@ -178,8 +178,8 @@ async def test_unique_items_that_demand_nothing_are_accepted(tmp_path, schema):
 async def test_unique_items_are_refused_wherever_they_stand(tmp_path, place):
     unique = {"type": "array", "uniqueItems": True, "maxItems": 2}
     inner = {"items": unique, "anyOf": [unique], "additionalProperties": unique}.get(place, {"a": unique})
-    house = await build_house(tmp_path)
-    async with house.client() as client:
+    gateway_app = await build_gateway_app(tmp_path)
+    async with gateway_app.client() as client:
         response = await client.post("/v1/chat/completions", json={**CHAT, "guided_json": {place: inner}})
     assert response.status_code == 400
     assert "uniqueItems is not supported" in response.json()["error"]["message"]

@@ -10,7 +10,7 @@ import time
 from contextlib import closing
 
 import pytest
-from fakes import BASE, build_house
+from fakes import BASE, build_gateway_app
 
 from engine.core.grammars import Grammar, GrammarKind
 from engine.grammar_check.job import Key, Reason, Verdict, WorkerLimits
@@ -59,23 +59,23 @@ def tool(parameters):
 
 
 async def test_hostile_grammars_are_refused_and_cost_their_neighbours_nothing(tmp_path, pool):
-    house = await build_house(tmp_path, grammars=pool)
-    house.engine.admit = asyncio.Event()
+    gateway_app = await build_gateway_app(tmp_path, grammars=pool)
+    gateway_app.engine.admit = asyncio.Event()
     cases = [(name, fields, "crash") for name, fields in CRASHES.items()]
     cases += [(name, fields, why) for name, (fields, why) in REFUSED.items()]
-    async with house.client("sk-initech") as neighbour, house.client() as client:
+    async with gateway_app.client("sk-initech") as neighbour, gateway_app.client() as client:
         waiting = asyncio.create_task(neighbour.post("/v1/chat/completions", json=CHAT))
         for name, fields, why in cases:
             response = await client.post("/v1/chat/completions", json={**CHAT, **fields})
             error = response.json()["error"]
             assert (response.status_code, error["param"]) == (400, next(iter(fields))), name
             assert why in error["message"] and len(error["message"]) < 1000, (name, error)
-        house.engine.admit.set()
+        gateway_app.engine.admit.set()
         assert (await waiting).status_code == 200
         good = await client.post("/v1/chat/completions", json={**CHAT, "guided_regex": "a+"})
     assert good.status_code == 200
     assert pool.counts.replaced >= len(CRASHES) + 1
-    await house.assert_empty()
+    await gateway_app.assert_empty()
 
 
 async def test_verdicts_are_remembered_and_shared(pool):
@@ -134,8 +134,8 @@ def test_a_tenant_may_have_only_so_many_waiting():
 
 async def test_the_gateway_tells_a_full_queue_from_a_grammar_that_was_not_checked(tmp_path):
     pool = GrammarPool(queued=0)
-    house = await build_house(tmp_path, grammars=pool)
-    async with house.client() as client:
+    gateway_app = await build_gateway_app(tmp_path, grammars=pool)
+    async with gateway_app.client() as client:
         full = await client.post("/v1/chat/completions", json={**CHAT, "guided_regex": "a"})
         pool.close()
         closed = await client.post("/v1/chat/completions", json={**CHAT, "guided_regex": "a"})
@@ -157,9 +157,9 @@ async def test_a_request_that_is_cancelled_leaves_the_queue(pool):
 
 @pytest.mark.parametrize("parameters", [{"const": -9223372036854775808}, HEAVY])
 async def test_hostile_parameters_of_a_required_tool(tmp_path, pool, parameters):
-    house = await build_house(tmp_path, grammars=pool, settings=None)
+    gateway_app = await build_gateway_app(tmp_path, grammars=pool, settings=None)
     body = {**CHAT, "tools": [tool({"type": "object", "properties": {"a": parameters}})], "tool_choice": "required"}
-    async with house.client() as client:
+    async with gateway_app.client() as client:
         response = await client.post("/v1/chat/completions", json=body)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "tools[0].function.parameters"), error

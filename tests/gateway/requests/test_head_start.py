@@ -4,7 +4,7 @@ import asyncio
 from contextlib import suppress
 
 import pytest
-from fakes import BASE, House, build_house, principal
+from fakes import BASE, GatewayApp, build_gateway_app, principal
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -155,22 +155,22 @@ def test_what_has_room_is_admitted_twice_over(bucket, tokens):
 
 
 @pytest.fixture
-async def house(tmp_path) -> House:
-    return await build_house(tmp_path)
+async def gateway_app(tmp_path) -> GatewayApp:
+    return await build_gateway_app(tmp_path)
 
 
 @pytest.fixture
-def likely(house, monkeypatch) -> asyncio.Event:
+def likely(gateway_app, monkeypatch) -> asyncio.Event:
     """Grants are foreseen, and given when this is set."""
     may_answer = asyncio.Event()
-    ask = house.limiter.reserve
+    ask = gateway_app.limiter.reserve
 
     async def reserve(request):
         await may_answer.wait()
         return await ask(request)
 
-    monkeypatch.setattr(house.limiter, "foresees", lambda request: True)
-    monkeypatch.setattr(house.limiter, "reserve", reserve)
+    monkeypatch.setattr(gateway_app.limiter, "foresees", lambda request: True)
+    monkeypatch.setattr(gateway_app.limiter, "reserve", reserve)
     return may_answer
 
 
@@ -178,76 +178,76 @@ def request(**fields) -> GenerateRequest:
     return GenerateRequest(ModelQuery(BASE), ("Say hello",), "req-1", **fields)
 
 
-async def answer(house, wanted, who=None) -> str:
-    async with house.gateway.generate(who or principal(), wanted) as generation:
+async def answer(gateway_app, wanted, who=None) -> str:
+    async with gateway_app.gateway.generate(who or principal(), wanted) as generation:
         return "".join([chunk.text async for chunk in generation])
 
 
 @pytest.mark.parametrize("n", [1, 3])
-async def test_the_engine_is_at_work_while_the_limiter_is_asked(house, likely, n):
-    task = asyncio.create_task(answer(house, request(n=n, max_tokens=50)))
+async def test_the_engine_is_at_work_while_the_limiter_is_asked(gateway_app, likely, n):
+    task = asyncio.create_task(answer(gateway_app, request(n=n, max_tokens=50)))
     await asyncio.sleep(0.01)
-    assert len(house.engine.requests) == n
-    assert house.limiter.reserved == []
+    assert len(gateway_app.engine.requests) == n
+    assert gateway_app.limiter.reserved == []
     assert not task.done()
     likely.set()
     assert sorted(await task) == sorted("Hello, world!" * n)
-    assert len(house.engine.requests) == n
-    await house.assert_empty()
-    assert house.limiter.rows[0].counts.requests == 1
+    assert len(gateway_app.engine.requests) == n
+    await gateway_app.assert_empty()
+    assert gateway_app.limiter.rows[0].counts.requests == 1
 
 
-async def test_batch_work_waits_for_its_grant(house, likely):
-    task = asyncio.create_task(answer(house, request(lane=Lane.BATCH)))
+async def test_batch_work_waits_for_its_grant(gateway_app, likely):
+    task = asyncio.create_task(answer(gateway_app, request(lane=Lane.BATCH)))
     await asyncio.sleep(0.01)
-    assert house.engine.requests == []
+    assert gateway_app.engine.requests == []
     likely.set()
     assert await task == "Hello, world!"
 
 
 @pytest.mark.parametrize("n", [1, 3])
-async def test_what_is_refused_after_all_is_aborted_and_nobodys_to_pay(house, likely, n):
+async def test_what_is_refused_after_all_is_aborted_and_nobodys_to_pay(gateway_app, likely, n):
     asyncio.get_running_loop().call_later(0.01, likely.set)
     with pytest.raises(ApiError) as caught:
-        await answer(house, request(n=n, max_tokens=240), principal("sk-globex"))
+        await answer(gateway_app, request(n=n, max_tokens=240), principal("sk-globex"))
     assert caught.value.fault is Fault.INSUFFICIENT_QUOTA
-    assert list(house.engine.ends.values()) == ["aborted"] * n
-    assert house.limiter.ends == {}
-    await house.assert_empty()
-    [record] = house.watcher.records
+    assert list(gateway_app.engine.ends.values()) == ["aborted"] * n
+    assert gateway_app.limiter.ends == {}
+    await gateway_app.assert_empty()
+    [record] = gateway_app.watcher.records
     assert (record.status, record.submitted, record.used_tokens) == (429, None, 0)
 
 
-async def test_who_leaves_while_the_limiter_is_asked_leaves_nothing_at_work(house, likely):
-    task = asyncio.create_task(answer(house, request()))
+async def test_who_leaves_while_the_limiter_is_asked_leaves_nothing_at_work(gateway_app, likely):
+    task = asyncio.create_task(answer(gateway_app, request()))
     await asyncio.sleep(0.01)
-    assert house.engine.open == 1
+    assert gateway_app.engine.open == 1
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
-    await house.assert_empty()
-    assert house.watcher.records[0].used_tokens == 0
+    await gateway_app.assert_empty()
+    assert gateway_app.watcher.records[0].used_tokens == 0
 
 
-async def test_an_engine_that_fails_meanwhile_costs_nothing(house, likely):
-    house.engine.fail_after = 0
+async def test_an_engine_that_fails_meanwhile_costs_nothing(gateway_app, likely):
+    gateway_app.engine.fail_after = 0
     asyncio.get_running_loop().call_later(0.01, likely.set)
     with pytest.raises(ApiError) as caught:
-        await answer(house, request())
+        await answer(gateway_app, request())
     assert caught.value.fault is Fault.ENGINE_UNAVAILABLE
-    assert list(house.limiter.ends.values()) == [[None]]
-    await house.assert_empty()
+    assert list(gateway_app.limiter.ends.values()) == [[None]]
+    await gateway_app.assert_empty()
 
 
 @pytest.mark.parametrize("foreseen", [True, False])
-async def test_an_engine_that_is_lost_before_it_is_asked_costs_nothing(house, monkeypatch, foreseen):
+async def test_an_engine_that_is_lost_before_it_is_asked_costs_nothing(gateway_app, monkeypatch, foreseen):
     def generate(request):
         raise EngineUnavailable("lost")
 
-    monkeypatch.setattr(house.engine, "generate", generate)
-    monkeypatch.setattr(house.limiter, "foresees", lambda request: foreseen)
+    monkeypatch.setattr(gateway_app.engine, "generate", generate)
+    monkeypatch.setattr(gateway_app.limiter, "foresees", lambda request: foreseen)
     with pytest.raises(ApiError) as caught:
-        await answer(house, request())
+        await answer(gateway_app, request())
     assert caught.value.fault is Fault.ENGINE_UNAVAILABLE
-    assert list(house.limiter.ends.values()) == [[None]]
-    await house.assert_empty()
+    assert list(gateway_app.limiter.ends.values()) == [[None]]
+    await gateway_app.assert_empty()

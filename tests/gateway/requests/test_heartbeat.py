@@ -5,7 +5,7 @@ import os
 import signal
 
 import pytest
-from fakes import build_house
+from fakes import build_gateway_app
 
 from engine.config import EngineConfig
 from engine.pb import engine_pb2 as pb
@@ -104,12 +104,12 @@ async def test_a_stopped_engine_process_is_noticed_and_said(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("silent", [False, True])
 async def test_ready_says_that_the_engine_hangs(tmp_path, silent):
-    house = await build_house(tmp_path)
+    gateway_app = await build_gateway_app(tmp_path)
     clock = Clock()
-    house.gateway.heartbeat = Heartbeat(house.engine, clock)
+    gateway_app.gateway.heartbeat = Heartbeat(gateway_app.engine, clock)
     if silent:
-        pass_time(clock, house.gateway.heartbeat, HANG_SECONDS + 1)
-    async with house.client(None) as client:
+        pass_time(clock, gateway_app.gateway.heartbeat, HANG_SECONDS + 1)
+    async with gateway_app.client(None) as client:
         answer = await client.get("/ready")
     reason = "the engine is connected but has stopped working" if silent else None
     assert (answer.status_code, answer.json()["reason"]) == (503 if silent else 200, reason)

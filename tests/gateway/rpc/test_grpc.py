@@ -4,7 +4,7 @@ import asyncio
 
 import grpc
 import pytest
-from grpc_house import NIGHT, as_key, ask, keys, open_grpc_house, refused, until
+from grpc_app import NIGHT, as_key, ask, keys, open_grpc_app, refused, until
 
 from engine.core.types import ErrorCode, FinishReason, Refusal, TokenEvent
 from gateway.pb import adapters_pb2
@@ -16,7 +16,7 @@ from gateway.rpc.wire import RANGES
 
 @pytest.fixture
 async def api(tmp_path):
-    async with open_grpc_house(tmp_path) as opened:
+    async with open_grpc_app(tmp_path) as opened:
         yield opened
         await opened.assert_empty()
 
@@ -40,8 +40,8 @@ async def test_inputs_and_sampling_reach_the_engine(api):
     sampling = {"max_tokens": 4, "temperature": 0.0, "seed": 7, "logit_bias": {30: -1.0}, "stop_token_ids": [9]}
     await api.generation.Generate(ask(chat=chat, sampling=sampling, priority=-2), metadata=as_key())
     await api.generation.Generate(ask(prompt_ids=pb.TokenIds(ids=[11, 12])), metadata=as_key())
-    chatted, continued = api.house.engine.requests
-    decoded = api.house.gateway.tokenizer.decode(chatted.prompt, skip_special=False)
+    chatted, continued = api.gateway_app.engine.requests
+    decoded = api.gateway_app.gateway.tokenizer.decode(chatted.prompt, skip_special=False)
     assert decoded == "<|system|>x<|end|><|user|>y<|end|><|assistant|>"
     assert continued.prompt == (11, 12)
     assert (chatted.params.temperature, chatted.params.seed, chatted.priority) == (0.0, 7, -2)
@@ -52,7 +52,7 @@ async def test_goals_and_a_batch_deadline_reach_the_engine(api):
     await api.generation.Generate(ask(slo=pb.Slo(ttft_ms=250.0)), metadata=as_key())
     batch = ask(lane=pb.LANE_BATCH, slo=pb.Slo(itl_ms=40.0))
     assert [chunk async for chunk in api.generation.GenerateStream(batch, metadata=as_key(), timeout=60)]
-    unary, streamed = api.house.engine.requests
+    unary, streamed = api.gateway_app.engine.requests
     assert (unary.ttft, unary.itl, unary.deadline) == (0.25, None, None)
     assert (streamed.ttft, streamed.itl) == (None, 0.04)
     assert 30 < streamed.deadline < 61  # gRPC rounds timeouts up
@@ -66,7 +66,7 @@ async def test_without_a_maximum_the_answer_ends_by_itself(api):
 async def test_stop_strings_end_the_answer(api):
     whole = await api.generation.Generate(ask(sampling={"max_tokens": 13, "stop": ["wo"]}), metadata=as_key())
     assert (whole.choices[0].text, whole.choices[0].finish_reason) == ("Hello, ", pb.FINISH_REASON_STOP)
-    assert list(api.house.engine.ends.values()) == ["aborted"]
+    assert list(api.gateway_app.engine.ends.values()) == ["aborted"]
 
 
 async def test_logprobs(api):
@@ -77,7 +77,7 @@ async def test_logprobs(api):
 
 
 async def test_several_answers_share_a_prompt_and_a_reservation(api):
-    api.house.engine.reply = lambda sent: f"seed {sent.params.seed}"
+    api.gateway_app.engine.reply = lambda sent: f"seed {sent.params.seed}"
     request = ask(n=3, sampling={"seed": 7})
     whole = await api.generation.Generate(request, metadata=as_key())
     assert [(choice.index, choice.text) for choice in whole.choices] == [(i, f"seed {7 + i}") for i in range(3)]
@@ -88,7 +88,7 @@ async def test_several_answers_share_a_prompt_and_a_reservation(api):
         usages.append(chunk.HasField("usage"))
     assert texts == ["seed 7", "seed 8", "seed 9"]
     assert usages == [False] * (len(usages) - 1) + [True]
-    assert len(api.house.limiter.reserved) == 2
+    assert len(api.gateway_app.limiter.reserved) == 2
 
 
 LOOK = pb.Tool(name="look", description="Looks.", parameters='{"type": "object", "properties": {"at": {"enum": [1]}}}')
@@ -100,8 +100,8 @@ def tools_chat(*messages, **more):
 
 
 async def test_tools_are_shown_called_and_answered(api):
-    api.house.engine.info.max_model_len = 4096
-    api.house.engine.reply = lambda sent: 'So: <tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>'
+    api.gateway_app.engine.info.max_model_len = 4096
+    api.gateway_app.engine.reply = lambda sent: 'So: <tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>'
     told = pb.ChatMessage(role="tool", tool_call_id="call_1", content="blue")
     chat = tools_chat(pb.ChatMessage(role="assistant", tool_calls=[CALLED]), told)
     whole = await api.generation.Generate(ask(chat=chat, sampling={}), metadata=as_key())
@@ -109,7 +109,7 @@ async def test_tools_are_shown_called_and_answered(api):
     [call] = choice.tool_calls
     assert (choice.text, choice.finish_reason) == ("So:", pb.FINISH_REASON_TOOL_CALLS)
     assert (call.index, call.name, call.arguments) == (0, "look", '{"at": 1}')
-    prompt = api.house.gateway.tokenizer.decode(api.house.engine.requests[0].prompt, skip_special=False)
+    prompt = api.gateway_app.gateway.tokenizer.decode(api.gateway_app.engine.requests[0].prompt, skip_special=False)
     assert "Looks." in prompt and prompt.endswith("<|tool|>blue<|end|><|assistant|>")
     chunks = api.generation.GenerateStream(ask(chat=chat, sampling={}), metadata=as_key())
     news = [call async for chunk in chunks for call in chunk.choice.tool_calls]
@@ -127,14 +127,14 @@ async def test_tools_are_shown_called_and_answered(api):
     ],
 )
 async def test_calls_can_be_required(api, choice, bound):
-    api.house.engine.info.max_model_len = 4096
+    api.gateway_app.engine.info.max_model_len = 4096
     chat = tools_chat(tool_choice=choice, parallel_tool_calls=False)
     await api.generation.Generate(ask(chat=chat), metadata=as_key())
-    assert (api.house.engine.requests[0].params.grammar is not None) == bound
+    assert (api.gateway_app.engine.requests[0].params.grammar is not None) == bound
 
 
 async def test_metadata_carry_id_lane_rates_and_usage(api):
-    api.house.engine.cached = lambda request: 3
+    api.gateway_app.engine.cached = lambda request: 3
     call = api.generation.Generate(ask(), metadata=as_key("globex", x_request_id="mine-1"))
     initial = dict(await call.initial_metadata())
     assert (initial["x-request-id"], initial["x-loralane-lane"]) == ("mine-1", "interactive")
@@ -146,19 +146,19 @@ async def test_metadata_carry_id_lane_rates_and_usage(api):
 
 
 async def test_initial_metadata_wait_for_admission(api):
-    api.house.engine.admit = asyncio.Event()
+    api.gateway_app.engine.admit = asyncio.Event()
     call = api.generation.GenerateStream(ask(), metadata=as_key())
     headers = asyncio.create_task(call.initial_metadata())
-    await until(lambda: api.house.engine.open == 1)
+    await until(lambda: api.gateway_app.engine.open == 1)
     assert not headers.done()
-    api.house.engine.admit.set()
+    api.gateway_app.engine.admit.set()
     assert dict(await headers)["x-loralane-lane"] == "interactive"
     assert "".join([chunk.choice.text async for chunk in call]) == "Hello"
 
 
 async def test_who_calls_follows_from_the_key_alone(api):
     await api.generation.Generate(ask(), metadata=as_key(x_tenant_id="globex", x_request_id="not sane"))
-    (record,) = api.house.watcher.records
+    (record,) = api.gateway_app.watcher.records
     assert record.tenant == "acme"
     assert record.request_id.startswith("req-")
 
@@ -173,13 +173,13 @@ async def test_lanes_are_clamped_and_reported(api):
 async def test_adapters_answer_under_their_names(api):
     answers = [await api.generation.Generate(ask(name), metadata=as_key()) for name in ("pirate", "tiny:pirate")]
     assert [answer.model for answer in answers] == ["pirate", "tiny:pirate"]
-    version = api.house.adapters.records["pirate"].version
-    assert [request.adapter for request in api.house.engine.requests] == [version, version]
+    version = api.gateway_app.adapters.records["pirate"].version
+    assert [request.adapter for request in api.gateway_app.engine.requests] == [version, version]
 
 
 async def test_tokenize(api):
     answer = await api.generation.Tokenize(pb.TokenizeRequest(model="tiny", prompt="hi"), metadata=as_key())
-    assert (api.house.gateway.tokenizer.decode(answer.ids), answer.max_model_len) == ("hi", 256)
+    assert (api.gateway_app.gateway.tokenizer.decode(answer.ids), answer.max_model_len) == ("hi", 256)
     refusal = await refused(api.generation.Tokenize(pb.TokenizeRequest(model="tiny"), metadata=as_key()))
     assert (refusal.code, refusal.message) == ("INVALID_ARGUMENT", "one of chat, prompt is required")
     secret = pb.TokenizeRequest(model="poet", prompt="hi")
@@ -219,7 +219,7 @@ async def test_invalid_requests_name_the_field(api, field):
         refusal = await refused(method(INVALID[field], metadata=as_key()))
         assert (refusal.code, refusal.fields) == ("INVALID_ARGUMENT", [field])
         assert refusal.details["ErrorInfo"].domain == "loralane"
-    assert not api.house.limiter.reserved
+    assert not api.gateway_app.limiter.reserved
 
 
 def test_every_sampling_field_has_the_range_http_has():
@@ -272,7 +272,7 @@ async def test_a_long_name_in_an_error_does_not_break_the_metadata(api):
 
 
 async def test_an_engine_that_is_away_is_worth_another_try(api):
-    api.house.engine.ready = False
+    api.gateway_app.engine.ready = False
     refusal = await refused(api.generation.Generate(ask(), metadata=as_key()))
     assert (refusal.code, refusal.reason) == ("UNAVAILABLE", "ENGINE_UNAVAILABLE")
     assert refusal.details["RetryInfo"].retry_delay.ToMilliseconds() == 1000
@@ -280,39 +280,39 @@ async def test_an_engine_that_is_away_is_worth_another_try(api):
 
 async def test_a_queue_too_long_tells_the_true_wait(api):
     refusal = Refusal(ErrorCode.QUEUE_TIMEOUT, "the queue is 8 s long", 7.0625)
-    api.house.engine.last_words = TokenEvent("x", finish_reason=FinishReason.ERROR, refusal=refusal)
+    api.gateway_app.engine.last_words = TokenEvent("x", finish_reason=FinishReason.ERROR, refusal=refusal)
     told = await refused(api.generation.Generate(ask(), metadata=as_key()))
     assert (told.code, told.reason, told.message) == ("UNAVAILABLE", "QUEUE_TIMEOUT", "the queue is 8 s long")
     assert told.details["RetryInfo"].retry_delay.ToMilliseconds() == 7063
 
 
 async def test_an_engine_that_dies_ends_the_stream_and_refunds(api):
-    api.house.engine.fail_after = 2
+    api.gateway_app.engine.fail_after = 2
     call = api.generation.GenerateStream(ask(), metadata=as_key())
     texts = [(await call.read()).choice.text for _ in range(MOST_MOVES + 1)]
     assert "".join(texts) == "Hell"
     assert (await refused(call.read())).code == "UNAVAILABLE"
-    assert list(api.house.limiter.ends.values()) == [[None]]
+    assert list(api.gateway_app.limiter.ends.values()) == [[None]]
 
 
 async def test_a_bug_is_internal_and_says_nothing_else(api):
     def reply(request):
         raise RuntimeError("a secret")
 
-    api.house.engine.reply = reply
+    api.gateway_app.engine.reply = reply
     refusal = await refused(api.generation.Generate(ask(), metadata=as_key(x_request_id="mine-3")))
     assert (refusal.code, refusal.message) == ("INTERNAL", "internal error; request id mine-3")
     assert "secret" not in repr(refusal.error)
 
 
 async def test_a_deadline_that_passes_aborts(api):
-    api.house.engine.go_on = asyncio.Event()
+    api.gateway_app.engine.go_on = asyncio.Event()
     call = api.generation.GenerateStream(ask(), metadata=as_key(), timeout=1.0)
     assert (await call.read()).choice.text == "H"
     assert (await refused(call.read())).code == "DEADLINE_EXCEEDED"
     await api.assert_empty()
-    assert list(api.house.engine.ends.values()) == ["aborted"]
-    assert list(api.house.limiter.ends.values()) == [[6]]
+    assert list(api.gateway_app.engine.ends.values()) == ["aborted"]
+    assert list(api.gateway_app.limiter.ends.values()) == [[6]]
 
 
 class ExpiredContext:
@@ -335,27 +335,27 @@ class ExpiredContext:
 async def test_an_expired_deadline_is_refused_before_anything_is_reserved(api):
     context = ExpiredContext()
     with pytest.raises(grpc.aio.AbortError):
-        await GenerationService(api.house.gateway, keys()).Generate(ask(), context)
+        await GenerationService(api.gateway_app.gateway, keys()).Generate(ask(), context)
     assert context.status.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert not api.house.limiter.reserved
+    assert not api.gateway_app.limiter.reserved
 
 
 @pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
 async def test_cancelling_aborts_and_settles_what_was_used(api, method):
-    api.house.engine.go_on = asyncio.Event()
+    api.gateway_app.engine.go_on = asyncio.Event()
     call = getattr(api.generation, method)(ask(sampling={"max_tokens": 200}), metadata=as_key())
-    running = api.house.gateway.live
+    running = api.gateway_app.gateway.live
     await until(lambda: any(record.first_token for record in running.values()))
     call.cancel()
     await api.assert_empty()
-    (record,) = api.house.watcher.records
+    (record,) = api.gateway_app.watcher.records
     assert (record.finish, record.status) == ("cancelled", 499)
-    assert list(api.house.limiter.ends.values()) == [[6]]
-    assert list(api.house.engine.ends.values()) == ["aborted"]
+    assert list(api.gateway_app.limiter.ends.values()) == [[6]]
+    assert list(api.gateway_app.engine.ends.values()) == ["aborted"]
 
 
 async def test_a_reader_that_stops_reading_and_leaves_holds_nothing(api):
-    api.house.engine.reply = lambda request: "x" * 200
+    api.gateway_app.engine.reply = lambda request: "x" * 200
     async with grpc.aio.insecure_channel(f"127.0.0.1:{api.port}") as channel:
         stream = channel.unary_stream(
             "/loralane.v1.Generation/GenerateStream", pb.GenerateRequest.SerializeToString, pb.GenerateChunk.FromString

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from batch_fakes import batch_options, claimed
-from grpc_house import as_key, open_grpc_house, refused
+from grpc_app import as_key, open_grpc_app, refused
 from redis.asyncio import Redis
 
 from engine.pb import engine_pb2
@@ -28,7 +28,7 @@ PIECES = [TEXT[:1], b"", *(TEXT[start : start + 90_000] for start in range(1, le
 class Api:
     stub: BatchesStub
     store: BatchStore
-    house: Any
+    gateway_app: Any
 
     async def send(self, *pieces: bytes, key: str = "acme", **header: Any) -> pb.File:
         messages = [pb.CreateFileRequest(header=pb.FileHeader(**{"filename": "in.jsonl", **header}))]
@@ -50,10 +50,10 @@ class Api:
 
 @pytest.fixture
 async def api(tmp_path, valkey: Redis) -> AsyncIterator[Api]:
-    root = tmp_path / "house"
+    root = tmp_path / "gateway"
     root.mkdir()
-    async with open_grpc_house(root, **batch_options(valkey, tmp_path / "stored")) as opened:
-        yield Api(BatchesStub(opened.channel), BatchStore(valkey), opened.house)
+    async with open_grpc_app(root, **batch_options(valkey, tmp_path / "stored")) as opened:
+        yield Api(BatchesStub(opened.channel), BatchStore(valkey), opened.gateway_app)
         await opened.assert_empty()
 
 
@@ -168,7 +168,7 @@ async def test_how_long_it_will_take(api):
     batch = await api.create()
     await api.store.validated(await claimed(api.store, "validate"), 11)
     lane = engine_pb2.LaneStats(lane=engine_pb2.LANE_BATCH)
-    api.house.engine.picture = engine_pb2.EngineStats(lanes=[lane], batch_share=0.5)
+    api.gateway_app.engine.picture = engine_pb2.EngineStats(lanes=[lane], batch_share=0.5)
     assert not (await api.get(batch.id)).HasField("eta_seconds"), "nobody knows yet what a line is like"
     shard = await claimed(api.store, "shard")
     assert await api.store.commit(shard, ["a"], [0], Tally(1, 0, 30, 10, 7, 90_000))
@@ -195,9 +195,9 @@ async def test_others_see_nothing_of_it(api):
 
 async def test_a_watch_ends_with_the_server(tmp_path, valkey):
     options = batch_options(valkey, tmp_path / "stored")
-    async with asyncio.timeout(60), open_grpc_house(tmp_path, grace_seconds=600, **options) as opened:
+    async with asyncio.timeout(60), open_grpc_app(tmp_path, grace_seconds=600, **options) as opened:
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{opened.port}")
-        api = Api(BatchesStub(channel), BatchStore(valkey), opened.house)
+        api = Api(BatchesStub(channel), BatchStore(valkey), opened.gateway_app)
         batch = await api.create()
         request = pb.WatchBatchRequest(batch_id=batch.id, interval_seconds=60)
         watching = api.stub.WatchBatch(request, metadata=as_key())

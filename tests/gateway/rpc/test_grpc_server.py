@@ -6,8 +6,8 @@ import grpc
 import pytest
 from fakes import write_adapter
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from grpc_app import MAX_MESSAGE_BYTES, as_key, ask, keys, open_grpc_app, refused, until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_house import MAX_MESSAGE_BYTES, as_key, ask, keys, open_grpc_house, refused, until
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
@@ -25,7 +25,7 @@ UNKNOWN, SERVING, NOT_SERVING = (
 
 @pytest.fixture
 async def api(tmp_path):
-    async with open_grpc_house(tmp_path) as opened:
+    async with open_grpc_app(tmp_path) as opened:
         yield opened
         await opened.assert_empty()
 
@@ -73,7 +73,7 @@ async def test_health_follows_the_engine(api, service):
     request = health_pb2.HealthCheckRequest(service=service)
     watch = api.health.Watch(request)
     assert (await api.health.Check(request)).status == (await watch.read()).status == SERVING
-    api.house.engine.ready = False
+    api.gateway_app.engine.ready = False
     assert (await api.health.Check(request)).status == (await watch.read()).status == NOT_SERVING
     assert (await api.health.List(health_pb2.HealthListRequest())).statuses[service].status == NOT_SERVING
 
@@ -85,7 +85,7 @@ async def test_health_of_a_service_nobody_knows(api):
 
 
 async def test_watchers_hear_of_the_end_and_do_not_delay_it(api):
-    server = GrpcServer(api.house.gateway, keys(), grace_seconds=600)
+    server = GrpcServer(api.gateway_app.gateway, keys(), grace_seconds=600)
     port = await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
@@ -96,8 +96,8 @@ async def test_watchers_hear_of_the_end_and_do_not_delay_it(api):
 
 
 async def test_stopping_lets_running_calls_end(api):
-    api.house.engine.go_on = asyncio.Event()
-    server = GrpcServer(api.house.gateway, keys(), grace_seconds=600)
+    api.gateway_app.engine.go_on = asyncio.Event()
+    server = GrpcServer(api.gateway_app.gateway, keys(), grace_seconds=600)
     port = await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = GenerationStub(channel).GenerateStream(ask(), metadata=as_key())
@@ -105,7 +105,7 @@ async def test_stopping_lets_running_calls_end(api):
         first = (await anext(chunks)).choice.text
         stopping = asyncio.create_task(server.stop())
         await asyncio.sleep(0)
-        api.house.engine.go_on.set()
+        api.gateway_app.engine.go_on.set()
         assert first + "".join([chunk.choice.text async for chunk in chunks]) == "Hello"
         await asyncio.wait_for(stopping, 30)
 
@@ -122,7 +122,7 @@ async def test_administration_needs_an_administrators_key(api):
         api.admin.Watch(pb.WatchAdaptersRequest(), metadata=as_key()).read(),
     )
     assert {(await refused(call)).code for call in calls} == {"PERMISSION_DENIED"}
-    assert list(api.house.adapters.records) == ["pirate", "poet"]
+    assert list(api.gateway_app.adapters.records) == ["pirate", "poet"]
 
 
 async def test_load_list_unload(api):
@@ -135,19 +135,19 @@ async def test_load_list_unload(api):
     for name in ("poet", "more"):
         answer = await api.admin.Unload(pb.UnloadAdapterRequest(name=name), metadata=as_key("admin"))
     assert answer.aborted == 0, "another name still serves this version"
-    assert list(api.house.adapters.records) == ["pirate"]
+    assert list(api.gateway_app.adapters.records) == ["pirate"]
 
 
 async def test_reload_pin_alias_allow(api, tmp_path):
     admin = {"metadata": as_key("admin")}
     assert not (await api.admin.Reload(pb.ReloadAdapterRequest(name="poet"), **admin)).changed
-    old = api.house.adapters.records["poet"].version
+    old = api.gateway_app.adapters.records["poet"].version
     write_adapter(tmp_path, "poet", "better weights")
     reloaded = await api.admin.Reload(pb.ReloadAdapterRequest(name="poet"), **admin)
     assert reloaded.changed
     assert reloaded.adapter.version == reloaded.adapter.served_version != old
     assert (await api.admin.Pin(pb.PinAdapterRequest(name="poet", pinned=True), **admin)).pinned
-    await until(lambda: api.house.engine.pinned == {reloaded.adapter.version})
+    await until(lambda: api.gateway_app.engine.pinned == {reloaded.adapter.version})
     assert list((await api.admin.Alias(pb.AliasAdapterRequest(name="poet", alias="p"), **admin)).aliases) == ["p"]
     removed = pb.AliasAdapterRequest(name="poet", alias="p", remove=True)
     assert list((await api.admin.Alias(removed, **admin)).aliases) == []
@@ -161,13 +161,13 @@ def told(message) -> tuple[dict[str, tuple[str, str]], list[str]]:
 
 async def test_watching_adapters(api):
     """All of them first; then what changes here, in the registry or in the engine, and nothing else."""
-    records, engine = api.house.adapters.records, api.house.engine
+    records, engine = api.gateway_app.adapters.records, api.gateway_app.engine
     watch = api.admin.Watch(pb.WatchAdaptersRequest(interval_seconds=0.1), metadata=as_key("admin"))
     before = {name: ("resident", record.version) for name, record in records.items()}
     assert told(await watch.read()) == (before, [])
-    more = await api.house.adapters.load("more", "poet")
+    more = await api.gateway_app.adapters.load("more", "poet")
     assert told(await watch.read()) == ({"more": ("resident", more.version)}, [])
-    await api.house.adapters.unload("more")
+    await api.gateway_app.adapters.unload("more")
     assert told(await watch.read()) == ({}, ["more"])
     pirate, poet = records["pirate"].version, records["poet"].version
     engine.picture = pb_engine.EngineStats(
@@ -182,7 +182,7 @@ async def test_watching_adapters(api):
 
 
 async def test_a_watch_ends_with_its_client_or_the_server(api):
-    server, address = GrpcServer(api.house.gateway, keys(), grace_seconds=600), "127.0.0.1:{}"
+    server, address = GrpcServer(api.gateway_app.gateway, keys(), grace_seconds=600), "127.0.0.1:{}"
     async with server as port, grpc.aio.insecure_channel(address.format(port)) as channel:
         admin, request = AdapterAdminStub(channel), pb.WatchAdaptersRequest()
         left, stays = (admin.Watch(request, metadata=as_key("admin")) for _ in range(2))
@@ -198,7 +198,7 @@ async def test_a_watch_ends_with_its_client_or_the_server(api):
 
 def watching(api) -> int:
     """Watches that wait for the registry's next change."""
-    return len(api.house.adapters.next_change._waiters)
+    return len(api.gateway_app.adapters.next_change._waiters)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, 0.01, 61.0, float("nan")])
@@ -231,18 +231,18 @@ async def test_drain_seconds_are_checked(api, seconds):
     request = pb.UnloadAdapterRequest(name="pirate", drain_seconds=seconds)
     refusal = await refused(api.admin.Unload(request, metadata=as_key("admin")))
     assert (refusal.code, refusal.fields) == ("INVALID_ARGUMENT", ["drain_seconds"])
-    assert "pirate" in api.house.adapters.records
+    assert "pirate" in api.gateway_app.adapters.records
 
 
 async def test_a_load_goes_on_when_its_caller_leaves(api, monkeypatch):
-    begun, go_on, load_adapter = asyncio.Event(), asyncio.Event(), api.house.engine.load_adapter
+    begun, go_on, load_adapter = asyncio.Event(), asyncio.Event(), api.gateway_app.engine.load_adapter
 
     async def slowly(path):
         begun.set()
         await go_on.wait()
         return await load_adapter(path)
 
-    monkeypatch.setattr(api.house.engine, "load_adapter", slowly)
+    monkeypatch.setattr(api.gateway_app.engine, "load_adapter", slowly)
     load = pb.LoadAdapterRequest(name="more", path="pirate")
     call = api.admin.Load(load, metadata=as_key("admin"))
     answer = asyncio.ensure_future(refused(call))
@@ -252,15 +252,15 @@ async def test_a_load_goes_on_when_its_caller_leaves(api, monkeypatch):
     with pytest.raises(asyncio.CancelledError):
         await answer
     go_on.set()
-    await until(lambda: "more" in api.house.adapters.records)
+    await until(lambda: "more" in api.gateway_app.adapters.records)
 
 
 async def test_a_message_too_large_never_reaches_us(api):
     too_large = ask(prompt="x" * MAX_MESSAGE_BYTES)
     assert (await refused(api.generation.Generate(too_large, metadata=as_key()))).code == "RESOURCE_EXHAUSTED"
-    assert not api.house.watcher.records
+    assert not api.gateway_app.watcher.records
 
 
 async def test_a_port_in_use_is_an_error(api):
     with pytest.raises(OSError, match="cannot listen"):
-        await GrpcServer(api.house.gateway, keys(), port=api.port).start()
+        await GrpcServer(api.gateway_app.gateway, keys(), port=api.port).start()

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from fakes import BASE, House, build_house, principal
+from fakes import BASE, GatewayApp, build_gateway_app, principal
 
 from engine.model.prepare import NoSpace, prepare_model
 from engine.process.files import partial_prefix, partials
@@ -34,8 +34,8 @@ from tests.model.tiny_gguf import header
 
 
 @pytest.fixture
-async def house(tmp_path) -> House:
-    return await build_house(tmp_path)
+async def gateway_app(tmp_path) -> GatewayApp:
+    return await build_gateway_app(tmp_path)
 
 
 class Ended(BaseException):
@@ -113,36 +113,36 @@ def request() -> GenerateRequest:
     return GenerateRequest(ModelQuery(BASE), ("Say hello",), "req-1")
 
 
-async def test_requests_end_with_an_error_and_are_settled(house):
-    house.engine.admit = asyncio.Event()  # no token ever comes
+async def test_requests_end_with_an_error_and_are_settled(gateway_app):
+    gateway_app.engine.admit = asyncio.Event()  # no token ever comes
     chat = {"model": BASE, "messages": [{"role": "user", "content": "Hi"}], "stream": True}
-    async with house.client() as client:
+    async with gateway_app.client() as client:
         asking = asyncio.create_task(client.post("/v1/chat/completions", json=chat))
-        while not house.engine.open:
+        while not gateway_app.engine.open:
             await asyncio.sleep(0.01)
-        house.gateway.end_requests()
+        gateway_app.gateway.end_requests()
         response = await asyncio.wait_for(asking, 30)
     assert response.status_code == 503
     assert response.json()["error"]["message"] == "the gateway is stopping; try again"
-    await house.assert_empty()
+    await gateway_app.assert_empty()
     with pytest.raises(ApiError) as caught:
-        async with house.gateway.generate(principal(), request()):
+        async with gateway_app.gateway.generate(principal(), request()):
             pytest.fail("it takes no more")
     assert caught.value.fault is Fault.ENGINE_UNAVAILABLE
-    await house.assert_empty()
+    await gateway_app.assert_empty()
 
 
-async def test_a_stream_that_has_begun_ends_with_an_error(house):
+async def test_a_stream_that_has_begun_ends_with_an_error(gateway_app):
     async def read():
-        async with house.gateway.generate(principal(), request()) as generation:
+        async with gateway_app.gateway.generate(principal(), request()) as generation:
             async for _ in generation:
-                house.gateway.end_requests()
+                gateway_app.gateway.end_requests()
                 await asyncio.sleep(600)
 
     with pytest.raises(ApiError, match="the gateway is stopping"):
         await read()
     assert asyncio.current_task().cancelling() == 0
-    await house.assert_empty()
+    await gateway_app.assert_empty()
 
 
 async def test_a_request_that_never_ends_is_cut_without_a_traceback(caplog):

@@ -12,7 +12,7 @@ import grpc
 import httpx
 import pytest
 from certificates import Authority
-from fakes import House, build_house, key_ring
+from fakes import GatewayApp, build_gateway_app, key_ring
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
@@ -39,8 +39,8 @@ def server(authority) -> TlsConfig:
 
 
 @pytest.fixture
-async def house(tmp_path) -> House:
-    return await build_house(tmp_path)
+async def gateway_app(tmp_path) -> GatewayApp:
+    return await build_gateway_app(tmp_path)
 
 
 async def version(port: int, context: ssl.SSLContext | bool, scheme: str = "https") -> int:
@@ -60,8 +60,8 @@ async def is_serving(port: int, authority: Authority, shown: TlsConfig | None = 
 # --- HTTP ---------------------------------------------------------------------------------------------------------
 
 
-async def test_who_trusts_us_is_answered_and_nobody_else(house, authority, stranger, server):
-    async with http_port(house.app, "127.0.0.1", 0, certificate=Certificate(server, "http.tls")) as port:
+async def test_who_trusts_us_is_answered_and_nobody_else(gateway_app, authority, stranger, server):
+    async with http_port(gateway_app.app, "127.0.0.1", 0, certificate=Certificate(server, "http.tls")) as port:
         assert await version(port, authority.client()) == 200
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             await version(port, stranger.client())
@@ -69,9 +69,9 @@ async def test_who_trusts_us_is_answered_and_nobody_else(house, authority, stran
             await version(port, True, "http")
 
 
-async def test_a_client_has_to_show_a_certificate_of_ours(house, authority, stranger, server):
+async def test_a_client_has_to_show_a_certificate_of_ours(gateway_app, authority, stranger, server):
     config = replace(server, client_ca=authority.file)
-    async with http_port(house.app, "127.0.0.1", 0, certificate=Certificate(config, "http.tls")) as port:
+    async with http_port(gateway_app.app, "127.0.0.1", 0, certificate=Certificate(config, "http.tls")) as port:
         assert await version(port, authority.client(authority.issue("client", "alice@example.org"))) == 200
         for nobody in (None, stranger.issue("client", "alice@example.org")):
             with pytest.raises(httpx.TransportError):
@@ -83,12 +83,12 @@ def greeted(port: int, context: ssl.SSLContext) -> ssl.SSLSocket:
         return context.wrap_socket(plain, server_hostname="localhost")
 
 
-async def test_old_versions_are_refused_and_the_newest_is_spoken(house, authority, server):
+async def test_old_versions_are_refused_and_the_newest_is_spoken(gateway_app, authority, server):
     old, less_old = authority.client(), authority.client()
     for context, newest in ((old, ssl.TLSVersion.TLSv1_1), (less_old, ssl.TLSVersion.TLSv1_2)):
         context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, newest
         context.set_ciphers("ALL:@SECLEVEL=0")
-    async with http_port(house.app, "127.0.0.1", 0, certificate=Certificate(server, "http.tls")) as port:
+    async with http_port(gateway_app.app, "127.0.0.1", 0, certificate=Certificate(server, "http.tls")) as port:
         with pytest.raises(ssl.SSLError):
             await asyncio.to_thread(greeted, port, old)
         assert (await asyncio.to_thread(greeted, port, less_old)).version() == "TLSv1.2"
@@ -98,10 +98,10 @@ async def test_old_versions_are_refused_and_the_newest_is_spoken(house, authorit
 # --- gRPC ---------------------------------------------------------------------------------------------------------
 
 
-async def test_grpc_asks_the_same(house, authority, stranger, server):
+async def test_grpc_asks_the_same(gateway_app, authority, stranger, server):
     config = replace(server, client_ca=authority.file)
     certificate = Certificate(config, "grpc.tls")
-    async with GrpcServer(house.gateway, key_ring(), certificate=certificate, grace_seconds=0.0) as port:
+    async with GrpcServer(gateway_app.gateway, key_ring(), certificate=certificate, grace_seconds=0.0) as port:
         known = authority.issue("client", "alice@example.org")
         assert await is_serving(port, authority, known)
         for ours, shown in ((authority, None), (authority, stranger.issue("client", "alice")), (stranger, known)):
@@ -113,9 +113,9 @@ async def test_grpc_asks_the_same(house, authority, stranger, server):
                 await HealthStub(plain).Check(HealthCheckRequest(), timeout=10)
 
 
-async def test_grpc_without_a_client_authority_asks_for_none(house, authority, server):
+async def test_grpc_without_a_client_authority_asks_for_none(gateway_app, authority, server):
     async with GrpcServer(
-        house.gateway, key_ring(), certificate=Certificate(server, "grpc.tls"), grace_seconds=0.0
+        gateway_app.gateway, key_ring(), certificate=Certificate(server, "grpc.tls"), grace_seconds=0.0
     ) as port:
         assert await is_serving(port, authority)
 
@@ -123,13 +123,13 @@ async def test_grpc_without_a_client_authority_asks_for_none(house, authority, s
 # --- renewal ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_renewed_certificate_counts_from_the_next_connection_on(house, tmp_path):
+async def test_a_renewed_certificate_counts_from_the_next_connection_on(gateway_app, tmp_path):
     first, second = Authority.at(tmp_path), Authority.at(tmp_path / "next")
     config = first.issue("server")
     http, rpc = Certificate(config, "http.tls"), Certificate(config, "grpc.tls")
     async with (
-        http_port(house.app, "127.0.0.1", 0, certificate=http) as port,
-        GrpcServer(house.gateway, key_ring(), certificate=rpc, grace_seconds=0.0) as grpc_port,
+        http_port(gateway_app.app, "127.0.0.1", 0, certificate=http) as port,
+        GrpcServer(gateway_app.gateway, key_ring(), certificate=rpc, grace_seconds=0.0) as grpc_port,
     ):
         assert (await version(port, first.client()), await is_serving(grpc_port, first)) == (200, True)
         config.key.write_text("half a renewal")
@@ -142,12 +142,12 @@ async def test_a_renewed_certificate_counts_from_the_next_connection_on(house, t
             await version(port, first.client())
 
 
-async def test_renewed_authorities_of_clients_count_too(house, authority, stranger, tmp_path):
+async def test_renewed_authorities_of_clients_count_too(gateway_app, authority, stranger, tmp_path):
     client_ca = tmp_path / "clients.pem"
     client_ca.write_bytes(authority.file.read_bytes())
     config = replace(authority.issue("server"), client_ca=client_ca)
     newcomer = authority.client(stranger.issue("client", "bob@example.org"))
-    async with http_port(house.app, "127.0.0.1", 0, certificate=Certificate(config, "http.tls")) as port:
+    async with http_port(gateway_app.app, "127.0.0.1", 0, certificate=Certificate(config, "http.tls")) as port:
         with pytest.raises(httpx.TransportError):
             await version(port, newcomer)
         client_ca.write_bytes(stranger.file.read_bytes())

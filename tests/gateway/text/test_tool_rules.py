@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from fakes import BASE, build_house, tiny_tokenizer
+from fakes import BASE, build_gateway_app, tiny_tokenizer
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
@@ -105,8 +105,8 @@ def test_text_and_calls_may_alternate_and_calls_are_still_bound(backend):
 
 
 @pytest.fixture
-async def house(tmp_path):
-    opened = await build_house(tmp_path)
+async def gateway_app(tmp_path):
+    opened = await build_gateway_app(tmp_path)
     opened.engine.info.max_model_len = 8192
     opened.engine.tokens_per_event = 3
     opened.engine.reply = lambda sent: walk(sent.params.grammar, PLAIN, sent.params.seed)
@@ -124,8 +124,8 @@ async def house(tmp_path):
     ],
     ids=["required", "required once", "named"],
 )
-async def test_clients_get_the_calls_they_require(house, options, names, several, stream):
-    async with house.openai() as client:
+async def test_clients_get_the_calls_they_require(gateway_app, options, names, several, stream):
+    async with gateway_app.openai() as client:
         answer = await client.chat.completions.create(**CHAT, **options, n=12, seed=5, stream=stream)
         answers = await collected(answer) if stream else whole(answer)
     assert {text for text, _, _ in answers} <= {"", None}
@@ -135,7 +135,7 @@ async def test_clients_get_the_calls_they_require(house, options, names, several
     for _, calls, _ in answers:
         assert calls
         check_calls(calls)
-    assert len({sent.params.grammar for sent in house.engine.requests}) == 1
+    assert len({sent.params.grammar for sent in gateway_app.engine.requests}) == 1
 
 
 def whole(answer):
@@ -159,23 +159,23 @@ async def collected(stream):
     return [(text, list(calls.values()), finish) for text, calls, finish in answers.values()]
 
 
-async def test_what_requires_nothing_binds_nothing(house):
-    house.engine.reply = lambda sent: "free"
-    async with house.openai() as client:
+async def test_what_requires_nothing_binds_nothing(gateway_app):
+    gateway_app.engine.reply = lambda sent: "free"
+    async with gateway_app.openai() as client:
         for choice in ("auto", "none"):
             await client.chat.completions.create(**CHAT, tool_choice=choice)
         await client.chat.completions.create(**CHAT | {"tools": [tool("look", strict=True), tool("wait")]})
-    free, silent, bound = (sent.params.grammar for sent in house.engine.requests)
+    free, silent, bound = (sent.params.grammar for sent in gateway_app.engine.requests)
     assert (free, silent) == (None, None)
     assert bound is not None
 
 
-async def test_a_format_is_for_the_answer_and_tools_for_the_calls(house):
+async def test_a_format_is_for_the_answer_and_tools_for_the_calls(gateway_app):
     """Either is made, whichever the model begins."""
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
     wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
     once = CHAT | {"parallel_tool_calls": False, "tools": [tool("look", strict=True)]}
-    async with house.openai() as client:
+    async with gateway_app.openai() as client:
         answer = await client.chat.completions.create(**once, response_format=wanted, n=12, seed=1)
     messages = [choice.message for choice in answer.choices]
     for message in messages:
@@ -212,19 +212,19 @@ BAD = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": Tr
         ),
     ],
 )
-async def test_what_cannot_be_is_refused_before_anything_is_reserved(house, change, param, code):
-    async with house.client() as client:
+async def test_what_cannot_be_is_refused_before_anything_is_reserved(gateway_app, change, param, code):
+    async with gateway_app.client() as client:
         response = await client.post("/v1/chat/completions", json={**CHAT, "tool_choice": "required", **change})
     error = response.json()["error"]
     assert (response.status_code, error["param"], error["code"]) == (400, param, code)
-    assert not house.limiter.reserved
+    assert not gateway_app.limiter.reserved
     assert ("uniqueItems" in error["message"]) == ("uniqueItems" in str(change))
 
 
-async def test_a_tool_that_is_not_called_may_have_any_schema(house):
+async def test_a_tool_that_is_not_called_may_have_any_schema(gateway_app):
     tools = [tool("look"), tool("wait", parameters=BAD)]
     look = {"type": "function", "function": {"name": "look"}}
-    async with house.openai() as client:
+    async with gateway_app.openai() as client:
         answer = await client.chat.completions.create(**CHAT | {"tools": tools}, tool_choice=look, seed=1)
     [call] = answer.choices[0].message.tool_calls
     check_calls([(call.function.name, call.function.arguments)])
@@ -242,17 +242,17 @@ def nested(levels, innermost):
         ("tools[0].function.parameters", lambda deep: {"tools": [tool("look", parameters=deep)]}),
     ],
 )
-async def test_what_is_nested_too_deep_is_refused(house, place, change):
-    house.engine.reply = lambda sent: "fine"
-    async with house.client() as client:
+async def test_what_is_nested_too_deep_is_refused(gateway_app, place, change):
+    gateway_app.engine.reply = lambda sent: "fine"
+    async with gateway_app.client() as client:
         deep = await client.post("/v1/chat/completions", json={**CHAT, "tools": [], **change(nested(450, {}))})
         as_deep_as_allowed = await client.post("/v1/chat/completions", json={**CHAT, **change(nested(99, {}))})
     assert (deep.status_code, deep.json()["error"]["param"]) == (400, place)
     assert as_deep_as_allowed.status_code < 500 and "nested" not in as_deep_as_allowed.text
 
 
-async def test_arguments_in_a_history_that_are_nested_too_deep_are_taken_as_text(house):
-    async with house.client() as client:
+async def test_arguments_in_a_history_that_are_nested_too_deep_are_taken_as_text(gateway_app):
+    async with gateway_app.client() as client:
         deep = await client.post(
             "/v1/chat/completions", json={**CHAT, "messages": [calling(json.dumps(nested(150, {})))]}
         )

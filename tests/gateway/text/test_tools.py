@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from fakes import BASE, House, build_house, key_ring, tiny_tokenizer
+from fakes import BASE, GatewayApp, build_gateway_app, key_ring, tiny_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -105,27 +105,27 @@ def test_a_models_template_says_how_it_calls():
 
 
 @pytest.fixture
-async def house(tmp_path) -> House:
-    return await build_house(tmp_path)
+async def gateway_app(tmp_path) -> GatewayApp:
+    return await build_gateway_app(tmp_path)
 
 
-async def test_the_model_is_shown_the_tools_and_earlier_calls(house):
+async def test_the_model_is_shown_the_tools_and_earlier_calls(gateway_app):
     call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"place": "sea"}'}}
     answer = {"role": "tool", "tool_call_id": "call_1", "content": "blue"}
     messages = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, answer]
-    house.engine.info.max_model_len = 4096
-    async with house.openai() as client:
+    gateway_app.engine.info.max_model_len = 4096
+    async with gateway_app.openai() as client:
         await client.chat.completions.create(**CHAT | {"messages": messages, "tools": [LOOK]})
-    prompt = tiny_tokenizer().decode(house.engine.requests[0].prompt, skip_special=False)
+    prompt = tiny_tokenizer().decode(gateway_app.engine.requests[0].prompt, skip_special=False)
     shown = {**LOOK["function"], "description": ""}
     assert json.loads(prompt.partition(": ")[2].partition("<|end|>")[0]) == [{"type": "function", "function": shown}]
     assert '{"name": "look", "arguments": {"place": "sea"}}<|end|><|tool|>blue' in prompt.replace("&#34;", '"')
 
 
-async def test_whole_answers_hold_calls(house):
-    house.engine.info.max_model_len = 4096
-    house.engine.reply = lambda sent: TWO_CALLS
-    async with house.openai() as client:
+async def test_whole_answers_hold_calls(gateway_app):
+    gateway_app.engine.info.max_model_len = 4096
+    gateway_app.engine.reply = lambda sent: TWO_CALLS
+    async with gateway_app.openai() as client:
         [choice] = (await client.chat.completions.create(**CHAT)).choices
         [one] = (await client.chat.completions.create(**CHAT, parallel_tool_calls=False)).choices
         [text] = (await client.chat.completions.create(**CHAT, tool_choice="none")).choices
@@ -139,11 +139,11 @@ async def test_whole_answers_hold_calls(house):
 
 
 @pytest.mark.parametrize("tokens_per_event", [1, 7, 500])
-async def test_streams_hold_calls_piece_by_piece(house, tokens_per_event):
-    house.engine.info.max_model_len = 4096
-    house.engine.tokens_per_event = tokens_per_event
-    house.engine.reply = lambda sent: TWO_CALLS
-    async with house.openai() as client:
+async def test_streams_hold_calls_piece_by_piece(gateway_app, tokens_per_event):
+    gateway_app.engine.info.max_model_len = 4096
+    gateway_app.engine.tokens_per_event = tokens_per_event
+    gateway_app.engine.reply = lambda sent: TWO_CALLS
+    async with gateway_app.openai() as client:
         chunks = [chunk async for chunk in await client.chat.completions.create(**CHAT, n=2, stream=True)]
     for index in range(2):
         choices = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
@@ -157,10 +157,10 @@ async def test_streams_hold_calls_piece_by_piece(house, tokens_per_event):
         assert [choice.finish_reason for choice in choices if choice.finish_reason] == ["tool_calls"]
 
 
-async def test_an_answer_cut_off_in_a_call_says_so(house):
-    house.engine.info.max_model_len = 4096
-    house.engine.reply = lambda sent: TWO_CALLS
-    async with house.openai() as client:
+async def test_an_answer_cut_off_in_a_call_says_so(gateway_app):
+    gateway_app.engine.info.max_model_len = 4096
+    gateway_app.engine.reply = lambda sent: TWO_CALLS
+    async with gateway_app.openai() as client:
         [choice] = (await client.chat.completions.create(**CHAT | {"max_tokens": 75})).choices
     [call] = choice.message.tool_calls
     assert choice.finish_reason == "length"
@@ -168,12 +168,12 @@ async def test_an_answer_cut_off_in_a_call_says_so(house):
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
-async def test_tools_are_refused_where_the_template_knows_none(house, path, monkeypatch):
+async def test_tools_are_refused_where_the_template_knows_none(gateway_app, path, monkeypatch):
     template = tiny_tokenizer()._template
     monkeypatch.setattr(template, "chat_template", "{{ messages[0].content }}")
-    app = create_app(house.gateway, key_ring(), metrics=house.metrics)
-    house.app = app
-    async with house.client() as client:
+    app = create_app(gateway_app.gateway, key_ring(), metrics=gateway_app.metrics)
+    gateway_app.app = app
+    async with gateway_app.client() as client:
         response = await client.post(path, json=CHAT)
         told = await client.post(
             path, json={"model": BASE, "messages": [{"role": "tool", "tool_call_id": "x", "content": "x"}]}
@@ -181,4 +181,4 @@ async def test_tools_are_refused_where_the_template_knows_none(house, path, monk
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", "tools")
     assert told.json()["error"]["param"] == "messages"
-    assert house.engine.requests == []
+    assert gateway_app.engine.requests == []

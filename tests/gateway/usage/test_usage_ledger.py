@@ -66,7 +66,7 @@ def minus(counts: Counts) -> Counts:
     return Counts(*(-number for number in counts.numbers))
 
 
-class World:
+class UsageModel:
     """Two gateways, what they did, and what must therefore be in the books."""
 
     def __init__(self, client: Redis) -> None:
@@ -213,11 +213,11 @@ async def all_rows(books: RedisUsageBooks, tenant: str = "") -> list[Row]:
 async def replay(url: str, actions: list[tuple[Any, ...]]) -> None:
     async with Redis.from_url(url) as client:
         await client.flushall()
-        world = World(client)
+        model = UsageModel(client)
         for name, *args in actions:
-            await getattr(world, name)(*args)
-            await world.check()
-        await world.close()
+            await getattr(model, name)(*args)
+            await model.check()
+        await model.close()
 
 
 RESERVE = ("reserve", 0, "t", "k1", "a", "batch", 0)

@@ -1,4 +1,4 @@
-"""A gRPC server in front of a fake house, and what tests say to it."""
+"""A gRPC server in front of a gateway with fakes, and the calls that tests make to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
-from fakes import BASE, KEYS, House, build_house, key_ring
+from fakes import BASE, KEYS, GatewayApp, build_gateway_app, key_ring
 from google.rpc import error_details_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_status import rpc_status
@@ -29,8 +29,8 @@ MAX_MESSAGE_BYTES = 100_000
 
 
 @dataclass
-class GrpcHouse:
-    house: House
+class GrpcApp:
+    gateway_app: GatewayApp
     port: int
     generation: GenerationStub
     admin: AdapterAdminStub
@@ -38,8 +38,8 @@ class GrpcHouse:
     channel: grpc.aio.Channel
 
     async def assert_empty(self) -> None:
-        await until(lambda: self.house.gateway.active == 0)
-        await self.house.assert_empty()
+        await until(lambda: self.gateway_app.gateway.active == 0)
+        await self.gateway_app.assert_empty()
 
 
 @dataclass
@@ -69,21 +69,23 @@ def keys() -> AccountMirror:
 
 
 @asynccontextmanager
-async def open_grpc_house(root: Path, *, grace_seconds: float = 0.0, **options: Any) -> AsyncIterator[GrpcHouse]:
-    """`grace_seconds` and `options`: of the server."""
-    house = await build_house(root)
-    await house.limiter.configure([*house.limiter._tenants.values(), NIGHT])
+async def open_grpc_app(root: Path, *, grace_seconds: float = 0.0, **options: Any) -> AsyncIterator[GrpcApp]:
+    """Start a gRPC server, which gets `grace_seconds` and `options`, and connect a client to it."""
+    gateway_app = await build_gateway_app(root)
+    await gateway_app.limiter.configure([*gateway_app.limiter._tenants.values(), NIGHT])
     server = GrpcServer(
-        house.gateway,
+        gateway_app.gateway,
         keys(),
-        operations=house.operations,
+        operations=gateway_app.operations,
         max_message_bytes=MAX_MESSAGE_BYTES,
         grace_seconds=grace_seconds,
-        usage=house.usage,
+        usage=gateway_app.usage,
         **options,
     )
     async with server as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield GrpcHouse(house, port, GenerationStub(channel), AdapterAdminStub(channel), HealthStub(channel), channel)
+        yield GrpcApp(
+            gateway_app, port, GenerationStub(channel), AdapterAdminStub(channel), HealthStub(channel), channel
+        )
 
 
 def as_key(name: str = "acme", **more: str) -> tuple[tuple[str, str], ...]:

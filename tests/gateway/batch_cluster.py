@@ -11,7 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fakes import ACME, BASE, GLOBEX, House, build_house
+from fakes import ACME, BASE, GLOBEX, GatewayApp, build_gateway_app
 from file_fakes import pieces
 from redis.asyncio import Redis
 
@@ -36,11 +36,11 @@ KEY_ID = "0123456789ab"
 
 
 class BrokenFolder(Folder):
-    """A disk that fails while it is told to."""
+    """A storage folder whose operations fail while `is_broken` is set or `fails` returns true."""
 
     is_broken = False
     fails: Callable[[], bool] = staticmethod(lambda: False)
-    """Asked at every operation besides."""
+    """Called before every operation, which fails when it returns true."""
 
     def _check(self) -> None:
         if self.is_broken or self.fails():
@@ -71,29 +71,29 @@ class Holders:
 
 
 @dataclass
-class Office:
-    """One gateway process: its house, and its dispatcher while it works."""
+class ClusterMember:
+    """One gateway of a cluster: the gateway with its fakes, and the dispatcher that works on batches."""
 
-    house: House
+    gateway_app: GatewayApp
     store: BatchStore
-    shop: Workshop
+    workshop: Workshop
     dispatcher: Dispatcher
     counts: Counter[str]
 
     async def shorten_leases(self, seconds: float) -> None:
-        """From now on."""
+        """Let the leases of this gateway run out after so many seconds from now on."""
         self.store._lease_ms = int(1000 * seconds)
         self.dispatcher._leases._seconds = seconds
         await self.dispatcher._leases.renew()
 
     async def kill(self) -> None:
-        """As if the process had died: nothing is cleaned up but what would keep the loop from ending."""
+        """Stop as if the process had died: cancel the tasks, so that the event loop can end, and clean up nothing."""
         works = [task for work in self.dispatcher._works.values() for task in getattr(work, "_tasks", ())]
         await cancelled(*self.dispatcher._background, *self.dispatcher._works, *works)
 
 
-class Town:
-    """Everything that several gateways share."""
+class BatchCluster:
+    """Several gateways and what they share: Redis, a folder of objects, and tenants. Tests submit batches to it."""
 
     def __init__(self, root: Path, redis: Redis, lease_seconds: float = LEASE_SECONDS) -> None:
         self.root = root
@@ -108,21 +108,23 @@ class Town:
         limits = FileLimits(max_file_bytes=2**24, tenant_bytes=2**28, tenant_files=1000)
         return Files(Storage(self.folder), FileRegistry(self.redis), limits)
 
-    async def office(self, name: str = "one", lane_capacity: int = 1000, **options: Any) -> Office:
+    async def add_member(self, name: str = "one", lane_capacity: int = 1000, **options: Any) -> ClusterMember:
         root = self.root / name
         root.mkdir(exist_ok=True)
-        house = await build_house(root, **options)
+        gateway_app = await build_gateway_app(root, **options)
         store = BatchStore(self.redis, lease_seconds=self.lease_seconds)
         loop, counts = asyncio.get_running_loop(), Counter()
-        gate = Gate(house.engine, lambda: lane_capacity, loop.time)
-        shop = Workshop(store, self.open_files(), house.gateway, self.holders, gate, lambda how: counts.update([how]))
-        dispatcher = Dispatcher(
-            shop, lambda lease: self.validate(store, lease), owner=name, lease_seconds=self.lease_seconds
+        gate = Gate(gateway_app.engine, lambda: lane_capacity, loop.time)
+        workshop = Workshop(
+            store, self.open_files(), gateway_app.gateway, self.holders, gate, lambda how: counts.update([how])
         )
-        return Office(house, store, shop, dispatcher, counts)
+        dispatcher = Dispatcher(
+            workshop, lambda lease: self.validate(store, lease), owner=name, lease_seconds=self.lease_seconds
+        )
+        return ClusterMember(gateway_app, store, workshop, dispatcher, counts)
 
     async def validate(self, store: BatchStore, lease: Lease) -> None:
-        """In this process: what is tested here is what comes after."""
+        """Validate a batch in this process; tests of validation itself are elsewhere."""
         batch = lease.batch
         record = await self.files.pin(batch.tenant, batch.input_file_id, batch.id)
         text = b"".join([piece async for piece in self.files.content(record)])
@@ -149,7 +151,7 @@ class Town:
         return await self.store.create(new, 100)
 
     async def ended(self, batch: Batch) -> Batch:
-        """The batch when nothing more is done for it."""
+        """Wait until no gateway has work left for the batch, and return its record."""
 
         async def swept() -> bool:
             return not await self.redis.exists(f"loralane:batchwork:{{{batch.tenant}}}:{batch.id}")
@@ -174,13 +176,13 @@ class Town:
         assert len({line["id"] for line in (*output, *errors)}) == len(told)
         return {line["custom_id"]: line for line in output}, {line["custom_id"]: line for line in errors}
 
-    async def assert_clean(self, *offices: Office) -> None:
-        """Nothing is left but records and files."""
+    async def assert_clean(self, *members: ClusterMember) -> None:
+        """Check that only records and files are left in Redis and in the folder, and that the members hold nothing."""
         assert not await self.files.storage.list("batches/")
-        for office in offices:
-            await office.house.assert_empty()
-            assert not office.dispatcher.leases
-            assert (office.shop.gate.in_flight, office.dispatcher.backlog) == (0, 0)
+        for member in members:
+            await member.gateway_app.assert_empty()
+            assert not member.dispatcher.leases
+            assert (member.workshop.gate.in_flight, member.dispatcher.backlog) == (0, 0)
         kinds = [key.decode().split(":")[1] async for key in self.redis.scan_iter("loralane:batch*")]
         assert {"batchwork", "batchholders", "batchbits", "batchparts"} & set(kinds) == set()
 

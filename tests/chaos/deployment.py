@@ -3,8 +3,8 @@
     callers -> gateways -> proxy -> engine
                         -> proxy -> Valkey
 
-Every process of a plant carries its folder in the environment, by which it is found, and ended, whatever has become of
-the process that started it.
+Every process of a deployment carries the deployment's folder in its environment, so that tests find and end it even
+when the process that started it is gone.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ WATCH_SECONDS = 0.2
 LOOKS = 4
 """For each gateway: the kernel deals connections out as it likes."""
 
-Role = Literal["house", "gateway", "engine", "store", "other"]
+Role = Literal["server", "gateway", "engine", "store", "other"]
 """other: what those start for a while, as for looking at a batch's input."""
 PROGRAMS: dict[str, Role] = {
-    "tests.chaos.serve_process": "house",
+    "tests.chaos.serve_process": "server",
     "gateway.serve.worker": "gateway",
     "tests.chaos.engine_process": "engine",
 }
@@ -53,7 +53,7 @@ PROGRAMS: dict[str, Role] = {
 
 @dataclass(frozen=True)
 class Kind:
-    """What a plant is made of."""
+    """The size and the engine of a deployment."""
 
     model_dir: Path
     gateways: int = 2
@@ -62,8 +62,11 @@ class Kind:
     ready_seconds: float = READY_SECONDS
 
 
-class Plant:
-    """Made by `planted`. `house` is the process that a user starts: a gateway, or the one that starts several."""
+class Deployment:
+    """The processes of one running system; `deployed` makes it.
+
+    The process called server is the one that a user starts: a gateway, or the one that starts several gateways.
+    """
 
     def __init__(self, folder: Path, kind: Kind) -> None:
         self.folder = folder
@@ -85,7 +88,7 @@ class Plant:
         self.http_port = free_port()
         self.redis_port = 0
         self.request_log = folder / "requests.log"
-        self._house: subprocess.Popen[bytes] | None = None
+        self._server: subprocess.Popen[bytes] | None = None
         self._watching: asyncio.Task[None] | None = None
 
     @property
@@ -105,23 +108,23 @@ class Plant:
             gateways=self.kind.gateways,
             load_format="auto" if self.kind.fake else "dummy",
         )
-        self._open_house()
-        await until(self._has_started, START_SECONDS, "the plant to start")
+        self._start_server()
+        await until(self._has_started, START_SECONDS, "the deployment to start")
         self._watching = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
-        """Starts the house again that has died, as whatever watches over a server does."""
+        """Restart the server when it has died, as a service manager does."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            if self._house_is_dead:
-                self._open_house()
+            if self._server_is_dead:
+                self._start_server()
 
-    def _open_house(self) -> None:
+    def _start_server(self) -> None:
         engine = ["tests.chaos.engine_process", "--hooks", str(self.folder), *(["--fake"] if self.kind.fake else [])]
         program = [sys.executable, "-m", "tests.chaos.serve_process", str(self.folder / "config.yaml")]
         program += [str(self.folder / "data"), str(self.kind.model_dir)]
         with self.request_log.open("ab") as out, (self.folder / "errors.log").open("ab") as err:
-            self._house = subprocess.Popen(
+            self._server = subprocess.Popen(
                 [*program, *engine],
                 cwd=ROOT,
                 env=self.environment,
@@ -132,22 +135,22 @@ class Plant:
                 preexec_fn=die_with_parent,
             )
 
-    def kill_house(self) -> None:
-        assert self._house is not None
-        self._house.kill()
-        self._house.wait()
+    def kill_server(self) -> None:
+        assert self._server is not None
+        self._server.kill()
+        self._server.wait()
 
     def _watch_no_more(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
 
     @property
-    def _house_is_dead(self) -> bool:
-        return self._house is None or self._house.poll() is not None
+    def _server_is_dead(self) -> bool:
+        return self._server is None or self._server.poll() is not None
 
     def processes(self) -> dict[Role, list[psutil.Process]]:
-        """All that carry this plant's mark and are not dead. Valkey writes its title over its environment."""
-        found: dict[Role, list[psutil.Process]] = {"house": [], "gateway": [], "engine": [], "other": []}
+        """Return the live processes by role. The store finds Valkey, which overwrites its environment."""
+        found: dict[Role, list[psutil.Process]] = {"server": [], "gateway": [], "engine": [], "other": []}
         found["store"] = self.store.processes()
         for process in psutil.process_iter():
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
@@ -158,11 +161,11 @@ class Plant:
     def gateways(self) -> list[psutil.Process]:
         """Those that answer requests."""
         found = self.processes()
-        return found["gateway"] if self.kind.gateways > 1 else found["house"]
+        return found["gateway"] if self.kind.gateways > 1 else found["server"]
 
     async def until_ready(self) -> float:
         """Returns the seconds it took. Raises Late."""
-        return await until(self._is_ready, self.kind.ready_seconds, "the plant to be ready")
+        return await until(self._is_ready, self.kind.ready_seconds, "the deployment to be ready")
 
     def admin(self) -> httpx.AsyncClient:
         """Whose requests may meet any gateway."""
@@ -177,10 +180,10 @@ class Plant:
     async def stop(self) -> None:
         """In order, as a user does; raises what a stop must not leave behind."""
         self._watch_no_more()
-        if not self._house_is_dead:
-            assert self._house is not None
-            self._house.terminate()
-            await asyncio.to_thread(self._house.wait, 60)
+        if not self._server_is_dead:
+            assert self._server is not None
+            self._server.terminate()
+            await asyncio.to_thread(self._server.wait, 60)
         left = {role: found for role, found in self.processes().items() if found and role != "store"}
         assert not left, f"processes outlive the one that was stopped: {left}"
 
@@ -192,14 +195,14 @@ class Plant:
                 with suppress(psutil.NoSuchProcess):
                     process.send_signal(signal.SIGCONT)
                     process.kill()
-        if self._house is not None:
-            self._house.wait()
+        if self._server is not None:
+            self._server.wait()
         self.store.kill()
         await self.redis_line.close()
         await self.engine_line.close()
 
     async def _has_started(self) -> bool:
-        assert not self._house_is_dead, "it ended at once"
+        assert not self._server_is_dead, "it ended at once"
         return await self._is_ready()
 
     async def _is_ready(self) -> bool:
@@ -216,19 +219,19 @@ class Plant:
 
 
 @asynccontextmanager
-async def planted(kind: Kind) -> AsyncIterator[Plant]:
-    """A plant that is ready. Nothing of it is left afterwards."""
+async def deployed(kind: Kind) -> AsyncIterator[Deployment]:
+    """Start a deployment, yield it once it is ready, and end all of its processes afterwards."""
     with TemporaryDirectory(prefix="chaos-") as folder:
-        plant = Plant(Path(folder), kind)
+        deployment = Deployment(Path(folder), kind)
         try:
-            await plant.start()
-            yield plant
-            await plant.stop()
+            await deployment.start()
+            yield deployment
+            await deployment.stop()
         except BaseException:
-            print(tail(plant.folder / "errors.log"), file=sys.stderr)
+            print(tail(deployment.folder / "errors.log"), file=sys.stderr)
             raise
         finally:
-            await plant.raze()
+            await deployment.raze()
 
 
 def tail(path: Path, size: int = 4000) -> str:

@@ -39,11 +39,14 @@ class BrokenFolder(Folder):
     """A storage folder whose operations fail while `is_broken` is set or `fails` returns true."""
 
     is_broken = False
+    failures = 0
+    """Number of operations that have failed."""
     fails: Callable[[], bool] = staticmethod(lambda: False)
     """Called before every operation, which fails when it returns true."""
 
     def _check(self) -> None:
         if self.is_broken or self.fails():
+            self.failures += 1
             raise OSError("the disk is away")
 
     def create(self, name: str) -> BinaryIO:

@@ -13,7 +13,7 @@ from batch_cluster import COMPLETION, BatchCluster, chat_line, completion_line, 
 from fakes import BASE
 
 from engine.core.types import Lane
-from gateway.batches import dispatcher, shard
+from gateway.batches import dispatcher, gate, leases, parts, shard
 from gateway.batches import retry as verdict
 from gateway.batches.line_reader import packed
 from gateway.batches.lines import Lines
@@ -94,6 +94,19 @@ async def test_lines_run_in_the_order_of_adapters_and_prefixes(cluster):
         await cluster.ended(batch)
     versions = [request.adapter for request in member.gateway_app.engine.requests]
     assert sum(one != other for one, other in pairwise(versions)) < 8, "those on their way together may overtake"
+
+
+def calls_of(monkeypatch, owner, name):
+    """Return a list that grows by one with every call of the coroutine method `name` of `owner` that has ended."""
+    method, calls = getattr(owner, name), []
+
+    async def counted(*args):
+        result = await method(*args)
+        calls.append(args)
+        return result
+
+    monkeypatch.setattr(owner, name, counted)
+    return calls
 
 
 async def first_then_stuck(cluster, member, answered, count=60):
@@ -184,7 +197,8 @@ async def test_a_tenant_at_its_limit_waits_without_standing_in_the_way_of_others
     await cluster.assert_clean(member)
 
 
-async def test_lines_go_on_when_an_engine_that_died_is_back(cluster):
+async def test_lines_go_on_when_an_engine_that_died_is_back(cluster, monkeypatch):
+    monkeypatch.setattr(gate, "LOOK_SECONDS", 0.01)
     member = await cluster.add_member()
     engine = member.gateway_app.engine
     batch, stuck = await first_then_stuck(cluster, member, 20)
@@ -193,7 +207,8 @@ async def test_lines_go_on_when_an_engine_that_died_is_back(cluster):
     await until(lambda: not engine.open)
     engine.fail_after = None
     asked = len(engine.requests)
-    await asyncio.sleep(0.6)
+    looks = calls_of(monkeypatch, member.workshop.gate, "look")
+    await until(lambda: len(looks) > 2)
     assert len(engine.requests) == asked, "nothing is asked of an engine that is away"
     engine.ready = True
     ended = await cluster.ended(batch)
@@ -297,13 +312,16 @@ def silent(server):
         os.kill(server._process.pid, signal.SIGCONT)
 
 
-async def test_answers_wait_for_a_storage_that_is_away(cluster):
+async def test_answers_wait_for_a_storage_that_is_away(cluster, monkeypatch):
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.05)
+    monkeypatch.setattr(parts, "RETRY_SECONDS", 0.05)
     member = await cluster.add_member()
     batch, stuck = await first_then_stuck(cluster, member, 20)
     cluster.folder.is_broken = True
     await member.shorten_leases(1.0)
     stuck.set()
-    await asyncio.sleep(2.0)
+    renewals = calls_of(monkeypatch, member.dispatcher._leases, "renew")
+    await until(lambda: cluster.folder.failures > 2 and len(renewals) > 2)
     before = await cluster.store.get(batch.tenant, batch.id)
     assert (before.status, before.tally.completed < 60) == ("in_progress", True)
     cluster.folder.is_broken = False

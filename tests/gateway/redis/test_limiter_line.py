@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
+import select
 from contextlib import suppress
 
 import pytest
@@ -85,25 +85,33 @@ async def test_time_in_which_this_process_was_busy_does_not_count(hasty):
     line_id = await hasty.call("CLIENT", "ID")
     answer = asyncio.create_task(hasty.call("ECHO", "here"))
     await asyncio.sleep(0)
-    time.sleep(0.7)  # noqa: ASYNC251
+    wait_for_answer(hasty)
+    pass_time()
     assert await answer == b"here"
     assert await hasty.call("CLIENT", "ID") == line_id
 
 
-def stall_soon(seconds: float) -> None:
-    """Block the event loop as soon as the caller waits for something."""
-    asyncio.get_running_loop().call_soon(time.sleep, seconds)
+def wait_for_answer(line: Line) -> None:
+    """Block the event loop until the server's answer has arrived, but leave it unread."""
+    select.select([line._connection._writer.get_extra_info("socket")], [], [], 60)
+
+
+def pass_time() -> None:
+    """Move the event loop's clock forward by more than the timeout of `hasty`, as if the loop had been blocked."""
+    loop = asyncio.get_running_loop()
+    time_before = loop.time
+    loop.time = lambda: time_before() + 0.7
 
 
 async def test_time_in_which_this_process_was_busy_does_not_count_while_connecting(hasty):
-    stall_soon(0.7)
+    asyncio.get_running_loop().call_soon(pass_time)  # as soon as the call waits for something
     assert await hasty.call("ECHO", "here") == b"here"
 
 
 async def test_time_in_which_this_process_was_busy_does_not_count_while_a_broken_connection_is_left(hasty):
     assert await hasty.call("ECHO", "before") == b"before"
     await hasty._connection.disconnect(nowait=True)
-    stall_soon(0.7)
+    asyncio.get_running_loop().call_soon(pass_time)  # as soon as the call waits for something
     assert await hasty.call("ECHO", "after") == b"after"
 
 

@@ -188,12 +188,12 @@ async def test_a_restarted_engine_gets_its_adapters_back(cluster):
         await here.load(name, name)
     await here.pin("pirate", True)
     engine = engine_of(here)
-    engine.process.files.clear()
+    engine.paths.clear()
     engine.pinned.clear()
     write_adapter(cluster.root, "poet", "changed on disk")
     await here.restore()
-    assert set(engine.process.files) == {here.pick(name).version for name in ("pirate", "poet")}
-    assert {record.version for record in here.records.values()} == set(engine.process.files)
+    assert set(engine.paths) == {here.pick(name).version for name in ("pirate", "poet")}
+    assert {record.version for record in here.records.values()} == set(engine.paths)
     await until(lambda: engine.pinned == {here.pick("pirate").version})
 
 
@@ -564,7 +564,7 @@ async def test_a_version_wanted_again_while_the_engine_lets_it_go_is_loaded_agai
     monkeypatch.setattr(engine, "unload_adapter", unload_while_an_operator_loads)
     await here.unload("poet")
     await asyncio.gather(*loads)
-    assert set(engine.process.files) == {version}
+    assert set(engine.paths) == {version}
     assert engine.loads.count(version) == 3
 
 
@@ -582,7 +582,7 @@ async def test_a_load_during_which_the_version_went_is_made_again(cluster, monke
 
     monkeypatch.setattr(engine, "load_adapter", answer_late)
     await here.load("twin", "poet")
-    assert set(engine.process.files) == {version}
+    assert set(engine.paths) == {version}
 
 
 async def test_a_load_across_an_engines_restart_is_served_by_the_new_engine(cluster, monkeypatch):
@@ -590,14 +590,14 @@ async def test_a_load_across_an_engines_restart_is_served_by_the_new_engine(clus
     engine, put = engine_of(here), here._store.put
 
     async def put_while_the_engine_restarts(*args, **options):
-        engine.process.files.clear()
+        engine.paths.clear()
         await here.restore()
         return await put(*args, **options)
 
     monkeypatch.setattr(here._store, "put", put_while_the_engine_restarts)
     await here.load("poet", "poet")
     await until(lambda: "poet" in here._mirror.served)
-    assert set(engine.process.files) == {here.pick("poet").version}
+    assert set(engine.paths) == {here.pick("poet").version}
 
 
 async def test_unloading_needs_no_engine_and_loading_does(cluster):

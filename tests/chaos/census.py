@@ -18,14 +18,14 @@ from tests.chaos.deployment import Deployment, Role
 from tests.chaos.patience import Late, until
 
 MAX_REDIS_CONNECTIONS = 40
-"""Of one gateway: its pool keeps those it has needed at once, and there are lines beside it."""
+"""Most connections of one gateway to Redis: those that its pool keeps, and its pipelined lines."""
 
 SETTLE_SECONDS = 5.0
 
 
 @dataclass
 class Quiet:
-    """One process, as it is when nobody asks anything of it."""
+    """The descriptors and tasks of one idle process."""
 
     descriptors: Counter[str]
     """What they are, but for connections to Redis."""
@@ -33,14 +33,14 @@ class Quiet:
 
 
 class Census:
-    """Knows each process from the first quiet moment it was met in."""
+    """Compares every process with what it had when it was first seen idle."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
         self._known: dict[int, Quiet] = {}
 
     async def complaints(self) -> list[str]:
-        """What is more than it was, or than there should be, after a while in which it may still go."""
+        """Return what has grown, or is more than there should be, after a while in which it may still go away."""
         wrong: list[str] = []
 
         async def is_as_before() -> bool:
@@ -98,7 +98,7 @@ class Census:
 
 
 def _descriptors(process: psutil.Process) -> Counter[str]:
-    """By what they are: socket, pipe, eventpoll, or a file."""
+    """Count descriptors by kind: socket, pipe, eventpoll, or a file."""
     kinds: Counter[str] = Counter()
     for link in Path(f"/proc/{process.pid}/fd").iterdir():
         with suppress(OSError):

@@ -159,26 +159,26 @@ class Deployment:
         return found
 
     def gateways(self) -> list[psutil.Process]:
-        """Those that answer requests."""
+        """Return the processes that answer requests."""
         found = self.processes()
         return found["gateway"] if self.kind.gateways > 1 else found["server"]
 
     async def until_ready(self) -> float:
-        """Returns the seconds it took. Raises Late."""
+        """Wait until the deployment is ready, and return the seconds that it took. Raises Late."""
         return await until(self._is_ready, self.kind.ready_seconds, "the deployment to be ready")
 
     def admin(self) -> httpx.AsyncClient:
-        """Whose requests may meet any gateway."""
+        """Return an administrator's client that opens a new connection, maybe to another gateway, for each request."""
         headers = {"authorization": f"Bearer {ADMIN_KEY}", "connection": "close"}
         return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=5.0)
 
     async def engine_stats(self) -> pb.EngineStats:
-        """With the integrity check, which an engine answers between two steps. Behind the proxy's back."""
+        """Return the engine's statistics with its integrity check, over a connection that bypasses the proxy."""
         async with grpc.aio.insecure_channel(f"unix:{self.folder / 'engine.sock'}") as channel:
             return await pb_grpc.EngineStub(channel).Stats(pb.StatsRequest(check=True), timeout=5.0)
 
     async def stop(self) -> None:
-        """In order, as a user does; raises what a stop must not leave behind."""
+        """Stop the server as a user does. Fails if any process outlives it."""
         self._watch_no_more()
         if not self._server_is_dead:
             assert self._server is not None
@@ -188,7 +188,7 @@ class Deployment:
         assert not left, f"processes outlive the one that was stopped: {left}"
 
     async def raze(self) -> None:
-        """Ends whatever is there, in whatever state."""
+        """Kill all processes of the deployment, whatever their state."""
         self._watch_no_more()
         for found in self.processes().values():
             for process in found:

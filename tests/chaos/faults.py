@@ -21,7 +21,7 @@ class Harm(Flag):
 
     NONE = 0
     CONNECTIONS = auto()
-    """Of callers: their gateway is gone."""
+    """Callers' connections, because their gateway is gone."""
     BOOKS = auto()
     """All that Redis knew."""
     AWAY = auto()
@@ -32,7 +32,7 @@ class Harm(Flag):
 
 @dataclass
 class Scene:
-    """Where a fault strikes."""
+    """What a fault acts on: the deployment, its load and a source of randomness."""
 
     deployment: Deployment
     load: Load
@@ -40,16 +40,16 @@ class Scene:
 
 
 class Fault:
-    """Base of all. `end` leaves everything as it was, but for what the system has to mend by itself."""
+    """A fault, which lasts from `begin` to `end`. After `end` the system must recover by itself."""
 
     harm = Harm.NONE
     strikes_store = False
 
     async def begin(self, scene: Scene) -> None:
-        """Some only end."""
+        """Start the fault."""
 
     async def end(self, scene: Scene) -> None:
-        """Most have nothing to undo."""
+        """Undo the fault, if there is anything to undo."""
 
     def __str__(self) -> str:
         return type(self).__name__
@@ -60,7 +60,7 @@ class Calm(Fault):
 
 
 class KillGateway(Fault):
-    """One of several; with one alone, all that a user has started."""
+    """Kill one gateway of several. If there is only one, kill the server."""
 
     harm = Harm.CONNECTIONS
 
@@ -73,7 +73,7 @@ class KillGateway(Fault):
 
 
 class KillServer(Fault):
-    """The process that a user has started; with it ends all that it has started."""
+    """Kill the process that a user has started. All processes that it has started end with it."""
 
     harm = Harm.CONNECTIONS
 
@@ -87,7 +87,7 @@ class KillEngine(Fault):
 
 
 class EngineOutOfMemory(Fault):
-    """In the middle of a step. One that is never reached strikes nobody."""
+    """Let the engine run out of memory in the middle of its next step. Without another step nothing happens."""
 
     async def begin(self, scene: Scene) -> None:
         scene.deployment.out_of_memory.touch()
@@ -97,7 +97,7 @@ class EngineOutOfMemory(Fault):
 
 
 class KillStore(Fault):
-    """And start it again, with all it had on disk."""
+    """Kill Valkey and start it again with the data that it had on disk."""
 
     harm = Harm.AWAY
     strikes_store = True
@@ -110,7 +110,7 @@ class KillStore(Fault):
 
 
 class LoseStore(KillStore):
-    """It comes back without its disk."""
+    """Kill Valkey and start it again without its data."""
 
     harm = Harm.AWAY | Harm.BOOKS
 
@@ -120,7 +120,7 @@ class LoseStore(KillStore):
 
 
 class WipeStore(Fault):
-    """FLUSHALL, under the hands of everybody."""
+    """Delete all keys with FLUSHALL while gateways use them."""
 
     harm = Harm.BOOKS
     strikes_store = True
@@ -141,7 +141,7 @@ class FillStoreDisk(Fault):
 
 
 class FillDisk(Fault):
-    """No file of gateways and engine grows any more; nor of those that take their place."""
+    """Let no file of the gateways and the engine grow any more, nor of processes that replace them."""
 
     harm = Harm.LOG
 
@@ -226,7 +226,7 @@ class WrongClock(Fault):
 
 @dataclass
 class Herd(Fault):
-    """Everybody comes at once."""
+    """Let many more callers send a request at the same moment."""
 
     size: int
     coming: asyncio.Task[None] | None = None
@@ -244,7 +244,7 @@ class Herd(Fault):
 
 @dataclass
 class Together(Fault):
-    """Several, one a moment after the other, with an end in the same order."""
+    """Several faults that begin shortly one after the other, and end in the same order."""
 
     faults: Sequence[Fault]
     apart: float = 0.2
@@ -270,7 +270,7 @@ class Together(Fault):
 
 
 def catalogue() -> list[Fault]:
-    """One of each."""
+    """Return one fault of each kind."""
     return [
         KillGateway(),
         KillServer(),

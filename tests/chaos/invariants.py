@@ -1,4 +1,4 @@
-"""What must be true when the noise is over. Every check says what is wrong, in words; nothing is right."""
+"""What must be true after a trial. Each check returns descriptions of what is wrong; an empty list means success."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QUIET_SECONDS = LEASE_SECONDS + 10.0
 
 @dataclass
 class Books:
-    """What the ledger should have, carried on from trial to trial."""
+    """Bounds of what the ledger should hold for each tenant, accumulated over the trials."""
 
     least: dict[str, float] = field(default_factory=lambda: dict.fromkeys((caller.name for caller in CALLERS), 0))
     most: dict[str, float] = field(default_factory=lambda: dict.fromkeys((caller.name for caller in CALLERS), 0))
@@ -55,7 +55,7 @@ class Auditor:
         self._books = Books()
 
     async def complaints(self, outcomes: Sequence[Outcome], harm: Harm) -> list[str]:
-        """After all callers have gone. Waits for what may take a moment."""
+        """Check everything once all callers have gone, and wait for what may take a moment."""
         wrong = await self._quiet()
         self._log.read_on()
         wrong += [f"{self._log.torn} torn lines in the request log"] if self._log.torn and Harm.LOG not in harm else []
@@ -100,7 +100,7 @@ class Auditor:
         return wrong + _judge_records(outcome, records, harm)
 
     def _enter(self, outcome: Outcome, records: Sequence[Record], harm: Harm) -> None:
-        """What of this request may be in the ledger, and what must be."""
+        """Add the most and the least that the ledger may hold for this request."""
         name, books = outcome.ask.caller.name, self._books
         if not records:
             books.most[name] += len(outcome.ask.prompt) + outcome.ask.max_tokens
@@ -111,7 +111,7 @@ class Auditor:
         books.least[name] += 0 if Harm.CONNECTIONS | Harm.AWAY in harm else tokens
 
     def _enter_lines(self, harm: Harm) -> None:
-        """Of batches: a line may run twice, and leaves no record where its gateway was killed."""
+        """Add the bounds for batch lines. A line may run twice, and leaves no record if its gateway was killed."""
         books, lines = self._books, [name for name in self._log.records if name.startswith(LINE)]
         for record in (record for name in lines for record in self._log.records.pop(name)):
             books.most[record["tenant"]] += record["actual_tokens"]
@@ -121,7 +121,7 @@ class Auditor:
             books.unsettled = math.inf if Harm.CONNECTIONS in harm else books.unsettled
 
     async def _ledger(self, harm: Harm) -> list[str]:
-        """What is wrong with it still, when settlements have had their time: one that failed is sent again."""
+        """Return what is still wrong with the ledger after the time in which failed settlements are sent again."""
         wrong: list[str] = []
 
         async def is_right() -> bool:
@@ -152,7 +152,7 @@ class Auditor:
 
 
 def _judge_records(outcome: Outcome, records: Sequence[Record], harm: Harm) -> list[str]:
-    """Exactly one, which says what the caller was told."""
+    """Check that a request has exactly one record, and that it agrees with what the caller was told."""
     if len(records) > 1:
         return [f"{len(records)} records"]
     if not records:

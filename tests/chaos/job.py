@@ -62,13 +62,13 @@ def _body(ask: Ask) -> dict[str, Any]:
 
 @dataclass
 class Customer:
-    """Whose requests are tried again for as long as the system is down."""
+    """A client that repeats its requests for as long as the system is down."""
 
     deployment: Deployment
     caller: Caller = FREE
 
     async def submit(self, asks: Sequence[Ask], window: str = "24h") -> dict[str, Any]:
-        """The job."""
+        """Upload the input, create the batch and return it."""
         async with client(self.deployment.url) as http:
             files = {"file": ("job.jsonl", text_of(asks), "application/jsonl")}
             answer = await http.post("/v1/files", headers=self._headers, data={"purpose": "batch"}, files=files)
@@ -78,7 +78,7 @@ class Customer:
             return answer.raise_for_status().json()
 
     async def ask(self, method: str, path: str) -> httpx.Response:
-        """Raises HTTPStatusError: an answer that no second try would change; Late."""
+        """Send a request until it is answered. Raises HTTPStatusError if no retry would change the answer, or Late."""
         deadline = asyncio.get_running_loop().time() + LONGEST_SECONDS
         while asyncio.get_running_loop().time() < deadline:
             try:
@@ -98,7 +98,7 @@ class Customer:
         return (await self.ask("POST", f"/v1/batches/{batch_id}/cancel")).json()
 
     async def until_ended(self, batch_id: str) -> dict[str, Any]:
-        """The job in its last state. Raises Late."""
+        """Wait until the batch has ended, and return it. Raises Late."""
         deadline = asyncio.get_running_loop().time() + LONGEST_SECONDS
         while (job := await self.job(batch_id))["status"] not in TERMINAL:
             if asyncio.get_running_loop().time() > deadline:
@@ -107,12 +107,12 @@ class Customer:
         return job
 
     async def touch_files(self) -> None:
-        """Anything that is done about a tenant's files ends its uploads that have run out; this does nothing else."""
+        """Delete a file that does not exist, because any call about a tenant's files cleans up its expired uploads."""
         with pytest.raises(httpx.HTTPStatusError, match="404"):
             await self.ask("DELETE", f"/v1/files/file-{0:024}")
 
     async def lines(self, file_id: str | None) -> list[dict[str, Any]]:
-        """Of an output or error file; none where there is no file."""
+        """Return the lines of an output or error file. There are none if there is no file."""
         if file_id is None:
             return []
         text = (await self.ask("GET", f"/v1/files/{file_id}/content")).text
@@ -125,7 +125,7 @@ class Customer:
 
 @dataclass
 class Result:
-    """What a job has come to."""
+    """The outcome of a job: the batch as the client last saw it, and its answers."""
 
     job: dict[str, Any]
     output: list[dict[str, Any]] = field(default_factory=list)

@@ -14,17 +14,17 @@ Record = dict[str, Any]
 
 
 class RequestLog:
-    """Lines by the id their caller gave."""
+    """The records of the request log, by the id that the caller gave."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._path = deployment.request_log
         self._position = 0
         self.records: dict[str, list[Record]] = defaultdict(list)
         self.torn = 0
-        """Lines that are none."""
+        """Number of lines that are no JSON."""
 
     def read_on(self) -> None:
-        """What has come since."""
+        """Read what was logged since the last call."""
         with self._path.open("rb") as log:
             log.seek(self._position)
             text = log.read()
@@ -45,7 +45,7 @@ class RequestLog:
 
 
 async def used_tokens(deployment: Deployment) -> dict[str, int]:
-    """Of each tenant, in the ledger."""
+    """Return the tokens that the ledger has for each tenant."""
     async with deployment.admin() as http:
         answer = await http.get("/admin/v1/usage", params={"group_by": "tenant"})
     lines = answer.raise_for_status().json()["usage"]
@@ -54,7 +54,7 @@ async def used_tokens(deployment: Deployment) -> dict[str, int]:
 
 
 async def undelivered_tokens(deployment: Deployment) -> float:
-    """Used, and kept in some gateway until Redis takes them. Each tells its own."""
+    """Return the most used tokens that any gateway still holds because Redis has not taken them."""
     async with deployment.admin() as http:
         texts = [(await http.get("/metrics")).text for _ in range(LOOKS * deployment.kind.gateways)]
     lines = [line for text in texts for line in text.splitlines()]
@@ -62,7 +62,7 @@ async def undelivered_tokens(deployment: Deployment) -> float:
 
 
 async def slots_taken(deployment: Deployment) -> int:
-    """Requests that count as running, of all tenants, keys and adapters."""
+    """Return how many requests count as running, over all tenants, keys and adapters."""
     taken = 0
     async with deployment.store.client() as redis:
         seconds, micros = await redis.time()
@@ -72,6 +72,6 @@ async def slots_taken(deployment: Deployment) -> int:
 
 
 async def open_leases(deployment: Deployment) -> int:
-    """Reservations that nobody has settled."""
+    """Return how many reservations are not settled."""
     async with deployment.store.client() as redis:
         return len([key async for key in redis.scan_iter("loralane:lease:*")])

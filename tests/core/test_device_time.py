@@ -9,7 +9,7 @@ from tests.core.virtual import SteppedEngine
 
 
 def taken(stepped, lane):
-    """By requests of one lane that have ended; tests name those of the batch lane so."""
+    """Return the device seconds of a lane's ended requests. Requests of the batch lane have `batch` in their names."""
     ends = stepped.ends.values()
     return sum(end.device_seconds for end in ends if ("batch" in end.request_id) == (lane is Lane.BATCH))
 

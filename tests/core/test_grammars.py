@@ -16,7 +16,7 @@ def grammar(name):
 
 
 class School(SteppedEngine):
-    """Grammars are prepared when somebody says so."""
+    """An engine whose grammars are compiled only when a test calls `ready`."""
 
     def __init__(self, **config):
         super().__init__({}, **config)

@@ -47,7 +47,8 @@ def test_what_a_lane_promises_holds_for_what_comes_from_then_on():
 
 
 def steps_of_a_prompt(backlog):
-    """Of an interactive one beside chats that decode, with so much batch work that waits in a paused lane."""
+    """Return how many steps an interactive prompt of 1,500 tokens takes beside chats that decode, while `backlog` batch
+    requests wait in a paused lane."""
     stepped = SteppedEngine(num_pages=4000, max_model_len=2048, token_budget=2048)
     stepped.learn()
     mode(stepped, Lane.BATCH, LaneMode.PAUSED)

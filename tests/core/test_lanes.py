@@ -12,7 +12,7 @@ from tests.core.virtual import DECODE, PREFILL, STEP, SteppedEngine
 
 
 def busy_engine(**config):
-    """One that knows what steps take and has more batch work than it can do."""
+    """Return an engine that has learned what steps cost and has more batch work than it can do."""
     stepped = SteppedEngine(**config)
     stepped.learn()
     for number in range(60):
@@ -69,7 +69,7 @@ def test_a_prompt_may_share_its_step_where_the_operator_lets_it():
 
 
 def test_on_an_unknown_device_batch_work_begins_with_little():
-    """And interactive work with all it wants: it has to know nothing to go first."""
+    """Interactive work begins with all its tokens, because it does not depend on what the engine has learned."""
     stepped = SteppedEngine()
     for number in range(30):
         stepped.batch(f"b{number}")
@@ -84,7 +84,7 @@ def test_on_an_unknown_device_batch_work_begins_with_little():
 
 
 def test_prompts_that_batch_work_brought_together_are_not_felt_as_one_long_step():
-    """Two at once would be twice as long a step as the chat has known; one after the other is not."""
+    """Two prompts in one step would double the step's length for the chat, so they run in two steps."""
     steps = {}
     for beside_batch in (False, True):
         stepped = SteppedEngine(interactive=LaneGoals(ttft_s=5.0, itl_s=1.0))
@@ -314,7 +314,7 @@ def test_a_goal_nobody_can_meet_does_not_stop_the_batch_lane():
 
 
 def test_the_floor_is_bounded_too():
-    """Nobody decodes, so nobody's next token is due; but whoever has just come waits for this step."""
+    """No request decodes, so no token is due, but a request that has just arrived waits for the end of this step."""
     rules = Scheduling(batch_floor=1.0, yield_bound_s=0.05)
     stepped = busy_engine(scheduling=rules, token_budget=2048)
     stepped.submit("chat", 16, 2)
@@ -344,7 +344,7 @@ def test_everything_ends_and_nothing_is_left():
 
 
 def test_batch_work_begins_where_a_step_is_believed_to_take_no_time():
-    """So it came to be on a starved machine: all steps had been decodes with one adapter, whose price was the whole."""
+    """A starved machine had such prices: all steps were decodes with one adapter, to which the fit gave all cost."""
     stepped = SteppedEngine(adapters={"only": 2})
     stepped.learn()
     model = stepped.ledger.model

@@ -1,4 +1,4 @@
-"""Who yields, in which of three ways, and what the caches keep for whom."""
+"""Which sequences are preempted, by checkpoint, swap or recomputation, and what the caches keep for them."""
 
 import pytest
 

@@ -121,7 +121,7 @@ def test_steps_are_known_by_what_the_device_took():
 
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_every_second_of_the_device_is_charged_once(overlaps):
-    """Those of results that are thrown away included, because their request had ended."""
+    """This includes results that are dropped because their request had already ended."""
     stepped = busy(overlaps=overlaps)
     stepped.finish()
     assert stepped.state.counters.preemptions > 0

@@ -31,7 +31,7 @@ class Rested(SteppedEngine):
 
 
 def idle_share(stepped, steps):
-    """Of the next so many steps' time, how much the device had nothing to do."""
+    """Return the share of the next `steps` steps' time in which the device was idle."""
     begun, first = stepped.clock.now, len(stepped.executor.took)
     stepped.step(steps)
     return 1 - sum(stepped.executor.took[first - 1 : first - 1 + steps]) / (stepped.clock.now - begun)
@@ -113,7 +113,7 @@ def test_a_stall_of_the_host_changes_little():
 
 
 def test_nobody_waits_for_a_step_that_computes_nothing():
-    """One is under way behind the last token of every answer."""
+    """When the last token of an answer arrives, one more step, which computes nothing, is already under way."""
     stepped = Rested(overlaps=True)
     stepped.learn()
     lead = stepped.engine.pace.lead

@@ -49,6 +49,6 @@ def console(browser: Any, tmp_path: Path, valkey_server: ValkeyServer) -> Iterat
 
 @pytest.fixture(scope="session")
 def cluster_ports() -> Iterator[list[int]]:
-    """Of a cluster's nodes, for all tests that want one."""
+    """Start a Redis cluster of three nodes for the session, and yield the nodes' ports."""
     with running_cluster() as ports:
         yield ports

@@ -52,7 +52,7 @@ CONTEXT = 256
 SPECIAL = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
 EOS = 0
 DEVICE_SECONDS = 0.002
-"""Of each event with tokens."""
+"""Device time of each event that has tokens."""
 ENGINE_WAIT_SECONDS = 0.2
 """How long requests wait for an engine that is not ready."""
 TEMPLATE = (
@@ -135,7 +135,7 @@ class FakeEngine:
         self.cached: Callable[[Request], int] = lambda request: 0
         self.requests: list[Request] = []
         self.ends: dict[str, str] = {}
-        """By request id: finished, aborted or failed."""
+        """How each request ended, by request id: finished, aborted or failed."""
         self.paths: dict[str, str] = {}
         """Loaded adapters: version to path."""
         self.rejected: str = ""
@@ -359,13 +359,13 @@ def content_hash(folder: Path) -> str:
 
 
 class CountingLimiter(LocalLimiter):
-    """Remembers how every reservation ended."""
+    """A local limiter that records every reservation and how it ended."""
 
     def __init__(self) -> None:
         super().__init__()
         self.reserved: list[ReserveRequest] = []
         self.ends: dict[str, list[int | None]] = {}
-        """By lease: tokens it was settled with, None for a refund; one entry each time."""
+        """How often and with how many tokens each lease was settled, by lease. None means a refund."""
         self.rows: list[Row] = []
         """What each settlement counted."""
         self.delay = 0.0
@@ -424,7 +424,7 @@ class Watcher:
 
 @cache
 def grammar_pool() -> GrammarPool:
-    """One for all tests of a process. Its workers end with the process."""
+    """Return the grammar pool that all tests of this process share. Its workers end with the process."""
     return GrammarPool()
 
 
@@ -459,7 +459,7 @@ class GatewayApp:
 
 
 def key_ring(owners: Mapping[str, Tenant] = KEYS) -> AccountMirror:
-    """Who is whose, without a registry to follow. `owners`: by their keys."""
+    """Return the tenants and keys of `owners`, which is keyed by API key, without a registry behind them."""
     hashes = {hash_key(key): tenant for key, tenant in owners.items()}
     principals = {known: Principal(tenant, key_id(known), tenant is ADMIN_TENANT) for known, tenant in hashes.items()}
     return AccountMirror(principals, lambda tenants: None)

@@ -49,7 +49,7 @@ class Refusal:
     error: grpc.aio.AioRpcError
     message: str
     details: dict[str, Any] = field(default_factory=dict)
-    """Of google.rpc, by the names of their messages."""
+    """The google.rpc details of the status, by message name."""
 
     @property
     def code(self) -> str:
@@ -94,7 +94,7 @@ def as_key(name: str = "acme", **more: str) -> tuple[tuple[str, str], ...]:
 
 
 def ask(model: str = BASE, /, sampling: dict[str, Any] | None = None, **fields: Any) -> pb.GenerateRequest:
-    """For five tokens after a prompt of five, unless told otherwise."""
+    """Build a request for five tokens after a prompt of five tokens. `fields` and `sampling` change it."""
     params = pb.SamplingParams(**({"max_tokens": 5} if sampling is None else sampling))
     has_input = not fields.keys().isdisjoint({"chat", "prompt", "prompt_ids"})
     return pb.GenerateRequest(model=model, sampling=params, **({} if has_input else {"prompt": "hello"}), **fields)

@@ -193,7 +193,7 @@ server.serve(EngineConfig(model="fake"), sys.argv[1], fake=True, until_stdin_clo
 
 @pytest.mark.parametrize("loop", ["plain", "ahead"])
 async def test_a_failing_step_ends_the_process(tmp_path, loop):
-    """It must not live on behind an open session, where nobody would start another."""
+    """If the process lived on behind an open session, the supervisor would not start another one."""
     address = f"unix:{tmp_path / 'engine.sock'}"
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
@@ -284,7 +284,7 @@ async def test_the_engine_ends_with_its_gateway(supervisor):
 
 @pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", ":1", "10.0.0.5:1", "engine.example:1", "unix-abstract:x"])
 def test_an_engine_listens_where_nobody_else_can_connect(address):
-    """It asks nobody for a key."""
+    """The engine requires no key, so only its own user may connect."""
     with pytest.raises(argparse.ArgumentTypeError, match="unix:PATH"):
         local_address(address)
     for own in ("unix:/run/engine.sock", "127.0.0.1:1", "[::1]:1", "localhost:1"):

@@ -27,7 +27,7 @@ def life(name: str, tokens: int, end: FinishReason, with_logprobs: bool, refused
 
 @st.composite
 def lives(draw: st.DrawFn) -> list[TokenEvent]:
-    """Those of a few requests, in the order of some steps."""
+    """Draw the events of up to three requests, interleaved as successive steps would produce them."""
     ends = st.sampled_from([FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT])
     told = [
         life(name, draw(st.integers(1, 6)), draw(ends), draw(st.booleans()), draw(st.booleans()))

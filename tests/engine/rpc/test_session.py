@@ -1,4 +1,4 @@
-"""What a gateway is told at once, and what waits until somebody waits for it."""
+"""Which events a session sends to the gateway at once, and which it holds until a consumer waits for them."""
 
 from __future__ import annotations
 

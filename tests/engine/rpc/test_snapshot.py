@@ -13,7 +13,7 @@ from engine.rpc.snapshot import snapshot
 
 
 class Clock:
-    """Moves by a tenth of a second whenever somebody looks."""
+    """A clock that advances by a tenth of a second whenever it is read."""
 
     def __init__(self):
         self.now = 0.0

@@ -64,7 +64,7 @@ NAMELESS = {
     "GET /v1/batches": 200,
     "POST /v1/batches": 400,
 }
-"""What is answered where nothing is named."""
+"""Expected status of each operation when the request names no object."""
 FIELDS = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": {"prompt": "hi"},
@@ -236,7 +236,7 @@ class Method:
 
 
 def methods(admin: bool) -> list[Method]:
-    """Of all services but health and reflection."""
+    """Return the methods of all gRPC services except health and reflection."""
     services = [descriptor_pool.Default().FindServiceByName(name) for name in SERVICES]
     return [
         Method(

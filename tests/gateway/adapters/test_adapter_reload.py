@@ -90,7 +90,7 @@ async def clients(gateway, answers):
 
 
 async def undisturbed_answers(gateway, voices, live):
-    """By what an answer says it comes from, and its prompt."""
+    """Return the tokens that each version answers while nothing is replaced, by system fingerprint and prompt."""
     answers = {}
     for folder in voices:
         replace_files(folder, live)
@@ -136,7 +136,7 @@ async def until_answered(answers, count) -> None:
 
 
 def replace_files(source, target) -> None:
-    """As an operator should: the whole folder at once."""
+    """Replace the adapter's folder in one rename, as operators are told to."""
     fresh = target.with_name("fresh")
     shutil.copytree(source, fresh)
     if target.exists():

@@ -1,4 +1,4 @@
-"""The store of batches against what it ought to do, whoever claims, commits, crashes, cancels or comes too late."""
+"""The store of batches against a model of it: workers claim, commit, crash and come too late, and tenants cancel."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ class Job:
     parts: set[str] = field(default_factory=set)
     finishes: int = 0
     lost: dict[str, set[int]] = field(default_factory=dict)
-    """By task: fences of leases that ran out and whose holders have not been heard of since."""
+    """Fences of the leases that ran out, by task. A fence is removed when its holder calls the store again."""
 
     def is_ending(self, now: int) -> bool:
         expired = self.status in ("validating", "in_progress") and now >= self.expires_ms
         return self.status == "cancelling" or expired
 
     def due(self, now: int) -> set[str]:
-        """Tasks that somebody may have."""
+        """Return the tasks that a worker may claim now."""
         if self.is_ending(now):
             return set() if any(self.work[task] > now for task in self.holders) else {"finalize"}
         return {task for task, until in self.work.items() if until <= now}
@@ -89,12 +89,13 @@ class Job:
 
 
 def had(*kinds: str) -> Any:
-    """Of rules about leases of some kinds: there has been one."""
+    """Allow a rule only after a lease of one of these kinds was granted."""
     return precondition(lambda machine: any(lease.task in kinds for lease in machine.leases))
 
 
 class BatchMachine(RuleBasedStateMachine):
-    """Leases are kept for good, so that whoever was thought dead comes back with every one of them."""
+    """Drives the store and a model of it through random calls. It keeps every lease, so that the holder of a lost lease
+    may come back with it at any later time."""
 
     client: Redis
     store: MovedStore
@@ -102,7 +103,7 @@ class BatchMachine(RuleBasedStateMachine):
 
     @initialize(total=st.integers(1, 20), window=windows)
     def begin(self, total: int, window: int) -> None:
-        """With one batch whose lines are ready: the way there is short enough to be gone from other rules."""
+        """Start with one batch whose lines are ready, so that short runs reach the interesting states, too."""
         self.run(self.store.begin_anew())
         self.now = START_MS
         self.asked = 0
@@ -223,7 +224,7 @@ class BatchMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.commits)
     @rule(data=st.data())
     def commit_again(self, data: st.DataObject) -> None:
-        """The reply was lost, or somebody slept on the way."""
+        """Send a commit again, as a worker does that has lost the reply or was suspended before it read it."""
         lease, parts, positions, tally = data.draw(st.sampled_from(self.commits), "commit")
         if parts[0] not in self.jobs[lease.batch_id].parts and set(positions) & self.jobs[lease.batch_id].done:
             return  # nobody who holds the lease would send positions that others have committed

@@ -17,7 +17,7 @@ MODELS = [BASE, "pirate", "poet"]
 
 
 class FlakyStore(BatchStore):
-    """One whose calls come through, or whose answers get lost, or neither."""
+    """A store that fails at random: the call is lost before it reaches Redis, or its reply is lost afterwards."""
 
     chance = 0.0
     rng = random.Random(0)

@@ -102,7 +102,7 @@ async def test_a_shard_leaves_its_trial_when_its_earlier_holder_is_heard_of(clus
 
 
 async def test_a_lease_that_a_living_gateway_lost_makes_nothing_suspect(cluster, valkey, monkeypatch):
-    """As after an outage of Redis: leases ran out in Redis and by the gateway's clock."""
+    """An outage of Redis lets leases run out in Redis and by the gateway's clock, though the gateway lives."""
     member = await cluster.add_member()
     engine, store, leases = member.gateway_app.engine, member.store, member.dispatcher._leases
     engine.admit = asyncio.Event()

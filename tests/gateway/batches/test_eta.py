@@ -51,7 +51,7 @@ class Job:
         return OpenJob(self.id, self.tenant, self.seconds_left, len(self.lines) - self.ended, line_seconds)
 
     def errors(self) -> list[float]:
-        """Of what was foretold, over what was left; positive: too long."""
+        """Return the relative error of each prediction of the time left. Positive means that it was too long."""
         return [told / (self.end - when) - 1 for when, told in self.foretold]
 
 

@@ -36,7 +36,7 @@ from gateway.redis.client import RedisCalls
 SECRET = f"whsec_{b64encode(bytes(range(32))).decode()}"
 FAST = Pace(poll=0.01, timeout=30.0, lease=60.0, first_retry=0.02, longest_retry=0.05)
 HASTY = replace(FAST, timeout=1.0)
-"""For receivers that never answer: long enough for those that do, on a busy machine too."""
+"""Settings for receivers that never answer. The timeout suffices for those that do answer, even on a busy machine."""
 OUTBOX = "t:webhooks:{acme}"
 
 
@@ -332,7 +332,7 @@ async def test_another_address_is_tried_where_one_does_not_answer(valkey, receiv
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory) -> Path:
-    """Of hooks.example, with its key."""
+    """Return the path of a file with a certificate for hooks.example and its key."""
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl")
     path = tmp_path_factory.mktemp("tls") / "server.pem"

@@ -63,7 +63,7 @@ def test_the_demo_file_shows_every_setting():
 
 
 def owners_of(config: Config) -> dict[str, Tenant]:
-    """By the hashes of their keys."""
+    """Return the tenants by the hashes of their keys."""
     return {key: entry.tenant for entry in config.tenants.values() for key in entry.keys}
 
 

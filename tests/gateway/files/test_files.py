@@ -344,7 +344,7 @@ async def test_a_holder_that_died_does_not_hold_for_ever(files):
 
 
 async def expire(valkey, record) -> None:
-    """As if its time had come."""
+    """Set the file's expiry to a moment in the past."""
     assert await valkey.zadd(f"loralane:file-expiry:{{{record.tenant}}}", {record.id: 1}, xx=True, ch=True) == 1
 
 

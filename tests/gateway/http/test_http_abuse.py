@@ -43,7 +43,7 @@ def hasty(tmp_path_factory) -> Iterator[Served]:
 
 
 class Unread(Hasty):
-    """Patient with those who read late, and with nobody else."""
+    """Timeouts that are long for writing an answer and short for everything else."""
 
     write_seconds = 60.0
 
@@ -319,7 +319,7 @@ def test_requests_sent_ahead_are_answered_in_order(gateway):
 
 
 def read_one(connection: socket.socket) -> Any:
-    """And no byte more: what follows is another answer's."""
+    """Read one response and not a byte more, because the next response follows on the same connection."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         head += connection.recv(1, socket.MSG_WAITALL) or pytest.fail(f"it ended after {head!r}")
@@ -381,7 +381,7 @@ def patient(tmp_path_factory) -> Iterator[Served]:
 
 
 def chat_answered_at_length(served: Served, tokens: int) -> bytes:
-    """Some 3 kB a token."""
+    """Return the body of a chat whose answer takes about 3 kB for each of `tokens` tokens."""
     served.gateway_app.engine.reply = lambda sent: "x" * tokens
     return chat(max_tokens=tokens + 1000, logprobs=True, top_logprobs=20)
 
@@ -398,7 +398,7 @@ def test_who_reads_late_gets_the_whole_answer(patient, connection_header):
 
 @pytest.mark.parametrize("connection_header", ["close", "keep-alive"])
 def test_a_short_answer_does_not_wait_for_its_reader_forever(hasty, connection_header):
-    """One below what makes a transport ask for a pause."""
+    """The answer is too short to fill the transport's buffer, so that the transport never pauses the writer."""
     body = chat_answered_at_length(hasty, 20)
     with connect(hasty, receive_buffer=4096) as connection:
         connection.sendall(request(body, f"connection: {connection_header}"))

@@ -483,7 +483,7 @@ def chunk(data: bytes) -> bytes:
 
 
 def status_of(connection: socket.socket) -> int:
-    """Of the next answer."""
+    """Read the next response of the connection and return its status."""
     response = http.client.HTTPResponse(connection)
     response.begin()
     response.read()

@@ -32,7 +32,7 @@ async def refuse(limiter, tokens):
 
 
 async def last(limiter):
-    """By name of its scope."""
+    """Return the time of the last refusal and the limits that caused it, by scope name."""
     return {used.scope.name: (used.refused_at, used.refused_by) for used in await limiter.usage("acme")}
 
 

@@ -107,7 +107,7 @@ async def test_nonsense_is_refused_by_name_and_changes_nothing(gateway_app, body
     [("GET", LIMITS, "tennant"), ("GET", f"{LIMITS}/usage", "tennant"), ("POST", f"{LIMITS}/reset", "usd")],
 )
 async def test_what_is_misspelt_is_not_passed_over(gateway_app, method, path, misspelt):
-    """Somebody would be shown what is everybody's."""
+    """A misspelt filter that was ignored would show an operator the limits of all tenants."""
     where = "params" if method == "GET" else "json"
     async with gateway_app.client("sk-admin") as client:
         response = await client.request(method, path, **{where: {"tenant": "acme", misspelt: "x"}})

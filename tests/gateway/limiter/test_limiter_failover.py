@@ -284,7 +284,7 @@ DAILY = Limits(tokens_per_day=330)
 
 
 async def test_a_day_that_is_nearly_spent_stays_so_while_redis_is_away_and_after(server, make):
-    """330 tokens a day with 300 used: 30 are left, whoever counts, and they are gone when Redis is back."""
+    """Of 330 tokens a day 300 are used. The local limiter grants the 30 that are left, and Redis counts them later."""
     limiter = await make()
     limiter.know([Tenant("acme", limits=DAILY)])
     before = await limiter.reserve(asking(300))

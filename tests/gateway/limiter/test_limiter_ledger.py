@@ -24,12 +24,12 @@ from gateway.limiter.redis import Correction, RedisLimiter
 from gateway.redis.server import connect_cluster
 
 OPERATIONS = 20
-"""Of one interleaving."""
+"""Number of operations in one interleaving."""
 numbers = count()
 limits = st.one_of(st.none(), st.integers(1, 50), st.integers(1, 10**9))
 amounts = st.one_of(st.integers(0, 60), st.integers(0, 10**9))
 leasts = st.one_of(st.none(), st.none(), amounts)
-"""Of guesses; None: it is none."""
+"""Least tokens of reservations whose tokens are a guess. None means that they are no guess."""
 KEY_IDS, ADAPTERS = ("k1", "k2"), ("a1", "a2")
 SCOPES = [Scope("t"), *(Scope("t", key=name) for name in KEY_IDS), *(Scope("t", adapter=name) for name in ADAPTERS)]
 small = st.one_of(st.none(), st.integers(1, 4))
@@ -62,7 +62,7 @@ class Held:
     grant: Grant
     charges: dict[Scope, Charge]
     expiry: int
-    """Of its slots, in milliseconds."""
+    """Time at which its slots expire, in milliseconds."""
 
 
 class Ledger:
@@ -76,7 +76,7 @@ class Ledger:
         self.held: list[Held] = []
         self.lost: list[Held] = []
         self.gone: list[Held] = []
-        """Whose receipts are, while their slots may last."""
+        """Reservations that Redis has forgotten, although their slots may still count."""
 
     def running(self, scope: Scope, now: int) -> int:
         return sum(scope in one.charges and one.expiry > now // 1000 for one in (*self.held, *self.lost, *self.gone))
@@ -126,7 +126,7 @@ class Ledger:
             self.lost.append(self.held.pop(index))
 
     async def lapse(self, index: int) -> None:
-        """Nobody heard of a request for so long that its receipt is gone: what it reserved stays charged."""
+        """Let Redis forget a reservation whose gateway was silent for too long. What it reserved stays charged."""
         if index < len(self.held):
             one = self.held.pop(index)
             await self.client.delete(self.limiter.keys(one.grant)[0])

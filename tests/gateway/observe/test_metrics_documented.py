@@ -44,7 +44,7 @@ ROUTERS = ["lora_requests_info", "num_requests_running", "num_requests_waiting",
 
 @pytest.fixture
 async def gateway_app(tmp_path) -> GatewayApp:
-    """One in which everything has happened that a metric tells of."""
+    """A gateway in which every event has happened that a metric counts, so that every series exists."""
     gateway_app = await build_gateway_app(tmp_path)
     gateway_app.metrics.register(UsageMetrics(SimpleNamespace(undelivered_tokens=0, lost_tokens=0)))
     gateway_app.metrics.register(

@@ -1,4 +1,4 @@
-"""Traces of requests: what they say and keep to themselves, and what they cost where nobody wants them."""
+"""Traces of requests: what spans contain, what they never contain, and what they cost while tracing is off."""
 
 import asyncio
 import gzip

@@ -81,7 +81,7 @@ async def test_whoever_leaves_in_the_middle_of_the_line_mixes_nothing_up(line):
 
 
 async def test_time_in_which_this_process_was_busy_does_not_count(hasty):
-    """The answer was there all along; a plain timeout would have fired before anybody looked."""
+    """The answer arrived while the loop was blocked. A plain timeout would fire before the answer was read."""
     line_id = await hasty.call("CLIENT", "ID")
     answer = asyncio.create_task(hasty.call("ECHO", "here"))
     await asyncio.sleep(0)
@@ -116,7 +116,7 @@ async def test_time_in_which_this_process_was_busy_does_not_count_while_a_broken
 
 
 async def test_a_call_that_cannot_be_sent_says_so_once(line, valkey, monkeypatch):
-    """Nobody is left behind to whom the end of the connection is told, and who never listens."""
+    """The call's future fails with the connection, but must not be reported as never retrieved."""
     name = await line.call("CLIENT", "ID")
     complaints = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))

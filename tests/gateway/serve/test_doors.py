@@ -51,7 +51,7 @@ def shown(authority) -> TlsConfig:
 
 @pytest.fixture(scope="module")
 def launch(authority, tmp_path_factory) -> Launch:
-    """Of the engine nothing is needed but its answers, and of a model its tokenizer."""
+    """A launch with the fake engine and, in place of a model, a folder that holds only a tokenizer."""
     folder = tmp_path_factory.mktemp("model")
     tiny_tokenizer()._template.save_pretrained(folder)
     tls = authority.issue("server")

@@ -28,9 +28,11 @@ from gateway.serve.launch import Launch, StartError, share_of
 PROCESSES = 3
 LEASE_SECONDS = 2.0
 LEASE_ENDS_WITHIN = 25.0
-"""Seconds: a lease's term and time for a busy machine, and still less than the 30 that nobody would have to ask for."""
+"""Seconds until the leases of a killed process must have ended. It allows for a busy machine, and is still less than
+the default term of 30 seconds."""
 LIMITED = Tenant("limited", limits=Limits(tokens_per_day=1000))
-"""By the day: what is used of a minute's tokens comes back while a slow machine is still sending requests."""
+"""A tenant with a limit for the day. Tokens of a limit for the minute would come back while a slow machine still sends
+requests."""
 TENANTS = (Tenant("acme"), Tenant("changed"), Tenant("killed"), LIMITED)
 ENDLESS = 100_000
 """Tokens of a request that runs whatever a test does first."""
@@ -73,7 +75,7 @@ def client(fleet, tenant="acme", **options):
 
 
 def completion(tokens, **fields):
-    """For exactly so many: one that ended sooner would give back what the next may have."""
+    """Return a request for exactly `tokens` tokens. If it ended sooner, its unused tokens would be refunded."""
     body = {"model": "smollm2-135m-instruct", "prompt": list(range(1, 101)), "max_tokens": tokens, "ignore_eos": True}
     return body | fields
 
@@ -187,7 +189,7 @@ async def test_killing_one_loses_only_its_own_requests(fleet):
 
 
 def ports_at(pid):
-    """Of clients with connections to a process."""
+    """Return the ports of the clients that are connected to a process."""
     return {link.raddr.port for link in psutil.Process(pid).net_connections() if link.status == psutil.CONN_ESTABLISHED}
 
 

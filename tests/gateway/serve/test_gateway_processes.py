@@ -29,7 +29,7 @@ class Gateway:
     url: str
 
     def kill(self) -> None:
-        """As kill -9 does."""
+        """Kill the process with SIGKILL and wait for its end."""
         self.process.kill()
         self.process.join()
 
@@ -71,7 +71,7 @@ def start(server, tmp_path) -> Iterator[Start]:
 
 
 async def ask(client: httpx.AsyncClient, gateway: Gateway, key: str = "sk-acme", tokens: int = 8) -> httpx.Response:
-    """For so many tokens, prompt included."""
+    """Request a completion of `tokens` tokens, including the prompt."""
     body = {"model": BASE, "prompt": "hello", "max_tokens": tokens - 5}
     headers = {"authorization": f"Bearer {key}"}
     return await client.post(f"{gateway.url}/v1/completions", json=body, headers=headers)
@@ -110,7 +110,7 @@ async def test_a_killed_gateways_slots_are_free_within_their_term_and_no_others(
     async with httpx.AsyncClient(timeout=60) as client:
 
         async def hold(gateway: Gateway) -> None:
-            """Again, where a visitor was inside at that moment."""
+            """Start an endless request. Try again if the visitor's request holds the slot at that moment."""
             while (await ask(client, gateway)).status_code == 429:
                 await asyncio.sleep(0.02)
 

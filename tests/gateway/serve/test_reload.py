@@ -17,7 +17,7 @@ SLOWER = Config(lanes=LanesConfig(InteractiveLane(ttft_s=2.0)))
 
 
 class Taken:
-    """Whoever takes a configuration up, and a console."""
+    """Stands in for a running gateway: it records the configurations that it gets, and has a console to print on."""
 
     def __init__(self, failed=None):
         self.configs, self.failed, self.text = [], failed or {}, io.StringIO()

@@ -92,14 +92,14 @@ def model(tmp_path_factory) -> Path:
 
 
 def command_lines(pid: int) -> str:
-    """Of a process and everything it has started."""
+    """Return the command lines of a process and of all its descendants."""
     found = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return "\n".join([found, *(command_lines(int(child)) for child in children)])
 
 
 def environments_of(module: str, pid: int) -> str:
-    """Of what a process has started that runs a module."""
+    """Return the environment of the one descendant of a process that runs the module."""
     [found] = [
         child
         for child in psutil.Process(pid).children(recursive=True)

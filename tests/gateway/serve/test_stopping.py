@@ -39,7 +39,7 @@ async def gateway_app(tmp_path) -> GatewayApp:
 
 
 class Ended(BaseException):
-    """In place of the end of this process."""
+    """Raised in place of ending this process."""
 
 
 @pytest.fixture

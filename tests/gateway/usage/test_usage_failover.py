@@ -62,7 +62,7 @@ async def make(client):
 
 
 async def counted(client: Redis) -> dict[str, Counts]:
-    """By adapter, today."""
+    """Return what is counted today, by adapter."""
     books = RedisUsageBooks(client)
     rows = [row async for page in books.rows("acme", today(), today()) for row in page]
     return {row.name.adapter: row.counts for row in rows}

@@ -52,7 +52,7 @@ interleavings = st.lists(
 
 @dataclass
 class Work:
-    """A request, whether somebody still knows of it or not."""
+    """A request and what was counted for it, also after its gateway or Redis has forgotten it."""
 
     gateway: int = 0
     used: Counts = NOTHING
@@ -67,7 +67,7 @@ def minus(counts: Counts) -> Counts:
 
 
 class UsageModel:
-    """Two gateways, what they did, and what must therefore be in the books."""
+    """Two gateways' limiters over one Redis, and the usage that must be in it after all that they did."""
 
     def __init__(self, client: Redis) -> None:
         self.client = client
@@ -149,7 +149,7 @@ class UsageModel:
         self.ended.append(work)
 
     async def again(self, index: int) -> None:
-        """Whoever settles, refunds or renews once more counts nothing more."""
+        """Settle, refund and renew a request that has ended. None of it may count again."""
         if index < len(self.ended):
             work = self.ended[index]
             limiter = self.limiters[work.gateway]

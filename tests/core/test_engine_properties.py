@@ -41,6 +41,8 @@ from tests.core.memory import (
     tokens_of,
 )
 
+pytestmark = pytest.mark.slow
+
 
 class CoreMachine(RuleBasedStateMachine):
     @initialize(config=configs, overlaps=st.booleans())

@@ -94,6 +94,7 @@ def test_a_flood_that_grows_takes_no_pages_back(out, prompt, answer, prefix_cach
     assert violations(stepped.state) == []
 
 
+@pytest.mark.slow
 def test_a_request_larger_than_its_share_ends_and_does_not_take_for_ever():
     stepped = SteppedEngine(max_seqs=32, num_pages=100, max_model_len=1100)
     stepped.learn()

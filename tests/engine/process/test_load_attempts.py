@@ -97,6 +97,7 @@ def test_a_suspect_is_loaded_alone(tmp_path):
     assert order == ["other", "suspect", "other"]
 
 
+@pytest.mark.slow
 async def test_an_engine_is_ready_in_spite_of_an_adapter_that_kills_it(tmp_path, monkeypatch):
     monkeypatch.setattr(supervisor, "FIRST_BACKOFF_SECONDS", 0.01)
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))

@@ -19,6 +19,8 @@ from engine.rpc.stream import EngineUnavailable
 from engine.server import local_address
 from gateway.serve.supervisor import SPINS, EngineSupervisor
 
+pytestmark = pytest.mark.slow
+
 LONG = 100_000
 """Tokens of a request that is still running whatever a test does first."""
 

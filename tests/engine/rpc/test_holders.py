@@ -10,6 +10,8 @@ from engine.rpc.adapter_refs import Holders
 from engine.rpc.client import EngineClient
 from gateway.serve.supervisor import EngineSupervisor
 
+pytestmark = pytest.mark.slow
+
 
 def test_only_the_last_to_let_go_tells_the_engine():
     holders = Holders()

@@ -15,6 +15,8 @@ from engine.rpc.client import EngineClient, LaneRejected
 from engine.rpc.stream import EngineUnavailable
 from gateway.serve.supervisor import EngineSupervisor
 
+pytestmark = pytest.mark.slow
+
 LONG = 100_000
 
 

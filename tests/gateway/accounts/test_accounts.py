@@ -197,6 +197,7 @@ async def test_a_deleted_tenant_does_not_come_back_with_the_next_start(make):
     assert refused(restarted, "sk-from-the-configuration")
 
 
+@pytest.mark.slow
 async def test_a_start_without_redis_serves_what_is_configured(tmp_path):
     server = PatientValkey(port=0, data_dir=tmp_path, unix_socket_path=tmp_path / "v.sock")
     async with Redis(unix_socket_path=str(tmp_path / "v.sock")) as client:

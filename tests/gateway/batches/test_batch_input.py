@@ -89,6 +89,7 @@ def test_an_empty_file(text):
     assert only_error(text) == ("empty_file", None, None)
 
 
+@pytest.mark.slow
 def test_a_bad_line_far_down_is_named_by_its_number():
     good = [line(str(number)) for number in range(1, 50_001)]
     good[49_998] = line("49999", url=COMPLETION)

@@ -24,6 +24,8 @@ from engine.sim.workload import RequestMaker
 from gateway.batches.eta import pace_of
 from gateway.core.eta import OpenJob, Pace, eta_seconds
 
+pytestmark = pytest.mark.slow
+
 COST = (0.010, 0.001, 0.0005, 1e-7, 1e-7, 0.001, 1e-6, 0.0001)
 """A step takes 10 ms, a token of a prompt 1 ms, a generated one 0.5 ms."""
 AT_ONCE = 12

@@ -14,6 +14,8 @@ from gateway.bench.drive import drive
 from gateway.bench.plan import Item
 from gateway.serve.process import run_loop
 
+pytestmark = pytest.mark.slow
+
 PROMPT = (5, 6, 7)
 
 

@@ -17,6 +17,8 @@ from gateway.core.tenants import Tenant
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.local import LocalLimiter
 
+pytestmark = pytest.mark.slow
+
 NOON = DAY // 2
 FIELDS = {
     "requests_per_minute": "requests",

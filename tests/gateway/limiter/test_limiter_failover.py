@@ -24,6 +24,8 @@ from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
 from gateway.redis.client import Breaker, StoreError
 
+pytestmark = pytest.mark.slow
+
 ACME = Tenant("acme", limits=Limits(tokens_per_minute=1000))
 FAILURES = 2
 

@@ -278,6 +278,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_without_traces_nothing_of_them_is_imported():
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", WITHOUT, stdout=subprocess.PIPE)
     out, _ = await process.communicate()

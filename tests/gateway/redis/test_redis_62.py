@@ -24,6 +24,8 @@ from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.redis import RedisLimiter
 from tests.gateway.limiter.test_limiter_ledger import ANY_SPEED, interleavings, leases, replay
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory) -> Iterator[str]:

@@ -14,6 +14,8 @@ from certificates import Authority
 from gateway.redis.pipeline import Line
 from gateway.redis.server import connect
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory) -> Authority:

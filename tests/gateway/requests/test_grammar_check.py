@@ -18,6 +18,8 @@ from engine.grammar_check.pool import GrammarPool
 from engine.grammar_check.turns import QueueFull, TenantTurns
 from engine.grammar_check.verdicts import DEATH_SECONDS, Verdicts
 
+pytestmark = pytest.mark.slow
+
 CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 HEAVY = {"allOf": [{"type": "string", "pattern": f"^.*a.*{i}$"} for i in range(200)]}
 CHAIN = "start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(3000)) + '\na3000: "x"'

@@ -85,6 +85,7 @@ async def until(condition):
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 async def test_a_stopped_engine_process_is_noticed_and_said(tmp_path, monkeypatch):
     monkeypatch.setattr(heartbeat, "HANG_SECONDS", 1.0)
     monkeypatch.setattr(heartbeat, "ASK_SECONDS", 0.05)

@@ -16,6 +16,8 @@ from gateway.requests.resumption import MOST_MOVES, ResumingStream
 from gateway.serve.supervisor import EngineSupervisor
 from tests.engine.poisonous_engine import CRASH, FATAL_TOKENS, HANG
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = ("tests.engine.poisonous_engine", "--fake")
 LENGTH = 200
 """Tokens of an answer: about a second."""

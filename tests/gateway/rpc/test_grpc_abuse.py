@@ -98,6 +98,7 @@ async def test_noise_on_the_port_leaves_it_working(grpc_app):
     await grpc_app.generation.Generate(ask(), metadata=as_key())
 
 
+@pytest.mark.slow
 async def test_who_never_reads_is_cut_off_and_settled(grpc_app, monkeypatch):
     monkeypatch.setattr(Call, "write_seconds", 0.3)
     gateway_app = grpc_app.gateway_app

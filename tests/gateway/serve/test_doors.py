@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[3]
 KEY, ADMIN_KEY = "sk-acme-0123456789", "sk-admin-0123456789"
 COMPLETION = {"model": "served", "prompt": [5, 6, 7], "max_tokens": 2}
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest.fixture(scope="module")

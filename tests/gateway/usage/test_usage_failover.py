@@ -23,6 +23,8 @@ from gateway.limiter.usage_spool import MAX_SPOOLED, UsageSpool, UsageTerms
 from gateway.observe.process_metrics import UsageMetrics
 from gateway.usage.books import RedisUsageBooks
 
+pytestmark = pytest.mark.slow
+
 USED = Counts(1, 100, 20, 30, 4000)
 
 

@@ -19,9 +19,9 @@ else
 PACKAGE := .[gpu]
 endif
 
-.PHONY: help setup setup-dev serve test lint format bench bench-adapters bench-many-adapters bench-lanes bench-batches
-.PHONY: bench-batch-job bench-gateway bench-limits bench-hostile bench-neighbours bench-restarts bench-start bench-gpu
-.PHONY: bench-planning
+.PHONY: help setup setup-dev serve test test-fast lint format bench bench-adapters bench-many-adapters bench-lanes
+.PHONY: bench-batches bench-batch-job bench-gateway bench-limits bench-hostile bench-neighbours bench-restarts bench-start
+.PHONY: bench-gpu bench-planning
 .PHONY: screenshots chaos soak proto audit wheel-check clean-data clean
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -55,6 +55,9 @@ serve: setup  ## Serve the demo: HTTP 8000, gRPC 50051 (ARGS="--http-port 9000" 
 
 test: setup-dev  ## Run all tests (ARGS="-k limiter" passes arguments on)
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
+
+test-fast: setup-dev  ## Run the tests that need no model, server or compiler, in about a minute
+	$(BIN)/python -m pytest -m "not slow" -n logical --maxprocesses 4 --dist loadfile $(ARGS)
 
 lint: setup-dev  ## Style, types, layering and prose
 	$(BIN)/ruff check .

@@ -1,4 +1,25 @@
-"""What several test folders share: the embedded model, prepared once a machine."""
+"""What all test folders share: the order of tests, the `slow` marker, and the embedded model, prepared once a machine.
+
+Folders follow the rooms of the code: tests/gateway/limiter tests gateway/limiter. Shared fixtures, by the conftest.py
+that defines them:
+
+tests              `data_dir` (kept between runs), `smollm2` (the folder of the embedded model), `packed_linears`
+                   (skips a test where the processor lacks AVX512-BF16)
+tests/gateway      `valkey_server` (a real Valkey for the session), `valkey` (a client of it, emptied first), `browser`
+                   (Chromium), `console` (a page of the console in it), `cluster_ports` (a Redis cluster of three nodes)
+tests/e2e          `demo` (the demo's configuration), `server` (all of the demo: gateway, engine, model and Valkey),
+                   `models` (the names it serves), `client_of` and `client` (OpenAI clients of it)
+tests/e2e/behaviour
+                   `kind` (each installed client library), `setup` (such a client and a gateway with fakes)
+tests/model        `tiny_llama` (the folder of a small random model)
+tests/sim          `device` (costs in round numbers), `make_setup` (a simulated engine on it)
+tests/chaos        `audited` (a deployment of real processes, and the auditor that checks it)
+
+Helper modules beside these files make what test files define as fixtures of their own: `gateway_app` is a gateway with
+a fake engine and limiter (gateway/fakes.py), `grpc_app` or `api` the same behind a gRPC server (gateway/grpc_app.py),
+`cluster` several gateways that work on batches over one Valkey (gateway/batch_cluster.py), and `stepped` an engine that
+a test steps by hand (core/virtual.py).
+"""
 
 import os
 
@@ -17,8 +38,9 @@ from xdist.scheduler import LoadFileScheduling
 
 from engine.model.prepare import prepare_model
 
+TESTS = Path(__file__).parent
 SERVERS = ("tests/e2e/", "tests/chaos/")
-"""Where tests start whole servers, with patience for one at a time."""
+"""Folders whose tests start whole servers, of which only one may run at a time."""
 LONGEST = (
     *SERVERS,
     "tests/model/test_parity.py",
@@ -27,40 +49,58 @@ LONGEST = (
     "tests/fuzz/",
     "tests/core/test_fair_share.py",
 )
-"""Begun first, so that no process is left alone with one of them at the end. They take a minute or more each."""
+"""Files and folders that take a minute or more each. They run first, so that at the end no process is left with one."""
+SLOW_FOLDERS = frozenset(("benchmarks", "chaos", "e2e", "fuzz", "kernels", "model"))
+"""Folders of `tests` whose tests are all slow: they load models, compile kernels or start whole servers."""
+SLOW_FIXTURES = frozenset(("smollm2", "valkey_server", "browser", "cluster_ports"))
+"""Fixtures that make a test slow, because they convert a model or start a server or a browser."""
+QUICK_ONLY = "not slow"
+"""The marker expression (`-m`) of `make test-fast`, for which folders of slow tests are not even imported."""
 
 
 class OneServer(LoadFileScheduling):
-    """What runs side by side: one file beside another, but never two servers."""
+    """Runs test files in parallel, but all tests of SERVERS one after the other in one process."""
 
     def _split_scope(self, nodeid: str) -> str:
         return "servers" if nodeid.startswith(SERVERS) else str(super()._split_scope(nodeid))
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    is_left_out = collection_path.parent == TESTS and collection_path.name in SLOW_FOLDERS
+    return True if is_left_out and config.option.markexpr == QUICK_ONLY else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest drops what `-m` leaves out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+    for item in items:
+        folder = item.path.relative_to(TESTS).parts[0]
+        if folder in SLOW_FOLDERS or not SLOW_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker("slow")
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneServer:
-    config.option.loadscopereorder = False  # it would begin files of many tests first, which are the quickest
+    config.option.loadscopereorder = (
+        False  # xdist would run the files with the most tests first, which are the quickest
+    )
     return OneServer(config, log)
 
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """Kept between runs, so that the model is converted once."""
+    """Return the folder of converted models, which is kept between runs."""
     return Path(os.environ.get("LORALANE_TEST_DATA", Path.home() / ".cache" / "loralane-test"))
 
 
 @pytest.fixture(scope="session")
 def smollm2(data_dir) -> Path:
-    """SmolLM2-135M-Instruct as bf16 safetensors with its tokenizer."""
+    """Return the folder of SmolLM2-135M-Instruct as bf16 safetensors with its tokenizer."""
     return prepare_model("embedded", data_dir, Console(stderr=True))
 
 
 @pytest.fixture
 def packed_linears():
-    """For tests of linears in bf16 that are kernels of ours, which need a processor with the instruction."""
+    """Skip a test of our own bf16 linear kernels where the processor lacks AVX512-BF16, which they need."""
     import torch
 
     from lora_kernels.cpu.numba_gemm import can_pack

@@ -1,4 +1,4 @@
-"""Whom a plant consists of while nothing happens: processes, their descriptors and their tasks."""
+"""What an idle deployment consists of: its processes, their descriptors and their tasks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pathlib import Path
 import psutil
 
 from engine.grammar_check.pool import WORKERS
+from tests.chaos.deployment import Deployment, Role
 from tests.chaos.patience import Late, until
-from tests.chaos.plant import Plant, Role
 
 MAX_REDIS_CONNECTIONS = 40
-"""Of one gateway: its pool keeps those it has needed at once, and there are lines beside it."""
+"""Most connections of one gateway to Redis: those that its pool keeps, and its pipelined lines."""
 
 SETTLE_SECONDS = 5.0
 
 
 @dataclass
 class Quiet:
-    """One process, as it is when nobody asks anything of it."""
+    """The descriptors and tasks of one idle process."""
 
     descriptors: Counter[str]
     """What they are, but for connections to Redis."""
@@ -33,14 +33,14 @@ class Quiet:
 
 
 class Census:
-    """Knows each process from the first quiet moment it was met in."""
+    """Compares every process with what it had when it was first seen idle."""
 
-    def __init__(self, plant: Plant) -> None:
-        self._plant = plant
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
         self._known: dict[int, Quiet] = {}
 
     async def complaints(self) -> list[str]:
-        """What is more than it was, or than there should be, after a while in which it may still go."""
+        """Return what has grown, or is more than there should be, after a while in which it may still go away."""
         wrong: list[str] = []
 
         async def is_as_before() -> bool:
@@ -52,12 +52,12 @@ class Census:
         return wrong
 
     async def _look(self) -> list[str]:
-        found = self._plant.processes()
-        wanted: dict[Role, int] = {"house": 1, "engine": 1, "store": 1, "gateway": 0, "other": 0}
-        if self._plant.kind.gateways > 1:
-            wanted["gateway"] = self._plant.kind.gateways
+        found = self._deployment.processes()
+        wanted: dict[Role, int] = {"server": 1, "engine": 1, "store": 1, "gateway": 0, "other": 0}
+        if self._deployment.kind.gateways > 1:
+            wanted["gateway"] = self._deployment.kind.gateways
         wrong = [f"{len(found[role])} processes of kind {role}" for role in wanted if len(found[role]) != wanted[role]]
-        watched: tuple[Role, ...] = ("house", "gateway", "engine")
+        watched: tuple[Role, ...] = ("server", "gateway", "engine")
         looks = [self._look_at(role, process) for role in watched for process in found[role]]
         return wrong + [text for texts in await asyncio.gather(*looks) for text in texts]
 
@@ -69,9 +69,9 @@ class Census:
 
     async def _compare(self, role: Role, process: psutil.Process) -> list[str]:
         links = process.net_connections("tcp")
-        redis = [link for link in links if link.raddr and link.raddr.port == self._plant.redis_port]
+        redis = [link for link in links if link.raddr and link.raddr.port == self._deployment.redis_port]
         now = Quiet(_descriptors(process) - Counter(socket=len(redis)), await self._tasks(process))
-        serves = role == ("gateway" if self._plant.kind.gateways > 1 else "house")
+        serves = role == ("gateway" if self._deployment.kind.gateways > 1 else "server")
         is_complete = not serves or _grammar_workers(process) >= WORKERS
         then = self._known.setdefault(process.pid, now) if is_complete else now
         who = f"{role} {process.pid}"
@@ -86,7 +86,7 @@ class Census:
         return wrong
 
     async def _tasks(self, process: psutil.Process) -> Counter[str]:
-        told = self._plant.folder / f"tasks-{process.pid}"
+        told = self._deployment.folder / f"tasks-{process.pid}"
         told.unlink(missing_ok=True)
         process.send_signal(signal.SIGUSR1)
 
@@ -98,7 +98,7 @@ class Census:
 
 
 def _descriptors(process: psutil.Process) -> Counter[str]:
-    """By what they are: socket, pipe, eventpoll, or a file."""
+    """Count descriptors by kind: socket, pipe, eventpoll, or a file."""
     kinds: Counter[str] = Counter()
     for link in Path(f"/proc/{process.pid}/fd").iterdir():
         with suppress(OSError):

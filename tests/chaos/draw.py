@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
-from tests.chaos.faults import Fault, Harm, KillEngine, KillGateway, KillHouse, KillStore, Together, catalogue
+from tests.chaos.faults import Fault, Harm, KillEngine, KillGateway, KillServer, KillStore, Together, catalogue
 
 
 def faults_of(random: Random, number: int, only: str = "") -> Iterator[Fault]:
-    """Each of one to three kinds at once. `only`: a part of their names."""
+    """Yield `number` faults, each of one to three kinds at once, whose names contain `only`."""
     while number:
         fault = _drawn(random, only)
         if _is_possible(fault):
@@ -18,15 +18,15 @@ def faults_of(random: Random, number: int, only: str = "") -> Iterator[Fault]:
 
 
 def kills_of(random: Random, number: int) -> Iterator[Fault]:
-    """Of a gateway, all gateways, the engine, Valkey: in turn, and every fifth time together."""
+    """Yield kills of a gateway, the server, the engine or Valkey. Every fifth one combines several of them."""
     for count in range(number):
-        victims: list[Fault] = [KillGateway(), KillEngine(), KillStore(), KillHouse()]
+        victims: list[Fault] = [KillGateway(), KillEngine(), KillStore(), KillServer()]
         random.shuffle(victims)
         yield Together(victims[: random.randint(2, 4)]) if count % 5 == 4 else victims[0]
 
 
 def lasting_faults_of(random: Random, number: int) -> Iterator[Fault]:
-    """Of every kind but those after which Redis knows nothing of a job."""
+    """Yield random faults of every kind, except those after which Redis knows nothing of a job."""
     known = [fault for fault in catalogue() if Harm.BOOKS not in fault.harm]
     for _ in range(number):
         yield random.choice(known)
@@ -43,5 +43,5 @@ def _drawn(random: Random, only: str) -> Fault:
 
 
 def _is_possible(fault: Fault) -> bool:
-    """Two faults of the store undo each other."""
+    """Return whether the faults can be combined: two faults of the store would undo each other."""
     return sum(each.strikes_store for each in getattr(fault, "faults", ())) < 2

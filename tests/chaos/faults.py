@@ -12,8 +12,8 @@ from random import Random
 
 import psutil
 
+from tests.chaos.deployment import Deployment, Role
 from tests.chaos.load import Load
-from tests.chaos.plant import Plant, Role
 
 
 class Harm(Flag):
@@ -21,7 +21,7 @@ class Harm(Flag):
 
     NONE = 0
     CONNECTIONS = auto()
-    """Of callers: their gateway is gone."""
+    """Callers' connections, because their gateway is gone."""
     BOOKS = auto()
     """All that Redis knew."""
     AWAY = auto()
@@ -32,24 +32,24 @@ class Harm(Flag):
 
 @dataclass
 class Scene:
-    """Where a fault strikes."""
+    """What a fault acts on: the deployment, its load and a source of randomness."""
 
-    plant: Plant
+    deployment: Deployment
     load: Load
     random: Random
 
 
 class Fault:
-    """Base of all. `end` leaves everything as it was, but for what the system has to mend by itself."""
+    """A fault, which lasts from `begin` to `end`. After `end` the system must recover by itself."""
 
     harm = Harm.NONE
     strikes_store = False
 
     async def begin(self, scene: Scene) -> None:
-        """Some only end."""
+        """Start the fault."""
 
     async def end(self, scene: Scene) -> None:
-        """Most have nothing to undo."""
+        """Undo the fault, if there is anything to undo."""
 
     def __str__(self) -> str:
         return type(self).__name__
@@ -60,73 +60,73 @@ class Calm(Fault):
 
 
 class KillGateway(Fault):
-    """One of several; with one alone, all that a user has started."""
+    """Kill one gateway of several. If there is only one, kill the server."""
 
     harm = Harm.CONNECTIONS
 
     async def begin(self, scene: Scene) -> None:
-        gateways = scene.plant.gateways()
-        if gateways and scene.plant.kind.gateways > 1:
+        gateways = scene.deployment.gateways()
+        if gateways and scene.deployment.kind.gateways > 1:
             _signal([scene.random.choice(gateways)], signal.SIGKILL)
         else:
-            scene.plant.kill_house()
+            scene.deployment.kill_server()
 
 
-class KillHouse(Fault):
-    """The process that a user has started; with it ends all that it has started."""
+class KillServer(Fault):
+    """Kill the process that a user has started. All processes that it has started end with it."""
 
     harm = Harm.CONNECTIONS
 
     async def begin(self, scene: Scene) -> None:
-        scene.plant.kill_house()
+        scene.deployment.kill_server()
 
 
 class KillEngine(Fault):
     async def begin(self, scene: Scene) -> None:
-        _signal(scene.plant.processes()["engine"], signal.SIGKILL)
+        _signal(scene.deployment.processes()["engine"], signal.SIGKILL)
 
 
 class EngineOutOfMemory(Fault):
-    """In the middle of a step. One that is never reached strikes nobody."""
+    """Let the engine run out of memory in the middle of its next step. Without another step nothing happens."""
 
     async def begin(self, scene: Scene) -> None:
-        scene.plant.out_of_memory.touch()
+        scene.deployment.out_of_memory.touch()
 
     async def end(self, scene: Scene) -> None:
-        scene.plant.out_of_memory.unlink(missing_ok=True)
+        scene.deployment.out_of_memory.unlink(missing_ok=True)
 
 
 class KillStore(Fault):
-    """And start it again, with all it had on disk."""
+    """Kill Valkey and start it again with the data that it had on disk."""
 
     harm = Harm.AWAY
     strikes_store = True
 
     async def begin(self, scene: Scene) -> None:
-        scene.plant.store.kill()
+        scene.deployment.store.kill()
 
     async def end(self, scene: Scene) -> None:
-        await scene.plant.store.start()
+        await scene.deployment.store.start()
 
 
 class LoseStore(KillStore):
-    """It comes back without its disk."""
+    """Kill Valkey and start it again without its data."""
 
     harm = Harm.AWAY | Harm.BOOKS
 
     async def end(self, scene: Scene) -> None:
-        scene.plant.store.forget()
+        scene.deployment.store.forget()
         await super().end(scene)
 
 
 class WipeStore(Fault):
-    """FLUSHALL, under the hands of everybody."""
+    """Delete all keys with FLUSHALL while gateways use them."""
 
     harm = Harm.BOOKS
     strikes_store = True
 
     async def begin(self, scene: Scene) -> None:
-        await scene.plant.store.wipe()
+        await scene.deployment.store.wipe()
 
 
 class FillStoreDisk(Fault):
@@ -134,22 +134,22 @@ class FillStoreDisk(Fault):
     strikes_store = True
 
     async def begin(self, scene: Scene) -> None:
-        await scene.plant.store.fill_disk()
+        await scene.deployment.store.fill_disk()
 
     async def end(self, scene: Scene) -> None:
-        await scene.plant.store.free_disk()
+        await scene.deployment.store.free_disk()
 
 
 class FillDisk(Fault):
-    """No file of gateways and engine grows any more; nor of those that take their place."""
+    """Let no file of the gateways and the engine grow any more, nor of processes that replace them."""
 
     harm = Harm.LOG
 
     async def begin(self, scene: Scene) -> None:
-        _limit_files(scene.plant, 0)
+        _limit_files(scene.deployment, 0)
 
     async def end(self, scene: Scene) -> None:
-        _limit_files(scene.plant, psutil.RLIM_INFINITY)
+        _limit_files(scene.deployment, psutil.RLIM_INFINITY)
 
 
 @dataclass
@@ -168,7 +168,7 @@ class Pause(Fault):
         return Harm.AWAY if self.strikes_store else Harm.NONE
 
     async def begin(self, scene: Scene) -> None:
-        found = scene.plant.gateways() if self.role == "gateway" else scene.plant.processes()[self.role]
+        found = scene.deployment.gateways() if self.role == "gateway" else scene.deployment.processes()[self.role]
         self.stopped = found[:1]
         _signal(self.stopped, signal.SIGSTOP)
 
@@ -192,7 +192,7 @@ class BadLine(Fault):
         return Harm.AWAY if self.line == "redis" else Harm.NONE
 
     async def begin(self, scene: Scene) -> None:
-        line = scene.plant.lines[self.line]
+        line = scene.deployment.lines[self.line]
         line.refusing, line.delay = self.manner == "refusing", 0.08 if self.manner == "slow" else 0.0
         if self.manner == "silent":
             line.hold()
@@ -200,7 +200,7 @@ class BadLine(Fault):
             line.cut()
 
     async def end(self, scene: Scene) -> None:
-        line = scene.plant.lines[self.line]
+        line = scene.deployment.lines[self.line]
         line.refusing, line.delay = False, 0.0
         line.resume()
 
@@ -215,10 +215,10 @@ class WrongClock(Fault):
     seconds: float
 
     async def begin(self, scene: Scene) -> None:
-        scene.plant.clock.write_text(str(self.seconds))
+        scene.deployment.clock.write_text(str(self.seconds))
 
     async def end(self, scene: Scene) -> None:
-        scene.plant.clock.unlink(missing_ok=True)
+        scene.deployment.clock.unlink(missing_ok=True)
 
     def __str__(self) -> str:
         return f"clock{self.seconds:+g}s"
@@ -226,7 +226,7 @@ class WrongClock(Fault):
 
 @dataclass
 class Herd(Fault):
-    """Everybody comes at once."""
+    """Let many more callers send a request at the same moment."""
 
     size: int
     coming: asyncio.Task[None] | None = None
@@ -244,7 +244,7 @@ class Herd(Fault):
 
 @dataclass
 class Together(Fault):
-    """Several, one a moment after the other, with an end in the same order."""
+    """Several faults that begin shortly one after the other, and end in the same order."""
 
     faults: Sequence[Fault]
     apart: float = 0.2
@@ -270,10 +270,10 @@ class Together(Fault):
 
 
 def catalogue() -> list[Fault]:
-    """One of each."""
+    """Return one fault of each kind."""
     return [
         KillGateway(),
-        KillHouse(),
+        KillServer(),
         KillEngine(),
         EngineOutOfMemory(),
         KillStore(),
@@ -295,8 +295,8 @@ def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None
             process.send_signal(number)
 
 
-def _limit_files(plant: Plant, size: int) -> None:
-    found = plant.processes()
-    for process in (*found["house"], *found["gateway"], *found["engine"]):
+def _limit_files(deployment: Deployment, size: int) -> None:
+    found = deployment.processes()
+    for process in (*found["server"], *found["gateway"], *found["engine"]):
         with suppress(psutil.NoSuchProcess):
             process.rlimit(psutil.RLIMIT_FSIZE, (size, psutil.RLIM_INFINITY))

@@ -1,4 +1,4 @@
-"""What must be true when the noise is over. Every check says what is wrong, in words; nothing is right."""
+"""What must be true after a trial. Each check returns descriptions of what is wrong; an empty list means success."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from gateway.core.errors import Fault as ApiFault
 from tests.chaos.census import Census
+from tests.chaos.deployment import Deployment
 from tests.chaos.faults import Harm
 from tests.chaos.load import Outcome
 from tests.chaos.patience import Late, until
-from tests.chaos.plant import Plant
 from tests.chaos.records import (
     Record,
     RequestLog,
@@ -34,7 +34,7 @@ QUIET_SECONDS = LEASE_SECONDS + 10.0
 
 @dataclass
 class Books:
-    """What the ledger should have, carried on from trial to trial."""
+    """Bounds of what the ledger should hold for each tenant, accumulated over the trials."""
 
     least: dict[str, float] = field(default_factory=lambda: dict.fromkeys((caller.name for caller in CALLERS), 0))
     most: dict[str, float] = field(default_factory=lambda: dict.fromkeys((caller.name for caller in CALLERS), 0))
@@ -46,16 +46,16 @@ class Books:
 
 
 class Auditor:
-    """Follows one plant through its trials."""
+    """Checks one deployment before and after each trial."""
 
-    def __init__(self, plant: Plant) -> None:
-        self._plant = plant
-        self._log = RequestLog(plant)
-        self._census = Census(plant)
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self._log = RequestLog(deployment)
+        self._census = Census(deployment)
         self._books = Books()
 
     async def complaints(self, outcomes: Sequence[Outcome], harm: Harm) -> list[str]:
-        """After all callers have gone. Waits for what may take a moment."""
+        """Check everything once all callers have gone, and wait for what may take a moment."""
         wrong = await self._quiet()
         self._log.read_on()
         wrong += [f"{self._log.torn} torn lines in the request log"] if self._log.torn and Harm.LOG not in harm else []
@@ -72,18 +72,18 @@ class Auditor:
 
     async def _quiet(self) -> list[str]:
         async def is_quiet() -> bool:
-            stats = await self._plant.engine_stats()
+            stats = await self._deployment.engine_stats()
             if any(lane.running or lane.waiting for lane in stats.lanes):
                 return False
-            return not await slots_taken(self._plant) and not await undelivered_tokens(self._plant)
+            return not await slots_taken(self._deployment) and not await undelivered_tokens(self._deployment)
 
         try:
             await until(is_quiet, QUIET_SECONDS, "requests, slots and settlements to end")
         except Late as late:
-            stats = await self._plant.engine_stats()
+            stats = await self._deployment.engine_stats()
             lanes = [(lane.running, lane.waiting) for lane in stats.lanes]
-            owed = await undelivered_tokens(self._plant)
-            return [f"{late}: lanes {lanes}, slots {await slots_taken(self._plant)}, undelivered {owed}"]
+            owed = await undelivered_tokens(self._deployment)
+            return [f"{late}: lanes {lanes}, slots {await slots_taken(self._deployment)}, undelivered {owed}"]
         return []
 
     def _judge(self, outcome: Outcome, records: Sequence[Record], harm: Harm) -> list[str]:
@@ -95,12 +95,12 @@ class Auditor:
             wrong.append(f"refused with {outcome.status} {outcome.code}, which no table has")
         if outcome.status == INTERNAL or outcome.code == "internal_error":
             wrong.append("an internal error")
-        if self._plant.kind.fake and outcome.ending == "answered" and outcome.tokens != outcome.ask.expected():
+        if self._deployment.kind.fake and outcome.ending == "answered" and outcome.tokens != outcome.ask.expected():
             wrong.append("another answer than the one it has")
         return wrong + _judge_records(outcome, records, harm)
 
     def _enter(self, outcome: Outcome, records: Sequence[Record], harm: Harm) -> None:
-        """What of this request may be in the ledger, and what must be."""
+        """Add the most and the least that the ledger may hold for this request."""
         name, books = outcome.ask.caller.name, self._books
         if not records:
             books.most[name] += len(outcome.ask.prompt) + outcome.ask.max_tokens
@@ -111,7 +111,7 @@ class Auditor:
         books.least[name] += 0 if Harm.CONNECTIONS | Harm.AWAY in harm else tokens
 
     def _enter_lines(self, harm: Harm) -> None:
-        """Of batches: a line may run twice, and leaves no record where its gateway was killed."""
+        """Add the bounds for batch lines. A line may run twice, and leaves no record if its gateway was killed."""
         books, lines = self._books, [name for name in self._log.records if name.startswith(LINE)]
         for record in (record for name in lines for record in self._log.records.pop(name)):
             books.most[record["tenant"]] += record["actual_tokens"]
@@ -121,7 +121,7 @@ class Auditor:
             books.unsettled = math.inf if Harm.CONNECTIONS in harm else books.unsettled
 
     async def _ledger(self, harm: Harm) -> list[str]:
-        """What is wrong with it still, when settlements have had their time: one that failed is sent again."""
+        """Return what is still wrong with the ledger after the time in which failed settlements are sent again."""
         wrong: list[str] = []
 
         async def is_right() -> bool:
@@ -130,11 +130,11 @@ class Auditor:
 
         with suppress(Late):
             await until(is_right, SETTLE_SECONDS, "settlements to arrive")
-        self._books.begin_anew(await used_tokens(self._plant), await open_leases(self._plant))
+        self._books.begin_anew(await used_tokens(self._deployment), await open_leases(self._deployment))
         return wrong
 
     async def _misbooked(self, harm: Harm) -> list[str]:
-        used, leases, books = await used_tokens(self._plant), await open_leases(self._plant), self._books
+        used, leases, books = await used_tokens(self._deployment), await open_leases(self._deployment), self._books
         wrong = [f"{leases} leases are open, {books.unsettled} may be"] if leases > books.unsettled else []
         if Harm.BOOKS not in harm:
             wrong += [
@@ -145,14 +145,14 @@ class Auditor:
         return wrong
 
     async def _engine(self) -> list[str]:
-        stats = await self._plant.engine_stats()
+        stats = await self._deployment.engine_stats()
         wrong = [f"the engine: {text}" for text in stats.violations]
         wrong += [f"{stats.kv_pages} pages of nobody's"] if stats.kv_pages else []
         return wrong + [f"adapter {each.adapter} is pinned" for each in stats.adapters if each.pinned]
 
 
 def _judge_records(outcome: Outcome, records: Sequence[Record], harm: Harm) -> list[str]:
-    """Exactly one, which says what the caller was told."""
+    """Check that a request has exactly one record, and that it agrees with what the caller was told."""
     if len(records) > 1:
         return [f"{len(records)} records"]
     if not records:

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.chaos.deployment import Deployment
 from tests.chaos.load import Ask, client
 from tests.chaos.patience import Late
-from tests.chaos.plant import Plant
 from tests.chaos.settings import ADAPTERS, FREE, Caller
 
 ENDPOINT = "/v1/completions"
@@ -62,14 +62,14 @@ def _body(ask: Ask) -> dict[str, Any]:
 
 @dataclass
 class Customer:
-    """Whose requests are tried again for as long as the system is down."""
+    """A client that repeats its requests for as long as the system is down."""
 
-    plant: Plant
+    deployment: Deployment
     caller: Caller = FREE
 
     async def submit(self, asks: Sequence[Ask], window: str = "24h") -> dict[str, Any]:
-        """The job."""
-        async with client(self.plant.url) as http:
+        """Upload the input, create the batch and return it."""
+        async with client(self.deployment.url) as http:
             files = {"file": ("job.jsonl", text_of(asks), "application/jsonl")}
             answer = await http.post("/v1/files", headers=self._headers, data={"purpose": "batch"}, files=files)
             fields = {"input_file_id": answer.raise_for_status().json()["id"], "endpoint": ENDPOINT}
@@ -78,11 +78,11 @@ class Customer:
             return answer.raise_for_status().json()
 
     async def ask(self, method: str, path: str) -> httpx.Response:
-        """Raises HTTPStatusError: an answer that no second try would change; Late."""
+        """Send a request until it is answered. Raises HTTPStatusError if no retry would change the answer, or Late."""
         deadline = asyncio.get_running_loop().time() + LONGEST_SECONDS
         while asyncio.get_running_loop().time() < deadline:
             try:
-                async with client(self.plant.url) as http:
+                async with client(self.deployment.url) as http:
                     answer = await http.request(method, path, headers=self._headers, timeout=10.0)
                 if answer.status_code < 500:
                     return answer.raise_for_status()
@@ -98,7 +98,7 @@ class Customer:
         return (await self.ask("POST", f"/v1/batches/{batch_id}/cancel")).json()
 
     async def until_ended(self, batch_id: str) -> dict[str, Any]:
-        """The job in its last state. Raises Late."""
+        """Wait until the batch has ended, and return it. Raises Late."""
         deadline = asyncio.get_running_loop().time() + LONGEST_SECONDS
         while (job := await self.job(batch_id))["status"] not in TERMINAL:
             if asyncio.get_running_loop().time() > deadline:
@@ -107,12 +107,12 @@ class Customer:
         return job
 
     async def touch_files(self) -> None:
-        """Anything that is done about a tenant's files ends its uploads that have run out; this does nothing else."""
+        """Delete a file that does not exist, because any call about a tenant's files cleans up its expired uploads."""
         with pytest.raises(httpx.HTTPStatusError, match="404"):
             await self.ask("DELETE", f"/v1/files/file-{0:024}")
 
     async def lines(self, file_id: str | None) -> list[dict[str, Any]]:
-        """Of an output or error file; none where there is no file."""
+        """Return the lines of an output or error file. There are none if there is no file."""
         if file_id is None:
             return []
         text = (await self.ask("GET", f"/v1/files/{file_id}/content")).text
@@ -125,7 +125,7 @@ class Customer:
 
 @dataclass
 class Result:
-    """What a job has come to."""
+    """The outcome of a job: the batch as the client last saw it, and its answers."""
 
     job: dict[str, Any]
     output: list[dict[str, Any]] = field(default_factory=list)

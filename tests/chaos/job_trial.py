@@ -10,12 +10,12 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
+from tests.chaos.deployment import Deployment
 from tests.chaos.faults import Fault, Harm, Scene
 from tests.chaos.invariants import Auditor
 from tests.chaos.job import TERMINAL, Customer, Result, lines_of
 from tests.chaos.load import Load
 from tests.chaos.patience import Late, until
-from tests.chaos.plant import Plant
 
 STALLED_SECONDS = 8.0
 """Without progress for so long, the next fault comes all the same."""
@@ -67,13 +67,13 @@ class JobVerdict:
 class JobTrial:
     """One job."""
 
-    def __init__(self, plant: Plant, auditor: Auditor, plan: JobPlan) -> None:
-        self._plant = plant
+    def __init__(self, deployment: Deployment, auditor: Auditor, plan: JobPlan) -> None:
+        self._deployment = deployment
         self._auditor = auditor
         self._plan = plan
-        self._customer = Customer(plant)
+        self._customer = Customer(deployment)
         self._random = Random(plan.seed)
-        self._load = Load(plant.url, plan.seed)
+        self._load = Load(deployment.url, plan.seed)
         """Of faults that are traffic themselves."""
         self._struck = 0
 
@@ -83,9 +83,9 @@ class JobTrial:
         job = await self._customer.submit(asks, plan.window)
         await self._strike(job["id"])
         job = await self._customer.until_ended(job["id"])
-        await self._plant.until_ready()
+        await self._deployment.until_ready()
         result = await Result.of(self._customer, job)
-        complaints = result.complaints(asks, [plan.ending], checks_answers=self._plant.kind.fake)
+        complaints = result.complaints(asks, [plan.ending], checks_answers=self._deployment.kind.fake)
         if plan.ending == "completed" and self._struck < len(plan.faults):
             complaints.append(f"it was over after {self._struck} of {len(plan.faults)} faults")
         complaints += await self._leftovers() + await self._auditor.complaints(self._load.outcomes, plan.harm)
@@ -93,7 +93,7 @@ class JobTrial:
 
     async def _strike(self, batch_id: str) -> None:
         faults = self._plan.faults
-        scene = Scene(self._plant, self._load, self._random)
+        scene = Scene(self._deployment, self._load, self._random)
         for number, fault in enumerate(faults):
             if not await self._has_come_to(self._plan.spread * (number + 1) / (len(faults) + 1), batch_id):
                 return
@@ -126,7 +126,7 @@ class JobTrial:
 
         async def is_swept() -> bool:
             await self._customer.touch_files()
-            left[:] = await _keys(self._plant) + _objects(self._plant.folder / "data" / "files")
+            left[:] = await _keys(self._deployment) + _objects(self._deployment.folder / "data" / "files")
             return not left
 
         with suppress(Late):
@@ -134,8 +134,8 @@ class JobTrial:
         return [f"left behind: {name}" for name in left]
 
 
-async def _keys(plant: Plant) -> list[str]:
-    async with plant.store.client() as redis:
+async def _keys(deployment: Deployment) -> list[str]:
+    async with deployment.store.client() as redis:
         found = [key.decode() for kind in KINDS async for key in _matching(redis, f"loralane:{kind}:*")]
         return found + [
             f"in the index: {entry}" for entry in await redis.zrange("loralane:batchindex:{batches}", 0, -1)

@@ -30,7 +30,7 @@ in PATIENCE_SECONDS."""
 
 @dataclass(frozen=True)
 class Ask:
-    """A request as its caller means it."""
+    """A request, and how its caller will behave."""
 
     id: str
     caller: Caller
@@ -48,7 +48,7 @@ class Ask:
         return fields | ({"stream": True, "stream_options": {"include_usage": True}} if self.stream else {})
 
     def expected(self) -> list[int]:
-        """What the fake executor answers, whatever happens around it."""
+        """Return the tokens that the fake executor generates for this request."""
         adapter = blake2b(self.adapter.encode(), digest_size=16).hexdigest() if self.adapter else None
         tokens = list(self.prompt)
         for _ in range(self.max_tokens):
@@ -58,7 +58,7 @@ class Ask:
 
 @dataclass
 class Outcome:
-    """What a caller saw. Times are the event loop's."""
+    """What a caller saw of a request. Times are on the event loop's clock."""
 
     ask: Ask
     began: float
@@ -75,10 +75,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Mix:
-    """What traffic is made of."""
+    """The composition of the traffic."""
 
     callers: int = 12
-    """That ask at once, each again and again."""
+    """Number of callers that send requests concurrently, each one after the other."""
     pause: float = 0.05
     """Seconds between two requests of a caller, on average."""
     longest: int = 60
@@ -88,7 +88,7 @@ class Mix:
 
 
 class Load:
-    """Traffic in the background. The same seed asks the same; when, and what comes of it, is the machine's."""
+    """Traffic in the background. A seed determines the requests, but not when they are sent or how they end."""
 
     def __init__(self, url: str, seed: int, mix: Mix | None = None) -> None:
         self.outcomes: list[Outcome] = []
@@ -102,12 +102,12 @@ class Load:
         self._tasks = [asyncio.create_task(self._call(number)) for number in range(self._mix.callers)]
 
     async def stop(self) -> None:
-        """Lets what is under way end."""
+        """Send no more requests, and wait for those under way."""
         self._stopping = True
         await asyncio.gather(*self._tasks)
 
     async def herd(self, size: int) -> None:
-        """So many more callers, all at the same moment, each once."""
+        """Send `size` more requests at the same moment."""
         before = len(self.outcomes)
         asks = [self._ask(Random(f"{self._seed}/herd/{number}"), f"h{before}-{number}") for number in range(size)]
         async with client(self._url) as http:

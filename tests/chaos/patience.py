@@ -1,4 +1,4 @@
-"""Waiting for what is bound to come true."""
+"""Waiting for a condition."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ LOOK_SECONDS = 0.05
 
 
 class Late(AssertionError):
-    """It did not come true in time."""
+    """A condition was not met in time."""
 
 
 async def until(condition: Callable[[], Awaitable[object]], seconds: float, what: str) -> float:
-    """Returns how many seconds it took. Raises Late."""
+    """Wait until a condition is met, and return the seconds that it took. Raises Late."""
     now = asyncio.get_running_loop().time
     began = now()
     while not await condition():

@@ -17,7 +17,7 @@ class Proxy:
 
     def __init__(self, target: Path) -> None:
         self.refusing = False
-        """Whoever connects is hung up on."""
+        """True if new connections are closed at once."""
         self.delay = 0.0
         """Seconds that every piece is kept, each way."""
         self._target = target
@@ -36,14 +36,14 @@ class Proxy:
         self._server = await asyncio.start_unix_server(self._begin, path)
 
     def hold(self) -> None:
-        """From now on nothing arrives, and nobody is told: a cable is out."""
+        """Pass nothing on from now on, and keep the connections open, as when a cable is out."""
         self._flowing.clear()
 
     def resume(self) -> None:
         self._flowing.set()
 
     def cut(self) -> None:
-        """Ends every connection there is, without a goodbye."""
+        """Abort every connection."""
         for writer in tuple(self._writers):
             _reset(writer)
 

@@ -1,4 +1,4 @@
-"""What a plant has written down: its request log, the ledger in Redis, the engine's own account."""
+"""What a deployment has written down: its request log, the ledger in Redis, and the engine's statistics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from typing import Any
 
-from tests.chaos.plant import LOOKS, Plant
+from tests.chaos.deployment import LOOKS, Deployment
 from tests.chaos.settings import CALLERS
 
 Record = dict[str, Any]
@@ -14,17 +14,17 @@ Record = dict[str, Any]
 
 
 class RequestLog:
-    """Lines by the id their caller gave."""
+    """The records of the request log, by the id that the caller gave."""
 
-    def __init__(self, plant: Plant) -> None:
-        self._path = plant.request_log
+    def __init__(self, deployment: Deployment) -> None:
+        self._path = deployment.request_log
         self._position = 0
         self.records: dict[str, list[Record]] = defaultdict(list)
         self.torn = 0
-        """Lines that are none."""
+        """Number of lines that are no JSON."""
 
     def read_on(self) -> None:
-        """What has come since."""
+        """Read what was logged since the last call."""
         with self._path.open("rb") as log:
             log.seek(self._position)
             text = log.read()
@@ -44,34 +44,34 @@ class RequestLog:
         self.records[record["request_id"]].append(record)
 
 
-async def used_tokens(plant: Plant) -> dict[str, int]:
-    """Of each tenant, in the ledger."""
-    async with plant.admin() as http:
+async def used_tokens(deployment: Deployment) -> dict[str, int]:
+    """Return the tokens that the ledger has for each tenant."""
+    async with deployment.admin() as http:
         answer = await http.get("/admin/v1/usage", params={"group_by": "tenant"})
     lines = answer.raise_for_status().json()["usage"]
     found = {line["tenant"]: line["prompt_tokens"] + line["completion_tokens"] for line in lines}
     return {caller.name: found.get(caller.name, 0) for caller in CALLERS}
 
 
-async def undelivered_tokens(plant: Plant) -> float:
-    """Used, and kept in some gateway until Redis takes them. Each tells its own."""
-    async with plant.admin() as http:
-        texts = [(await http.get("/metrics")).text for _ in range(LOOKS * plant.kind.gateways)]
+async def undelivered_tokens(deployment: Deployment) -> float:
+    """Return the most used tokens that any gateway still holds because Redis has not taken them."""
+    async with deployment.admin() as http:
+        texts = [(await http.get("/metrics")).text for _ in range(LOOKS * deployment.kind.gateways)]
     lines = [line for text in texts for line in text.splitlines()]
     return max(float(line.split()[-1]) for line in lines if line.startswith("loralane_usage_undelivered_tokens"))
 
 
-async def slots_taken(plant: Plant) -> int:
-    """Requests that count as running, of all tenants, keys and adapters."""
+async def slots_taken(deployment: Deployment) -> int:
+    """Return how many requests count as running, over all tenants, keys and adapters."""
     taken = 0
-    async with plant.store.client() as redis:
+    async with deployment.store.client() as redis:
         seconds, micros = await redis.time()
         async for key in redis.scan_iter("loralane:running:*"):
             taken += await redis.zcount(key, f"({seconds * 1000 + micros // 1000}", "+inf")
     return taken
 
 
-async def open_leases(plant: Plant) -> int:
-    """Reservations that nobody has settled."""
-    async with plant.store.client() as redis:
+async def open_leases(deployment: Deployment) -> int:
+    """Return how many reservations are not settled."""
+    async with deployment.store.client() as redis:
         return len([key async for key in redis.scan_iter("loralane:lease:*")])

@@ -1,6 +1,6 @@
 """The long version, by hand: `make chaos ARGS="--rounds 500 --seed 1"`.
 
-Every plant lives through a number of rounds, each with one to three faults at once, drawn by the seed; then it is
+Every deployment lives through a number of rounds, each with one to three faults at once, drawn by the seed; then it is
 stopped, and another one, with another number of gateways, takes its place. Then come batch jobs: one among a hundred
 kills, one that is cancelled and one that expires meanwhile, and one among all faults. The first complaint ends the run.
 """
@@ -23,12 +23,12 @@ from random import Random
 from rich.console import Console
 
 from engine.model.prepare import prepare_model
+from tests.chaos.deployment import READY_SECONDS, Deployment, Kind, deployed
 from tests.chaos.draw import faults_of, kills_of, lasting_faults_of
 from tests.chaos.faults import Calm, Fault
 from tests.chaos.invariants import Auditor
 from tests.chaos.job_trial import JobPlan, JobTrial
 from tests.chaos.load import Mix
-from tests.chaos.plant import READY_SECONDS, Kind, Plant, planted
 from tests.chaos.trial import attempt
 
 ROUNDS_OF_A_PLANT = 20
@@ -83,16 +83,16 @@ class Session:
         faults = list(faults_of(self._random, options.rounds, options.only))
         for number, first in enumerate(range(0, len(faults), ROUNDS_OF_A_PLANT)):
             gateways = options.gateways or GATEWAYS[number % len(GATEWAYS)]
-            async with self._planted(gateways) as plant:
-                if not await self._live(plant, faults[first : first + ROUNDS_OF_A_PLANT], first):
-                    return self._kept(plant)
+            async with self._deployed(gateways) as deployment:
+                if not await self._live(deployment, faults[first : first + ROUNDS_OF_A_PLANT], first):
+                    return self._kept(deployment)
         return True
 
-    async def _live(self, plant: Plant, faults: Sequence[Fault], done: int) -> bool:
-        auditor = Auditor(plant)
+    async def _live(self, deployment: Deployment, faults: Sequence[Fault], done: int) -> bool:
+        auditor = Auditor(deployment)
         for number, fault in enumerate([Calm(), *faults], done):
             lasting = self._random.uniform(0.1, LONGEST_FAULT)
-            verdict = await attempt(plant, auditor, fault, self._options.seed + number, lasting, Mix())
+            verdict = await attempt(deployment, auditor, fault, self._options.seed + number, lasting, Mix())
             ready = f"ready in {verdict.ready_seconds:4.1f} s"
             say(f"{number:5} {verdict.fault:50} {ready}  {verdict.requests}", verdict.complaints)
             if verdict.complaints:
@@ -111,25 +111,25 @@ class Session:
             replace(plan, faults=list(lasting_faults_of(random, some))),
         ]
         for plan in plans if options.kills else ():
-            async with self._planted(options.gateways or GATEWAYS[0]) as plant:
-                verdict = await JobTrial(plant, Auditor(plant), plan).run()
+            async with self._deployed(options.gateways or GATEWAYS[0]) as deployment:
+                verdict = await JobTrial(deployment, Auditor(deployment), plan).run()
                 say(f"{plan.ending} after {verdict.struck} faults: {verdict.told}", verdict.complaints)
                 if verdict.complaints:
-                    return self._kept(plant)
+                    return self._kept(deployment)
         return True
 
     @asynccontextmanager
-    async def _planted(self, gateways: int) -> AsyncIterator[Plant]:
-        print(f"a plant with {gateways} gateways", flush=True)
+    async def _deployed(self, gateways: int) -> AsyncIterator[Deployment]:
+        print(f"a deployment with {gateways} gateways", flush=True)
         kind = Kind(self._model_dir, gateways, not self._options.model, self._options.ready_seconds)
-        async with planted(kind) as plant:
-            yield plant
+        async with deployed(kind) as deployment:
+            yield deployment
 
-    def _kept(self, plant: Plant) -> bool:
-        """What a plant has written, for whoever wants to know why it failed."""
+    def _kept(self, deployment: Deployment) -> bool:
+        """Keep the logs of a failed deployment, for those who look for the cause."""
         ignore = shutil.ignore_patterns("*.sock")
-        shutil.copytree(plant.folder, self._options.keep, dirs_exist_ok=True, ignore=ignore)
-        print(f"what the plant has written is in {self._options.keep}", flush=True)
+        shutil.copytree(deployment.folder, self._options.keep, dirs_exist_ok=True, ignore=ignore)
+        print(f"what the deployment has written is in {self._options.keep}", flush=True)
         return False
 
 
@@ -145,10 +145,12 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a part of the names of the faults of these rounds")
     parser.add_argument("--kills", type=int, default=100, help="over a batch job; 0: no jobs")
     parser.add_argument("--lines", type=int, default=2000, help="of a batch job")
-    parser.add_argument("--gateways", type=int, default=0, help="of every plant; 0: two, one and three in turn")
+    parser.add_argument("--gateways", type=int, default=0, help="of every deployment; 0: two, one and three in turn")
     parser.add_argument("--model", action="store_true", help="a real model of two layers, in place of digests")
     parser.add_argument("--ready-seconds", type=float, default=READY_SECONDS, help="bound on coming back after a fault")
-    parser.add_argument("--keep", type=Path, default=Path("chaos-failed"), help="folder for the logs of a failed plant")
+    parser.add_argument(
+        "--keep", type=Path, default=Path("chaos-failed"), help="folder for the logs of a failed deployment"
+    )
     options = parser.parse_args()
     data_dir = Path(os.environ.get("LORALANE_TEST_DATA", Path.home() / ".cache" / "loralane-test"))
     tokenizer = prepare_model("embedded", data_dir, Console(stderr=True))

@@ -1,4 +1,4 @@
-"""What the gateways of a plant are configured with, and who their callers are."""
+"""The configuration of a deployment's gateways, and their tenants."""
 
 from __future__ import annotations
 

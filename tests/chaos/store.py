@@ -21,7 +21,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """For a process that is about to begin: a test that is killed leaves nothing behind."""
+    """Let the calling process be killed when its parent ends, so that a killed test leaves no process behind."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -38,7 +38,7 @@ class Store:
         self._process: subprocess.Popen[bytes] | None = None
 
     def processes(self) -> list[psutil.Process]:
-        """One, or none."""
+        """Return the server's process, if it runs."""
         return [psutil.Process(self._process.pid)] if self._process and self._process.poll() is None else []
 
     async def start(self) -> None:
@@ -46,7 +46,7 @@ class Store:
         await until(self._answers, 20.0, "Valkey to answer")
 
     def kill(self) -> None:
-        """As kill -9 does."""
+        """Kill the server with SIGKILL."""
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
             self._process.kill()
@@ -54,7 +54,7 @@ class Store:
             self._process = None
 
     def forget(self) -> None:
-        """Of a server that does not run: its disk is lost."""
+        """Delete the data of a server that is not running."""
         shutil.rmtree(self._folder)
 
     async def wipe(self) -> None:
@@ -62,7 +62,7 @@ class Store:
             await client.flushall()
 
     async def fill_disk(self) -> None:
-        """Its files grow no more. As everybody runs it: `always` would end the process instead of refusing writes."""
+        """Let the server's files grow no more. With appendfsync `always` it would end instead of refusing writes."""
         async with self.client() as client:
             await client.config_set("appendfsync", "everysec")
         self._limit_files(0)
@@ -74,7 +74,7 @@ class Store:
             await client.config_set("appendfsync", "always")
 
     def client(self) -> Redis:
-        """Behind the proxy's back."""
+        """Return a client that is connected directly, past the proxy."""
         return Redis(unix_socket_path=str(self.socket), socket_timeout=5.0)
 
     def _spawn(self) -> None:

@@ -21,16 +21,16 @@ REPLACED_SECONDS = 60.0
 
 
 async def test_no_request_ends_with_its_engine(audited):
-    plant, auditor = audited
-    load = Load(plant.url, 11, MIX)
+    deployment, auditor = audited
+    load = Load(deployment.url, 11, MIX)
     load.start()
     try:
         for sign in SIGNALS:
             await asyncio.sleep(0.5)
-            (engine,) = plant.processes()["engine"]
+            (engine,) = deployment.processes()["engine"]
             engine.send_signal(sign)
-            await until(lambda before=engine.pid: _is_replaced(plant, before), REPLACED_SECONDS, "another engine")
-            await plant.until_ready()
+            await until(lambda before=engine.pid: _is_replaced(deployment, before), REPLACED_SECONDS, "another engine")
+            await deployment.until_ready()
     finally:
         await load.stop()
     unhappy = [each for each in load.outcomes if each.ending != "answered" and each.code not in LIMITS]
@@ -39,6 +39,6 @@ async def test_no_request_ends_with_its_engine(audited):
     assert len(load.outcomes) > 100
 
 
-async def _is_replaced(plant, before: int) -> bool:
-    engines = plant.processes()["engine"]
+async def _is_replaced(deployment, before: int) -> bool:
+    engines = deployment.processes()["engine"]
     return len(engines) == 1 and engines[0].pid != before

@@ -6,11 +6,11 @@ import asyncio
 from dataclasses import dataclass
 from random import Random
 
+from tests.chaos.deployment import Deployment
 from tests.chaos.faults import Fault, Scene
 from tests.chaos.invariants import Auditor
 from tests.chaos.load import Load, Mix
 from tests.chaos.patience import Late
-from tests.chaos.plant import Plant
 
 CALM_SECONDS = 0.25
 """Before the fault, and after everything is ready again."""
@@ -27,10 +27,12 @@ class Verdict:
     complaints: list[str]
 
 
-async def attempt(plant: Plant, auditor: Auditor, fault: Fault, seed: int, lasting: float, mix: Mix) -> Verdict:
+async def attempt(
+    deployment: Deployment, auditor: Auditor, fault: Fault, seed: int, lasting: float, mix: Mix
+) -> Verdict:
     """`lasting`: seconds from the fault's beginning to its end."""
-    load = Load(plant.url, seed, mix)
-    scene = Scene(plant, load, Random(seed))
+    load = Load(deployment.url, seed, mix)
+    scene = Scene(deployment, load, Random(seed))
     complaints, ready_seconds = [], float("inf")
     load.start()
     try:
@@ -38,7 +40,7 @@ async def attempt(plant: Plant, auditor: Auditor, fault: Fault, seed: int, lasti
         await fault.begin(scene)
         await asyncio.sleep(lasting)
         await fault.end(scene)
-        ready_seconds = await plant.until_ready()
+        ready_seconds = await deployment.until_ready()
         await asyncio.sleep(CALM_SECONDS)
     except Late as late:
         complaints.append(str(late))

@@ -8,12 +8,12 @@ from engine.core.commands import Abort, AdapterFetched, FetchCancelled, FetchFai
 from engine.core.commit_adapters import pin_adapter
 from engine.core.config import CoreConfig, Scheduling
 from engine.core.types import Cause, ErrorCode
-from tests.core.virtual import STEP, House
+from tests.core.virtual import STEP, SteppedEngine
 
 MIB = 1 << 20
 
 
-class Library(House):
+class FetchingEngine(SteppedEngine):
     """Adapters are fetched when `fetch` says so. Each takes as many MiB of host memory as pages."""
 
     def __init__(self, adapters, host=100, **config):
@@ -48,281 +48,281 @@ class Library(House):
 
 
 def test_a_cold_start_takes_one_step_from_host_memory():
-    house = Library({"a": 4, "b": 4}, max_adapter_pages=4)
-    house.warm("a", "b")
-    assert house.tiers() == {"a": "h", "b": "dh"}
-    house.submit("cold", 20, 2, adapter="a")
-    house.step()
-    plan = house.executor.plans[-1]
+    stepped = FetchingEngine({"a": 4, "b": 4}, max_adapter_pages=4)
+    stepped.warm("a", "b")
+    assert stepped.tiers() == {"a": "h", "b": "dh"}
+    stepped.submit("cold", 20, 2, adapter="a")
+    stepped.step()
+    plan = stepped.executor.plans[-1]
     assert plan.evicted == ("b",) and [load.adapter for load in plan.loads] == ["a"]
-    assert len(house.times["cold"]) == 1
+    assert len(stepped.times["cold"]) == 1
 
 
 def test_waiting_requests_have_their_adapters_read_in_the_order_they_would_start():
-    house = Library(dict.fromkeys("abcdef", 2), max_seqs=1)
-    house.submit("busy", 20, 200)
-    house.step()
+    stepped = FetchingEngine(dict.fromkeys("abcdef", 2), max_seqs=1)
+    stepped.submit("busy", 20, 200)
+    stepped.step()
     for name in "cabdfe":
-        house.submit(name, 20, 2, adapter=name)
-        house.clock.advance(0.001)
-    house.step()
-    assert house.asked == ["c", "a", "b", "d"], "as many as may be under way"
-    house.answer("a")
-    house.step()
-    assert house.asked[4:] == ["f"]
+        stepped.submit(name, 20, 2, adapter=name)
+        stepped.clock.advance(0.001)
+    stepped.step()
+    assert stepped.asked == ["c", "a", "b", "d"], "as many as may be under way"
+    stepped.answer("a")
+    stepped.step()
+    assert stepped.asked[4:] == ["f"]
 
 
 def test_only_the_next_few_are_read_ahead():
-    house = Library(dict.fromkeys("abcdef", 2), max_seqs=1, prefetch_window=3)
-    house.submit("busy", 20, 200)
-    house.step()
+    stepped = FetchingEngine(dict.fromkeys("abcdef", 2), max_seqs=1, prefetch_window=3)
+    stepped.submit("busy", 20, 200)
+    stepped.step()
     for number, name in enumerate(("a", None, "b", "c")):
-        house.submit(f"r{number}", 20, 2, adapter=name)
-        house.clock.advance(0.001)
-    house.step(3)
-    assert house.asked == ["a", "b"]
+        stepped.submit(f"r{number}", 20, 2, adapter=name)
+        stepped.clock.advance(0.001)
+    stepped.step(3)
+    assert stepped.asked == ["a", "b"]
 
 
 def test_batch_fetches_leave_one_to_the_interactive_lane():
-    house = Library(dict.fromkeys("abcdefg", 2))
+    stepped = FetchingEngine(dict.fromkeys("abcdefg", 2))
     for name in "abcdef":
-        house.batch(name, 20, 2, adapter=name)
-    house.step()
-    assert len(house.asked) == 3
-    house.submit("chat", 20, 2, adapter="g")
-    house.step()
-    assert house.asked[3:] == ["g"]
+        stepped.batch(name, 20, 2, adapter=name)
+    stepped.step()
+    assert len(stepped.asked) == 3
+    stepped.submit("chat", 20, 2, adapter="g")
+    stepped.step()
+    assert stepped.asked[3:] == ["g"]
 
 
 def test_who_waits_for_a_fetch_stops_nobody_behind_it():
-    house = Library({"a": 4, "b": 4})
-    house.warm("b")
-    house.submit("waits", 20, 4, adapter="a")
+    stepped = FetchingEngine({"a": 4, "b": 4})
+    stepped.warm("b")
+    stepped.submit("waits", 20, 4, adapter="a")
     for name, adapter in (("same", "a"), ("other", "b"), ("base", None)):
-        house.submit(name, 20, 4, adapter=adapter)
-    house.step(8)
-    assert house.asked.count("a") == 1, "one fetch for both"
-    assert {"other", "base"} <= house.ends.keys() and "waits" not in house.times
-    house.answer("a")
-    house.finish()
-    assert {house.reason(name) for name in ("waits", "same")} == {"length"}
+        stepped.submit(name, 20, 4, adapter=adapter)
+    stepped.step(8)
+    assert stepped.asked.count("a") == 1, "one fetch for both"
+    assert {"other", "base"} <= stepped.ends.keys() and "waits" not in stepped.times
+    stepped.answer("a")
+    stepped.finish()
+    assert {stepped.reason(name) for name in ("waits", "same")} == {"length"}
 
 
 def test_a_request_tells_how_long_it_waited_for_its_adapter():
-    house = Library({"a": 4})
-    house.submit("cold", 20, 2, adapter="a")
-    house.step()
-    house.clock.advance(0.5)
-    house.step()
-    house.answer("a")
-    [admitted] = [event for event in house.engine.step() if not event.tokens]
+    stepped = FetchingEngine({"a": 4})
+    stepped.submit("cold", 20, 2, adapter="a")
+    stepped.step()
+    stepped.clock.advance(0.5)
+    stepped.step()
+    stepped.answer("a")
+    [admitted] = [event for event in stepped.engine.step() if not event.tokens]
     assert admitted.adapter_wait == pytest.approx(0.5, abs=0.01)
     assert admitted.adapter_wait <= admitted.wait < admitted.adapter_wait + STEP
-    house.finish()
+    stepped.finish()
     for name, adapter in (("warm", "a"), ("base", None)):
-        house.submit(name, 20, 2, adapter=adapter)
-    assert [(event.wait, event.adapter_wait) for event in house.engine.step()] == [(0.0, 0.0)] * 4
+        stepped.submit(name, 20, 2, adapter=adapter)
+    assert [(event.wait, event.adapter_wait) for event in stepped.engine.step()] == [(0.0, 0.0)] * 4
 
 
 def test_a_long_queue_of_missing_adapters_is_not_searched_to_its_end(monkeypatch):
     monkeypatch.setattr("engine.core.draft.MOST_PASSED_OVER", 5)
-    house = Library({f"a{number}": 2 for number in range(20)})
+    stepped = FetchingEngine({f"a{number}": 2 for number in range(20)})
     for number in range(20):
-        house.submit(f"r{number}", 20, 2, adapter=f"a{number}")
-        house.clock.advance(0.001)
-    house.submit("base", 20, 2)
-    house.step(3)
-    assert "base" not in house.times
+        stepped.submit(f"r{number}", 20, 2, adapter=f"a{number}")
+        stepped.clock.advance(0.001)
+    stepped.submit("base", 20, 2)
+    stepped.step(3)
+    assert "base" not in stepped.times
     for number in range(16):
-        house.answer(f"a{number}")
-        house.step()
-    house.step(5)
-    assert "base" in house.times
+        stepped.answer(f"a{number}")
+        stepped.step()
+    stepped.step(5)
+    assert "base" in stepped.times
 
 
 def test_a_fetch_is_called_off_when_nobody_waits_for_it():
-    house = Library({"a": 4})
-    house.submit("r", 20, 2, adapter="a")
-    house.step()
-    house.engine.inbox.put(Abort("r"))
-    house.step(3)
-    assert house.asked == ["a", "not a"]
-    assert house.state.tiers.held.host_bytes == 4 * MIB, "reserved until the fetcher has let go"
-    house.submit("again", 20, 2, adapter="a")
-    house.step(2)
-    assert house.asked == ["a", "not a"], "first the old one is to be answered"
-    house.answer("a", kind=FetchCancelled, more=())
-    house.step()
-    assert house.asked == ["a", "not a", "a"]
-    house.answer("a")
-    house.finish()
-    assert house.reason("again") == "length"
+    stepped = FetchingEngine({"a": 4})
+    stepped.submit("r", 20, 2, adapter="a")
+    stepped.step()
+    stepped.engine.inbox.put(Abort("r"))
+    stepped.step(3)
+    assert stepped.asked == ["a", "not a"]
+    assert stepped.state.tiers.held.host_bytes == 4 * MIB, "reserved until the fetcher has let go"
+    stepped.submit("again", 20, 2, adapter="a")
+    stepped.step(2)
+    assert stepped.asked == ["a", "not a"], "first the old one is to be answered"
+    stepped.answer("a", kind=FetchCancelled, more=())
+    stepped.step()
+    assert stepped.asked == ["a", "not a", "a"]
+    stepped.answer("a")
+    stepped.finish()
+    assert stepped.reason("again") == "length"
 
 
 def test_a_fetch_called_off_too_late_is_kept():
-    house = Library({"a": 4})
-    house.submit("r", 20, 2, adapter="a")
-    house.step()
-    house.engine.inbox.put(Abort("r"))
-    house.step()
-    house.answer("a")
-    house.step()
-    assert house.tiers() == {"a": "h"}
+    stepped = FetchingEngine({"a": 4})
+    stepped.submit("r", 20, 2, adapter="a")
+    stepped.step()
+    stepped.engine.inbox.put(Abort("r"))
+    stepped.step()
+    stepped.answer("a")
+    stepped.step()
+    assert stepped.tiers() == {"a": "h"}
 
 
 def test_a_fetch_that_fails_fails_its_own_waiters():
-    house = Library({"a": 4, "b": 4}, fetch_backoff_s=1.0)
+    stepped = FetchingEngine({"a": 4, "b": 4}, fetch_backoff_s=1.0)
     for name, adapter in (("1", "a"), ("2", "a"), ("3", "b"), ("4", None)):
-        house.submit(name, 20, 4, adapter=adapter)
-    house.step()
-    house.answer("a", kind=FetchFailed, more=("it is gone",))
-    house.answer("b")
-    house.step()
-    failed_at = house.clock.now
+        stepped.submit(name, 20, 4, adapter=adapter)
+    stepped.step()
+    stepped.answer("a", kind=FetchFailed, more=("it is gone",))
+    stepped.answer("b")
+    stepped.step()
+    failed_at = stepped.clock.now
     for name in "12":
-        refusal = house.ends[name].refusal
+        refusal = stepped.ends[name].refusal
         assert refusal.code is ErrorCode.ADAPTER_UNAVAILABLE
         assert refusal.message == "adapter a cannot be read: it is gone"
         assert refusal.retry_after == pytest.approx(1.0, abs=0.05)
-    house.submit("5", 20, 4, adapter="a")
-    house.finish()
-    assert [house.reason(name) for name in "345"] == ["length", "length", "adapter_unavailable"]
-    house.clock.advance_to(failed_at + 1.1)
-    house.submit("6", 20, 4, adapter="a")
-    house.step()
-    assert house.asked.count("a") == 2
+    stepped.submit("5", 20, 4, adapter="a")
+    stepped.finish()
+    assert [stepped.reason(name) for name in "345"] == ["length", "length", "adapter_unavailable"]
+    stepped.clock.advance_to(failed_at + 1.1)
+    stepped.submit("6", 20, 4, adapter="a")
+    stepped.step()
+    assert stepped.asked.count("a") == 2
 
 
 def test_each_failure_doubles_the_pause():
-    house = Library({"a": 4}, fetch_backoff_s=1.0)
+    stepped = FetchingEngine({"a": 4}, fetch_backoff_s=1.0)
     pauses = []
     for number in range(9):
-        house.submit(f"r{number}", 20, 4, adapter="a")
-        house.step()
-        house.answer("a", kind=FetchFailed, more=("it is gone",))
-        house.step()
-        pauses.append(round(house.ends[f"r{number}"].refusal.retry_after))
-        house.clock.advance(pauses[-1] + 1)
+        stepped.submit(f"r{number}", 20, 4, adapter="a")
+        stepped.step()
+        stepped.answer("a", kind=FetchFailed, more=("it is gone",))
+        stepped.step()
+        pauses.append(round(stepped.ends[f"r{number}"].refusal.retry_after))
+        stepped.clock.advance(pauses[-1] + 1)
     assert pauses == [1, 2, 4, 8, 16, 32, 64, 64, 64]
-    house.submit("good", 20, 4, adapter="a")
-    house.step()
-    house.answer("a")
-    house.finish()
-    assert house.state.adapters["a"].failures == 0
+    stepped.submit("good", 20, 4, adapter="a")
+    stepped.step()
+    stepped.answer("a")
+    stepped.finish()
+    assert stepped.state.adapters["a"].failures == 0
 
 
 def test_host_memory_gives_up_what_is_worth_least():
-    house = Library({"a": 4, "b": 4, "c": 4}, host=8, max_adapter_pages=4)
-    house.warm("a", "a", "b")
-    house.warm("c")
-    assert house.tiers() == {"a": "h", "b": "", "c": "dh"}, "b was used less than a"
+    stepped = FetchingEngine({"a": 4, "b": 4, "c": 4}, host=8, max_adapter_pages=4)
+    stepped.warm("a", "a", "b")
+    stepped.warm("c")
+    assert stepped.tiers() == {"a": "h", "b": "", "c": "dh"}, "b was used less than a"
 
 
 def test_a_copy_somebody_waits_for_stays_until_another_has_waited_long():
-    house = Library({"a": 4, "b": 4}, host=4, max_seqs=1, scheduling=Scheduling(adapter_age_s=1.0))
-    house.submit("busy", 20, 400)
-    house.step()
-    house.submit("first", 20, 2, adapter="a")
-    house.step()
-    house.answer("a")
-    house.step()
-    house.submit("second", 20, 2, adapter="b", priority=-1)
-    house.step(3)
-    assert house.asked == ["a"], "it is waited for"
-    house.clock.advance(1.0)
-    house.step()
-    assert house.asked == ["a", "b"], "the one ahead has waited long enough"
-    house.answer("b")
-    house.engine.inbox.put(Abort("busy"))
-    house.run_until(lambda: "second" in house.ends)
-    house.answer("a")
-    house.finish()
-    assert [house.reason(name) for name in ("first", "second")] == ["length", "length"]
+    stepped = FetchingEngine({"a": 4, "b": 4}, host=4, max_seqs=1, scheduling=Scheduling(adapter_age_s=1.0))
+    stepped.submit("busy", 20, 400)
+    stepped.step()
+    stepped.submit("first", 20, 2, adapter="a")
+    stepped.step()
+    stepped.answer("a")
+    stepped.step()
+    stepped.submit("second", 20, 2, adapter="b", priority=-1)
+    stepped.step(3)
+    assert stepped.asked == ["a"], "it is waited for"
+    stepped.clock.advance(1.0)
+    stepped.step()
+    assert stepped.asked == ["a", "b"], "the one ahead has waited long enough"
+    stepped.answer("b")
+    stepped.engine.inbox.put(Abort("busy"))
+    stepped.run_until(lambda: "second" in stepped.ends)
+    stepped.answer("a")
+    stepped.finish()
+    assert [stepped.reason(name) for name in ("first", "second")] == ["length", "length"]
 
 
 def test_fetches_of_one_plan_do_not_reserve_the_same_bytes():
-    house = Library({"a": 4, "b": 4}, host=6)
-    house.submit("1", 20, 2, adapter="a")
-    house.submit("2", 20, 2, adapter="b")
-    house.step()
-    assert house.asked == ["a"]
+    stepped = FetchingEngine({"a": 4, "b": 4}, host=6)
+    stepped.submit("1", 20, 2, adapter="a")
+    stepped.submit("2", 20, 2, adapter="b")
+    stepped.step()
+    assert stepped.asked == ["a"]
 
 
 def test_a_fetch_takes_nothing_from_those_ahead():
     """Though its request has waited long."""
-    house = Library({"a": 4, "b": 4}, host=4, max_seqs=1, scheduling=Scheduling(adapter_age_s=0.0))
-    house.submit("busy", 20, 400)
-    house.step()
-    house.submit("ahead", 20, 2, adapter="a")
-    house.step()
-    house.answer("a")
-    house.submit("behind", 20, 2, adapter="b")
-    house.step(3)
-    assert house.asked == ["a"]
+    stepped = FetchingEngine({"a": 4, "b": 4}, host=4, max_seqs=1, scheduling=Scheduling(adapter_age_s=0.0))
+    stepped.submit("busy", 20, 400)
+    stepped.step()
+    stepped.submit("ahead", 20, 2, adapter="a")
+    stepped.step()
+    stepped.answer("a")
+    stepped.submit("behind", 20, 2, adapter="b")
+    stepped.step(3)
+    assert stepped.asked == ["a"]
 
 
 def test_popular_adapters_stay_on_the_device():
-    house = Library({"hot": 4, "cold": 4, "new": 4}, max_adapter_pages=8)
-    house.warm("hot", "hot", "hot", "cold", "new")
-    assert house.tiers() == {"hot": "dh", "cold": "h", "new": "dh"}
+    stepped = FetchingEngine({"hot": 4, "cold": 4, "new": 4}, max_adapter_pages=8)
+    stepped.warm("hot", "hot", "hot", "cold", "new")
+    assert stepped.tiers() == {"hot": "dh", "cold": "h", "new": "dh"}
 
 
 def test_popularity_fades():
-    house = Library({"once": 4, "now": 4, "new": 4}, max_adapter_pages=8, adapter_half_life_s=10.0)
-    house.warm("once", "once", "once", "once")
-    house.clock.advance(60.0)
-    house.warm("now", "new")
-    assert house.tiers()["once"] == "h"
+    stepped = FetchingEngine({"once": 4, "now": 4, "new": 4}, max_adapter_pages=8, adapter_half_life_s=10.0)
+    stepped.warm("once", "once", "once", "once")
+    stepped.clock.advance(60.0)
+    stepped.warm("now", "new")
+    assert stepped.tiers()["once"] == "h"
 
 
 def test_what_would_have_to_come_from_disk_is_kept_longer():
-    house = Library({"a": 4, "b": 4, "c": 4}, max_adapter_pages=8, host=8)
-    house.warm("a", "a", "b", "b", "b")
-    house.add({"big": 8})
+    stepped = FetchingEngine({"a": 4, "b": 4, "c": 4}, max_adapter_pages=8, host=8)
+    stepped.warm("a", "a", "b", "b", "b")
+    stepped.add({"big": 8})
     for adapter in ("a", "b"):
-        assert house.tiers()[adapter] == "dh"
-    house.state.adapters["b"].host = HostCopy.ABSENT
-    house.state.tiers.file(house.state.adapters["b"])
-    assert list(house.state.tiers.idle) == ["a", "b"]
-    house.state.adapters["b"].host, house.state.adapters["a"].host = HostCopy.PRESENT, HostCopy.ABSENT
-    for adapter in house.state.adapters.values():
-        house.state.tiers.file(adapter)
-    assert list(house.state.tiers.idle) == ["b", "a"], "though it is the more popular"
+        assert stepped.tiers()[adapter] == "dh"
+    stepped.state.adapters["b"].host = HostCopy.ABSENT
+    stepped.state.tiers.file(stepped.state.adapters["b"])
+    assert list(stepped.state.tiers.idle) == ["a", "b"]
+    stepped.state.adapters["b"].host, stepped.state.adapters["a"].host = HostCopy.PRESENT, HostCopy.ABSENT
+    for adapter in stepped.state.adapters.values():
+        stepped.state.tiers.file(adapter)
+    assert list(stepped.state.tiers.idle) == ["b", "a"], "though it is the more popular"
 
 
 def test_rows_of_the_table_are_bounded():
-    house = Library(dict.fromkeys("abc", 2), max_resident_adapters=2)
+    stepped = FetchingEngine(dict.fromkeys("abc", 2), max_resident_adapters=2)
     for name in "abc":
-        house.submit(name, 20, 10, adapter=name)
-    house.step()
-    house.answer(*"abc")
-    house.step(3)
-    assert house.state.tiers.held.rows == 2
-    house.finish()
-    assert {house.reason(name) for name in "abc"} == {"length"}
+        stepped.submit(name, 20, 10, adapter=name)
+    stepped.step()
+    stepped.answer(*"abc")
+    stepped.step(3)
+    assert stepped.state.tiers.held.rows == 2
+    stepped.finish()
+    assert {stepped.reason(name) for name in "abc"} == {"length"}
 
 
 def test_a_pinned_adapter_stays():
-    house = Library({"pinned": 4, "a": 4, "b": 4}, max_adapter_pages=8)
-    house.warm("pinned")
-    pin_adapter(house.state, "pinned", True)
-    house.warm("a", "a", "b", "b")
-    assert house.tiers()["pinned"] == "dh"
-    pin_adapter(house.state, "pinned", False)
-    house.warm("a", "b")
-    assert house.tiers()["pinned"] == "h"
+    stepped = FetchingEngine({"pinned": 4, "a": 4, "b": 4}, max_adapter_pages=8)
+    stepped.warm("pinned")
+    pin_adapter(stepped.state, "pinned", True)
+    stepped.warm("a", "a", "b", "b")
+    assert stepped.tiers()["pinned"] == "dh"
+    pin_adapter(stepped.state, "pinned", False)
+    stepped.warm("a", "b")
+    assert stepped.tiers()["pinned"] == "h"
 
 
 def test_a_pinned_adapter_outlives_a_preemption_of_its_last_user():
-    house = Library({"pinned": 8}, num_pages=21)
-    house.warm("pinned")
-    pin_adapter(house.state, "pinned", True)
-    house.batch("b", 100, 60, adapter="pinned")
-    house.step(3)
-    house.submit("chat", 150, 2)
-    house.step()
-    assert house.state.counters.preempted_for[Cause.PAGES] == 1
-    assert house.tiers()["pinned"] == "dh" and len(house.times["chat"]) == 1
+    stepped = FetchingEngine({"pinned": 8}, num_pages=21)
+    stepped.warm("pinned")
+    pin_adapter(stepped.state, "pinned", True)
+    stepped.batch("b", 100, 60, adapter="pinned")
+    stepped.step(3)
+    stepped.submit("chat", 150, 2)
+    stepped.step()
+    assert stepped.state.counters.preempted_for[Cause.PAGES] == 1
+    assert stepped.tiers()["pinned"] == "dh" and len(stepped.times["chat"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -334,61 +334,61 @@ def test_a_pinned_adapter_outlives_a_preemption_of_its_last_user():
     ],
 )
 def test_pins_leave_room(config, reason):
-    house = Library({"a": 5, "b": 5}, **config)
-    house.step()
-    pin_adapter(house.state, "a", True)
+    stepped = FetchingEngine({"a": 5, "b": 5}, **config)
+    stepped.step()
+    pin_adapter(stepped.state, "a", True)
     with pytest.raises(ValueError, match=reason):
-        pin_adapter(house.state, "b", True)
+        pin_adapter(stepped.state, "b", True)
 
 
 def test_pins_leave_what_live_requests_need():
-    house = Library({"a": 5}, num_pages=21, block_size=16)
-    house.submit("large", 250, 20)
-    house.step()
+    stepped = FetchingEngine({"a": 5}, num_pages=21, block_size=16)
+    stepped.submit("large", 250, 20)
+    stepped.step()
     with pytest.raises(ValueError, match="too many for request large; try later"):
-        pin_adapter(house.state, "a", True)
-    house.finish()
-    pin_adapter(house.state, "a", True)
-    house.submit("large again", 250, 20)
-    house.finish()
-    assert house.reason("large again") == "context_length_exceeded"
+        pin_adapter(stepped.state, "a", True)
+    stepped.finish()
+    pin_adapter(stepped.state, "a", True)
+    stepped.submit("large again", 250, 20)
+    stepped.finish()
+    assert stepped.reason("large again") == "context_length_exceeded"
 
 
 def test_adapters_leave_kv_its_pages():
-    house = Library(dict.fromkeys("abc", 4), num_pages=21, min_kv_pages=10)
+    stepped = FetchingEngine(dict.fromkeys("abc", 4), num_pages=21, min_kv_pages=10)
     for name in "abc":
-        house.submit(name, 20, 30, adapter=name)
-    house.step()
-    house.answer(*"abc")
-    house.step(5)
-    assert house.state.tiers.held.pages == 8 and len(house.state.running) == 2
-    house.finish()
-    assert {house.reason(name) for name in "abc"} == {"length"}
+        stepped.submit(name, 20, 30, adapter=name)
+    stepped.step()
+    stepped.answer(*"abc")
+    stepped.step(5)
+    assert stepped.state.tiers.held.pages == 8 and len(stepped.state.running) == 2
+    stepped.finish()
+    assert {stepped.reason(name) for name in "abc"} == {"length"}
 
 
 def test_an_interactive_adapter_takes_the_pages_of_batch_ones():
-    house = Library({"b1": 4, "b2": 4, "chat": 4}, max_adapter_pages=8)
-    house.warm("chat", "b1", "b2")
+    stepped = FetchingEngine({"b1": 4, "b2": 4, "chat": 4}, max_adapter_pages=8)
+    stepped.warm("chat", "b1", "b2")
     for name in ("b1", "b2"):
-        house.batch(name, 20, 200, adapter=name)
-    house.batch("plain", 20, 200)
-    house.step(3)
-    house.submit("now", 20, 4, adapter="chat")
-    house.step()
-    assert len(house.times["now"]) == 1
-    assert house.state.counters.preempted_for[Cause.ADAPTER] == 1
+        stepped.batch(name, 20, 200, adapter=name)
+    stepped.batch("plain", 20, 200)
+    stepped.step(3)
+    stepped.submit("now", 20, 4, adapter="chat")
+    stepped.step()
+    assert len(stepped.times["now"]) == 1
+    assert stepped.state.counters.preempted_for[Cause.ADAPTER] == 1
 
 
 @pytest.mark.parametrize("config", [{"max_adapter_pages": 3}, {"num_pages": 20, "min_kv_pages": 17}, {"host": 3}])
 def test_an_adapter_that_can_never_be_used_is_refused(config):
     with pytest.raises(ValueError, match=r"adapter needs"):
-        Library({"a": 4}, **config).step()
+        FetchingEngine({"a": 4}, **config).step()
 
 
 def test_hits_are_starts_that_waited_for_no_copy():
-    house = Library({"a": 4})
-    house.warm("a", "a", "a")
-    adapter = house.state.adapters["a"]
+    stepped = FetchingEngine({"a": 4})
+    stepped.warm("a", "a", "a")
+    adapter = stepped.state.adapters["a"]
     assert (adapter.hits, adapter.loads, adapter.fetches) == (2, 1, 1)
 
 
@@ -419,9 +419,9 @@ def test_configurations_that_make_no_sense_are_refused():
 
 
 def test_batch_adapters_are_read_too():
-    house = Library({"a": 4})
-    house.batch("b", 20, 4, adapter="a")
-    house.step()
-    house.answer("a")
-    house.finish()
-    assert house.asked == ["a"] and house.reason("b") == "length"
+    stepped = FetchingEngine({"a": 4})
+    stepped.batch("b", 20, 4, adapter="a")
+    stepped.step()
+    stepped.answer("a")
+    stepped.finish()
+    assert stepped.asked == ["a"] and stepped.reason("b") == "length"

@@ -7,7 +7,7 @@ from engine.core.config import LaneGoals, Scheduling
 from engine.core.types import FinishReason, Lane, Request, SamplingParams
 from engine.core.victims import cheapest_first
 from engine.rpc.wire import request_from_pb, request_to_pb
-from tests.core.virtual import House
+from tests.core.virtual import SteppedEngine
 
 PATIENT = LaneGoals(ttft_s=0.5, itl_s=0.1, max_wait_s=10.0)
 CEILING = 8000
@@ -15,119 +15,119 @@ CEILING = 8000
 
 def small(**config):
     """An engine whose pool is as large as its context, as where `memory_gb` is small: 20 pages of 16 tokens."""
-    return House({"a": 6, "pinned": 4}, num_pages=21, max_model_len=320, **config)
+    return SteppedEngine({"a": 6, "pinned": 4}, num_pages=21, max_model_len=320, **config)
 
 
 def test_a_ceiling_is_cut_to_what_an_adapter_leaves():
-    house = small()
-    house.submit("cut", 40, 280, adapter="a", expected_tokens=50)
-    house.submit("asked", 40, 280, adapter="a")
-    house.step()
-    assert house.reason("asked") == "context_length_exceeded"
-    house.finish()
-    assert (house.reason("cut"), len(house.times["cut"])) == ("length", (20 - 6) * 16 - 40)
+    stepped = small()
+    stepped.submit("cut", 40, 280, adapter="a", expected_tokens=50)
+    stepped.submit("asked", 40, 280, adapter="a")
+    stepped.step()
+    assert stepped.reason("asked") == "context_length_exceeded"
+    stepped.finish()
+    assert (stepped.reason("cut"), len(stepped.times["cut"])) == ("length", (20 - 6) * 16 - 40)
 
 
 def test_a_ceiling_is_cut_to_what_pinned_adapters_leave():
-    house = small()
-    house.step()
-    pin_adapter(house.state, "pinned", True)
-    house.submit("base", 40, 280, expected_tokens=50)
-    house.finish()
-    assert (house.reason("base"), len(house.times["base"])) == ("length", (20 - 4) * 16 - 40)
+    stepped = small()
+    stepped.step()
+    pin_adapter(stepped.state, "pinned", True)
+    stepped.submit("base", 40, 280, expected_tokens=50)
+    stepped.finish()
+    assert (stepped.reason("base"), len(stepped.times["base"])) == ("length", (20 - 4) * 16 - 40)
 
 
 @pytest.mark.parametrize(("prompt", "fits"), [(14 * 16 - 1, True), (14 * 16, False)])
 def test_a_prompt_without_room_for_one_token_is_refused(prompt, fits):
-    house = small()
-    house.submit("long", prompt, 320 - prompt, adapter="a", expected_tokens=50)
-    house.finish()
-    assert house.reason("long") == ("length" if fits else "context_length_exceeded")
+    stepped = small()
+    stepped.submit("long", prompt, 320 - prompt, adapter="a", expected_tokens=50)
+    stepped.finish()
+    assert stepped.reason("long") == ("length" if fits else "context_length_exceeded")
 
 
 def test_a_ceiling_is_never_cut_below_min_tokens():
-    house = small()
+    stepped = small()
     params = {"min_tokens": 200, "ignore_eos": True}
-    house.send(Request("least", tuple(range(40)), SamplingParams(280, **params), "a", expected_tokens=9))
-    house.step()
-    assert house.reason("least") == "context_length_exceeded"
+    stepped.send(Request("least", tuple(range(40)), SamplingParams(280, **params), "a", expected_tokens=9))
+    stepped.step()
+    assert stepped.reason("least") == "context_length_exceeded"
 
 
 def test_a_ceiling_is_never_cut_below_what_an_earlier_engine_produced():
-    house = small()
+    stepped = small()
     for name, produced in (("goes on", 100), ("too long", 300)):
         params = SamplingParams(310, ignore_eos=True)
         request = Request(name, (1, 2), params, "a", produced=(5,) * produced, moves=1, expected_tokens=9)
-        house.send(request)
-    house.step()
-    assert house.reason("too long") == "context_length_exceeded"
-    assert house.state.sequences["goes on"].expected_length == 2 + 101
-    house.finish()
-    assert (house.reason("goes on"), len(house.times["goes on"])) == ("length", (20 - 6) * 16 - 2 - 100)
+        stepped.send(request)
+    stepped.step()
+    assert stepped.reason("too long") == "context_length_exceeded"
+    assert stepped.state.sequences["goes on"].expected_length == 2 + 101
+    stepped.finish()
+    assert (stepped.reason("goes on"), len(stepped.times["goes on"])) == ("length", (20 - 6) * 16 - 2 - 100)
 
 
 def test_pinning_cuts_live_ceilings_and_leaves_room_for_the_expected():
-    house = small()
-    house.submit("live", 40, 280, expected_tokens=50)
-    house.submit("waits", 40, 280, expected_tokens=50)
-    house.step(3)
-    pin_adapter(house.state, "pinned", True)
-    house.finish()
+    stepped = small()
+    stepped.submit("live", 40, 280, expected_tokens=50)
+    stepped.submit("waits", 40, 280, expected_tokens=50)
+    stepped.step(3)
+    pin_adapter(stepped.state, "pinned", True)
+    stepped.finish()
     most = (20 - 4) * 16 - 40
-    assert {len(house.times[name]) for name in ("live", "waits")} == {most}
-    house.submit("long", 40, 216, expected_tokens=216)
-    house.step()
+    assert {len(stepped.times[name]) for name in ("live", "waits")} == {most}
+    stepped.submit("long", 40, 216, expected_tokens=216)
+    stepped.step()
     with pytest.raises(ValueError, match="too many for request long"):
-        pin_adapter(house.state, "a", True)
-    house.finish()
+        pin_adapter(stepped.state, "a", True)
+    stepped.finish()
 
 
 @pytest.mark.parametrize(("expected", "refused"), [(30, False), (None, True)])
 def test_waits_are_predicted_from_what_is_expected(expected, refused):
-    house = House(max_seqs=4, num_pages=40_000, max_model_len=10_000, interactive=PATIENT)
-    house.learn()
+    stepped = SteppedEngine(max_seqs=4, num_pages=40_000, max_model_len=10_000, interactive=PATIENT)
+    stepped.learn()
     for number in range(12):
-        house.submit(f"chat{number}", 40, CEILING, expected_tokens=expected)
-    house.step()
-    assert ("chat11" in house.ends and house.reason("chat11") == "queue_timeout") is refused
+        stepped.submit(f"chat{number}", 40, CEILING, expected_tokens=expected)
+    stepped.step()
+    assert ("chat11" in stepped.ends and stepped.reason("chat11") == "queue_timeout") is refused
 
 
 def test_answers_under_a_ceiling_leave_the_used_share_alone():
-    house = House(num_pages=4000, max_model_len=10_000)
-    before = house.ledger.used_share
+    stepped = SteppedEngine(num_pages=4000, max_model_len=10_000)
+    before = stepped.ledger.used_share
     for number in range(5):
         tokens = SamplingParams(CEILING, stop_token_ids=tuple(range(50_000)))
-        house.send(Request(f"r{number}", (1, 2), tokens, expected_tokens=30))
-    house.finish()
-    assert {end.finish_reason for end in house.ends.values()} == {FinishReason.STOP}
-    assert house.ledger.used_share == before
+        stepped.send(Request(f"r{number}", (1, 2), tokens, expected_tokens=30))
+    stepped.finish()
+    assert {end.finish_reason for end in stepped.ends.values()} == {FinishReason.STOP}
+    assert stepped.ledger.used_share == before
 
 
 def test_the_fair_bound_goes_by_the_longest_answer_there_was():
-    house = House(num_pages=4000, max_model_len=10_000)
-    house.submit("open", 40, 20, expected_tokens=10)
-    house.finish()
-    assert house.ledger.longest_output == 20
+    stepped = SteppedEngine(num_pages=4000, max_model_len=10_000)
+    stepped.submit("open", 40, 20, expected_tokens=10)
+    stepped.finish()
+    assert stepped.ledger.longest_output == 20
 
 
 def test_shortest_job_first_goes_by_what_is_expected():
-    house = House(num_pages=4000, max_model_len=10_000, max_seqs=1, scheduling=Scheduling(policy="sjf"))
-    house.submit("running", 20, 50)
-    house.step()
-    house.submit("asked", 20, 100)
-    house.submit("open", 20, 110, expected_tokens=30)
-    house.finish()
-    assert house.times["open"][0] < house.times["asked"][0]
+    stepped = SteppedEngine(num_pages=4000, max_model_len=10_000, max_seqs=1, scheduling=Scheduling(policy="sjf"))
+    stepped.submit("running", 20, 50)
+    stepped.step()
+    stepped.submit("asked", 20, 100)
+    stepped.submit("open", 20, 110, expected_tokens=30)
+    stepped.finish()
+    assert stepped.times["open"][0] < stepped.times["asked"][0]
 
 
 def test_an_answer_near_its_expected_end_is_spared():
-    house = House(num_pages=4000, max_model_len=10_000)
-    house.submit("nearly done", 20, 1000, expected_tokens=24)
-    house.clock.advance(0.001)
-    house.submit("begun", 20, 60)
-    house.step(24)
-    running = list(house.state.running.values())
-    assert [seq.id for seq in cheapest_first(house.state, running)] == ["begun", "nearly done"]
+    stepped = SteppedEngine(num_pages=4000, max_model_len=10_000)
+    stepped.submit("nearly done", 20, 1000, expected_tokens=24)
+    stepped.clock.advance(0.001)
+    stepped.submit("begun", 20, 60)
+    stepped.step(24)
+    running = list(stepped.state.running.values())
+    assert [seq.id for seq in cheapest_first(stepped.state, running)] == ["begun", "nearly done"]
 
 
 def test_what_is_expected_crosses_the_wire():

@@ -5,40 +5,42 @@ from collections import Counter
 import pytest
 
 from engine.core.types import Lane
-from tests.core.virtual import House
+from tests.core.virtual import SteppedEngine
 
 
-def taken(house, lane):
-    """By requests of one lane that have ended; tests name those of the batch lane so."""
-    ends = house.ends.values()
+def taken(stepped, lane):
+    """Return the device seconds of a lane's ended requests. Requests of the batch lane have `batch` in their names."""
+    ends = stepped.ends.values()
     return sum(end.device_seconds for end in ends if ("batch" in end.request_id) == (lane is Lane.BATCH))
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_all_device_time_is_told_to_the_requests_that_took_it(overlaps):
-    house = House(adapters={"pirate": 4, "poet": 4}, overlaps=overlaps, num_pages=120)
-    house.learn()
+    stepped = SteppedEngine(adapters={"pirate": 4, "poet": 4}, overlaps=overlaps, num_pages=120)
+    stepped.learn()
     for number in range(24):
-        house.batch(f"batch-{number}", 100, 60, adapter=("pirate", "poet", None)[number % 3])
-    house.step(30)
+        stepped.batch(f"batch-{number}", 100, 60, adapter=("pirate", "poet", None)[number % 3])
+    stepped.step(30)
     for number in range(4):
-        house.submit(f"chat-{number}", 30, 20, adapter="poet")
-        house.step(10)
-    house.finish()
-    assert house.state.counters.preemptions, "what is computed twice is time too"
+        stepped.submit(f"chat-{number}", 30, 20, adapter="poet")
+        stepped.step(10)
+    stepped.finish()
+    assert stepped.state.counters.preemptions, "what is computed twice is time too"
     for lane in Lane:
-        assert taken(house, lane) == pytest.approx(house.ledger.busy[lane])
+        assert taken(stepped, lane) == pytest.approx(stepped.ledger.busy[lane])
 
 
 def test_device_time_grows_with_every_token_and_what_makes_it_longer():
-    house = House()
-    house.learn()
+    stepped = SteppedEngine()
+    stepped.learn()
     seen = Counter()
     for name, prompt, out in (("short", 20, 4), ("long", 20, 40), ("deep", 200, 4)):
-        house.submit(name, prompt, out)
+        stepped.submit(name, prompt, out)
         told = []
-        while name not in house.ends:
-            told += [event.device_seconds for event in house.engine.step() if event.tokens and event.request_id == name]
+        while name not in stepped.ends:
+            told += [
+                event.device_seconds for event in stepped.engine.step() if event.tokens and event.request_id == name
+            ]
             if len(told) == out:
                 break
         assert told == sorted(set(told))

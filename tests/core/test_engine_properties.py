@@ -41,6 +41,8 @@ from tests.core.memory import (
     tokens_of,
 )
 
+pytestmark = pytest.mark.slow
+
 
 class CoreMachine(RuleBasedStateMachine):
     @initialize(config=configs, overlaps=st.booleans())
@@ -146,7 +148,7 @@ class CoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
     def cancel(self, data):
-        """As an administrator does: between two steps, of which one may be under way."""
+        """Cancel a request as an administrator does: between two steps, while one may still be computed."""
         names = data.draw(st.lists(st.sampled_from(sorted(self.requests)), max_size=4))
         alive = self.engine.inspect(lambda state: len({*names} & state.sequences.keys()))
         assert self.engine.inspect(lambda state: cancel(state, names)) == alive
@@ -168,7 +170,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(adapter=st.sampled_from(sorted(ADAPTERS)))
     def read_adapter(self, adapter):
-        """As an operator's load does: what was read is packed if there is room for it."""
+        """Read an adapter as an operator's load does. It is packed into host memory if there is room."""
         if self.engine.inspect(lambda state: add_adapter(state, replace(added(adapter), is_read=True))):
             self.executor.begin(adapter)
 

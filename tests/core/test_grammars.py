@@ -8,15 +8,15 @@ from engine.core.commit import finish_reason
 from engine.core.grammars import LEAST_BYTES, Grammar, GrammarKind
 from engine.core.sequence import Sequence
 from engine.core.types import FinishReason, Lane, Request, SamplingParams, StepResult
-from tests.core.virtual import House
+from tests.core.virtual import SteppedEngine
 
 
 def grammar(name):
     return Grammar(GrammarKind.REGEX, name)
 
 
-class School(House):
-    """Grammars are prepared when somebody says so."""
+class School(SteppedEngine):
+    """An engine whose grammars are compiled only when a test calls `ready`."""
 
     def __init__(self, **config):
         super().__init__({}, **config)

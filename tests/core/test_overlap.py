@@ -12,23 +12,23 @@ from engine.core.config import CoreConfig, LaneGoals
 from engine.core.step_budget import StepBudget
 from engine.core.types import FinishReason, Lane, Request, SamplingParams
 from tests.core.memory import ADAPTERS, added, configs, expected_tokens, make_engine, prompts, request, run_all
-from tests.core.virtual import PLAN, PREFILL, STEP, House
+from tests.core.virtual import PLAN, PREFILL, STEP, SteppedEngine
 
 ROOMY = CoreConfig(num_pages=60, block_size=4, max_seqs=4, max_model_len=64, token_budget=64, eos_token_ids=(7,))
 
 
 def busy(**options):
-    """A house with more to do than it has room for, host copies included."""
-    house = House(num_pages=30, max_seqs=6, host_pages=40, eos_token_ids=tuple(range(200)), **options)
-    house.executor.plan_seconds = PLAN
+    """Return an engine with more work than its pages and its host copies have room for."""
+    stepped = SteppedEngine(num_pages=30, max_seqs=6, host_pages=40, eos_token_ids=tuple(range(200)), **options)
+    stepped.executor.plan_seconds = PLAN
     for i in range(10):
-        house.submit(f"r{i}", 20 + 3 * i, 40, Lane(i % 2), tenant=f"t{i % 3}")
-        house.engine.inbox.put(Submit(Request(f"e{i}", (i, i + 1), SamplingParams(60), tenant=f"t{i % 3}")))
-    return house
+        stepped.submit(f"r{i}", 20 + 3 * i, 40, Lane(i % 2), tenant=f"t{i % 3}")
+        stepped.engine.inbox.put(Submit(Request(f"e{i}", (i, i + 1), SamplingParams(60), tenant=f"t{i % 3}")))
+    return stepped
 
 
-def chunks_of(house, name):
-    return [chunk for plan in house.executor.plans for chunk in plan.chunks if chunk.request_id == name]
+def chunks_of(stepped, name):
+    return [chunk for plan in stepped.executor.plans for chunk in plan.chunks if chunk.request_id == name]
 
 
 def told(events, name):
@@ -91,84 +91,84 @@ def serve(config, arrivals, overlaps):
 def test_the_host_plans_while_the_device_computes():
     ends = {}
     for overlaps in (False, True):
-        house = House(overlaps=overlaps)
-        house.executor.plan_seconds = PLAN
-        house.submit("r", 16, 50)
-        house.finish()
-        ends[overlaps] = house.times["r"][-1]
+        stepped = SteppedEngine(overlaps=overlaps)
+        stepped.executor.plan_seconds = PLAN
+        stepped.submit("r", 16, 50)
+        stepped.finish()
+        ends[overlaps] = stepped.times["r"][-1]
     steps = 50
-    assert ends[False] == pytest.approx(sum(house.executor.took) + steps * PLAN)
-    assert ends[True] == pytest.approx(sum(house.executor.took) + PLAN)
+    assert ends[False] == pytest.approx(sum(stepped.executor.took) + steps * PLAN)
+    assert ends[True] == pytest.approx(sum(stepped.executor.took) + PLAN)
 
 
 def test_a_pending_token_gives_the_next_one_all_of_its_time():
-    house = House(overlaps=True, interactive=LaneGoals(ttft_s=0.001, itl_s=0.03))
-    house.learn()
-    house.submit("late", 16, 9)
-    house.step()
-    house.clock.advance(0.005)
-    assert house.state.sequences["late"].num_pending == 1
-    assert house.state.sequences["late"].due < house.clock.now
-    assert StepBudget(house.state, house.clock.now, timed=True)._slack == 0.03
+    stepped = SteppedEngine(overlaps=True, interactive=LaneGoals(ttft_s=0.001, itl_s=0.03))
+    stepped.learn()
+    stepped.submit("late", 16, 9)
+    stepped.step()
+    stepped.clock.advance(0.005)
+    assert stepped.state.sequences["late"].num_pending == 1
+    assert stepped.state.sequences["late"].due < stepped.clock.now
+    assert StepBudget(stepped.state, stepped.clock.now, timed=True)._slack == 0.03
 
 
 def test_steps_are_known_by_what_the_device_took():
-    house = House(overlaps=True)
-    house.executor.plan_seconds = PLAN
-    house.learn()
-    assert house.ledger.model.prices.step == pytest.approx(STEP, rel=0.02)
+    stepped = SteppedEngine(overlaps=True)
+    stepped.executor.plan_seconds = PLAN
+    stepped.learn()
+    assert stepped.ledger.model.prices.step == pytest.approx(STEP, rel=0.02)
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_every_second_of_the_device_is_charged_once(overlaps):
-    """Those of results that are thrown away included, because their request had ended."""
-    house = busy(overlaps=overlaps)
-    house.finish()
-    assert house.state.counters.preemptions > 0
-    stopped = [name for name, end in house.ends.items() if end.finish_reason is FinishReason.STOP]
+    """This includes results that are dropped because their request had already ended."""
+    stepped = busy(overlaps=overlaps)
+    stepped.finish()
+    assert stepped.state.counters.preemptions > 0
+    stopped = [name for name, end in stepped.ends.items() if end.finish_reason is FinishReason.STOP]
     assert stopped
     spent = sum(
         seconds + (0 if overlaps else PLAN)
-        for seconds, plan in zip(house.executor.took, house.executor.plans, strict=True)
+        for seconds, plan in zip(stepped.executor.took, stepped.executor.plans, strict=True)
         if plan.chunks
     )
-    accounts = house.ledger.accounts.of.values()
-    assert sum(house.ledger.busy.values()) == pytest.approx(spent)
+    accounts = stepped.ledger.accounts.of.values()
+    assert sum(stepped.ledger.busy.values()) == pytest.approx(spent)
     assert sum(account.seconds for account in accounts) == pytest.approx(spent)
 
 
 def test_a_chunk_is_billed_though_its_sequence_is_preempted_before_its_result_is_there():
-    house = House(overlaps=True, num_pages=12, max_seqs=4)
-    house.batch("b", 100, 8, tenant="late")
-    house.step()
-    assert house.ledger.accounts.get(Lane.BATCH, "late").served == 0
-    house.submit("i", 120, 2)
-    house.step()
-    assert house.state.sequences["b"].num_preemptions == 1
-    assert house.ledger.accounts.get(Lane.BATCH, "late").served == pytest.approx(house.executor.took[0])
+    stepped = SteppedEngine(overlaps=True, num_pages=12, max_seqs=4)
+    stepped.batch("b", 100, 8, tenant="late")
+    stepped.step()
+    assert stepped.ledger.accounts.get(Lane.BATCH, "late").served == 0
+    stepped.submit("i", 120, 2)
+    stepped.step()
+    assert stepped.state.sequences["b"].num_preemptions == 1
+    assert stepped.ledger.accounts.get(Lane.BATCH, "late").served == pytest.approx(stepped.executor.took[0])
 
 
 def test_a_token_known_beforehand_to_be_the_last_is_followed_by_nothing():
-    house = House(overlaps=True)
-    house.submit("r", 16, 5)
-    house.finish()
-    assert [(chunk.start, chunk.num_tokens) for chunk in chunks_of(house, "r")] == [
+    stepped = SteppedEngine(overlaps=True)
+    stepped.submit("r", 16, 5)
+    stepped.finish()
+    assert [(chunk.start, chunk.num_tokens) for chunk in chunks_of(stepped, "r")] == [
         (0, 16),
         *((16 + i, 1) for i in range(4)),
     ]
 
 
 def test_what_follows_a_stop_is_thrown_away():
-    house = House(overlaps=True)
+    stepped = SteppedEngine(overlaps=True)
     prompt = (1, 2, 3)
     tokens = expected_tokens(Request("r", prompt, SamplingParams(9)), 9, 1000)
     params = SamplingParams(9, stop_token_ids=(tokens[3],))
-    house.engine.inbox.put(Submit(Request("r", prompt, params)))
-    house.finish()
-    assert (len(house.times["r"]), house.reason("r")) == (tokens.index(tokens[3]) + 1, "stop")
-    assert len(chunks_of(house, "r")) == len(house.times["r"]) + 1
-    assert house.state.counters.generated_tokens == len(house.times["r"])
-    assert leftovers(house.state) == []
+    stepped.engine.inbox.put(Submit(Request("r", prompt, params)))
+    stepped.finish()
+    assert (len(stepped.times["r"]), stepped.reason("r")) == (tokens.index(tokens[3]) + 1, "stop")
+    assert len(chunks_of(stepped, "r")) == len(stepped.times["r"]) + 1
+    assert stepped.state.counters.generated_tokens == len(stepped.times["r"])
+    assert leftovers(stepped.state) == []
 
 
 def test_a_name_that_is_used_again_does_not_get_what_was_meant_for_another():
@@ -220,8 +220,8 @@ def test_an_adapter_is_known_until_nothing_under_way_reads_it():
 
 
 def test_somebody_whose_place_comes_free_only_by_a_result_starts_at_once():
-    house = House(overlaps=True, max_seqs=1)
-    house.submit("first", 16, 3)
-    house.submit("second", 16, 1)
-    house.finish()
-    assert house.times["second"][0] - house.times["first"][-1] == pytest.approx(STEP + 16 * PREFILL)
+    stepped = SteppedEngine(overlaps=True, max_seqs=1)
+    stepped.submit("first", 16, 3)
+    stepped.submit("second", 16, 1)
+    stepped.finish()
+    assert stepped.times["second"][0] - stepped.times["first"][-1] == pytest.approx(STEP + 16 * PREFILL)

@@ -5,7 +5,7 @@ from engine.core.config import CoreConfig
 from engine.core.sequence import TRIAL_TOKENS
 from engine.core.types import ErrorCode, FinishReason, Lane, LaneMode
 from tests.core.memory import expected_tokens, make_engine, request, run_all, tokens_of
-from tests.core.virtual import House
+from tests.core.virtual import SteppedEngine
 
 CONFIG = CoreConfig(num_pages=200, block_size=4, max_seqs=8, max_model_len=128, token_budget=64)
 
@@ -15,12 +15,12 @@ def suspect(name, produced=0, lane=Lane.INTERACTIVE, max_tokens=20):
     return one._replace(produced=tuple(expected_tokens(one, produced)), moves=1, suspect=True)
 
 
-def steps_of(house, requests):
+def steps_of(stepped, requests):
     for each in requests:
-        house.engine.inbox.put(Submit(each))
-    while house.state.has_work or house.engine.inbox._commands:
-        house.engine.step()
-    return [[chunk.request_id for chunk in plan.chunks] for plan in house.executor.plans if plan.chunks]
+        stepped.engine.inbox.put(Submit(each))
+    while stepped.state.has_work or stepped.engine.inbox._commands:
+        stepped.engine.step()
+    return [[chunk.request_id for chunk in plan.chunks] for plan in stepped.executor.plans if plan.chunks]
 
 
 def test_an_answer_goes_on_behind_the_tokens_that_another_engine_produced():
@@ -31,10 +31,10 @@ def test_an_answer_goes_on_behind_the_tokens_that_another_engine_produced():
 
 
 def test_suspects_are_computed_one_after_the_other_and_alone_until_they_are_cleared():
-    house = House()
+    stepped = SteppedEngine()
     others = [request(f"o{i}", [i, 2], 30, ignore_eos=True) for i in range(3)]
     suspects = [suspect("s0", 5), suspect("s1", 0, Lane.BATCH)]
-    steps = steps_of(house, [*others, *suspects])
+    steps = steps_of(stepped, [*others, *suspects])
     for name in ("s0", "s1"):
         own = [step for step in steps if name in step]
         assert own[:TRIAL_TOKENS] == [[name]] * TRIAL_TOKENS
@@ -44,8 +44,8 @@ def test_suspects_are_computed_one_after_the_other_and_alone_until_they_are_clea
 
 
 def test_a_step_planned_ahead_leaves_a_suspect_alone():
-    house = House(overlaps=True)
-    steps = steps_of(house, [request("o", [1, 2], 40, ignore_eos=True), suspect("s", 2)])
+    stepped = SteppedEngine(overlaps=True)
+    steps = steps_of(stepped, [request("o", [1, 2], 40, ignore_eos=True), suspect("s", 2)])
     own = [index for index, step in enumerate(steps) if "s" in step]
     assert all(step == ["s"] for step in steps[own[0] : own[TRIAL_TOKENS - 1] + 1])
 

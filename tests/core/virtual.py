@@ -17,7 +17,7 @@ PLAN = 0.004
 
 
 class SlowExecutor(FakeExecutor):
-    """Takes its time, and remembers every plan."""
+    """A fake executor that takes virtual time for every step and records every plan."""
 
     def __init__(self, clock, copy_seconds=0.0, **options):
         super().__init__(**options)
@@ -25,7 +25,7 @@ class SlowExecutor(FakeExecutor):
         self.device = VirtualDevice(clock)
         self.plans, self.took = [], []
         self.plan_seconds = 0.0
-        """That the host takes over a step, be it computed beside that or after it."""
+        """Seconds that the host takes to plan a step."""
         self.lag = 0.0
         """Seconds until the host hears that a step has ended."""
         self.load_seconds = self.surprise = 0.0
@@ -55,8 +55,8 @@ class SlowExecutor(FakeExecutor):
         return STEP + PREFILL * tokens + DECODE * decodes + copies + self.surprise * (decodes > 1)
 
 
-class House:
-    """Steps an engine and keeps what came of every request."""
+class SteppedEngine:
+    """An engine on a virtual clock that a test steps by hand. It records every request's token times and its end."""
 
     def __init__(self, adapters=None, *, overlaps=False, **config):
         self.clock = VirtualClock()
@@ -94,7 +94,7 @@ class House:
         self.submit(name, prompt, out, Lane.BATCH, **fields)
 
     def sleep(self, seconds):
-        """The host's, before it plans a step."""
+        """Advance the clock by the time that the host sleeps before it plans a step."""
         self.clock.advance(seconds)
 
     def step(self, count=1):

@@ -19,7 +19,7 @@ KEY = "sk-demo-acme"
 
 
 def lines(models):
-    """For each model a question that it can answer, and one line whose context nobody has room for."""
+    """Return a question for each model, and one line that is longer than every model's context."""
     for model in models:
         yield {"model": model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 24, "temperature": 0}
     yield {"model": models[0], "messages": [{"role": "user", "content": "x " * 20_000}]}

@@ -41,7 +41,10 @@ def set_signals(hangup):
 
 @contextmanager
 def started(folder, *arguments, hangup=signal.SIG_DFL):
-    """The process, and what it has said on standard error. `hangup`: what becomes of SIGHUP, whoever runs the tests."""
+    """Start a server, and yield its process and the file with its standard error.
+
+    `hangup` is what the server does on SIGHUP as it starts, whatever the tests' own process does.
+    """
     log = folder / "log"
     command = [sys.executable, "-m", "gateway", "serve", "--data-dir", str(folder / "data"), *arguments]
     with log.open("w") as stream:

@@ -1,4 +1,4 @@
-"""What was used is what callers were told, whoever they were and whatever served them."""
+"""The usage that is billed equals the usage that callers were told, for every tenant, model and lane."""
 
 import asyncio
 import csv
@@ -39,7 +39,7 @@ async def counted(server):
 
 
 async def used(client, tenant, model, tier, stream):
-    """One request, and what its answer says of it."""
+    """Send one request, and return the group it is billed under and the usage that its answer reports."""
     options = {"model": model, "messages": QUESTION, "max_tokens": 6, "service_tier": tier, "n": 2}
     if stream:
         chunks = await client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **options)

@@ -249,7 +249,7 @@ def test_a_step_that_fails_beside_another_ends_the_loop_and_breaks_nothing(runni
 
 
 def test_what_is_under_way_when_the_loop_stops_is_not_lost(running):
-    """Whoever steps on takes it up: every request ends once, and whole."""
+    """The next step completes it, so that every request ends exactly once with all its tokens."""
     running.executor.step.clear()
     running.submit("a", None, 30)
     running.hold_step()

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "gateway"))  # the doubles of
 
 import structlog
 from batch_fakes import batch_options
-from fakes import House
+from fakes import GatewayApp
 from patient_valkey import PatientValkey
 from redis.asyncio import Redis
 from served import Served, served
@@ -44,20 +44,20 @@ def answer(request: Request) -> str:
     return text or ("x" if request.params.ignore_eos else "")  # an engine that ignores the end produces some token
 
 
-async def _watch(house: House) -> None:
+async def _watch(gateway_app: GatewayApp) -> None:
     """Keep the gateway told that its engine, which reports no running requests, is alive."""
-    picture = await house.engine.stats()
+    picture = await gateway_app.engine.stats()
     for lane in picture.lanes:
         lane.running = 0
-    house.engine.picture = picture
-    async with heartbeat_running(house.gateway.heartbeat, house.engine):
+    gateway_app.engine.picture = picture
+    async with heartbeat_running(gateway_app.gateway.heartbeat, gateway_app.engine):
         await asyncio.Event().wait()
 
 
-async def _idle(house: House) -> None:
+async def _idle(gateway_app: GatewayApp) -> None:
     """Wait for the ends of requests whose clients have just gone away."""
     async with asyncio.timeout(30):
-        while house.gateway.active:
+        while gateway_app.gateway.active:
             await asyncio.sleep(0.01)
 
 
@@ -68,20 +68,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, PatientValkey() as valkey:
         options = batch_options(Redis.from_url(valkey.connection_url), Path(folder) / "stored")
         with served(Path(folder), **options) as running:
-            running.house.engine.reply = answer
-            running.house.engine.tokens_per_event = 3
-            watching = asyncio.run_coroutine_threadsafe(_watch(running.house), running.loop)
+            running.gateway_app.engine.reply = answer
+            running.gateway_app.engine.tokens_per_event = 3
+            watching = asyncio.run_coroutine_threadsafe(_watch(running.gateway_app), running.loop)
             print(json.dumps({"http": running.url, "grpc": running.grpc_target}), flush=True)
             sys.stdin.read()
             watching.cancel()
-            running.run(_idle(running.house))
-            running.run(running.house.assert_empty())
+            running.run(_idle(running.gateway_app))
+            running.run(running.gateway_app.assert_empty())
             print(json.dumps({"left": _left(running)}), flush=True)
 
 
 def _left(running: Served) -> int:
     """Return the number of requests that the engine or the gateway still has."""
-    return running.house.engine.open + running.house.gateway.active
+    return running.gateway_app.engine.open + running.gateway_app.gateway.active
 
 
 if __name__ == "__main__":

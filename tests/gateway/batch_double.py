@@ -47,7 +47,7 @@ class BatchDouble:
     url: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
-    """Of files that were sent."""
+    """Names of the files that clients have uploaded."""
     created: list[Json] = field(default_factory=list)
     """Bodies of batches that were asked for."""
     cancelled: list[str] = field(default_factory=list)

@@ -37,7 +37,7 @@ class MovedStore(BatchStore):
         self.now_ms = START_MS
 
     async def begin_anew(self) -> None:
-        """As if nothing had ever been."""
+        """Empty the database and set its clock back to the start."""
         await self._redis.flushall()
         self._turns = TenantClaimOrder()
         await self.set_time(START_MS)
@@ -52,7 +52,7 @@ class MovedStore(BatchStore):
 
 
 async def running(store: BatchStore, total: int, **more: Any) -> Batch:
-    """A batch whose lines are ready."""
+    """Create a batch and validate it, so that its lines are ready to be claimed."""
     batch = await store.create(wanted(**more), 100)
     lease = await claimed(store, "validate")
     assert await store.validated(lease, total)
@@ -66,6 +66,6 @@ async def claimed(store: BatchStore, task: str) -> Lease:
 
 
 def batch_options(redis: Redis, folder: Path, max_open: int = 100) -> dict[str, Any]:
-    """Of an application with files and batches, that nobody works on."""
+    """Return the options of an application that offers files and batches, but has no dispatcher to run them."""
     files = build_files(redis, folder)
     return {"files": files, "batches": Batches(BatchStore(redis, timeout=30.0), files, max_open)}

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from batch_house import Town
+from batch_cluster import BatchCluster
 from fakes import ids_of, tiny_tokenizer
 from redis.asyncio import Redis
 
@@ -30,8 +30,8 @@ async def work(redis: str, folder: str, name: str, lease_seconds: float, poison:
         return "ok"
 
     async with Redis.from_url(redis) as client:
-        office = await Town(Path(folder), client, lease_seconds).office(name)
-        office.house.engine.reply = reply
-        office.house.engine.pause = 0.002
-        async with office.dispatcher:
+        member = await BatchCluster(Path(folder), client, lease_seconds).add_member(name)
+        member.gateway_app.engine.reply = reply
+        member.gateway_app.engine.pause = 0.002
+        async with member.dispatcher:
             await asyncio.Event().wait()

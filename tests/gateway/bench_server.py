@@ -40,7 +40,7 @@ class FakeServer:
 
 
 async def good(body: dict) -> AsyncIterator[bytes]:
-    """One token a chunk, then usage."""
+    """Stream one token in each chunk, then the usage."""
     yield b": a comment\n\n"
     for index in range(body["max_tokens"]):
         yield chunk([7], "length" if index == body["max_tokens"] - 1 else None)
@@ -50,7 +50,7 @@ async def good(body: dict) -> AsyncIterator[bytes]:
 
 
 async def pairs(body: dict) -> AsyncIterator[bytes]:
-    """Two tokens a chunk, with carriage returns, cut where no line ends, no ids told."""
+    """Stream two tokens in each chunk, without token ids, with CRLF line ends, in pieces that end inside lines."""
     frames = b"".join(chunk(None).replace(b"\n", b"\r\n") for _ in range(body["max_tokens"] // 2))
     for start in range(0, len(frames), 50):
         yield frames[start : start + 50]

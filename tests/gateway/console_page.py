@@ -26,7 +26,7 @@ CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}], "max_tok
 
 @dataclass
 class Console:
-    """A page of the console, and what it did behind our backs."""
+    """A page of the console, with the errors that it reported and the URLs that it requested."""
 
     gateway: Served
     page: Any
@@ -53,7 +53,7 @@ class Console:
         self.page.get_by_label("Most tokens").fill(str(most_tokens))
 
     def chat(self, key: str = "sk-acme", **fields: Any) -> httpx.Response:
-        """As any client would."""
+        """Send a chat to the API, past the console, and return the response."""
         headers = {"authorization": f"Bearer {key}"}
         return httpx.post(
             f"{self.gateway.url}/v1/chat/completions", headers=headers, json=CHAT | fields, timeout=PATIENCE
@@ -84,7 +84,7 @@ def opened_console(browser: Any, root: Path, redis_url: str) -> Iterator[Console
         yield found
         context.close()
         assert found.errors == []
-        gateway.run(gateway.house.assert_empty())
+        gateway.run(gateway.gateway_app.assert_empty())
         gateway.run(accounts.close())
         gateway.run(redis.aclose())
 

@@ -52,7 +52,7 @@ CONTEXT = 256
 SPECIAL = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
 EOS = 0
 DEVICE_SECONDS = 0.002
-"""Of each event with tokens."""
+"""Device time of each event that has tokens."""
 ENGINE_WAIT_SECONDS = 0.2
 """How long requests wait for an engine that is not ready."""
 TEMPLATE = (
@@ -135,7 +135,7 @@ class FakeEngine:
         self.cached: Callable[[Request], int] = lambda request: 0
         self.requests: list[Request] = []
         self.ends: dict[str, str] = {}
-        """By request id: finished, aborted or failed."""
+        """How each request ended, by request id: finished, aborted or failed."""
         self.paths: dict[str, str] = {}
         """Loaded adapters: version to path."""
         self.rejected: str = ""
@@ -359,13 +359,13 @@ def content_hash(folder: Path) -> str:
 
 
 class CountingLimiter(LocalLimiter):
-    """Remembers how every reservation ended."""
+    """A local limiter that records every reservation and how it ended."""
 
     def __init__(self) -> None:
         super().__init__()
         self.reserved: list[ReserveRequest] = []
         self.ends: dict[str, list[int | None]] = {}
-        """By lease: tokens it was settled with, None for a refund; one entry each time."""
+        """How often and with how many tokens each lease was settled, by lease. None means a refund."""
         self.rows: list[UsageRow] = []
         """What each settlement counted."""
         self.delay = 0.0
@@ -424,13 +424,13 @@ class Watcher:
 
 @cache
 def grammar_pool() -> GrammarPool:
-    """One for all tests of a process. Its workers end with the process."""
+    """Return the grammar pool that all tests of this process share. Its workers end with the process."""
     return GrammarPool()
 
 
 @dataclass
-class House:
-    """A gateway and everything around it."""
+class GatewayApp:
+    """A gateway with a fake engine and limiter, its HTTP application, and what tests look at afterwards."""
 
     engine: FakeEngine
     limiter: CountingLimiter
@@ -450,7 +450,7 @@ class House:
         return AsyncOpenAI(api_key=key, base_url="http://test/v1", http_client=self.client(None), max_retries=0)
 
     async def assert_empty(self) -> None:
-        """Nothing runs, every stream is closed, every reservation ended exactly once."""
+        """Check that nothing runs, every stream is closed, and every reservation ended exactly once."""
         await self.gateway.close()
         assert self.gateway.active == 0
         assert self.engine.open == 0
@@ -459,7 +459,7 @@ class House:
 
 
 def key_ring(owners: Mapping[str, Tenant] = KEYS) -> AccountMirror:
-    """Who is whose, without a registry to follow. `owners`: by their keys."""
+    """Return the tenants and keys of `owners`, which is keyed by API key, without a registry behind them."""
     hashes = {hash_key(key): tenant for key, tenant in owners.items()}
     principals = {known: Principal(tenant, key_id(known), tenant is ADMIN_TENANT) for known, tenant in hashes.items()}
     return AccountMirror(principals, lambda tenants: None)
@@ -476,17 +476,17 @@ def write_adapter(root: Path, name: str, content: str = "weights") -> Path:
     return folder
 
 
-async def build_house(
+async def build_gateway_app(
     root: Path,
     settings: ServiceSettings | None = None,
     observers: Sequence[Observer] = (),
     limiter: Any = None,
     grammars: GrammarPool | None = None,
     **app_options: Any,
-) -> House:
-    """Serves the base and two adapters, pirate (alias captain) and poet, from folders below `root`.
+) -> GatewayApp:
+    """Build a gateway that serves the base and the adapters pirate (alias captain) and poet, from folders below `root`.
 
-    `observers`: told before the house's own.
+    The gateway tells `observers` of a request before it tells its own.
     """
     engine, limiter, watcher, metrics = FakeEngine(), limiter or CountingLimiter(), Watcher(), Metrics(model=BASE)
     await limiter.configure([ACME, GLOBEX])
@@ -509,4 +509,4 @@ async def build_house(
     )
     usage = UsageAdmin(FakeBooks(limiter), BILLING)
     app = create_app(gateway, key_ring(), metrics=metrics, usage=usage, operations=operations, **app_options)
-    return House(engine, limiter, adapters, gateway, watcher, metrics, app, usage, operations)
+    return GatewayApp(engine, limiter, adapters, gateway, watcher, metrics, app, usage, operations)

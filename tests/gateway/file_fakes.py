@@ -46,7 +46,7 @@ class FullFile:
 
 
 def build_files(redis: Redis, where: str | Path | Folder, limits: FileLimits = LIMITS, **options) -> Files:
-    """Of a URL, a folder, or a place."""
+    """Return the file service over `where`: a URL, the path of a folder, or an opened folder."""
     place = (
         where if isinstance(where, Folder) else storage_backend(where if isinstance(where, str) else folder_url(where))
     )

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import uvicorn
-from fakes import build_house, tiny_tokenizer
+from fakes import build_gateway_app, tiny_tokenizer
 from file_fakes import build_files
 
 from gateway.files.service import FileLimits
@@ -27,9 +27,9 @@ async def serve(redis: str, folder: Path, port: Connection, lease_seconds: float
     async with connect_server(redis) as client:
         limits = FileLimits(2**30, 2**30, 100)
         files = build_files(client, folder / "stored", limits, lease_seconds=lease_seconds)
-        house = await build_house(folder, files=files)
+        gateway_app = await build_gateway_app(folder, files=files)
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
         listener.listen(128)
         port.send(listener.getsockname()[1])
-        await uvicorn.Server(guarded_config(house.app, lifespan="off")).serve(sockets=[listener])
+        await uvicorn.Server(guarded_config(gateway_app.app, lifespan="off")).serve(sockets=[listener])

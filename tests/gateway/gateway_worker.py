@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fakes import build_house, tiny_tokenizer
+from fakes import build_gateway_app, tiny_tokenizer
 
 from gateway.core.limits import Limits
 from gateway.core.tenants import Tenant
@@ -32,12 +32,12 @@ async def serve(options: dict[str, Any], port: Connection) -> None:
         shared = RedisLimiter(client, timeout=60.0, lease_seconds=options.get("lease_seconds", 30.0), cooldown=0.05)
         local = LocalLimiter(options.get("replicas", 1))
         limiter = FailoverLimiter(shared, local)
-        house = await build_house(Path(options["folder"]), limiter=limiter)
-        house.engine.info.max_model_len = 4096
-        house.engine.pause = options.get("pause", 0.0)
+        gateway_app = await build_gateway_app(Path(options["folder"]), limiter=limiter)
+        gateway_app.engine.info.max_model_len = 4096
+        gateway_app.engine.pause = options.get("pause", 0.0)
         await limiter.configure(Tenant(name, limits=Limits(**limits)) for name, limits in options["limits"].items())
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
         listener.listen(128)
         port.send(listener.getsockname()[1])
-        await uvicorn.Server(guarded_config(house.app, lifespan="off")).serve(sockets=[listener])
+        await uvicorn.Server(guarded_config(gateway_app.app, lifespan="off")).serve(sockets=[listener])

@@ -13,7 +13,7 @@ from threading import Thread
 from typing import Any
 
 import uvicorn
-from fakes import House, build_house, key_ring
+from fakes import GatewayApp, build_gateway_app, key_ring
 
 from gateway.http.guard import GuardedProtocol, guarded_config
 from gateway.rpc.api import GrpcServer
@@ -22,7 +22,7 @@ from gateway.serve.process import run_loop
 
 @dataclass(frozen=True)
 class Served:
-    house: House
+    gateway_app: GatewayApp
     url: str
     grpc_target: str
     loop: asyncio.AbstractEventLoop
@@ -49,15 +49,21 @@ def served(
     ready: Future[Served] = Future()
 
     async def serve() -> None:
-        house = await build_house(root, **app_options)
+        gateway_app = await build_gateway_app(root, **app_options)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         same = {name: app_options.get(name) for name in ("files", "batches")}
         server = GrpcServer(
-            house.gateway, key_ring(), None, house.operations, usage=house.usage, grace_seconds=0.0, **same
+            gateway_app.gateway,
+            key_ring(),
+            None,
+            gateway_app.operations,
+            usage=gateway_app.usage,
+            grace_seconds=0.0,
+            **same,
         )
         async with server as grpc_port:
-            ready.set_result(Served(house, url, f"127.0.0.1:{grpc_port}", asyncio.get_running_loop()))
-            servers.append(uvicorn.Server(guarded_config(wrap(house.app), protocol, lifespan="off")))
+            ready.set_result(Served(gateway_app, url, f"127.0.0.1:{grpc_port}", asyncio.get_running_loop()))
+            servers.append(uvicorn.Server(guarded_config(wrap(gateway_app.app), protocol, lifespan="off")))
             await servers[0].serve(sockets=[listener])
 
     servers: list[uvicorn.Server] = []

@@ -68,7 +68,7 @@ def tiny_decoder() -> Decoder:
     return build_decoder(spec, open_weights(folder, spec), torch.float32, CPU)
 
 
-class World:
+class SteppedArena:
     """One engine's device side, without a scheduler. Pages that nobody owns are NaN."""
 
     def __init__(self, is_recorded: bool) -> None:
@@ -119,13 +119,13 @@ class Pair:
     """A recorded world and one that is not, told the same."""
 
     def __init__(self) -> None:
-        self.recorded, self.plain = World(True), World(False)
+        self.recorded, self.plain = SteppedArena(True), SteppedArena(False)
         self.tokens: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
         self.pages: dict[str, list[int]] = {}
         self.free = [7, 3, 11, 5, 2, 13, 9, 4, 15, 6, 17, 8]
 
-    def both(self, call: Callable[[World], Any]) -> None:
+    def both(self, call: Callable[[SteppedArena], Any]) -> None:
         call(self.recorded)
         call(self.plain)
 
@@ -134,10 +134,10 @@ class Pair:
     ) -> None:
         self.tokens[name], self.computed[name], self.pages[name] = list(tokens), 0, []
         admission = Admission(name, tuple(tokens), len(tokens), 0, (), adapter, params)
-        self.both(lambda world: world.admit(admission))
+        self.both(lambda stepped: stepped.admit(admission))
 
     def preempt(self, name: str) -> None:
-        self.both(lambda world: world.release(name))
+        self.both(lambda stepped: stepped.release(name))
 
     def resume(
         self, name: str, num_prompt: int, adapter: str | None, params: SamplingParams, num_computed: int
@@ -148,7 +148,7 @@ class Pair:
         self.pages[name] = list(kept)
         tokens = tuple(self.tokens[name])
         admission = Admission(name, tokens, num_prompt, num_computed, tuple(kept), adapter, params)
-        self.both(lambda world: world.admit(admission))
+        self.both(lambda stepped: stepped.admit(admission))
 
     def step(self, names: Sequence[str]) -> int | None:
         """What was replayed, if anything. Both must say the same, and mean it."""
@@ -161,7 +161,7 @@ class Pair:
                 assert one.logprobs and abs(one.logprobs.logprob - other.logprobs.logprob) < 1e-4
             self.tokens[one.request_id].append(one.token)
         torch.testing.assert_close(self.recorded.sampler.logits, self.plain.sampler.logits, rtol=1e-4, atol=1e-4)
-        pages = (world.arena.pages for world in (self.recorded, self.plain))
+        pages = (stepped.arena.pages for stepped in (self.recorded, self.plain))
         torch.testing.assert_close(*pages, rtol=1e-4, atol=1e-4, equal_nan=True)
         assert not self.recorded.arena.pages[0].any(), "the null page was written"
         replayed = self.recorded.recorder.replayed[before:]
@@ -177,8 +177,8 @@ class Pair:
 
 def any_set_of_adapters_with_padding() -> None:
     pair = Pair()
-    pair.both(lambda world: world.load("x", 3, range(20, 40)))
-    pair.both(lambda world: world.load("y", 20, range(40, 80)))
+    pair.both(lambda stepped: stepped.load("x", 3, range(20, 40)))
+    pair.both(lambda stepped: stepped.load("y", 20, range(40, 80)))
     pair.admit("a", range(10, 41))
     pair.admit("b", (4, 5, 6), "x", SAMPLED)
     pair.admit("c", (9, 8), "y", LOGPROBS)
@@ -197,16 +197,16 @@ def requests_come_and_go() -> None:
     """Preempted ones resume from nothing, and from pages they had, with a token the host knows beside those it does
     not; an adapter moves to other pages and another slot."""
     pair = Pair()
-    pair.both(lambda world: world.load("x", 3, range(20, 40)))
+    pair.both(lambda stepped: stepped.load("x", 3, range(20, 40)))
     pair.admit("a", (50, 51, 52, 53))
     pair.admit("b", (4, 5, 6), "x", LOGPROBS)
     assert pair.step("ab") is None
     assert pair.step("ab") == OF_2
     pair.preempt("b")
     pair.preempt("a")
-    pair.both(lambda world: world.arena.evict_adapter("x"))
-    pair.both(lambda world: world.load("z", 5, range(20, 30)))
-    pair.both(lambda world: world.load("x", 3, range(30, 50)))
+    pair.both(lambda stepped: stepped.arena.evict_adapter("x"))
+    pair.both(lambda stepped: stepped.load("z", 5, range(20, 30)))
+    pair.both(lambda stepped: stepped.load("x", 3, range(30, 50)))
     pair.resume("a", 4, None, GREEDY, num_computed=len(pair.tokens["a"]) - 1)
     assert pair.step("a") == OF_1 + PLAIN
     pair.resume("b", 3, "x", LOGPROBS, num_computed=0)
@@ -219,7 +219,7 @@ def requests_come_and_go() -> None:
 
 def scaled_outputs_are_not_replayed() -> None:
     pair = Pair()
-    pair.both(lambda world: world.load("d", 4, range(20, 40), is_scaled=True))
+    pair.both(lambda stepped: stepped.load("d", 4, range(20, 40), is_scaled=True))
     pair.admit("a", (50, 51, 52, 53), "d")
     pair.admit("b", (4, 5, 6))
     assert [pair.step("ab") for _ in range(2)] == [None] * 2

@@ -44,7 +44,7 @@ LATE = 4
 """Steps until the others come, and take the place of those in the batch lane."""
 
 
-class World:
+class SteppedEngine:
     """Steps an engine whose pages are NaN until they are written, and keeps what came of every request."""
 
     def __init__(self, model: Path, adapter: Path, ahead: bool) -> None:
@@ -112,7 +112,7 @@ def _compute_with_triton(runner: ModelRunner, recorder: Rerun | None) -> None:
 def an_engine_ahead_of_replays(model: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         save_adapter(Path(scratch) / "x", 3, seed=3)
-        plain, ahead = (World(model, Path(scratch) / "x", is_ahead) for is_ahead in (False, True))
+        plain, ahead = (SteppedEngine(model, Path(scratch) / "x", is_ahead) for is_ahead in (False, True))
         plain.run()
         ahead.run()
     assert ahead.ends == plain.ends

@@ -27,7 +27,7 @@ MARGIN = 1e-3
 """A likeliest token this much (of a logprob) ahead of the next is beyond what rounding moves."""
 
 
-class House:
+class SteppedEngine:
     """An engine over a tiny model, stepped by hand; host memory for `host` adapters, pages for `resident`.
 
     Its time stands still but when a test moves it.
@@ -92,20 +92,20 @@ def folders(tmp_path):
 
 
 @pytest.fixture
-def house(tiny_llama):
+def stepped(tiny_llama):
     """Has host memory for one adapter."""
-    return House(tiny_llama, host=1, resident=1)
+    return SteppedEngine(tiny_llama, host=1, resident=1)
 
 
 def test_two_hundred_adapters_through_memory_for_few(tiny_llama, tmp_path):
-    small, big = House(tiny_llama, host=20, resident=8), House(tiny_llama, host=200, resident=200)
+    small, big = SteppedEngine(tiny_llama, host=20, resident=8), SteppedEngine(tiny_llama, host=200, resident=200)
     for number in range(200):
         save_adapter(tmp_path / str(number), RANK, number)
-    for house in (small, big):
-        adapters = [house.load(tmp_path / str(number)) for number in range(200)]
+    for stepped in (small, big):
+        adapters = [stepped.load(tmp_path / str(number)) for number in range(200)]
         for number, adapter in enumerate((*adapters, *adapters[::-7])):
-            house.submit(f"r{number}", adapter, prompt=(4 + number % 90, 9, 11))
-        house.finish()
+            stepped.submit(f"r{number}", adapter, prompt=(4 + number % 90, 9, 11))
+        stepped.finish()
     assert len({*adapters}) == 200 and len(big.streams) == 229
     decided = 0
     for name, stream in big.streams.items():
@@ -121,11 +121,11 @@ def test_two_hundred_adapters_through_memory_for_few(tiny_llama, tmp_path):
     assert big.state.counters.adapter_fetches == 200 and big.state.counters.adapter_evictions == 0
 
 
-def test_what_host_memory_has_no_room_for_is_read_when_it_is_wanted(house, folders):
-    kept, read = house.load(folders["x"]), house.load(folders["y"])
-    assert [house.state.adapters[name].host for name in (kept, read)] == [HostCopy.PRESENT, HostCopy.ABSENT]
-    assert house.run("r", read).finish_reason is FinishReason.LENGTH
-    assert [house.state.adapters[name].host for name in (kept, read)] == [HostCopy.ABSENT, HostCopy.PRESENT]
+def test_what_host_memory_has_no_room_for_is_read_when_it_is_wanted(stepped, folders):
+    kept, read = stepped.load(folders["x"]), stepped.load(folders["y"])
+    assert [stepped.state.adapters[name].host for name in (kept, read)] == [HostCopy.PRESENT, HostCopy.ABSENT]
+    assert stepped.run("r", read).finish_reason is FinishReason.LENGTH
+    assert [stepped.state.adapters[name].host for name in (kept, read)] == [HostCopy.ABSENT, HostCopy.PRESENT]
 
 
 def make_vanish(folder):
@@ -150,27 +150,27 @@ def make_damaged(folder):
         (make_damaged, "has changed since it was loaded"),
     ],
 )
-def test_a_folder_that_is_not_what_it_was_fails_its_own_waiters_only(house, folders, tmp_path, harm, reason):
-    house.load(folders["x"])
-    y, z = house.load(folders["y"]), house.load(folders["z"])
+def test_a_folder_that_is_not_what_it_was_fails_its_own_waiters_only(stepped, folders, tmp_path, harm, reason):
+    stepped.load(folders["x"])
+    y, z = stepped.load(folders["y"]), stepped.load(folders["z"])
     shutil.copytree(folders["y"], tmp_path / "backup")
     harm(folders["y"])
     for name, adapter in (("1", y), ("2", z), ("3", y), ("4", None)):
-        house.submit(name, adapter)
-    house.finish()
+        stepped.submit(name, adapter)
+    stepped.finish()
     for name in "13":
-        refusal = house.ends[name].refusal
+        refusal = stepped.ends[name].refusal
         assert refusal.code is ErrorCode.ADAPTER_UNAVAILABLE and reason in refusal.message
         assert refusal.retry_after > 0
-    assert [house.ends[name].finish_reason for name in "24"] == [FinishReason.LENGTH] * 2
-    assert house.state.counters.adapter_fetch_failures == 1, "one fetch for both"
-    at_once = house.run("5", y)
+    assert [stepped.ends[name].finish_reason for name in "24"] == [FinishReason.LENGTH] * 2
+    assert stepped.state.counters.adapter_fetch_failures == 1, "one fetch for both"
+    at_once = stepped.run("5", y)
     assert at_once.refusal.code is ErrorCode.ADAPTER_UNAVAILABLE and reason in at_once.refusal.message
-    assert house.state.counters.adapter_fetch_failures == 1, "not sooner than the backoff"
+    assert stepped.state.counters.adapter_fetch_failures == 1, "not sooner than the backoff"
     shutil.rmtree(folders["y"], ignore_errors=True)
     shutil.copytree(tmp_path / "backup", folders["y"])
-    house.now += at_once.refusal.retry_after
-    assert house.run("6", y).finish_reason is FinishReason.LENGTH
+    stepped.now += at_once.refusal.retry_after
+    assert stepped.run("6", y).finish_reason is FinishReason.LENGTH
 
 
 def flaky(times, seen):
@@ -188,53 +188,53 @@ def flaky(times, seen):
 
 
 @pytest.mark.parametrize(("times", "end"), [(2, FinishReason.LENGTH), (3, FinishReason.ERROR)])
-def test_a_disk_that_falters_is_asked_again(house, folders, monkeypatch, times, end):
+def test_a_disk_that_falters_is_asked_again(stepped, folders, monkeypatch, times, end):
     monkeypatch.setattr(fetcher_module, "RETRY_AFTER_S", (0.001, 0.001))
-    house.load(folders["x"])
-    adapter, seen = house.load(folders["y"]), []
+    stepped.load(folders["x"])
+    adapter, seen = stepped.load(folders["y"]), []
     monkeypatch.setattr(Packer, "read", flaky(times, seen))
-    event = house.run("r", adapter)
+    event = stepped.run("r", adapter)
     assert (event.finish_reason, len(seen)) == (end, 3)
     if end is FinishReason.ERROR:
         assert "stale handle" in event.refusal.message
 
 
-def test_a_bug_in_the_fetcher_leaves_nobody_waiting(house, folders, monkeypatch):
-    house.load(folders["x"])
-    adapter = house.load(folders["y"])
+def test_a_bug_in_the_fetcher_leaves_nobody_waiting(stepped, folders, monkeypatch):
+    stepped.load(folders["x"])
+    adapter = stepped.load(folders["y"])
     monkeypatch.setattr(Packer, "pack", lambda *_: 1 / 0)
-    assert "ZeroDivisionError" in house.run("r", adapter).refusal.message
+    assert "ZeroDivisionError" in stepped.run("r", adapter).refusal.message
 
 
-def test_a_fetch_nobody_waits_for_any_more_is_called_off(house, folders, monkeypatch):
-    house.load(folders["x"])
-    adapter, seen = house.load(folders["y"]), []
+def test_a_fetch_nobody_waits_for_any_more_is_called_off(stepped, folders, monkeypatch):
+    stepped.load(folders["x"])
+    adapter, seen = stepped.load(folders["y"]), []
     monkeypatch.setattr(fetcher_module, "RETRY_AFTER_S", (30.0, 30.0))
     monkeypatch.setattr(Packer, "read", flaky(9, seen))
-    house.submit("r", adapter)
+    stepped.submit("r", adapter)
     while not seen:
-        house.step()
-    house.engine.inbox.put(Abort("r"))
-    house.finish()
-    assert house.state.adapters[adapter].host is HostCopy.ABSENT
-    assert house.state.counters.adapter_fetch_failures == 0 and len(seen) == 1
-    assert house.runner._fetcher._called_off == {}
+        stepped.step()
+    stepped.engine.inbox.put(Abort("r"))
+    stepped.finish()
+    assert stepped.state.adapters[adapter].host is HostCopy.ABSENT
+    assert stepped.state.counters.adapter_fetch_failures == 0 and len(seen) == 1
+    assert stepped.runner._fetcher._called_off == {}
 
 
-def test_unloading_frees_every_tier(house, folders):
-    x, y = house.load(folders["x"]), house.load(folders["y"])
-    house.run("1", y)
+def test_unloading_frees_every_tier(stepped, folders):
+    x, y = stepped.load(folders["x"]), stepped.load(folders["y"])
+    stepped.run("1", y)
     for adapter in (x, y):
-        house.engine.inbox.put(DropAdapter(adapter))
-    house.finish()
-    assert house.state.adapters == {} and house.runner._host.num_bytes == 0
-    assert house.state.adapter_pages == 0 and house.runner._arena._slots == {}
+        stepped.engine.inbox.put(DropAdapter(adapter))
+    stepped.finish()
+    assert stepped.state.adapters == {} and stepped.runner._host.num_bytes == 0
+    assert stepped.state.adapter_pages == 0 and stepped.runner._arena._slots == {}
 
 
-def test_the_hash_covers_what_is_computed_and_not_how_it_is_written(house, folders):
+def test_the_hash_covers_what_is_computed_and_not_how_it_is_written(stepped, folders):
     """Other whitespace in the configuration is the same adapter."""
-    house.load(folders["x"])
-    adapter = house.load(folders["y"])
+    stepped.load(folders["x"])
+    adapter = stepped.load(folders["y"])
     file = folders["y"] / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()), indent=4))
-    assert house.run("r", adapter).finish_reason is FinishReason.LENGTH
+    assert stepped.run("r", adapter).finish_reason is FinishReason.LENGTH

@@ -51,7 +51,7 @@ def byte_model(tmp_path_factory):
     return save_byte_model(tmp_path_factory.mktemp("bytes"))
 
 
-class House:
+class SteppedEngine:
     """An engine around the model, in fp32."""
 
     def __init__(self, model, overlaps=False, **core):
@@ -97,19 +97,19 @@ class House:
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["in turn", "ahead"])
-def house(byte_model, request):
+def stepped(byte_model, request):
     """Also with steps that are planned while the one before is computed."""
-    return House(byte_model, overlaps=request.param)
+    return SteppedEngine(byte_model, overlaps=request.param)
 
 
-def test_random_schemas_at_temperature_one(house):
+def test_random_schemas_at_temperature_one(stepped):
     rng = random.Random(5)
-    schemas = {house.ask(f"schema-{i}", schema(s)): s for i in range(40) if (s := random_schema(rng))}
-    house.finish()
+    schemas = {stepped.ask(f"schema-{i}", schema(s)): s for i in range(40) if (s := random_schema(rng))}
+    stepped.finish()
     for name, wanted in schemas.items():
-        check(house.text(name), wanted)
-        assert house.ends[name].finish_reason is FinishReason.STOP
-    assert len({house.text(name) for name in schemas}) > 30
+        check(stepped.text(name), wanted)
+        assert stepped.ends[name].finish_reason is FinishReason.STOP
+    assert len({stepped.text(name) for name in schemas}) > 30
 
 
 @pytest.mark.parametrize(
@@ -123,39 +123,39 @@ def test_random_schemas_at_temperature_one(house):
     ],
 )
 @pytest.mark.parametrize("shaping", [{}, {"temperature": 0.0}, {"top_p": 0.3, "top_k": 4, "repetition_penalty": 1.8}])
-def test_other_grammars(house, grammar, pattern, shaping):
-    text, reason = house.answer(grammar, **shaping)
+def test_other_grammars(stepped, grammar, pattern, shaping):
+    text, reason = stepped.answer(grammar, **shaping)
     assert patterns.fullmatch(pattern or grammar.text, text), text
     assert reason is FinishReason.STOP
 
 
-def test_an_answer_may_be_cut_short(house):
-    text, reason = house.answer(regex("[a-z]{50}"), max_tokens=7)
+def test_an_answer_may_be_cut_short(stepped):
+    text, reason = stepped.answer(regex("[a-z]{50}"), max_tokens=7)
     assert reason is FinishReason.LENGTH and text.isalpha() and 7 <= len(text) <= 21
 
 
-def test_min_tokens_count_as_long_as_the_grammar_has_more(house):
-    name = house.ask("long", regex("a*"), min_tokens=9)
-    house.finish()
-    assert len(house.tokens[name]) > 9 and set(house.text(name)) == {"a"}
-    assert house.answer(free('start: "yes"'), min_tokens=9) == ("yes", FinishReason.STOP)
+def test_min_tokens_count_as_long_as_the_grammar_has_more(stepped):
+    name = stepped.ask("long", regex("a*"), min_tokens=9)
+    stepped.finish()
+    assert len(stepped.tokens[name]) > 9 and set(stepped.text(name)) == {"a"}
+    assert stepped.answer(free('start: "yes"'), min_tokens=9) == ("yes", FinishReason.STOP)
 
 
-def test_no_bias_brings_back_what_is_forbidden(house):
+def test_no_bias_brings_back_what_is_forbidden(stepped):
     bias = ((EOS, 100.0), (BYTES.token_to_id("z"), 100.0), (BYTES.token_to_id("b"), 50.0))
-    assert house.answer(regex("[ab]{6}"), logit_bias=bias)[0] == "b" * 6
+    assert stepped.answer(regex("[ab]{6}"), logit_bias=bias)[0] == "b" * 6
 
 
-def test_logprobs_are_the_models_own(house):
+def test_logprobs_are_the_models_own(stepped):
     """Not those of what the grammar left: an allowed token is one of many to the model."""
-    name = house.ask("probable", regex("[0-9]{4}"), logprobs=3, temperature=0.0)
-    house.finish()
-    first = house.logprobs[name][0]
-    assert first.logprob < first.top[0][1] and first.top[0][0] != house.tokens[name][0]
+    name = stepped.ask("probable", regex("[0-9]{4}"), logprobs=3, temperature=0.0)
+    stepped.finish()
+    first = stepped.logprobs[name][0]
+    assert first.logprob < first.top[0][1] and first.top[0][0] != stepped.tokens[name][0]
 
 
-def test_stop_tokens_end_a_grammars_answer_too(house):
-    text, reason = house.answer(regex("[ab]{200}"), stop_token_ids=(BYTES.token_to_id("b"),), seed=3)
+def test_stop_tokens_end_a_grammars_answer_too(stepped):
+    text, reason = stepped.answer(regex("[ab]{200}"), stop_token_ids=(BYTES.token_to_id("b"),), seed=3)
     assert reason is FinishReason.STOP and len(text) < 200 and text.endswith("b")
 
 
@@ -179,9 +179,9 @@ def test_stop_tokens_end_a_grammars_answer_too(house):
         (regex("((a{1000}){1000}){1000}"), None),
     ],
 )
-def test_what_is_none_or_too_much_is_refused(house, grammar, why):
-    name = house.ask(f"refused-{len(house.tokens)}", grammar, max_tokens=20)
-    refusal = house.finish().ends[name].refusal
+def test_what_is_none_or_too_much_is_refused(stepped, grammar, why):
+    name = stepped.ask(f"refused-{len(stepped.tokens)}", grammar, max_tokens=20)
+    refusal = stepped.finish().ends[name].refusal
     if why is None:  # large, and either followed or refused
         assert refusal is None or refusal.code.value == "invalid_grammar"
     else:
@@ -205,25 +205,25 @@ def hostile_chain(length):
         (schema({"allOf": [{"multipleOf": 99_991}, {"multipleOf": 99_989}]}), "more than"),
     ],
 )
-def test_what_would_kill_or_stall_the_engine_is_refused(house, grammar, why):
+def test_what_would_kill_or_stall_the_engine_is_refused(stepped, grammar, why):
     """Requests beside it end as they would have, and so does the next with a grammar."""
-    hostile = house.ask(f"hostile-{len(house.tokens)}", grammar, max_tokens=20)
-    beside = house.ask(f"beside-{len(house.tokens)}", regex("[0-9]{12}"))
-    house.finish()
-    assert house.ends[hostile].refusal.code.value == "invalid_grammar"
-    assert why in house.ends[hostile].refusal.message
-    assert len(house.text(beside)) == 12
+    hostile = stepped.ask(f"hostile-{len(stepped.tokens)}", grammar, max_tokens=20)
+    beside = stepped.ask(f"beside-{len(stepped.tokens)}", regex("[0-9]{12}"))
+    stepped.finish()
+    assert stepped.ends[hostile].refusal.code.value == "invalid_grammar"
+    assert why in stepped.ends[hostile].refusal.message
+    assert len(stepped.text(beside)) == 12
 
 
-def test_a_grammar_that_becomes_too_much_spoils_only_the_request_that_made_it_so(house):
+def test_a_grammar_that_becomes_too_much_spoils_only_the_request_that_made_it_so(stepped):
     """Its automaton has a state for every history of 200 characters."""
     hostile = regex("(.*a.{200}){5}")
     for attempt in range(2):
-        name = house.ask(f"hostile-{attempt}", hostile, logit_bias=((BYTES.token_to_id("a"), 3.0),))
-        beside = house.ask(f"beside-{attempt}", regex("[0-9]{12}"))
-        house.finish()
-        assert len(house.text(beside)) == 12
-        assert len(house.tokens[name]) > 5
+        name = stepped.ask(f"hostile-{attempt}", hostile, logit_bias=((BYTES.token_to_id("a"), 3.0),))
+        beside = stepped.ask(f"beside-{attempt}", regex("[0-9]{12}"))
+        stepped.finish()
+        assert len(stepped.text(beside)) == 12
+        assert len(stepped.tokens[name]) > 5
 
 
 def test_rows_without_a_grammar_are_the_same_beside_any(byte_model):
@@ -237,14 +237,14 @@ def test_rows_without_a_grammar_are_the_same_beside_any(byte_model):
     )
 
     def run(*grammars):
-        house = House(byte_model)
+        stepped = SteppedEngine(byte_model)
         for number, one in enumerate(grammars):
-            house.ask(f"grammar-{number}", one)
+            stepped.ask(f"grammar-{number}", one)
         for _ in range(20):
-            house.step()
-        names = [house.ask(f"free-{i}", seed=i, logprobs=4, max_tokens=30, **s) for i, s in enumerate(shapes)]
-        house.finish()
-        return [(house.tokens[name], house.logprobs[name]) for name in names]
+            stepped.step()
+        names = [stepped.ask(f"free-{i}", seed=i, logprobs=4, max_tokens=30, **s) for i, s in enumerate(shapes)]
+        stepped.finish()
+        return [(stepped.tokens[name], stepped.logprobs[name]) for name in names]
 
     same_shape = [None] * 3  # as many rows beside them: products of matrices round by their shapes
     assert run(regex("a{300}"), regex("[ab]{300}"), schema({"type": "object"})) == run(*same_shape)
@@ -261,15 +261,15 @@ def test_the_preempted_go_on_as_if_nothing_had_been(byte_model):
     ] * 2
 
     def run(disturbed, **core):
-        house = House(byte_model, **core)
-        names = [house.ask(f"b{i}", one, **shaping) for i, one in enumerate(grammars)]
+        stepped = SteppedEngine(byte_model, **core)
+        names = [stepped.ask(f"b{i}", one, **shaping) for i, one in enumerate(grammars)]
         for number in range(12):
             for _ in range(6):
-                house.step()
+                stepped.step()
             if disturbed:
-                house.ask(f"person-{number}", prompt=b"x" * 30, max_tokens=4, ignore_eos=True)
-        house.finish()
-        return [house.tokens[name] for name in names], house.engine.state.counters.preemptions
+                stepped.ask(f"person-{number}", prompt=b"x" * 30, max_tokens=4, ignore_eos=True)
+        stepped.finish()
+        return [stepped.tokens[name] for name in names], stepped.engine.state.counters.preemptions
 
     undisturbed, none = run(False, block_size=4)
     resumed, preemptions = run(True, block_size=4, num_pages=24, max_seqs=4)
@@ -302,37 +302,37 @@ def held(byte_model, monkeypatch):
         return made[-1]
 
     monkeypatch.setattr("engine.model.runner.Compiler", hold)
-    house = House(byte_model)
-    yield house, made[0]
+    stepped = SteppedEngine(byte_model)
+    yield stepped, made[0]
     made[0].leave.set()
 
 
 def test_what_takes_long_to_prepare_holds_nobody_up(held):
     """With both threads busy others without a grammar go on, and so does whoever needs one that is there already."""
-    house, compiler = held
-    assert house.answer(regex("ready[0-9]"))[1] is FinishReason.STOP
-    slow = [house.ask(f"slow-{i}", regex(f"held{i}")) for i in range(3)]
-    others = [house.ask("free", max_tokens=5, ignore_eos=True), house.ask("other", regex("[xy]{3}"), max_tokens=5)]
+    stepped, compiler = held
+    assert stepped.answer(regex("ready[0-9]"))[1] is FinishReason.STOP
+    slow = [stepped.ask(f"slow-{i}", regex(f"held{i}")) for i in range(3)]
+    others = [stepped.ask("free", max_tokens=5, ignore_eos=True), stepped.ask("other", regex("[xy]{3}"), max_tokens=5)]
     for _ in range(30):
-        house.step()
-    assert "free" in house.ends and not {*slow, "other"} & house.ends.keys()
+        stepped.step()
+    assert "free" in stepped.ends and not {*slow, "other"} & stepped.ends.keys()
     compiler.leave.set()
-    house.finish()
-    assert [house.text(name) for name in slow] == ["held0", "held1", "held2"]
-    assert others[1] in house.ends
+    stepped.finish()
+    assert [stepped.text(name) for name in slow] == ["held0", "held1", "held2"]
+    assert others[1] in stepped.ends
 
 
 def test_leaving_while_a_grammar_is_compiled(held):
-    house, compiler = held
-    names = [house.ask(f"leaves-{i}", regex(f"held{i}")) for i in range(3)]
+    stepped, compiler = held
+    names = [stepped.ask(f"leaves-{i}", regex(f"held{i}")) for i in range(3)]
     for _ in range(3):
-        house.step()
+        stepped.step()
     for name in names:
-        house.engine.inbox.put(Abort(name))
-    house.finish()
-    assert {house.ends[name].finish_reason for name in names} == {FinishReason.ABORT}
+        stepped.engine.inbox.put(Abort(name))
+    stepped.finish()
+    assert {stepped.ends[name].finish_reason for name in names} == {FinishReason.ABORT}
     compiler.leave.set()
-    assert house.answer(regex("held0"))[0] == "held0"
+    assert stepped.answer(regex("held0"))[0] == "held0"
     assert compiler.count[regex("held0")] == 1
     assert compiler.count[regex("held2")] == 0
 

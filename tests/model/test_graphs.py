@@ -89,7 +89,7 @@ class Idle:
         return lambda: self.replayed.append(number)
 
 
-class World:
+class CapturedGraphs:
     """What captured steps need, with an adapter `x` in slot 0 and one that scales outputs, `d`, in slot 1."""
 
     def __init__(self, folder):
@@ -118,62 +118,62 @@ class World:
 
 
 @pytest.fixture
-def world(tiny_llama):
-    return World(tiny_llama)
+def captured(tiny_llama):
+    return CapturedGraphs(tiny_llama)
 
 
-def test_every_rung_is_captured_with_adapters_and_without(world):
-    assert world.graphs.rungs == (1, 2, 4, 5)
-    assert world.recorder.count == 8
-    assert world.told == [(0, 8), (2, 8), (4, 8), (6, 8), (8, 8)]
+def test_every_rung_is_captured_with_adapters_and_without(captured):
+    assert captured.graphs.rungs == (1, 2, 4, 5)
+    assert captured.recorder.count == 8
+    assert captured.told == [(0, 8), (2, 8), (4, 8), (6, 8), (8, 8)]
 
 
 @pytest.mark.parametrize(
     ("adapters", "replayed"),
     [([None], 7), (["x"], 6), ([None, None], 5), ([None, "x", None], 2), (["x"] * 5, 0), ([None] * 5, 1)],
 )
-def test_the_lowest_rung_that_fits_is_replayed(world, adapters, replayed):
+def test_the_lowest_rung_that_fits_is_replayed(captured, adapters, replayed):
     """The largest is captured first, and with adapters before without."""
     for name, adapter in zip("abcde", adapters, strict=False):
-        world.admit(name, adapter)
-    batch = world.decode("abcde"[: len(adapters)])
-    assert world.graphs.fits(batch)
-    sample = world.graphs.launch(batch)
-    assert world.recorder.replayed == [replayed]
+        captured.admit(name, adapter)
+    batch = captured.decode("abcde"[: len(adapters)])
+    assert captured.graphs.fits(batch)
+    sample = captured.graphs.launch(batch)
+    assert captured.recorder.replayed == [replayed]
     assert len(sample.to_host()) == len(adapters)
 
 
-def test_what_does_not_fit_is_not_replayed(world):
+def test_what_does_not_fit_is_not_replayed(captured):
     for name in "abcdefg":
-        world.admit(name, "d" if name == "g" else None)
+        captured.admit(name, "d" if name == "g" else None)
     prompt_too = [ScheduledChunk("a", 2, 1, (), samples=True), ScheduledChunk("b", 0, 3, (), samples=True)]
     steps = {
-        "a prompt beside a decode": world.state.gather(prompt_too),
-        "a prompt's last but one token": world.state.gather([ScheduledChunk("a", 1, 1, (), samples=False)]),
-        "outputs that are scaled": world.decode("ag"),
-        "more rows than any rung": world.decode("abcdef"),
+        "a prompt beside a decode": captured.state.gather(prompt_too),
+        "a prompt's last but one token": captured.state.gather([ScheduledChunk("a", 1, 1, (), samples=False)]),
+        "outputs that are scaled": captured.decode("ag"),
+        "more rows than any rung": captured.decode("abcdef"),
     }
     for why, batch in steps.items():
-        assert not world.graphs.fits(batch), why
+        assert not captured.graphs.fits(batch), why
         with pytest.raises(ValueError, match="does not fit any graph"):
-            world.graphs.launch(batch)
-    assert world.recorder.replayed == []
+            captured.graphs.launch(batch)
+    assert captured.recorder.replayed == []
 
 
-def test_a_slot_may_scale_outputs_and_then_not(world):
-    world.admit("a", "d")
-    assert not world.graphs.fits(world.decode("a"))
-    world.arena.evict_adapter("d")
-    assert not world.arena.table.has_scales.any()
+def test_a_slot_may_scale_outputs_and_then_not(captured):
+    captured.admit("a", "d")
+    assert not captured.graphs.fits(captured.decode("a"))
+    captured.arena.evict_adapter("d")
+    assert not captured.arena.table.has_scales.any()
 
 
-def test_a_step_is_one_upload_from_a_block_that_the_last_one_did_not_use(world, monkeypatch):
+def test_a_step_is_one_upload_from_a_block_that_the_last_one_did_not_use(captured, monkeypatch):
     sent = []
     monkeypatch.setattr(HostBlock, "send", lambda block, target, numbers: sent.append((block, target, numbers)))
     for name, adapter in zip("abc", ("x", "x", None), strict=True):
-        world.admit(name, adapter)
+        captured.admit(name, adapter)
     for names in ("abc", "c", "abc"):
-        world.graphs.launch(world.decode(names))
+        captured.graphs.launch(captured.decode(names))
     blocks, targets, numbers = zip(*sent, strict=True)
     assert blocks[0] is blocks[2] and blocks[0] is not blocks[1]
     assert len({target.data_ptr() for target in targets}) == 1
@@ -197,15 +197,15 @@ def test_parts_of_a_block_are_aligned_and_apart():
     assert not block[shape.size :].any()
 
 
-def test_rows_beyond_a_batch_are_padding(world):
+def test_rows_beyond_a_batch_are_padding(captured):
     """Whatever lay there before."""
-    world.admit("a", None)
-    world.admit("b", "x")
+    captured.admit("a", None)
+    captured.admit("b", "x")
     shape = StepShape(4, MAX_LEN // BLOCK, workspace_numbers(4))
     fields = HostBlock((shape,), CPU).begin(4)
     for part in fields:
         part[:] = 99
-    write_rows(fields, world.decode("ab"))
+    write_rows(fields, captured.decode("ab"))
     assert fields.kv_slots.tolist() == [3 * BLOCK + 2] * 2 + [-1] * 2
     assert fields.token_ids[:2].tolist() == [7, 7]
     assert fields.positions[:2].tolist() == [2, 2]
@@ -215,16 +215,16 @@ def test_rows_beyond_a_batch_are_padding(world):
     assert fields.block_tables[:2, 0].tolist() == [3, 3]
 
 
-def test_lists_are_empty_where_nothing_is_captured_yet(world):
+def test_lists_are_empty_where_nothing_is_captured_yet(captured):
     """A capture launches everything once, before any step has filled the block."""
-    fields = cut_block(world.graphs._block, StepShape(1, MAX_LEN // BLOCK, workspace_numbers(1)))
+    fields = cut_block(captured.graphs._block, StepShape(1, MAX_LEN // BLOCK, workspace_numbers(1)))
     assert fields.lora[:HEADER:COUNT].tolist() == [0, 0, 0, 0]
     assert (fields.kv_slots.tolist(), fields.sampler_slots.tolist(), fields.contexts.tolist()) == ([-1], [-1], [0])
 
 
-def test_what_is_kept_back_covers_what_lies_at_fixed_addresses(world):
-    spec, graphs = world.graphs._parts.decoder.spec, world.graphs
-    tuning = graphs._parts.backend.paged_attention.decode_tuning(world.arena.kv(0))
+def test_what_is_kept_back_covers_what_lies_at_fixed_addresses(captured):
+    spec, graphs = captured.graphs._parts.decoder.spec, captured.graphs
+    tuning = graphs._parts.backend.paged_attention.decode_tuning(captured.arena.kv(0))
     workspace = graphs._parts.backend.paged_attention._workspace
     held = (graphs._block, graphs._logits, graphs._ids, graphs._sums, workspace.rows)
     held = (*held, workspace.partials.totals, workspace.partials.stats)
@@ -233,9 +233,9 @@ def test_what_is_kept_back_covers_what_lies_at_fixed_addresses(world):
     assert sizes == sorted(sizes)
 
 
-def test_llama_3_8b_keeps_half_a_gigabyte_back(world):
+def test_llama_3_8b_keeps_half_a_gigabyte_back(captured):
     spec = replace(
-        world.graphs._parts.decoder.spec,
+        captured.graphs._parts.decoder.spec,
         vocab_size=128_256,
         hidden_size=4096,
         intermediate_size=14_336,
@@ -255,19 +255,19 @@ def test_pages_are_what_graphs_leave(monkeypatch):
     assert count_pages(replace(config, num_pages=70), 100, cuda, reserved=4_000) == 70
 
 
-def test_graphs_are_for_gpus(world):
-    spec, shape = world.graphs._parts.decoder.spec, world.arena.shape
+def test_graphs_are_for_gpus(captured):
+    spec, shape = captured.graphs._parts.decoder.spec, captured.arena.shape
     arguments = (spec, shape, torch.float32, CPU, TritonBackend(), MAX_LEN)
     assert plan_graphs(EngineConfig("model"), *arguments) is None
 
 
-def test_graphs_are_off_where_the_configuration_says_so(world):
-    spec, shape, cuda = world.graphs._parts.decoder.spec, world.arena.shape, torch.device("cuda")
+def test_graphs_are_off_where_the_configuration_says_so(captured):
+    spec, shape, cuda = captured.graphs._parts.decoder.spec, captured.arena.shape, torch.device("cuda")
     config = EngineConfig("model", graphs=False)
     assert plan_graphs(config, spec, shape, torch.float32, cuda, TritonBackend(), MAX_LEN) is None
 
 
-def test_a_sampler_that_needs_the_host_is_not_captured(world):
+def test_a_sampler_that_needs_the_host_is_not_captured(captured):
     plan = GraphPlan(TritonBackend(), MAX_SEQS, MAX_LEN, reserved=0)
     with pytest.raises(TypeError, match="not with a HeldTokens"):
-        plan.capture(world.graphs._parts.decoder, world.arena, make_sampler(97, CPU, (), 4), lambda *_: None)
+        plan.capture(captured.graphs._parts.decoder, captured.arena, make_sampler(97, CPU, (), 4), lambda *_: None)

@@ -15,6 +15,8 @@ from engine.sim.synthetic import Sizes, arrivals, with_adapters, with_tenants
 from engine.sim.traces import Arrival
 from engine.sim.workload import Backlog, Workload
 
+pytestmark = pytest.mark.slow
+
 BACKLOG = Backlog(12, Sizes(32, 64), Sizes(16, 32))
 
 

@@ -1,4 +1,4 @@
-"""Found by every Python process of a plant as it begins: lets a test move its clock, and look at its tasks.
+"""Every Python process of a deployment imports this as it starts: it lets a test move its clock and look at its tasks.
 
 The folder CHAOS_FOLDER holds `clock`, the seconds by which the wall clock is wrong, while it is. A process that gets
 SIGUSR1 writes what its tasks are doing to `tasks-PID` there; one that gets SIGUSR2 says on standard error where its

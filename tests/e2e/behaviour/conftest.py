@@ -16,7 +16,7 @@ from tests.e2e.behaviour.grpc_client import Grpc
 
 
 @dataclass
-class Stage:
+class ClientUnderTest:
     """Where a test's client meets the gateway."""
 
     gateway: Served
@@ -40,7 +40,7 @@ def kind(request) -> type[Client]:
 
 
 @pytest.fixture
-def stage(kind, tmp_path) -> Iterator[Stage]:
+def setup(kind, tmp_path) -> Iterator[ClientUnderTest]:
     answered: list[int] = []
 
     def counting(app: Callable) -> Callable:
@@ -55,6 +55,6 @@ def stage(kind, tmp_path) -> Iterator[Stage]:
         return counted
 
     with served(tmp_path, counting) as gateway:
-        gateway.house.engine.info.max_model_len = 2048
-        yield Stage(gateway, kind, answered)
-        gateway.run(gateway.house.assert_empty())
+        gateway.gateway_app.engine.info.max_model_len = 2048
+        yield ClientUnderTest(gateway, kind, answered)
+        gateway.run(gateway.gateway_app.assert_empty())

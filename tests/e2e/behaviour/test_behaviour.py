@@ -67,40 +67,40 @@ COLOR = named(
 pytestmark = pytest.mark.parametrize("how", ["chat", "stream"])
 
 
-async def test_chat_and_usage(stage, how):
-    reply = await getattr(stage.client(), how)(**CHAT)
+async def test_chat_and_usage(setup, how):
+    reply = await getattr(setup.client(), how)(**CHAT)
     assert (reply.only.text, reply.only.finish) == (HELLO, "stop")
     assert reply.usage == (PROMPT_TOKENS, len(HELLO) + 1)
     assert reply.pieces > len(HELLO) or how == "chat"
 
 
-async def test_stop_and_length(stage, how):
-    stopped = await getattr(stage.client(), how)(**CHAT, stop=["wor", "zzz"])
+async def test_stop_and_length(setup, how):
+    stopped = await getattr(setup.client(), how)(**CHAT, stop=["wor", "zzz"])
     assert (stopped.only.text, stopped.only.finish) == ("Hello, ", "stop")
-    cut = await getattr(stage.client(), how)(**CHAT, max_completion_tokens=4)
+    cut = await getattr(setup.client(), how)(**CHAT, max_completion_tokens=4)
     assert (cut.only.text, cut.only.finish) == ("Hell", "length")
 
 
-async def test_logprobs(stage, how):
-    reply = await getattr(stage.client(), how)(**CHAT, logprobs=True, top_logprobs=2)
+async def test_logprobs(setup, how):
+    reply = await getattr(setup.client(), how)(**CHAT, logprobs=True, top_logprobs=2)
     assert reply.only.logprobs == [(character, 2) for character in HELLO]
 
 
-async def test_several_answers(stage, how):
-    client = stage.client()
+async def test_several_answers(setup, how):
+    client = setup.client()
     if how == "stream" and not client.streams_several:
         pytest.skip(f"{client.module} streams one answer at a time")
-    stage.gateway.house.engine.reply = lambda sent: f"seed {sent.params.seed}"
+    setup.gateway.gateway_app.engine.reply = lambda sent: f"seed {sent.params.seed}"
     reply = await getattr(client, how)(**CHAT, n=3, seed=7)
     assert {index: choice.text for index, choice in reply.choices.items()} == {i: f"seed {7 + i}" for i in range(3)}
     assert {choice.finish for choice in reply.choices.values()} == {"stop"}
     assert reply.usage[1] == 3 * (len("seed 7") + 1)
-    assert len(stage.gateway.house.limiter.reserved) == 1
+    assert len(setup.gateway.gateway_app.limiter.reserved) == 1
 
 
-async def test_tools(stage, how):
-    stage.gateway.house.engine.reply = lambda sent: CALLS
-    reply = await getattr(stage.client(), how)(**CHAT, tools=[LOOK], tool_choice="auto")
+async def test_tools(setup, how):
+    setup.gateway.gateway_app.engine.reply = lambda sent: CALLS
+    reply = await getattr(setup.client(), how)(**CHAT, tools=[LOOK], tool_choice="auto")
     assert (reply.only.text, reply.only.finish) == ("", "tool_calls")
     assert calls(reply) == [("look", {"place": 'the "sea"'}), ("look", {"place": "sky"})]
 
@@ -119,40 +119,40 @@ def calls(reply):
     ],
     ids=["required", "named"],
 )
-async def test_tools_that_have_to_be_called(stage, how, options, names):
+async def test_tools_that_have_to_be_called(setup, how, options, names):
     """The engine answers nonsense, as far as it is let."""
-    nonsense(stage)
+    nonsense(setup)
     for seed in range(4):
-        reply = await getattr(stage.client(), how)(**CHAT, tools=[LOOK, WAIT], seed=seed, **options)
+        reply = await getattr(setup.client(), how)(**CHAT, tools=[LOOK, WAIT], seed=seed, **options)
         assert (reply.only.text or "", reply.only.finish) == ("", "tool_calls")
         made = calls(reply)
         assert made and {name for name, _ in made} <= names
         assert [list(arguments) for _, arguments in made] == [PARAMETERS[name] for name, _ in made]
 
 
-async def test_json_schema(stage, how):
-    nonsense(stage)
-    replies = [await getattr(stage.client(), how)(**CHAT, seed=seed, response_format=COLOR) for seed in range(4)]
+async def test_json_schema(setup, how):
+    nonsense(setup)
+    replies = [await getattr(setup.client(), how)(**CHAT, seed=seed, response_format=COLOR) for seed in range(4)]
     assert {reply.only.finish for reply in replies} == {"stop"}
     assert all(json.loads(reply.only.text)["color"] in ("red", "green") for reply in replies)
 
 
-def nonsense(stage):
+def nonsense(setup):
     backend = tiny_tokenizer()._backend
-    stage.gateway.house.engine.reply = lambda sent: walk(sent.params.grammar, backend, sent.params.seed)
+    setup.gateway.gateway_app.engine.reply = lambda sent: walk(sent.params.grammar, backend, sent.params.seed)
 
 
-async def test_a_call_is_answered_and_the_chat_goes_on(stage, how):
+async def test_a_call_is_answered_and_the_chat_goes_on(setup, how):
     call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"place": "sea"}'}}
     messages = [
         *CHAT["messages"],
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": "blue"},
     ]
-    reply = await getattr(stage.client(), how)(model=BASE, messages=messages, tools=[LOOK])
+    reply = await getattr(setup.client(), how)(model=BASE, messages=messages, tools=[LOOK])
     assert (reply.only.text, reply.only.finish) == (HELLO, "stop")
-    [sent] = stage.gateway.house.engine.requests
-    assert "<|tool|>blue" in stage.gateway.house.gateway.tokenizer.decode(sent.prompt, skip_special=False)
+    [sent] = setup.gateway.gateway_app.engine.requests
+    assert "<|tool|>blue" in setup.gateway.gateway_app.gateway.tokenizer.decode(sent.prompt, skip_special=False)
 
 
 @pytest.mark.parametrize(
@@ -166,33 +166,33 @@ async def test_a_call_is_answered_and_the_chat_goes_on(stage, how):
         ("sk-globex", {"model": "pirate", "max_tokens": 1000}, openai.RateLimitError, 429),
     ],
 )
-async def test_what_trying_again_cannot_help_is_tried_once(stage, how, key, change, error, status):
+async def test_what_trying_again_cannot_help_is_tried_once(setup, how, key, change, error, status):
     with pytest.raises((error, Refused)) as caught:
-        await getattr(stage.client(key, retries=2), how)(**CHAT | change)
+        await getattr(setup.client(key, retries=2), how)(**CHAT | change)
     assert caught.value.status_code == status
-    assert stage.answered == [status]
+    assert setup.answered == [status]
 
 
-async def test_a_full_lane_is_tried_again(stage, how, monkeypatch):
-    house = stage.gateway.house
+async def test_a_full_lane_is_tried_again(setup, how, monkeypatch):
+    gateway_app = setup.gateway.gateway_app
     refusal = Refusal(ErrorCode.LANE_QUEUE_FULL, "too many are waiting", 0.05)
-    house.engine.last_words = TokenEvent("x", finish_reason=FinishReason.ERROR, refusal=refusal)
-    events = house.engine._events
+    gateway_app.engine.last_words = TokenEvent("x", finish_reason=FinishReason.ERROR, refusal=refusal)
+    events = gateway_app.engine._events
 
     def once(request):
         answer = events(request)
-        house.engine.last_words = None
+        gateway_app.engine.last_words = None
         return answer
 
-    monkeypatch.setattr(house.engine, "_events", once)
-    reply = await getattr(stage.client(retries=2), how)(**CHAT)
-    assert (reply.only.text, stage.answered) == (HELLO, [503, 200])
+    monkeypatch.setattr(gateway_app.engine, "_events", once)
+    reply = await getattr(setup.client(retries=2), how)(**CHAT)
+    assert (reply.only.text, setup.answered) == (HELLO, [503, 200])
 
 
-async def test_a_tenants_limit_is_waited_for(stage, how):
-    stage.gateway.run(use_up(stage.gateway.house.limiter))
-    reply = await getattr(stage.client("sk-globex", retries=2), how)(**CHAT, max_tokens=20)
-    assert (reply.only.text, stage.answered) == (HELLO, [429, 200])
+async def test_a_tenants_limit_is_waited_for(setup, how):
+    setup.gateway.run(use_up(setup.gateway.gateway_app.limiter))
+    reply = await getattr(setup.client("sk-globex", retries=2), how)(**CHAT, max_tokens=20)
+    assert (reply.only.text, setup.answered) == (HELLO, [429, 200])
 
 
 async def use_up(limiter):

@@ -1,0 +1,168 @@
+"""What all commands share: one address, one message where no gateway answers, all errors at once; and the chat."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+from rich.console import Console
+from served import served
+from typer.testing import CliRunner
+
+from gateway.cli.chat import ChatClient, ChatError, checked_model
+from gateway.cli.main import app
+from gateway.cli.options import grpc_target
+from gateway.terminal.tls import CHOSEN, TlsFiles
+
+AWAY = "Start one with `loralane serve`, or name another with --url or LORALANE_URL."
+COMMANDS = [
+    ["chat"],
+    ["adapters", "ls"],
+    ["limits", "get"],
+    ["lanes", "ls"],
+    ["requests", "ls"],
+    ["tenants", "ls"],
+    ["usage"],
+    ["batch", "list"],
+    ["bench", "serve", "--warmup", "0"],
+]
+
+
+@pytest.fixture
+def nowhere():
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+    return f"http://127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_takes_the_address_from_the_environment_and_says_what_to_do(command, nowhere):
+    done = CliRunner().invoke(app, command, env={"LORALANE_URL": nowhere, "COLUMNS": "500"})
+    assert done.exit_code == 1
+    assert f"No gateway answers at {nowhere}. {AWAY}" in " ".join(done.output.split())
+
+
+def test_the_flag_comes_before_the_environment(nowhere):
+    env = {"LORALANE_URL": "http://127.0.0.1:1", "COLUMNS": "500"}
+    for command in (["chat"], ["lanes", "ls"]):
+        assert f"at {nowhere}. " in CliRunner().invoke(app, [*command, "--url", nowhere], env=env).output
+
+
+class Root(BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = json.dumps(self.server.answer).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize(("tls", "scheme"), [(False, ""), (True, "https://")])
+def test_the_gateway_names_its_own_grpc_port(tls, scheme):
+    CHOSEN.set(TlsFiles())
+    with ThreadingHTTPServer(("127.0.0.1", 0), Root) as server:
+        server.answer = {"name": "loralane", "grpc": {"port": 50051, "tls": tls}}
+        Thread(target=server.serve_forever).start()
+        assert grpc_target(f"http://127.0.0.1:{server.server_port}") == f"{scheme}127.0.0.1:50051"
+        server.answer = {"hello": "world"}
+        done = CliRunner().invoke(app, ["lanes", "ls", "--url", f"http://127.0.0.1:{server.server_port}"])
+        server.shutdown()
+    assert "is no gateway, or does not serve gRPC" in " ".join(done.output.split())
+    assert grpc_target("gateway:50051") == "gateway:50051"
+
+
+WRONG = """
+model: {name: 7up, sauce: embedded}
+lanes: {interactive: {max_requests: none}}
+http: {prot: 1}
+tenants:
+  acme: {keys: [sk-in-the-file], weight: heavy, limits: {tokens_per_minute: "${ABSENT}"}}
+  globex: {keyz: []}
+  initech: {limits: "${ALSO_ABSENT}"}
+nothing: {}
+"""
+
+
+def test_check_tells_everything_that_is_wrong(tmp_path):
+    file = tmp_path / "wrong.yaml"
+    file.write_text(WRONG)
+    done = CliRunner().invoke(app, ["check", str(file)], env={"COLUMNS": "500"})
+    assert done.exit_code == 1
+    for words in (
+        "model.sauce: unknown key; did you mean source?",
+        "lanes.interactive.max_requests: ",
+        "http.prot: unknown key; did you mean port?",
+        "tenants.acme.keys[0]: write ${VARIABLE}",
+        "tenants.acme.weight: Expected ",
+        "tenants.acme.limits.tokens_per_minute: the environment variable ABSENT is not set",
+        "tenants.globex.keyz: unknown key; did you mean keys?",
+        "tenants.initech.limits: the environment variable ALSO_ABSENT is not set",
+        "nothing: unknown key",
+    ):
+        assert words in done.output, words
+    assert "sk-in-the-file" not in done.output
+
+
+# --- the chat -------------------------------------------------------------------------------------------------------
+
+
+class Typed(Console):
+    """A terminal at which these lines are typed."""
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__(file=io.StringIO(), width=200)
+        self._lines = iter(lines)
+
+    def input(self, *_args, **_kwargs) -> str:
+        try:
+            return next(self._lines)
+        except StopIteration:
+            raise EOFError from None
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory):
+    with served(tmp_path_factory.mktemp("gateway")) as running:
+        yield running
+
+
+def talk(gateway, *lines: str, model: str | None = None) -> str:
+    CHOSEN.set(TlsFiles())
+    console = Typed(*lines)
+    ChatClient(gateway.url, "sk-acme", model, None).run(console)
+    return console.file.getvalue()
+
+
+def test_a_chat_answers_and_knows_its_commands(gateway):
+    base = gateway.gateway_app.gateway.base_name
+    told = talk(gateway, "Hi", "/help", "/lane batch", "Again", "/lane", "/model", f"/model {base}", "/exit", "unheard")
+    assert told.count("Hello, world!") == 2
+    assert "/lane NAME" in told
+    assert told.count("lane: batch") == 2
+    assert f"now {base}" in told
+    assert [request.lane.name for request in gateway.gateway_app.engine.requests[-2:]] == ["INTERACTIVE", "BATCH"]
+
+
+def test_a_chat_refuses_what_there_is_not(gateway):
+    base = gateway.gateway_app.gateway.base_name
+    told = talk(gateway, "/model pirat", "/lane express", "/halp", "Hi")
+    assert f"there is no model 'pirat'; there are: {base}" in told or "there is no model 'pirat'; did you mean" in told
+    assert "there is no lane 'express'; there are: interactive, batch" in told
+    assert "there is no command /halp; /help lists" in told
+    assert "Hello, world!" in told, "the conversation goes on"
+    with pytest.raises(ChatError, match="there is no model 'gpt-5'; there are: "):
+        talk(gateway, model="gpt-5")
+
+
+def test_the_nearest_model_is_named():
+    assert checked_model("pirate", ["base", "pirate"]) == "pirate"
+    with pytest.raises(ChatError, match=r"did you mean pirate\? there are: base, pirate"):
+        checked_model("pirat", ["base", "pirate"])

@@ -1,0 +1,305 @@
+"""Configuration files: what they mean, and what people are told when they are wrong."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from engine.config import EngineConfig
+from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals, Scheduling
+from engine.core.types import Lane
+from gateway.cli.serve import _with_model
+from gateway.config import whole as config_module
+from gateway.config.file import ConfigError
+from gateway.config.sections import BatchLane, LaneConfig, LanesConfig
+from gateway.config.whole import Config, demo_config, load_config
+from gateway.core.limits import Limits
+from gateway.core.tenants import Tenant, hash_key
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+FILES = sorted(CONFIGS.glob("*.yaml"))
+ENV = {
+    "STOREFRONT_KEY": "sk-storefront-0123456789",
+    "STOREFRONT_NEXT_KEY": "sk-storefront-9876543210",
+    "RESEARCH_KEY": "sk-research-0123456789",
+    "ADMIN_KEY": "sk-admin-0123456789",
+    "REDIS_URL": "redis://cache.internal:6379/0",
+}
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load_text(text: str, env: dict[str, str] | None = None) -> Config:
+        path = tmp_path / "loralane.yaml"
+        path.write_text(text)
+        return load_config(path, env or {})
+
+    return load_text
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_file_in_configs_loads(path):
+    assert isinstance(load_config(path, ENV), Config)
+
+
+def test_the_demo_file_spells_out_the_demo():
+    assert load_config(CONFIGS / "demo.yaml", {}) == demo_config()
+    assert load_config(None, {}) == demo_config()
+
+
+def test_the_demo_file_shows_every_setting():
+    document = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
+    assert list(document) == [field.name for field in fields(Config)]
+    assert set(document["engine"]) == {field.name for field in fields(EngineConfig)} - set(config_module.ELSEWHERE)
+    scheduling = document["engine"]["scheduling"]
+    advanced = scheduling.pop("advanced")
+    assert list(scheduling) == list(config_module.PUBLISHED)
+    assert list(advanced) == [field.name for field in fields(Scheduling) if field.name not in scheduling]
+    assert set(document["tenants"]["acme"]) == {field.name for field in fields(Tenant)} - {"name"} | {"keys"}
+    for name in ("model", "adapters", "lanes", "limits", "redis", "batches", "http", "grpc", "admin", "observability"):
+        assert set(document[name]) == {field.name for field in fields(type(getattr(demo_config(), name)))}
+    for lane in ("interactive", "batch"):
+        assert list(document["lanes"][lane]) == [field.name for field in fields(LaneConfig)]
+
+
+def owners_of(config: Config) -> dict[str, Tenant]:
+    """Return the tenants by the hashes of their keys."""
+    return {key: entry.tenant for entry in config.tenants.values() for key in entry.keys}
+
+
+def test_the_demo_is_for_this_machine_only():
+    demo = demo_config()
+    assert (demo.http.host, demo.http.port, demo.grpc.host, demo.grpc.port) == ("127.0.0.1", 8000, "127.0.0.1", 50051)
+    owners = owners_of(demo)
+    assert owners[hash_key("sk-demo-acme")].name == "acme"
+    assert owners[hash_key("sk-demo-globex")].limits == Limits(600, 200_000)
+    assert [*demo.admins()] == [hash_key("sk-demo-admin")]
+    assert not owners.keys() & demo.admins().keys()
+
+
+def test_production_reads_its_keys_from_the_environment():
+    production = load_config(CONFIGS / "production.yaml", ENV | {"HTTP_PORT": "9000"})
+    owners = owners_of(production)
+    assert owners[hash_key(ENV["STOREFRONT_KEY"])] is owners[hash_key(ENV["STOREFRONT_NEXT_KEY"])]
+    assert owners[hash_key(ENV["RESEARCH_KEY"])].effective_lane(Lane.INTERACTIVE) is Lane.BATCH
+    assert production.admins()[hash_key(ENV["ADMIN_KEY"])].is_admin
+    assert (production.http.port, production.grpc.port) == (9000, 50051)
+    assert production.redis.url == ENV["REDIS_URL"]
+    assert ENV["ADMIN_KEY"] not in repr(production)
+
+
+def test_an_empty_file_has_every_default_and_no_keys(load):
+    assert load("") == Config()
+    assert load("http:\nengine:\ntenants:\nadmin:\nadapters:\n") == Config()
+
+
+def test_redis_url_fills_what_the_file_leaves_open(load):
+    env = {"REDIS_URL": "redis://elsewhere:1"}
+    assert load_config(None, env).redis.url == "redis://elsewhere:1"
+    assert load("redis: {timeout_ms: 20}", env).redis.url == "redis://elsewhere:1"
+    assert load("redis: {url: 'redis://here:2'}", env).redis.url == "redis://here:2"
+
+
+def test_paths_start_from_the_files_folder(load, tmp_path):
+    loaded = load("adapters: {roots: [lora, /srv/x], preload: {a: ../b}}")
+    assert loaded.adapters.roots == (tmp_path / "lora", Path("/srv/x"))
+    assert loaded.adapters.preload == {"a": tmp_path.parent / "b"}
+
+
+def test_the_engine_section_is_the_engines_own_configuration(load):
+    loaded = load("engine: {dtype: float32, max_seqs: 8, prefix_caching: false, memory_gb: 1, graphs: off}")
+    changed = {"max_seqs": 8, "prefix_caching": False, "memory_gb": 1.0, "graphs": False}
+    expected = EngineConfig(model="/models/x", dtype="float32", **changed)
+    assert loaded.engine_config(Path("/models/x")) == expected
+
+
+def test_the_engine_learns_what_other_sections_say_about_it(load):
+    text = "lanes: {interactive: {ttft_s: 0.4, max_wait_s: 5}, batch: {itl_s: 2}}\nengine: {scheduling: {policy: sjf}}"
+    engine = load(text).engine_config(Path("/models/x"), Path("/data/engine"))
+    assert (engine.model, engine.state_dir) == ("/models/x", "/data/engine")
+    assert engine.interactive == replace(INTERACTIVE_GOALS, ttft_s=0.4, max_wait_s=5.0)
+    assert engine.batch == replace(BATCH_GOALS, itl_s=2.0)
+    assert engine.scheduling == Scheduling(policy="sjf")
+
+
+def test_what_a_lanes_section_leaves_out_is_that_lanes_default(load):
+    assert load("lanes: {batch: {ttft_s: 7}}").lanes.batch == BatchLane(ttft_s=7.0)
+    assert load("lanes: {batch: }").lanes == LanesConfig()
+
+
+def test_the_demos_lanes_are_the_engines_own_goals():
+    engine = demo_config().engine_config(Path("/models/x"))
+    assert engine == EngineConfig(model="/models/x")
+    assert (engine.interactive, engine.batch) == (INTERACTIVE_GOALS, BATCH_GOALS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_engine_reads_what_it_is_started_with(path):
+    sent = load_config(path, ENV).engine_config(Path("/models/x"), Path("/data/engine"))
+    assert EngineConfig.from_json(sent.to_json()) == sent
+
+
+def test_every_nested_value_survives_the_way_to_the_engine():
+    config = EngineConfig(
+        model="m",
+        interactive=LaneGoals(1.5, 0.25, 0.5, 6.0),
+        batch=LaneGoals(7.0, 8.0, 0.125, 9.0),
+        scheduling=Scheduling(policy="fcfs", preemption="swap", min_chunk=7, batch_floor=0.5),
+    )
+    assert EngineConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize("text", ['{"model": "m", "max_seq": 1}', '{"model": "m", "scheduling": {"polcy": "fcfs"}}'])
+def test_the_engine_refuses_names_it_does_not_know(text):
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        EngineConfig.from_json(text)
+
+
+def test_references(load):
+    text = "http: {port: '${PORT:-1234}', host: '${HOST}'}\nobservability: {request_log: '${LOG:-false}'}"
+    loaded = load(text, {"HOST": "::1"})
+    assert (loaded.http.port, loaded.http.host, loaded.observability.request_log) == (1234, "::1", False)
+    assert load(text, {"HOST": "localhost", "PORT": "99"}).http.port == 99
+
+
+def test_hashed_keys(load):
+    hashed = hash_key("sk-secret-0123456789")
+    loaded = load(
+        f"tenants: {{a: {{keys: ['sha256:{hashed}']}}}}\nadmin: {{keys: ['${{H}}']}}", {"H": f"sha256:{'0' * 64}"}
+    )
+    assert owners_of(loaded)[hashed].name == "a"
+    assert loaded.admin.keys == ("0" * 64,)
+
+
+TENANT = "tenants: {a: {%s}}"
+WRONG = {
+    "unknown section": ("htp: {port: 1}", "htp: unknown key; did you mean http?"),
+    "unknown key": ("http: {prot: 1}", "http.prot: unknown key; did you mean port?"),
+    "unknown, nothing near": ("grpc: {zzz: 1}", "grpc.zzz: unknown key; known are: host, port"),
+    "unknown engine key": ("engine: {max_seq: 1}", "engine.max_seq: unknown key; did you mean max_seqs?"),
+    "engine.model": ("engine: {model: x}", "engine.model: unknown key"),
+    "engine.state_dir": ("engine: {state_dir: x}", "engine.state_dir: unknown key"),
+    "engine.interactive": ("engine: {interactive: {ttft_s: 1}}", "engine.interactive: unknown key"),
+    "engine.batch": ("engine: {batch: {ttft_s: 1}}", "engine.batch: unknown key"),
+    "unknown scheduling key": (
+        "engine: {scheduling: {batch_flor: 0.1}}",
+        "engine.scheduling.batch_flor: unknown key; did you mean batch_floor?",
+    ),
+    "scheduling choice": ("engine: {scheduling: {policy: x}}", "engine.scheduling: policy must be one of lanes, fcfs"),
+    "scheduling range": ("engine: {scheduling: {batch_floor: 2}}", "engine.scheduling: batch_floor is a share"),
+    "scheduling type": (
+        "engine: {scheduling: {advanced: {min_chunk: x}}}",
+        "engine.scheduling.min_chunk: Expected int, got str",
+    ),
+    "advanced scheduling": (
+        "engine: {scheduling: {quantum_s: 1}}",
+        "engine.scheduling.quantum_s: belongs into engine.scheduling.advanced",
+    ),
+    "published among the advanced": (
+        "engine: {scheduling: {advanced: {policy: fcfs}}}",
+        "engine.scheduling.advanced.policy: unknown key",
+    ),
+    "swap_gb": ("engine: {swap_gb: -1}", "engine.swap_gb must be finite and not negative"),
+    "unknown lane key": ("lanes: {batch: {ttft: 1}}", "lanes.batch.ttft: unknown key; did you mean ttft_s?"),
+    "lane range": ("lanes: {interactive: {itl_s: 0}}", "lanes.interactive: ttft_s and itl_s must be positive"),
+    "lane attainment": ("lanes: {batch: {attainment: 1.1}}", "lanes.batch: attainment must be between 0 and 1"),
+    "lane requests": ("lanes: {batch: {max_requests: 0}}", "lanes.batch: max_requests must be at least 1"),
+    "load timeout": ("adapters: {load_timeout_s: 0}", "adapters: load_timeout_s must be positive"),
+    "fetch timeout": ("adapters: {fetch_timeout_s: 0}", "adapters: fetch_timeout_s must be positive"),
+    "fetch size": ("adapters: {max_fetch_gb: 0}", "adapters: max_fetch_gb must be positive"),
+    "url without a slash": ("adapters: {urls: ['s3://bucket']}", "adapters: urls must be like s3://bucket/folder/"),
+    "url with a way out": ("adapters: {urls: ['zip::s3://b/']}", "adapters: urls must be like s3://bucket/folder/"),
+    "url of this machine": ("adapters: {urls: ['file://tmp/']}", "adapters: urls cannot hold 'file://tmp/'.*roots"),
+    "url of the web": ("adapters: {urls: ['https://a.example/']}", "adapters: urls cannot hold .*redirect"),
+    "unknown tenant key": (TENANT % "key: []", "tenants.a.key: unknown key; did you mean keys?"),
+    "unknown limit": (TENANT % "limits: {token_per_minute: 1}", "tenants.a.limits.token_per_minute: unknown key"),
+    "unknown lane section": ("lanes: {interactiv: {}}", "did you mean interactive?"),
+    "unknown admin key": ("admin: {key: []}", "admin.key: unknown key; did you mean keys?"),
+    "wrong type": ("http: {port: high}", "http.port: Expected int, got str"),
+    "wrong type in list": ("adapters: {roots: [1]}", r"adapters.roots: 1 is not a path"),
+    "section not a mapping": ("http: 8000", "http: must be a mapping"),
+    "file not a mapping": ("- http", "must be a mapping"),
+    "not YAML": ("http: [", "is not YAML"),
+    "twice": ("http: {port: 1}\nhttp: {port: 2}", "line 2: http is given twice"),
+    "range": ("http: {port: 70000}", "http: port must be between 0 and 65535, not 70000"),
+    "not positive": ("http: {request_timeout_s: 0}", "http: request_timeout_s must be positive"),
+    "nan": ("http: {request_timeout_s: .nan}", "http: request_timeout_s must be positive"),
+    "engine range": ("engine: {dtype: int8}", "engine.dtype must be one of auto, float32"),
+    "policy": (
+        "limits: {when_redis_is_away: panic}",
+        "limits.when_redis_is_away: must be one of degraded, closed, open",
+    ),
+    "lane": (TENANT % "default_lane: slow", "tenants.a.default_lane: must be one of interactive, batch, not 'slow'"),
+    "limit": (TENANT % "limits: {tokens_per_minute: 0}", "tenants.a.limits: tokens_per_minute must be between"),
+    "unknown policy": (TENANT % "unknown_fields: pass", "tenants.a.unknown_fields: must be one of ignore, refuse"),
+    "lanes contradict": (TENANT % "highest_lane: batch", "tenants.a: default_lane interactive is above highest_lane"),
+    "tenant name": ("tenants: {'a b': {}}", "tenants.a b: tenant name"),
+    "reserved name": ("tenants: {admin: {}}", "tenants.admin: this name belongs to administrators"),
+    "missing variable": ("http: {host: '${HOST}'}", "http.host: the environment variable HOST is not set"),
+    "missing key": (TENANT % "keys: ['${KEY}']", r"tenants.a.keys\[0\]: the environment variable KEY is not set"),
+    "key in the file": (
+        TENANT % "keys: [sk-secret-0123456789]",
+        r"tenants.a.keys\[0\]: write \$\{VARIABLE\} or sha256",
+    ),
+    "key not text": (TENANT % "keys: [12345678901234]", r"tenants.a.keys\[0\]: write"),
+    "keys not a list": (TENANT % "keys: sk-demo-acme", "tenants.a.keys: must be a list"),
+    "short key": (TENANT % "keys: ['${SHORT}']", r"tenants.a.keys\[0\]: a key must be at least 12"),
+    "shared key": ("tenants: {a: {keys: [sk-demo-acme]}, b: {keys: [sk-demo-acme]}}", "a and b share a key"),
+    "open demo": ("http: {host: 0.0.0.0}\n" + TENANT % "keys: [sk-demo-acme]", "http.host: 0.0.0.0 would offer demo"),
+    "open demo over grpc": ("grpc: {host: '::'}\nadmin: {keys: [sk-demo-admin]}", "grpc.host: :: would offer demo"),
+    "lease too short": ("limits: {lease_seconds: 0.5}", "limits: lease_seconds must be at least 1"),
+    "shadow": (TENANT % "limits: {shadow: [tokens]}", "shadow: 'tokens' is none of requests_per_minute"),
+    "redis": ("redis: {url: localhost}", "redis: url must begin with redis://"),
+    "secret in the scheme": ("redis: {url: 'redi://:sk-secret@here'}", "redis: url must begin with redis://"),
+    "secret in the port": ("redis: {url: 'redis://:sk-secret/x@here:1'}", "redis: url has no valid port"),
+    "secret in a store": (
+        "adapters: {urls: ['s3://me:sk-secret@bucket/x']}",
+        r"adapters: .* not 's3://\*\*\*@bucket/x'",
+    ),
+    "secret behind a store": ("adapters: {urls: ['s3://bucket/x?token=sk-secret']}", "adapters: urls must be like"),
+    "secret beside a slip": (
+        "redis: {url: 'redis://:sk-secret@here'\nhttp: }",
+        "is not YAML: line 2, column 1",
+    ),
+    "policy of nothing": (TENANT % "limits: {when_redis_is_away: {fame: open}}", "away: Invalid enum value 'fame'"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_mistakes_are_named_with_their_place(name, load):
+    text, message = WRONG[name]
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(text, {"SHORT": "sk-short"})
+    assert "sk-secret" not in str(caught.value)
+    assert "sk-short" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read .*none.yaml: No such file"):
+        load_config(tmp_path / "none.yaml", {})
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("example.org", False),
+    ],
+)
+def test_is_loopback(host, expected):
+    assert config_module.is_loopback(host) is expected
+
+
+def test_another_model_is_served_without_the_demos_template_and_adapters(load):
+    other = _with_model(demo_config(), "./llama", demo=True)
+    assert (other.model.source, other.model.chat_template, other.adapters.preload) == ("./llama", None, {})
+    own = load("model: {chat_template: chat.jinja, name: mine}")
+    assert own.model.chat_template is not None
+    assert _with_model(own, "./llama", demo=False).model == replace(own.model, source="./llama")

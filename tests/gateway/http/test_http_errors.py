@@ -1,0 +1,322 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fakes import ACME, BASE, CONTEXT, KEYS, GatewayApp, build_gateway_app, key_ring, write_adapter
+
+from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, TokenEvent
+from gateway.core.errors import ApiError, Fault
+from gateway.http.api import create_app
+from gateway.requests.admission import ServiceSettings
+
+CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture
+async def gateway_app(tmp_path) -> GatewayApp:
+    return await build_gateway_app(tmp_path, max_body_bytes=10_000)
+
+
+async def ask(gateway_app, body=CHAT, path="/v1/chat/completions", key="sk-acme", method="POST", **headers):
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    async with gateway_app.client(key) as client:
+        return await client.request(method, path, content=content, headers=headers)
+
+
+def check(response, status, code, param=None, type=None):
+    """Every error has one shape, an id, and no Pydantic or Starlette accent."""
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert (response.status_code, body["error"]["code"], body["error"]["param"]) == (status, code, param)
+    assert response.headers["x-request-id"]
+    assert response.headers["content-type"] == "application/json"
+    assert body["error"]["message"]
+    if type is not None:
+        assert body["error"]["type"] == type
+
+
+async def test_invalid_json(gateway_app):
+    check(await ask(gateway_app, b'{"model": '), 400, "invalid_json")
+
+
+async def test_validation(gateway_app):
+    check(await ask(gateway_app, {**CHAT, "temperature": "warm"}), 400, None, "temperature", "invalid_request_error")
+
+
+async def test_unsupported_parameter(gateway_app):
+    check(await ask(gateway_app, {**CHAT, "modalities": ["audio"]}), 400, "unsupported_parameter", "modalities")
+
+
+@pytest.mark.parametrize("ids", [[-1], [2**31], [[5], [10**6]]])
+async def test_ids_that_are_no_tokens_are_refused_before_they_are_echoed(gateway_app, ids):
+    response = await ask(gateway_app, {"model": BASE, "prompt": ids, "echo": True}, "/v1/completions")
+    check(response, 400, None, "prompt")
+
+
+async def test_context_length_exceeded(gateway_app):
+    response = await ask(gateway_app, {**CHAT, "messages": [{"role": "user", "content": "x" * CONTEXT}]})
+    check(response, 400, "context_length_exceeded", "messages")
+    assert str(CONTEXT) in response.json()["error"]["message"]
+
+
+async def test_template_refusal(gateway_app):
+    check(await ask(gateway_app, {**CHAT, "messages": [{"role": "assistant", "content": "x"}]}), 400, None, "messages")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("code", [ErrorCode.QUEUE_TIMEOUT, ErrorCode.LANE_QUEUE_FULL])
+async def test_what_is_full_says_when_to_come_back(gateway_app, code, stream):
+    refusal = Refusal(code, "too many are waiting", 7.0625)
+    gateway_app.engine.last_words = TokenEvent("x", finish_reason=FinishReason.ERROR, refusal=refusal)
+    response = await ask(gateway_app, {**CHAT, "stream": stream})
+    check(response, 503, code.value, type="service_unavailable")
+    assert (response.headers["retry-after"], response.headers["retry-after-ms"]) == ("8", "7063")
+
+
+async def test_a_refusal_that_no_wait_helps_names_none(gateway_app):
+    refusal = Refusal(ErrorCode.QUEUE_TIMEOUT, "the deadline cannot be met")
+    gateway_app.engine.last_words = TokenEvent("x", finish_reason=FinishReason.ERROR, refusal=refusal)
+    response = await ask(gateway_app)
+    check(response, 503, "queue_timeout")
+    assert "retry-after" not in response.headers
+
+
+async def test_goals_out_of_range(gateway_app):
+    check(await ask(gateway_app, {**CHAT, "slo": {"ttft_ms": 0}}), 400, None, "slo.ttft_ms")
+
+
+@pytest.mark.parametrize("key", [None, "sk-wrong", ""])
+async def test_invalid_api_key(gateway_app, key):
+    response = await ask(gateway_app, key=key)
+    check(response, 401, "invalid_api_key")
+    assert response.headers["www-authenticate"] == "Bearer"
+    assert "sk-wrong" not in response.text
+
+
+@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
+async def test_forbidden(gateway_app, path):
+    check(await ask(gateway_app, {"lora_name": "x", "lora_path": "x"}, path), 403, "forbidden")
+    check(await ask(gateway_app, b"", "/admin/v1/check", method="GET"), 403, "forbidden")
+
+
+@pytest.mark.parametrize("model", ["gpt-4", "poet", "tiny:poet"])
+async def test_model_not_found(gateway_app, model):
+    check(await ask(gateway_app, {**CHAT, "model": model}, key="sk-globex"), 404, "model_not_found", "model")
+
+
+async def test_contradicting_names(gateway_app):
+    check(await ask(gateway_app, {**CHAT, "model": "poet", "adapter_id": "pirate"}), 400, None, "adapter_id")
+
+
+async def test_unknown_model_page(gateway_app):
+    check(await ask(gateway_app, b"", "/v1/models/poet", "sk-globex", "GET"), 404, "model_not_found", "model")
+
+
+async def test_unknown_route(gateway_app):
+    check(await ask(gateway_app, path="/v1/nothing"), 404, None)
+
+
+@pytest.mark.parametrize(
+    ("path", "instead"),
+    [
+        ("/v1/embeddings", "no embeddings"),
+        ("/v1/responses", "/v1/chat/completions"),
+        ("/v1/audio/speech", "text"),
+        ("/v1/images/generations", "text"),
+    ],
+)
+async def test_what_openai_has_and_we_have_not(gateway_app, path, instead):
+    response = await ask(gateway_app, {"model": BASE, "input": "hi"}, path)
+    check(response, 404, None, None, "not_found_error")
+    message = response.json()["error"]["message"]
+    assert f"POST {path} is not supported" in message
+    assert instead in message
+
+
+async def test_method_not_allowed(gateway_app):
+    response = await ask(gateway_app, b"", method="GET")
+    check(response, 405, None)
+    assert response.headers["allow"] == "POST"
+
+
+async def test_all_methods_of_a_path_are_told(gateway_app):
+    """They are routes of their own: the first that has the path knows of none but its own."""
+    response = await ask(gateway_app, b"", "/admin/v1/limits", method="PUT")
+    check(response, 405, None)
+    assert response.headers["allow"] == "GET, HEAD, PATCH"
+    assert "allowed: GET, HEAD, PATCH" in response.json()["error"]["message"]
+
+
+async def test_adapter_conflict(gateway_app):
+    response = await ask(gateway_app, {"lora_name": "poet", "lora_path": "poet"}, "/v1/load_lora_adapter", "sk-admin")
+    check(response, 409, "adapter_conflict", "lora_name")
+    assert response.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_request_too_large(gateway_app, declared):
+    async def pieces():
+        for _ in range(100):
+            yield b" " * 1000
+        raise AssertionError("read to the end")
+
+    async with gateway_app.client() as client:
+        content = b" " * 10_001 if declared else pieces()
+        check(await client.post("/v1/chat/completions", content=content), 413, "request_too_large")
+
+
+async def test_rate_limit_exceeded_by_requests(gateway_app):
+    body = {"model": "pirate", "prompt": "hi", "max_tokens": 1}
+    for _ in range(3):
+        assert (await ask(gateway_app, body, "/v1/completions", "sk-globex")).status_code == 200
+    response = await ask(gateway_app, body, "/v1/completions", "sk-globex")
+    check(response, 429, "rate_limit_exceeded", None, "requests")
+    assert 0 < int(response.headers["retry-after-ms"]) <= 20_000
+    assert response.headers["x-ratelimit-remaining-requests"] == "0"
+
+
+async def test_rate_limit_exceeded_by_tokens(gateway_app):
+    body = {"model": "pirate", "prompt": "hi", "max_tokens": 150, "stream": True}
+    gateway_app.engine.reply = lambda sent: "x" * 140
+    await ask(gateway_app, body, "/v1/completions", "sk-globex")
+    check(await ask(gateway_app, body, "/v1/completions", "sk-globex"), 429, "rate_limit_exceeded", None, "tokens")
+
+
+async def test_insufficient_quota(gateway_app):
+    body = {"model": "pirate", "prompt": "hi", "max_tokens": 220}
+    response = await ask(gateway_app, body, "/v1/completions", "sk-globex")
+    check(response, 429, "insufficient_quota")
+    assert response.headers["x-should-retry"] == "false"
+
+
+async def test_limiter_unavailable(gateway_app, monkeypatch):
+    async def closed(request):
+        raise ApiError(Fault.LIMITER_UNAVAILABLE, "cannot check", retry_after=1.0)
+
+    monkeypatch.setattr(gateway_app.limiter, "reserve", closed)
+    check(await ask(gateway_app), 503, "limiter_unavailable")
+
+
+async def test_engine_unavailable(gateway_app):
+    gateway_app.engine.ready = False
+    response = await ask(gateway_app)
+    check(response, 503, "engine_unavailable")
+    assert response.headers["retry-after"] == "1"
+
+
+async def test_lane_queue_full(tmp_path):
+    gateway_app = await build_gateway_app(tmp_path, ServiceSettings(lane_capacity={Lane.BATCH: 0}))
+    check(await ask(gateway_app, {**CHAT, "service_tier": "flex"}), 503, "lane_queue_full")
+    assert (await ask(gateway_app)).status_code == 200
+
+
+async def test_deadline_exceeded(tmp_path):
+    gateway_app = await build_gateway_app(tmp_path, ServiceSettings(request_timeout=0.05))
+    gateway_app.engine.pause = 0.1
+    check(await ask(gateway_app), 504, "deadline_exceeded")
+    await gateway_app.assert_empty()
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, OSError])
+async def test_internal_errors_show_an_id_and_nothing_else(gateway_app, monkeypatch, error):
+    def broken(*args):
+        raise error("secret")
+
+    monkeypatch.setattr("gateway.openai.render.Envelope.complete", broken)
+    response = await ask(gateway_app, **{"x-request-id": "find-me"})
+    check(response, 500, "internal_error")
+    assert "find-me" in response.json()["error"]["message"]
+    assert "secret" not in response.text
+    await gateway_app.assert_empty()
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"lora_name": "x", "lora_path": "/etc"}, "lora_path"),
+        ({"lora_name": "x", "lora_path": "../outside"}, "lora_path"),
+        ({"lora_name": "x", "lora_path": "missing"}, "lora_path"),
+        ({"lora_name": "x", "lora_path": "a\0b"}, "lora_path"),
+        ({"lora_name": "x", "lora_path": "a" * 5000}, "lora_path"),
+        ({"lora_name": "a:b", "lora_path": "poet"}, "lora_name"),
+        ({"lora_name": "", "lora_path": "poet"}, "lora_name"),
+        ({"lora_name": BASE, "lora_path": "poet"}, "lora_name"),
+        ({"lora_name": "x"}, "lora_path"),
+        ({"lora_name": 5, "lora_path": "poet"}, "lora_name"),
+    ],
+)
+async def test_adapters_that_cannot_be_loaded(gateway_app, body, param):
+    check(await ask(gateway_app, body, "/v1/load_lora_adapter", "sk-admin"), 400, None, param)
+
+
+async def test_a_link_out_of_the_root_is_not_followed(gateway_app, tmp_path_factory):
+    outside = write_adapter(tmp_path_factory.mktemp("outside"), "spy")
+    root = Path(gateway_app.adapters.records["poet"].path).parent
+    (root / "link").symlink_to(outside)
+    body = {"lora_name": "x", "lora_path": str(root / "link")}
+    check(await ask(gateway_app, body, "/v1/load_lora_adapter", "sk-admin"), 400, None, "lora_path")
+
+
+async def test_an_adapter_the_engine_rejects(gateway_app):
+    gateway_app.engine.rejected = "lora_A of q_proj has 64 columns, the model 576"
+    write_adapter(Path(gateway_app.adapters.records["poet"].path).parent, "misfit")
+    response = await ask(gateway_app, {"lora_name": "x", "lora_path": "misfit"}, "/v1/load_lora_adapter", "sk-admin")
+    check(response, 400, None, "lora_path")
+    assert "64 columns" in response.json()["error"]["message"]
+
+
+async def test_unloading_what_is_not_there(gateway_app):
+    check(
+        await ask(gateway_app, {"lora_name": "x"}, "/v1/unload_lora_adapter", "sk-admin"),
+        404,
+        "model_not_found",
+        "model",
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/detokenize", {"tokens": [260]}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
+    ],
+)
+async def test_tokenizing_what_makes_no_sense(gateway_app, path, body, param):
+    response = await ask(gateway_app, body, path)
+    assert response.json()["error"]["param"].startswith(param.partition("[")[0])
+    assert response.status_code == 400
+
+
+@pytest.mark.parametrize("asked", ["has spaces", "x" * 200, "new\tline", ""])
+async def test_request_ids_that_are_not_sane_are_replaced(gateway_app, asked):
+    response = await ask(gateway_app, **{"x-request-id": asked})
+    assert response.headers["x-request-id"].startswith("req-")
+
+
+async def test_a_tenant_of_the_batch_lane_is_served_there(gateway_app):
+    slow = replace(ACME, name="slow", default_lane=Lane.BATCH, highest_lane=Lane.BATCH)
+    keys = key_ring(dict.fromkeys(KEYS, slow))
+    gateway_app.app = create_app(gateway_app.gateway, keys, metrics=gateway_app.metrics)
+    response = await ask(gateway_app, {**CHAT, "service_tier": "priority"})
+    assert (response.headers["x-loralane-lane"], response.json()["service_tier"]) == ("batch", "flex")
+
+
+async def test_a_client_that_leaves_while_sending_is_no_error(gateway_app):
+    sent = []
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"authorization", b"Bearer sk-acme")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers, "query_string": b""}
+    await gateway_app.app(scope, receive, send)
+    assert sent == []
+    assert gateway_app.engine.requests == []

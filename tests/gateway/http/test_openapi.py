@@ -1,0 +1,159 @@
+"""The API's document: complete, and true of what the application answers."""
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import jsonschema_rs
+import pytest
+import schemathesis
+from batch_fakes import batch_options
+from fakes import BASE, MemoryStore, build_gateway_app
+from hypothesis import HealthCheck, settings
+from redis.asyncio import Redis
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from served import Served, served
+
+from gateway.accounts.registry import AccountRegistry
+from gateway.http.openapi.document import document
+from gateway.http.openapi.operations import OPERATIONS
+
+NAMES = [BASE, "pirate", "captain", "poet"]
+KEYS = {"anyone": "", "tenant": "sk-acme", "admin": "sk-admin"}
+WHO = {(operation.method, operation.path.replace(":path", "")): operation.who for operation in OPERATIONS}
+PROMISES = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+
+api = schemathesis.openapi.from_dict(document())
+
+
+@pytest.fixture(scope="session")
+def gateway(tmp_path_factory, valkey_server) -> Iterator[Served]:
+    root = tmp_path_factory.mktemp("adapters")
+    options = batch_options(Redis.from_url(valkey_server.connection_url), root / "stored")
+    with served(root, **options) as running:
+        running.gateway_app.engine.tokens_per_event = 4
+        yield running
+
+
+def name_what_is_there(case) -> None:
+    """Most requests should get beyond their model's name."""
+    for place in (case.body, case.path_parameters):
+        for name in ("model", "name") if isinstance(place, dict) else ():
+            if isinstance(place.get(name), str) and len(place[name]) % 4:
+                place[name] = NAMES[len(place[name]) % len(NAMES)]
+
+
+@api.parametrize()
+@settings(max_examples=8, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+def test_every_answer_is_one_that_the_document_promises(case, gateway):
+    name_what_is_there(case)
+    key = KEYS[WHO[case.operation.method.upper(), case.operation.path]]
+    case.call_and_validate(
+        base_url=gateway.url, headers={"authorization": f"Bearer {key}"} if key else {}, checks=PROMISES
+    )
+
+
+async def test_every_route_is_in_the_document(tmp_path, valkey):
+    accounts = AccountRegistry(MemoryStore(), {}, lambda tenants: None)
+    gateway_app = await build_gateway_app(tmp_path, accounts=accounts, **batch_options(valkey, tmp_path / "stored"))
+    routes = {(method, route.path) for route in gateway_app.app.router.routes for method in route.methods - {"HEAD"}}
+    assert {(operation.method, operation.path) for operation in OPERATIONS} == routes
+    async with gateway_app.client(None) as client:
+        assert (await client.get("/openapi.json")).json() == document()
+
+
+def test_the_document_is_made_of_what_is_validated():
+    schemas = document()["components"]["schemas"]
+    temperature = schemas["ChatRequest"]["properties"]["temperature"]["anyOf"][0]
+    assert temperature == {"type": "number", "minimum": 0, "maximum": 2}
+    assert "best_of" in schemas["CompletionRequest"]["properties"]
+    assert "tools" in schemas["CompletionRequest"]["description"]
+    assert "tools" not in schemas["ChatRequest"]["description"]
+    unavailable = document()["paths"]["/v1/chat/completions"]["post"]["responses"]["503"]["description"]
+    for code in ("lane_queue_full", "engine_unavailable", "preempted"):
+        assert code in unavailable
+
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+CALL = 'See: <tool_call>{"name": "look", "arguments": {"at": "sea"}}</tool_call>'
+BODIES = {"/v1/chat/completions": "ChatRequest", "/v1/completions": "CompletionRequest"}
+ANSWERED = [
+    {},
+    {"logprobs": True, "top_logprobs": 2},
+    {"tools": [TOOL]},
+    {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look"}}, "parallel_tool_calls": False},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}},
+    {"guided_choice": ["a", "b"], "tools": [TOOL], "tool_choice": "none"},
+    {"n": 2, "return_token_ids": True, "max_tokens": 3, "user": "me", "metadata": {"a": "b"}},
+]
+
+
+def valid(name):
+    """Checks bodies against a named schema of the document."""
+    return jsonschema_rs.validator_for({"$ref": f"#/components/schemas/{name}", "components": document()["components"]})
+
+
+@pytest.mark.parametrize("options", ANSWERED, ids=str)
+@pytest.mark.parametrize("stream", [False, True])
+def test_chats_are_what_the_document_says(gateway, options, stream):
+    gateway.gateway_app.engine.info.max_model_len = 2048
+    gateway.gateway_app.engine.reply = lambda sent: CALL
+    body = {"model": BASE, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 99, **options}
+    response = ask(gateway, "/v1/chat/completions", {**body, "stream": stream})
+    for chunk in events(response) if stream else []:
+        valid(event_data("/v1/chat/completions")).validate(chunk)
+
+
+@pytest.mark.parametrize("options", [{}, {"logprobs": 2}, {"echo": True}, {"n": 2, "return_token_ids": True}], ids=str)
+@pytest.mark.parametrize("stream", [False, True])
+def test_completions_are_what_the_document_says(gateway, options, stream):
+    body = {"model": BASE, "prompt": ["a", "b"], "service_tier": "flex", "logit_bias": {"5": 1}, **options}
+    response = ask(gateway, "/v1/completions", {**body, "stream": stream})
+    for chunk in events(response) if stream else []:
+        valid(event_data("/v1/completions")).validate(chunk)
+
+
+def event_data(path):
+    """Name of the schema of a stream's events."""
+    contents = document()["paths"][path]["post"]["responses"]["200"]["content"]
+    return contents["text/event-stream"]["x-event-data"]["$ref"].rpartition("/")[2]
+
+
+def ask(gateway, path, body):
+    """A request that has to be granted, and an answer that has to be as promised."""
+    valid(BODIES[path]).validate(body)
+    case = api[path]["POST"].Case(body=body, media_type="application/json")
+    response = case.call(base_url=gateway.url, headers={"authorization": "Bearer sk-acme"})
+    assert response.status_code == 200, response.text
+    case.validate_response(response, checks=PROMISES)
+    return response
+
+
+def events(response):
+    frames = response.text.split("\n\n")
+    return [json.loads(frame[6:]) for frame in frames if frame.startswith("data: {")]
+
+
+@pytest.mark.parametrize(("status", "key", "body"), [(401, "wrong", {}), (403, "sk-acme", {}), (400, "sk-admin", {})])
+def test_refusals_keep_their_promise_too(gateway, status, key, body):
+    operation = api["/v1/load_lora_adapter"]["POST"]
+    case = operation.Case(body=body, media_type="application/json")
+    response = case.call(base_url=gateway.url, headers={"authorization": f"Bearer {key}"})
+    assert response.status_code == status
+    case.validate_response(response, checks=PROMISES)
+
+
+def test_a_stranger_may_read_it(gateway):
+    assert httpx.get(f"{gateway.url}/openapi.json").json()["openapi"] == "3.1.0"

@@ -1,0 +1,141 @@
+"""What strangers and tenants send over gRPC to hurt."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from fakes import BASE
+from grpc_app import MAX_MESSAGE_BYTES, GrpcApp, as_key, ask, open_grpc_app, refused, until
+
+from gateway.pb import limits_pb2
+from gateway.pb.limits_pb2_grpc import LimitAdminStub
+from gateway.rpc.calls import RpcCall
+
+
+@pytest.fixture
+async def grpc_app(tmp_path) -> AsyncIterator[GrpcApp]:
+    async with open_grpc_app(tmp_path) as grpc_app:
+        yield grpc_app
+        await grpc_app.assert_empty()
+
+
+WRONG = {
+    "temperature": math.nan,
+    "top_p": math.inf,
+    "min_p": -math.inf,
+    "presence_penalty": math.nan,
+    "max_tokens": 2**31,
+    "top_k": -2,
+    "stop_token_ids": [5] * 1025,
+    "stop": ["x" * 20_000],
+    "logit_bias": dict.fromkeys(range(-1025, 0), 1.0),
+    "logprobs": 21,
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+async def test_values_out_of_all_proportion(grpc_app, name):
+    try:
+        request = ask(sampling={"max_tokens": 5, name: WRONG[name]})
+    except (ValueError, TypeError):
+        return  # the message has no room for it
+    refusal = await refused(grpc_app.generation.Generate(request, metadata=as_key()))
+    assert (refusal.code, grpc_app.gateway_app.engine.requests) == ("INVALID_ARGUMENT", [])
+    assert refusal.details["RequestInfo"].request_id
+
+
+async def test_weights_and_deadlines_that_are_no_numbers(grpc_app):
+    for seconds in (math.nan, math.inf, -1.0):
+        stub = LimitAdminStub(grpc_app.channel)
+        request = limits_pb2.WatchLimitsRequest(tenant="acme", interval_seconds=seconds)
+        assert (await refused(stub.Watch(request, metadata=as_key("admin")).read())).code == "INVALID_ARGUMENT"
+
+
+async def test_limits_that_do_not_exist(grpc_app):
+    stub, scope = LimitAdminStub(grpc_app.channel), limits_pb2.LimitScope(tenant="acme")
+    for more in ({"lift": ["fame"]}, {"limits": limits_pb2.Limits(when_redis_is_away={"fame": "open"})}):
+        request = limits_pb2.SetLimitsRequest(scope=scope, **more)
+        refusal = await refused(stub.Set(request, metadata=as_key("admin")))
+        assert refusal.code == "INVALID_ARGUMENT"
+        assert "fame" in refusal.message
+
+
+async def test_messages_that_are_too_large_never_arrive(grpc_app):
+    refusal = await refused(grpc_app.generation.Generate(ask(prompt="x" * MAX_MESSAGE_BYTES), metadata=as_key()))
+    assert refusal.code == "RESOURCE_EXHAUSTED"
+    assert grpc_app.gateway_app.watcher.records == []
+
+
+async def test_metadata_that_are_too_large_never_arrive(grpc_app):
+    flood = [(f"x-{number}", "a" * 1000) for number in range(200)]
+    with pytest.raises(grpc.aio.AioRpcError):
+        await grpc_app.generation.Generate(ask(), metadata=(*as_key(), *flood))
+    assert grpc_app.gateway_app.watcher.records == []
+    await grpc_app.generation.Generate(ask(), metadata=as_key())
+
+
+@pytest.mark.parametrize(
+    "key", ["", "Bearer", "Bearer ", "Basic sk-acme", "bearer sk-acme sk-acme", "Bearer " + "x" * 5000]
+)
+async def test_keys_that_are_none(grpc_app, key):
+    refusal = await refused(grpc_app.generation.Generate(ask(), metadata=(("authorization", key),)))
+    assert refusal.code == "UNAUTHENTICATED"
+
+
+async def test_noise_on_the_port_leaves_it_working(grpc_app):
+    for noise in (b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 10_000, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 1000):
+        reader, writer = await asyncio.open_connection("127.0.0.1", grpc_app.port)
+        writer.write(noise)
+        await writer.drain()
+        async with asyncio.timeout(30):
+            while await reader.read(65536):
+                pass
+        writer.close()
+    await grpc_app.generation.Generate(ask(), metadata=as_key())
+
+
+@pytest.mark.slow
+async def test_who_never_reads_is_cut_off_and_settled(grpc_app, monkeypatch):
+    monkeypatch.setattr(RpcCall, "write_seconds", 0.3)
+    gateway_app = grpc_app.gateway_app
+    gateway_app.engine.info.max_model_len = 1_000_000
+    gateway_app.engine.reply = lambda sent: "x" * 20_000
+    wanted = ask(BASE, {"max_tokens": 20_000, "logprobs": 20})
+    call = grpc_app.generation.GenerateStream(wanted, metadata=as_key())
+    await call.initial_metadata()
+    await until(lambda: len(gateway_app.watcher.records) == 1)
+    [record] = gateway_app.watcher.records
+    assert (record.finish, record.status) == ("cancelled", 499)
+    assert 0 < record.completion_tokens < 20_000
+    await grpc_app.assert_empty()
+    assert list(gateway_app.limiter.ends.values()) == [[record.prompt_tokens + record.completion_tokens]]
+    call.cancel()
+
+
+RAW_METHODS = (
+    "loralane.v1.Generation/Generate",
+    "loralane.v1.Generation/GenerateStream",
+    "loralane.v1.LimitAdmin/Watch",
+    "loralane.v1.LaneAdmin/List",
+    "grpc.health.v1.Health/Check",
+)
+
+
+@pytest.mark.parametrize("method", RAW_METHODS)
+async def test_bytes_that_are_no_message_are_an_invalid_argument(grpc_app, method):
+    call = grpc_app.channel.unary_stream(f"/{method}")(b"\xff\xff\xff\xff\x0f", metadata=as_key("admin"))
+    refusal = await refused(call.read())
+    assert refusal.code == "INVALID_ARGUMENT" and refusal.details["RequestInfo"].request_id
+    assert "Exception" not in refusal.message and "DecodeError" not in refusal.message
+    assert grpc_app.gateway_app.engine.requests == []
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_a_malformed_message_of_a_stream_is_an_invalid_argument(grpc_app, version):
+    method = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+    call = grpc_app.channel.stream_stream(method)(iter([b"\xff\xff\xff\xff\x0f"]))
+    assert (await refused(call.read())).code == "INVALID_ARGUMENT"

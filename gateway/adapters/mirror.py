@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from engine.core.types import AdapterId
+from engine.core.types import AdapterHash
 from gateway.adapters.record import AdapterRecord
 from gateway.adapters.versions import AdapterVersions, Hold
 from gateway.core.errors import ApiError, Fault, invalid_request
@@ -50,7 +50,7 @@ class AdapterMirror:
         """The version that this gateway's engine serves, by name."""
         self.errors: dict[str, str] = {}
         """Why this gateway does not serve what the registry says, by name."""
-        self._leaving: dict[asyncio.Task[int], tuple[AdapterId, str]] = {}
+        self._leaving: dict[asyncio.Task[int], tuple[AdapterHash, str]] = {}
         """Releases of versions that no new request gets: each version, and the name that it was served under."""
         self._versions = versions
         self._sources = sources
@@ -113,9 +113,9 @@ class AdapterMirror:
                 message = f"{place} holds version {info.adapter[:12]}, not {record.version[:12]}; reload it"
                 raise invalid_request(message, "lora_path")
 
-    def names(self) -> dict[AdapterId, list[str]]:
+    def names(self) -> dict[AdapterHash, list[str]]:
         """Return all names of each version. Names under which new requests no longer find the version come last."""
-        names: dict[AdapterId, list[str]] = {}
+        names: dict[AdapterHash, list[str]] = {}
         served = [(hold.version, name) for name, hold in self.served.items()]
         for version, name in (*served, *self._leaving.values()):
             known = names.setdefault(version, [])
@@ -210,12 +210,12 @@ class AdapterMirror:
         if previous is not None:
             self.leave(name, previous, None)
 
-    def _pin(self, version: AdapterId) -> None:
+    def _pin(self, version: AdapterHash) -> None:
         """Pin or unpin a version in the engine if that differs from what the records of its names say."""
         if self._wants_pin(version) != self._versions.is_pinned(version):
             self._spawn(self._settle_pin(version))
 
-    async def _settle_pin(self, version: AdapterId) -> None:
+    async def _settle_pin(self, version: AdapterHash) -> None:
         try:
             while (wanted := self._wants_pin(version)) != self._versions.is_pinned(version):
                 await self._versions.pin(version, wanted)
@@ -223,7 +223,7 @@ class AdapterMirror:
             for name in [name for name, hold in self.served.items() if hold.version == version]:
                 self.note(name, error)
 
-    def _wants_pin(self, version: AdapterId) -> bool:
+    def _wants_pin(self, version: AdapterHash) -> bool:
         pinned = (self.served.get(name) for name, record in self.records.items() if record.pinned)
         return any(hold is not None and hold.version == version for hold in pinned)
 

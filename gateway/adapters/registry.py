@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 import structlog
 
-from engine.core.types import AdapterId
+from engine.core.types import AdapterHash
 from engine.rpc.client import EngineApi
 from engine.rpc.stream import EngineUnavailable
 from gateway.adapters.mirror import AdapterMirror, Sources
@@ -90,7 +90,7 @@ class AdapterRegistry:
         return MappingProxyType(self._mirror.tenants)
 
     @property
-    def names(self) -> Mapping[AdapterId, list[str]]:
+    def names(self) -> Mapping[AdapterHash, list[str]]:
         """All names of each version in use."""
         return self._mirror.names()
 
@@ -129,7 +129,7 @@ class AdapterRegistry:
             raise unavailable(Fault.ENGINE_UNAVAILABLE, f"the adapter {name!r} is not available: {reason}")
         return record if hold.version == record.version else replace(record, version=hold.version)
 
-    def using(self, version: AdapterId | None) -> AbstractContextManager[None]:
+    def using(self, version: AdapterHash | None) -> AbstractContextManager[None]:
         """Hold a version during a request. It stays in the engine unless the drain time ends first."""
         return self._versions.using(version)
 

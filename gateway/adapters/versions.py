@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from engine.core.types import AdapterId
+from engine.core.types import AdapterHash
 from engine.pb import engine_pb2 as pb
 from engine.rpc.client import AdapterRejected, EngineApi
 from engine.rpc.stream import EngineUnavailable
@@ -25,7 +25,7 @@ log = structlog.get_logger("adapters")
 class Hold:
     """A reference that keeps a version in the engine."""
 
-    version: AdapterId
+    version: AdapterHash
     engine: int
     """Number of the engine, which each restart increments. A hold on an earlier engine ended with it."""
 
@@ -37,24 +37,24 @@ class AdapterVersions:
     def __init__(self, engine: EngineApi) -> None:
         self._engine = engine
         self._engine_number = 0
-        self._holds: Counter[AdapterId] = Counter()
-        self._users: Counter[AdapterId] = Counter()
-        self._unused: dict[AdapterId, asyncio.Event] = {}
+        self._holds: Counter[AdapterHash] = Counter()
+        self._users: Counter[AdapterHash] = Counter()
+        self._unused: dict[AdapterHash, asyncio.Event] = {}
         """Events by version, each set and removed when the last request of its version has ended."""
-        self._draining: Counter[AdapterId] = Counter()
+        self._draining: Counter[AdapterHash] = Counter()
         """Number of releases that wait for a version's requests, by version."""
-        self._drain_until: dict[AdapterId, float] = {}
+        self._drain_until: dict[AdapterHash, float] = {}
         """Latest drain deadline of a version's releases, on the monotonic clock."""
-        self._reading: dict[object, set[AdapterId]] = {}
+        self._reading: dict[object, set[AdapterHash]] = {}
         """Versions that the engine may have unloaded since a load began, for each load under way."""
-        self._dropping: dict[AdapterId, asyncio.Event] = {}
-        self._pinned: set[AdapterId] = set()
+        self._dropping: dict[AdapterHash, asyncio.Event] = {}
+        self._pinned: set[AdapterHash] = set()
         self._pinning = asyncio.Lock()
 
-    def is_pinned(self, version: AdapterId) -> bool:
+    def is_pinned(self, version: AdapterHash) -> bool:
         return version in self._pinned
 
-    def hold(self, version: AdapterId) -> Hold | None:
+    def hold(self, version: AdapterHash) -> Hold | None:
         """Take a hold on a version. None means that the engine does not have it, so it must be loaded."""
         if not self._holds[version]:
             return None
@@ -103,7 +103,7 @@ class AdapterVersions:
             await self.release(hold, 0.0)
 
     @contextmanager
-    def using(self, version: AdapterId | None) -> Iterator[None]:
+    def using(self, version: AdapterHash | None) -> Iterator[None]:
         """Count a request as a user of a version from its choice on. None means the base model, which is never
         unloaded."""
         if version is None:
@@ -119,7 +119,7 @@ class AdapterVersions:
                 if unused := self._unused.pop(version, None):
                     unused.set()
 
-    async def pin(self, version: AdapterId, pinned: bool) -> None:
+    async def pin(self, version: AdapterHash, pinned: bool) -> None:
         """Pin or unpin a version. Raises ApiError: INVALID_REQUEST, the engine refuses; ENGINE_UNAVAILABLE."""
         async with self._pinning:
             if pinned == (version in self._pinned):
@@ -143,7 +143,7 @@ class AdapterVersions:
             if dropped := self._dropping.get(info.adapter):
                 await dropped.wait()
 
-    async def _read(self, folder: Path) -> tuple[pb.AdapterInfo, set[AdapterId]]:
+    async def _read(self, folder: Path) -> tuple[pb.AdapterInfo, set[AdapterHash]]:
         """Load an adapter once. Return it, and the versions that the engine was told to unload meanwhile."""
         token, gone = object(), set(self._dropping)
         self._reading[token] = gone
@@ -153,7 +153,7 @@ class AdapterVersions:
         finally:
             del self._reading[token]
 
-    async def _drained(self, version: AdapterId) -> None:
+    async def _drained(self, version: AdapterHash) -> None:
         """Wait until a version has no requests, has a hold again, or its latest drain deadline has passed."""
         while self._users[version] and not self._holds[version]:
             left = self._drain_until.get(version, 0.0) - time.monotonic()
@@ -163,7 +163,7 @@ class AdapterVersions:
                 async with asyncio.timeout(left):
                     await self._unused.setdefault(version, asyncio.Event()).wait()
 
-    async def _drop(self, version: AdapterId) -> int:
+    async def _drop(self, version: AdapterHash) -> int:
         dropped = self._dropping[version] = asyncio.Event()
         for gone in self._reading.values():
             gone.add(version)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from msgspec import Struct
 from msgspec.structs import replace
 
-from engine.core.types import AdapterId, Lane, Origin, Request, SamplingParams
+from engine.core.types import AdapterHash, Lane, Origin, Request, SamplingParams
 from engine.grammar_check.pool import GrammarPool
 from engine.rpc.client import EngineApi
 from gateway.adapters.record import AdapterRecord
@@ -52,7 +52,7 @@ class Job(Struct, frozen=True):
     """Average number of output tokens of an answer for the same tenant and adapter."""
 
     @property
-    def version(self) -> AdapterId | None:
+    def version(self) -> AdapterHash | None:
         """Version of the adapter. None means the base model."""
         return self.adapter.version if self.adapter else None
 
@@ -105,9 +105,9 @@ class Job(Struct, frozen=True):
         deadline = self.request.deadline
         return Request(
             id=f"{record.id}-{index}",
-            prompt=self.prompts[prompt_index],
+            prompt_ids=self.prompts[prompt_index],
             params=params if not number else params._replace(seed=(params.seed + number) % 2**SEED_BITS),
-            adapter=self.version,
+            adapter_hash=self.version,
             lane=self.lane,
             priority=self.request.priority,
             tenant=self.tenant.name,

@@ -27,34 +27,37 @@ class Library(House):
             self.add_adapter(name, pages, pages * MIB)
 
     def _note(self, plan):
-        self.asked += [fetch.adapter for fetch in plan.fetches]
-        self.asked += [f"not {adapter}" for adapter in plan.cancelled_fetches]
+        self.asked += [fetch.adapter_hash for fetch in plan.fetches]
+        self.asked += [f"not {adapter_hash}" for adapter_hash in plan.cancelled_fetches]
 
     def answer(self, *adapters, kind=AdapterFetched, more=(0.1,)):
-        for adapter in adapters:
-            self.engine.inbox.put(kind(adapter, *more))
+        for adapter_hash in adapters:
+            self.engine.inbox.put(kind(adapter_hash, *more))
 
     def warm(self, *adapters):
         """They are used once, each by itself."""
-        for adapter in adapters:
-            self.submit(f"warm-{adapter}-{self.clock.now}", 20, 2, adapter=adapter)
+        for adapter_hash in adapters:
+            self.submit(f"warm-{adapter_hash}-{self.clock.now}", 20, 2, adapter_hash=adapter_hash)
             self.step()
-            self.answer(adapter)
+            self.answer(adapter_hash)
             self.finish()
 
     def tiers(self):
         """Where each adapter is: d(evice), h(ost), or nowhere."""
-        return {a.id: "d" * a.is_resident + "h" * (a.host is HostCopy.PRESENT) for a in self.state.adapters.values()}
+        return {
+            a.adapter_hash: "d" * a.is_resident + "h" * (a.host is HostCopy.PRESENT)
+            for a in self.state.adapters.values()
+        }
 
 
 def test_a_cold_start_takes_one_step_from_host_memory():
     house = Library({"a": 4, "b": 4}, max_adapter_pages=4)
     house.warm("a", "b")
     assert house.tiers() == {"a": "h", "b": "dh"}
-    house.submit("cold", 20, 2, adapter="a")
+    house.submit("cold", 20, 2, adapter_hash="a")
     house.step()
     plan = house.executor.plans[-1]
-    assert plan.evicted == ("b",) and [load.adapter for load in plan.loads] == ["a"]
+    assert plan.evicted == ("b",) and [load.adapter_hash for load in plan.loads] == ["a"]
     assert len(house.times["cold"]) == 1
 
 
@@ -63,7 +66,7 @@ def test_waiting_requests_have_their_adapters_read_in_the_order_they_would_start
     house.submit("busy", 20, 200)
     house.step()
     for name in "cabdfe":
-        house.submit(name, 20, 2, adapter=name)
+        house.submit(name, 20, 2, adapter_hash=name)
         house.clock.advance(0.001)
     house.step()
     assert house.asked == ["c", "a", "b", "d"], "as many as may be under way"
@@ -77,7 +80,7 @@ def test_only_the_next_few_are_read_ahead():
     house.submit("busy", 20, 200)
     house.step()
     for number, name in enumerate(("a", None, "b", "c")):
-        house.submit(f"r{number}", 20, 2, adapter=name)
+        house.submit(f"r{number}", 20, 2, adapter_hash=name)
         house.clock.advance(0.001)
     house.step(3)
     assert house.asked == ["a", "b"]
@@ -86,10 +89,10 @@ def test_only_the_next_few_are_read_ahead():
 def test_batch_fetches_leave_one_to_the_interactive_lane():
     house = Library(dict.fromkeys("abcdefg", 2))
     for name in "abcdef":
-        house.batch(name, 20, 2, adapter=name)
+        house.batch(name, 20, 2, adapter_hash=name)
     house.step()
     assert len(house.asked) == 3
-    house.submit("chat", 20, 2, adapter="g")
+    house.submit("chat", 20, 2, adapter_hash="g")
     house.step()
     assert house.asked[3:] == ["g"]
 
@@ -97,9 +100,9 @@ def test_batch_fetches_leave_one_to_the_interactive_lane():
 def test_who_waits_for_a_fetch_stops_nobody_behind_it():
     house = Library({"a": 4, "b": 4})
     house.warm("b")
-    house.submit("waits", 20, 4, adapter="a")
+    house.submit("waits", 20, 4, adapter_hash="a")
     for name, adapter in (("same", "a"), ("other", "b"), ("base", None)):
-        house.submit(name, 20, 4, adapter=adapter)
+        house.submit(name, 20, 4, adapter_hash=adapter)
     house.step(8)
     assert house.asked.count("a") == 1, "one fetch for both"
     assert {"other", "base"} <= house.ends.keys() and "waits" not in house.times
@@ -110,7 +113,7 @@ def test_who_waits_for_a_fetch_stops_nobody_behind_it():
 
 def test_a_request_tells_how_long_it_waited_for_its_adapter():
     house = Library({"a": 4})
-    house.submit("cold", 20, 2, adapter="a")
+    house.submit("cold", 20, 2, adapter_hash="a")
     house.step()
     house.clock.advance(0.5)
     house.step()
@@ -120,7 +123,7 @@ def test_a_request_tells_how_long_it_waited_for_its_adapter():
     assert admitted.adapter_wait <= admitted.wait < admitted.adapter_wait + STEP
     house.finish()
     for name, adapter in (("warm", "a"), ("base", None)):
-        house.submit(name, 20, 2, adapter=adapter)
+        house.submit(name, 20, 2, adapter_hash=adapter)
     assert [(event.wait, event.adapter_wait) for event in house.engine.step()] == [(0.0, 0.0)] * 4
 
 
@@ -128,7 +131,7 @@ def test_a_long_queue_of_missing_adapters_is_not_searched_to_its_end(monkeypatch
     monkeypatch.setattr("engine.core.draft.MOST_PASSED_OVER", 5)
     house = Library({f"a{number}": 2 for number in range(20)})
     for number in range(20):
-        house.submit(f"r{number}", 20, 2, adapter=f"a{number}")
+        house.submit(f"r{number}", 20, 2, adapter_hash=f"a{number}")
         house.clock.advance(0.001)
     house.submit("base", 20, 2)
     house.step(3)
@@ -142,13 +145,13 @@ def test_a_long_queue_of_missing_adapters_is_not_searched_to_its_end(monkeypatch
 
 def test_a_fetch_is_called_off_when_nobody_waits_for_it():
     house = Library({"a": 4})
-    house.submit("r", 20, 2, adapter="a")
+    house.submit("r", 20, 2, adapter_hash="a")
     house.step()
     house.engine.inbox.put(Abort("r"))
     house.step(3)
     assert house.asked == ["a", "not a"]
     assert house.state.tiers.held.host_bytes == 4 * MIB, "reserved until the fetcher has let go"
-    house.submit("again", 20, 2, adapter="a")
+    house.submit("again", 20, 2, adapter_hash="a")
     house.step(2)
     assert house.asked == ["a", "not a"], "first the old one is to be answered"
     house.answer("a", kind=FetchCancelled, more=())
@@ -161,7 +164,7 @@ def test_a_fetch_is_called_off_when_nobody_waits_for_it():
 
 def test_a_fetch_called_off_too_late_is_kept():
     house = Library({"a": 4})
-    house.submit("r", 20, 2, adapter="a")
+    house.submit("r", 20, 2, adapter_hash="a")
     house.step()
     house.engine.inbox.put(Abort("r"))
     house.step()
@@ -173,7 +176,7 @@ def test_a_fetch_called_off_too_late_is_kept():
 def test_a_fetch_that_fails_fails_its_own_waiters():
     house = Library({"a": 4, "b": 4}, fetch_backoff_s=1.0)
     for name, adapter in (("1", "a"), ("2", "a"), ("3", "b"), ("4", None)):
-        house.submit(name, 20, 4, adapter=adapter)
+        house.submit(name, 20, 4, adapter_hash=adapter)
     house.step()
     house.answer("a", kind=FetchFailed, more=("it is gone",))
     house.answer("b")
@@ -184,11 +187,11 @@ def test_a_fetch_that_fails_fails_its_own_waiters():
         assert refusal.code is ErrorCode.ADAPTER_UNAVAILABLE
         assert refusal.message == "adapter a cannot be read: it is gone"
         assert refusal.retry_after == pytest.approx(1.0, abs=0.05)
-    house.submit("5", 20, 4, adapter="a")
+    house.submit("5", 20, 4, adapter_hash="a")
     house.finish()
     assert [house.reason(name) for name in "345"] == ["length", "length", "adapter_unavailable"]
     house.clock.advance_to(failed_at + 1.1)
-    house.submit("6", 20, 4, adapter="a")
+    house.submit("6", 20, 4, adapter_hash="a")
     house.step()
     assert house.asked.count("a") == 2
 
@@ -197,14 +200,14 @@ def test_each_failure_doubles_the_pause():
     house = Library({"a": 4}, fetch_backoff_s=1.0)
     pauses = []
     for number in range(9):
-        house.submit(f"r{number}", 20, 4, adapter="a")
+        house.submit(f"r{number}", 20, 4, adapter_hash="a")
         house.step()
         house.answer("a", kind=FetchFailed, more=("it is gone",))
         house.step()
         pauses.append(round(house.ends[f"r{number}"].refusal.retry_after))
         house.clock.advance(pauses[-1] + 1)
     assert pauses == [1, 2, 4, 8, 16, 32, 64, 64, 64]
-    house.submit("good", 20, 4, adapter="a")
+    house.submit("good", 20, 4, adapter_hash="a")
     house.step()
     house.answer("a")
     house.finish()
@@ -222,11 +225,11 @@ def test_a_copy_somebody_waits_for_stays_until_another_has_waited_long():
     house = Library({"a": 4, "b": 4}, host=4, max_seqs=1, scheduling=Scheduling(adapter_age_s=1.0))
     house.submit("busy", 20, 400)
     house.step()
-    house.submit("first", 20, 2, adapter="a")
+    house.submit("first", 20, 2, adapter_hash="a")
     house.step()
     house.answer("a")
     house.step()
-    house.submit("second", 20, 2, adapter="b", priority=-1)
+    house.submit("second", 20, 2, adapter_hash="b", priority=-1)
     house.step(3)
     assert house.asked == ["a"], "it is waited for"
     house.clock.advance(1.0)
@@ -242,8 +245,8 @@ def test_a_copy_somebody_waits_for_stays_until_another_has_waited_long():
 
 def test_fetches_of_one_plan_do_not_reserve_the_same_bytes():
     house = Library({"a": 4, "b": 4}, host=6)
-    house.submit("1", 20, 2, adapter="a")
-    house.submit("2", 20, 2, adapter="b")
+    house.submit("1", 20, 2, adapter_hash="a")
+    house.submit("2", 20, 2, adapter_hash="b")
     house.step()
     assert house.asked == ["a"]
 
@@ -253,10 +256,10 @@ def test_a_fetch_takes_nothing_from_those_ahead():
     house = Library({"a": 4, "b": 4}, host=4, max_seqs=1, scheduling=Scheduling(adapter_age_s=0.0))
     house.submit("busy", 20, 400)
     house.step()
-    house.submit("ahead", 20, 2, adapter="a")
+    house.submit("ahead", 20, 2, adapter_hash="a")
     house.step()
     house.answer("a")
-    house.submit("behind", 20, 2, adapter="b")
+    house.submit("behind", 20, 2, adapter_hash="b")
     house.step(3)
     assert house.asked == ["a"]
 
@@ -293,7 +296,7 @@ def test_what_would_have_to_come_from_disk_is_kept_longer():
 def test_rows_of_the_table_are_bounded():
     house = Library(dict.fromkeys("abc", 2), max_resident_adapters=2)
     for name in "abc":
-        house.submit(name, 20, 10, adapter=name)
+        house.submit(name, 20, 10, adapter_hash=name)
     house.step()
     house.answer(*"abc")
     house.step(3)
@@ -317,7 +320,7 @@ def test_a_pinned_adapter_outlives_a_preemption_of_its_last_user():
     house = Library({"pinned": 8}, num_pages=21)
     house.warm("pinned")
     pin_adapter(house.state, "pinned", True)
-    house.batch("b", 100, 60, adapter="pinned")
+    house.batch("b", 100, 60, adapter_hash="pinned")
     house.step(3)
     house.submit("chat", 150, 2)
     house.step()
@@ -357,7 +360,7 @@ def test_pins_leave_what_live_requests_need():
 def test_adapters_leave_kv_its_pages():
     house = Library(dict.fromkeys("abc", 4), num_pages=21, min_kv_pages=10)
     for name in "abc":
-        house.submit(name, 20, 30, adapter=name)
+        house.submit(name, 20, 30, adapter_hash=name)
     house.step()
     house.answer(*"abc")
     house.step(5)
@@ -370,10 +373,10 @@ def test_an_interactive_adapter_takes_the_pages_of_batch_ones():
     house = Library({"b1": 4, "b2": 4, "chat": 4}, max_adapter_pages=8)
     house.warm("chat", "b1", "b2")
     for name in ("b1", "b2"):
-        house.batch(name, 20, 200, adapter=name)
+        house.batch(name, 20, 200, adapter_hash=name)
     house.batch("plain", 20, 200)
     house.step(3)
-    house.submit("now", 20, 4, adapter="chat")
+    house.submit("now", 20, 4, adapter_hash="chat")
     house.step()
     assert len(house.times["now"]) == 1
     assert house.state.counters.preempted_for[Cause.ADAPTER] == 1
@@ -420,7 +423,7 @@ def test_configurations_that_make_no_sense_are_refused():
 
 def test_batch_adapters_are_read_too():
     house = Library({"a": 4})
-    house.batch("b", 20, 4, adapter="a")
+    house.batch("b", 20, 4, adapter_hash="a")
     house.step()
     house.answer("a")
     house.finish()

@@ -19,10 +19,10 @@ def test_all_device_time_is_told_to_the_requests_that_took_it(overlaps):
     house = House(adapters={"pirate": 4, "poet": 4}, overlaps=overlaps, num_pages=120)
     house.learn()
     for number in range(24):
-        house.batch(f"batch-{number}", 100, 60, adapter=("pirate", "poet", None)[number % 3])
+        house.batch(f"batch-{number}", 100, 60, adapter_hash=("pirate", "poet", None)[number % 3])
     house.step(30)
     for number in range(4):
-        house.submit(f"chat-{number}", 30, 20, adapter="poet")
+        house.submit(f"chat-{number}", 30, 20, adapter_hash="poet")
         house.step(10)
     house.finish()
     assert house.state.counters.preemptions, "what is computed twice is time too"

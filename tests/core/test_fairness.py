@@ -99,10 +99,10 @@ def test_a_resident_adapter_goes_first_within_half_of_the_goal(tokens, goes_firs
     """While 100 tokens are generated, 0.5 s are half over."""
     house = House({"here": 4, "away": 4}, max_seqs=1)
     house.learn()
-    house.submit("warm", 20, tokens, adapter="here")
+    house.submit("warm", 20, tokens, adapter_hash="here")
     house.step(3)
-    house.submit("first", 20, 2, adapter="away")
-    house.submit("second", 20, 2, adapter="here")
+    house.submit("first", 20, 2, adapter_hash="away")
+    house.submit("second", 20, 2, adapter_hash="here")
     house.finish()
     assert min(("first", "second"), key=lambda name: house.times[name][0]) == goes_first
 
@@ -111,12 +111,12 @@ def test_who_waits_too_long_for_an_adapter_gets_it():
     """Room for one adapter only, and an endless stream of requests for the one that has it."""
     house = House({"here": 30, "away": 30}, num_pages=60, max_seqs=4, scheduling=Scheduling(adapter_age_s=0.5))
     house.learn()
-    house.submit("warm", 20, 30, adapter="here")
+    house.submit("warm", 20, 30, adapter_hash="here")
     house.step(5)
-    house.submit("patient", 20, 4, adapter="away")
+    house.submit("patient", 20, 4, adapter_hash="away")
     asked = house.clock.now
     for number in range(200):
-        house.submit(f"stream{number}", 20, 30, adapter="here")
+        house.submit(f"stream{number}", 20, 30, adapter_hash="here")
         house.step(6)
         if "patient" in house.ends:
             break
@@ -128,10 +128,10 @@ def test_who_waits_too_long_for_an_adapter_gets_it():
 def test_requests_for_other_adapters_pass_one_that_finds_no_room():
     house = House({"here": 30, "away": 30}, num_pages=60, max_seqs=4, scheduling=Scheduling(adapter_age_s=100.0))
     house.learn()
-    house.submit("warm", 20, 200, adapter="here")
+    house.submit("warm", 20, 200, adapter_hash="here")
     house.step(5)
-    house.submit("blocked", 20, 4, adapter="away")
-    house.submit("free", 20, 4, adapter="here")
+    house.submit("blocked", 20, 4, adapter_hash="away")
+    house.submit("free", 20, 4, adapter_hash="here")
     house.submit("base", 20, 4)
     house.run_until(lambda: "free" in house.ends and "base" in house.ends)
     assert "blocked" not in house.times

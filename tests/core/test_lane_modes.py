@@ -80,7 +80,7 @@ def test_an_engine_whose_lane_is_paused_sleeps():
 def test_adapters_are_not_read_for_a_paused_lane():
     house = House(adapters={"a": 3}, host_adapter_bytes=0)
     mode(house, Lane.BATCH, LaneMode.PAUSED)
-    house.batch("waits", adapter="a")
+    house.batch("waits", adapter_hash="a")
     house.step(20)
     assert not any(plan.fetches for plan in house.executor.plans)
 

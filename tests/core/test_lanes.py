@@ -137,13 +137,13 @@ def test_batch_rows_of_one_adapter_go_together():
     house = House(adapters=dict.fromkeys("abcd", 2), num_pages=4000, max_seqs=64)
     house.learn()
     for number in range(48):
-        house.batch(f"b{number}", 40, 400, adapter="abcd"[number % 4])
+        house.batch(f"b{number}", 40, 400, adapter_hash="abcd"[number % 4])
     house.step(60)
     house.submit("chat", 20, 60)
     house.step(20)
     few = [plan for plan in house.executor.plans[-15:] if 2 < len(plan.chunks) < 30]
     assert few, "there is no room for all beside a chat"
-    owner = {seq.id: seq.request.adapter for seq in house.state.sequences.values()}
+    owner = {seq.id: seq.request.adapter_hash for seq in house.state.sequences.values()}
     counts = [len({owner[c.request_id] for c in plan.chunks} - {None}) for plan in few]
     assert max(counts) <= 2
 
@@ -297,7 +297,7 @@ def test_batch_adapters_load_beside_chats():
         house.ledger.model.observe(StepFeatures(decode_tokens=1.0, pages_moved=200.0), 0.06)
     house.submit("chat", 20, 900)
     house.step(5)
-    house.batch("b", 32, 4, adapter="large")
+    house.batch("b", 32, 4, adapter_hash="large")
     house.run_until(lambda: "b" in house.ends, most=800)
     assert "chat" not in house.ends
 
@@ -325,10 +325,10 @@ def test_the_floor_is_bounded_too():
 def test_what_is_not_started_is_not_counted():
     house = House({"a": 4}, token_budget=32, max_seqs=32)
     house.learn()
-    house.batch("warm", 16, 100, adapter="a")
+    house.batch("warm", 16, 100, adapter_hash="a")
     house.step(4)
     house.submit("chat", 32, 2)
-    house.batch("more", 64, 4, adapter="a")
+    house.batch("more", 64, 4, adapter_hash="a")
     house.step(1)
     assert house.executor.plans[-1].features.adapters == 0
 
@@ -349,5 +349,5 @@ def test_batch_work_begins_where_a_step_is_believed_to_take_no_time():
     house.learn()
     model = house.ledger.model
     model.prices = replace(model.prices, step=0.0, prefill=0.0, decode=0.0, adapter=0.02, beyond=(0.0, 0.0, 0.0))
-    house.batch("b", adapter="only")
+    house.batch("b", adapter_hash="only")
     house.run_until(lambda: "b" in house.ends, most=2000)

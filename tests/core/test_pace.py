@@ -132,7 +132,7 @@ def test_waiting_for_something_else_says_nothing_about_the_host():
     house = Rested(adapters={"a": 2}, overlaps=True)
     house.learn()
     house.executor.fetch = lambda plan: None
-    house.submit("r", 16, 4, adapter="a")
+    house.submit("r", 16, 4, adapter_hash="a")
     house.step(3)
     house.rests.clear()
     lead = house.engine.pace.lead

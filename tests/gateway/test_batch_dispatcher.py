@@ -92,7 +92,7 @@ async def test_lines_run_in_the_order_of_adapters_and_prefixes(town):
     batch = await town.submit(wanted)
     async with working(office):
         await town.ended(batch)
-    versions = [request.adapter for request in office.house.engine.requests]
+    versions = [request.adapter_hash for request in office.house.engine.requests]
     assert sum(one != other for one, other in pairwise(versions)) < 8, "those on their way together may overtake"
 
 

@@ -78,7 +78,9 @@ async def test_a_line_is_answered_as_the_same_body_over_http(house, endpoint, bo
             for call in choice.get("message", {}).get("tool_calls", ()):
                 del call["id"]
     assert mine == told
-    sent = [(each.params._replace(seed=0), each.prompt, each.adapter, each.lane) for each in house.engine.requests]
+    sent = [
+        (each.params._replace(seed=0), each.prompt_ids, each.adapter_hash, each.lane) for each in house.engine.requests
+    ]
     assert sent[: len(sent) // 2] == sent[len(sent) // 2 :]
     assert {lane for *_, lane in sent} == {Lane.BATCH}
     await house.assert_empty()

@@ -72,7 +72,7 @@ async def complete(house, **fields) -> dict:
 
 
 def prompt_of(house) -> str:
-    return tiny_tokenizer().decode(house.engine.requests[-1].prompt, skip_special=False).replace("&#34;", '"')
+    return tiny_tokenizer().decode(house.engine.requests[-1].prompt_ids, skip_special=False).replace("&#34;", '"')
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ async def test_callers_may_set_a_templates_variables(house, monkeypatch):
     assert prompt_of(house) == "hi <think>"
     body = CHAT | {"chat_template_kwargs": {"thinking": True}}
     tokens = (await post(house, "/tokenize", body)).json()["tokens"]
-    assert tuple(tokens) == house.engine.requests[-1].prompt
+    assert tuple(tokens) == house.engine.requests[-1].prompt_ids
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ async def test_what_is_usual_follows_what_comes_and_leaves_out_what_was_cut_shor
 
 
 async def test_every_prompt_is_answered_n_times(house):
-    house.engine.reply = lambda sent: f"{len(sent.prompt)}/{sent.params.seed}"
+    house.engine.reply = lambda sent: f"{len(sent.prompt_ids)}/{sent.params.seed}"
     _, whole, usage = await answers(house, request(["aa", "bbbb"], n=2, seed=10, max_tokens=20))
     assert [answer.text for answer in whole] == ["2/10", "2/11", "4/10", "4/11"]
     assert usage.prompt == 6
@@ -177,7 +177,7 @@ async def test_without_a_seed_every_request_draws_anew(house):
 async def test_adapters_are_asked_for_by_version(house):
     admitted, _, _ = await answers(house, request(model="tiny:captain"))
     version = house.adapters.records["pirate"].version
-    assert house.engine.requests[0].adapter == version
+    assert house.engine.requests[0].adapter_hash == version
     assert version[:10] in admitted.fingerprint
     assert admitted.model == "tiny:captain"
     assert house.watcher.records[0].adapter_version == version
@@ -185,7 +185,7 @@ async def test_adapters_are_asked_for_by_version(house):
 
 async def test_chats_go_through_the_template(house):
     await answers(house, request(Chat(({"role": "user", "content": "hi"},))))
-    prompt = house.gateway.tokenizer.decode(house.engine.requests[0].prompt, skip_special=False)
+    prompt = house.gateway.tokenizer.decode(house.engine.requests[0].prompt_ids, skip_special=False)
     assert prompt == "<|user|>hi<|end|><|assistant|>"
 
 
@@ -341,7 +341,7 @@ async def test_goals_of_its_own_reach_the_engine(house):
 
 @pytest.mark.parametrize("order", [(0, 8), (8, 0)])
 async def test_a_prompts_cached_tokens_are_those_of_its_first_answer_to_run(house, order):
-    house.engine.cached = lambda sent: len(sent.prompt) + order[int(sent.id[-1]) % 2]
+    house.engine.cached = lambda sent: len(sent.prompt_ids) + order[int(sent.id[-1]) % 2]
     _, _, usage = await answers(house, request(["aa", "bbbb"], n=2))
     assert (usage.prompt, usage.cached) == (6, 6)
 

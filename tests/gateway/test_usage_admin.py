@@ -37,7 +37,7 @@ CALLS = [
 @pytest.fixture
 async def house(tmp_path) -> House:
     house = await build_house(tmp_path)
-    house.engine.cached = lambda request: min(3, len(request.prompt) - 1)
+    house.engine.cached = lambda request: min(3, len(request.prompt_ids) - 1)
     return house
 
 

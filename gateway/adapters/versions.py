@@ -25,7 +25,7 @@ log = structlog.get_logger("adapters")
 class Hold:
     """A reference that keeps a version in the engine."""
 
-    version: AdapterHash
+    adapter_hash: AdapterHash
     engine: int
     """Number of the engine, which each restart increments. A hold on an earlier engine ended with it."""
 
@@ -51,15 +51,15 @@ class AdapterVersions:
         self._pinned: set[AdapterHash] = set()
         self._pinning = asyncio.Lock()
 
-    def is_pinned(self, version: AdapterHash) -> bool:
-        return version in self._pinned
+    def is_pinned(self, adapter_hash: AdapterHash) -> bool:
+        return adapter_hash in self._pinned
 
-    def hold(self, version: AdapterHash) -> Hold | None:
+    def hold(self, adapter_hash: AdapterHash) -> Hold | None:
         """Take a hold on a version. None means that the engine does not have it, so it must be loaded."""
-        if not self._holds[version]:
+        if not self._holds[adapter_hash]:
             return None
-        self._holds[version] += 1
-        return Hold(version, self._engine_number)
+        self._holds[adapter_hash] += 1
+        return Hold(adapter_hash, self._engine_number)
 
     async def release(self, hold: Hold, drain_seconds: float) -> int:
         """Release a hold. After the last one, requests get `drain_seconds` to end; then the version is removed from
@@ -68,24 +68,24 @@ class AdapterVersions:
         Returns:
             The number of requests that were aborted.
         """
-        version = hold.version
+        adapter_hash = hold.adapter_hash
         if hold.engine != self._engine_number:
             return 0
-        self._holds[version] -= 1
-        if self._holds[version]:
+        self._holds[adapter_hash] -= 1
+        if self._holds[adapter_hash]:
             return 0
         until = time.monotonic() + drain_seconds
-        if self._draining[version] and until <= self._drain_until.get(version, 0.0):
+        if self._draining[adapter_hash] and until <= self._drain_until.get(adapter_hash, 0.0):
             return 0  # the release with the later deadline unloads it
-        self._drain_until[version] = max(until, self._drain_until.get(version, 0.0))
-        self._draining[version] += 1
+        self._drain_until[adapter_hash] = max(until, self._drain_until.get(adapter_hash, 0.0))
+        self._draining[adapter_hash] += 1
         try:
-            await self._drained(version)
+            await self._drained(adapter_hash)
         finally:
-            self._draining[version] -= 1
-        if self._holds[version] or version in self._dropping or hold.engine != self._engine_number:
+            self._draining[adapter_hash] -= 1
+        if self._holds[adapter_hash] or adapter_hash in self._dropping or hold.engine != self._engine_number:
             return 0
-        return await self._drop(version)
+        return await self._drop(adapter_hash)
 
     @asynccontextmanager
     async def loaded(self, folder: Path) -> AsyncIterator[pb.AdapterInfo]:
@@ -103,30 +103,30 @@ class AdapterVersions:
             await self.release(hold, 0.0)
 
     @contextmanager
-    def using(self, version: AdapterHash | None) -> Iterator[None]:
+    def using(self, adapter_hash: AdapterHash | None) -> Iterator[None]:
         """Count a request as a user of a version from its choice on. None means the base model, which is never
         unloaded."""
-        if version is None:
+        if adapter_hash is None:
             yield
             return
-        self._users[version] += 1
+        self._users[adapter_hash] += 1
         try:
             yield
         finally:
-            self._users[version] -= 1
-            if not self._users[version]:
-                del self._users[version]
-                if unused := self._unused.pop(version, None):
+            self._users[adapter_hash] -= 1
+            if not self._users[adapter_hash]:
+                del self._users[adapter_hash]
+                if unused := self._unused.pop(adapter_hash, None):
                     unused.set()
 
-    async def pin(self, version: AdapterHash, pinned: bool) -> None:
+    async def pin(self, adapter_hash: AdapterHash, pinned: bool) -> None:
         """Pin or unpin a version. Raises ApiError: INVALID_REQUEST, the engine refuses; ENGINE_UNAVAILABLE."""
         async with self._pinning:
-            if pinned == (version in self._pinned):
+            if pinned == (adapter_hash in self._pinned):
                 return
             with _refusals("pinned"):
-                await self._engine.pin_adapter(version, pinned)
-            (self._pinned.add if pinned else self._pinned.discard)(version)
+                await self._engine.pin_adapter(adapter_hash, pinned)
+            (self._pinned.add if pinned else self._pinned.discard)(adapter_hash)
 
     def forget(self) -> None:
         """Forget all holds and pins, because a new engine has started."""
@@ -153,29 +153,29 @@ class AdapterVersions:
         finally:
             del self._reading[token]
 
-    async def _drained(self, version: AdapterHash) -> None:
+    async def _drained(self, adapter_hash: AdapterHash) -> None:
         """Wait until a version has no requests, has a hold again, or its latest drain deadline has passed."""
-        while self._users[version] and not self._holds[version]:
-            left = self._drain_until.get(version, 0.0) - time.monotonic()
+        while self._users[adapter_hash] and not self._holds[adapter_hash]:
+            left = self._drain_until.get(adapter_hash, 0.0) - time.monotonic()
             if left <= 0:
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
-                    await self._unused.setdefault(version, asyncio.Event()).wait()
+                    await self._unused.setdefault(adapter_hash, asyncio.Event()).wait()
 
-    async def _drop(self, version: AdapterHash) -> int:
-        dropped = self._dropping[version] = asyncio.Event()
+    async def _drop(self, adapter_hash: AdapterHash) -> int:
+        dropped = self._dropping[adapter_hash] = asyncio.Event()
         for gone in self._reading.values():
-            gone.add(version)
-        self._pinned.discard(version)
+            gone.add(adapter_hash)
+        self._pinned.discard(adapter_hash)
         try:
-            return await self._engine.unload_adapter(version, 0.0)
+            return await self._engine.unload_adapter(adapter_hash, 0.0)
         except EngineUnavailable as error:
-            log.warning("adapter_not_unloaded", version=version, reason=str(error))
+            log.warning("adapter_not_unloaded", version=adapter_hash, reason=str(error))
             return 0  # an engine that is gone holds nothing, and the next one loads only what is held
         finally:
-            del self._dropping[version]
-            self._drain_until.pop(version, None)
+            del self._dropping[adapter_hash]
+            self._drain_until.pop(adapter_hash, None)
             dropped.set()
 
 

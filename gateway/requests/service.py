@@ -110,7 +110,7 @@ class Gateway:
             async with self._deadlines.start(lane, request.deadline, patient=request.patient) as timer:
                 job = await self._understand(principal, request, lane, record)
                 wanted = self._wanted(job, record)
-                with self.adapters.using(job.version):
+                with self.adapters.using(job.adapter_hash):
                     async with (
                         aclosing(
                             Submission(self.engine, job, record, self._clock, self._settings.engine_wait)
@@ -149,7 +149,7 @@ class Gateway:
             trace_id=request.ingress.trace_id,
         )
         shares, tenant = self._in_lane[lane], principal.tenant
-        answers = max(1, min(len(request.inputs) * request.n, self._settings.max_choices))
+        answers = max(1, min(len(request.prompts) * request.n, self._settings.max_choices))
         full = self._refusal(lane, tenant, answers)
         self._live[record.id] = record
         shares.add(tenant.name, tenant.weight, answers)
@@ -183,7 +183,7 @@ class Gateway:
     ) -> Job:
         job = await self.intake.understand(principal.tenant, request, lane)
         if job.adapter is not None:
-            record.adapter, record.adapter_version = job.adapter.name, job.adapter.version
+            record.adapter, record.adapter_hash = job.adapter.name, job.adapter.version
         record.prompt_tokens = job.prompt_tokens
         record.n, record.max_tokens = request.n, job.params[0].max_tokens
         return replace(job, usual=math.ceil(self._outputs.of(record.tenant, record.adapter)))
@@ -243,7 +243,7 @@ class Gateway:
             model=record.model,
             lane=job.lane,
             fingerprint=self.intake.fingerprint(job.adapter),
-            prompts=job.prompts,
+            prompt_ids=job.prompt_ids,
             rate_headers=grant.headers(),
         )
 

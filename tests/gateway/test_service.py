@@ -180,7 +180,7 @@ async def test_adapters_are_asked_for_by_version(house):
     assert house.engine.requests[0].adapter_hash == version
     assert version[:10] in admitted.fingerprint
     assert admitted.model == "tiny:captain"
-    assert house.watcher.records[0].adapter_version == version
+    assert house.watcher.records[0].adapter_hash == version
 
 
 async def test_chats_go_through_the_template(house):

@@ -181,7 +181,7 @@ def test_adapters_are_loaded_used_evicted_and_loaded_again(runner, folder, tmp_p
     driver = Driver(runner)
 
     def plan(names):
-        ids = [hosts[name].id if name in hosts else None for name in names]
+        ids = [hosts[name].adapter_hash if name in hosts else None for name in names]
         return tuple(
             driver.admission(key, PROMPTS["a"], adapter_hash=adapter_hash)
             for key, adapter_hash in zip("123", ids, strict=True)

@@ -31,7 +31,7 @@ from engine.config import EngineConfig
 from engine.core.commands import Answer
 from engine.core.types import (
     AdapterFetch,
-    AdapterId,
+    AdapterHash,
     AdapterLoad,
     Admission,
     PageCopy,
@@ -64,7 +64,7 @@ class Row:
 
     start: int
     count: int
-    adapter: AdapterId | None
+    adapter: AdapterHash | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +79,15 @@ class Bench:
     def __init__(self, model: Path, threads: int, scratch: Path) -> None:
         config = EngineConfig(str(model), dtype="bfloat16", threads=threads, max_seqs=MAX_SEQS, num_pages=PAGES)
         self.runner = ModelRunner(config)
-        self.ranks: dict[AdapterId, int] = {}
+        self.ranks: dict[AdapterHash, int] = {}
         fetches: list[AdapterFetch] = []
         self.next_page: PageId = 1
         for rank in RANKS:
             for folder in write_adapters(model, scratch / str(rank), [rank] * ADAPTERS_PER_RANK).values():
                 host = self.runner.load_host(str(folder), lambda _: True)
-                self.ranks[host.id] = rank
-                fetches.append(AdapterFetch(host.id, str(folder), host.num_bytes))
-                load = AdapterLoad(host.id, self._pages(host.num_pages))
+                self.ranks[host.adapter_hash] = rank
+                fetches.append(AdapterFetch(host.adapter_hash, str(folder), host.num_bytes))
+                load = AdapterLoad(host.adapter_hash, self._pages(host.num_pages))
                 self._carry_out(StepPlan(loads=(load,)))
         self.first_free = self.next_page
         self.disk_bytes_per_s = self._read_again(fetches)
@@ -114,7 +114,7 @@ class Bench:
         self.runner.connect(answers.put)
         started = time.perf_counter()
         for fetch in fetches:
-            self._carry_out(StepPlan(host_dropped=(fetch.adapter,), fetches=(fetch,)))
+            self._carry_out(StepPlan(host_dropped=(fetch.adapter_hash,), fetches=(fetch,)))
             answers.get()
         return sum(fetch.num_bytes for fetch in fetches) / (time.perf_counter() - started)
 
@@ -143,11 +143,11 @@ def _chunks(rows: Sequence[Row]) -> Iterator[ScheduledChunk]:
         yield ScheduledChunk(f"r{index}", row.start, row.count, (), samples=row.count == 1)
 
 
-def draw_step(rng: random.Random, adapters: Sequence[AdapterId]) -> tuple[list[Row], int]:
+def draw_step(rng: random.Random, adapters: Sequence[AdapterHash]) -> tuple[list[Row], int]:
     """Draw a realistic step of decodes, prompt chunks or both. Returns its rows and the number of pages it copies."""
     used = rng.sample(list(adapters), rng.choice((0, 1, 2, 4, 8)))
 
-    def adapter() -> AdapterId | None:
+    def adapter() -> AdapterHash | None:
         return rng.choice(used) if used else None
 
     decodes = rng.choice((0, 0, 1, 1, 2, 4, 8, 12, 16, 24, 31))

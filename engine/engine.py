@@ -17,7 +17,7 @@ from engine.core.pace import Pace
 from engine.core.plan import plan_step
 from engine.core.policy import Policy, make_policy
 from engine.core.state import EngineState
-from engine.core.types import AdapterId, TokenEvent
+from engine.core.types import AdapterHash, TokenEvent
 from engine.executor.base import Executor, HostAdapter
 
 T = TypeVar("T")
@@ -249,35 +249,35 @@ class Engine:
             return self.executor.load_host(path, lambda host: self._claim(path, host))
 
     def _claim(self, path: str, host: HostAdapter) -> bool:
-        command = AddAdapter(host.id, host.num_pages, host.rank, host.num_bytes, path, is_read=True)
+        command = AddAdapter(host.adapter_hash, host.num_pages, host.rank, host.num_bytes, path, is_read=True)
         return self.inspect(lambda state: add_adapter(state, command))
 
-    def pin_adapter(self, adapter: AdapterId, pinned: bool) -> None:
+    def pin_adapter(self, adapter_hash: AdapterHash, pinned: bool) -> None:
         """Pin an adapter, so that it stays on the device once it has been loaded there, or unpin it. Raises ValueError
         with the reason if the adapter is not loaded, or if pinning it would leave too little room."""
-        self.inspect(lambda state: pin_adapter(state, adapter, pinned))
+        self.inspect(lambda state: pin_adapter(state, adapter_hash, pinned))
 
-    def unload_adapter(self, adapter: AdapterId, drain_seconds: float) -> int:
+    def unload_adapter(self, adapter_hash: AdapterHash, drain_seconds: float) -> int:
         """Wait for the requests of an adapter to end, abort those that are left after `drain_seconds`, and free the
         adapter's memory in every tier. An adapter that is loaded again meanwhile stays, and so do its requests.
 
         Returns:
             The number of requests aborted.
         """
-        self.inbox.put(DropAdapter(adapter))
+        self.inbox.put(DropAdapter(adapter_hash))
         deadline = time.monotonic() + drain_seconds
-        while self.inspect(lambda state: _has_users(state, adapter)) and time.monotonic() < deadline:
+        while self.inspect(lambda state: _has_users(state, adapter_hash)) and time.monotonic() < deadline:
             time.sleep(0.01)
-        aborted = self.inspect(lambda state: abort_users(state, adapter))
-        while self.inspect(lambda state: _is_closing(state, adapter)):
+        aborted = self.inspect(lambda state: abort_users(state, adapter_hash))
+        while self.inspect(lambda state: _is_closing(state, adapter_hash)):
             time.sleep(0.002)
         return aborted
 
 
-def _is_closing(state: EngineState, adapter: AdapterId) -> bool:
-    return adapter in state.adapters and state.adapters[adapter].closing
+def _is_closing(state: EngineState, adapter_hash: AdapterHash) -> bool:
+    return adapter_hash in state.adapters and state.adapters[adapter_hash].closing
 
 
-def _has_users(state: EngineState, adapter: AdapterId) -> bool:
+def _has_users(state: EngineState, adapter_hash: AdapterHash) -> bool:
     """Return whether an adapter is being unloaded and still has live requests."""
-    return _is_closing(state, adapter) and state.adapters[adapter].live > 0
+    return _is_closing(state, adapter_hash) and state.adapters[adapter_hash].live > 0

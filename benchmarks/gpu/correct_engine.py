@@ -26,7 +26,7 @@ from engine.core.check import leftovers, violations
 from engine.core.commands import Submit
 from engine.core.config import PREEMPTIONS, CoreConfig, Scheduling
 from engine.core.state import EngineState
-from engine.core.types import AdapterId, Lane, Request, SamplingParams
+from engine.core.types import AdapterHash, Lane, Request, SamplingParams
 from engine.engine import Engine
 from engine.model.runner import ModelRunner
 
@@ -108,7 +108,7 @@ def check(
         AssertionError: a token, the engine's state or a count is not as expected.
     """
     answers = {name: Answer(answer.prompt, answer.adapter) for name, answer in questions.items()}
-    ids = {name: engine.load_adapter(str(scratch / name)).id for name in RANKS}
+    ids = {name: engine.load_adapter(str(scratch / name)).adapter_hash for name in RANKS}
     for name, answer in answers.items():
         engine.inbox.put(Submit(request(name, answer, ids)))
     run_to_end(engine, answers)
@@ -147,7 +147,7 @@ def make_engine(model: Path, device: str, preemption: str, ahead: bool) -> Engin
     return Engine(EngineState.create(core), runner)
 
 
-def request(name: str, answer: Answer, ids: Mapping[str, AdapterId]) -> Request:
+def request(name: str, answer: Answer, ids: Mapping[str, AdapterHash]) -> Request:
     """Return a request. The second of each pair is interactive and arrives later, to preempt batch requests."""
     interactive = name.endswith("/1")
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)

@@ -20,7 +20,7 @@ from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.shapes import spread
 from benchmarks.gpu.timing import copy_bandwidth
 from engine.core.commands import Abort, Submit
-from engine.core.types import AdapterId, Lane, Request, SamplingParams
+from engine.core.types import AdapterHash, Lane, Request, SamplingParams
 
 RANKS = (8, 16, 32, 64)
 BASE = "base"
@@ -53,7 +53,7 @@ class Wave:
     """Requests that decode together; `adapters[i]` is the adapter of request i."""
 
     name: str
-    adapters: Sequence[AdapterId | None]
+    adapters: Sequence[AdapterHash | None]
 
     @property
     def ranks(self) -> list[int]:
@@ -61,8 +61,8 @@ class Wave:
         return [rank_of(adapter) for adapter in sorted({one for one in self.adapters if one})]
 
 
-def rank_of(adapter: AdapterId) -> int:
-    return int(adapter.split("/")[0])
+def rank_of(adapter_hash: AdapterHash) -> int:
+    return int(adapter_hash.split("/")[0])
 
 
 def run(journal: Journal) -> None:
@@ -99,11 +99,11 @@ def plan_waves(house: House, sizes: Sizes) -> Iterator[Wave]:
     yield Wave(f"Zipf draw of {sizes.zipf}", draw_zipf(known, batch, Random(0)))
 
 
-def spread_adapters(adapters: Sequence[AdapterId], count: int) -> list[AdapterId]:
+def spread_adapters(adapters: Sequence[AdapterHash], count: int) -> list[AdapterHash]:
     return [adapters[index % len(adapters)] for index in range(count)]
 
 
-def draw_zipf(adapters: Sequence[AdapterId], count: int, rng: Random) -> list[AdapterId]:
+def draw_zipf(adapters: Sequence[AdapterHash], count: int, rng: Random) -> list[AdapterHash]:
     """Draw adapters, the i-th most popular with a probability proportional to 1 / i."""
     return rng.choices(adapters, [1 / (place + 1) for place in range(len(adapters))], k=count)
 
@@ -166,11 +166,11 @@ def end_wave(house: House, names: Sequence[str]) -> None:
         house.engine.step()
 
 
-def make_request(name: str, prompt: int, tokens: int, adapter: AdapterId | None, rng: Random) -> Request:
+def make_request(name: str, prompt: int, tokens: int, adapter_hash: AdapterHash | None, rng: Random) -> Request:
     """Return a greedy request in the batch lane, because only throughput is measured, not the order of requests."""
     ids = tuple(rng.randrange(10, 90) for _ in range(prompt))
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-    return Request(name, ids, params, adapter, Lane.BATCH, arrival=time.monotonic())
+    return Request(name, ids, params, adapter_hash, Lane.BATCH, arrival=time.monotonic())
 
 
 def streams(journal: Journal, house: House, sizes: Sizes) -> None:
@@ -188,7 +188,7 @@ def streams(journal: Journal, house: House, sizes: Sizes) -> None:
     journal.note("adapters of one rank share one copy in host memory; each is copied to pages of its own")
 
 
-def stream(house: House, adapters: Sequence[AdapterId], sizes: Sizes) -> dict[str, float]:
+def stream(house: House, adapters: Sequence[AdapterHash], sizes: Sizes) -> dict[str, float]:
     """Measure from the first request to the last token. Returns tokens per second and the numbers of adapter loads."""
     engine, counters = house.engine, house.engine.state.counters
     loads, evictions = counters.adapter_loads, counters.adapter_evictions

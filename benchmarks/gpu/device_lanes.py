@@ -21,7 +21,7 @@ from benchmarks.gpu.house import House, HouseSize, build_house, check_events
 from benchmarks.gpu.journal import Journal, Value
 from benchmarks.gpu.shapes import spread
 from engine.core.commands import Abort, Submit
-from engine.core.types import AdapterId, Lane, Request, SamplingParams, TokenEvent
+from engine.core.types import AdapterHash, Lane, Request, SamplingParams, TokenEvent
 from engine.engine import Engine
 
 ADAPTERS = 8
@@ -113,7 +113,7 @@ def run(journal: Journal) -> None:
 
 
 def phase(
-    house: House, sizes: Sizes, adapters: Sequence[AdapterId], name: str, lanes: tuple[bool, bool]
+    house: House, sizes: Sizes, adapters: Sequence[AdapterHash], name: str, lanes: tuple[bool, bool]
 ) -> dict[str, Value]:
     """Run one phase and return its figures. `lanes` says which lanes have requests: (interactive, batch)."""
     interactive, batch = lanes
@@ -159,7 +159,7 @@ def running(house: House, watch: Watch) -> Iterator[Engine]:
         thread.join()
 
 
-def plan_arrivals(sizes: Sizes, adapters: Sequence[AdapterId], prefix: str) -> list[Arrival]:
+def plan_arrivals(sizes: Sizes, adapters: Sequence[AdapterHash], prefix: str) -> list[Arrival]:
     """Return Poisson arrivals, the same in every phase."""
     arrivals: list[Arrival] = []
     rng, at = Random(0), 0.0
@@ -171,7 +171,7 @@ def plan_arrivals(sizes: Sizes, adapters: Sequence[AdapterId], prefix: str) -> l
     return arrivals
 
 
-def batch_request(sizes: Sizes, adapters: Sequence[AdapterId], name: str, rng: Random) -> Request:
+def batch_request(sizes: Sizes, adapters: Sequence[AdapterHash], name: str, rng: Random) -> Request:
     params = SamplingParams(max_tokens=sizes.batch_tokens, temperature=0.0, ignore_eos=True)
     prompt, adapter = draw_prompt(rng, sizes.batch_prompt), rng.choice(adapters[ADAPTERS:])
     return Request(name, prompt, params, adapter, Lane.BATCH, arrival=time.monotonic())

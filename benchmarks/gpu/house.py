@@ -21,7 +21,7 @@ from engine.config import EngineConfig
 from engine.core.commands import AdapterFetched
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
-from engine.core.types import AdapterId, StepPlan, StepResult, TokenEvent
+from engine.core.types import AdapterHash, StepPlan, StepResult, TokenEvent
 from engine.engine import Engine
 from engine.executor.base import Claim, HostAdapter, Report
 from engine.model.arena import page_shape
@@ -96,9 +96,9 @@ class House:
     runner: ModelRunner
     engine: Engine
 
-    def register(self, ranks: Sequence[int], name: str) -> list[AdapterId]:
+    def register(self, ranks: Sequence[int], name: str) -> list[AdapterHash]:
         """Register adapters of these ranks with the engine; returns their ids."""
-        return [self.engine.load_adapter(f"{rank}/{name}{index}").id for index, rank in enumerate(ranks)]
+        return [self.engine.load_adapter(f"{rank}/{name}{index}").adapter_hash for index, rank in enumerate(ranks)]
 
     def weight_bytes(self) -> int:
         """Bytes of the base model that a step reads: all but the embedding, of which it reads one row per token."""

@@ -12,7 +12,7 @@ from benchmarks.gpu.decoding import Sizes, Wave, timed_steps
 from benchmarks.gpu.house import House, check_events
 from benchmarks.gpu.journal import Journal
 from engine.core.commit import absorb
-from engine.core.types import AdapterId
+from engine.core.types import AdapterHash
 
 LEAST_S = 5.0
 
@@ -48,7 +48,7 @@ def _settle(house: House) -> None:
         check_events(absorb(engine.state, engine.executor.collect(), engine.clock()))
 
 
-def measure_modes(journal: Journal, house: House, sizes: Sizes, adapters: Sequence[AdapterId]) -> None:
+def measure_modes(journal: Journal, house: House, sizes: Sizes, adapters: Sequence[AdapterHash]) -> None:
     """Measure every mode that this device supports, with and without adapters, and report the cost of capturing."""
     if house.runner.captured is None:
         journal.note("CUDA graphs are left out: there are none on a CPU")

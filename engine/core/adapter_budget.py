@@ -11,7 +11,7 @@ from engine.core.adapters import Adapter
 from engine.core.page_budget import PageBudget
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import AdapterId, AdapterLoad, Lane
+from engine.core.types import AdapterHash, AdapterLoad, Lane
 
 
 class AdapterBudget:
@@ -31,17 +31,17 @@ class AdapterBudget:
         held, config = state.tiers.held, state.config
         self._pages_left = config.adapter_pages - held.pages
         self._rows_left = config.max_resident_adapters - held.rows
-        self._users: Counter[AdapterId] = Counter()
+        self._users: Counter[AdapterHash] = Counter()
         """Change that this plan makes to the number of sequences that run with each adapter."""
-        self._freed: dict[AdapterId, None] = {}
+        self._freed: dict[AdapterHash, None] = {}
         """Adapters whose last running sequence this plan preempts (an ordered set)."""
-        self.loads: dict[AdapterId, AdapterLoad] = {}
-        self.evicted: dict[AdapterId, Adapter] = {}
-        self.wanted: set[AdapterId] = set()
+        self.loads: dict[AdapterHash, AdapterLoad] = {}
+        self.evicted: dict[AdapterHash, Adapter] = {}
+        self.wanted: set[AdapterHash] = set()
 
     def is_here(self, adapter: Adapter) -> bool:
         """Return whether an adapter is resident once this plan is committed."""
-        return adapter.id in self.loads or (adapter.is_resident and adapter.id not in self.evicted)
+        return adapter.adapter_hash in self.loads or (adapter.is_resident and adapter.adapter_hash not in self.evicted)
 
     def room(self, pages: int, slots: int) -> Room:
         """Return the room that is free without evicting adapters, given the free pages and slots."""
@@ -51,49 +51,52 @@ class AdapterBudget:
     def idle_room(self) -> Room:
         """Room that evicting every idle adapter would free."""
         touched = self.wanted | self.evicted.keys() | self._users.keys()
-        gone = [self._adapters[name] for name in touched if name in self._tiers.idle and not self._may_go(name)]
-        freed = [self._adapters[name] for name in self._freed if name not in self._tiers.idle and self._may_go(name)]
+        idle, known = self._tiers.idle, self._adapters
+        gone = [known[each] for each in touched if each in idle and not self._may_go(each)]
+        freed = [known[each] for each in self._freed if each not in idle and self._may_go(each)]
         pages = self._tiers.held.idle_pages + sum(a.num_pages for a in freed) - sum(a.num_pages for a in gone)
         return Room(pages, 0, pages, len(self._tiers.idle) + len(freed) - len(gone))
 
     def idle(self) -> Iterator[Adapter]:
         """Yield the adapters that may be evicted, in order of eviction."""
-        for name in chain(self._tiers.idle, list(self._freed)):
-            if self._may_go(name):
-                yield self._adapters[name]
+        for adapter_hash in chain(self._tiers.idle, list(self._freed)):
+            if self._may_go(adapter_hash):
+                yield self._adapters[adapter_hash]
 
-    def running(self, adapter: AdapterId) -> int:
+    def running(self, adapter_hash: AdapterHash) -> int:
         """Return the number of sequences that run with an adapter once this plan is committed."""
-        return self._adapters[adapter].running + self._users[adapter]
+        return self._adapters[adapter_hash].running + self._users[adapter_hash]
 
     def in_use(self, above: Lane, running: dict[str, Sequence]) -> list[Adapter]:
         """Return the adapters of running sequences, except those that a sequence of a lane above `above` uses."""
-        names = dict.fromkeys(seq.request.adapter for seq in running.values())
-        names.update(dict.fromkeys(name for name, change in self._users.items() if change > 0))
-        kept = {seq.request.adapter for seq in running.values() if seq.lane < above}
-        return [self._adapters[name] for name in names if name and name not in kept and self.running(name) > 0]
+        used = dict.fromkeys(seq.request.adapter_hash for seq in running.values())
+        used.update(dict.fromkeys(each for each, change in self._users.items() if change > 0))
+        kept = {seq.request.adapter_hash for seq in running.values() if seq.lane < above}
+        return [self._adapters[each] for each in used if each and each not in kept and self.running(each) > 0]
 
-    def start(self, adapter: AdapterId) -> None:
-        self._users[adapter] += 1
+    def start(self, adapter_hash: AdapterHash) -> None:
+        self._users[adapter_hash] += 1
 
-    def stop(self, adapter: AdapterId) -> None:
-        self._users[adapter] -= 1
-        if not self.running(adapter):
-            self._freed[adapter] = None
+    def stop(self, adapter_hash: AdapterHash) -> None:
+        self._users[adapter_hash] -= 1
+        if not self.running(adapter_hash):
+            self._freed[adapter_hash] = None
 
     def load(self, adapter: Adapter, request_id: str, lane: Lane) -> None:
         """Take pages for an adapter and plan its load. The caller makes sure that enough pages are available."""
-        self.loads[adapter.id] = AdapterLoad(adapter.id, self._pages.take(adapter.num_pages, lane), request_id)
+        self.loads[adapter.adapter_hash] = AdapterLoad(
+            adapter.adapter_hash, self._pages.take(adapter.num_pages, lane), request_id
+        )
         self._pages_left -= adapter.num_pages
         self._rows_left -= 1
 
     def evict(self, adapter: Adapter) -> None:
-        self.evicted[adapter.id] = adapter
+        self.evicted[adapter.adapter_hash] = adapter
         self._pages.give_back(adapter.pages)
         self._pages_left += adapter.num_pages
         self._rows_left += 1
 
-    def freed_by(self, victim: Sequence, let_go: Counter[AdapterId]) -> Room:
+    def freed_by(self, victim: Sequence, let_go: Counter[AdapterHash]) -> Room:
         """Return the room that the victim's adapter would free if the victim were preempted.
 
         Nothing is freed if other sequences run with the adapter, if a waiting sequence wants it, or if it is pinned.
@@ -101,26 +104,26 @@ class AdapterBudget:
         Args:
             let_go: number of users of each adapter among the victims chosen so far; the victim is added to it.
         """
-        name = victim.request.adapter
-        if name is None:
+        adapter_hash = victim.request.adapter_hash
+        if adapter_hash is None:
             return Room(0)
-        let_go[name] += 1
-        adapter = self._adapters[name]
-        if self.running(name) > let_go[name] or name in self.wanted or adapter.pinned:
+        let_go[adapter_hash] += 1
+        adapter = self._adapters[adapter_hash]
+        if self.running(adapter_hash) > let_go[adapter_hash] or adapter_hash in self.wanted or adapter.pinned:
             return Room(0)
         return Room(adapter.num_pages, 0, adapter.num_pages, 1)
 
     def evict_closed(self) -> None:
         """Evict the dropped adapters that no live request needs any more."""
-        for name in self._tiers.closing:
-            adapter = self._adapters[name]
-            if not adapter.live and adapter.is_resident and name not in self.evicted:
+        for adapter_hash in self._tiers.closing:
+            adapter = self._adapters[adapter_hash]
+            if not adapter.live and adapter.is_resident and adapter_hash not in self.evicted:
                 self.evict(adapter)
 
-    def _may_go(self, name: AdapterId) -> bool:
-        if name in self.evicted or name in self.wanted or name in self.loads:
+    def _may_go(self, adapter_hash: AdapterHash) -> bool:
+        if adapter_hash in self.evicted or adapter_hash in self.wanted or adapter_hash in self.loads:
             return False
-        return not self.running(name) and not self._adapters[name].pinned
+        return not self.running(adapter_hash) and not self._adapters[adapter_hash].pinned
 
 
 class Room(NamedTuple):

@@ -11,35 +11,35 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from engine.core.adapters import Adapter, HostCopy
-from engine.core.types import AdapterId
+from engine.core.types import AdapterHash
 
 
 class Ranking:
     """A set of adapters, iterated in ascending order of worth."""
 
     def __init__(self) -> None:
-        self._worth: dict[AdapterId, float] = {}
-        self._order: list[tuple[float, AdapterId]] = []
+        self._worth: dict[AdapterHash, float] = {}
+        self._order: list[tuple[float, AdapterHash]] = []
 
-    def __iter__(self) -> Iterator[AdapterId]:
-        return (adapter for _, adapter in self._order)
+    def __iter__(self) -> Iterator[AdapterHash]:
+        return (adapter_hash for _, adapter_hash in self._order)
 
     def __len__(self) -> int:
         return len(self._order)
 
-    def __contains__(self, adapter: AdapterId) -> bool:
-        return adapter in self._worth
+    def __contains__(self, adapter_hash: AdapterHash) -> bool:
+        return adapter_hash in self._worth
 
-    def set(self, adapter: AdapterId, worth: float | None) -> None:
+    def set(self, adapter_hash: AdapterHash, worth: float | None) -> None:
         """Set the worth of an adapter. None removes the adapter."""
-        before = self._worth.get(adapter)
+        before = self._worth.get(adapter_hash)
         if before == worth:
             return
         if before is not None:
-            del self._order[bisect_left(self._order, (before, adapter))], self._worth[adapter]
+            del self._order[bisect_left(self._order, (before, adapter_hash))], self._worth[adapter_hash]
         if worth is not None:
-            self._worth[adapter] = worth
-            insort(self._order, (worth, adapter))
+            self._worth[adapter_hash] = worth
+            insort(self._order, (worth, adapter_hash))
 
 
 class Held(NamedTuple):
@@ -82,33 +82,33 @@ class AdapterTiers:
         self.held = NOTHING
         self.idle = Ranking()
         self.hosted = Ranking()
-        self.missing: dict[AdapterId, None] = {}
-        self.fetching: dict[AdapterId, None] = {}
-        self.closing: dict[AdapterId, None] = {}
-        self._filed: dict[AdapterId, Held] = {}
+        self.missing: dict[AdapterHash, None] = {}
+        self.fetching: dict[AdapterHash, None] = {}
+        self.closing: dict[AdapterHash, None] = {}
+        self._filed: dict[AdapterHash, Held] = {}
 
     def file(self, adapter: Adapter) -> None:
         """Update totals and orders to the current state of an adapter. Must be called after each change of one."""
         now = Held.by(adapter)
-        self._count(self._filed.get(adapter.id, NOTHING), now)
-        self._filed[adapter.id] = now
-        self.idle.set(adapter.id, adapter.worth_on_device if now.idle_pages else None)
-        self.hosted.set(adapter.id, adapter.worth_in_host if adapter.host is HostCopy.PRESENT else None)
-        _keep(self.missing, adapter.id, adapter.is_missing)
-        _keep(self.closing, adapter.id, adapter.closing)
+        self._count(self._filed.get(adapter.adapter_hash, NOTHING), now)
+        self._filed[adapter.adapter_hash] = now
+        self.idle.set(adapter.adapter_hash, adapter.worth_on_device if now.idle_pages else None)
+        self.hosted.set(adapter.adapter_hash, adapter.worth_in_host if adapter.host is HostCopy.PRESENT else None)
+        _keep(self.missing, adapter.adapter_hash, adapter.is_missing)
+        _keep(self.closing, adapter.adapter_hash, adapter.closing)
 
     def forget(self, adapter: Adapter) -> None:
         """Remove an adapter that is neither resident nor in host memory and that has no live requests."""
-        self._count(self._filed.pop(adapter.id), NOTHING)
-        self.closing.pop(adapter.id, None)
+        self._count(self._filed.pop(adapter.adapter_hash), NOTHING)
+        self.closing.pop(adapter.adapter_hash, None)
 
     def _count(self, before: Held, now: Held) -> None:
         if before != now:
             self.held = Held(*[held - old + new for held, old, new in zip(self.held, before, now, strict=True)])
 
 
-def _keep(members: dict[AdapterId, None], adapter: AdapterId, belongs: bool) -> None:
+def _keep(members: dict[AdapterHash, None], adapter_hash: AdapterHash, belongs: bool) -> None:
     if belongs:
-        members[adapter] = None
+        members[adapter_hash] = None
     else:
-        members.pop(adapter, None)
+        members.pop(adapter_hash, None)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf, log2
 
-from engine.core.types import AdapterId, PageId
+from engine.core.types import AdapterHash, PageId
 
 COPY_BYTES_PER_S = 10e9
 DISK_BYTES_PER_S = 500e6
@@ -38,7 +38,7 @@ class HostCopy(Enum):
 class Adapter:
     """An adapter that the core knows. Only `commit.py` and `commit_adapters.py` change it."""
 
-    id: AdapterId
+    adapter_hash: AdapterHash
     num_pages: int
     rank: int = 0
     num_bytes: int = 0

@@ -10,7 +10,7 @@ from engine.core.adapters import Adapter, HostCopy
 from engine.core.config import CoreConfig
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import AdapterId, ErrorCode, Lane, LaneMode, Refusal, Request
+from engine.core.types import AdapterHash, ErrorCode, Lane, LaneMode, Refusal, Request
 
 SHORTEST_RETRY_S = 1.0
 DRAINING_RETRY_S = 10.0
@@ -26,39 +26,39 @@ def fitted(state: EngineState, request: Request) -> Request:
     """
     if request.expected_tokens is None:
         return request
-    params, most = request.params, _longest(state, request.adapter) - len(request.prompt)
+    params, most = request.params, _longest(state, request.adapter_hash) - len(request.prompt_ids)
     least = max(params.min_tokens, len(request.produced) + 1)
     max_tokens = min(params.max_tokens, max(least, most))
     expected = min(max_tokens, max(least, request.expected_tokens))
     return request._replace(params=params._replace(max_tokens=max_tokens), expected_tokens=expected)
 
 
-def _longest(state: EngineState, adapter_id: AdapterId | None) -> int:
+def _longest(state: EngineState, adapter_hash: AdapterHash | None) -> int:
     """Return the length in tokens of the longest sequence that can run with an adapter, beside the pinned adapters."""
     config = state.config
-    pages = config.usable_pages - state.tiers.held.pinned_pages - _own_pages(state, adapter_id)
+    pages = config.usable_pages - state.tiers.held.pinned_pages - _own_pages(state, adapter_hash)
     return min(config.max_model_len, pages * config.block_size)
 
 
-def _own_pages(state: EngineState, adapter_id: AdapterId | None) -> int:
+def _own_pages(state: EngineState, adapter_hash: AdapterHash | None) -> int:
     """Return the pages that an adapter needs while a request uses it; 0 for a pinned one, counted elsewhere."""
-    adapter = state.adapters.get(adapter_id or "")
+    adapter = state.adapters.get(adapter_hash or "")
     return adapter.num_pages if adapter and not adapter.pinned else 0
 
 
 def refuse(state: EngineState, request: Request) -> Refusal | None:
     """Return why a request can never run, or cannot get its adapter now. None means that it can run."""
-    config, adapter = state.config, state.adapters.get(request.adapter or "")
-    total = len(request.prompt) + request.params.max_tokens
-    pages = config.pages_for(total) + state.tiers.held.pinned_pages + _own_pages(state, request.adapter)
+    config, adapter = state.config, state.adapters.get(request.adapter_hash or "")
+    total = len(request.prompt_ids) + request.params.max_tokens
+    pages = config.pages_for(total) + state.tiers.held.pinned_pages + _own_pages(state, request.adapter_hash)
     if request.id in state.sequences:
         return Refusal(ErrorCode.INVALID_REQUEST, f"request id {request.id} is already in use")
     if wrong := _out_of_range(request):
         return Refusal(ErrorCode.INVALID_REQUEST, f"{wrong} is out of range")
-    if not request.prompt:
+    if not request.prompt_ids:
         return Refusal(ErrorCode.INVALID_REQUEST, "the prompt is empty")
-    if request.adapter and (adapter is None or adapter.closing):
-        return Refusal(ErrorCode.MODEL_NOT_FOUND, f"adapter {request.adapter} is not loaded")
+    if request.adapter_hash and (adapter is None or adapter.closing):
+        return Refusal(ErrorCode.MODEL_NOT_FOUND, f"adapter {request.adapter_hash} is not loaded")
     if total > config.max_model_len:
         return Refusal(ErrorCode.CONTEXT_LENGTH_EXCEEDED, f"{total} tokens asked for, at most {config.max_model_len}")
     if pages > config.usable_pages:
@@ -70,7 +70,7 @@ def refuse(state: EngineState, request: Request) -> Refusal | None:
 def _out_of_reach(state: EngineState, adapter: Adapter, now: float) -> Refusal | None:
     """Return why a known adapter cannot be used now. None means that it can."""
     if not adapter.pinned and not _fits_beside(state.config, state.tiers.held, adapter.num_pages, 0):
-        reason = f"adapter {adapter.id} needs {adapter.num_pages} pages, and pinned adapters leave it fewer"
+        reason = f"adapter {adapter.adapter_hash} needs {adapter.num_pages} pages, and pinned adapters leave it fewer"
         return Refusal(ErrorCode.ADAPTER_UNAVAILABLE, reason)
     if adapter.is_resident or adapter.host is not HostCopy.ABSENT or adapter.retry_at <= now:
         return None
@@ -87,7 +87,7 @@ def _fits_beside(config: CoreConfig, held: Held, adapter_pages: int, kv_pages: i
 
 def fetch_failed(adapter: Adapter, now: float) -> Refusal:
     """Return the refusal for an adapter whose last fetch failed and whose next attempt is not due yet."""
-    reason = f"adapter {adapter.id} cannot be read: {adapter.failure}"
+    reason = f"adapter {adapter.adapter_hash} cannot be read: {adapter.failure}"
     return Refusal(ErrorCode.ADAPTER_UNAVAILABLE, reason, max(0.0, adapter.retry_at - now))
 
 
@@ -115,8 +115,8 @@ def unpinnable(state: EngineState, adapter: Adapter) -> str:
     if not _fits_beside(config, held, 0, 0):
         return f"pinned adapters would take {held.pinned_pages} pages, and they may take {config.adapter_pages}"
     for seq in state.sequences.values():
-        own = 0 if seq.request.adapter == adapter.id else _own_pages(state, seq.request.adapter)
-        most = len(seq.request.prompt) + seq.request.params.max_tokens
+        own = 0 if seq.request.adapter_hash == adapter.adapter_hash else _own_pages(state, seq.request.adapter_hash)
+        most = len(seq.request.prompt_ids) + seq.request.params.max_tokens
         needed = min(most, max(seq.expected_length, seq.num_tokens + 1))
         if not _fits_beside(config, held, own, config.pages_for(needed)):
             return f"pinned adapters would take {held.pinned_pages} pages, too many for request {seq.id}; try later"

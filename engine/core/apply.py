@@ -38,8 +38,8 @@ def apply_commands(state: EngineState, commands: Iterable[Command]) -> None:
                     abort(state, state.sequences[request_id])
             case AddAdapter():
                 add_adapter(state, command)
-            case DropAdapter(adapter):
-                drop_adapter(state, adapter)
+            case DropAdapter(adapter_hash):
+                drop_adapter(state, adapter_hash)
             case AdapterFetched() | FetchFailed() | FetchCancelled():
                 _answer(state, command)
             case GrammarReady(grammar, num_bytes):
@@ -55,7 +55,7 @@ def _submit(state: EngineState, request: Request) -> None:
         state.outbox.append(TokenEvent(request.id, finish_reason=FinishReason.ERROR, refusal=refusal))
         return
     realm = "" if state.config.share_prefixes else request.tenant
-    seq = Sequence(request, [*request.prompt, *request.produced], realm=realm)
+    seq = Sequence(request, [*request.prompt_ids, *request.produced], realm=realm)
     seq.lane = state.waiting.order.lane(seq)
     # A request that an earlier engine process accepted is not refused now: its client was told that it runs.
     refusal = (None if request.moves else turn_away(state, seq)) or _make_place(state, seq)
@@ -68,11 +68,11 @@ def _submit(state: EngineState, request: Request) -> None:
         state.suspects[seq.id] = seq
     ledger, tenants = state.ledger, state.waiting.groups(seq.lane)
     ledger.accounts.arrive(request.lane, request.tenant, request.weight, tenants, request.arrival)
-    ledger.longest_prompt = max(ledger.longest_prompt, len(request.prompt))
+    ledger.longest_prompt = max(ledger.longest_prompt, len(request.prompt_ids))
     state.waiting.add(seq)
     use_adapter(state, seq, live=1)
     state.grammars.use(request.params.grammar)
-    state.counters.prompt_tokens += len(request.prompt)
+    state.counters.prompt_tokens += len(request.prompt_ids)
 
 
 def _make_place(state: EngineState, seq: Sequence) -> Refusal | None:
@@ -95,7 +95,7 @@ def _make_place(state: EngineState, seq: Sequence) -> Refusal | None:
 def _answer(state: EngineState, answer: FetchAnswer) -> None:
     """Apply the answer to a fetch. If the fetch failed, the requests that waited for it end with the reason."""
     for seq in take_answer(state, answer):
-        refusal = fetch_failed(state.adapters[answer.adapter], state.now)
+        refusal = fetch_failed(state.adapters[answer.adapter_hash], state.now)
         finish_early(state, seq, refusal)
 
 

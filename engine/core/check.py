@@ -29,7 +29,7 @@ def leftovers(state: EngineState) -> list[str]:
     """Return what an engine without live requests still holds and should have freed: pages, sequences, adapter users,
     fetches that were not cancelled, missing adapters, and grammars."""
     held = sum(1 for refs in state.pool.refs if refs) - sum(len(a.pages) for a in state.adapters.values())
-    used = [a.id for a in state.adapters.values() if a.running or a.live]
+    used = [a.adapter_hash for a in state.adapters.values() if a.running or a.live]
     wanted = [name for name in state.tiers.fetching if state.adapters[name].host is HostCopy.FETCHING]
     found = {
         "pages": held,
@@ -120,15 +120,15 @@ def _queue(state: EngineState) -> Iterator[str]:
 
 
 def _adapters(state: EngineState) -> Iterator[str]:
-    live = Counter(seq.request.adapter for seq in state.sequences.values())
-    running = Counter(seq.request.adapter for seq in state.running.values())
+    live = Counter(seq.request.adapter_hash for seq in state.sequences.values())
+    running = Counter(seq.request.adapter_hash for seq in state.running.values())
     for adapter in state.adapters.values():
-        if (adapter.live, adapter.running) != (live[adapter.id], running[adapter.id]):
-            yield f"adapter {adapter.id} counts {adapter.live} live and {adapter.running} running sequences"
+        if (adapter.live, adapter.running) != (live[adapter.adapter_hash], running[adapter.adapter_hash]):
+            yield f"adapter {adapter.adapter_hash} counts {adapter.live} live and {adapter.running} running sequences"
         if adapter.running and not adapter.is_resident:
-            yield f"adapter {adapter.id} is used by a running sequence and not on the device"
+            yield f"adapter {adapter.adapter_hash} is used by a running sequence and not on the device"
         if len(adapter.pages) not in (0, adapter.num_pages):
-            yield f"adapter {adapter.id} has {len(adapter.pages)} of {adapter.num_pages} pages"
+            yield f"adapter {adapter.adapter_hash} has {len(adapter.pages)} of {adapter.num_pages} pages"
     if unknown := {a for a in live if a is not None} - set(state.adapters):
         yield f"sequences use unknown adapters {sorted(unknown)}"
 
@@ -147,17 +147,21 @@ def _tiers(state: EngineState) -> Iterator[str]:
     if counted.pinned_pages > config.adapter_pages:
         yield f"pinned adapters need {counted.pinned_pages} pages, of {config.adapter_pages}"
     expected = {
-        "idle": sorted((a.worth_on_device, a.id) for a in adapters if a.pages and not (a.running or a.pinned)),
-        "hosted": sorted((a.worth_in_host, a.id) for a in adapters if a.host is HostCopy.PRESENT),
+        "idle": sorted(
+            (a.worth_on_device, a.adapter_hash) for a in adapters if a.pages and not (a.running or a.pinned)
+        ),
+        "hosted": sorted((a.worth_in_host, a.adapter_hash) for a in adapters if a.host is HostCopy.PRESENT),
     }
     for name, order in expected.items():
-        if list(getattr(tiers, name)) != [adapter for _, adapter in order]:
+        if list(getattr(tiers, name)) != [adapter_hash for _, adapter_hash in order]:
             yield f"{name} adapters are not in order of what they are worth"
-    if set(tiers.missing) != {a.id for a in adapters if a.is_missing}:
+    if set(tiers.missing) != {a.adapter_hash for a in adapters if a.is_missing}:
         yield "adapters to be fetched are not the missing ones"
-    if not set(tiers.fetching) <= {a.id for a in adapters if a.host in (HostCopy.FETCHING, HostCopy.CANCELLED)}:
+    if not set(tiers.fetching) <= {
+        a.adapter_hash for a in adapters if a.host in (HostCopy.FETCHING, HostCopy.CANCELLED)
+    }:
         yield "an adapter is in host memory, or not wanted there, and still being fetched"
-    if set(tiers.closing) != {a.id for a in adapters if a.closing}:
+    if set(tiers.closing) != {a.adapter_hash for a in adapters if a.closing}:
         yield "adapters on their way out are not those that were dropped"
 
 

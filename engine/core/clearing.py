@@ -11,7 +11,7 @@ from engine.core.saves import Saves
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.step_budget import StepBudget
-from engine.core.types import AdapterId, Cause, Lane, PageId, ScheduledChunk
+from engine.core.types import AdapterHash, Cause, Lane, PageId, ScheduledChunk
 
 MOST_DISPLACED = 8
 """Number of preemptions in a plan from which on no sequence is displaced for another tenant of its own lane. Each
@@ -86,8 +86,8 @@ class Clearing:
         if chunk:
             self._budget.take_back(victim, chunk.start, chunk.num_tokens)
         self._budget.move_pages(self._host.preempted(victim))
-        if victim.request.adapter:
-            self._adapters.stop(victim.request.adapter)
+        if victim.request.adapter_hash:
+            self._adapters.stop(victim.request.adapter_hash)
 
     @property
     def slots_left(self) -> int:
@@ -124,7 +124,7 @@ class Clearing:
         room = self._room(seq).plus(self._adapters.idle_room)
         if room.covers(need):
             return victims
-        pages, adapters = Counter[PageId](), Counter[AdapterId]()
+        pages, adapters = Counter[PageId](), Counter[AdapterHash]()
         for victim in self._policy.victims(self._state, seq):
             if victim is seq:
                 return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.core.grammars import Grammar
-from engine.core.types import AdapterId, Request
+from engine.core.types import AdapterHash, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Abort:
 class AddAdapter:
     """Make an adapter available to requests."""
 
-    adapter: AdapterId
+    adapter_hash: AdapterHash
     num_pages: int
     rank: int = 0
     """Largest rank among the adapter's projections, on which the duration of a step depends."""
@@ -39,14 +39,14 @@ class AddAdapter:
 class DropAdapter:
     """Refuse new requests for an adapter, and forget it when its last request has ended."""
 
-    adapter: AdapterId
+    adapter_hash: AdapterHash
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFetched:
     """An adapter has been fetched: it is packed in host memory, in the room that was reserved for it."""
 
-    adapter: AdapterId
+    adapter_hash: AdapterHash
     seconds: float
 
 
@@ -54,7 +54,7 @@ class AdapterFetched:
 class FetchFailed:
     """An adapter cannot be read, even after retries. The requests that wait for it end with the reason."""
 
-    adapter: AdapterId
+    adapter_hash: AdapterHash
     reason: str
 
 
@@ -62,7 +62,7 @@ class FetchFailed:
 class FetchCancelled:
     """The fetch of an adapter was cancelled before the adapter was read."""
 
-    adapter: AdapterId
+    adapter_hash: AdapterHash
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from engine.core.prefix import page_keys
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.types import (
-    AdapterId,
+    AdapterHash,
     Admission,
     ErrorCode,
     FinishReason,
@@ -31,11 +31,11 @@ from engine.core.types import (
 from engine.core.under_way import follow
 
 
-def abort_users(state: EngineState, adapter: AdapterId) -> int:
+def abort_users(state: EngineState, adapter_hash: AdapterHash) -> int:
     """Abort all requests of a dropped adapter and return their number; 0 if the adapter was not dropped."""
-    if adapter not in state.tiers.closing:
+    if adapter_hash not in state.tiers.closing:
         return 0
-    users = [seq for seq in state.sequences.values() if seq.request.adapter == adapter]
+    users = [seq for seq in state.sequences.values() if seq.request.adapter_hash == adapter_hash]
     for seq in users:
         abort(state, seq)
     return len(users)
@@ -193,8 +193,8 @@ def _append(state: EngineState, seq: Sequence, sample: SampledToken, now: float)
     state.counters.generated_tokens += 1
     state.ledger.note_token(seq, now)
     seq.due = now + goal_of(seq.request.itl, state.config.goals[seq.request.lane].itl_s)
-    if seq.request.adapter:
-        state.adapters[seq.request.adapter].last_used = now
+    if seq.request.adapter_hash:
+        state.adapters[seq.request.adapter_hash].last_used = now
     logprobs = (sample.logprobs,) if sample.logprobs else ()
     reason = finish_reason(seq, state.config.eos_token_ids, state.config.max_model_len)
     event = TokenEvent(seq.id, (sample.token,), logprobs, reason, seq.num_cached, device_seconds=seq.device_seconds)

@@ -7,7 +7,7 @@ from engine.core.admission import fitted, misfit, unpinnable
 from engine.core.commands import AdapterFetched, AddAdapter, FetchAnswer, FetchCancelled, FetchFailed
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import AdapterId, AdapterLoad, StepPlan
+from engine.core.types import AdapterHash, AdapterLoad, StepPlan
 
 LONGEST_BACKOFF = 64
 """Maximum backoff after failed fetches, as a multiple of the first one: about a minute."""
@@ -24,10 +24,10 @@ def add_adapter(state: EngineState, command: AddAdapter) -> bool:
     """
     if reason := misfit(state.config, command.num_pages, command.num_bytes):
         raise ValueError(reason)
-    adapter = state.adapters.get(command.adapter)
+    adapter = state.adapters.get(command.adapter_hash)
     if adapter is None:
-        adapter = Adapter(command.adapter, command.num_pages, command.rank, command.num_bytes, command.path)
-        state.adapters[adapter.id] = adapter
+        adapter = Adapter(command.adapter_hash, command.num_pages, command.rank, command.num_bytes, command.path)
+        state.adapters[adapter.adapter_hash] = adapter
     adapter.path = command.path
     adapter.closing = False
     adapter.failures, adapter.retry_at = 0, 0.0
@@ -38,15 +38,15 @@ def add_adapter(state: EngineState, command: AddAdapter) -> bool:
     return takes
 
 
-def drop_adapter(state: EngineState, adapter_id: AdapterId) -> None:
+def drop_adapter(state: EngineState, adapter_hash: AdapterHash) -> None:
     """Refuse new requests for an adapter and unpin it. An unknown adapter is ignored."""
-    adapter = state.adapters.get(adapter_id)
+    adapter = state.adapters.get(adapter_hash)
     if adapter is not None:
         adapter.closing, adapter.pinned = True, False
         state.tiers.file(adapter)
 
 
-def pin_adapter(state: EngineState, adapter_id: AdapterId, pinned: bool) -> None:
+def pin_adapter(state: EngineState, adapter_hash: AdapterHash, pinned: bool) -> None:
     """Pin or unpin an adapter. A pinned adapter is not evicted once it is resident.
 
     If an adapter is pinned, the `max_tokens` of live requests that are only ceilings are cut to the remaining room.
@@ -54,9 +54,9 @@ def pin_adapter(state: EngineState, adapter_id: AdapterId, pinned: bool) -> None
     Raises:
         ValueError: the adapter is not loaded, or would leave too little room if pinned; the message says for what.
     """
-    adapter = state.adapters.get(adapter_id)
+    adapter = state.adapters.get(adapter_hash)
     if adapter is None or adapter.closing:
-        raise ValueError(f"adapter {adapter_id} is not loaded")
+        raise ValueError(f"adapter {adapter_hash} is not loaded")
     if pinned and not adapter.pinned and (reason := unpinnable(state, adapter)):
         raise ValueError(reason)
     adapter.pinned = pinned
@@ -68,8 +68,8 @@ def pin_adapter(state: EngineState, adapter_id: AdapterId, pinned: bool) -> None
 
 def use_adapter(state: EngineState, seq: Sequence, *, live: int = 0, running: int = 0) -> None:
     """Change the numbers of live and running sequences of a sequence's adapter, if it has one."""
-    if seq.request.adapter:
-        adapter = state.adapters[seq.request.adapter]
+    if seq.request.adapter_hash:
+        adapter = state.adapters[seq.request.adapter_hash]
         adapter.live += live
         adapter.running += running
         state.tiers.file(adapter)
@@ -77,9 +77,9 @@ def use_adapter(state: EngineState, seq: Sequence, *, live: int = 0, running: in
 
 def start_adapter(state: EngineState, seq: Sequence, plan: StepPlan) -> None:
     """Note that a sequence starts to run with its adapter. Only its first start counts for hits and popularity."""
-    if not seq.request.adapter:
+    if not seq.request.adapter_hash:
         return
-    adapter = state.adapters[seq.request.adapter]
+    adapter = state.adapters[seq.request.adapter_hash]
     adapter.running += 1
     if seq.num_preemptions == 0:
         adapter.start(plan.now, state.config.adapter_half_life_s)
@@ -89,31 +89,31 @@ def start_adapter(state: EngineState, seq: Sequence, plan: StepPlan) -> None:
 
 def adapter_wait(state: EngineState, seq: Sequence) -> float:
     """Return the seconds from a sequence's arrival until its adapter was in host memory; 0 if it was there before."""
-    if not seq.request.adapter:
+    if not seq.request.adapter_hash:
         return 0.0
-    return max(0.0, state.adapters[seq.request.adapter].fetched_at - seq.request.arrival)
+    return max(0.0, state.adapters[seq.request.adapter_hash].fetched_at - seq.request.arrival)
 
 
 def move_adapters(state: EngineState, plan: StepPlan) -> None:
     """Apply what a plan does with adapters: evictions, loads, freed host copies, fetches and cancelled fetches."""
-    for adapter_id in plan.evicted:
-        _evict(state, state.adapters[adapter_id])
+    for adapter_hash in plan.evicted:
+        _evict(state, state.adapters[adapter_hash])
     for load in plan.loads:
         _load(state, load)
-    for adapter_id in plan.host_dropped:
-        _set_host(state, state.adapters[adapter_id], HostCopy.ABSENT)
+    for adapter_hash in plan.host_dropped:
+        _set_host(state, state.adapters[adapter_hash], HostCopy.ABSENT)
         state.counters.adapter_host_evictions += 1
     for fetch in plan.fetches:
-        state.tiers.fetching[fetch.adapter] = None
-        _set_host(state, state.adapters[fetch.adapter], HostCopy.FETCHING)
-    for adapter_id in plan.cancelled_fetches:
-        _set_host(state, state.adapters[adapter_id], HostCopy.CANCELLED)
+        state.tiers.fetching[fetch.adapter_hash] = None
+        _set_host(state, state.adapters[fetch.adapter_hash], HostCopy.FETCHING)
+    for adapter_hash in plan.cancelled_fetches:
+        _set_host(state, state.adapters[adapter_hash], HostCopy.CANCELLED)
 
 
 def note_loads(state: EngineState, loads: tuple[AdapterLoad, ...], seconds: tuple[float, ...]) -> None:
     """Record how many seconds the copy of each adapter in `loads` took."""
     for load, taken in zip(loads, seconds, strict=True):
-        adapter = state.adapters[load.adapter]
+        adapter = state.adapters[load.adapter_hash]
         adapter.load_seconds = taken
         state.counters.adapter_load_seconds += taken
         state.tiers.file(adapter)
@@ -125,10 +125,10 @@ def take_answer(state: EngineState, answer: FetchAnswer) -> list[Sequence]:
     Returns:
         The waiting sequences that need the adapter, if the fetch failed and it is not resident; otherwise none.
     """
-    adapter = state.adapters.get(answer.adapter)
+    adapter = state.adapters.get(answer.adapter_hash)
     if adapter is None or adapter.host not in (HostCopy.FETCHING, HostCopy.CANCELLED):
         return []
-    state.tiers.fetching.pop(adapter.id, None)
+    state.tiers.fetching.pop(adapter.adapter_hash, None)
     waiting: list[Sequence] = []
     match answer:
         case AdapterFetched(_, seconds):
@@ -136,7 +136,7 @@ def take_answer(state: EngineState, answer: FetchAnswer) -> list[Sequence]:
         case FetchFailed(_, reason):
             _note_failure(state, adapter, reason)
             if not adapter.is_resident:
-                waiting = [seq for seq in state.waiting if seq.request.adapter == adapter.id]
+                waiting = [seq for seq in state.waiting if seq.request.adapter_hash == adapter.adapter_hash]
         case FetchCancelled():
             adapter.host = HostCopy.ABSENT
     state.tiers.file(adapter)
@@ -145,10 +145,10 @@ def take_answer(state: EngineState, answer: FetchAnswer) -> list[Sequence]:
 
 def forget_closed(state: EngineState) -> None:
     """Forget the dropped adapters that have no live requests and are neither resident nor in host memory."""
-    for adapter_id in list(state.tiers.closing):
-        adapter = state.adapters[adapter_id]
+    for adapter_hash in list(state.tiers.closing):
+        adapter = state.adapters[adapter_hash]
         if not (adapter.live or adapter.is_resident) and adapter.host is HostCopy.ABSENT:
-            del state.adapters[adapter_id]
+            del state.adapters[adapter_hash]
             state.tiers.forget(adapter)
 
 
@@ -180,7 +180,7 @@ def _evict(state: EngineState, adapter: Adapter) -> None:
 
 
 def _load(state: EngineState, load: AdapterLoad) -> None:
-    adapter = state.adapters[load.adapter]
+    adapter = state.adapters[load.adapter_hash]
     state.pool.acquire(load.pages)
     adapter.pages, adapter.num_starts = load.pages, 0
     adapter.loads += 1

@@ -18,7 +18,7 @@ from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.step_budget import StepBudget
 from engine.core.types import (
-    AdapterId,
+    AdapterHash,
     Admission,
     Cause,
     HostPageId,
@@ -52,7 +52,7 @@ class Draft:
         self._fetches = FetchBudget(state)
         self._grammars = GrammarBudget(state)
         self._clearing = Clearing(state, policy, self._budget, self._pages, self._adapters, self._host, self._chunks)
-        self._draining: set[AdapterId] = set()
+        self._draining: set[AdapterHash] = set()
         """Resident adapters that no more sequences start with, so that they become idle and make room for an adapter
         that a request has been waiting for too long."""
         self._no_room = False
@@ -106,13 +106,17 @@ class Draft:
             return False
         if self._state.grammars.blocks(seq.request.params.grammar):
             return self._pass_over()
-        adapter = self._state.adapters[seq.request.adapter] if seq.request.adapter else None
+        adapter = self._state.adapters[seq.request.adapter_hash] if seq.request.adapter_hash else None
         if adapter is None:
             return self._admit(seq)
-        if adapter.id not in self._draining and self._adapters.is_here(adapter):
-            self._adapters.wanted.add(adapter.id)
+        if adapter.adapter_hash not in self._draining and self._adapters.is_here(adapter):
+            self._adapters.wanted.add(adapter.adapter_hash)
             return self._admit(seq)
-        if adapter.id in self._draining or not self._fetches.is_held(adapter) or adapter.id in self._adapters.evicted:
+        if (
+            adapter.adapter_hash in self._draining
+            or not self._fetches.is_held(adapter)
+            or adapter.adapter_hash in self._adapters.evicted
+        ):
             return self._pass_over()
         return self._start_with(adapter, seq)
 
@@ -122,12 +126,12 @@ class Draft:
             return
         still_waiting = (seq for seq in waiting if seq.id not in self._admitted)
         for seq in islice(still_waiting, self._config.prefetch_window):
-            adapter = self._state.adapters.get(seq.request.adapter or "")
+            adapter = self._state.adapters.get(seq.request.adapter_hash or "")
             if adapter is None:
                 continue
             if adapter.is_missing:
                 self._fetches.fetch(adapter, is_old=self._is_old(seq))
-            self._fetches.kept.add(adapter.id)
+            self._fetches.kept.add(adapter.adapter_hash)
             if not self._fetches.is_open(lane):
                 return
 
@@ -239,8 +243,8 @@ class Draft:
     def _note_admitted(self, seq: Sequence, num_computed: int, pages: tuple[PageId, ...]) -> None:
         self._admitted[seq.id] = _admission(seq, num_computed, pages)
         self._clearing.num_admitted += 1
-        if seq.request.adapter:
-            self._adapters.start(seq.request.adapter)
+        if seq.request.adapter_hash:
+            self._adapters.start(seq.request.adapter_hash)
 
     def _load_alone(self, adapter: Adapter, seq: Sequence) -> None:
         """Load the adapter of a batch sequence without starting the sequence, which then starts in the next step. A
@@ -251,8 +255,8 @@ class Draft:
 
     def _load(self, adapter: Adapter, seq: Sequence) -> None:
         self._adapters.load(adapter, seq.id, self._clearing.takes_as(seq))
-        self._adapters.wanted.add(adapter.id)
-        self._fetches.kept.add(adapter.id)
+        self._adapters.wanted.add(adapter.adapter_hash)
+        self._fetches.kept.add(adapter.adapter_hash)
 
     def _keys(self, seq: Sequence) -> list[PrefixKey]:
         """Return the prefix keys of the pages that may be cached already. At least one token is left to compute."""
@@ -284,7 +288,9 @@ class Draft:
             self._clearing.reserved = self._clearing.reserved.plus(_room_of(adapter))
             # By order of magnitude: while one adapter drains, another gets more starts, and switching to that one would
             # empty neither.
-            self._draining.add(max(candidates, key=lambda other: (other.num_starts.bit_length(), other.id)).id)
+            self._draining.add(
+                max(candidates, key=lambda other: (other.num_starts.bit_length(), other.adapter_hash)).adapter_hash
+            )
 
     def _is_old(self, seq: Sequence) -> bool:
         """Return whether a sequence has been waiting for `adapter_age_s` or longer."""
@@ -301,9 +307,9 @@ def _admission(seq: Sequence, num_computed: int, pages: tuple[PageId, ...]) -> A
     return Admission(
         request_id=seq.id,
         tokens=tuple(seq.tokens),
-        num_prompt=len(request.prompt),
+        num_prompt=len(request.prompt_ids),
         num_computed=num_computed,
         pages=pages,
-        adapter=request.adapter,
+        adapter_hash=request.adapter_hash,
         params=request.params,
     )

@@ -96,7 +96,7 @@ def _locality(state: EngineState, seq: Sequence) -> int:
 
     A sequence without an adapter counts as one whose adapter is resident.
     """
-    if seq.request.adapter and not state.adapters[seq.request.adapter].is_resident:
+    if seq.request.adapter_hash and not state.adapters[seq.request.adapter_hash].is_resident:
         return 0
     size = state.config.block_size
     if not state.config.prefix_caching or len(seq.tokens) <= size:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.core.adapters import Adapter, HostCopy
 from engine.core.state import EngineState
-from engine.core.types import AdapterFetch, AdapterId, Lane
+from engine.core.types import AdapterFetch, AdapterHash, Lane
 
 
 class FetchBudget:
@@ -24,9 +24,9 @@ class FetchBudget:
         self._tiers = state.tiers
         self._free = state.host_bytes_free
         self._most = state.config.max_fetches
-        self.fetches: dict[AdapterId, AdapterFetch] = {}
-        self.dropped: dict[AdapterId, None] = {}
-        self.kept: set[AdapterId] = set()
+        self.fetches: dict[AdapterHash, AdapterFetch] = {}
+        self.dropped: dict[AdapterHash, None] = {}
+        self.kept: set[AdapterHash] = set()
 
     def is_open(self, lane: Lane) -> bool:
         """Return whether an adapter is missing and one more fetch may be under way for this lane."""
@@ -36,7 +36,7 @@ class FetchBudget:
 
     def is_held(self, adapter: Adapter) -> bool:
         """Return whether an adapter is in host memory and this plan does not free its copy."""
-        return adapter.host is HostCopy.PRESENT and adapter.id not in self.dropped
+        return adapter.host is HostCopy.PRESENT and adapter.adapter_hash not in self.dropped
 
     def fetch(self, adapter: Adapter, *, is_old: bool) -> None:
         """Plan the fetch of an adapter if there is room for it.
@@ -44,22 +44,22 @@ class FetchBudget:
         Args:
             is_old: the request has waited so long that copies which requests behind it need may be freed for it.
         """
-        if adapter.id in self.fetches or not self._make_room(adapter.num_bytes, is_old=is_old):
+        if adapter.adapter_hash in self.fetches or not self._make_room(adapter.num_bytes, is_old=is_old):
             return
         self._free -= adapter.num_bytes
-        self.fetches[adapter.id] = AdapterFetch(adapter.id, adapter.path, adapter.num_bytes)
+        self.fetches[adapter.adapter_hash] = AdapterFetch(adapter.adapter_hash, adapter.path, adapter.num_bytes)
 
     def drop_closed(self) -> None:
         """Free the copies of dropped adapters that have no live requests."""
-        for name in self._tiers.closing:
-            adapter = self._adapters[name]
+        for adapter_hash in self._tiers.closing:
+            adapter = self._adapters[adapter_hash]
             if not adapter.live and self.is_held(adapter):
-                self.dropped[name] = None
+                self.dropped[adapter_hash] = None
 
-    def cancelled(self) -> tuple[AdapterId, ...]:
+    def cancelled(self) -> tuple[AdapterHash, ...]:
         """Return the adapters whose fetch is under way and that no live request needs any more."""
-        under_way = (self._adapters[name] for name in self._tiers.fetching)
-        return tuple(a.id for a in under_way if not a.live and a.host is HostCopy.FETCHING)
+        under_way = (self._adapters[adapter_hash] for adapter_hash in self._tiers.fetching)
+        return tuple(a.adapter_hash for a in under_way if not a.live and a.host is HostCopy.FETCHING)
 
     def _make_room(self, num_bytes: int, *, is_old: bool) -> bool:
         """Free the copies of least worth until `num_bytes` bytes are free.
@@ -67,14 +67,15 @@ class FetchBudget:
         Returns False, and frees nothing, if the copies that may be freed are not enough. Copies that a waiting request
         needs may be freed only if `is_old`.
         """
-        chosen: list[AdapterId] = []
+        chosen: list[AdapterHash] = []
         gain = self._free
-        for name in self._tiers.hosted:
+        for adapter_hash in self._tiers.hosted:
             if gain >= num_bytes:
                 break
-            adapter = self._adapters[name]
-            if name not in self.kept and name not in self.dropped and (is_old or adapter.live == adapter.running):
-                chosen.append(name)
+            adapter = self._adapters[adapter_hash]
+            is_free = adapter_hash not in self.kept and adapter_hash not in self.dropped
+            if is_free and (is_old or adapter.live == adapter.running):
+                chosen.append(adapter_hash)
                 gain += adapter.num_bytes
         if gain < num_bytes:
             return False

@@ -15,7 +15,7 @@ from engine.core.adapters import Adapter
 from engine.core.config import CoreConfig
 from engine.core.sequence import Sequence
 from engine.core.step_time import StepTimeModel
-from engine.core.types import AdapterId, Lane, ScheduledChunk
+from engine.core.types import AdapterHash, Lane, ScheduledChunk
 from engine.core.under_way import StepUnderWay
 
 SMOOTHING = 0.05
@@ -112,7 +112,7 @@ class Ledger:
         return self._batch_time / self._wanted_time if self._wanted_time else 1.0
 
     def settle(
-        self, step: StepUnderWay, adapters: Mapping[AdapterId, Adapter], began: float, now: float, wants_batch: bool
+        self, step: StepUnderWay, adapters: Mapping[AdapterHash, Adapter], began: float, now: float, wants_batch: bool
     ) -> None:
         """Learn from a step that lasted from `began` to `now`, and charge it to its tenants.
 
@@ -201,13 +201,13 @@ class Ledger:
         self._batch_time = self._batch_time * keep + batch_seconds
         self._wanted_time = self._wanted_time * keep + seconds
 
-    def _charges(self, step: StepUnderWay, adapters: Mapping[AdapterId, Adapter]) -> Iterator[Charge]:
+    def _charges(self, step: StepUnderWay, adapters: Mapping[AdapterHash, Adapter]) -> Iterator[Charge]:
         """Yield the charges of a step. Tokens that are computed again after a preemption are not billed."""
         plan, model, many = step.plan, self.model, self.model.token_price(step.plan.features.tokens)
         fixed = model.prices.step / len(plan.chunks)
         for chunk, unpaid in zip(plan.chunks, step.unpaid, strict=True):
             seq = step.sequences[chunk.request_id]
-            rank = adapters[seq.request.adapter].rank if seq.request.adapter else 0
+            rank = adapters[seq.request.adapter_hash].rank if seq.request.adapter_hash else 0
             weight = fixed + chunk_weight(model, chunk, rank, many)
             account = self.accounts.get(seq.request.lane, seq.request.tenant)
             yield Charge(account, seq, chunk.num_tokens, weight, weight * unpaid / chunk.num_tokens)

@@ -15,7 +15,7 @@ from engine.core.fair_order import fair_order
 from engine.core.fair_share import displaceable, within_shares
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import AdapterId, Lane
+from engine.core.types import AdapterHash, Lane
 from engine.core.victims import cheapest_first
 
 
@@ -131,9 +131,9 @@ def by_adapter(running: Iterable[Sequence]) -> Iterable[Sequence]:
 
     A step that has no room for all of them then reads fewer adapters for the same number of rows.
     """
-    groups: dict[AdapterId | None, list[Sequence]] = {}
+    groups: dict[AdapterHash | None, list[Sequence]] = {}
     for seq in running:
-        groups.setdefault(seq.request.adapter, []).append(seq)
+        groups.setdefault(seq.request.adapter_hash, []).append(seq)
     return chain.from_iterable(groups.values())
 
 

@@ -16,13 +16,13 @@ from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 
 from engine.core.sequence import Sequence
-from engine.core.types import AdapterId, HostPageId, Lane, PageId, PrefixKey
+from engine.core.types import AdapterHash, HostPageId, Lane, PageId, PrefixKey
 
 KEY_BYTES = 16
 
 
-def root_key(adapter: AdapterId | None, realm: str) -> PrefixKey:
-    parts = (adapter or "", realm)
+def root_key(adapter_hash: AdapterHash | None, realm: str) -> PrefixKey:
+    parts = (adapter_hash or "", realm)
     text = "".join(f"{len(part)}:{part}" for part in parts)  # so that no two pairs read the same
     return blake2b(text.encode(), digest_size=KEY_BYTES).digest()
 
@@ -36,7 +36,7 @@ def page_keys(seq: Sequence, num_full_pages: int, block_size: int) -> list[Prefi
     keys = seq.page_keys
     while len(keys) < num_full_pages:
         start = len(keys) * block_size
-        parent = keys[-1] if keys else root_key(seq.request.adapter, seq.realm)
+        parent = keys[-1] if keys else root_key(seq.request.adapter_hash, seq.realm)
         keys.append(next_key(parent, seq.tokens[start : start + block_size]))
     return keys[:num_full_pages]
 

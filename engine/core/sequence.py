@@ -54,7 +54,7 @@ class Sequence:
 
     @property
     def num_generated(self) -> int:
-        return len(self.tokens) - len(self.request.prompt)
+        return len(self.tokens) - len(self.request.prompt_ids)
 
     @property
     def on_trial(self) -> bool:
@@ -71,7 +71,7 @@ class Sequence:
         ceiling, the expected number."""
         request = self.request
         expected = request.expected_tokens
-        return len(request.prompt) + (request.params.max_tokens if expected is None else expected)
+        return len(request.prompt_ids) + (request.params.max_tokens if expected is None else expected)
 
     @property
     def num_tokens(self) -> int:

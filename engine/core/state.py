@@ -13,7 +13,7 @@ from engine.core.ledger import Ledger
 from engine.core.pages import PagePool
 from engine.core.prefix import HostTier, PrefixCache
 from engine.core.sequence import Sequence
-from engine.core.types import AdapterId, Cause, Lane, LaneMode, StepPlan, TokenEvent
+from engine.core.types import AdapterHash, Cause, Lane, LaneMode, StepPlan, TokenEvent
 from engine.core.under_way import StepUnderWay
 from engine.core.waiting import WaitingQueue, order_of
 
@@ -52,7 +52,7 @@ class EngineState:
     waiting: WaitingQueue
     ledger: Ledger
     prefix: PrefixCache = field(default_factory=PrefixCache)
-    adapters: dict[AdapterId, Adapter] = field(default_factory=dict)
+    adapters: dict[AdapterHash, Adapter] = field(default_factory=dict)
     tiers: AdapterTiers = field(default_factory=AdapterTiers)
     """Totals of what adapters hold on the device and in host memory, and the order in which they are evicted."""
     grammars: Grammars = field(default_factory=Grammars)

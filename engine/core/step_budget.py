@@ -20,7 +20,7 @@ from engine.core.fair_share import LaneShares
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.step_time import StepFeatures
-from engine.core.types import AdapterId, Lane
+from engine.core.types import AdapterHash, Lane
 
 
 class StepBudget:
@@ -47,7 +47,7 @@ class StepBudget:
         self.alone = 0.0
         """Predicted seconds of the step without batch work, if it has interactive decodes; otherwise 0."""
         self._prefill = self._decodes = self._context = self._attention = self._rows = self._moved = 0.0
-        self._adapters: dict[AdapterId, int] = {}
+        self._adapters: dict[AdapterHash, int] = {}
         """Number of chunks of each adapter."""
         self._spent: float | None = None
         """Predicted seconds so far, updated incrementally for decodes. None means that another change was made since,
@@ -110,17 +110,21 @@ class StepBudget:
         batch decode that does not fit closes its lane, because the next one would not fit either."""
         if self.tokens_left <= 0:
             return False
-        adapter, rank = seq.request.adapter, 0
-        if adapter:
-            rank = self._state.adapters[adapter].rank
-        if self._limit != inf and self._lane is not Lane.INTERACTIVE and not self._decode_fits(context, rank, adapter):
+        adapter_hash, rank = seq.request.adapter_hash, 0
+        if adapter_hash:
+            rank = self._state.adapters[adapter_hash].rank
+        if (
+            self._limit != inf
+            and self._lane is not Lane.INTERACTIVE
+            and not self._decode_fits(context, rank, adapter_hash)
+        ):
             return False
         self.tokens_left -= 1
         self._decodes += 1
         self._context += context
-        if adapter:
+        if adapter_hash:
             self._rows += rank
-            self._adapters[adapter] = self._adapters.get(adapter, 0) + 1
+            self._adapters[adapter_hash] = self._adapters.get(adapter_hash, 0) + 1
         return True
 
     def take_back(self, seq: Sequence, start: int, num_tokens: int) -> None:
@@ -146,8 +150,8 @@ class StepBudget:
         self._spent = None
 
     def _rank(self, seq: Sequence) -> int:
-        adapter = seq.request.adapter
-        return self._state.adapters[adapter].rank if adapter else 0
+        adapter_hash = seq.request.adapter_hash
+        return self._state.adapters[adapter_hash].rank if adapter_hash else 0
 
     def _add(self, seq: Sequence, start: int, count: int, rank: int, sign: int) -> None:
         self.tokens_left -= sign * count
@@ -158,25 +162,25 @@ class StepBudget:
         else:
             self._prefill += sign * count
             self._attention += sign * count * (start + count / 2)
-        adapter = seq.request.adapter
-        if adapter:
+        adapter_hash = seq.request.adapter_hash
+        if adapter_hash:
             self._rows += sign * rank * count
-            self._count_adapter(adapter, sign)
+            self._count_adapter(adapter_hash, sign)
 
-    def _count_adapter(self, adapter: AdapterId, sign: int) -> None:
-        self._adapters[adapter] = self._adapters.get(adapter, 0) + sign
-        if not self._adapters[adapter]:
-            del self._adapters[adapter]
+    def _count_adapter(self, adapter_hash: AdapterHash, sign: int) -> None:
+        self._adapters[adapter_hash] = self._adapters.get(adapter_hash, 0) + sign
+        if not self._adapters[adapter_hash]:
+            del self._adapters[adapter_hash]
 
-    def _decode_fits(self, context: int, rank: int, adapter: AdapterId | None) -> bool:
+    def _decode_fits(self, context: int, rank: int, adapter_hash: AdapterHash | None) -> bool:
         if self._limit <= 0 or self._is_empty:
             return self._is_empty
         if self._spent is None:
             self._spent = self._model.predict(self.features)
         prices = self._model.prices
         cost = prices.decode + prices.context * context + self._token_price()
-        if adapter is not None:
-            cost += prices.lora_row * rank + (0.0 if adapter in self._adapters else prices.adapter)
+        if adapter_hash is not None:
+            cost += prices.lora_row * rank + (0.0 if adapter_hash in self._adapters else prices.adapter)
         self._spent += cost
         if self._spent > self._limit:
             self._limit = 0.0

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from engine.core.grammars import Grammar
 from engine.core.step_time import NOTHING, StepFeatures
 
-AdapterId = str
+AdapterHash = str
 """Content hash of an adapter's configuration and weights: its identity everywhere below the gateway."""
 PageId = int
 HostPageId = int
@@ -121,9 +121,9 @@ class Request(NamedTuple):
     """A request for one answer, as the gateway submits it."""
 
     id: str
-    prompt: tuple[int, ...]
+    prompt_ids: tuple[int, ...]
     params: SamplingParams
-    adapter: AdapterId | None = None
+    adapter_hash: AdapterHash | None = None
     lane: Lane = Lane.INTERACTIVE
     priority: int = 0
     """Priority within the lane; a lower value is served sooner."""
@@ -163,7 +163,7 @@ class Admission:
     num_computed: int
     """Leading tokens whose KV is already in `pages`: found in the prefix cache or restored from host memory."""
     pages: tuple[PageId, ...]
-    adapter: AdapterId | None
+    adapter_hash: AdapterHash | None
     params: SamplingParams
 
 
@@ -188,7 +188,7 @@ class ScheduledChunk(NamedTuple):
 class AdapterLoad:
     """Copy an adapter from host memory into the given device pages."""
 
-    adapter: AdapterId
+    adapter_hash: AdapterHash
     pages: tuple[PageId, ...]
     request_id: str = ""
     """Id of the request that waits for the adapter. Its tenant is charged for the copy."""
@@ -201,7 +201,7 @@ class AdapterFetch:
     The executor answers each fetch with exactly one `FetchAnswer`.
     """
 
-    adapter: AdapterId
+    adapter_hash: AdapterHash
     """Content hash that the folder must have; the fetch fails if it has another."""
     path: str
     num_bytes: int
@@ -246,13 +246,13 @@ class StepPlan:
     """The cause of each preemption in `preempted`."""
     dropped_cache: tuple[PageId, ...] = ()
     """Pages evicted from the prefix cache."""
-    evicted: tuple[AdapterId, ...] = ()
+    evicted: tuple[AdapterHash, ...] = ()
     loads: tuple[AdapterLoad, ...] = ()
     """Adapters to copy to the device. Chunks of the same plan may use them."""
-    host_dropped: tuple[AdapterId, ...] = ()
+    host_dropped: tuple[AdapterHash, ...] = ()
     """Adapters whose copy in host memory is freed."""
     fetches: tuple[AdapterFetch, ...] = ()
-    cancelled_fetches: tuple[AdapterId, ...] = ()
+    cancelled_fetches: tuple[AdapterHash, ...] = ()
     """Fetches that an earlier plan started and that no request needs any more. They are answered like any other."""
     prepared: tuple[Grammar, ...] = ()
     prepared_for: tuple[str, ...] = ()

@@ -35,7 +35,7 @@ def _cost(state: EngineState, seq: Sequence) -> float:
         saved = seq.num_computed // size
         copied = saved + (saved - seq.num_saved)
     redo = (seq.num_computed - saved * size) * per_token + copied * per_page
-    adapter = state.adapters[seq.request.adapter] if seq.request.adapter else None
+    adapter = state.adapters[seq.request.adapter_hash] if seq.request.adapter_hash else None
     return redo + (adapter.num_pages * per_page if adapter and adapter.running == 1 else 0.0)
 
 
@@ -46,5 +46,5 @@ def _gain(state: EngineState, seq: Sequence) -> int:
     """
     refs = state.pool.refs
     own = sum(refs[page] == 1 for page in seq.pages)
-    adapter = state.adapters[seq.request.adapter] if seq.request.adapter else None
+    adapter = state.adapters[seq.request.adapter_hash] if seq.request.adapter_hash else None
     return max(1, own + (adapter.num_pages if adapter and adapter.running == 1 else 0))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.core.commands import Answer
-from engine.core.types import AdapterId, StepPlan, StepResult
+from engine.core.types import AdapterHash, StepPlan, StepResult
 
 Report = Callable[[Answer], None]
 """Callback for the answers to adapter fetches and grammar preparations. Any thread may call it."""
@@ -17,7 +17,7 @@ Report = Callable[[Answer], None]
 class HostAdapter:
     """An adapter that has been read and can be served."""
 
-    id: AdapterId
+    adapter_hash: AdapterHash
     rank: int
     """Largest rank among the adapter's projections."""
     target_modules: tuple[str, ...]

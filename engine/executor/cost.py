@@ -177,7 +177,7 @@ class LiveSequence(NamedTuple):
     """The data of an admitted request that is needed to measure the work of its chunks and to make its tokens."""
 
     seed: int
-    adapter: str | None
+    adapter_hash: str | None
     rank: int
 
 
@@ -196,8 +196,8 @@ def measure(plan: StepPlan, live: Mapping[str, LiveSequence]) -> StepWork:
             attention += count * (start + count / 2)
         samples += chunk.samples
         sequence = live[chunk.request_id]
-        if sequence.adapter is not None:
-            ranks[sequence.adapter] = sequence.rank
+        if sequence.adapter_hash is not None:
+            ranks[sequence.adapter_hash] = sequence.rank
             lora_rows += sequence.rank * count
     copied = len(plan.saves) + len(plan.restores) + sum(len(load.pages) for load in plan.loads)
     return StepWork(prefill, decodes, context, attention, samples, len(ranks), sum(ranks.values()), lora_rows, copied)

@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 
 from engine.core.commands import AdapterFetched, FetchAnswer, FetchCancelled, GrammarReady
-from engine.core.types import AdapterFetch, AdapterId, Admission, PageId, SampledToken, StepPlan, StepResult
+from engine.core.types import AdapterFetch, AdapterHash, Admission, PageId, SampledToken, StepPlan, StepResult
 from engine.executor.base import Claim, HostAdapter, Report
 from engine.executor.cost import CostModel, LiveSequence, StepWork, measure
 
@@ -27,9 +27,9 @@ HOST_NOISE = 0.3
 """Sigma of the lognormal noise of the host's time for a step, which other threads and processes disturb."""
 
 
-def fake_token(adapter: AdapterId | None, seed: int, tokens: list[int], vocab_size: int) -> int:
+def fake_token(adapter_hash: AdapterHash | None, seed: int, tokens: list[int], vocab_size: int) -> int:
     """Return the token that follows `tokens`: a digest of the adapter, the seed and the tokens."""
-    text = f"{adapter or ''}/{seed}/{','.join(map(str, tokens))}"
+    text = f"{adapter_hash or ''}/{seed}/{','.join(map(str, tokens))}"
     return int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "little") % vocab_size
 
 
@@ -87,7 +87,7 @@ class FakeExecutor:
     def fetch(self, plan: StepPlan) -> None:
         """Answer the plan's fetches at once."""
         for fetch in plan.fetches:
-            self.report(AdapterFetched(fetch.adapter, 0.0))
+            self.report(AdapterFetched(fetch.adapter_hash, 0.0))
 
     def prepare(self, plan: StepPlan) -> None:
         """Report every grammar as ready at once. No sequence follows its grammar, because tokens are digests."""
@@ -98,7 +98,7 @@ class FakeExecutor:
         digest = blake2b(Path(path).name.encode(), digest_size=16).hexdigest()
         host = HostAdapter(digest, 8, ("q_proj",), self.adapter_pages, self.adapter_bytes)
         if claim(host):
-            self.report(AdapterFetched(host.id, 0.0))
+            self.report(AdapterFetched(host.adapter_hash, 0.0))
         return host
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class FakeExecutor:
 
     def _sample(self, request_id: str) -> SampledToken:
         seq = self.sequences[request_id]
-        token = fake_token(seq.admission.adapter, seq.admission.params.seed, seq.tokens, self.vocab_size)
+        token = fake_token(seq.admission.adapter_hash, seq.admission.params.seed, seq.tokens, self.vocab_size)
         seq.tokens.append(token)
         return SampledToken(request_id, token)
 
@@ -155,23 +155,23 @@ class VirtualDisk:
     def __init__(self, clock: VirtualClock, bytes_per_s: float) -> None:
         self._clock = clock
         self._bytes_per_s = bytes_per_s
-        self._ends: dict[AdapterId, tuple[float, float]] = {}
+        self._ends: dict[AdapterHash, tuple[float, float]] = {}
         """Adapter -> (when its read ends, seconds from the request to that end), in the order of the requests."""
         self._free_at = 0.0
 
     def begin(self, fetch: AdapterFetch) -> None:
         now = self._clock.now
         self._free_at = max(self._free_at, now) + fetch.num_bytes / self._bytes_per_s
-        self._ends[fetch.adapter] = self._free_at, self._free_at - now
+        self._ends[fetch.adapter_hash] = self._free_at, self._free_at - now
 
-    def cancel(self, adapter: AdapterId) -> list[FetchAnswer]:
+    def cancel(self, adapter_hash: AdapterHash) -> list[FetchAnswer]:
         """Cancel a read that has not been answered yet, and return the answer; empty if there is no such read."""
-        return [FetchCancelled(adapter)] if self._ends.pop(adapter, None) else []
+        return [FetchCancelled(adapter_hash)] if self._ends.pop(adapter_hash, None) else []
 
     def done(self) -> list[FetchAnswer]:
         """Return the answers of the reads that have ended since the last call."""
-        ended = [adapter for adapter, (end, _) in self._ends.items() if end <= self._clock.now]
-        return [AdapterFetched(adapter, self._ends.pop(adapter)[1]) for adapter in ended]
+        ended = [adapter_hash for adapter_hash, (end, _) in self._ends.items() if end <= self._clock.now]
+        return [AdapterFetched(adapter_hash, self._ends.pop(adapter_hash)[1]) for adapter_hash in ended]
 
 
 StepObserver = Callable[[StepPlan, StepWork, float], None]
@@ -191,7 +191,7 @@ class TimedExecutor:
         cost: CostModel,
         clock: VirtualClock,
         disk: VirtualDisk,
-        ranks: Mapping[AdapterId, int],
+        ranks: Mapping[AdapterHash, int],
         observe: StepObserver,
         noise_sigma: float = 0.0,
         seed: int = 0,
@@ -222,9 +222,9 @@ class TimedExecutor:
         for request_id in plan.released:
             live.pop(request_id, None)
         for admission in plan.admitted:
-            adapter = admission.adapter
-            rank = 0 if adapter is None else self._ranks[adapter]
-            live[admission.request_id] = LiveSequence(admission.params.seed, adapter, rank)
+            adapter_hash = admission.adapter_hash
+            rank = 0 if adapter_hash is None else self._ranks[adapter_hash]
+            live[admission.request_id] = LiveSequence(admission.params.seed, adapter_hash, rank)
         for fetch in plan.fetches:
             self._disk.begin(fetch)
         for grammar in plan.prepared:
@@ -263,8 +263,8 @@ class TimedExecutor:
     def _answer(self, plan: StepPlan) -> None:
         for answer in self._disk.done():
             self._report(answer)
-        for adapter in plan.cancelled_fetches:
-            for answer in self._disk.cancel(adapter):
+        for adapter_hash in plan.cancelled_fetches:
+            for answer in self._disk.cancel(adapter_hash):
                 self._report(answer)
 
 

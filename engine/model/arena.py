@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.core.types import AdapterId, PageId
+from engine.core.types import AdapterHash, PageId
 from engine.model.adapter_copies import make_copies
 from engine.model.host_memory import Blob
 from engine.model.lora import TARGETS
@@ -66,7 +66,7 @@ class Arena:
         by_layer = (self.pages.view(torch.float8_e4m3fn) if shape.fp8_kv else self.pages).unflatten(1, split)
         self._kv = tuple(by_layer[:, layer] for layer in range(shape.layers))
         self.copies = make_copies(self.pages)
-        self._slots: dict[AdapterId, int] = {}
+        self._slots: dict[AdapterHash, int] = {}
         self._free_slots = list(range(max_adapters - 1, -1, -1))
 
     @property
@@ -78,28 +78,30 @@ class Arena:
         """Returns one layer as [num_pages, 2, block_size, kv_heads, head_dim], strided across pages; 0 = K, 1 = V."""
         return self._kv[layer]
 
-    def load_adapter(self, adapter: AdapterId, layout: AdapterLayout, blob: Blob, pages: tuple[PageId, ...]) -> None:
+    def load_adapter(
+        self, adapter_hash: AdapterHash, layout: AdapterLayout, blob: Blob, pages: tuple[PageId, ...]
+    ) -> None:
         """Starts to copy a packed adapter into `pages` and assigns it a slot.
 
         Raises:
             ValueError: the adapter is already resident, every slot is taken, or the number of pages is wrong.
         """
-        if adapter in self._slots:
-            raise ValueError(f"adapter {adapter} is resident already")
+        if adapter_hash in self._slots:
+            raise ValueError(f"adapter {adapter_hash} is resident already")
         if not self._free_slots:
-            raise ValueError(f"adapter {adapter} does not fit: all {len(self._slots)} slots are taken")
+            raise ValueError(f"adapter {adapter_hash} does not fit: all {len(self._slots)} slots are taken")
         if len(pages) != layout.num_pages:
-            raise ValueError(f"adapter {adapter} needs {layout.num_pages} pages, not {len(pages)}")
+            raise ValueError(f"adapter {adapter_hash} needs {layout.num_pages} pages, not {len(pages)}")
         self.copies.begin(blob, pages, layout)
-        slot = self._slots[adapter] = self._free_slots.pop()
+        slot = self._slots[adapter_hash] = self._free_slots.pop()
         self.table.set(slot, layout, pages)
 
-    def evict_adapter(self, adapter: AdapterId) -> None:
+    def evict_adapter(self, adapter_hash: AdapterHash) -> None:
         """Frees the adapter's slot. Its pages may be overwritten from now on."""
-        slot = self._slots.pop(adapter)
+        slot = self._slots.pop(adapter_hash)
         self.table.clear(slot)
         self._free_slots.append(slot)
 
-    def slot(self, adapter: AdapterId | None) -> int:
+    def slot(self, adapter_hash: AdapterHash | None) -> int:
         """Returns the adapter's row in the table, -1 for the base model. Raises KeyError if it is not resident."""
-        return -1 if adapter is None else self._slots[adapter]
+        return -1 if adapter_hash is None else self._slots[adapter_hash]

@@ -11,7 +11,7 @@ import structlog
 import torch
 
 from engine.core.commands import AdapterFetched, FetchAnswer, FetchCancelled, FetchFailed
-from engine.core.types import AdapterFetch, AdapterId
+from engine.core.types import AdapterFetch, AdapterHash
 from engine.executor.base import Report
 from engine.model.host_store import HostStore
 from engine.model.packing import Packer
@@ -61,21 +61,21 @@ class Fetcher:
         self._store = store
         self._report = report
         self._threads = start_threads(num_threads, "fetch")
-        self._called_off: dict[AdapterId, Event] = {}
+        self._called_off: dict[AdapterHash, Event] = {}
 
     def begin(self, fetch: AdapterFetch) -> None:
-        event = self._called_off[fetch.adapter] = Event()
+        event = self._called_off[fetch.adapter_hash] = Event()
         self._threads.submit(self._answer, fetch, event)
 
-    def cancel(self, adapter: AdapterId) -> None:
+    def cancel(self, adapter_hash: AdapterHash) -> None:
         """Cancels a fetch: it stops before its next read or before packing. Does nothing if it has been answered."""
-        event = self._called_off.get(adapter)
+        event = self._called_off.get(adapter_hash)
         if event is not None:
             event.set()
 
     def _answer(self, fetch: AdapterFetch, called_off: Event) -> None:
         answer = self._try(fetch, called_off)
-        del self._called_off[fetch.adapter]
+        del self._called_off[fetch.adapter_hash]
         self._report(answer)
 
     def _try(self, fetch: AdapterFetch, called_off: Event) -> FetchAnswer:
@@ -83,13 +83,13 @@ class Fetcher:
         try:
             self._store.put(self._packer.pack(self._read(fetch, called_off)))
         except _CalledOff:
-            return FetchCancelled(fetch.adapter)
+            return FetchCancelled(fetch.adapter_hash)
         except (ValueError, OSError) as error:
-            return FetchFailed(fetch.adapter, str(error))
+            return FetchFailed(fetch.adapter_hash, str(error))
         except Exception as error:  # a bug, but requests that wait must get an answer, or would wait for ever
-            log.error("fetch_failed", adapter=fetch.adapter, path=fetch.path, trace=traceback.format_exc())
-            return FetchFailed(fetch.adapter, repr(error))
-        return AdapterFetched(fetch.adapter, time.perf_counter() - started)
+            log.error("fetch_failed", adapter=fetch.adapter_hash, path=fetch.path, trace=traceback.format_exc())
+            return FetchFailed(fetch.adapter_hash, repr(error))
+        return AdapterFetched(fetch.adapter_hash, time.perf_counter() - started)
 
     def _read(self, fetch: AdapterFetch, called_off: Event) -> PeftFolder:
         for pause in (*RETRY_AFTER_S, None):
@@ -104,7 +104,7 @@ class Fetcher:
                 called_off.wait(pause)
         if called_off.is_set():
             raise _CalledOff
-        if folder.id != fetch.adapter:
+        if folder.adapter_hash != fetch.adapter_hash:
             raise ValueError(f"{fetch.path} has changed since it was loaded; load it again to serve what it holds now")
         return folder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from threading import Lock
 
-from engine.core.types import AdapterId
+from engine.core.types import AdapterHash
 from engine.model.host_memory import Blob, HostMemory
 from lora_kernels.layout import AdapterLayout
 
@@ -14,7 +14,7 @@ from lora_kernels.layout import AdapterLayout
 class PackedAdapter:
     """A packed adapter. Its blob has the arena's dtype, and is pinned if a GPU copies from it."""
 
-    id: AdapterId
+    adapter_hash: AdapterHash
     layout: AdapterLayout
     blob: Blob
 
@@ -30,7 +30,7 @@ class HostStore:
 
     def __init__(self, memory: HostMemory) -> None:
         self._memory = memory
-        self._adapters: dict[AdapterId, PackedAdapter] = {}
+        self._adapters: dict[AdapterHash, PackedAdapter] = {}
         self._lock = Lock()
 
     @property
@@ -40,15 +40,15 @@ class HostStore:
 
     def put(self, adapter: PackedAdapter) -> None:
         with self._lock:
-            self._adapters[adapter.id] = adapter
+            self._adapters[adapter.adapter_hash] = adapter
 
-    def get(self, adapter_id: AdapterId) -> PackedAdapter:
+    def get(self, adapter_hash: AdapterHash) -> PackedAdapter:
         """Returns an adapter. Raises KeyError if a plan names an adapter that is not in the store, which is a bug."""
         with self._lock:
-            return self._adapters[adapter_id]
+            return self._adapters[adapter_hash]
 
-    def drop(self, adapter_id: AdapterId) -> None:
+    def drop(self, adapter_hash: AdapterHash) -> None:
         """Forgets an adapter and frees its blob. Raises KeyError as `get` does."""
         with self._lock:
-            adapter = self._adapters.pop(adapter_id)
+            adapter = self._adapters.pop(adapter_hash)
         self._memory.give(adapter.blob)

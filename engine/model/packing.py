@@ -107,14 +107,14 @@ class Packer:
         recipes = self._recipes
         recipe = recipes.known(folder) if recipes else None
         if recipe is not None and self._is_sound(recipe, folder.data):
-            return self._describe(folder.id, recipe.layout)
+            return self._describe(folder.adapter_hash, recipe.layout)
         loaded = check_peft(folder, self._shapes)
-        return self._describe(folder.id, self._layout(loaded))
+        return self._describe(folder.adapter_hash, self._layout(loaded))
 
-    def _describe(self, adapter: str, layout: AdapterLayout) -> HostAdapter:
+    def _describe(self, adapter_hash: str, layout: AdapterLayout) -> HostAdapter:
         num_bytes = layout.num_pages * self._page_elems * self._dtype.itemsize
         touched = tuple(name for name, ranks in zip(self._shapes.targets, layout.ranks.T, strict=True) if ranks.any())
-        return HostAdapter(adapter, int(layout.ranks.max()), touched, layout.num_pages, num_bytes)
+        return HostAdapter(adapter_hash, int(layout.ranks.max()), touched, layout.num_pages, num_bytes)
 
     def _is_sound(self, recipe: Recipe, data: memoryview) -> bool:
         """Returns whether a file of a known structure has the right length, and numbers that are finite before and
@@ -131,20 +131,20 @@ class Packer:
         recipes = self._recipes
         recipe = recipes.find(folder) if recipes else None
         if recipe is not None:
-            return self._packed(folder.id, recipe.layout, partial(self._follow, recipe, folder.data))
+            return self._packed(folder.adapter_hash, recipe.layout, partial(self._follow, recipe, folder.data))
         loaded = check_peft(folder, self._shapes)
         layout = self._layout(loaded)
         contents = pack_adapter(layout, loaded.blocks, self._page_elems, self._dtype, loaded.scales)
-        return self._packed(folder.id, layout, lambda blob: blob.fill(contents))
+        return self._packed(folder.adapter_hash, layout, lambda blob: blob.fill(contents))
 
-    def _packed(self, adapter: str, layout: AdapterLayout, fill: Callable[[Blob], None]) -> PackedAdapter:
+    def _packed(self, adapter_hash: str, layout: AdapterLayout, fill: Callable[[Blob], None]) -> PackedAdapter:
         blob = self._memory.take(layout.num_pages)
         try:
             fill(blob)
         except BaseException:
             self._memory.give(blob)
             raise
-        return PackedAdapter(adapter, layout, blob)
+        return PackedAdapter(adapter_hash, layout, blob)
 
     def _layout(self, loaded: LoadedAdapter) -> AdapterLayout:
         return plan_layout(loaded.ranks, self._shapes.widths, self._page_elems, loaded.scaled, self._fp8)

@@ -28,11 +28,11 @@ class PeftFolder:
     """An adapter folder whose configuration is parsed, and whose weights are read but not examined.
 
     Attributes:
-        id: content hash of the configuration fields that affect the computation, and of the weights file.
+        adapter_hash: content hash of the configuration fields that affect the computation, and of the weights file.
         data: the weights file, read-only. In a `ReadBuffer`, it is valid until the thread reads the next file into it.
     """
 
-    id: str
+    adapter_hash: str
     settings: PeftSettings
     data: memoryview
 

@@ -79,7 +79,7 @@ class LoadedAdapter:
     """A checked adapter, ready to be packed.
 
     Attributes:
-        adapter_id: content hash of the configuration fields that affect the computation, and of the weights file.
+        adapter_hash: content hash of the configuration fields that affect the computation, and of the weights file.
         blocks: (layer, target index) -> (A fp32 [rank, in_features], B fp32 [out_features, rank] times the LoRA scale).
         scales: (layer, target index) -> scale tile, fp32 [2, out_features]; empty unless it is a DoRA adapter.
         ranks: int32 [layers, targets]. 0 where the adapter does not touch the projection.
@@ -89,7 +89,7 @@ class LoadedAdapter:
         base_model: name of the base model in the adapter's configuration; may be empty.
     """
 
-    adapter_id: str
+    adapter_hash: str
     blocks: Mapping[Place, Block]
     scales: Mapping[Place, Tensor]
     ranks: npt.NDArray[np.int32]
@@ -119,11 +119,11 @@ def check_peft(folder: PeftFolder, shapes: TargetShapes) -> LoadedAdapter:
     if settings.use_dora:
         for place, block in blocks.items():
             blocks[place], scales[place] = _fold_magnitude(pairs[place], block, place, shapes)
-    return _assemble(folder.id, blocks, scales, settings, shapes)
+    return _assemble(folder.adapter_hash, blocks, scales, settings, shapes)
 
 
 def _assemble(
-    identity: str,
+    adapter_hash: str,
     blocks: dict[Place, Block],
     scales: dict[Place, Tensor],
     settings: PeftSettings,
@@ -134,7 +134,7 @@ def _assemble(
         ranks[place] = a.shape[0]
     touched = tuple(name for target, name in enumerate(shapes.targets) if ranks[:, target].any())
     scaled = ranks.astype(np.bool_) & settings.use_dora
-    return LoadedAdapter(identity, blocks, scales, ranks, scaled, touched, int(ranks.max()), settings.base_model)
+    return LoadedAdapter(adapter_hash, blocks, scales, ranks, scaled, touched, int(ranks.max()), settings.base_model)
 
 
 def _parse(data: memoryview) -> dict[str, Raw]:

@@ -141,8 +141,8 @@ class ModelRunner:
         self._host_pages.save(self._arena.pages, plan.saves)
         for request_id in plan.released:
             self._release(request_id)
-        for adapter in plan.evicted:
-            self._arena.evict_adapter(adapter)
+        for adapter_hash in plan.evicted:
+            self._arena.evict_adapter(adapter_hash)
         for load in plan.loads:
             self._load(load)
         self._fetch(plan)
@@ -201,16 +201,16 @@ class ModelRunner:
             try:
                 self._host.put(self._packer.pack(folder))
             except Exception as error:  # every claim is answered, also after an error
-                self._report(FetchFailed(host.id, repr(error)))
+                self._report(FetchFailed(host.adapter_hash, repr(error)))
                 raise
-            self._report(AdapterFetched(host.id, time.perf_counter() - started))
+            self._report(AdapterFetched(host.adapter_hash, time.perf_counter() - started))
         return host
 
     def _fetch(self, plan: StepPlan) -> None:
-        for adapter in plan.host_dropped:
-            self._host.drop(adapter)
-        for adapter in plan.cancelled_fetches:
-            self._fetcher.cancel(adapter)
+        for adapter_hash in plan.host_dropped:
+            self._host.drop(adapter_hash)
+        for adapter_hash in plan.cancelled_fetches:
+            self._fetcher.cancel(adapter_hash)
         for fetch in plan.fetches:
             self._fetcher.begin(fetch)
 
@@ -222,13 +222,13 @@ class ModelRunner:
             step.released.add(request_id)
 
     def _load(self, load: AdapterLoad) -> None:
-        adapter = self._host.get(load.adapter)
-        self._arena.load_adapter(load.adapter, adapter.layout, adapter.blob, load.pages)
+        adapter = self._host.get(load.adapter_hash)
+        self._arena.load_adapter(load.adapter_hash, adapter.layout, adapter.blob, load.pages)
 
     def _admit(self, admission: Admission) -> None:
         name, known = admission.request_id, (admission.tokens, admission.num_prompt)
         self._sampler.add(name, self._grammars.add(name, admission.params, *known), *known)
-        self._batch.admit(admission, self._arena.slot(admission.adapter), int(self._sampler.slots([name])[0]))
+        self._batch.admit(admission, self._arena.slot(admission.adapter_hash), int(self._sampler.slots([name])[0]))
 
     def _gather(self, plan: StepPlan) -> tuple[HostBatch, Masks | None]:
         batch = self._batch.gather(plan.chunks)

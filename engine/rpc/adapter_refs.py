@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from engine.core.types import AdapterId
+from engine.core.types import AdapterHash
 
 
 class Holders:
@@ -12,10 +12,10 @@ class Holders:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[AdapterId, set[str]] = {}
+        self._held: dict[AdapterHash, set[str]] = {}
         self._now = 0
         """Logical time: number of times that the engine was told to unload an adapter."""
-        self._dropped: dict[AdapterId, int] = {}
+        self._dropped: dict[AdapterHash, int] = {}
         """Logical time at which the engine was last told to unload each adapter."""
 
     def now(self) -> int:
@@ -23,29 +23,29 @@ class Holders:
         with self._lock:
             return self._now
 
-    def hold(self, adapter: AdapterId, gateway: str, since: int) -> bool:
+    def hold(self, adapter_hash: AdapterHash, gateway: str, since: int) -> bool:
         """Record that a gateway holds an adapter that it began to load at `since`.
 
         Returns:
             False if the engine was told to unload the adapter since then; the caller must load it again.
         """
         with self._lock:
-            if self._dropped.get(adapter, 0) > since:
+            if self._dropped.get(adapter_hash, 0) > since:
                 return False
-            self._held.setdefault(adapter, set()).add(gateway)
+            self._held.setdefault(adapter_hash, set()).add(gateway)
             return True
 
-    def let_go(self, adapter: AdapterId, gateway: str) -> bool:
+    def let_go(self, adapter_hash: AdapterHash, gateway: str) -> bool:
         """Record that a gateway releases an adapter. Returns True if no gateway holds it any more, so that the engine
         must be told to unload it."""
         with self._lock:
-            holders = self._held.get(adapter, set())
+            holders = self._held.get(adapter_hash, set())
             holders.discard(gateway)
             if holders:
                 return False
-            self._held.pop(adapter, None)
+            self._held.pop(adapter_hash, None)
             self._now += 1
-            self._dropped[adapter] = self._now
+            self._dropped[adapter_hash] = self._now
             return True
 
     def leave(self, gateway: str) -> None:

@@ -14,7 +14,7 @@ import structlog
 from google.protobuf.message import Message
 
 from engine.core.config import LaneGoals
-from engine.core.types import AdapterId, Lane, LaneMode, Request
+from engine.core.types import AdapterHash, Lane, LaneMode, Request
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.rpc.stream import Arrivals, EngineUnavailable, EventStream
@@ -73,14 +73,14 @@ class EngineApi(Protocol):
             EngineUnavailable: the engine is gone or does not answer.
         """
 
-    async def unload_adapter(self, adapter: AdapterId, drain_seconds: float) -> int:
+    async def unload_adapter(self, adapter_hash: AdapterHash, drain_seconds: float) -> int:
         """Unload an adapter and return the number of requests that were aborted when the drain time was over.
 
         Raises:
             EngineUnavailable: the engine is gone or does not answer.
         """
 
-    async def pin_adapter(self, adapter: AdapterId, pinned: bool) -> None:
+    async def pin_adapter(self, adapter_hash: AdapterHash, pinned: bool) -> None:
         """Pin an adapter, so that it stays on the device once it has been loaded there, or unpin it.
 
         Raises:
@@ -182,15 +182,15 @@ class EngineClient:
                 raise AdapterRejected(f"the engine had not read it after {self.load_seconds:g} s") from error
             raise EngineUnavailable(error.details() or "") from error
 
-    async def unload_adapter(self, adapter: AdapterId, drain_seconds: float) -> int:
-        request = pb.UnloadAdapterRequest(adapter=adapter, drain_seconds=drain_seconds)
+    async def unload_adapter(self, adapter_hash: AdapterHash, drain_seconds: float) -> int:
+        request = pb.UnloadAdapterRequest(adapter=adapter_hash, drain_seconds=drain_seconds)
         try:
             return (await self._ask(self._stub.UnloadAdapter, request, drain_seconds + UNLOAD_MARGIN_SECONDS)).aborted
         except grpc.aio.AioRpcError as error:
             raise EngineUnavailable(error.details() or "") from error
 
-    async def pin_adapter(self, adapter: AdapterId, pinned: bool) -> None:
-        request = pb.PinAdapterRequest(adapter=adapter, pinned=pinned)
+    async def pin_adapter(self, adapter_hash: AdapterHash, pinned: bool) -> None:
+        request = pb.PinAdapterRequest(adapter=adapter_hash, pinned=pinned)
         try:
             await self._ask(self._stub.PinAdapter, request, STATS_SECONDS)
         except grpc.aio.AioRpcError as error:

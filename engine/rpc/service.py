@@ -75,7 +75,7 @@ class EngineService(pb_grpc.EngineServicer):
         except (ValueError, OSError) as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return pb.AdapterInfo(
-            adapter=host.id,
+            adapter=host.adapter_hash,
             rank=host.rank,
             target_modules=host.target_modules,
             pages=host.num_pages,
@@ -142,7 +142,7 @@ class EngineService(pb_grpc.EngineServicer):
             began = self._holders.now()
             with self._attempts.counted(path):
                 host = self._engine.load_adapter(path)
-            if self._holders.hold(host.id, gateway, began):
+            if self._holders.hold(host.adapter_hash, gateway, began):
                 return host
 
     def _read(self, session: GatewaySession, messages: Iterator[pb.Commands]) -> None:

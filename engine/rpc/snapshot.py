@@ -85,7 +85,7 @@ def _tenant(report: TenantReport) -> pb.TenantStats:
 
 def _adapter(adapter: Adapter, now: float) -> pb.AdapterStats:
     return pb.AdapterStats(
-        adapter=adapter.id,
+        adapter=adapter.adapter_hash,
         state="resident" if adapter.is_resident else HOST_STATES[adapter.host],
         pages=len(adapter.pages),
         running=adapter.running,
@@ -177,7 +177,7 @@ def _live(seq: Sequence, running: bool, now: float) -> pb.LiveRequest:
         tenant=request.tenant,
         lane=LANES[request.lane],
         running=running,
-        prompt_tokens=len(request.prompt),
+        prompt_tokens=len(request.prompt_ids),
         cached_tokens=seq.num_cached,
         generated_tokens=seq.num_generated,
         max_tokens=request.params.max_tokens,

@@ -90,9 +90,9 @@ def request_to_pb(request: Request) -> pb.Submit:
     """
     return pb.Submit(
         request_id=request.id,
-        prompt=request.prompt,
+        prompt=request.prompt_ids,
         params=params_to_pb(request.params),
-        adapter=request.adapter or "",
+        adapter=request.adapter_hash or "",
         lane=LANES[request.lane],
         priority=request.priority,
         tenant=request.tenant,
@@ -133,9 +133,9 @@ def request_from_pb(message: pb.Submit, arrival: float) -> Request:
     deadline = _optional(message, "deadline_seconds")
     return Request(
         id=message.request_id,
-        prompt=tuple(message.prompt),
+        prompt_ids=tuple(message.prompt),
         params=params_from_pb(message.params),
-        adapter=message.adapter or None,
+        adapter_hash=message.adapter or None,
         lane=Lane(message.lane),
         priority=message.priority,
         tenant=message.tenant,

@@ -101,7 +101,7 @@ class Collector:
         interactive = request.lane is Lane.INTERACTIVE
         contended = interactive and self.running_batch > 0 and self.awaiting_first == 0
         self.awaiting_first += interactive
-        self.unfinished[request.id] = Track(group, request.arrival, len(request.prompt), contended)
+        self.unfinished[request.id] = Track(group, request.arrival, len(request.prompt_ids), contended)
         self.outstanding[request.lane] += 1
         self.gaps[request.lane].submit(request.tenant)
 

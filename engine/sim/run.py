@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from engine.core.commands import AdapterFetched, AddAdapter, Submit
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
-from engine.core.types import AdapterId, Lane
+from engine.core.types import AdapterHash, Lane
 from engine.engine import Engine
 from engine.executor.cost import DeviceSpec
 from engine.executor.fake import TimedExecutor, VirtualClock, VirtualDisk
@@ -78,8 +78,8 @@ class _Run:
             setup.host_s,
         )
         self.engine = Engine(EngineState.create(setup.core), executor, clock=self.clock, sleep=self._rest)
-        for adapter, rank in ranks.items():
-            self._load(adapter, device.adapter_pages(rank), rank, device.page_bytes)
+        for adapter_hash, rank in ranks.items():
+            self._load(adapter_hash, device.adapter_pages(rank), rank, device.page_bytes)
         self._workload = workload
         self._make = RequestMaker()
         self._trace = iter(workload.trace)
@@ -87,11 +87,11 @@ class _Run:
         self._backlog = backlog_arrivals(workload, workload.backlog) if workload.backlog else iter(())
         self._stalled_since = 0.0
 
-    def _load(self, adapter: AdapterId, num_pages: int, rank: int, page_bytes: int) -> None:
+    def _load(self, adapter_hash: AdapterHash, num_pages: int, rank: int, page_bytes: int) -> None:
         """Load an adapter before the traffic begins, as an operator would, into host memory if there is room."""
-        add = AddAdapter(adapter, num_pages, rank, num_pages * page_bytes, is_read=True)
+        add = AddAdapter(adapter_hash, num_pages, rank, num_pages * page_bytes, is_read=True)
         self.engine.inbox.put(add)
-        self.engine.inbox.put(AdapterFetched(adapter, 0.0))
+        self.engine.inbox.put(AdapterFetched(adapter_hash, 0.0))
 
     def to_end(self, progress: Progress) -> None:
         whole, shown = max(self._workload.horizon, TICK_S), 0.0

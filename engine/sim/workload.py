@@ -60,10 +60,10 @@ class Workload:
 
     def ranks(self) -> dict[str, int]:
         """Return the rank of each adapter by its id."""
-        return {adapter_id(index): rank for index, rank in enumerate(adapter_ranks(self.adapters, self.seed))}
+        return {adapter_hash(index): rank for index, rank in enumerate(adapter_ranks(self.adapters, self.seed))}
 
 
-def adapter_id(index: int) -> str:
+def adapter_hash(index: int) -> str:
     return f"adapter-{index:04}"
 
 
@@ -78,9 +78,9 @@ class RequestMaker:
         self._made += 1
         return Request(
             id=f"r{self._made}",
-            prompt=self._prompt(arrival),
+            prompt_ids=self._prompt(arrival),
             params=SamplingParams(max_tokens=arrival.output_tokens, ignore_eos=True, seed=self._made),
-            adapter=None if arrival.adapter < 0 else adapter_id(arrival.adapter),
+            adapter_hash=None if arrival.adapter < 0 else adapter_hash(arrival.adapter),
             lane=arrival.lane,
             tenant=arrival.tenant,
             arrival=arrival.time,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from engine.core.types import AdapterId
+from engine.core.types import AdapterHash
 from gateway.adapters.record import AdapterRecord
 from gateway.adapters.versions import AdapterVersions, VersionHold
 from gateway.core.errors import ApiError, Fault, invalid_request
@@ -50,7 +50,7 @@ class AdapterMirror:
         """The version that this gateway's engine serves, by name."""
         self.errors: dict[str, str] = {}
         """Why this gateway does not serve what the registry says, by name."""
-        self._leaving: dict[asyncio.Task[int], tuple[AdapterId, str]] = {}
+        self._leaving: dict[asyncio.Task[int], tuple[AdapterHash, str]] = {}
         """Releases of versions that no new request gets: each version, and the name that it was served under."""
         self._versions = versions
         self._sources = sources
@@ -84,7 +84,7 @@ class AdapterMirror:
     def is_current(self, record: AdapterRecord) -> bool:
         """Return whether this gateway serves the version that the record names."""
         hold = self.served.get(record.name)
-        return hold is not None and hold.version == record.version
+        return hold is not None and hold.adapter_hash == record.version
 
     async def load_record(self, record: AdapterRecord) -> None:
         """Load a record's version and serve it. The files are read from where they were last found, else from the
@@ -113,12 +113,12 @@ class AdapterMirror:
                 message = f"{place} holds version {info.adapter[:12]}, not {record.version[:12]}; reload it"
                 raise invalid_request(message, "lora_path")
 
-    def names(self) -> dict[AdapterId, list[str]]:
+    def names(self) -> dict[AdapterHash, list[str]]:
         """Return all names of each version. Names under which new requests no longer find the version come last."""
-        names: dict[AdapterId, list[str]] = {}
-        served = [(hold.version, name) for name, hold in self.served.items()]
-        for version, name in (*served, *self._leaving.values()):
-            known = names.setdefault(version, [])
+        names: dict[AdapterHash, list[str]] = {}
+        served = [(hold.adapter_hash, name) for name, hold in self.served.items()]
+        for adapter_hash, name in (*served, *self._leaving.values()):
+            known = names.setdefault(adapter_hash, [])
             if name not in known:
                 known.append(name)
         return names
@@ -171,13 +171,13 @@ class AdapterMirror:
         """Release a hold on a version that was served under a name. The task returns the number of aborted requests."""
         seconds = self.drain_seconds if drain_seconds is None else drain_seconds
         task = self._spawn(self._release(hold, seconds))
-        self._leaving[task] = (hold.version, name)
+        self._leaving[task] = (hold.adapter_hash, name)
         task.add_done_callback(self._leaving.pop)
         return task
 
     async def _release(self, hold: VersionHold, drain_seconds: float) -> int:
         aborted = await self._versions.release(hold, drain_seconds)
-        self._pin(hold.version)
+        self._pin(hold.adapter_hash)
         return aborted
 
     def _remove(self, name: str, drain_seconds: float | None) -> None:
@@ -210,22 +210,22 @@ class AdapterMirror:
         if previous is not None:
             self.release_hold(name, previous, None)
 
-    def _pin(self, version: AdapterId) -> None:
+    def _pin(self, adapter_hash: AdapterHash) -> None:
         """Pin or unpin a version in the engine if that differs from what the records of its names say."""
-        if self._wants_pin(version) != self._versions.is_pinned(version):
-            self._spawn(self._sync_pin(version))
+        if self._wants_pin(adapter_hash) != self._versions.is_pinned(adapter_hash):
+            self._spawn(self._sync_pin(adapter_hash))
 
-    async def _sync_pin(self, version: AdapterId) -> None:
+    async def _sync_pin(self, adapter_hash: AdapterHash) -> None:
         try:
-            while (wanted := self._wants_pin(version)) != self._versions.is_pinned(version):
-                await self._versions.pin(version, wanted)
+            while (wanted := self._wants_pin(adapter_hash)) != self._versions.is_pinned(adapter_hash):
+                await self._versions.pin(adapter_hash, wanted)
         except ApiError as error:
-            for name in [name for name, hold in self.served.items() if hold.version == version]:
+            for name in [name for name, hold in self.served.items() if hold.adapter_hash == adapter_hash]:
                 self.record_error(name, error)
 
-    def _wants_pin(self, version: AdapterId) -> bool:
+    def _wants_pin(self, adapter_hash: AdapterHash) -> bool:
         pinned = (self.served.get(name) for name, record in self.records.items() if record.pinned)
-        return any(hold is not None and hold.version == version for hold in pinned)
+        return any(hold is not None and hold.adapter_hash == adapter_hash for hold in pinned)
 
     async def _keep_bringing(self, name: str, changed: asyncio.Event) -> None:
         """Retry until this gateway serves what the registry says, or the name is removed."""

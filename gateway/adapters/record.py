@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import msgspec
 from redis.asyncio import Redis
 
-from engine.core.types import AdapterId
+from engine.core.types import AdapterHash
 from engine.pb import engine_pb2 as pb
 from gateway.core.errors import ApiError, Fault, invalid_request, model_not_found
 from gateway.core.tenants import NAME as TENANT_NAME
@@ -28,7 +28,7 @@ class AdapterRecord:
     """Folder or other source that the operator gave, of a kind that the gateway supports. A reload reads it again."""
     path: str
     """Folder where the gateway that loaded the adapter last found its files."""
-    version: AdapterId
+    version: AdapterHash
     """Content hash. Reloading a name with different files gives a different version."""
     rank: int
     """Largest rank of the adapter's modules."""

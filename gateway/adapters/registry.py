@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 import structlog
 
-from engine.core.types import AdapterId
+from engine.core.types import AdapterHash
 from engine.rpc.client import EngineApi
 from engine.rpc.stream import EngineUnavailable
 from gateway.adapters.mirror import AdapterFetcher, AdapterMirror
@@ -90,7 +90,7 @@ class AdapterRegistry:
         return MappingProxyType(self._mirror.tenants)
 
     @property
-    def names(self) -> Mapping[AdapterId, list[str]]:
+    def names(self) -> Mapping[AdapterHash, list[str]]:
         """All names of each version in use."""
         return self._mirror.names()
 
@@ -127,11 +127,11 @@ class AdapterRegistry:
         if hold is None:
             reason = self._mirror.errors.get(name, "it is being loaded")
             raise unavailable(Fault.ENGINE_UNAVAILABLE, f"the adapter {name!r} is not available: {reason}")
-        return record if hold.version == record.version else replace(record, version=hold.version)
+        return record if hold.adapter_hash == record.version else replace(record, version=hold.adapter_hash)
 
-    def using(self, version: AdapterId | None) -> AbstractContextManager[None]:
+    def using(self, adapter_hash: AdapterHash | None) -> AbstractContextManager[None]:
         """Hold a version during a request. It stays in the engine unless the drain time ends first."""
-        return self._versions.using(version)
+        return self._versions.using(adapter_hash)
 
     async def load(
         self, name: str, source: str, *, replace: bool = False, tenants: Collection[str] = ()
@@ -182,7 +182,9 @@ class AdapterRegistry:
             return await asyncio.shield(self._draining[name])
         with self._change(name):
             record, served = self._known(name), self._mirror.served.get(name)
-            hold = self._versions.hold(served.version) if served else None  # so that this call decides its drain time
+            hold = (
+                self._versions.hold(served.adapter_hash) if served else None
+            )  # so that this call decides its drain time
             try:
                 await self._log.remove(record, drain_seconds)
             finally:
@@ -246,7 +248,7 @@ class AdapterRegistry:
             adapters = (await self._engine.stats()).adapters
         except EngineUnavailable:
             adapters = ()
-        served = {name: hold.version for name, hold in self._mirror.served.items()}
+        served = {name: hold.adapter_hash for name, hold in self._mirror.served.items()}
         return statuses_of(self._mirror.records, served, self._mirror.errors, adapters)
 
     async def status(self, name: str) -> AdapterStatus:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from engine.core.types import AdapterId
+from engine.core.types import AdapterHash
 from engine.pb import engine_pb2 as pb
 from gateway.adapters.record import AdapterRecord
 
@@ -25,8 +25,8 @@ class AdapterStatus(msgspec.Struct, frozen=True):
     aliases: tuple[str, ...]
     tier: str
     """Tier of the served version: disk, fetching, host or resident."""
-    version: AdapterId
-    served_version: AdapterId
+    version: AdapterHash
+    served_version: AdapterHash
     """Version that requests get on this gateway: `version`, or the previous one while `version` is being loaded. Empty
     means that requests get none."""
     rank: int
@@ -59,7 +59,7 @@ class AdapterStatus(msgspec.Struct, frozen=True):
 
 def statuses_of(
     records: Mapping[str, AdapterRecord],
-    served: Mapping[str, AdapterId],
+    served: Mapping[str, AdapterHash],
     errors: Mapping[str, str],
     adapters: Iterable[pb.AdapterStats],
 ) -> list[AdapterStatus]:
@@ -72,7 +72,7 @@ def statuses_of(
     ]
 
 
-def _status(record: AdapterRecord, served: AdapterId, error: str, engine: pb.AdapterStats) -> AdapterStatus:
+def _status(record: AdapterRecord, served: AdapterHash, error: str, engine: pb.AdapterStats) -> AdapterStatus:
     return AdapterStatus(
         name=record.name,
         aliases=record.aliases,

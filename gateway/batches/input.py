@@ -218,7 +218,7 @@ def _named(query: ModelQuery) -> str:
 
 def _beginning(request: GenerateRequest) -> bytes:
     """Return the beginning of the first prompt. Tools come first, because chat templates put them there."""
-    prompt = request.inputs[0]
+    prompt = request.prompts[0]
     if isinstance(prompt, tuple):
         return _bytes(" ".join(map(str, prompt[:PREFIX_BYTES])))
     if isinstance(prompt, str):

@@ -75,7 +75,7 @@ class GenerationResponse(Struct, frozen=True):
 
     async def _chunks(self, events: SseStream, generation: Generation, envelope: Envelope) -> TokenUsage | None:
         usage = None
-        for index in range(len(generation.admitted.prompts) * self.call.request.n):
+        for index in range(len(generation.admitted.prompt_ids) * self.call.request.n):
             events.add(envelope.opening(index))
         async for chunk in generation:
             events.add(envelope.delta(chunk))

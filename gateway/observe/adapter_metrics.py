@@ -56,7 +56,7 @@ def adapter_gauges(stats: pb.EngineStats, names: Mapping[str, Sequence[str]]) ->
     They are gauges rather than counters, because the adapters with a label of their own may change.
 
     Args:
-        names: adapter version -> all its names; a version is reported under each of them.
+        names: adapter hash -> all its names; an adapter is reported under each of them.
     """
     tier = GaugeMetricFamily("loralane_adapter_tier", "1 for the tier an adapter is in.", labels=["adapter", "tier"])
     copies = GaugeMetricFamily(

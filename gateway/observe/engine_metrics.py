@@ -96,7 +96,7 @@ class EngineMetrics(Collector):
         """
         Args:
             stats: state of the engine. None means that there is no engine now.
-            names: adapter version -> all its names.
+            names: adapter hash -> all its names.
             limiter_modes: modes of the limits in force.
             model: name of the base model.
         """
@@ -257,7 +257,7 @@ def _lora_info(stats: pb.EngineStats, names: Mapping[str, Sequence[str]]) -> Met
     """Return the adapters in use and waited for, which cluster routers read to send a request to an engine that has its
     adapter. The value is a Unix time, as in vLLM.
 
-    An engine counts by adapter version; a version with several names is reported under each of them.
+    An engine counts by adapter hash; an adapter with several names is reported under each of them.
     """
     running = _names((adapter.adapter for adapter in stats.adapters if adapter.running), names)
     waiting = _names((adapter.adapter for adapter in stats.adapters if adapter.waiting), names)
@@ -269,8 +269,8 @@ def _lora_info(stats: pb.EngineStats, names: Mapping[str, Sequence[str]]) -> Met
     return info
 
 
-def _names(versions: Iterable[str], names: Mapping[str, Sequence[str]]) -> str:
-    return ",".join(sorted({name for version in versions for name in names.get(version, ())}))
+def _names(hashes: Iterable[str], names: Mapping[str, Sequence[str]]) -> str:
+    return ",".join(sorted({name for adapter_hash in hashes for name in names.get(adapter_hash, ())}))
 
 
 def _lane(stats: pb.LaneStats | pb.TenantStats) -> str:

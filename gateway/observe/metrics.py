@@ -153,7 +153,7 @@ class Metrics:
 
         Args:
             stats: state of the engine. None means that there is no engine now.
-            names: adapter version -> all its names.
+            names: adapter hash -> all its names.
             limiter_modes: modes of the limits in force.
             tenants: False leaves out tenants' names and shares.
         """

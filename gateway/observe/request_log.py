@@ -70,7 +70,7 @@ def log_fields(record: RequestRecord) -> dict[str, Any]:
         "key": record.key_id or None,
         "model": clip_name(record.model) or None,
         "adapter": record.adapter,
-        "adapter_version": record.adapter_version or None,
+        "adapter_version": record.adapter_hash or None,
         "lane_asked": _lane(record.lane_asked),
         "lane": _lane(record.lane),
         "limiter_ms": _ms(record.reserve_seconds),

@@ -148,7 +148,7 @@ def _attributes(record: RequestRecord) -> Iterator[tuple[str, Attribute]]:
         "loralane.tenant": record.tenant,
         "loralane.lane": None if record.lane is None else lane_name(record.lane),
         "loralane.adapter.name": record.adapter,
-        "loralane.adapter.version": record.adapter_version,
+        "loralane.adapter.version": record.adapter_hash,
         "loralane.reserved_tokens": record.reserved_tokens,
         "loralane.refused_by": record.error_metadata.get("scope"),
     }

@@ -73,10 +73,10 @@ def _prompt_texts(gateway: Gateway, request: GenerateRequest) -> list[str]:
     Raises:
         ApiError: INVALID_REQUEST, the model has no token with a given id.
     """
-    texts = [_text_of(gateway, prompt) if isinstance(prompt, tuple) else str(prompt) for prompt in request.inputs]
+    texts = [_text_of(gateway, prompt) if isinstance(prompt, tuple) else str(prompt) for prompt in request.prompts]
     return [text for text in texts for _ in range(request.n)]
 
 
-def _text_of(gateway: Gateway, ids: tuple[int, ...]) -> str:
-    gateway.intake.check_ids(ids, "prompt")
-    return gateway.tokenizer.decode(ids)
+def _text_of(gateway: Gateway, prompt_ids: tuple[int, ...]) -> str:
+    gateway.intake.check_ids(prompt_ids, "prompt")
+    return gateway.tokenizer.decode(prompt_ids)

@@ -28,7 +28,7 @@ def chat_request(body: ChatRequest, request_id: str, ingress: Ingress = UNKNOWN)
     limits = [limit for limit in (body.max_completion_tokens, body.max_tokens) if limit is not None]
     return _request(
         body,
-        inputs=(_chat(body),),
+        prompts=(_chat(body),),
         request_id=request_id,
         ingress=ingress,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
@@ -52,7 +52,7 @@ def completion_request(body: CompletionRequest, request_id: str, ingress: Ingres
         raise invalid_request("max_tokens must be at least 1 without echo", "max_tokens")
     return _request(
         body,
-        inputs=_prompts(body.prompt),
+        prompts=_prompts(body.prompt),
         request_id=request_id,
         ingress=ingress,
         logprobs=body.logprobs,
@@ -135,7 +135,7 @@ def _prompt(item: str | int | list[int]) -> PromptInput:
 def _request(
     body: Sampled,
     *,
-    inputs: tuple[PromptInput, ...],
+    prompts: tuple[PromptInput, ...],
     request_id: str,
     ingress: Ingress,
     logprobs: int | None,
@@ -150,7 +150,7 @@ def _request(
     slo, asked = body.slo or Slo(), constraint(body)
     return GenerateRequest(
         model=ModelQuery(body.model, body.adapter_id, body.lora_path),
-        inputs=inputs,
+        prompts=prompts,
         request_id=request_id,
         ingress=ingress,
         sampling=_sampling(body, logprobs, asked.grammar),

@@ -12,7 +12,7 @@ from functools import lru_cache
 from msgspec import Struct
 from msgspec.structs import replace
 
-from engine.core.types import AdapterId, Lane, Origin, Request, SamplingParams
+from engine.core.types import AdapterHash, Lane, Origin, Request, SamplingParams
 from engine.grammar_check.pool import GrammarPool
 from engine.rpc.client import EngineApi
 from gateway.adapters.record import AdapterRecord
@@ -45,24 +45,24 @@ class GenerationJob(Struct, frozen=True):
     tenant: Tenant
     adapter: AdapterRecord | None
     lane: Lane
-    prompts: tuple[tuple[int, ...], ...]
+    prompt_ids: tuple[tuple[int, ...], ...]
     params: tuple[SamplingParams, ...]
     """Sampling parameters of each prompt, with the seed of its first answer."""
     average_output: int = 1
     """Average number of output tokens of an answer for the same tenant and adapter."""
 
     @property
-    def version(self) -> AdapterId | None:
-        """Version of the adapter. None means the base model."""
+    def adapter_hash(self) -> AdapterHash | None:
+        """Content hash of the adapter. None means the base model."""
         return self.adapter.version if self.adapter else None
 
     @property
     def num_answers(self) -> int:
-        return len(self.prompts) * self.request.n
+        return len(self.prompt_ids) * self.request.n
 
     @property
     def prompt_tokens(self) -> int:
-        return sum(map(len, self.prompts))
+        return sum(map(len, self.prompt_ids))
 
     @property
     def limits_output(self) -> bool:
@@ -89,9 +89,9 @@ class GenerationJob(Struct, frozen=True):
 
     def continued_prompt(self, prompt_index: int) -> tuple[int, ...]:
         """Return the prompt ids that an answer's text continues. Empty means that it starts anew, as in a chat."""
-        prompt = self.request.inputs[prompt_index]
+        prompt = self.request.prompts[prompt_index]
         begins = isinstance(prompt, Chat) and not prompt.options.continue_final_message
-        return () if begins else self.prompts[prompt_index]
+        return () if begins else self.prompt_ids[prompt_index]
 
     def engine_request(self, record: RequestRecord, index: int, now: float) -> Request:
         """Build the engine's request for answer `index`, with a unique id.
@@ -105,9 +105,9 @@ class GenerationJob(Struct, frozen=True):
         deadline = self.request.deadline
         return Request(
             id=f"{record.id}-{index}",
-            prompt=self.prompts[prompt_index],
+            prompt_ids=self.prompt_ids[prompt_index],
             params=params if not number else params._replace(seed=(params.seed + number) % 2**SEED_BITS),
-            adapter=self.version,
+            adapter_hash=self.adapter_hash,
             lane=self.lane,
             priority=self.request.priority,
             tenant=self.tenant.name,
@@ -191,11 +191,11 @@ class RequestIntake:
         """
         if isinstance(prompt, Chat):
             return await self._tokenizer.encode_chat(tenant.name, prompt.messages, prompt.tools, prompt.options)
-        ids = await self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        if not ids:
+        prompt_ids = await self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        if not prompt_ids:
             raise invalid_request("the prompt is empty", "prompt")
-        self.check_ids(ids, "prompt")
-        return ids
+        self.check_ids(prompt_ids, "prompt")
+        return prompt_ids
 
     async def build_job(self, tenant: Tenant, request: GenerateRequest, lane: Lane) -> GenerationJob:
         """Check and tokenize a request. The job has the adapter's version at the end of this call, not at its start.
@@ -208,14 +208,14 @@ class RequestIntake:
         self._check(request)
         request = await self._constraints.with_checked_grammar(tenant.name, request, self.dialect)
         request = replace(request, reserve_tokens=min(request.reserve_tokens, self._engine.info.max_model_len))
-        prompts = tuple([await self.encode(tenant, prompt) for prompt in request.inputs])
-        pairs = zip(request.inputs, prompts, strict=True)
+        prompt_ids = tuple([await self.encode(tenant, prompt) for prompt in request.prompts])
+        pairs = zip(request.prompts, prompt_ids, strict=True)
         seed = random.getrandbits(SEED_BITS) if request.seed is None else request.seed % 2**SEED_BITS
         params = tuple(self._fit(request, prompt, len(ids), seed) for prompt, ids in pairs)
         if not self._engine.ready:
             await self._wait_for_engine()
         picked = None if adapter is None else self._adapters.pick(adapter.name)
-        return GenerationJob(request, tenant, picked, lane, prompts, params)
+        return GenerationJob(request, tenant, picked, lane, prompt_ids, params)
 
     async def _wait_for_engine(self) -> None:
         """Wait for an engine that is being restarted. Raises ApiError: ENGINE_UNAVAILABLE after `engine_wait`."""
@@ -244,9 +244,9 @@ class RequestIntake:
 
     def _check(self, request: GenerateRequest) -> None:
         sampling, settings = request.sampling, self._settings
-        if not request.inputs:
+        if not request.prompts:
             raise invalid_request("there is no prompt", "prompt")
-        if len(request.inputs) * request.n > settings.max_choices:
+        if len(request.prompts) * request.n > settings.max_choices:
             raise invalid_request(f"at most {settings.max_choices} answers (prompts x n) a request", "n")
         if "" in request.stop or sum(map(len, request.stop)) > settings.max_stop_characters:
             bound = (

@@ -31,7 +31,7 @@ class RequestRecord(Struct):
     trace_id: str = ""
     """Trace id that the caller sent, or that of the trace that begins at this gateway."""
     adapter: str | None = None
-    adapter_version: str = ""
+    adapter_hash: str = ""
     prompt_tokens: int = 0
     reserved_tokens: int = 0
     completion_tokens: int = 0

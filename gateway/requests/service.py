@@ -112,7 +112,7 @@ class Gateway:
             ) as timer:
                 job = await self._build_job(principal, request, lane, record)
                 wanted = self._wanted(job, record)
-                with self.adapters.using(job.version):
+                with self.adapters.using(job.adapter_hash):
                     async with (
                         aclosing(
                             Submission(self.engine, job, record, self._clock, self._settings.engine_wait)
@@ -151,7 +151,7 @@ class Gateway:
             trace_id=request.ingress.trace_id,
         )
         shares, tenant = self._in_lane[lane], principal.tenant
-        answers = max(1, min(len(request.inputs) * request.n, self._settings.max_choices))
+        answers = max(1, min(len(request.prompts) * request.n, self._settings.max_choices))
         full = self._refusal(lane, tenant, answers)
         self._live[record.id] = record
         shares.add(tenant.name, tenant.weight, answers)
@@ -185,7 +185,7 @@ class Gateway:
     ) -> GenerationJob:
         job = await self.intake.build_job(principal.tenant, request, lane)
         if job.adapter is not None:
-            record.adapter, record.adapter_version = job.adapter.name, job.adapter.version
+            record.adapter, record.adapter_hash = job.adapter.name, job.adapter.version
         record.prompt_tokens = job.prompt_tokens
         record.n, record.max_tokens = request.n, job.params[0].max_tokens
         return replace(job, average_output=math.ceil(self._outputs.average(record.tenant, record.adapter)))
@@ -245,7 +245,7 @@ class Gateway:
             model=record.model,
             lane=job.lane,
             fingerprint=self.intake.fingerprint(job.adapter),
-            prompts=job.prompts,
+            prompt_ids=job.prompt_ids,
             rate_headers=grant.headers(),
         )
 

@@ -39,7 +39,7 @@ class GenerateRequest(Struct, frozen=True):
     """A request of a caller, which may have several prompts. Every prompt is answered `n` times."""
 
     model: ModelQuery
-    inputs: tuple[PromptInput, ...]
+    prompts: tuple[PromptInput, ...]
     request_id: str
     """Id that the caller or the protocol chose; it need not be unique."""
     sampling: SamplingParams = SamplingParams()
@@ -84,7 +84,7 @@ class GenerateRequest(Struct, frozen=True):
     @property
     def offering(self) -> Chat | None:
         """First chat of the request that offers tools. None means that no tools are offered."""
-        return next((prompt for prompt in self.inputs if isinstance(prompt, Chat) and prompt.tools), None)
+        return next((prompt for prompt in self.prompts if isinstance(prompt, Chat) and prompt.tools), None)
 
 
 class TokenUsage(Struct, frozen=True):
@@ -111,7 +111,7 @@ class Admitted(Struct, frozen=True):
     lane: Lane
     """Lane that serves the request; it may differ from the lane that the caller asked for."""
     fingerprint: str
-    prompts: tuple[tuple[int, ...], ...]
+    prompt_ids: tuple[tuple[int, ...], ...]
     """Token ids of each prompt."""
     rate_headers: Mapping[str, str]
 

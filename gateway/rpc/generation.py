@@ -84,8 +84,8 @@ class GenerationService(pb_grpc.GenerationServicer):
         if not engine.ready:
             raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not ready")
         intake.resolve(tenant, model_query(request.model))
-        ids = await intake.encode(tenant, prompt_input(request))
-        return pb.TokenizeResponse(ids=ids, max_model_len=engine.info.max_model_len)
+        prompt_ids = await intake.encode(tenant, prompt_input(request))
+        return pb.TokenizeResponse(ids=prompt_ids, max_model_len=engine.info.max_model_len)
 
     @asynccontextmanager
     async def _admitted(

@@ -80,7 +80,7 @@ def generate_request(message: pb.GenerateRequest, request_id: str, deadline: flo
     _check_ranges(count := {"n": message.n} if message.HasField("n") else {}, RANGES)
     return GenerateRequest(
         model=model_query(message.model),
-        inputs=(prompt_input(message),),
+        prompts=(prompt_input(message),),
         request_id=request_id,
         sampling=_sampling(given, asked.grammar),
         grammar_field=asked.field,

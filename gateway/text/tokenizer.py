@@ -140,12 +140,12 @@ class Tokenizer:
         """Return whether a token is a special token, which is not part of an answer's text."""
         return token_id in self._special
 
-    def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
+    def detokenizer(self, prompt_ids: Sequence[int] = ()) -> Detokenizer:
         """Return a detokenizer for one answer.
 
-        `prompt` holds the ids that the generated text continues; it is empty if the text starts anew, as in a chat.
+        `prompt_ids` holds the ids that the generated text continues; it is empty if the text starts anew, as in a chat.
         """
-        return Detokenizer(self._backend, prompt, at_once=self._byte_level and not prompt)
+        return Detokenizer(self._backend, prompt_ids, at_once=self._byte_level and not prompt_ids)
 
     async def _encode_all(self, texts: Sequence[str], special: bool) -> list[tuple[int, ...]]:
         if sum(map(len, texts)) <= THREAD_CHARACTERS:
@@ -161,13 +161,13 @@ class Detokenizer:
     """Converts the token ids of one answer to text incrementally. It never emits part of a character, and it skips
     special tokens."""
 
-    def __init__(self, backend: Any, prompt: Sequence[int] = (), *, at_once: bool = False) -> None:
+    def __init__(self, backend: Any, prompt_ids: Sequence[int] = (), *, at_once: bool = False) -> None:
         """`at_once` says that tokens that are pushed together may be decoded together with the same result, which holds
         for byte-level tokens if the prompt has not left a character unfinished."""
         self._backend = backend
         self._at_once = at_once
         self._pending: list[int] = []
-        self._stream = self._open(prompt[-PRIME_TOKENS:])
+        self._stream = self._open(prompt_ids[-PRIME_TOKENS:])
 
     def push(self, token_ids: Sequence[int]) -> str:
         if self._at_once:

@@ -35,17 +35,17 @@ class MemoryExecutor(FakeExecutor):
 
     def submit(self, plan):
         for load in plan.loads:
-            assert load.adapter in self.packed, "a load of an adapter that is not in host memory"
+            assert load.adapter_hash in self.packed, "a load of an adapter that is not in host memory"
         return super().submit(plan)
 
     def compute(self, plan):
         for page, host_page in plan.saves:
             self.host[host_page] = [self.slots[page, i] for i in range(self.size)]
-        for adapter in plan.evicted:
-            del self.resident[adapter]
+        for adapter_hash in plan.evicted:
+            del self.resident[adapter_hash]
         for load in plan.loads:
-            self.resident[load.adapter] = load.pages
-            self.slots.update({(page, i): load.adapter for page in load.pages for i in range(self.size)})
+            self.resident[load.adapter_hash] = load.pages
+            self.slots.update({(page, i): load.adapter_hash for page in load.pages for i in range(self.size)})
         for page, host_page in plan.restores:
             self.slots.update({(page, i): held for i, held in enumerate(self.host[host_page])})
         result = super().compute(plan)
@@ -56,12 +56,12 @@ class MemoryExecutor(FakeExecutor):
 
     def fetch(self, plan):
         self.packed.difference_update(plan.host_dropped)
-        for adapter in plan.cancelled_fetches:
-            assert self.fetching.get(adapter) is not True, "called off twice"
-            if adapter in self.fetching:
-                self.fetching[adapter] = True
+        for adapter_hash in plan.cancelled_fetches:
+            assert self.fetching.get(adapter_hash) is not True, "called off twice"
+            if adapter_hash in self.fetching:
+                self.fetching[adapter_hash] = True
         for fetch in plan.fetches:
-            self.begin(fetch.adapter)
+            self.begin(fetch.adapter_hash)
         while self.at_once and self.fetching:
             self.answer(next(iter(self.fetching)), AdapterFetched)
 
@@ -83,33 +83,36 @@ class MemoryExecutor(FakeExecutor):
         self.prepared.add(grammar)
         self.report(kind(grammar) if kind is GrammarReady else kind(grammar, "too large"))
 
-    def begin(self, adapter):
-        assert adapter not in self.fetching and adapter not in self.packed, "fetched twice"
-        self.fetching[adapter] = False
+    def begin(self, adapter_hash):
+        assert adapter_hash not in self.fetching and adapter_hash not in self.packed, "fetched twice"
+        self.fetching[adapter_hash] = False
         held = self.packed | self.fetching.keys()
         assert sum(ADAPTERS.get(name, 0) for name in held) <= self.host_bytes, "host memory is overcommitted"
 
-    def answer(self, adapter, kind):
-        del self.fetching[adapter]
+    def answer(self, adapter_hash, kind):
+        del self.fetching[adapter_hash]
         if kind is AdapterFetched:
-            self.packed.add(adapter)
+            self.packed.add(adapter_hash)
         more = {AdapterFetched: (0.001,), FetchFailed: ("it is gone",), FetchCancelled: ()}[kind]
-        self.report(kind(adapter, *more))
+        self.report(kind(adapter_hash, *more))
 
     def _compute(self, chunk, sampled):
         seq = self.sequences[chunk.request_id]
-        adapter = seq.admission.adapter
+        adapter_hash = seq.admission.adapter_hash
         known = seq.tokens[:-1] if chunk.request_id in sampled else seq.tokens
         end = chunk.start + chunk.num_tokens
         assert chunk.samples == (end == len(known))
         for position in range(chunk.start, end):
-            self.slots[seq.pages[position // self.size], position % self.size] = (adapter, tuple(known[: position + 1]))
+            self.slots[seq.pages[position // self.size], position % self.size] = (
+                adapter_hash,
+                tuple(known[: position + 1]),
+            )
         for position in range(end):
             held = self.slots[seq.pages[position // self.size], position % self.size]
-            assert held == (adapter, tuple(known[: position + 1])), "a sequence reads KV that is not its own"
-        for page in self.resident.get(adapter, ()):
-            assert self.slots[page, 0] == adapter, "an adapter's pages were overwritten"
-        assert adapter is None or adapter in self.resident
+            assert held == (adapter_hash, tuple(known[: position + 1])), "a sequence reads KV that is not its own"
+        for page in self.resident.get(adapter_hash, ()):
+            assert self.slots[page, 0] == adapter_hash, "an adapter's pages were overwritten"
+        assert adapter_hash is None or adapter_hash in self.resident
 
 
 def make_engine(config, **options):
@@ -118,15 +121,17 @@ def make_engine(config, **options):
     return Engine(state, MemoryExecutor(config, **options), clock=lambda: next(ticks) * 1e-3)
 
 
-def added(adapter, pages=None):
-    return AddAdapter(adapter, pages or ADAPTERS[adapter], num_bytes=ADAPTERS.get(adapter, 0), path=adapter)
+def added(adapter_hash, pages=None):
+    return AddAdapter(
+        adapter_hash, pages or ADAPTERS[adapter_hash], num_bytes=ADAPTERS.get(adapter_hash, 0), path=adapter_hash
+    )
 
 
 def expected_tokens(request, count, vocab_size=50):
-    tokens = list(request.prompt)
+    tokens = list(request.prompt_ids)
     for _ in range(count):
-        tokens.append(fake_token(request.adapter, request.params.seed, tokens, vocab_size))
-    return tokens[len(request.prompt) :]
+        tokens.append(fake_token(request.adapter_hash, request.params.seed, tokens, vocab_size))
+    return tokens[len(request.prompt_ids) :]
 
 
 goals = st.builds(LaneGoals, ttft_s=st.just(0.05), itl_s=st.sampled_from([0.001, 0.01]))
@@ -172,8 +177,8 @@ prompts = st.tuples(st.integers(0, 8), st.lists(st.integers(0, 1), min_size=1, m
 
 
 def run_all(engine, requests, adapters=ADAPTERS):
-    for adapter, pages in adapters.items():
-        engine.inbox.put(added(adapter, pages))
+    for adapter_hash, pages in adapters.items():
+        engine.inbox.put(added(adapter_hash, pages))
     for request in requests:
         engine.inbox.put(Submit(request))
     events = []
@@ -187,5 +192,5 @@ def tokens_of(events, name):
     return [token for event in events if event.request_id == name for token in event.tokens]
 
 
-def request(name, prompt, max_tokens=8, lane=Lane.INTERACTIVE, adapter=None, arrival=0.0, **params):
-    return Request(name, tuple(prompt), SamplingParams(max_tokens, **params), adapter, lane, arrival=arrival)
+def request(name, prompt, max_tokens=8, lane=Lane.INTERACTIVE, adapter_hash=None, arrival=0.0, **params):
+    return Request(name, tuple(prompt), SamplingParams(max_tokens, **params), adapter_hash, lane, arrival=arrival)

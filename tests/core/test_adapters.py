@@ -27,34 +27,37 @@ class FetchingEngine(SteppedEngine):
             self.add_adapter(name, pages, pages * MIB)
 
     def _note(self, plan):
-        self.asked += [fetch.adapter for fetch in plan.fetches]
-        self.asked += [f"not {adapter}" for adapter in plan.cancelled_fetches]
+        self.asked += [fetch.adapter_hash for fetch in plan.fetches]
+        self.asked += [f"not {adapter_hash}" for adapter_hash in plan.cancelled_fetches]
 
     def answer(self, *adapters, kind=AdapterFetched, more=(0.1,)):
-        for adapter in adapters:
-            self.engine.inbox.put(kind(adapter, *more))
+        for adapter_hash in adapters:
+            self.engine.inbox.put(kind(adapter_hash, *more))
 
     def warm(self, *adapters):
         """They are used once, each by itself."""
-        for adapter in adapters:
-            self.submit(f"warm-{adapter}-{self.clock.now}", 20, 2, adapter=adapter)
+        for adapter_hash in adapters:
+            self.submit(f"warm-{adapter_hash}-{self.clock.now}", 20, 2, adapter_hash=adapter_hash)
             self.step()
-            self.answer(adapter)
+            self.answer(adapter_hash)
             self.finish()
 
     def tiers(self):
         """Where each adapter is: d(evice), h(ost), or nowhere."""
-        return {a.id: "d" * a.is_resident + "h" * (a.host is HostCopy.PRESENT) for a in self.state.adapters.values()}
+        return {
+            a.adapter_hash: "d" * a.is_resident + "h" * (a.host is HostCopy.PRESENT)
+            for a in self.state.adapters.values()
+        }
 
 
 def test_a_cold_start_takes_one_step_from_host_memory():
     stepped = FetchingEngine({"a": 4, "b": 4}, max_adapter_pages=4)
     stepped.warm("a", "b")
     assert stepped.tiers() == {"a": "h", "b": "dh"}
-    stepped.submit("cold", 20, 2, adapter="a")
+    stepped.submit("cold", 20, 2, adapter_hash="a")
     stepped.step()
     plan = stepped.executor.plans[-1]
-    assert plan.evicted == ("b",) and [load.adapter for load in plan.loads] == ["a"]
+    assert plan.evicted == ("b",) and [load.adapter_hash for load in plan.loads] == ["a"]
     assert len(stepped.times["cold"]) == 1
 
 
@@ -63,7 +66,7 @@ def test_waiting_requests_have_their_adapters_read_in_the_order_they_would_start
     stepped.submit("busy", 20, 200)
     stepped.step()
     for name in "cabdfe":
-        stepped.submit(name, 20, 2, adapter=name)
+        stepped.submit(name, 20, 2, adapter_hash=name)
         stepped.clock.advance(0.001)
     stepped.step()
     assert stepped.asked == ["c", "a", "b", "d"], "as many as may be under way"
@@ -77,7 +80,7 @@ def test_only_the_next_few_are_read_ahead():
     stepped.submit("busy", 20, 200)
     stepped.step()
     for number, name in enumerate(("a", None, "b", "c")):
-        stepped.submit(f"r{number}", 20, 2, adapter=name)
+        stepped.submit(f"r{number}", 20, 2, adapter_hash=name)
         stepped.clock.advance(0.001)
     stepped.step(3)
     assert stepped.asked == ["a", "b"]
@@ -86,10 +89,10 @@ def test_only_the_next_few_are_read_ahead():
 def test_batch_fetches_leave_one_to_the_interactive_lane():
     stepped = FetchingEngine(dict.fromkeys("abcdefg", 2))
     for name in "abcdef":
-        stepped.batch(name, 20, 2, adapter=name)
+        stepped.batch(name, 20, 2, adapter_hash=name)
     stepped.step()
     assert len(stepped.asked) == 3
-    stepped.submit("chat", 20, 2, adapter="g")
+    stepped.submit("chat", 20, 2, adapter_hash="g")
     stepped.step()
     assert stepped.asked[3:] == ["g"]
 
@@ -97,9 +100,9 @@ def test_batch_fetches_leave_one_to_the_interactive_lane():
 def test_who_waits_for_a_fetch_stops_nobody_behind_it():
     stepped = FetchingEngine({"a": 4, "b": 4})
     stepped.warm("b")
-    stepped.submit("waits", 20, 4, adapter="a")
+    stepped.submit("waits", 20, 4, adapter_hash="a")
     for name, adapter in (("same", "a"), ("other", "b"), ("base", None)):
-        stepped.submit(name, 20, 4, adapter=adapter)
+        stepped.submit(name, 20, 4, adapter_hash=adapter)
     stepped.step(8)
     assert stepped.asked.count("a") == 1, "one fetch for both"
     assert {"other", "base"} <= stepped.ends.keys() and "waits" not in stepped.times
@@ -110,7 +113,7 @@ def test_who_waits_for_a_fetch_stops_nobody_behind_it():
 
 def test_a_request_tells_how_long_it_waited_for_its_adapter():
     stepped = FetchingEngine({"a": 4})
-    stepped.submit("cold", 20, 2, adapter="a")
+    stepped.submit("cold", 20, 2, adapter_hash="a")
     stepped.step()
     stepped.clock.advance(0.5)
     stepped.step()
@@ -120,7 +123,7 @@ def test_a_request_tells_how_long_it_waited_for_its_adapter():
     assert admitted.adapter_wait <= admitted.wait < admitted.adapter_wait + STEP
     stepped.finish()
     for name, adapter in (("warm", "a"), ("base", None)):
-        stepped.submit(name, 20, 2, adapter=adapter)
+        stepped.submit(name, 20, 2, adapter_hash=adapter)
     assert [(event.wait, event.adapter_wait) for event in stepped.engine.step()] == [(0.0, 0.0)] * 4
 
 
@@ -128,7 +131,7 @@ def test_a_long_queue_of_missing_adapters_is_not_searched_to_its_end(monkeypatch
     monkeypatch.setattr("engine.core.draft.MOST_PASSED_OVER", 5)
     stepped = FetchingEngine({f"a{number}": 2 for number in range(20)})
     for number in range(20):
-        stepped.submit(f"r{number}", 20, 2, adapter=f"a{number}")
+        stepped.submit(f"r{number}", 20, 2, adapter_hash=f"a{number}")
         stepped.clock.advance(0.001)
     stepped.submit("base", 20, 2)
     stepped.step(3)
@@ -142,13 +145,13 @@ def test_a_long_queue_of_missing_adapters_is_not_searched_to_its_end(monkeypatch
 
 def test_a_fetch_is_called_off_when_nobody_waits_for_it():
     stepped = FetchingEngine({"a": 4})
-    stepped.submit("r", 20, 2, adapter="a")
+    stepped.submit("r", 20, 2, adapter_hash="a")
     stepped.step()
     stepped.engine.inbox.put(Abort("r"))
     stepped.step(3)
     assert stepped.asked == ["a", "not a"]
     assert stepped.state.tiers.held.host_bytes == 4 * MIB, "reserved until the fetcher has let go"
-    stepped.submit("again", 20, 2, adapter="a")
+    stepped.submit("again", 20, 2, adapter_hash="a")
     stepped.step(2)
     assert stepped.asked == ["a", "not a"], "first the old one is to be answered"
     stepped.answer("a", kind=FetchCancelled, more=())
@@ -161,7 +164,7 @@ def test_a_fetch_is_called_off_when_nobody_waits_for_it():
 
 def test_a_fetch_called_off_too_late_is_kept():
     stepped = FetchingEngine({"a": 4})
-    stepped.submit("r", 20, 2, adapter="a")
+    stepped.submit("r", 20, 2, adapter_hash="a")
     stepped.step()
     stepped.engine.inbox.put(Abort("r"))
     stepped.step()
@@ -173,7 +176,7 @@ def test_a_fetch_called_off_too_late_is_kept():
 def test_a_fetch_that_fails_fails_its_own_waiters():
     stepped = FetchingEngine({"a": 4, "b": 4}, fetch_backoff_s=1.0)
     for name, adapter in (("1", "a"), ("2", "a"), ("3", "b"), ("4", None)):
-        stepped.submit(name, 20, 4, adapter=adapter)
+        stepped.submit(name, 20, 4, adapter_hash=adapter)
     stepped.step()
     stepped.answer("a", kind=FetchFailed, more=("it is gone",))
     stepped.answer("b")
@@ -184,11 +187,11 @@ def test_a_fetch_that_fails_fails_its_own_waiters():
         assert refusal.code is ErrorCode.ADAPTER_UNAVAILABLE
         assert refusal.message == "adapter a cannot be read: it is gone"
         assert refusal.retry_after == pytest.approx(1.0, abs=0.05)
-    stepped.submit("5", 20, 4, adapter="a")
+    stepped.submit("5", 20, 4, adapter_hash="a")
     stepped.finish()
     assert [stepped.reason(name) for name in "345"] == ["length", "length", "adapter_unavailable"]
     stepped.clock.advance_to(failed_at + 1.1)
-    stepped.submit("6", 20, 4, adapter="a")
+    stepped.submit("6", 20, 4, adapter_hash="a")
     stepped.step()
     assert stepped.asked.count("a") == 2
 
@@ -197,14 +200,14 @@ def test_each_failure_doubles_the_pause():
     stepped = FetchingEngine({"a": 4}, fetch_backoff_s=1.0)
     pauses = []
     for number in range(9):
-        stepped.submit(f"r{number}", 20, 4, adapter="a")
+        stepped.submit(f"r{number}", 20, 4, adapter_hash="a")
         stepped.step()
         stepped.answer("a", kind=FetchFailed, more=("it is gone",))
         stepped.step()
         pauses.append(round(stepped.ends[f"r{number}"].refusal.retry_after))
         stepped.clock.advance(pauses[-1] + 1)
     assert pauses == [1, 2, 4, 8, 16, 32, 64, 64, 64]
-    stepped.submit("good", 20, 4, adapter="a")
+    stepped.submit("good", 20, 4, adapter_hash="a")
     stepped.step()
     stepped.answer("a")
     stepped.finish()
@@ -222,11 +225,11 @@ def test_a_copy_somebody_waits_for_stays_until_another_has_waited_long():
     stepped = FetchingEngine({"a": 4, "b": 4}, host=4, max_seqs=1, scheduling=Scheduling(adapter_age_s=1.0))
     stepped.submit("busy", 20, 400)
     stepped.step()
-    stepped.submit("first", 20, 2, adapter="a")
+    stepped.submit("first", 20, 2, adapter_hash="a")
     stepped.step()
     stepped.answer("a")
     stepped.step()
-    stepped.submit("second", 20, 2, adapter="b", priority=-1)
+    stepped.submit("second", 20, 2, adapter_hash="b", priority=-1)
     stepped.step(3)
     assert stepped.asked == ["a"], "it is waited for"
     stepped.clock.advance(1.0)
@@ -242,8 +245,8 @@ def test_a_copy_somebody_waits_for_stays_until_another_has_waited_long():
 
 def test_fetches_of_one_plan_do_not_reserve_the_same_bytes():
     stepped = FetchingEngine({"a": 4, "b": 4}, host=6)
-    stepped.submit("1", 20, 2, adapter="a")
-    stepped.submit("2", 20, 2, adapter="b")
+    stepped.submit("1", 20, 2, adapter_hash="a")
+    stepped.submit("2", 20, 2, adapter_hash="b")
     stepped.step()
     assert stepped.asked == ["a"]
 
@@ -253,10 +256,10 @@ def test_a_fetch_takes_nothing_from_those_ahead():
     stepped = FetchingEngine({"a": 4, "b": 4}, host=4, max_seqs=1, scheduling=Scheduling(adapter_age_s=0.0))
     stepped.submit("busy", 20, 400)
     stepped.step()
-    stepped.submit("ahead", 20, 2, adapter="a")
+    stepped.submit("ahead", 20, 2, adapter_hash="a")
     stepped.step()
     stepped.answer("a")
-    stepped.submit("behind", 20, 2, adapter="b")
+    stepped.submit("behind", 20, 2, adapter_hash="b")
     stepped.step(3)
     assert stepped.asked == ["a"]
 
@@ -293,7 +296,7 @@ def test_what_would_have_to_come_from_disk_is_kept_longer():
 def test_rows_of_the_table_are_bounded():
     stepped = FetchingEngine(dict.fromkeys("abc", 2), max_resident_adapters=2)
     for name in "abc":
-        stepped.submit(name, 20, 10, adapter=name)
+        stepped.submit(name, 20, 10, adapter_hash=name)
     stepped.step()
     stepped.answer(*"abc")
     stepped.step(3)
@@ -317,7 +320,7 @@ def test_a_pinned_adapter_outlives_a_preemption_of_its_last_user():
     stepped = FetchingEngine({"pinned": 8}, num_pages=21)
     stepped.warm("pinned")
     pin_adapter(stepped.state, "pinned", True)
-    stepped.batch("b", 100, 60, adapter="pinned")
+    stepped.batch("b", 100, 60, adapter_hash="pinned")
     stepped.step(3)
     stepped.submit("chat", 150, 2)
     stepped.step()
@@ -357,7 +360,7 @@ def test_pins_leave_what_live_requests_need():
 def test_adapters_leave_kv_its_pages():
     stepped = FetchingEngine(dict.fromkeys("abc", 4), num_pages=21, min_kv_pages=10)
     for name in "abc":
-        stepped.submit(name, 20, 30, adapter=name)
+        stepped.submit(name, 20, 30, adapter_hash=name)
     stepped.step()
     stepped.answer(*"abc")
     stepped.step(5)
@@ -370,10 +373,10 @@ def test_an_interactive_adapter_takes_the_pages_of_batch_ones():
     stepped = FetchingEngine({"b1": 4, "b2": 4, "chat": 4}, max_adapter_pages=8)
     stepped.warm("chat", "b1", "b2")
     for name in ("b1", "b2"):
-        stepped.batch(name, 20, 200, adapter=name)
+        stepped.batch(name, 20, 200, adapter_hash=name)
     stepped.batch("plain", 20, 200)
     stepped.step(3)
-    stepped.submit("now", 20, 4, adapter="chat")
+    stepped.submit("now", 20, 4, adapter_hash="chat")
     stepped.step()
     assert len(stepped.times["now"]) == 1
     assert stepped.state.counters.preempted_for[Cause.ADAPTER] == 1
@@ -420,7 +423,7 @@ def test_configurations_that_make_no_sense_are_refused():
 
 def test_batch_adapters_are_read_too():
     stepped = FetchingEngine({"a": 4})
-    stepped.batch("b", 20, 4, adapter="a")
+    stepped.batch("b", 20, 4, adapter_hash="a")
     stepped.step()
     stepped.answer("a")
     stepped.finish()

@@ -20,8 +20,8 @@ def small(**config):
 
 def test_a_ceiling_is_cut_to_what_an_adapter_leaves():
     stepped = small()
-    stepped.submit("cut", 40, 280, adapter="a", expected_tokens=50)
-    stepped.submit("asked", 40, 280, adapter="a")
+    stepped.submit("cut", 40, 280, adapter_hash="a", expected_tokens=50)
+    stepped.submit("asked", 40, 280, adapter_hash="a")
     stepped.step()
     assert stepped.reason("asked") == "context_length_exceeded"
     stepped.finish()
@@ -40,7 +40,7 @@ def test_a_ceiling_is_cut_to_what_pinned_adapters_leave():
 @pytest.mark.parametrize(("prompt", "fits"), [(14 * 16 - 1, True), (14 * 16, False)])
 def test_a_prompt_without_room_for_one_token_is_refused(prompt, fits):
     stepped = small()
-    stepped.submit("long", prompt, 320 - prompt, adapter="a", expected_tokens=50)
+    stepped.submit("long", prompt, 320 - prompt, adapter_hash="a", expected_tokens=50)
     stepped.finish()
     assert stepped.reason("long") == ("length" if fits else "context_length_exceeded")
 

@@ -19,10 +19,10 @@ def test_all_device_time_is_told_to_the_requests_that_took_it(overlaps):
     stepped = SteppedEngine(adapters={"pirate": 4, "poet": 4}, overlaps=overlaps, num_pages=120)
     stepped.learn()
     for number in range(24):
-        stepped.batch(f"batch-{number}", 100, 60, adapter=("pirate", "poet", None)[number % 3])
+        stepped.batch(f"batch-{number}", 100, 60, adapter_hash=("pirate", "poet", None)[number % 3])
     stepped.step(30)
     for number in range(4):
-        stepped.submit(f"chat-{number}", 30, 20, adapter="poet")
+        stepped.submit(f"chat-{number}", 30, 20, adapter_hash="poet")
         stepped.step(10)
     stepped.finish()
     assert stepped.state.counters.preemptions, "what is computed twice is time too"

@@ -49,8 +49,8 @@ class CoreMachine(RuleBasedStateMachine):
     def begin(self, config, overlaps):
         self.engine = make_engine(config, at_once=False, overlaps=overlaps)
         self.requests, self.received, self.ended = {}, {}, {}
-        for adapter in ADAPTERS:
-            self.engine.inbox.put(added(adapter))
+        for adapter_hash in ADAPTERS:
+            self.engine.inbox.put(added(adapter_hash))
 
     @property
     def state(self):
@@ -63,7 +63,7 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(
         prompt=prompts,
         max_tokens=st.integers(1, 12),
-        adapter=st.sampled_from([None, *ADAPTERS]),
+        adapter_hash=st.sampled_from([None, *ADAPTERS]),
         lane=st.sampled_from(Lane),
         priority=st.integers(0, 2),
         ignore_eos=st.booleans(),
@@ -72,25 +72,25 @@ class CoreMachine(RuleBasedStateMachine):
         grammar=st.sampled_from([None, None, *GRAMMARS]),
         expected=st.sampled_from([None, 1, 3, 100]),
     )
-    def submit(self, prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline, grammar, expected):
+    def submit(self, prompt, max_tokens, adapter_hash, lane, priority, ignore_eos, tenant, deadline, grammar, expected):
         most = max_tokens if expected is None else 48 - len(prompt)
-        self._submit(prompt, most, adapter, lane, priority, ignore_eos, tenant, deadline, grammar, expected)
+        self._submit(prompt, most, adapter_hash, lane, priority, ignore_eos, tenant, deadline, grammar, expected)
 
     @rule(
         prompt=prompts,
         max_tokens=st.integers(2, 12),
         produced=st.integers(0, 6),
-        adapter=st.sampled_from([None, *ADAPTERS]),
+        adapter_hash=st.sampled_from([None, *ADAPTERS]),
         lane=st.sampled_from(Lane),
         suspect=st.booleans(),
         whole=st.booleans(),
         grammar=st.sampled_from([None, None, *GRAMMARS]),
         expected=st.sampled_from([None, None, 3]),
     )
-    def submit_moved(self, prompt, max_tokens, produced, adapter, lane, suspect, whole, grammar, expected):
+    def submit_moved(self, prompt, max_tokens, produced, adapter_hash, lane, suspect, whole, grammar, expected):
         """A request that another engine process had before."""
         moved = (produced, suspect, whole)
-        self._submit(prompt, max_tokens, adapter, lane, 0, True, "x", None, grammar, expected, moved)
+        self._submit(prompt, max_tokens, adapter_hash, lane, 0, True, "x", None, grammar, expected, moved)
 
     @rule(prompt=prompts, count=st.integers(2, 4), lane=st.sampled_from(Lane))
     def submit_siblings(self, prompt, count, lane):
@@ -100,14 +100,14 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(adapters=st.permutations(sorted(ADAPTERS)), prompt=prompts, lane=st.sampled_from(Lane))
     def submit_to_each_adapter(self, adapters, prompt, lane):
-        for adapter in adapters:
-            self._submit(prompt, 6, adapter, lane, 0, True, adapter, None)
+        for adapter_hash in adapters:
+            self._submit(prompt, 6, adapter_hash, lane, 0, True, adapter_hash, None)
 
     def _submit(
         self,
         prompt,
         max_tokens,
-        adapter,
+        adapter_hash,
         lane,
         priority,
         ignore_eos,
@@ -122,7 +122,7 @@ class CoreMachine(RuleBasedStateMachine):
         arrival = self.state.now
         deadline = None if deadline is None else arrival + deadline
         request = Request(
-            name, tuple(prompt), params, adapter, lane, priority, tenant, 1.0 + len(name) % 2, arrival, deadline
+            name, tuple(prompt), params, adapter_hash, lane, priority, tenant, 1.0 + len(name) % 2, arrival, deadline
         )
         request = request._replace(expected_tokens=expected)
         if moved is not None:
@@ -158,34 +158,34 @@ class CoreMachine(RuleBasedStateMachine):
         with suppress(ValueError):  # one queue for all lanes
             self.engine.inspect(lambda state: set_mode(state, lane, mode))
 
-    @rule(adapter=st.sampled_from(sorted(ADAPTERS)), really=st.integers(0, 3))
-    def drop_adapter(self, adapter, really):
+    @rule(adapter_hash=st.sampled_from(sorted(ADAPTERS)), really=st.integers(0, 3))
+    def drop_adapter(self, adapter_hash, really):
         """Now and then: most of the time there should be something to do."""
         if not really:
-            self.engine.inbox.put(DropAdapter(adapter))
+            self.engine.inbox.put(DropAdapter(adapter_hash))
 
-    @rule(adapter=st.sampled_from(sorted(ADAPTERS)))
-    def add_adapter(self, adapter):
-        self.engine.inbox.put(added(adapter))
+    @rule(adapter_hash=st.sampled_from(sorted(ADAPTERS)))
+    def add_adapter(self, adapter_hash):
+        self.engine.inbox.put(added(adapter_hash))
 
-    @rule(adapter=st.sampled_from(sorted(ADAPTERS)))
-    def read_adapter(self, adapter):
+    @rule(adapter_hash=st.sampled_from(sorted(ADAPTERS)))
+    def read_adapter(self, adapter_hash):
         """Read an adapter as an operator's load does. It is packed into host memory if there is room."""
-        if self.engine.inspect(lambda state: add_adapter(state, replace(added(adapter), is_read=True))):
-            self.executor.begin(adapter)
+        if self.engine.inspect(lambda state: add_adapter(state, replace(added(adapter_hash), is_read=True))):
+            self.executor.begin(adapter_hash)
 
-    @rule(adapter=st.sampled_from(sorted(ADAPTERS)), pinned=st.booleans())
-    def pin_adapter(self, adapter, pinned):
+    @rule(adapter_hash=st.sampled_from(sorted(ADAPTERS)), pinned=st.booleans())
+    def pin_adapter(self, adapter_hash, pinned):
         with suppress(ValueError):  # unknown, or it leaves too little room
-            self.engine.inspect(lambda state: pin_adapter(state, adapter, pinned))
+            self.engine.inspect(lambda state: pin_adapter(state, adapter_hash, pinned))
 
     @precondition(lambda self: self.executor.fetching)
     @rule(data=st.data(), kind=st.sampled_from([AdapterFetched, AdapterFetched, FetchFailed]))
     def answer_fetch(self, data, kind):
-        adapter = data.draw(st.sampled_from(sorted(self.executor.fetching)))
-        if self.executor.fetching[adapter] and data.draw(st.booleans()):
+        adapter_hash = data.draw(st.sampled_from(sorted(self.executor.fetching)))
+        if self.executor.fetching[adapter_hash] and data.draw(st.booleans()):
             kind = FetchCancelled
-        self.executor.answer(adapter, kind)
+        self.executor.answer(adapter_hash, kind)
 
     @precondition(lambda self: self.executor.preparing)
     @rule(data=st.data(), kind=st.sampled_from([GrammarReady, GrammarReady, GrammarFailed]))
@@ -215,8 +215,8 @@ class CoreMachine(RuleBasedStateMachine):
             if not (self.state.has_work or self.engine.inbox._commands or self.executor.fetching):
                 break
             self._step()
-            for adapter, cancelled in list(self.executor.fetching.items()):
-                self.executor.answer(adapter, FetchCancelled if cancelled else AdapterFetched)
+            for adapter_hash, cancelled in list(self.executor.fetching.items()):
+                self.executor.answer(adapter_hash, FetchCancelled if cancelled else AdapterFetched)
             for grammar in list(self.executor.preparing):
                 self.executor.tell(grammar, GrammarReady)
         else:
@@ -228,8 +228,10 @@ class CoreMachine(RuleBasedStateMachine):
         assert self.executor.sequences == {}
         assert not self.executor.preparing and not self.executor.prepared
         assert not self.executor.fetching and not self.state.tiers.fetching
-        assert self.executor.packed == {a.id for a in self.state.adapters.values() if a.host is HostCopy.PRESENT}
-        assert self.executor.resident.keys() == {a.id for a in self.state.adapters.values() if a.is_resident}
+        assert self.executor.packed == {
+            a.adapter_hash for a in self.state.adapters.values() if a.host is HostCopy.PRESENT
+        }
+        assert self.executor.resident.keys() == {a.adapter_hash for a in self.state.adapters.values() if a.is_resident}
 
     @invariant()
     def healthy(self):
@@ -264,7 +266,7 @@ class CoreMachine(RuleBasedStateMachine):
         for chunk in plan.chunks:
             request = self.requests[chunk.request_id]
             end = chunk.start + chunk.num_tokens
-            assert chunk.start < end < len(request.prompt) + request.params.max_tokens, "past the last token"
+            assert chunk.start < end < len(request.prompt_ids) + request.params.max_tokens, "past the last token"
         on_trial = [chunk for chunk in plan.chunks if self.state.sequences[chunk.request_id].on_trial]
         assert not on_trial or len(plan.chunks) == 1, "a suspect was not alone in a step"
         self._check_lanes(plan)
@@ -277,12 +279,14 @@ class CoreMachine(RuleBasedStateMachine):
         knows_lanes = self.state.config.scheduling.policy == "lanes"
         if knows_lanes and any(lanes[v] is Lane.INTERACTIVE for v in plan.preempted):
             assert all(lanes[s] is Lane.INTERACTIVE for s in survivors), "an interactive victim beside a batch one"
-        used = {a.adapter for a in plan.admitted if a.adapter}
-        used |= {self.requests[s].adapter for s in survivors} - {None}
+        used = {a.adapter_hash for a in plan.admitted if a.adapter_hash}
+        used |= {self.requests[s].adapter_hash for s in survivors} - {None}
         assert not used & set(plan.evicted), "an adapter was evicted from under a sequence"
-        pinned = {a.id for a in self.state.adapters.values() if a.pinned}
+        pinned = {a.adapter_hash for a in self.state.adapters.values() if a.pinned}
         assert not pinned & set(plan.evicted), "a pinned adapter was evicted"
-        assert not {load.adapter for load in plan.loads} & set(plan.host_dropped), "a copy is dropped as it is used"
+        assert not {load.adapter_hash for load in plan.loads} & set(plan.host_dropped), (
+            "a copy is dropped as it is used"
+        )
         fetching = len(self.state.tiers.fetching) + len(plan.fetches)
         assert fetching <= self.state.config.max_fetches
         preparing = self.state.grammars.count(Stage.UNDER_WAY) + len(plan.prepared)
@@ -301,7 +305,7 @@ def _comparable(state):
         [(s.id, s.tokens, s.num_pending, s.num_computed, s.pages) for s in state.sequences.values()],
         [s.id for s in state.waiting],
         list(state.running),
-        [(a.id, a.host, a.pages, a.live, a.running, a.closing, a.pinned) for a in state.adapters.values()],
+        [(a.adapter_hash, a.host, a.pages, a.live, a.running, a.closing, a.pinned) for a in state.adapters.values()],
         (state.tiers.held, list(state.tiers.idle), list(state.tiers.hosted), list(state.tiers.fetching)),
         list(state.released),
     )
@@ -341,8 +345,8 @@ def test_adapter_pages_yield_to_interactive_adapters():
     config = CoreConfig(num_pages=10, block_size=4, max_seqs=4, max_model_len=32, token_budget=16)
     engine = make_engine(config)
     adapters = {"x": 5, "y": 5}
-    for adapter, pages in adapters.items():
-        engine.inbox.put(added(adapter, pages))
+    for adapter_hash, pages in adapters.items():
+        engine.inbox.put(added(adapter_hash, pages))
     engine.inbox.put(Submit(request("b", [1] * 8, 8, Lane.BATCH, "x", 0.0, ignore_eos=True)))
     for _ in range(3):
         engine.step()
@@ -358,7 +362,7 @@ def test_prefix_hits_are_reported_and_keyed_by_adapter():
     prompt = list(range(17))
     run_all(engine, [request("first", prompt)])
     again = run_all(engine, [request("again", prompt)], {})
-    other = run_all(engine, [request("other", prompt, adapter="a")], {})
+    other = run_all(engine, [request("other", prompt, adapter_hash="a")], {})
     assert next(e for e in again if e.tokens).num_cached == 16
     assert next(e for e in other if e.tokens).num_cached == 0
     assert tokens_of(again, "again") == expected_tokens(request("again", prompt), len(tokens_of(again, "again")))
@@ -395,16 +399,16 @@ def test_long_prompts_are_chunked_beside_decodes():
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"prompt": ()}, "invalid_request"),
-        ({"adapter": "nobody"}, "model_not_found"),
+        ({"prompt_ids": ()}, "invalid_request"),
+        ({"adapter_hash": "nobody"}, "model_not_found"),
         ({"params": SamplingParams(max_tokens=10_000)}, "context_length_exceeded"),
-        ({"prompt": (1,) * 40, "params": SamplingParams(max_tokens=20)}, "context_length_exceeded"),
+        ({"prompt_ids": (1,) * 40, "params": SamplingParams(max_tokens=20)}, "context_length_exceeded"),
     ],
 )
 def test_requests_that_can_never_run_are_refused(changes, code):
     config = CoreConfig(num_pages=8, block_size=4, max_seqs=4, max_model_len=64, token_budget=8)
     engine = make_engine(config)
-    fields = {"id": "r", "prompt": (1,), "params": SamplingParams()} | changes
+    fields = {"id": "r", "prompt_ids": (1,), "params": SamplingParams()} | changes
     engine.inbox.put(Submit(Request(**fields)))
     (event,) = engine.step()
     assert event.finish_reason is FinishReason.ERROR

@@ -101,10 +101,10 @@ def test_a_resident_adapter_goes_first_within_half_of_the_goal(tokens, goes_firs
     """While 100 tokens are generated, 0.5 s are half over."""
     stepped = SteppedEngine({"here": 4, "away": 4}, max_seqs=1)
     stepped.learn()
-    stepped.submit("warm", 20, tokens, adapter="here")
+    stepped.submit("warm", 20, tokens, adapter_hash="here")
     stepped.step(3)
-    stepped.submit("first", 20, 2, adapter="away")
-    stepped.submit("second", 20, 2, adapter="here")
+    stepped.submit("first", 20, 2, adapter_hash="away")
+    stepped.submit("second", 20, 2, adapter_hash="here")
     stepped.finish()
     assert min(("first", "second"), key=lambda name: stepped.times[name][0]) == goes_first
 
@@ -115,12 +115,12 @@ def test_who_waits_too_long_for_an_adapter_gets_it():
         {"here": 30, "away": 30}, num_pages=60, max_seqs=4, scheduling=Scheduling(adapter_age_s=0.5)
     )
     stepped.learn()
-    stepped.submit("warm", 20, 30, adapter="here")
+    stepped.submit("warm", 20, 30, adapter_hash="here")
     stepped.step(5)
-    stepped.submit("patient", 20, 4, adapter="away")
+    stepped.submit("patient", 20, 4, adapter_hash="away")
     asked = stepped.clock.now
     for number in range(200):
-        stepped.submit(f"stream{number}", 20, 30, adapter="here")
+        stepped.submit(f"stream{number}", 20, 30, adapter_hash="here")
         stepped.step(6)
         if "patient" in stepped.ends:
             break
@@ -134,10 +134,10 @@ def test_requests_for_other_adapters_pass_one_that_finds_no_room():
         {"here": 30, "away": 30}, num_pages=60, max_seqs=4, scheduling=Scheduling(adapter_age_s=100.0)
     )
     stepped.learn()
-    stepped.submit("warm", 20, 200, adapter="here")
+    stepped.submit("warm", 20, 200, adapter_hash="here")
     stepped.step(5)
-    stepped.submit("blocked", 20, 4, adapter="away")
-    stepped.submit("free", 20, 4, adapter="here")
+    stepped.submit("blocked", 20, 4, adapter_hash="away")
+    stepped.submit("free", 20, 4, adapter_hash="here")
     stepped.submit("base", 20, 4)
     stepped.run_until(lambda: "free" in stepped.ends and "base" in stepped.ends)
     assert "blocked" not in stepped.times

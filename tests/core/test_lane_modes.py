@@ -81,7 +81,7 @@ def test_an_engine_whose_lane_is_paused_sleeps():
 def test_adapters_are_not_read_for_a_paused_lane():
     stepped = SteppedEngine(adapters={"a": 3}, host_adapter_bytes=0)
     mode(stepped, Lane.BATCH, LaneMode.PAUSED)
-    stepped.batch("waits", adapter="a")
+    stepped.batch("waits", adapter_hash="a")
     stepped.step(20)
     assert not any(plan.fetches for plan in stepped.executor.plans)
 

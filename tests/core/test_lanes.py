@@ -137,13 +137,13 @@ def test_batch_rows_of_one_adapter_go_together():
     stepped = SteppedEngine(adapters=dict.fromkeys("abcd", 2), num_pages=4000, max_seqs=64)
     stepped.learn()
     for number in range(48):
-        stepped.batch(f"b{number}", 40, 400, adapter="abcd"[number % 4])
+        stepped.batch(f"b{number}", 40, 400, adapter_hash="abcd"[number % 4])
     stepped.step(60)
     stepped.submit("chat", 20, 60)
     stepped.step(20)
     few = [plan for plan in stepped.executor.plans[-15:] if 2 < len(plan.chunks) < 30]
     assert few, "there is no room for all beside a chat"
-    owner = {seq.id: seq.request.adapter for seq in stepped.state.sequences.values()}
+    owner = {seq.id: seq.request.adapter_hash for seq in stepped.state.sequences.values()}
     counts = [len({owner[c.request_id] for c in plan.chunks} - {None}) for plan in few]
     assert max(counts) <= 2
 
@@ -297,7 +297,7 @@ def test_batch_adapters_load_beside_chats():
         stepped.ledger.model.observe(StepFeatures(decode_tokens=1.0, pages_moved=200.0), 0.06)
     stepped.submit("chat", 20, 900)
     stepped.step(5)
-    stepped.batch("b", 32, 4, adapter="large")
+    stepped.batch("b", 32, 4, adapter_hash="large")
     stepped.run_until(lambda: "b" in stepped.ends, most=800)
     assert "chat" not in stepped.ends
 
@@ -325,10 +325,10 @@ def test_the_floor_is_bounded_too():
 def test_what_is_not_started_is_not_counted():
     stepped = SteppedEngine({"a": 4}, token_budget=32, max_seqs=32)
     stepped.learn()
-    stepped.batch("warm", 16, 100, adapter="a")
+    stepped.batch("warm", 16, 100, adapter_hash="a")
     stepped.step(4)
     stepped.submit("chat", 32, 2)
-    stepped.batch("more", 64, 4, adapter="a")
+    stepped.batch("more", 64, 4, adapter_hash="a")
     stepped.step(1)
     assert stepped.executor.plans[-1].features.adapters == 0
 
@@ -349,5 +349,5 @@ def test_batch_work_begins_where_a_step_is_believed_to_take_no_time():
     stepped.learn()
     model = stepped.ledger.model
     model.prices = replace(model.prices, step=0.0, prefill=0.0, decode=0.0, adapter=0.02, beyond=(0.0, 0.0, 0.0))
-    stepped.batch("b", adapter="only")
+    stepped.batch("b", adapter_hash="only")
     stepped.run_until(lambda: "b" in stepped.ends, most=2000)

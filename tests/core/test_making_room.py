@@ -83,13 +83,13 @@ def test_the_thrashed_and_the_nearly_done_are_spared():
     [
         (Cause.SLOT, {"max_seqs": 2}, {"prompt": 20}),
         (Cause.PAGES, {"num_pages": 36}, {"prompt": 250}),
-        (Cause.ADAPTER, {"num_pages": 36}, {"prompt": 20, "adapter": "b"}),
+        (Cause.ADAPTER, {"num_pages": 36}, {"prompt": 20, "adapter_hash": "b"}),
     ],
 )
 def test_an_interactive_request_takes_whatever_it_needs(cause, config, chat):
     stepped = SteppedEngine({"a": 12, "b": 12}, **config)
     for number in range(2):
-        stepped.batch(f"b{number}", 100, 60, adapter="a")
+        stepped.batch(f"b{number}", 100, 60, adapter_hash="a")
     stepped.step(6)
     stepped.submit("chat", out=2, **chat)
     stepped.step(2)
@@ -164,9 +164,9 @@ def test_a_large_batch_request_and_those_behind_it_are_served_beside_chats_that_
 def test_a_batch_adapter_that_cannot_fit_beside_chats_stops_nobody_else():
     stepped = SteppedEngine({"chats": 40, "batches": 40}, num_pages=61, max_seqs=8)
     stepped.learn()
-    stepped.batch("stuck", 20, 4, adapter="batches")
+    stepped.batch("stuck", 20, 4, adapter_hash="batches")
     for number in range(60):
-        stepped.submit(f"chat{number}", 20, 40, adapter="chats")
+        stepped.submit(f"chat{number}", 20, 40, adapter_hash="chats")
         stepped.batch(f"b{number}", 20, 4)
         stepped.step(20)
     done = sum(name.startswith("b") for name in stepped.ends)

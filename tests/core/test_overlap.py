@@ -68,15 +68,15 @@ def test_requests_are_answered_alike_behind_and_beside_the_device(config, arriva
 
 def serve(config, arrivals, overlaps):
     engine = make_engine(config, overlaps=overlaps)
-    for adapter in ADAPTERS:
-        engine.inbox.put(added(adapter))
+    for adapter_hash in ADAPTERS:
+        engine.inbox.put(added(adapter_hash))
     events, step = [], 0
     while engine.state.has_work or engine.inbox._commands or step <= 24:
-        for number, (begin, prompt, max_tokens, adapter, lane, ignore_eos, aborted) in enumerate(arrivals):
+        for number, (begin, prompt, max_tokens, adapter_hash, lane, ignore_eos, aborted) in enumerate(arrivals):
             if step == begin:
                 params = {"ignore_eos": ignore_eos, "seed": 3}
                 engine.inbox.put(
-                    Submit(request(f"r{number}", prompt, max_tokens, lane, adapter, begin / 1000, **params))
+                    Submit(request(f"r{number}", prompt, max_tokens, lane, adapter_hash, begin / 1000, **params))
                 )
             if aborted is not None and step == begin + aborted:
                 engine.inbox.put(Abort(f"r{number}"))
@@ -196,7 +196,7 @@ def test_a_page_is_found_as_soon_as_its_tokens_are_known_and_no_sooner():
         (seq,) = engine.state.running.values()
         assert len(seq.tokens) == seq.num_computed, "the step under way computes the newest token"
         assert len(engine.state.prefix.page_of) == len(seq.tokens) // 2
-    again = Request("again", (*r.prompt, *expected_tokens(r, 3)), SamplingParams(1, ignore_eos=True))
+    again = Request("again", (*r.prompt_ids, *expected_tokens(r, 3)), SamplingParams(1, ignore_eos=True))
     events = run_all(engine, [again], {})
     assert next(event for event in events if event.tokens and event.request_id == "again").num_cached == 4
 
@@ -204,7 +204,7 @@ def test_a_page_is_found_as_soon_as_its_tokens_are_known_and_no_sooner():
 def test_an_adapter_is_known_until_nothing_under_way_reads_it():
     engine = make_engine(ROOMY, overlaps=True)
     engine.inbox.put(added("a"))
-    engine.inbox.put(Submit(request("r", [1, 2], 30, adapter="a", ignore_eos=True)))
+    engine.inbox.put(Submit(request("r", [1, 2], 30, adapter_hash="a", ignore_eos=True)))
     while not engine.state.running:
         engine.step()
     engine.step()

@@ -132,7 +132,7 @@ def test_waiting_for_something_else_says_nothing_about_the_host():
     stepped = Rested(adapters={"a": 2}, overlaps=True)
     stepped.learn()
     stepped.executor.fetch = lambda plan: None
-    stepped.submit("r", 16, 4, adapter="a")
+    stepped.submit("r", 16, 4, adapter_hash="a")
     stepped.step(3)
     stepped.rests.clear()
     lead = stepped.engine.pace.lead

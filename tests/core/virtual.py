@@ -65,8 +65,8 @@ class SteppedEngine:
         state = EngineState.create(CoreConfig(**defaults | config))
         self.engine = Engine(state, self.executor, clock=self.clock, sleep=self.sleep)
         self.times, self.ends = {}, {}
-        for adapter, pages in (adapters or {}).items():
-            self.add_adapter(adapter, pages)
+        for adapter_hash, pages in (adapters or {}).items():
+            self.add_adapter(adapter_hash, pages)
 
     @property
     def state(self):

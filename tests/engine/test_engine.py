@@ -30,7 +30,7 @@ class HostExecutor(FakeExecutor):
         self.step.set()
 
     def submit(self, plan):
-        assert {load.adapter for load in plan.loads} <= self.host, "an adapter is planned that host memory has not"
+        assert {load.adapter_hash for load in plan.loads} <= self.host, "an adapter is planned that host memory has not"
         return super().submit(plan)
 
     def compute(self, plan):
@@ -43,7 +43,7 @@ class HostExecutor(FakeExecutor):
 
     def fetch(self, plan):
         self.host.difference_update(plan.host_dropped)
-        self.host.update(fetch.adapter for fetch in plan.fetches)
+        self.host.update(fetch.adapter_hash for fetch in plan.fetches)
         super().fetch(plan)
 
     def load_host(self, path, claim):
@@ -52,7 +52,7 @@ class HostExecutor(FakeExecutor):
             self.in_load.set()
             self.go_on.wait(10)
             if granted := claim(host):
-                self.host.add(host.id)
+                self.host.add(host.adapter_hash)
             return granted
 
         return super().load_host(path, slow_claim)
@@ -69,9 +69,9 @@ class Running:
         self.pool = ThreadPoolExecutor(4)
         self.loop = self.pool.submit(self.engine.run, self.events.extend)
 
-    def submit(self, name, adapter, max_tokens=1900):
+    def submit(self, name, adapter_hash, max_tokens=1900):
         params = SamplingParams(max_tokens, ignore_eos=True)
-        self.engine.inbox.put(Submit(Request(name, (1, 2, 3), params, adapter)))
+        self.engine.inbox.put(Submit(Request(name, (1, 2, 3), params, adapter_hash)))
 
     def ends(self):
         return {event.request_id: event.finish_reason for event in self.events if event.finish_reason}
@@ -94,19 +94,19 @@ def running(request):
 
 def test_an_adapter_loaded_while_it_is_unloaded_stays_whole(running):
     engine, executor = running.engine, running.executor
-    adapter = engine.load_adapter("a").id
+    adapter_hash = engine.load_adapter("a").adapter_hash
     executor.go_on.clear()
     executor.in_load.clear()
     load = running.pool.submit(engine.load_adapter, "a")
     assert executor.in_load.wait(10)
-    assert engine.unload_adapter(adapter, 0.0) == 0
+    assert engine.unload_adapter(adapter_hash, 0.0) == 0
     assert engine.inspect(lambda state: dict(state.adapters)) == {} and executor.host == set()
     executor.go_on.set()
-    assert load.result(10).id == adapter
-    running.submit("r", adapter, 1)
+    assert load.result(10).adapter_hash == adapter_hash
+    running.submit("r", adapter_hash, 1)
     while "r" not in running.ends():
         engine.inspect(lambda state: None)
-    assert running.ends()["r"] is FinishReason.LENGTH and executor.host == {adapter}
+    assert running.ends()["r"] is FinishReason.LENGTH and executor.host == {adapter_hash}
 
 
 def test_what_nobody_waits_for_any_more_is_not_done(running):
@@ -121,30 +121,30 @@ def test_what_nobody_waits_for_any_more_is_not_done(running):
 
 def test_operators_see_the_state_while_a_step_is_computed(running):
     service = EngineService(running.engine, pb.EngineInfo())
-    adapter = running.engine.load_adapter("a").id
-    running.submit("r", adapter)
+    adapter_hash = running.engine.load_adapter("a").adapter_hash
+    running.submit("r", adapter_hash)
     running.hold_step()
     told = service.Stats(pb.StatsRequest(), None)
-    assert [(item.adapter, item.running) for item in told.adapters] == [(adapter, 1)]
+    assert [(item.adapter, item.running) for item in told.adapters] == [(adapter_hash, 1)]
     assert running.engine.look(lambda state: not state.in_flight.is_empty), "it is being computed still"
 
 
 def test_loading_an_adapter_again_ends_its_unloading(running):
     engine = running.engine
-    adapter = engine.load_adapter("a").id
-    running.submit("old", adapter)
+    adapter_hash = engine.load_adapter("a").adapter_hash
+    running.submit("old", adapter_hash)
     running.hold_step()
-    unload = running.pool.submit(engine.unload_adapter, adapter, 0.0)
+    unload = running.pool.submit(engine.unload_adapter, adapter_hash, 0.0)
     while not engine.inbox._questions:
         pass
     load = running.pool.submit(engine.load_adapter, "a")
     while len(engine.inbox._questions) < 2:
         pass
     running.executor.step.set()
-    assert load.result(10).id == adapter
+    assert load.result(10).adapter_hash == adapter_hash
     assert unload.result(10) == 0
     assert running.ends().get("old") is not FinishReason.ABORT
-    assert engine.inspect(lambda state: not state.adapters[adapter].closing)
+    assert engine.inspect(lambda state: not state.adapters[adapter_hash].closing)
 
 
 def test_one_folder_is_read_once_at_a_time_and_different_ones_side_by_side(running):
@@ -155,7 +155,7 @@ def test_one_folder_is_read_once_at_a_time_and_different_ones_side_by_side(runni
         pass
     assert sorted(executor.loading) == ["a", "b"]
     executor.go_on.set()
-    assert len({load.result(10).id for load in loads}) == 2
+    assert len({load.result(10).adapter_hash for load in loads}) == 2
     assert sorted(executor.loading) == ["a", "a", "b"]
     assert engine._folders._turns == {}
 
@@ -169,28 +169,28 @@ def test_an_adapter_too_large_for_host_memory_is_refused_with_what_to_do(running
 
 def test_pins_are_refused_with_the_reason(running):
     engine = running.engine
-    adapter = engine.load_adapter("a").id
-    engine.pin_adapter(adapter, True)
-    engine.pin_adapter(adapter, True)
+    adapter_hash = engine.load_adapter("a").adapter_hash
+    engine.pin_adapter(adapter_hash, True)
+    engine.pin_adapter(adapter_hash, True)
     assert engine.inspect(lambda state: state.tiers.held.pinned_pages) == 2
     with pytest.raises(ValueError, match="nobody is not loaded"):
         engine.pin_adapter("nobody", True)
-    engine.pin_adapter(adapter, False)
+    engine.pin_adapter(adapter_hash, False)
     assert engine.inspect(lambda state: state.tiers.held.pinned_pages) == 0
 
 
 def test_questions_are_answered_though_nobody_runs_the_loop():
     engine = Engine(EngineState.create(CoreConfig(num_pages=10)), FakeExecutor())
-    adapter = engine.load_adapter("a").id
-    assert engine.inspect(lambda state: list(state.adapters)) == [adapter]
+    adapter_hash = engine.load_adapter("a").adapter_hash
+    assert engine.inspect(lambda state: list(state.adapters)) == [adapter_hash]
 
 
 def test_an_unload_sees_requests_submitted_just_before_it(running):
     engine = running.engine
-    adapter = engine.load_adapter("a").id
+    adapter_hash = engine.load_adapter("a").adapter_hash
     running.hold_step()
-    running.submit("just before", adapter)
-    unload = running.pool.submit(engine.unload_adapter, adapter, 0.0)
+    running.submit("just before", adapter_hash)
+    unload = running.pool.submit(engine.unload_adapter, adapter_hash, 0.0)
     while not engine.inbox._questions:
         pass
     running.executor.step.set()
@@ -223,7 +223,7 @@ def test_a_command_that_outlives_its_session_is_dropped():
 
 def test_whoever_looks_sees_a_whole_state(running):
     """While steps are planned, computed and taken up, and adapters come and go beside them."""
-    engine, adapters = running.engine, [running.engine.load_adapter(path).id for path in "ab"]
+    engine, adapters = running.engine, [running.engine.load_adapter(path).adapter_hash for path in "ab"]
     seen = running.pool.submit(lambda: [engine.look(violations) for _ in range(200)])
     for number in range(40):
         running.submit(f"r{number}", (None, *adapters)[number % 3], 5 + number)

@@ -25,7 +25,7 @@ async def work(redis: str, folder: str, name: str, lease_seconds: float, poison:
 
     def reply(request: Any) -> str:
         size = len(venom)
-        if venom in {request.prompt[at : at + size] for at in range(len(request.prompt))}:
+        if venom in {request.prompt_ids[at : at + size] for at in range(len(request.prompt_ids))}:
             os.kill(os.getpid(), signal.SIGKILL)
         return "ok"
 

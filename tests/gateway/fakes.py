@@ -209,7 +209,7 @@ class FakeEngine:
             tenant=request.tenant,
             lane=LANES[request.lane],
             running=bool(self.generated[request.id]),
-            prompt_tokens=len(request.prompt),
+            prompt_tokens=len(request.prompt_ids),
             generated_tokens=self.generated[request.id],
             max_tokens=request.params.max_tokens,
             age_seconds=1.5,

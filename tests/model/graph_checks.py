@@ -101,7 +101,7 @@ class SteppedArena:
     def admit(self, admission: Admission) -> None:
         name = admission.request_id
         self.sampler.add(name, admission.params, admission.tokens, admission.num_prompt)
-        self.state.admit(admission, self.arena.slot(admission.adapter), int(self.sampler.slots([name])[0]))
+        self.state.admit(admission, self.arena.slot(admission.adapter_hash), int(self.sampler.slots([name])[0]))
 
     def release(self, name: str) -> None:
         self.state.release(name)
@@ -130,24 +130,24 @@ class Pair:
         call(self.plain)
 
     def admit(
-        self, name: str, tokens: Sequence[int], adapter: str | None = None, params: SamplingParams = GREEDY
+        self, name: str, tokens: Sequence[int], adapter_hash: str | None = None, params: SamplingParams = GREEDY
     ) -> None:
         self.tokens[name], self.computed[name], self.pages[name] = list(tokens), 0, []
-        admission = Admission(name, tuple(tokens), len(tokens), 0, (), adapter, params)
+        admission = Admission(name, tuple(tokens), len(tokens), 0, (), adapter_hash, params)
         self.both(lambda stepped: stepped.admit(admission))
 
     def preempt(self, name: str) -> None:
         self.both(lambda stepped: stepped.release(name))
 
     def resume(
-        self, name: str, num_prompt: int, adapter: str | None, params: SamplingParams, num_computed: int
+        self, name: str, num_prompt: int, adapter_hash: str | None, params: SamplingParams, num_computed: int
     ) -> None:
         """With what is computed in the pages that it had."""
         self.computed[name], kept = num_computed, self.pages[name] if num_computed else []
         self.free += [page for page in self.pages[name] if page not in kept]
         self.pages[name] = list(kept)
         tokens = tuple(self.tokens[name])
-        admission = Admission(name, tokens, num_prompt, num_computed, tuple(kept), adapter, params)
+        admission = Admission(name, tokens, num_prompt, num_computed, tuple(kept), adapter_hash, params)
         self.both(lambda stepped: stepped.admit(admission))
 
     def step(self, names: Sequence[str]) -> int | None:

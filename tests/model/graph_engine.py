@@ -65,7 +65,7 @@ class SteppedEngine:
         ticks = iter(range(10**9))
         self.runner = runner
         self.engine = Engine(EngineState.create(core), runner, clock=lambda: next(ticks) / 1000)
-        self.adapter = self.engine.load_adapter(str(adapter)).id
+        self.adapter = self.engine.load_adapter(str(adapter)).adapter_hash
         self.tokens: dict[str, list[int]] = {name: [] for name in PARAMS}
         self.ends: dict[str, FinishReason] = {}
 

@@ -51,12 +51,12 @@ class SteppedEngine:
         return self.engine.state
 
     def load(self, folder):
-        return self.engine.load_adapter(str(folder)).id
+        return self.engine.load_adapter(str(folder)).adapter_hash
 
-    def submit(self, name, adapter, prompt=(5, 6, 7), max_tokens=4):
+    def submit(self, name, adapter_hash, prompt=(5, 6, 7), max_tokens=4):
         params = SamplingParams(max_tokens, temperature=0.0, ignore_eos=True, logprobs=2)
         self.streams[name] = []
-        self.engine.inbox.put(Submit(Request(name, prompt, params, adapter, arrival=self.engine.clock())))
+        self.engine.inbox.put(Submit(Request(name, prompt, params, adapter_hash, arrival=self.engine.clock())))
 
     def step(self):
         for event in self.engine.step():
@@ -75,8 +75,8 @@ class SteppedEngine:
             assert time.monotonic() < deadline, "it never came to that"
         assert leftovers(self.state) == []
 
-    def run(self, name, adapter):
-        self.submit(name, adapter)
+    def run(self, name, adapter_hash):
+        self.submit(name, adapter_hash)
         self.finish()
         return self.ends[name]
 
@@ -103,8 +103,8 @@ def test_two_hundred_adapters_through_memory_for_few(tiny_llama, tmp_path):
         save_adapter(tmp_path / str(number), RANK, number)
     for stepped in (small, big):
         adapters = [stepped.load(tmp_path / str(number)) for number in range(200)]
-        for number, adapter in enumerate((*adapters, *adapters[::-7])):
-            stepped.submit(f"r{number}", adapter, prompt=(4 + number % 90, 9, 11))
+        for number, adapter_hash in enumerate((*adapters, *adapters[::-7])):
+            stepped.submit(f"r{number}", adapter_hash, prompt=(4 + number % 90, 9, 11))
         stepped.finish()
     assert len({*adapters}) == 200 and len(big.streams) == 229
     decided = 0

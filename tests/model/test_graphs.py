@@ -108,10 +108,10 @@ class CapturedGraphs:
         parts = StepParts(decoder, self.arena, TritonBackend(), self.sampler)
         self.graphs = StepGraphs(parts, self.recorder, MAX_SEQS, MAX_LEN, lambda *told: self.told.append(told))
 
-    def admit(self, name, adapter=None, tokens=(5, 6, 7)):
+    def admit(self, name, adapter_hash=None, tokens=(5, 6, 7)):
         self.sampler.add(name, SamplingParams(), tokens, len(tokens))
-        admission = Admission(name, tokens, len(tokens), len(tokens) - 1, (3,), adapter, SamplingParams())
-        self.state.admit(admission, self.arena.slot(adapter), int(self.sampler.slots([name])[0]))
+        admission = Admission(name, tokens, len(tokens), len(tokens) - 1, (3,), adapter_hash, SamplingParams())
+        self.state.admit(admission, self.arena.slot(adapter_hash), int(self.sampler.slots([name])[0]))
 
     def decode(self, names):
         return self.state.gather([ScheduledChunk(name, 2, 1, (), samples=True) for name in names])
@@ -134,8 +134,8 @@ def test_every_rung_is_captured_with_adapters_and_without(captured):
 )
 def test_the_lowest_rung_that_fits_is_replayed(captured, adapters, replayed):
     """The largest is captured first, and with adapters before without."""
-    for name, adapter in zip("abcde", adapters, strict=False):
-        captured.admit(name, adapter)
+    for name, adapter_hash in zip("abcde", adapters, strict=False):
+        captured.admit(name, adapter_hash)
     batch = captured.decode("abcde"[: len(adapters)])
     assert captured.graphs.fits(batch)
     sample = captured.graphs.launch(batch)
@@ -170,8 +170,8 @@ def test_a_slot_may_scale_outputs_and_then_not(captured):
 def test_a_step_is_one_upload_from_a_block_that_the_last_one_did_not_use(captured, monkeypatch):
     sent = []
     monkeypatch.setattr(HostBlock, "send", lambda block, target, numbers: sent.append((block, target, numbers)))
-    for name, adapter in zip("abc", ("x", "x", None), strict=True):
-        captured.admit(name, adapter)
+    for name, adapter_hash in zip("abc", ("x", "x", None), strict=True):
+        captured.admit(name, adapter_hash)
     for names in ("abc", "c", "abc"):
         captured.graphs.launch(captured.decode(names))
     blocks, targets, numbers = zip(*sent, strict=True)

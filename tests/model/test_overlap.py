@@ -40,7 +40,7 @@ def serve(model, adapter, overlaps):
     """({request: its tokens}, {request: how it ended}, steps of every kind)."""
     runner, ticks = make_runner(model, overlaps), iter(range(10**9))
     engine = Engine(EngineState.create(CORE), runner, clock=lambda: next(ticks) / 1000)
-    version = engine.load_adapter(str(adapter)).id
+    version = engine.load_adapter(str(adapter)).adapter_hash
     for number, (name, params) in enumerate(PARAMS.items()):
         prompt = tuple(range(5 + number, 12 + 3 * number))
         engine.inbox.put(Submit(Request(name, prompt, params, version if name == "adapted" else None)))

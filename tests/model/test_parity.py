@@ -70,7 +70,7 @@ def run_engine(smollm2, prompts, dtype, num_pages, repeats):
         eos_token_ids=runner.eos_token_ids,
     )
     engine = Engine(EngineState.create(core), runner)
-    versions = {name: engine.load_adapter(str(path)).id for name, path in ADAPTERS.items()}
+    versions = {name: engine.load_adapter(str(path)).adapter_hash for name, path in ADAPTERS.items()}
     answers = {}
     for repeat in range(repeats):
         for order, (model, version) in enumerate({BASE: None, **versions}.items()):

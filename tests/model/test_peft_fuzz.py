@@ -23,7 +23,7 @@ from engine.config import EngineConfig
 from engine.core.commands import Submit
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
-from engine.core.types import AdapterId, Request, SamplingParams
+from engine.core.types import AdapterHash, Request, SamplingParams
 from engine.engine import Engine
 from engine.model.runner import ModelRunner
 
@@ -59,12 +59,12 @@ class Server:
         for adapter in self.engine.inspect(lambda state: list(state.adapters)):
             self.engine.unload_adapter(adapter, 1.0)
 
-    def answer(self, adapter: AdapterId) -> tuple[int, ...]:
+    def answer(self, adapter_hash: AdapterHash) -> tuple[int, ...]:
         """Six greedy tokens."""
         self.events.clear()
         self.ended.clear()
         params = SamplingParams(6, temperature=0.0, ignore_eos=True)
-        self.engine.inbox.put(Submit(Request("r", (5, 9, 33, 7), params, adapter)))
+        self.engine.inbox.put(Submit(Request("r", (5, 9, 33, 7), params, adapter_hash)))
         assert self.ended.wait(20)
         return tuple(token for event in self.events for token in event.tokens)
 
@@ -117,8 +117,8 @@ def load_spoiled(server: Server, folder: Path) -> str | None:
         assert server.footprint() == before
         assert is_good(reason), reason
         return reason
-    if loaded.id not in before[0]:
-        server.engine.unload_adapter(loaded.id, 1.0)
+    if loaded.adapter_hash not in before[0]:
+        server.engine.unload_adapter(loaded.adapter_hash, 1.0)
     assert server.footprint() == before
     return None
 

@@ -144,9 +144,9 @@ def test_all_linear_written_in_the_file(folder):
 
 @pytest.mark.parametrize("key", sorted(HARMLESS))
 def test_fields_of_training_change_nothing(key, folder):
-    before = load_peft(folder, SHAPES).adapter_id
+    before = load_peft(folder, SHAPES).adapter_hash
     edit_config(folder, **{key: "CAUSAL_LM"})
-    assert load_peft(folder, SHAPES).adapter_id == before
+    assert load_peft(folder, SHAPES).adapter_hash == before
 
 
 def test_a_field_unknown_here_is_accepted_while_it_is_off(folder):
@@ -158,19 +158,19 @@ def test_a_field_unknown_here_is_accepted_while_it_is_off(folder):
 
 
 def test_identity_is_the_content(folder, tmp_path):
-    first = load_peft(folder, SHAPES).adapter_id
+    first = load_peft(folder, SHAPES).adapter_hash
     assert len(first) == 32
     assert int(first, 16) >= 0
     copy = shutil.copytree(folder, tmp_path / "elsewhere")
     edit_config(copy, target_modules=list(reversed(TARGETS)), base_model_name_or_path="/somewhere/else", revision="x")
-    assert load_peft(copy, SHAPES).adapter_id == first
+    assert load_peft(copy, SHAPES).adapter_hash == first
 
 
 @pytest.mark.parametrize("change", [{"lora_alpha": 9}, {"use_rslora": True}, {"alpha_pattern": {"q_proj": 3}}], ids=str)
 def test_identity_follows_the_configuration(change, folder):
-    first = load_peft(folder, SHAPES).adapter_id
+    first = load_peft(folder, SHAPES).adapter_hash
     edit_config(folder, **change)
-    assert load_peft(folder, SHAPES).adapter_id != first
+    assert load_peft(folder, SHAPES).adapter_hash != first
 
 
 def test_identity_follows_the_order_of_patterns(folder):
@@ -178,14 +178,14 @@ def test_identity_follows_the_order_of_patterns(folder):
     first = load_peft(folder, SHAPES)
     edit_config(folder, alpha_pattern={"self_attn.q_proj": 4, "q_proj": 3})
     second = load_peft(folder, SHAPES)
-    assert first.adapter_id != second.adapter_id
+    assert first.adapter_hash != second.adapter_hash
     assert torch.allclose(first.blocks[0, 0][1] * 4, second.blocks[0, 0][1] * 3)
 
 
 def test_identity_follows_one_weight(folder):
-    first = load_peft(folder, SHAPES).adapter_id
+    first = load_peft(folder, SHAPES).adapter_hash
     edit_weights(folder, lambda tensors: next(iter(tensors.values())).view(-1)[0].add_(1))
-    assert load_peft(folder, SHAPES).adapter_id != first
+    assert load_peft(folder, SHAPES).adapter_hash != first
 
 
 # --- refused: the configuration -----------------------------------------------------------------------------------
@@ -518,7 +518,7 @@ def test_damaged_weights_load_whole_or_are_refused(part, flips, length, saved, t
     is_sound = data == (saved / "adapter_model.safetensors").read_bytes()
     assert adapter is not None or not is_sound
     if adapter is not None:
-        assert (adapter.adapter_id == whole.adapter_id) == is_sound
+        assert (adapter.adapter_hash == whole.adapter_hash) == is_sound
         assert np.array_equal(adapter.ranks, whole.ranks)
         assert all(torch.isfinite(a).all() and torch.isfinite(b).all() for a, b in adapter.blocks.values())
 

@@ -79,7 +79,7 @@ def assert_agrees(stream: Stream, peer: LlamaForCausalLM | PeftModel, prompt: tu
 def check(model: Path, folder: Path) -> None:
     """The adapters `mine` and `other` of a folder, and the base model."""
     engine = make_engine(model)
-    adapters = {name: engine.load_adapter(str(folder / name)).id for name in ("mine", "other")}
+    adapters = {name: engine.load_adapter(str(folder / name)).adapter_hash for name in ("mine", "other")}
     requests = {**adapters, "base": None}
     streams = run(engine, [Request(name, PROMPTS[name], GREEDY, adapter) for name, adapter in requests.items()])
     for name in adapters:
@@ -125,7 +125,7 @@ def test_probabilities_hold_while_pages_come_and_go(model, tmp_path):
     for seed, (name, options) in enumerate(PAGED.items()):
         save_adapter(tmp_path / name, seed=seed, size=0.3, **options)
     engine = make_engine(model, num_pages=44, max_seqs=4)
-    versions = {name: engine.load_adapter(str(tmp_path / name)).id for name in PAGED} | {"base": None}
+    versions = {name: engine.load_adapter(str(tmp_path / name)).adapter_hash for name in PAGED} | {"base": None}
     params = GREEDY._replace(max_tokens=32)
     requests = [
         Request(f"{name}/{index}", (index + 5, *PROMPTS["other"][: 4 * index]), params, versions[name], lane)
@@ -140,4 +140,4 @@ def test_probabilities_hold_while_pages_come_and_go(model, tmp_path):
         for request in requests:
             if request.id.startswith(f"{name}/"):
                 assert len(streams[request.id]) == 32
-                assert_agrees(streams[request.id], peer, request.prompt)
+                assert_agrees(streams[request.id], peer, request.prompt_ids)

@@ -69,8 +69,8 @@ def arrivals(draw, name, lane, steps, max_tokens):
     )
     prompt = draw(st.lists(st.integers(4, VOCAB - 1), min_size=1, max_size=26))
     head = (5,) * draw(st.sampled_from((0, 0, 9)))  # prompts that share a prefix
-    step, adapter = draw(steps), draw(st.sampled_from((None, *RANKS)))
-    return Arrival(step, Request(name, (*head, *prompt), params, adapter, lane, arrival=step / 1000))
+    step, adapter_hash = draw(steps), draw(st.sampled_from((None, *RANKS)))
+    return Arrival(step, Request(name, (*head, *prompt), params, adapter_hash, lane, arrival=step / 1000))
 
 
 @st.composite
@@ -112,13 +112,13 @@ def run(model, adapter_folders, schedule, core, overlaps=False):
     runner._arena.pages[1:] = 1e4
     runner._host_pages.pages[:] = 1e4
     engine = Engine(EngineState.create(core), runner, clock=lambda: next(ticks) / 1000)
-    versions = {name: engine.load_adapter(str(folder)).id for name, folder in adapter_folders.items()}
+    versions = {name: engine.load_adapter(str(folder)).adapter_hash for name, folder in adapter_folders.items()}
     streams = {arrival.request.id: [] for arrival in schedule.arrivals}
     for step in range(5000):
         for arrival in schedule.arrivals:
             if arrival.step == step:
-                adapter = versions.get(arrival.request.adapter)
-                engine.inbox.put(Submit(arrival.request._replace(adapter=adapter)))
+                adapter_hash = versions.get(arrival.request.adapter_hash)
+                engine.inbox.put(Submit(arrival.request._replace(adapter_hash=adapter_hash)))
         for event in engine.step():
             assert event.refusal is None
             streams[event.request_id] += zip(event.tokens, event.logprobs, strict=True)
@@ -135,7 +135,7 @@ def num_decided(stream, request):
         if request.params.temperature == 0:
             margin = logprobs.top[0][1] - logprobs.top[1][1] - GREEDY_MARGIN
         else:
-            margin = draw_margin(logprobs.top, request.params, len(request.prompt) + index) - DRAW_MARGIN
+            margin = draw_margin(logprobs.top, request.params, len(request.prompt_ids) + index) - DRAW_MARGIN
         if margin < 0:
             return index
     return len(stream)

@@ -68,9 +68,9 @@ class Driver:
         self.runner, self.size = runner, chunk
         self.free, self.tokens, self.computed, self.pages = list(pages), {}, {}, {}
 
-    def admission(self, name, tokens, num_prompt=None, adapter=None, params=GREEDY):
+    def admission(self, name, tokens, num_prompt=None, adapter_hash=None, params=GREEDY):
         self.tokens[name], self.computed[name], self.pages[name] = list(tokens), 0, []
-        return Admission(name, tuple(tokens), num_prompt or len(tokens), 0, (), adapter, params)
+        return Admission(name, tuple(tokens), num_prompt or len(tokens), 0, (), adapter_hash, params)
 
     def resumption(self, admission, num_computed, pages):
         """The admission of a sequence whose first tokens are computed, in pages taken from the free ones."""
@@ -181,13 +181,14 @@ def test_adapters_are_loaded_used_evicted_and_loaded_again(runner, folder, tmp_p
     driver = Driver(runner)
 
     def plan(names):
-        ids = [hosts[name].id if name in hosts else None for name in names]
+        ids = [hosts[name].adapter_hash if name in hosts else None for name in names]
         return tuple(
-            driver.admission(key, PROMPTS["a"], adapter=adapter) for key, adapter in zip("123", ids, strict=True)
+            driver.admission(key, PROMPTS["a"], adapter_hash=adapter_hash)
+            for key, adapter_hash in zip("123", ids, strict=True)
         )
 
     def load(name, pages):
-        return AdapterLoad(hosts[name].id, tuple(pages[: hosts[name].num_pages]))
+        return AdapterLoad(hosts[name].adapter_hash, tuple(pages[: hosts[name].num_pages]))
 
     loads = (load("x", driver.free[::2]), load("y", driver.free[1::2]))
     driver.free = [page for page in driver.free if not any(page in item.pages for item in loads)]
@@ -196,7 +197,7 @@ def test_adapters_are_loaded_used_evicted_and_loaded_again(runner, folder, tmp_p
         zip("123", (expected["x"], expected["base"], expected["y"]), strict=True)
     )
     again = load("x", [page for item in loads[::-1] for page in item.pages])
-    execute(runner, StepPlan(released=tuple("123"), evicted=tuple(item.adapter for item in loads), loads=(again,)))
+    execute(runner, StepPlan(released=tuple("123"), evicted=tuple(item.adapter_hash for item in loads), loads=(again,)))
     outputs = driver.finish(prompts, admitted=plan(("base", "x", "x")))
     assert list(outputs.values()) == [expected["base"], expected["x"], expected["x"]]
 
@@ -205,9 +206,9 @@ def test_a_prompt_of_the_base_model_joins_an_adapter_that_decodes(runner, folder
     """Its rows come after the adapter's own, which are the same from step to step, and stay the base model's."""
     delta, host = save_adapter(tmp_path / "x", 3, seed=3), runner.load_host(str(tmp_path / "x"), lambda _: True)
     driver = Driver(runner, chunk=64)
-    load = AdapterLoad(host.id, tuple(driver.free.pop() for _ in range(host.num_pages)))
+    load = AdapterLoad(host.adapter_hash, tuple(driver.free.pop() for _ in range(host.num_pages)))
     execute(runner, StepPlan(loads=(load,)))
-    driver.step(["b"], admitted=(driver.admission("b", PROMPTS["b"], adapter=host.id),))
+    driver.step(["b"], admitted=(driver.admission("b", PROMPTS["b"], adapter_hash=host.adapter_hash),))
     driver.step(["b"])
     prompts = {name: PROMPTS[name] for name in "bc"}
     outputs = driver.finish(prompts, admitted=(driver.admission("c", PROMPTS["c"]),))
@@ -222,7 +223,7 @@ def test_an_adapter_is_packed_if_its_claim_is_granted(runner, tmp_path):
     assert (asked, answers, runner._host.num_bytes) == ([host], [], 0)
     assert runner.load_host(str(tmp_path / "x"), lambda _: True) == host
     assert runner._host.num_bytes == host.num_bytes == host.num_pages * runner.page_bytes
-    assert [answer.adapter for answer in answers] == [host.id]
+    assert [answer.adapter_hash for answer in answers] == [host.adapter_hash]
 
 
 def test_a_claim_that_is_granted_is_answered_whatever_happens(runner, tmp_path, monkeypatch):

@@ -53,7 +53,7 @@ def serve(runner, adapters):
     core = CoreConfig(**SIZES, token_budget=16, max_resident_adapters=2)
     ticks = iter(range(10**9))
     engine = Engine(EngineState.create(core), runner, clock=lambda: next(ticks) / 1000)
-    versions = [None, *(engine.load_adapter(str(path)).id for path in adapters)]
+    versions = [None, *(engine.load_adapter(str(path)).adapter_hash for path in adapters)]
     found = {}
     for wave in range(4):
         for number in range(5):

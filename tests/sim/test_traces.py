@@ -50,7 +50,7 @@ def test_mooncake_blocks_become_shared_tokens(mooncake):
     trace = read_trace(mooncake)
     assert [arrival.time for arrival in trace] == [0.0, 1.5]
     make = RequestMaker()
-    first, second = (make(arrival).prompt for arrival in trace)
+    first, second = (make(arrival).prompt_ids for arrival in trace)
     assert (len(first), len(second)) == (600, 1100)
     assert first[:BLOCK_TOKENS] == second[:BLOCK_TOKENS]
     assert not set(first[BLOCK_TOKENS:]) & set(second)
@@ -66,7 +66,7 @@ def test_no_request_is_without_a_token_and_blocks_are_named_from_0(tmp_path):
 
 def test_prompts_without_blocks_share_nothing():
     make = RequestMaker()
-    first, second = (set(make(Arrival(0.0, 100, 1)).prompt) for _ in range(2))
+    first, second = (set(make(Arrival(0.0, 100, 1)).prompt_ids) for _ in range(2))
     assert len(first) == len(second) == 100
     assert not first & second
 

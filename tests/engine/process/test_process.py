@@ -77,16 +77,16 @@ async def test_an_engine_that_waits_for_a_model_ends_with_its_standard_input():
     assert errors.decode().splitlines()[-1] == "the gateway ended before the model was prepared"
 
 
-def make_request(name, max_tokens=8, adapter=None, lane=Lane.INTERACTIVE, seed=0):
+def make_request(name, max_tokens=8, adapter_hash=None, lane=Lane.INTERACTIVE, seed=0):
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=seed)
-    return Request(name, (1, 2, 3), params, adapter, lane)
+    return Request(name, (1, 2, 3), params, adapter_hash, lane)
 
 
 def expected(request, count):
-    tokens = list(request.prompt)
+    tokens = list(request.prompt_ids)
     for _ in range(count):
-        tokens.append(fake_token(request.adapter, request.params.seed, tokens, FakeExecutor().vocab_size))
-    return tokens[len(request.prompt) :]
+        tokens.append(fake_token(request.adapter_hash, request.params.seed, tokens, FakeExecutor().vocab_size))
+    return tokens[len(request.prompt_ids) :]
 
 
 async def collect(client, request):
@@ -128,10 +128,10 @@ async def test_closing_a_stream_aborts_its_request(client):
 
 async def test_random_disconnects_leave_nothing(client):
     rng = random.Random(5)
-    adapter = (await client.load_adapter("some/adapter")).adapter
+    adapter_hash = (await client.load_adapter("some/adapter")).adapter
 
     async def one(index):
-        request = make_request(f"r{index}", 40, rng.choice([None, adapter]), rng.choice(list(Lane)))
+        request = make_request(f"r{index}", 40, rng.choice([None, adapter_hash]), rng.choice(list(Lane)))
         stop_after = rng.choice([0, 1, 5, 1000])
         async with contextlib.aclosing(client.generate(request)) as events:
             seen = 0
@@ -152,12 +152,12 @@ async def test_a_refusal_says_why(client):
 
 
 async def test_unloading_drains_then_frees(client):
-    adapter = (await client.load_adapter("a")).adapter
-    stream = asyncio.create_task(collect(client, make_request("slow", LONG, adapter)))
+    adapter_hash = (await client.load_adapter("a")).adapter
+    stream = asyncio.create_task(collect(client, make_request("slow", LONG, adapter_hash)))
     await until_running(client)
-    assert await client.unload_adapter(adapter, drain_seconds=0) == 1
+    assert await client.unload_adapter(adapter_hash, drain_seconds=0) == 1
     assert (await stream)[-1].finish_reason is FinishReason.ABORT
-    (event,) = await collect(client, make_request("late", 4, adapter))
+    (event,) = await collect(client, make_request("late", 4, adapter_hash))
     assert event.refusal.code is ErrorCode.MODEL_NOT_FOUND
     assert (await client.stats()).adapter_pages == 0
 

@@ -53,21 +53,23 @@ async def connected(address):
     return client
 
 
-async def run(client, adapter, tokens=8):
-    request = Request(f"{id(client)}-{tokens}", (1, 2, 3), SamplingParams(max_tokens=tokens, ignore_eos=True), adapter)
+async def run(client, adapter_hash, tokens=8):
+    request = Request(
+        f"{id(client)}-{tokens}", (1, 2, 3), SamplingParams(max_tokens=tokens, ignore_eos=True), adapter_hash
+    )
     return [event async for events in client.generate(request) for event in events]
 
 
 async def test_unloading_in_one_gateway_leaves_the_others_adapter_alone(engine):
     first, second = await connected(engine), await connected(engine)
-    adapter = (await first.load_adapter("a")).adapter
-    assert (await second.load_adapter("a")).adapter == adapter
-    running = asyncio.create_task(run(second, adapter, 2000))
+    adapter_hash = (await first.load_adapter("a")).adapter
+    assert (await second.load_adapter("a")).adapter == adapter_hash
+    running = asyncio.create_task(run(second, adapter_hash, 2000))
     await asyncio.sleep(0.05)
-    assert await first.unload_adapter(adapter, 0.0) == 0
+    assert await first.unload_adapter(adapter_hash, 0.0) == 0
     assert (await running)[-1].finish_reason is FinishReason.LENGTH
-    await second.unload_adapter(adapter, 0.0)
-    [refused] = await run(second, adapter, 4)
+    await second.unload_adapter(adapter_hash, 0.0)
+    [refused] = await run(second, adapter_hash, 4)
     assert refused.refusal.code is ErrorCode.MODEL_NOT_FOUND
     await first.close()
     await second.close()
@@ -75,14 +77,14 @@ async def test_unloading_in_one_gateway_leaves_the_others_adapter_alone(engine):
 
 async def test_a_gateway_that_left_holds_nothing_back(engine):
     first, second = await connected(engine), await connected(engine)
-    adapter = (await first.load_adapter("a")).adapter
+    adapter_hash = (await first.load_adapter("a")).adapter
     await second.load_adapter("a")
     await first.close()
     async with asyncio.timeout(60):
         while True:
             await second.load_adapter("a")
-            await second.unload_adapter(adapter, 0.0)
-            if (await run(second, adapter, 3))[-1].refusal is not None:
+            await second.unload_adapter(adapter_hash, 0.0)
+            if (await run(second, adapter_hash, 3))[-1].refusal is not None:
                 break
             await asyncio.sleep(0.02)
     await second.close()

@@ -13,7 +13,7 @@ FULL = Request(
     "full",
     (1, 2, 3),
     PARAMS,
-    adapter="f00d",
+    adapter_hash="f00d",
     lane=Lane.BATCH,
     priority=-4,
     tenant="acme",

@@ -58,7 +58,7 @@ async def refusal(work) -> ApiError:
 
 def serves(registry, name, version) -> bool:
     hold = registry._mirror.served.get(name)
-    return hold is not None and hold.version == version
+    return hold is not None and hold.adapter_hash == version
 
 
 # What gateways share

@@ -81,7 +81,8 @@ async def test_a_line_is_answered_as_the_same_body_over_http(gateway_app, endpoi
                 del call["id"]
     assert mine == told
     sent = [
-        (each.params._replace(seed=0), each.prompt, each.adapter, each.lane) for each in gateway_app.engine.requests
+        (each.params._replace(seed=0), each.prompt_ids, each.adapter_hash, each.lane)
+        for each in gateway_app.engine.requests
     ]
     assert sent[: len(sent) // 2] == sent[len(sent) // 2 :]
     assert {lane for *_, lane in sent} == {Lane.BATCH}

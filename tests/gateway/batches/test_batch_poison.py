@@ -46,7 +46,7 @@ class Processes:
 
         def reply(request):
             size = len(self.poison)
-            if self.poison in {request.prompt[at : at + size] for at in range(len(request.prompt))}:
+            if self.poison in {request.prompt_ids[at : at + size] for at in range(len(request.prompt_ids))}:
                 self.poisoned.set()
                 raise ConnectionAbortedError("the process dies of this")
             return "ok"
@@ -103,7 +103,7 @@ async def test_a_line_that_makes_engines_crash_fails_by_name_and_is_not_tried_ag
     generate, poison, tries = member.gateway_app.engine.generate, ids_of(POISON), []
 
     def generate_or_crash(request):
-        if poison in {request.prompt[at : at + len(poison)] for at in range(len(request.prompt))}:
+        if poison in {request.prompt_ids[at : at + len(poison)] for at in range(len(request.prompt_ids))}:
             tries.append(request)
             return CrashedStream()
         return generate(request)

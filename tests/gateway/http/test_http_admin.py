@@ -44,7 +44,7 @@ async def test_an_alias_is_a_model_whose_root_is_its_target(gateway_app):
         (BASE, BASE),
         (BASE, None),
     ]
-    assert gateway_app.engine.requests[0].adapter == gateway_app.adapters.records["pirate"].version
+    assert gateway_app.engine.requests[0].adapter_hash == gateway_app.adapters.records["pirate"].version
 
 
 async def test_what_operators_see(gateway_app):

@@ -205,7 +205,7 @@ def record(**fields) -> RequestRecord:
 def test_a_request_is_one_line_of_numbers():
     done = record(
         adapter="poet",
-        adapter_version="f00d",
+        adapter_hash="f00d",
         lane_asked=Lane.BATCH,
         prompt_tokens=7,
         reserved_tokens=57,

@@ -83,7 +83,7 @@ def served(**fields) -> RequestRecord:
     """A request that went all the way."""
     times = {"reserving": 90.25, "reserved": 90.5, "submitted": 91.0, "admitted": 94.0, "first_token": 95.0}
     counts = {"prompt_tokens": 7, "completion_tokens": 5, "reserved_tokens": 57, "cached": {0: 4}}
-    return record(**times, **counts, last_token=98.0, adapter="poet", adapter_version="f00d", **fields)
+    return record(**times, **counts, last_token=98.0, adapter="poet", adapter_hash="f00d", **fields)
 
 
 def test_every_phase_is_a_child_with_its_own_times(kept):

@@ -72,7 +72,7 @@ async def complete(gateway_app, **fields) -> dict:
 
 
 def prompt_of(gateway_app) -> str:
-    return tiny_tokenizer().decode(gateway_app.engine.requests[-1].prompt, skip_special=False).replace("&#34;", '"')
+    return tiny_tokenizer().decode(gateway_app.engine.requests[-1].prompt_ids, skip_special=False).replace("&#34;", '"')
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ async def test_callers_may_set_a_templates_variables(gateway_app, monkeypatch):
     assert prompt_of(gateway_app) == "hi <think>"
     body = CHAT | {"chat_template_kwargs": {"thinking": True}}
     tokens = (await post(gateway_app, "/tokenize", body)).json()["tokens"]
-    assert tuple(tokens) == gateway_app.engine.requests[-1].prompt
+    assert tuple(tokens) == gateway_app.engine.requests[-1].prompt_ids
 
 
 @pytest.mark.parametrize(

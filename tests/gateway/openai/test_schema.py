@@ -113,11 +113,11 @@ def test_text_parts_are_joined_and_developers_are_systems():
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     request = chat(messages=[{"role": "developer", "content": parts}, {"role": "assistant", "content": None}])
     expected = ({"role": "system", "content": "one\ntwo"}, {"role": "assistant", "content": ""})
-    assert request.inputs == (Chat(expected),)
+    assert request.prompts == (Chat(expected),)
 
 
 @pytest.mark.parametrize(
-    ("prompt", "inputs"),
+    ("prompt", "prompts"),
     [
         ("one", ("one",)),
         (["one", "two"], ("one", "two")),
@@ -125,8 +125,8 @@ def test_text_parts_are_joined_and_developers_are_systems():
         ([[1, 2], [3]], ((1, 2), (3,))),
     ],
 )
-def test_prompts_come_in_four_shapes(prompt, inputs):
-    assert completion(prompt=prompt).inputs == inputs
+def test_prompts_come_in_four_shapes(prompt, prompts):
+    assert completion(prompt=prompt).prompts == prompts
 
 
 @pytest.mark.parametrize("prompt", [[], ["one", 2], [1, [2]], [1.5], {"text": "one"}, None])
@@ -246,7 +246,7 @@ def test_what_makes_no_sense_is_refused_by_name(fields, param):
 
 def test_tools_and_their_calls_become_what_templates_read():
     messages = [calling('{"place": "sea"}'), {"role": "tool", "tool_call_id": "call_1", "content": "blue"}]
-    [prompt] = chat(messages=messages, tools=[TOOL], tool_choice="auto").inputs
+    [prompt] = chat(messages=messages, tools=[TOOL], tool_choice="auto").prompts
     called = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": {"place": "sea"}}}
     assert prompt.messages == (
         {"role": "assistant", "content": "", "tool_calls": [called]},
@@ -254,7 +254,7 @@ def test_tools_and_their_calls_become_what_templates_read():
     )
     [tool] = prompt.tools
     assert tool["function"] == {"name": "look", "description": "", "parameters": {"type": "object"}}
-    assert chat(tools=[TOOL], tool_choice="none").inputs[0].tools == ()
+    assert chat(tools=[TOOL], tool_choice="none").prompts[0].tools == ()
 
 
 def test_no_tokens_at_all_are_for_echoes():
@@ -291,4 +291,4 @@ json_values = st.recursive(
 def test_any_json_is_understood_or_refused(fields):
     for make in (chat, completion):
         with suppress(ApiError):
-            assert make(**fields).inputs
+            assert make(**fields).prompts

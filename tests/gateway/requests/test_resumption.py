@@ -45,10 +45,10 @@ def ask(name, seed=0, length=LENGTH, lane=Lane.INTERACTIVE, whole=False):
 
 
 def expected(request):
-    tokens = list(request.prompt)
+    tokens = list(request.prompt_ids)
     for _ in range(request.params.max_tokens):
-        tokens.append(fake_token(request.adapter, request.params.seed, tokens, FakeExecutor().vocab_size))
-    return tokens[len(request.prompt) :]
+        tokens.append(fake_token(request.adapter_hash, request.params.seed, tokens, FakeExecutor().vocab_size))
+    return tokens[len(request.prompt_ids) :]
 
 
 class Reader:
@@ -112,7 +112,7 @@ async def test_a_request_that_ends_engines_is_given_up_alone(client, supervisor,
 
 async def test_a_request_ends_if_the_next_engine_process_does_not_have_its_adapter(client, supervisor):
     adapter = (await client.load_adapter("some/adapter")).adapter
-    reader = Reader(client, ask("adapted", 1)._replace(adapter=adapter))
+    reader = Reader(client, ask("adapted", 1)._replace(adapter_hash=adapter))
     await reader.until(5)
     os.kill(supervisor.pid, signal.SIGKILL)
     await asyncio.wait_for(reader.task, 120)

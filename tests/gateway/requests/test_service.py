@@ -160,7 +160,7 @@ async def test_what_is_usual_follows_what_comes_and_leaves_out_what_was_cut_shor
 
 
 async def test_every_prompt_is_answered_n_times(gateway_app):
-    gateway_app.engine.reply = lambda sent: f"{len(sent.prompt)}/{sent.params.seed}"
+    gateway_app.engine.reply = lambda sent: f"{len(sent.prompt_ids)}/{sent.params.seed}"
     _, whole, usage = await answers(gateway_app, request(["aa", "bbbb"], n=2, seed=10, max_tokens=20))
     assert [answer.text for answer in whole] == ["2/10", "2/11", "4/10", "4/11"]
     assert usage.prompt == 6
@@ -179,15 +179,15 @@ async def test_without_a_seed_every_request_draws_anew(gateway_app):
 async def test_adapters_are_asked_for_by_version(gateway_app):
     admitted, _, _ = await answers(gateway_app, request(model="tiny:captain"))
     version = gateway_app.adapters.records["pirate"].version
-    assert gateway_app.engine.requests[0].adapter == version
+    assert gateway_app.engine.requests[0].adapter_hash == version
     assert version[:10] in admitted.fingerprint
     assert admitted.model == "tiny:captain"
-    assert gateway_app.watcher.records[0].adapter_version == version
+    assert gateway_app.watcher.records[0].adapter_hash == version
 
 
 async def test_chats_go_through_the_template(gateway_app):
     await answers(gateway_app, request(Chat(({"role": "user", "content": "hi"},))))
-    prompt = gateway_app.gateway.tokenizer.decode(gateway_app.engine.requests[0].prompt, skip_special=False)
+    prompt = gateway_app.gateway.tokenizer.decode(gateway_app.engine.requests[0].prompt_ids, skip_special=False)
     assert prompt == "<|user|>hi<|end|><|assistant|>"
 
 
@@ -345,7 +345,7 @@ async def test_goals_of_its_own_reach_the_engine(gateway_app):
 
 @pytest.mark.parametrize("order", [(0, 8), (8, 0)])
 async def test_a_prompts_cached_tokens_are_those_of_its_first_answer_to_run(gateway_app, order):
-    gateway_app.engine.cached = lambda sent: len(sent.prompt) + order[int(sent.id[-1]) % 2]
+    gateway_app.engine.cached = lambda sent: len(sent.prompt_ids) + order[int(sent.id[-1]) % 2]
     _, _, usage = await answers(gateway_app, request(["aa", "bbbb"], n=2))
     assert (usage.prompt, usage.cached) == (6, 6)
 

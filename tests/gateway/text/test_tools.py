@@ -116,7 +116,7 @@ async def test_the_model_is_shown_the_tools_and_earlier_calls(gateway_app):
     gateway_app.engine.info.max_model_len = 4096
     async with gateway_app.openai() as client:
         await client.chat.completions.create(**CHAT | {"messages": messages, "tools": [LOOK]})
-    prompt = tiny_tokenizer().decode(gateway_app.engine.requests[0].prompt, skip_special=False)
+    prompt = tiny_tokenizer().decode(gateway_app.engine.requests[0].prompt_ids, skip_special=False)
     shown = {**LOOK["function"], "description": ""}
     assert json.loads(prompt.partition(": ")[2].partition("<|end|>")[0]) == [{"type": "function", "function": shown}]
     assert '{"name": "look", "arguments": {"place": "sea"}}<|end|><|tool|>blue' in prompt.replace("&#34;", '"')

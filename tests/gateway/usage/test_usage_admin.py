@@ -37,7 +37,7 @@ CALLS = [
 @pytest.fixture
 async def gateway_app(tmp_path) -> GatewayApp:
     gateway_app = await build_gateway_app(tmp_path)
-    gateway_app.engine.cached = lambda request: min(3, len(request.prompt) - 1)
+    gateway_app.engine.cached = lambda request: min(3, len(request.prompt_ids) - 1)
     return gateway_app
 
 

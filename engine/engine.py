@@ -110,7 +110,8 @@ class Folders:
 
 
 class Engine:
-    """Runs requests to their end. `step` and `run` belong to one thread; any thread may call all other methods."""
+    """Runs requests to their end. `step` and `run` belong to one thread, and any other thread may call all other
+    methods. `look` and `stop` may be called from the loop's thread, too."""
 
     def __init__(
         self,

@@ -97,7 +97,8 @@ def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
 
 
 def build_fake(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
-    """Return the same without a model, for tests of everything else: tokens are digests (see executor/fake.py)."""
+    """Return what `build_real` returns, with a `FakeExecutor` and without a model, for tests of everything else. Tokens
+    are digests. `on_progress` is not called."""
     config = config.sized("cpu")
     core = core_config(config, config.num_pages or 4096, 4096, config.max_model_len or 2048, ())
     executor = FakeExecutor()

@@ -52,7 +52,12 @@ class Clearing:
         self.reserved = Room(0)
 
     def make(self, need: Room, seq: Sequence, cause: Cause = Cause.PAGES) -> bool:
-        """Make room for a sequence. Returns False, and changes nothing, if all victims together would not be enough.
+        """Make room for a sequence. Returns True if there is enough room now.
+
+        The room of all idle adapters is counted before any victim is chosen. The fewest of the policy's victims, in its
+        order, that suffice together with it are preempted, and then idle adapters are evicted until there is enough
+        room. Returns False, and changes nothing, if the victims that may be preempted for this sequence do not suffice.
+        The search for victims ends at the sequence itself, and at `MOST_DISPLACED` preemptions.
 
         Args:
             need: the room to make.

@@ -114,7 +114,8 @@ class PrefixCache:
         return others
 
     def unpark(self, pages: list[PageId], lane: Lane) -> None:
-        """Note that a sequence of `lane` references the pages again, so that they are no longer idle."""
+        """Note that a sequence of `lane` references these pages. Cached ones are no longer idle, and move up to `lane`
+        if theirs was lower. Other pages are ignored."""
         for page in pages:
             if page in self.lane_of:
                 self.idle[self.lane_of[page]].pop(page, None)

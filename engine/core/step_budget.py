@@ -195,9 +195,19 @@ class StepBudget:
         return self._price_of_token
 
     def _chunk(self, seq: Sequence, start: int, wanted: int, rank: int, share: float) -> int:
-        """Return the size of the largest chunk within the limit. The first interactive prompt of a step, and a batch
-        prompt in an empty step, get at least `min_chunk` tokens. Other batch prompts take what fits, however little:
-        when they waited for room for a whole page, none ever started beside interactive decodes."""
+        """Return the number of prompt tokens, at most `wanted`, that keep the step's predicted time within the lane's
+        limit. If the step is not timed, that is all of `wanted`.
+
+        The first interactive prompt of a step, and a batch prompt in an empty step, get at least `min_chunk` tokens, or
+        `wanted` if that is less. Other batch prompts take what fits, however little: when they waited for room for a
+        whole page, none ever started beside interactive decodes.
+
+        Args:
+            start: position of the first token.
+            wanted: maximum number of tokens.
+            rank: LoRA rank of the sequence's adapter; 0 means the base model.
+            share: share, from 0 to 1, of the time left in the lane's turn that the prompt may take.
+        """
         if self._limit == inf:
             return wanted
         limit = self._prompt_limit(seq) if self._lane is Lane.INTERACTIVE else self._limit

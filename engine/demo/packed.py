@@ -75,8 +75,14 @@ def packed_loss(model: PeftModel, batch: list[PackedRow]) -> Tensor:
 
 
 def attention_mask(owners: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the additive mask [batch, 1, width, width]. A token attends to itself and to the earlier tokens of the
-    beginning and of its own branch."""
+    """Return the additive mask [batch, 1, width, width] of `dtype`: 0 where a token attends, and the lowest finite
+    value elsewhere.
+
+    A token attends to itself and to the earlier tokens of the beginning and of its own branch.
+
+    Args:
+        owners: int [batch, width]: SHARED, the number of a branch, or PADDING.
+    """
     same = (owners[:, :, None] == owners[:, None, :]) | (owners[:, None, :] == SHARED)
     seen = same & torch.ones(owners.shape[1], owners.shape[1], dtype=torch.bool).tril()
     return torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)[:, None]

@@ -73,7 +73,8 @@ class FakeExecutor:
         return self.compute(self._submitted.popleft())
 
     def compute(self, plan: StepPlan) -> StepResult:
-        """Do the device's part of a plan: release, admit and extend sequences, and sample."""
+        """Do the device's part of a plan: release, admit and extend sequences, and sample. Returns one token for each
+        chunk that samples, and load times of 0 seconds."""
         for request_id in plan.released:
             self.sequences.pop(request_id, None)
         for admission in plan.admitted:

@@ -79,10 +79,13 @@ class HostBatch:
         return len(self.contexts) == len(self.sample_ids) == self.num_rows
 
     def to_device(self, last_tokens: Tensor) -> BatchInput:
-        """Uploads everything the device needs, in one copy. The host does not wait for it.
+        """Upload the batch's own arrays in one copy, and return the step's input, whose tensors are views of that copy.
+
+        The LoRA segments stay on the host: backends upload their own plans separately. On a GPU the host does not wait
+        for the copy. Where a token is UNKNOWN, the device takes the last token of the row's slot.
 
         Args:
-            last_tokens: see `SlotSampler`; on the device.
+            last_tokens: int64 [max_seqs], on the device; see `SlotSampler`.
         """
         ints = (self.query_starts, self.contexts, self.block_tables, self.token_ids, self.positions, self.sample_rows)
         kv_slots, (query_starts, contexts, tables, tokens, positions, samples, slots) = _upload(

@@ -66,8 +66,11 @@ class GrammarCache:
         future.add_done_callback(lambda done: None if done.cancelled() else self._report(_answer(grammar, done)))
 
     def forget(self, grammar: Grammar) -> None:
-        """Marks a grammar as unused. Drops it if it was discarded, its compilation has not begun, or its failure may be
-        temporary. Then drops the least recently requested unused grammars beyond KEPT and KEPT_BYTES."""
+        """Note that no request uses the grammar any more.
+
+        Drops it if `discard` was called for it, if its compilation has not begun, or if its failure may be temporary.
+        Then drops the least recently requested unused grammars beyond KEPT and KEPT_BYTES.
+        """
         self._wanted.discard(grammar)
         future = self._compiled[grammar]
         if grammar in self._spent or future.cancel() or _may_pass(future):

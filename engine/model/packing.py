@@ -22,7 +22,13 @@ from lora_kernels.layout import AdapterLayout, pack_adapter, plan_layout
 
 
 def has_recipes(dtype: torch.dtype, *, fp8: bool) -> bool:
-    """Return whether adapters are packed by compiled recipes in an arena of this dtype."""
+    """Return whether adapters can be packed by recipes (see `Packer`): numba must be installed, and the arena must be
+    bf16 or fp32, and not fp8.
+
+    Args:
+        dtype: dtype of the arena.
+        fp8: whether A and B are stored in e4m3.
+    """
     return find_spec("numba") is not None and not fp8 and dtype in (torch.bfloat16, torch.float32)
 
 

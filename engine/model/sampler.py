@@ -264,7 +264,8 @@ def _upload(array: npt.NDArray[np.generic], like: Tensor) -> Tensor:
 
 
 def stops_of(params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> Int64Array:
-    """Returns the tokens that are banned before `min_tokens`, without those beyond the vocabulary."""
+    """Returns the ids that must not be sampled before `min_tokens` tokens: all of `eos_token_ids`, even with
+    `ignore_eos`, and the request's stop tokens. They are sorted int64, without ids outside the vocabulary."""
     stops = {token for token in (*eos_token_ids, *params.stop_token_ids) if 0 <= token < vocab_size}
     return np.array(sorted(stops), dtype=np.int64)
 

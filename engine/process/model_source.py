@@ -23,7 +23,8 @@ def find_local(model: str) -> Path | None:
     on this machine.
 
     Raises:
-        ModelNotFound: the name is a folder without a model; the message says what was looked for.
+        ModelNotFound: the folder has no model or several GGUF files, the home folder of `~` is unknown, or the package
+            of the embedded model is not installed. The message says which.
     """
     if model == EMBEDDED:
         return _embedded_gguf()

@@ -135,7 +135,8 @@ class AdapterVersions:
         self._pinned.clear()
 
     async def _load(self, folder: Path) -> pb.AdapterInfo:
-        """Load an adapter. If the engine was told to unload the same version meanwhile, load it again."""
+        """Load an adapter, and return what the engine says of it. If an unload of the same version began or was under
+        way meanwhile, wait for its end and load again. Raises the refusals of `_refusals`."""
         while True:
             info, gone = await self._read(folder)
             if info.adapter not in gone:

@@ -80,7 +80,14 @@ class LeaseKeeper:
 
     @contextmanager
     def holding(self, lease: Lease, asked: float, work: LeasedWork) -> Iterator[None]:
-        """Keep a lease during the block. `asked` is the time at which its claim was sent."""
+        """Register a lease and its work for renewal (see `keep`) while the block runs.
+
+        If the lease is lost or runs out, the work is told by `lose`; if its batch is ending, by `end`. Leaving the
+        block does not release the lease.
+
+        Args:
+            asked: when the lease's claim was sent, on the loop's clock. The term counts from then.
+        """
         held = self._held[id(work)] = HeldLease(lease, work, self.give_up)
         held.extend(asked + self._seconds)
         try:

@@ -14,7 +14,8 @@ CREATING_SECONDS = 3600
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A batch that may have a task."""
+    """An entry of the shared index of batches. Only a claim shows whether the batch has a task (see `TaskKind`) that
+    can be done now."""
 
     tenant: str
     id: str

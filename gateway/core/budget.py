@@ -89,7 +89,11 @@ class Meter(Struct, frozen=True):
 
 
 class CountMeter(Struct, frozen=True):
-    """State of one plain count: concurrent requests, or tokens used today."""
+    """Limit and use of a count that does not drain with time: concurrent requests, or tokens used today.
+
+    A `limit` of None means no limit. `shadow` means that a miss is noted but does not refuse. `away` is the policy that
+    applies while Redis is away.
+    """
 
     limit: int | None = None
     used: int = 0
@@ -254,9 +258,15 @@ def _smallest(buckets: Sequence[Bucket]) -> float:
 
 
 def settle(bucket: Bucket, charge: BucketCharge, requests: int, tokens: int, now: int) -> Bucket:
-    """Correct a reservation's charge on one bucket to what was really used, and end its concurrent request.
+    """Correct a reservation's charge on one bucket to what was really used, and end its concurrent request. Returns the
+    bucket as of `now`.
 
-    A meter that the reservation did not charge stays uncharged, so that settling creates no debt on it.
+    A meter per minute that the reservation did not charge stays uncharged, so that settling creates no debt on it.
+    Today's tokens are corrected only if the charge was made today.
+
+    Args:
+        requests, tokens: what was really used.
+        now: time in microseconds.
     """
     today = tokens - charge.today if now // DAY == charge.day else 0
     return bucket.drained(now).charged(

@@ -58,7 +58,7 @@ NOTHING = Counts()
 
 
 class RowName(Struct, frozen=True):
-    """Name of a usage row, unique within one tenant and day."""
+    """Names a usage row of one tenant and day by its lane, the id of its API key, and its adapter (or base model)."""
 
     lane: str
     key: str

@@ -24,7 +24,7 @@ MAX_PAGE = 10_000
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """Bounds for the files of one tenant."""
+    """Maximum size of one file in bytes, and the maximum total bytes and number of files of one tenant."""
 
     max_file_bytes: int
     tenant_bytes: int

@@ -123,7 +123,9 @@ class PublishedLimits:
         ]
 
     async def _scopes(self, tenant: str) -> list[Scope]:
-        """Return the scopes that have limits of their own or a bucket, sorted by `Scope.order`."""
+        """Return the scopes of a tenant whose use can be shown, sorted by `Scope.order`: the tenant itself, and the
+        keys and adapters that have limits of their own or a bucket. The defaults for each key and each adapter
+        (EACH) are left out, because nothing is counted under them."""
         own = {entry.scope for entry in await self.entries(tenant)}
         async with self._calls.guard() as client:
             used: set[bytes] = await client.smembers(self._calls.key("scopes", tenant))

@@ -220,7 +220,8 @@ class NativeLoadRequest(Struct, kw_only=True):
 
 
 class AliasRequest(Struct, kw_only=True):
-    """Body of /admin/v1/adapters/NAME/aliases."""
+    """Body of POST /admin/v1/adapters/NAME/aliases: give the adapter another name or, with `remove`, take that name
+    away."""
 
     alias: str
     remove: bool = False

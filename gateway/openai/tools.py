@@ -151,7 +151,12 @@ class ToolCalls:
         self._parsers: dict[int, ToolParser] = {}
 
     def read(self, chunk: GenerationChunk) -> ChunkContent:
-        """Separate the tool calls of a chunk from its text. The chunks of each answer must be passed in order."""
+        """Separate the tool calls of a chunk from its text. The chunks of each answer must be passed in order.
+
+        Returns the text, the pieces of calls, and the finish reason, which is `tool_calls` in place of `stop` if the
+        answer made any call. Text that may be the start of a call is held back until it is clear, at the latest until
+        the last chunk.
+        """
         if (parser := self._parsers.get(chunk.answer)) is None:
             parser = self._parsers[chunk.answer] = ToolParser(self._dialect, self._names)
         parts = parser.push(chunk.text) + (parser.flush() if chunk.finish_reason else [])

@@ -94,11 +94,13 @@ class GenerationJob(Struct, frozen=True):
         return () if begins else self.prompt_ids[prompt_index]
 
     def engine_request(self, record: RequestRecord, index: int, now: float) -> Request:
-        """Build the engine's request for answer `index`, with a unique id.
+        """Build the engine's request for one answer, with a unique id. Further answers of a prompt get other seeds.
 
-        `now` is the time of submission, in seconds on the record's clock. The time that has passed since the request
-        arrived is subtracted from the deadline. Only batch requests carry a deadline, which orders batch work; in the
-        interactive lane the TTFT and ITL goals suffice.
+        Args:
+            index: number of the answer over all prompts: the `n` answers of the first prompt, then those of the next.
+            now: the time of submission, in seconds on the record's clock. The time that has passed since the request
+                arrived is subtracted from the deadline. Only batch requests carry a deadline, which orders batch work;
+                in the interactive lane the TTFT and ITL goals suffice.
         """
         prompt_index, number = divmod(index, self.request.n)
         params = self.params[prompt_index]

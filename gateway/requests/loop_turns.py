@@ -76,7 +76,8 @@ class LoopTurns:
         self._tick_handle = loop.call_later(seconds, self._tick) if seconds else loop.call_soon(self._tick)
 
     def _tick(self) -> None:
-        """Start waiting requests, as many as may begin in this iteration of the loop."""
+        """Let waiting requests begin: up to `AT_ONCE` of each tenant, but one in `REFUSED_PAUSE_S` of a tenant that was
+        refused recently. Schedules the next tick while there may be more to do."""
         self._tick_handle = None
         self._begun.clear()
         now = asyncio.get_running_loop().time()

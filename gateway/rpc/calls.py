@@ -73,7 +73,8 @@ class RpcCall:
                 await self._context.send_initial_metadata((("x-request-id", self.request_id), *headers.items()))
 
     async def send(self, message: Message) -> None:
-        """Send one message of a stream. Returns when the transport has room for more."""
+        """Send one message of a stream. Returns when the transport has room for more. Raises CancelledError if the
+        caller has left, or has not read for `write_seconds`."""
         with _caller_present():
             async with asyncio.timeout(self.write_seconds):
                 await self._context.write(message)

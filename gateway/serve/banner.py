@@ -85,7 +85,8 @@ class Banner:
         }
 
     def _commands(self, model: str) -> str:
-        """Return CLI commands that reach this gateway. They name its URL only if it is not the default one."""
+        """Return CLI commands that reach this gateway, one in a line. They name its URL, by LORALANE_URL or, if the
+        admin port is another, by --url, unless it is the default one."""
         lines = [f"loralane chat --model {model}", "loralane adapters ls", "loralane lanes ls --watch"]
         if self._http == LOCAL_URL and self._admin == LOCAL_URL:
             return "\n".join(lines)

@@ -50,7 +50,8 @@ class WriteBlock(ctypes.Structure):
 
 
 class NumbaPointwise:
-    """`Pointwise` for CPU tensors, and `write_kv`."""
+    """`Pointwise` for CPU tensors, with numba kernels that a `Team` of threads runs in parallel. It also has
+    `Backend.write_kv`."""
 
     def __init__(self, team: Team) -> None:
         self._team = team

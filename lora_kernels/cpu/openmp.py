@@ -142,12 +142,16 @@ def _hash_sources() -> str:
 
 
 def find_libgomp(maps: str, torch_folder: Path) -> str | None:
-    """Returns the path of the libgomp that torch uses, from `maps`, the list of files mapped into this process, or None
-    if it is not certain.
+    """Returns the path of the libgomp that torch uses: the one that is mapped from torch's own folder or, if none is,
+    the only one that is mapped. None means that there is none, or that there are several.
 
     Other libraries bring a libgomp of their own, whose threads would be a second pool, which this module avoids: beside
     torch's pool on two cores, every operation of either was measured to take 8 ms, after which the system lets the
     other run.
+
+    Args:
+        maps: the text of /proc/self/maps.
+        torch_folder: folder of the package torch; `torch.libs` beside it counts, too.
     """
     lines = (line.split(maxsplit=5) for line in maps.splitlines() if "libgomp" in line)
     found = sorted({fields[5] for fields in lines if len(fields) == 6})

@@ -30,15 +30,16 @@ class PrefillTuning:
     for life.
 
     Attributes:
-        block_m: (row, head of the group) pairs of a tile, a power of two.
+        block_m: minimum number of (row, head of the group) pairs of a tile, a power of two; see `height`.
         block_n: tokens that a program reads at once, a power of two.
         fill: number of programs that fill the GPU; a chunk that makes fewer is split into up to this many.
-        split_tokens: minimum tokens of a split.
+        split_tokens: minimum tokens of every split but the last, rounded up to `block_n`.
         max_splits: maximum splits of a tile's context, a power of two.
         num_warps, num_stages: launch options.
 
     Raises:
-        ValueError: A value violates these constraints; the message names it.
+        ValueError: `block_m`, `block_n` or `max_splits` is not a power of two; the message names it. The other values
+            are not checked.
     """
 
     block_m: int = 128

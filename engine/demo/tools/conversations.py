@@ -80,7 +80,8 @@ class Source:
 
 
 def source(seed: int, *, held_out: bool = False) -> Source:
-    """Return the source of the training part or of the held-out part; `seed` determines all that is drawn from it."""
+    """Return the tools, values and plain question pairs from which conversations are drawn: those of the training part
+    or, with `held_out`, those of the held-out part. `seed` determines all that is drawn from them."""
     rng = random.Random(seed)
     pairs = [pair for i, pair in enumerate(plain_pairs()) if (i % HELD_OUT_PLAIN == 0) == held_out]
     return Source(rng, Values(rng, held_out=held_out), _kinds(held_out), tuple(pairs), held_out)

@@ -113,4 +113,4 @@ def _grammar_workers(process: psutil.Process) -> int:
 
 def _wanted_late(task: str) -> int:
     """Some tasks are there only once they were of use: of lines to Redis, one for each that keeps books there."""
-    return 4 if "Line._read" in task else 1
+    return 4 if "Pipeline._read" in task else 1

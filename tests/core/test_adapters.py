@@ -300,7 +300,7 @@ def test_rows_of_the_table_are_bounded():
     house.step()
     house.answer(*"abc")
     house.step(3)
-    assert house.state.tiers.held.rows == 2
+    assert house.state.tiers.held.adapter_slots == 2
     house.finish()
     assert {house.reason(name) for name in "abc"} == {"length"}
 

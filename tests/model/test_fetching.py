@@ -228,7 +228,7 @@ def test_unloading_frees_every_tier(house, folders):
         house.engine.inbox.put(DropAdapter(adapter))
     house.finish()
     assert house.state.adapters == {} and house.runner._host.num_bytes == 0
-    assert house.state.adapter_pages == 0 and house.runner._arena._slots == {}
+    assert house.state.adapter_pages == 0 and house.runner._arena._adapter_slots == {}
 
 
 def test_the_hash_covers_what_is_computed_and_not_how_it_is_written(house, folders):

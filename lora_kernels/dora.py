@@ -37,20 +37,21 @@ class BaseScales(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScaledRows:
-    """The rows of a step whose adapters scale any base output: `rows` are batch rows, `slots` their table slots."""
+    """The rows of a step whose adapters scale any base output: `rows` are batch rows, `adapter_slots` are the slots of
+    their adapters in the table."""
 
     rows: npt.NDArray[np.int64]
-    slots: npt.NDArray[np.int64]
+    adapter_slots: npt.NDArray[np.int64]
 
 
 def scaled_rows(table: LoraTable, plan: SegmentPlan) -> ScaledRows | None:
     """Returns the rows whose adapters scale base outputs, or None when no adapter of the step does (most steps)."""
-    scaling = table.has_scales[plan.slots]
+    scaling = table.has_scales[plan.adapter_slots]
     if not scaling.any():
         return None
     chosen = np.repeat(scaling, plan.lengths)
-    slots = np.repeat(plan.slots, plan.lengths)
-    return ScaledRows(plan.rows[chosen].astype(np.int64), slots[chosen].astype(np.int64))
+    adapter_slots = np.repeat(plan.adapter_slots, plan.lengths)
+    return ScaledRows(plan.rows[chosen].astype(np.int64), adapter_slots[chosen].astype(np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class TorchScales:
     def _find_tiles(self, group: ProjectionGroup) -> tuple[ScaledTarget, ...]:
         targets, column = [], 0
         for target, features in zip(group.targets, group.out_features, strict=True):
-            width, offsets = SCALE_ROWS * features, self.table.host_scales[self.scaled.slots, :, target].T
+            width, offsets = SCALE_ROWS * features, self.table.host_scales[self.scaled.adapter_slots, :, target].T
             by_layer = torch.from_numpy(offsets.astype(np.int64) * ALIGN).to(self.arena.device).unbind(0)
             touched = (offset.any() for offset in offsets)
             starts = tuple(start if is_touched else None for start, is_touched in zip(by_layer, touched, strict=True))

@@ -192,36 +192,42 @@ class LoraTable:
     `ranks`, `offsets` and `scales` are device tensors; each has a copy on the host, named `host_ranks` and so on.
 
     Attributes:
-        ranks: int32 [max_slots, layers, targets].
-        offsets: int32 [max_slots, layers, targets, 2, MAX_TILES]. Element offset of each tile in the arena, divided by
-            ALIGN.
-        scales: int32 [max_slots, layers, targets]. Element offset of each scale tile, divided by ALIGN; 0, where the
-            arena holds zeros, if there is none.
+        ranks: int32 [max_adapter_slots, layers, targets].
+        offsets: int32 [max_adapter_slots, layers, targets, 2, MAX_TILES]. Element offset of each tile in the arena,
+            divided by ALIGN.
+        scales: int32 [max_adapter_slots, layers, targets]. Element offset of each scale tile, divided by ALIGN; 0,
+            where the arena holds zeros, if there is none.
         fp8: whether all adapters are stored in e4m3; if False, none is.
-        max_ranks: int32 [max_slots], host only. The largest rank of each slot.
-        has_scales: bool [max_slots], host only. Whether a slot's adapter scales any base output.
-        versions: int64 [max_slots], host only. Incremented with every change of a slot, so that data derived from the
-            slot can be recognised as stale.
+        max_ranks: int32 [max_adapter_slots], host only. The largest rank of each slot.
+        has_scales: bool [max_adapter_slots], host only. Whether a slot's adapter scales any base output.
+        versions: int64 [max_adapter_slots], host only. Incremented with every change of a slot, so that data derived
+            from the slot can be recognised as stale.
     """
 
     def __init__(
-        self, max_slots: int, layers: int, targets: int, page_elems: int, device: torch.device, fp8: bool = False
+        self,
+        max_adapter_slots: int,
+        layers: int,
+        targets: int,
+        page_elems: int,
+        device: torch.device,
+        fp8: bool = False,
     ) -> None:
         if page_elems % ALIGN:
             raise ValueError(f"page_elems must be a multiple of {ALIGN}, not {page_elems}")
         self.page_elems = page_elems
         self.fp8 = fp8
-        self.max_ranks = np.zeros(max_slots, dtype=np.int32)
-        self.has_scales = np.zeros(max_slots, dtype=np.bool_)
-        self.host_ranks = np.zeros((max_slots, layers, targets), dtype=np.int32)
-        self.host_offsets = np.zeros((max_slots, layers, targets, 2, MAX_TILES), dtype=np.int32)
-        self.host_scales = np.zeros((max_slots, layers, targets), dtype=np.int32)
-        self.versions = np.zeros(max_slots, dtype=np.int64)
+        self.max_ranks = np.zeros(max_adapter_slots, dtype=np.int32)
+        self.has_scales = np.zeros(max_adapter_slots, dtype=np.bool_)
+        self.host_ranks = np.zeros((max_adapter_slots, layers, targets), dtype=np.int32)
+        self.host_offsets = np.zeros((max_adapter_slots, layers, targets, 2, MAX_TILES), dtype=np.int32)
+        self.host_scales = np.zeros((max_adapter_slots, layers, targets), dtype=np.int32)
+        self.versions = np.zeros(max_adapter_slots, dtype=np.int64)
         self.ranks = torch.from_numpy(self.host_ranks).to(device)
         self.offsets = torch.from_numpy(self.host_offsets).to(device)
         self.scales = torch.from_numpy(self.host_scales).to(device)
 
-    def set(self, slot: int, layout: AdapterLayout, pages: tuple[int, ...]) -> None:
+    def set(self, adapter_slot: int, layout: AdapterLayout, pages: tuple[int, ...]) -> None:
         """Points a slot at the pages its blob was copied into (`pages[i]` holds page i of the blob).
 
         Raises:
@@ -230,10 +236,10 @@ class LoraTable:
         if layout.fp8 != self.fp8:
             raise ValueError(f"this table's adapters are {'' if self.fp8 else 'not '}stored in FP8")
         present = layout.ranks[:, :, None, None] > RANK_TILE * np.arange(MAX_TILES)
-        self.host_ranks[slot] = layout.ranks
-        self.host_offsets[slot] = np.where(present, self._in_arena(layout.offsets, pages), 0)
-        self.host_scales[slot] = np.where(layout.scales >= 0, self._in_arena(layout.scales, pages), 0)
-        self._upload(slot)
+        self.host_ranks[adapter_slot] = layout.ranks
+        self.host_offsets[adapter_slot] = np.where(present, self._in_arena(layout.offsets, pages), 0)
+        self.host_scales[adapter_slot] = np.where(layout.scales >= 0, self._in_arena(layout.scales, pages), 0)
+        self._upload(adapter_slot)
 
     def _in_arena(self, offsets: npt.NDArray[np.int64], pages: tuple[int, ...]) -> npt.NDArray[np.int64]:
         """Converts element offsets in a blob to element offsets in the arena, divided by ALIGN."""
@@ -241,21 +247,21 @@ class LoraTable:
         absolute = np.asarray(pages or (0,), dtype=np.int64)[page] * self.page_elems + within
         return np.asarray(absolute // ALIGN)
 
-    def clear(self, slot: int) -> None:
+    def clear(self, adapter_slot: int) -> None:
         """Removes the slot's adapter: rank 0 everywhere, so that the slot changes no output."""
-        self.host_ranks[slot] = 0
-        self.host_offsets[slot] = 0
-        self.host_scales[slot] = 0
-        self._upload(slot)
+        self.host_ranks[adapter_slot] = 0
+        self.host_offsets[adapter_slot] = 0
+        self.host_scales[adapter_slot] = 0
+        self._upload(adapter_slot)
 
-    def _upload(self, slot: int) -> None:
-        self.versions[slot] += 1
-        self.max_ranks[slot] = self.host_ranks[slot].max(initial=0)
-        self.has_scales[slot] = self.host_scales[slot].any()
+    def _upload(self, adapter_slot: int) -> None:
+        self.versions[adapter_slot] += 1
+        self.max_ranks[adapter_slot] = self.host_ranks[adapter_slot].max(initial=0)
+        self.has_scales[adapter_slot] = self.host_scales[adapter_slot].any()
         for table, host in (
             (self.ranks, self.host_ranks),
             (self.offsets, self.host_offsets),
             (self.scales, self.host_scales),
         ):
-            row = torch.from_numpy(host[slot])
-            table[slot].copy_(row.pin_memory() if table.is_cuda else row, non_blocking=True)
+            row = torch.from_numpy(host[adapter_slot])
+            table[adapter_slot].copy_(row.pin_memory() if table.is_cuda else row, non_blocking=True)

@@ -31,29 +31,31 @@ def attention(query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, wi
 
 
 def lora_delta(
-    x: Tensor, row_slots: list[int], arena: Tensor, table: LoraTable, layer: int, group: ProjectionGroup
+    x: Tensor, row_adapter_slots: list[int], arena: Tensor, table: LoraTable, layer: int, group: ProjectionGroup
 ) -> Tensor:
     """Returns the delta that `Backend.add_lora` must add, fp32 [num_rows, sum(out_features)]. Rows with slot -1 use the
     base model, and their delta is 0."""
-    delta = torch.zeros(len(row_slots), sum(group.out_features), dtype=torch.float32)
-    for row, slot in enumerate(row_slots):
+    delta = torch.zeros(len(row_adapter_slots), sum(group.out_features), dtype=torch.float32)
+    for row, adapter_slot in enumerate(row_adapter_slots):
         column = 0
         for target, features in zip(group.targets, group.out_features, strict=True):
-            if slot >= 0:
-                a = _block(arena, table, slot, layer, target, SIDE_A, group.in_features)
-                b = _block(arena, table, slot, layer, target, SIDE_B, features)
+            if adapter_slot >= 0:
+                a = _block(arena, table, adapter_slot, layer, target, SIDE_A, group.in_features)
+                b = _block(arena, table, adapter_slot, layer, target, SIDE_B, features)
                 delta[row, column : column + features] = (a @ x[row].float()) @ b
             column += features
     return delta
 
 
-def _block(arena: Tensor, table: LoraTable, slot: int, layer: int, target: int, side: int, width: int) -> Tensor:
+def _block(
+    arena: Tensor, table: LoraTable, adapter_slot: int, layer: int, target: int, side: int, width: int
+) -> Tensor:
     """Reads an adapter's A or B block (chosen by `side`) tile by tile. Returns fp32 [rank, width]."""
-    rank = int(table.ranks[slot, layer, target])
+    rank = int(table.ranks[adapter_slot, layer, target])
     rows = torch.zeros(rank, width, dtype=torch.float32)
     for first in range(0, rank, RANK_TILE):
         count = min(RANK_TILE, rank - first)
-        start = int(table.offsets[slot, layer, target, side, first // RANK_TILE]) * ALIGN
+        start = int(table.offsets[adapter_slot, layer, target, side, first // RANK_TILE]) * ALIGN
         tile = _fp8_tile(arena, start, count, width, side) if table.fp8 else arena[start : start + count * width]
         rows[first : first + count] = tile.view(count, width).float()
     return rows

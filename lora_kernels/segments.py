@@ -21,17 +21,17 @@ class SegmentPlan:
 
     Attributes:
         rows: int32 [num_lora_rows]. Batch rows that have an adapter, sorted by adapter, stable within one.
-        slots: int32 [num_segments]. Adapter table (`LoraTable`) slot of each segment, ascending.
+        adapter_slots: int32 [num_segments]. Adapter slot (in the `LoraTable`) of each segment, ascending.
         starts: int32 [num_segments + 1]. Segment i is `rows[starts[i]:starts[i + 1]]`.
     """
 
     rows: Int32Array
-    slots: Int32Array
+    adapter_slots: Int32Array
     starts: Int32Array
 
     @property
     def num_segments(self) -> int:
-        return len(self.slots)
+        return len(self.adapter_slots)
 
     @property
     def lengths(self) -> Int32Array:
@@ -39,14 +39,14 @@ class SegmentPlan:
         return np.diff(self.starts)
 
 
-def plan_segments(row_slots: Int32Array) -> SegmentPlan:
+def plan_segments(row_adapter_slots: Int32Array) -> SegmentPlan:
     """Groups rows by adapter.
 
     Args:
-        row_slots: int32 [num_rows]. Adapter table slot of each row; -1 for the base model.
+        row_adapter_slots: int32 [num_rows]. Adapter slot of each row; -1 for the base model.
     """
-    order = np.argsort(row_slots, kind="stable").astype(np.int32)
-    rows = order[int(np.count_nonzero(row_slots < 0)) :]
-    slots, first = np.unique(row_slots[rows], return_index=True)
+    order = np.argsort(row_adapter_slots, kind="stable").astype(np.int32)
+    rows = order[int(np.count_nonzero(row_adapter_slots < 0)) :]
+    adapter_slots, first = np.unique(row_adapter_slots[rows], return_index=True)
     starts = np.append(first, len(rows)).astype(np.int32)
-    return SegmentPlan(rows=rows, slots=slots.astype(np.int32), starts=starts)
+    return SegmentPlan(rows=rows, adapter_slots=adapter_slots.astype(np.int32), starts=starts)

@@ -22,7 +22,7 @@ from benchmarks.gpu.shapes import (
     make_bank,
     model_dtype,
     model_spec,
-    row_slots,
+    row_adapter_slots,
     with_layers,
 )
 from lora_kernels.backend import Backend
@@ -91,7 +91,10 @@ def add_lora(
     backend: Backend, bank: AdapterBank, group: ProjectionGroup, lengths: Sequence[int], out: Tensor, x: Tensor
 ) -> Tensor:
     """Return `out` plus the LoRA delta, without changing `out`."""
-    prepared, result = backend.prepare_lora(bank.arena, bank.table, plan_segments(row_slots(lengths))), out.clone()
+    prepared, result = (
+        backend.prepare_lora(bank.arena, bank.table, plan_segments(row_adapter_slots(lengths))),
+        out.clone(),
+    )
     backend.add_lora(result, x, prepared, 0, group)
     return result
 
@@ -99,21 +102,23 @@ def add_lora(
 def exact_delta(bank: AdapterBank, group: ProjectionGroup, lengths: Sequence[int], x: Tensor) -> Tensor:
     """Compute the LoRA delta in fp32, adapter by adapter."""
     parts = []
-    for slot, rows in enumerate(x.float().split(list(lengths))):
+    for adapter_slot, rows in enumerate(x.float().split(list(lengths))):
         deltas = [
-            rows @ _block(bank, slot, target, SIDE_A, group.in_features).T @ _block(bank, slot, target, SIDE_B, width)
+            rows
+            @ _block(bank, adapter_slot, target, SIDE_A, group.in_features).T
+            @ _block(bank, adapter_slot, target, SIDE_B, width)
             for target, width in zip(group.targets, group.out_features, strict=True)
         ]
         parts.append(torch.cat(deltas, dim=1))
     return torch.cat(parts)
 
 
-def _block(bank: AdapterBank, slot: int, target: int, side: int, width: int) -> Tensor:
+def _block(bank: AdapterBank, adapter_slot: int, target: int, side: int, width: int) -> Tensor:
     """Return A or B of an adapter's projection as [rank, width] in fp32."""
-    rank, tiles = bank.ranks[slot], []
+    rank, tiles = bank.ranks[adapter_slot], []
     for tile in range(-(-rank // RANK_TILE)):
         rows = min(RANK_TILE, rank - tile * RANK_TILE)
-        start = int(bank.table.host_offsets[slot, 0, target, side, tile]) * ALIGN
+        start = int(bank.table.host_offsets[adapter_slot, 0, target, side, tile]) * ALIGN
         tiles.append(bank.arena[start : start + rows * width].view(rows, width).float())
     return torch.cat(tiles)
 

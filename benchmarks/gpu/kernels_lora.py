@@ -24,7 +24,7 @@ from benchmarks.gpu.shapes import (
     make_bank,
     model_dtype,
     model_spec,
-    row_slots,
+    row_adapter_slots,
     spread,
 )
 from benchmarks.gpu.timing import copy_bandwidth, time_calls, time_host
@@ -98,8 +98,8 @@ def measure(work: LoraWork, spec: ModelSpec, bandwidth: float, device: torch.dev
     bank = cold_bank(work, spec, device)
     timing = time_calls(list(our_calls(our_backend(device), bank, work)), device)
     us = timing.us * len(bank.groups)
-    slots = range(len(work.ranks))
-    moved = lora_bytes(bank, slots, work.rows)
+    adapter_slots = range(len(work.ranks))
+    moved = lora_bytes(bank, adapter_slots, work.rows)
     flops = 2 * sum(rows * adapter_elements(spec, rank) for rows, rank in zip(work.lengths, work.ranks, strict=True))
     prepare_us = time_host(
         partial(prepare_anew, our_backend(device), bank, work), device, repeats=3 if device.type == "cpu" else 20
@@ -130,7 +130,7 @@ def our_calls(backend: Backend, bank: AdapterBank, work: LoraWork) -> list[Calla
     xs = [torch.empty(work.rows, group.in_features, **like).normal_() for group in bank.groups]
     outs = [torch.empty(work.rows, sum(group.out_features), **like).normal_() for group in bank.groups]
     for first in range(0, len(bank.ranks), len(work.ranks)):
-        plan = plan_segments(row_slots(work.lengths, first))
+        plan = plan_segments(row_adapter_slots(work.lengths, first))
         prepared = backend.prepare_lora(bank.arena, bank.table, plan)
         for layer in range(bank.spec.layers):
             for x, out, group in zip(xs, outs, bank.groups, strict=True):
@@ -141,4 +141,4 @@ def our_calls(backend: Backend, bank: AdapterBank, work: LoraWork) -> list[Calla
 def prepare_anew(backend: Backend, bank: AdapterBank, work: LoraWork) -> None:
     """Do the preparation of a step whose adapters differ from those of the previous step."""
     bank.table.versions += 1
-    backend.prepare_lora(bank.arena, bank.table, plan_segments(row_slots(work.lengths)))
+    backend.prepare_lora(bank.arena, bank.table, plan_segments(row_adapter_slots(work.lengths)))

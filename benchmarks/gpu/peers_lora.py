@@ -23,7 +23,7 @@ from benchmarks.gpu.journal import Journal, Value
 from benchmarks.gpu.kernels_lora import COLD_BYTES, MIXED, LoraWork, cold_bank, decode_work, our_calls, prepare_anew
 from benchmarks.gpu.ours import our_backend
 from benchmarks.gpu.peer_modules import SGLANG, VLLM, PeerAbsent, find_module, load_kernel_module
-from benchmarks.gpu.shapes import adapter_elements, groups_of, model_spec, row_slots, with_layers
+from benchmarks.gpu.shapes import adapter_elements, groups_of, model_spec, row_adapter_slots, with_layers
 from benchmarks.gpu.timing import Call, time_calls, time_host
 from engine.model.spec import ModelSpec
 from lora_kernels.layout import ProjectionGroup
@@ -88,7 +88,7 @@ class Vllm:
         for cache in (tables._LORA_A_PTR_DICT, tables._LORA_B_PTR_DICT):
             cache.clear()  # keyed by address, which may have belonged to another case's weights
         metadata = load_kernel_module(f"{folder}.lora_kernel_metadata", VLLM).LoRAKernelMeta
-        self._slots = torch.from_numpy(row_slots(work.lengths)).to(device)
+        self._slots = torch.from_numpy(row_adapter_slots(work.lengths)).to(device)
         self._meta = metadata.make(len(work.ranks), work.rows, device)
         self.prepare()
 
@@ -122,9 +122,9 @@ class Sglang:
     def prepare(self) -> object:
         """See `Peer.prepare`. The metadata is built on the host, one tensor each, as SGLang's backend does."""
         starts, owners = [0], []
-        for slot, rows in enumerate(self._work.lengths):
+        for adapter_slot, rows in enumerate(self._work.lengths):
             for first in range(0, rows, SEGMENT):
-                owners.append(slot)
+                owners.append(adapter_slot)
                 starts.append(starts[-1] + min(SEGMENT, rows - first))
 
         def put(values: Sequence[float], dtype: torch.dtype) -> Tensor:
@@ -159,9 +159,9 @@ class Sglang:
         """Return A as [num_adapters, targets * max_rank, in_features], each adapter's targets packed by its rank."""
         most, slices = max(weights.ranks), len(weights.a)
         stacked = torch.zeros_like(weights.a[0]).repeat(1, slices, 1)
-        for slot, rank in enumerate(weights.ranks):
+        for adapter_slot, rank in enumerate(weights.ranks):
             for index, part in enumerate(weights.a):
-                stacked[slot, index * rank : (index + 1) * rank] = part[slot, :rank]
+                stacked[adapter_slot, index * rank : (index + 1) * rank] = part[adapter_slot, :rank]
         assert stacked.shape[1] == slices * most
         return stacked.contiguous()
 
@@ -219,9 +219,11 @@ def check_peer(peer: Peer, work: LoraWork, spec: ModelSpec, device: torch.device
         x, out = peer_tensors(group, work.rows, device)
         peer.call(weights, x, out.zero_())()
         exact = []
-        for slot, rows in enumerate(x.float().split(list(work.lengths))):
+        for adapter_slot, rows in enumerate(x.float().split(list(work.lengths))):
             sides = zip(weights.a, weights.b, strict=True)
-            exact.append(torch.cat([rows @ a[slot].float().T @ b[slot].float().T for a, b in sides], dim=1))
+            exact.append(
+                torch.cat([rows @ a[adapter_slot].float().T @ b[adapter_slot].float().T for a, b in sides], dim=1)
+            )
         relative_error(out, torch.cat(exact), out.dtype)
 
 

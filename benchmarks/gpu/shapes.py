@@ -103,18 +103,18 @@ def make_bank(spec: ModelSpec, ranks: Sequence[int], dtype: torch.dtype, device:
     layouts = {rank: full_layout(spec, rank) for rank in set(ranks)}
     table = LoraTable(len(ranks), spec.layers, len(TARGETS), page_elems, device)
     next_page = 1
-    for slot, rank in enumerate(ranks):
+    for adapter_slot, rank in enumerate(ranks):
         pages = tuple(range(next_page, next_page + layouts[rank].num_pages))
-        table.set(slot, layouts[rank], pages)
+        table.set(adapter_slot, layouts[rank], pages)
         next_page += len(pages)
     arena = torch.empty(next_page * page_elems, dtype=dtype, device=device).normal_(0, 0.02)
     arena[:page_elems] = 0
     return AdapterBank(spec, tuple(ranks), arena, table)
 
 
-def lora_bytes(bank: AdapterBank, slots: Sequence[int], rows: int) -> int:
+def lora_bytes(bank: AdapterBank, adapter_slots: Sequence[int], rows: int) -> int:
     """Return the bytes that one layer must move: A and B of every adapter once, x once, the output read and written."""
-    weights = sum(adapter_elements(bank.spec, bank.ranks[slot]) for slot in slots)
+    weights = sum(adapter_elements(bank.spec, bank.ranks[adapter_slot]) for adapter_slot in adapter_slots)
     io = sum(rows * (group.in_features + 2 * sum(group.out_features)) for group in bank.groups)
     return (weights + io) * bank.arena.itemsize
 
@@ -124,7 +124,7 @@ def spread(ranks: Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(ranks[index % len(ranks)] for index in range(count))
 
 
-def row_slots(lengths: Sequence[int], first: int = 0) -> npt.NDArray[np.int32]:
+def row_adapter_slots(lengths: Sequence[int], first: int = 0) -> npt.NDArray[np.int32]:
     """Return the adapter slot of each row, int32 [num_rows]: `lengths[i]` rows use slot `first + i`."""
     return np.repeat(np.arange(first, first + len(lengths), dtype=np.int32), lengths)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.gpu.kernels_attention import DECODES, PREFILLS, TINY_DECODES, TINY_PREFILLS, Chunks, make_load
 from benchmarks.gpu.kernels_lora import MIXED, LoraWork, cold_bank, decode_work
-from benchmarks.gpu.shapes import AdapterBank, AttentionLoad, model_dtype, model_spec, row_slots
+from benchmarks.gpu.shapes import AdapterBank, AttentionLoad, model_dtype, model_spec, row_adapter_slots
 from benchmarks.gpu.tuner import Run, Subject
 from lora_kernels.backend import Backend
 from lora_kernels.gpu.triton_attention import PagedAttention
@@ -93,7 +93,7 @@ def lora_subject(kernel: str, device: torch.device) -> Subject:
 def lora_runs(bank: AdapterBank, work: LoraWork, config: Config) -> list[Run]:
     """Return one launch for each group and layer, over the first set of adapters, whose layers exceed any cache."""
     backend: Backend = TritonBackend(replace(LoraTuning(), **config))
-    prepared = backend.prepare_lora(bank.arena, bank.table, plan_segments(row_slots(work.lengths)))
+    prepared = backend.prepare_lora(bank.arena, bank.table, plan_segments(row_adapter_slots(work.lengths)))
     generator = torch.Generator(bank.arena.device).manual_seed(0)
     like: dict[str, Any] = {"dtype": bank.arena.dtype, "device": bank.arena.device}
     runs: list[Run] = []

@@ -30,7 +30,7 @@ class AdapterBudget:
         self._pages = pages
         held, config = state.tiers.held, state.config
         self._pages_left = config.adapter_pages - held.pages
-        self._rows_left = config.max_resident_adapters - held.rows
+        self._adapter_slots_left = config.max_resident_adapters - held.adapter_slots
         self._users: Counter[AdapterHash] = Counter()
         """Change that this plan makes to the number of sequences that run with each adapter."""
         self._freed: dict[AdapterHash, None] = {}
@@ -45,7 +45,7 @@ class AdapterBudget:
 
     def room(self, pages: int, slots: int) -> Room:
         """Return the room that is free without evicting adapters, given the free pages and slots."""
-        return Room(pages, slots, self._pages_left, self._rows_left)
+        return Room(pages, slots, self._pages_left, self._adapter_slots_left)
 
     @property
     def idle_room(self) -> Room:
@@ -88,13 +88,13 @@ class AdapterBudget:
             adapter.adapter_hash, self._pages.take(adapter.num_pages, lane), request_id
         )
         self._pages_left -= adapter.num_pages
-        self._rows_left -= 1
+        self._adapter_slots_left -= 1
 
     def evict(self, adapter: Adapter) -> None:
         self.evicted[adapter.adapter_hash] = adapter
         self._pages.give_back(adapter.pages)
         self._pages_left += adapter.num_pages
-        self._rows_left += 1
+        self._adapter_slots_left += 1
 
     def freed_by(self, victim: Sequence, let_go: Counter[AdapterHash]) -> Room:
         """Return the room that the victim's adapter would free if the victim were preempted.
@@ -136,15 +136,15 @@ class Room(NamedTuple):
     slots: int = 0
     """Slots of running sequences, of which there are `max_seqs`."""
     adapter_pages: int = 0
-    rows: int = 0
-    """Rows of the adapter table."""
+    adapter_slots: int = 0
+    """Slots of the adapter table."""
 
     def covers(self, need: Room) -> bool:
         return (
             self.pages >= need.pages
             and self.slots >= need.slots
             and self.adapter_pages >= need.adapter_pages
-            and self.rows >= need.rows
+            and self.adapter_slots >= need.adapter_slots
         )
 
     def plus(self, other: Room) -> Room:
@@ -152,5 +152,5 @@ class Room(NamedTuple):
             self.pages + other.pages,
             self.slots + other.slots,
             self.adapter_pages + other.adapter_pages,
-            self.rows + other.rows,
+            self.adapter_slots + other.adapter_slots,
         )

@@ -46,11 +46,11 @@ class Held(NamedTuple):
     """Resources that one adapter, or all adapters together, hold."""
 
     pages: int = 0
-    rows: int = 0
-    """Rows of the adapter table."""
+    adapter_slots: int = 0
+    """Slots of the adapter table."""
     pinned_pages: int = 0
     """Pages that pinned adapters need, resident or not."""
-    pinned_rows: int = 0
+    pinned_adapter_slots: int = 0
     host_bytes: int = 0
     idle_pages: int = 0
     """Pages of idle adapters, which no running sequence uses and no operator has pinned."""

@@ -80,8 +80,8 @@ def _out_of_reach(state: EngineState, adapter: Adapter, now: float) -> Refusal |
 def _fits_beside(config: CoreConfig, held: Held, adapter_pages: int, kv_pages: int) -> bool:
     """Return whether a request can run beside the pinned adapters. `adapter_pages` is the size of its own adapter, or 0
     if it has none or a pinned one; `kv_pages` is the size of its KV."""
-    pages, rows = held.pinned_pages + adapter_pages, held.pinned_rows + (adapter_pages > 0)
-    fits = rows <= config.max_resident_adapters and pages <= config.adapter_pages
+    pages, adapter_slots = held.pinned_pages + adapter_pages, held.pinned_adapter_slots + (adapter_pages > 0)
+    fits = adapter_slots <= config.max_resident_adapters and pages <= config.adapter_pages
     return fits and pages + kv_pages <= config.usable_pages
 
 
@@ -111,7 +111,8 @@ def unpinnable(state: EngineState, adapter: Adapter) -> str:
     is only a ceiling needs room for its expected answer.
     """
     config, held = state.config, state.tiers.held
-    held = held._replace(pinned_pages=held.pinned_pages + adapter.num_pages, pinned_rows=held.pinned_rows + 1)
+    pages, adapter_slots = held.pinned_pages + adapter.num_pages, held.pinned_adapter_slots + 1
+    held = held._replace(pinned_pages=pages, pinned_adapter_slots=adapter_slots)
     if not _fits_beside(config, held, 0, 0):
         return f"pinned adapters would take {held.pinned_pages} pages, and they may take {config.adapter_pages}"
     for seq in state.sequences.values():

@@ -142,8 +142,8 @@ def _tiers(state: EngineState) -> Iterator[str]:
         yield f"adapters are said to hold {tiers.held}, and hold {counted}"
     if counted.host_bytes > config.host_adapter_bytes:
         yield f"adapters take {counted.host_bytes} bytes of host memory, of {config.host_adapter_bytes}"
-    if counted.pages > config.adapter_pages or counted.rows > config.max_resident_adapters:
-        yield f"{counted.rows} adapters take {counted.pages} pages, of {config.adapter_pages}"
+    if counted.pages > config.adapter_pages or counted.adapter_slots > config.max_resident_adapters:
+        yield f"{counted.adapter_slots} adapters take {counted.pages} pages, of {config.adapter_pages}"
     if counted.pinned_pages > config.adapter_pages:
         yield f"pinned adapters need {counted.pinned_pages} pages, of {config.adapter_pages}"
     expected = {

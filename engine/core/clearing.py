@@ -117,7 +117,7 @@ class Clearing:
             return need
         spare = seq.lane is not Lane.INTERACTIVE and (self._state.running or self.num_admitted)
         watermark = int(self._config.scheduling.watermark * self._config.num_pages) if spare else 0
-        kept = self.reserved if need.rows else Room(self.reserved.pages)
+        kept = self.reserved if need.adapter_slots else Room(self.reserved.pages)
         return need.plus(kept).plus(Room(watermark))
 
     def _victims(self, need: Room, seq: Sequence) -> list[Sequence] | None:

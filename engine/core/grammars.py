@@ -46,7 +46,7 @@ class Stage(Enum):
 
 
 @dataclass(slots=True)
-class _Entry:
+class _GrammarEntry:
     live: int = 0
     """Number of sequences that need the grammar, waiting or running."""
     stage: Stage = Stage.WANTED
@@ -61,7 +61,7 @@ class Grammars:
     """All known grammars, their stages and their memory. Only `commit.py` and `apply.py` change them."""
 
     def __init__(self) -> None:
-        self._known: dict[Grammar, _Entry] = {}
+        self._known: dict[Grammar, _GrammarEntry] = {}
         self._stages: Counter[Stage] = Counter()
         """Number of known grammars in each stage."""
         self.memory = Shares()
@@ -95,7 +95,7 @@ class Grammars:
         if grammar is None:
             return
         if grammar not in self._known:
-            self._known[grammar] = _Entry()
+            self._known[grammar] = _GrammarEntry()
             self._stages[Stage.WANTED] += 1
         self._known[grammar].live += 1
 
@@ -135,11 +135,11 @@ class Grammars:
         self._charge(entry, max(0, num_bytes - LEAST_BYTES))
         return True
 
-    def _move(self, entry: _Entry, stage: Stage) -> None:
+    def _move(self, entry: _GrammarEntry, stage: Stage) -> None:
         self._stages[entry.stage] -= 1
         entry.stage = stage
         self._stages[stage] += 1
 
-    def _charge(self, entry: _Entry, num_bytes: int) -> None:
+    def _charge(self, entry: _GrammarEntry, num_bytes: int) -> None:
         entry.num_bytes += num_bytes
         self.memory.add(entry.tenant, entry.weight, num_bytes)

@@ -66,8 +66,8 @@ class Arena:
         by_layer = (self.pages.view(torch.float8_e4m3fn) if shape.fp8_kv else self.pages).unflatten(1, split)
         self._kv = tuple(by_layer[:, layer] for layer in range(shape.layers))
         self.copies = make_copies(self.pages)
-        self._slots: dict[AdapterHash, int] = {}
-        self._free_slots = list(range(max_adapters - 1, -1, -1))
+        self._adapter_slots: dict[AdapterHash, int] = {}
+        self._free_adapter_slots = list(range(max_adapters - 1, -1, -1))
 
     @property
     def flat(self) -> Tensor:
@@ -81,27 +81,27 @@ class Arena:
     def load_adapter(
         self, adapter_hash: AdapterHash, layout: AdapterLayout, blob: Blob, pages: tuple[PageId, ...]
     ) -> None:
-        """Starts to copy a packed adapter into `pages` and assigns it a slot.
+        """Starts to copy a packed adapter into `pages` and assigns it an adapter slot.
 
         Raises:
             ValueError: the adapter is already resident, every slot is taken, or the number of pages is wrong.
         """
-        if adapter_hash in self._slots:
+        if adapter_hash in self._adapter_slots:
             raise ValueError(f"adapter {adapter_hash} is resident already")
-        if not self._free_slots:
-            raise ValueError(f"adapter {adapter_hash} does not fit: all {len(self._slots)} slots are taken")
+        if not self._free_adapter_slots:
+            raise ValueError(f"adapter {adapter_hash} does not fit: all {len(self._adapter_slots)} slots are taken")
         if len(pages) != layout.num_pages:
             raise ValueError(f"adapter {adapter_hash} needs {layout.num_pages} pages, not {len(pages)}")
         self.copies.begin(blob, pages, layout)
-        slot = self._slots[adapter_hash] = self._free_slots.pop()
-        self.table.set(slot, layout, pages)
+        adapter_slot = self._adapter_slots[adapter_hash] = self._free_adapter_slots.pop()
+        self.table.set(adapter_slot, layout, pages)
 
     def evict_adapter(self, adapter_hash: AdapterHash) -> None:
         """Frees the adapter's slot. Its pages may be overwritten from now on."""
-        slot = self._slots.pop(adapter_hash)
-        self.table.clear(slot)
-        self._free_slots.append(slot)
+        adapter_slot = self._adapter_slots.pop(adapter_hash)
+        self.table.clear(adapter_slot)
+        self._free_adapter_slots.append(adapter_slot)
 
-    def slot(self, adapter_hash: AdapterHash | None) -> int:
-        """Returns the adapter's row in the table, -1 for the base model. Raises KeyError if it is not resident."""
-        return -1 if adapter_hash is None else self._slots[adapter_hash]
+    def adapter_slot(self, adapter_hash: AdapterHash | None) -> int:
+        """Returns the adapter's slot in the table, -1 for the base model. Raises KeyError if it is not resident."""
+        return -1 if adapter_hash is None else self._adapter_slots[adapter_hash]

@@ -77,7 +77,7 @@ class DeviceSample:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _SamplerEntry:
     """A request's slot, the facts about the request that the host needs, and the memory that its words point to."""
 
     slot: int
@@ -113,7 +113,7 @@ class DeviceSampler:
         self.last_tokens = torch.zeros(max_seqs, dtype=torch.int64, device=device)
         self._words = torch.zeros(max_seqs, len(SlotWords._fields), dtype=torch.int64, device=device)
         self._tiles = tiles or SamplingTiles()
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _SamplerEntry] = {}
         self._free = list(range(max_seqs - 1, -1, -1))
 
     def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
@@ -147,7 +147,7 @@ class DeviceSampler:
         )
         slot = self._free.pop()
         self._words[slot] = self._upload(words.pack())
-        self._entries[request_id] = _Entry(slot, words.kind == FILTERED, params.logprobs, edits, seen)
+        self._entries[request_id] = _SamplerEntry(slot, words.kind == FILTERED, params.logprobs, edits, seen)
 
     def remove(self, request_id: str) -> None:
         """See `TokenSampler.remove`."""
@@ -194,7 +194,7 @@ class DeviceSampler:
             return GREEDY
         return FILTERED if has_filters(params) else DRAWN
 
-    def _start_logprobs(self, logits: Tensor, ids: Tensor, entries: list[_Entry]) -> HostLogprobs | None:
+    def _start_logprobs(self, logits: Tensor, ids: Tensor, entries: list[_SamplerEntry]) -> HostLogprobs | None:
         wanted = [(row, entry.logprobs) for row, entry in enumerate(entries) if entry.logprobs is not None]
         if not wanted:
             return None

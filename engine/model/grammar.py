@@ -126,7 +126,7 @@ def _answer(grammar: Grammar, done: Future[tuple[LLMatcher, int]]) -> GrammarAns
 
 
 @dataclass(slots=True)
-class _Row:
+class _GrammarRow:
     """A running request that follows a grammar.
 
     Attributes:
@@ -160,7 +160,7 @@ class GrammarRoom:
         self._cache = GrammarCache(compiler, report)
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, _GrammarRow] = {}
 
     def prepare(self, forgotten: Sequence[Grammar], prepared: Sequence[Grammar]) -> None:
         for grammar in forgotten:
@@ -177,7 +177,7 @@ class GrammarRoom:
         matcher.consume_tokens(list(tokens[num_prompt:]))
         num_early = params.min_tokens - (len(tokens) - num_prompt)
         stops = pack_bits(stops_of(params, self._eos_token_ids, self._vocab_size), self._vocab_size)
-        self._rows[request_id] = _Row(params.grammar, matcher, num_early, stops)
+        self._rows[request_id] = _GrammarRow(params.grammar, matcher, num_early, stops)
         return params._replace(min_tokens=0)
 
     def remove(self, request_id: str) -> None:

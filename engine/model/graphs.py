@@ -39,7 +39,7 @@ Replay = Callable[[], None]
 """Launches the recorded work again."""
 
 
-class Recorder(Protocol):
+class LaunchRecorder(Protocol):
     """Records launches so that they can be replayed."""
 
     def record(self, launch: Callable[[], None]) -> Replay:
@@ -55,8 +55,8 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, launch: Callable[[], None]) -> Replay:
-        """See `Recorder.record`. Calls `launch` twice, so that kernels are compiled and libraries set up before the
-        capture."""
+        """See `LaunchRecorder.record`. Calls `launch` twice, so that kernels are compiled and libraries set up before
+        the capture."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             launch()
@@ -110,7 +110,7 @@ class StepGraphs:
     def __init__(
         self,
         parts: StepParts,
-        recorder: Recorder,
+        recorder: LaunchRecorder,
         max_rows: int,
         max_model_len: int,
         on_graph: Callable[[int, int], None] = lambda *_: None,
@@ -131,7 +131,7 @@ class StepGraphs:
     def fits(self, batch: HostBatch) -> bool:
         """Returns whether a step can be replayed: all rows decode, there is a rung for them, and no adapter scales
         outputs (DoRA), because those launches depend on which rows are scaled."""
-        is_scaled = self._parts.arena.table.has_scales[batch.segments.slots].any()
+        is_scaled = self._parts.arena.table.has_scales[batch.segments.adapter_slots].any()
         return batch.is_decoding and batch.num_rows <= self.rungs[-1] and not is_scaled
 
     @torch.inference_mode()
@@ -146,7 +146,7 @@ class StepGraphs:
         arena, sampler = self._parts.arena, self._parts.sampler
         rung = self._captured[bisect_left(self.rungs, batch.num_rows)]
         rows = rung.shape.rows
-        has_adapters = bool(arena.table.max_ranks[batch.segments.slots].any())
+        has_adapters = bool(arena.table.max_ranks[batch.segments.adapter_slots].any())
         self._upload(rung, batch, has_adapters)
         arena.copies.wait(self._parts.decoder.spec.layers - 1)
         (rung.with_adapters if has_adapters else rung.plain)()

@@ -228,7 +228,9 @@ class ModelRunner:
     def _admit(self, admission: Admission) -> None:
         name, known = admission.request_id, (admission.tokens, admission.num_prompt)
         self._sampler.add(name, self._grammars.add(name, admission.params, *known), *known)
-        self._batch.admit(admission, self._arena.slot(admission.adapter_hash), int(self._sampler.slots([name])[0]))
+        self._batch.admit(
+            admission, self._arena.adapter_slot(admission.adapter_hash), int(self._sampler.slots([name])[0])
+        )
 
     def _gather(self, plan: StepPlan) -> tuple[HostBatch, Masks | None]:
         batch = self._batch.gather(plan.chunks)

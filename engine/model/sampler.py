@@ -71,7 +71,7 @@ class TokenCounts:
 
 
 @dataclass(slots=True)
-class _Row:
+class _SamplerRow:
     """The sampler's state of one request."""
 
     params: SamplingParams
@@ -122,12 +122,12 @@ class Sampler:
     vocab_size: int
     device: torch.device
     eos_token_ids: tuple[int, ...] = ()
-    _rows: dict[str, _Row] = field(default_factory=dict, init=False, repr=False)
+    _rows: dict[str, _SamplerRow] = field(default_factory=dict, init=False, repr=False)
 
     def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
         """Adds a request, or resumes it after a preemption. `tokens` are all its known tokens, the prompt first."""
         bias_ids, bias = bias_of(params, self.vocab_size)
-        self._rows[request_id] = _Row(
+        self._rows[request_id] = _SamplerRow(
             params=params,
             position=len(tokens),
             num_generated=len(tokens) - num_prompt,
@@ -158,7 +158,7 @@ class Sampler:
             row.append(token)
         return [SampledToken(*result) for result in zip(request_ids, tokens.tolist(), logprobs, strict=True)]
 
-    def _choose(self, logits: Tensor, rows: list[_Row], masks: TokenMasks | None) -> Int64Array:
+    def _choose(self, logits: Tensor, rows: list[_SamplerRow], masks: TokenMasks | None) -> Int64Array:
         """Returns the next tokens, int64 [n]. Plain rows need only an argmax of the unchanged logits."""
         tokens = np.empty(len(rows), dtype=np.int64)
         masked = set(masks.rows) if masks else ()
@@ -172,7 +172,7 @@ class Sampler:
         return tokens
 
 
-def _choose_shaped(scores: Tensor, rows: list[_Row]) -> Int64Array:
+def _choose_shaped(scores: Tensor, rows: list[_SamplerRow]) -> Int64Array:
     """Returns the next token of each edited or drawn row. `scores`: fp32 [len(rows), vocab_size], changed in place."""
     _ban(scores, rows)
     _add_bias(scores, rows)
@@ -186,7 +186,7 @@ def _choose_shaped(scores: Tensor, rows: list[_Row]) -> Int64Array:
     return tokens
 
 
-def _draw(scores: Tensor, rows: list[_Row], filtered: bool) -> Int64Array:
+def _draw(scores: Tensor, rows: list[_SamplerRow], filtered: bool) -> Int64Array:
     """Returns the next token of each random row; all have filters or none has. `scores` may be changed."""
     seeds = np.array([[row.params.seed & SEED_MASK] for row in rows], dtype=np.uint64)
     positions = np.array([[row.position] for row in rows], dtype=np.uint64)
@@ -214,18 +214,18 @@ def _logprobs(logits: Tensor, wanted: Sequence[int | None], tokens: Int64Array) 
     return results
 
 
-def _ban(scores: Tensor, rows: list[_Row]) -> None:
+def _ban(scores: Tensor, rows: list[_SamplerRow]) -> None:
     if banned := [(i, row.banned) for i, row in enumerate(rows) if row.is_banned and len(row.banned)]:
         scores[_entries(banned, scores)] = -torch.inf
 
 
-def _add_bias(scores: Tensor, rows: list[_Row]) -> None:
+def _add_bias(scores: Tensor, rows: list[_SamplerRow]) -> None:
     if biased := [(i, row.bias_ids) for i, row in enumerate(rows) if len(row.bias_ids)]:
         values = _upload(np.concatenate([rows[i].bias for i, _ in biased]), scores)
         scores.index_put_(_entries(biased, scores), values, accumulate=True)
 
 
-def _penalise(scores: Tensor, rows: list[_Row]) -> None:
+def _penalise(scores: Tensor, rows: list[_SamplerRow]) -> None:
     """Applies the repetition penalty to every known token, then frequency and presence penalties to generated ones."""
     pairs = [(i, row.seen, row.params) for i, row in enumerate(rows) if row.seen]
     if not pairs:

@@ -12,7 +12,7 @@ from numba import carray, float32, njit
 
 from lora_kernels.cpu import simd
 from lora_kernels.cpu.formats import Format, load_as, size_of, store_as
-from lora_kernels.cpu.numba_attention_plan import CACHE_LINE, TILE, Block
+from lora_kernels.cpu.numba_attention_plan import CACHE_LINE, TILE, AttentionArguments
 from lora_kernels.cpu.openmp import ITEM, THREAD, Kernel
 from lora_kernels.cpu.products import MAX_ROWS, dot_rows, mix_rows
 from lora_kernels.cpu.simd import LANES
@@ -32,7 +32,7 @@ def make_kernel(fmt: Format) -> Kernel:
             )
             item = following
 
-    return Kernel(attend, Block)
+    return Kernel(attend, AttentionArguments)
 
 
 @njit

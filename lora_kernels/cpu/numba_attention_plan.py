@@ -30,7 +30,7 @@ NO_WINDOW = 1 << 40
 Int32Array = npt.NDArray[np.int32]
 
 
-class Block(ctypes.Structure):
+class AttentionArguments(ctypes.Structure):
     """Argument block of the attention kernel: addresses, and strides in bytes.
 
     `items` is int32 [num_items, 6], see `plan_items`; `scratch` has one piece of `scratch_bytes` per thread. `of_step`
@@ -61,23 +61,23 @@ class AttentionForm(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionPlan:
+class NumbaAttentionPlan:
     """A step's argument block and the memory it points to. Each layer sets the addresses `query`, `out` and `kv`, and
     the strides of the query."""
 
-    block: Block
+    block: AttentionArguments
     items: Int32Array
     scratch: Tensor
     batch: AttentionBatch
 
 
-def plan_attention(form: AttentionForm, batch: AttentionBatch) -> AttentionPlan:
+def plan_attention(form: AttentionForm, batch: AttentionBatch) -> NumbaAttentionPlan:
     heads, (block_size, kv_heads, dims) = form.heads, form.kv_shape[2:]
     items = plan_items(batch, kv_heads, torch.get_num_threads())
     rows = max(MAX_ROWS, int((items[:, 2] * items[:, 5]).max()) * heads // kv_heads)
     scratch = torch.empty(torch.get_num_threads(), _scratch_bytes(rows, dims, block_size), dtype=torch.uint8)
     page, side, token, head = (stride * form.number_bytes for stride in form.kv_stride[:4])
-    block = Block(
+    block = AttentionArguments(
         num_items=len(items),
         items=items.ctypes.data,
         page=page,
@@ -96,7 +96,7 @@ def plan_attention(form: AttentionForm, batch: AttentionBatch) -> AttentionPlan:
         scratch_rows=rows,
         scale=form.scale,
     )
-    return AttentionPlan(block, items, scratch, batch)
+    return NumbaAttentionPlan(block, items, scratch, batch)
 
 
 def plan_items(batch: AttentionBatch, kv_heads: int, threads: int) -> Int32Array:

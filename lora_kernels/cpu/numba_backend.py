@@ -12,7 +12,7 @@ from torch import Tensor
 from lora_kernels.backend import AttentionBatch
 from lora_kernels.cpu import numba_attention, numba_lora, numba_pointwise
 from lora_kernels.cpu.formats import FORMATS
-from lora_kernels.cpu.numba_attention_plan import AttentionForm, AttentionPlan, plan_attention
+from lora_kernels.cpu.numba_attention_plan import AttentionForm, NumbaAttentionPlan, plan_attention
 from lora_kernels.cpu.numba_pointwise import NumbaPointwise
 from lora_kernels.cpu.numba_tape import Tape, player
 from lora_kernels.cpu.openmp import Kernel, team
@@ -30,9 +30,9 @@ class NumbaBackend:
         self.name = "numba" if self._team.is_parallel else "numba, one thread"
         self._kernels: dict[tuple[Any, torch.dtype], Kernel] = {}
         self._batch: AttentionBatch | None = None
-        self._attention_plans: dict[AttentionForm, AttentionPlan] = {}
+        self._attention_plans: dict[AttentionForm, NumbaAttentionPlan] = {}
         self._lora_key: tuple[Any, ...] = ()
-        self._lora: numba_lora.PreparedLora | None = None
+        self._lora: numba_lora.NumbaLora | None = None
 
     def compile(self, dtype: torch.dtype, on_kernel: Callable[[int, int], None]) -> None:
         """Compiles every kernel for a dtype now instead of on first use.
@@ -74,9 +74,9 @@ class NumbaBackend:
         self._team.run(self._kernel(numba_attention, query.dtype), block, block.num_items, form)
         return out
 
-    def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> numba_lora.PreparedLora | None:
+    def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> numba_lora.NumbaLora | None:
         """See `Backend.prepare_lora`."""
-        parts = (plan.rows, plan.slots, plan.starts, table.versions[plan.slots])
+        parts = (plan.rows, plan.adapter_slots, plan.starts, table.versions[plan.adapter_slots])
         key = (table, arena.data_ptr(), torch.get_num_threads(), *(part.tobytes() for part in parts))
         if key != self._lora_key:
             self._lora = numba_lora.prepare(arena, table, plan)
@@ -84,12 +84,12 @@ class NumbaBackend:
         return self._lora
 
     def add_lora(
-        self, out: Tensor, x: Tensor, prepared: numba_lora.PreparedLora, layer: int, group: ProjectionGroup
+        self, out: Tensor, x: Tensor, prepared: numba_lora.NumbaLora, layer: int, group: ProjectionGroup
     ) -> None:
         """See `Backend.add_lora`."""
         prepared.add(out, x, layer, group, self._team, self._kernel(numba_lora, x.dtype))
 
-    def renew(self, tape: Tape, batch: AttentionBatch, prepared: numba_lora.PreparedLora | None) -> None:
+    def renew(self, tape: Tape, batch: AttentionBatch, prepared: numba_lora.NumbaLora | None) -> None:
         """Replaces the recorded step's plans on the tape with this step's plans. Call it before playing the tape."""
         for form in tape.forms:
             if isinstance(form, AttentionForm):
@@ -103,7 +103,7 @@ class NumbaBackend:
             self._kernels[key] = module.make_kernel(FORMATS[dtype])
         return self._kernels[key]
 
-    def _attention_plan(self, form: AttentionForm, batch: AttentionBatch) -> AttentionPlan:
+    def _attention_plan(self, form: AttentionForm, batch: AttentionBatch) -> NumbaAttentionPlan:
         if batch is not self._batch:  # identity is enough: a batch never changes
             self._batch, self._attention_plans = batch, {}
         if form not in self._attention_plans:

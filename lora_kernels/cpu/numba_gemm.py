@@ -47,7 +47,7 @@ _BFloat._create_instance()
 _PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
 
 
-class Block(ctypes.Structure):
+class GemmArguments(ctypes.Structure):
     """Argument block: addresses, and strides in bytes. `w` points to the panels, and `bias` to one fp32 for each output
     of every panel."""
 
@@ -68,7 +68,7 @@ class PackedLinear:
         if bias is not None:
             self._bias[: self._features] = bias
         self._kernel, self._team = _kernel(), team()
-        self._block = Block(
+        self._block = GemmArguments(
             panels=len(self._weight),
             w=self._weight.data_ptr(),
             pairs=self._width // 2,
@@ -136,7 +136,7 @@ def _kernel() -> Kernel:
                 start = stop
             panel = following
 
-    return Kernel(multiply, Block)
+    return Kernel(multiply, GemmArguments)
 
 
 def _make_tile(rows: int) -> Any:

@@ -37,13 +37,13 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
 
-class Block(ctypes.Structure):
+class LoraArguments(ctypes.Structure):
     """Argument block of the LoRA kernel: addresses, and strides in bytes.
 
-    `tiles` is int32 [num_tiles, 3]: (slot, index of the first row in `rows`, number of rows). `targets` is int64
-    [num_targets, 3]: (index in the table, first output column, number of output columns); an item has `item_targets` of
-    them. `ranks` and `offsets` point to the layer's entries in the table. `of_step` names the fields that change from
-    step to step and are the same in all layers, see `Tape.renew`.
+    `tiles` is int32 [num_tiles, 3]: (adapter slot, index of the first row in `rows`, number of rows). `targets` is
+    int64 [num_targets, 3]: (index in the table, first output column, number of output columns); an item has
+    `item_targets` of them. `ranks` and `offsets` point to the layer's entries in the table. `of_step` names the fields
+    that change from step to step and are the same in all layers, see `Tape.renew`.
     """
 
     _fields_ = [
@@ -66,7 +66,7 @@ def make_kernel(fmt: Format) -> Kernel:
             _add_item(block, fmt, scratch, item, following if following < block.num_items else item)
             item = following
 
-    return Kernel(add, Block)
+    return Kernel(add, LoraArguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +74,14 @@ class GroupPlan:
     """A projection group's argument block and the memory it points to. `touched` says for each layer whether any
     adapter touches the group."""
 
-    block: Block
+    block: LoraArguments
     targets: Int64Array
     scratch: Tensor
     touched: tuple[bool, ...]
 
 
 @dataclass(slots=True)
-class PreparedLora:
+class NumbaLora:
     """The data that all layers of a step share. The part of a projection group is made when the group is first used."""
 
     arena: Tensor
@@ -110,7 +110,7 @@ class PreparedLora:
         targets = np.stack([group.targets, columns, group.out_features], axis=1).astype(np.int64)
         scratch = torch.empty(torch.get_num_threads(), _scratch_bytes(group.in_features), dtype=torch.uint8)
         whole = len(self.tiles) >= TILES_A_THREAD * torch.get_num_threads()
-        block = Block(
+        block = LoraArguments(
             num_items=len(self.tiles) * (1 if whole else len(targets)),
             item_targets=len(targets) if whole else 1,
             num_targets=len(targets),
@@ -124,31 +124,31 @@ class PreparedLora:
             scratch=scratch.data_ptr(),
             scratch_bytes=scratch.shape[1],
         )
-        slots = np.unique(self.tiles[:, 0])
-        touched = np.any(self.table.host_ranks[slots][:, :, list(group.targets)] > 0, axis=(0, 2)).tolist()
+        adapter_slots = np.unique(self.tiles[:, 0])
+        touched = np.any(self.table.host_ranks[adapter_slots][:, :, list(group.targets)] > 0, axis=(0, 2)).tolist()
         plan = self.groups[group] = GroupPlan(block, targets, scratch, tuple(touched))
         return plan
 
 
-def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> PreparedLora | None:
+def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> NumbaLora | None:
     """See `Backend.prepare_lora`."""
     if not plan.num_segments:
         return None
-    return PreparedLora(arena, table, plan.rows, cut_tiles(plan, table.max_ranks))
+    return NumbaLora(arena, table, plan.rows, cut_tiles(plan, table.max_ranks))
 
 
 def cut_tiles(plan: SegmentPlan, ranks: Int32Array) -> Int32Array:
-    """Cuts segments into tiles of up to four rows, highest ranks first. Returns int32 [num_tiles, 3]: (slot, index of
-    the first row in `plan.rows`, number of rows).
+    """Cuts segments into tiles of up to four rows, highest ranks first. Returns int32 [num_tiles, 3]: (adapter
+    slot, index of the first row in `plan.rows`, number of rows).
 
     Args:
-        ranks: int32 [max_slots]. The largest rank of each slot.
+        ranks: int32 [max_adapter_slots]. The largest rank of each slot.
     """
     counts = -(-plan.lengths // MAX_ROWS)
     segment = np.repeat(np.arange(plan.num_segments), counts)
     within = (np.arange(len(segment)) - np.repeat(np.cumsum(counts) - counts, counts)) * MAX_ROWS
     rows = np.minimum(MAX_ROWS, plan.lengths[segment] - within)
-    tiles = np.stack([plan.slots[segment], plan.starts[segment] + within, rows], axis=1).astype(np.int32)
+    tiles = np.stack([plan.adapter_slots[segment], plan.starts[segment] + within, rows], axis=1).astype(np.int32)
     return tiles[np.argsort(-ranks[tiles[:, 0]], kind="stable")]
 
 
@@ -162,8 +162,8 @@ def _scratch_bytes(in_features: int) -> int:
 def _add_item(block, fmt, scratch, item, following):
     simd.stay_apart()
     (tile, target), (next_tile, next_target) = _parts(block, item), _parts(block, following)
-    slot, next_slot, num_rows = simd.read_i32(tile), simd.read_i32(next_tile), simd.read_i32(tile + 8)
-    if not _is_touched(block, slot, target):
+    adapter_slot, next_adapter_slot, num_rows = simd.read_i32(tile), simd.read_i32(next_tile), simd.read_i32(tile + 8)
+    if not _is_touched(block, adapter_slot, target):
         return
     rows = block.rows + 4 * simd.read_i32(tile + 4)
     width, size = block.in_features, size_of(fmt)
@@ -173,18 +173,20 @@ def _add_item(block, fmt, scratch, item, following):
         for i in range(0, width, LANES):
             simd.store(scratch + r * x_bytes + 4 * i, load_as(fmt, source + size * i, width - i))
     for _ in range(block.item_targets):
-        _add_target(block, fmt, scratch, x_bytes, rows, num_rows, (slot, target), (next_slot, next_target))
+        _add_target(
+            block, fmt, scratch, x_bytes, rows, num_rows, (adapter_slot, target), (next_adapter_slot, next_target)
+        )
         target += 24
         next_target += 24
 
 
 @njit
-def _is_touched(block, slot, target):
+def _is_touched(block, adapter_slot, target):
     """Returns whether the adapter has a rank at any of an item's targets. A tape runs the kernel for every layer and
     projection, touched or not."""
     ranks = 0
     for number in range(block.item_targets):
-        ranks += _rank(block, (slot, target + 24 * number))
+        ranks += _rank(block, (adapter_slot, target + 24 * number))
     return ranks > 0
 
 
@@ -197,8 +199,8 @@ def _parts(block, item):
 
 @njit
 def _add_target(block, fmt, scratch, x_bytes, rows, num_rows, of, following):
-    """Adds the delta of one target to an item's rows. `of` and `following` are (slot, address of the target) in this
-    item and in the thread's next item, whose weights are prefetched."""
+    """Adds the delta of one target to an item's rows. `of` and `following` are (adapter slot, address of the target)
+    in this item and in the thread's next item, whose weights are prefetched."""
     simd.stay_apart()
     rank = _rank(block, of)
     if not rank:
@@ -224,8 +226,8 @@ def _add_target(block, fmt, scratch, x_bytes, rows, num_rows, of, following):
 
 @njit
 def _rank(block, of):
-    slot, target = of
-    return simd.read_i32(block.ranks + slot * block.ranks_slot + 4 * simd.read_i64(target))
+    adapter_slot, target = of
+    return simd.read_i32(block.ranks + adapter_slot * block.ranks_slot + 4 * simd.read_i64(target))
 
 
 @njit
@@ -238,8 +240,8 @@ def _weights(block, fmt, of, following, side, first):
 
 @njit
 def _tile(block, fmt, of, side, first):
-    slot, target = of
-    offsets = block.offsets + slot * block.offsets_slot + simd.read_i64(target) * 8 * MAX_TILES
+    adapter_slot, target = of
+    offsets = block.offsets + adapter_slot * block.offsets_slot + simd.read_i64(target) * 8 * MAX_TILES
     return block.arena + simd.read_i32(offsets + 4 * (side * MAX_TILES + first // RANK_TILE)) * ALIGN * size_of(fmt)
 
 

@@ -91,7 +91,7 @@ class _Call(NamedTuple):
 
 
 class _Recording:
-    """A `Recorder` that collects calls and allocates from a workspace."""
+    """A `TapeRecorder` that collects calls and allocates from a workspace."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.calls: list[_Call] = []

@@ -42,7 +42,7 @@ class Kernel:
         self.alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
 
 
-class Recorder(Protocol):
+class TapeRecorder(Protocol):
     """Receives every kernel run while recording, and allocates the tensors that kernels pass to each other."""
 
     def take(self, kernel: Kernel, block: ctypes.Structure, form: Hashable) -> None: ...
@@ -51,7 +51,7 @@ class Recorder(Protocol):
 
 
 class _OfThread(threading.local):
-    recorder: Recorder | None = None
+    recorder: TapeRecorder | None = None
 
 
 _OWN = _OfThread()
@@ -78,7 +78,7 @@ class Team:
             self.barrier = ctypes.cast(library.GOMP_barrier, ctypes.c_void_p).value or 0
 
     @contextmanager
-    def recorded_by(self, recorder: Recorder) -> Iterator[None]:
+    def recorded_by(self, recorder: TapeRecorder) -> Iterator[None]:
         """Passes every kernel that this thread runs in the context to `recorder` as well as running it. Contexts must
         not be nested."""
         _OWN.recorder = recorder

@@ -25,7 +25,7 @@ class TritonBackend:
         self.paged_attention = attention or PagedAttention()
         self._lora_tuning = lora_tuning
         self._lora_key: tuple[Any, ...] = ()
-        self._lora: triton_lora_plan.PreparedLora | None = None
+        self._lora: triton_lora_plan.TritonLora | None = None
 
     def rotate_and_write(
         self, qkv: Tensor, kv: Tensor, batch: AttentionBatch, cos: Tensor, sin: Tensor, norms: HeadNorms | None
@@ -43,9 +43,9 @@ class TritonBackend:
         """See `Backend.attention`."""
         return self.paged_attention(query, kv, batch, scale, window)
 
-    def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> triton_lora_plan.PreparedLora | None:
+    def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> triton_lora_plan.TritonLora | None:
         """See `Backend.prepare_lora`."""
-        parts = (plan.rows, plan.slots, plan.starts, table.versions[plan.slots])
+        parts = (plan.rows, plan.adapter_slots, plan.starts, table.versions[plan.adapter_slots])
         key = (table, arena.data_ptr(), *(part.tobytes() for part in parts))
         if key != self._lora_key:
             self._lora = triton_lora_plan.prepare(arena, table, plan, self._lora_tuning)
@@ -54,7 +54,7 @@ class TritonBackend:
 
     def record_lora(
         self, arena: Tensor, table: LoraTable, workspace: triton_lora_plan.LoraWorkspace
-    ) -> triton_lora_plan.PreparedLora:
+    ) -> triton_lora_plan.TritonLora:
         """Prepares launches for recording that serve any step the workspace fits. See `triton_lora_plan.record`."""
         return triton_lora_plan.record(arena, table, workspace, workspace.max_rows, self._lora_tuning)
 
@@ -65,7 +65,7 @@ class TritonBackend:
         return workspace.fill(host, table, plan, self._lora_tuning)
 
     def add_lora(
-        self, out: Tensor, x: Tensor, prepared: triton_lora_plan.PreparedLora, layer: int, group: ProjectionGroup
+        self, out: Tensor, x: Tensor, prepared: triton_lora_plan.TritonLora, layer: int, group: ProjectionGroup
     ) -> None:
         """See `Backend.add_lora`."""
         triton_lora.add(out, x, prepared, layer, group)

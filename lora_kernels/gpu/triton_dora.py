@@ -19,7 +19,8 @@ BLOCK = 1024
 
 @dataclass(frozen=True, slots=True)
 class TritonScales:
-    """`BaseScales` in Triton. `items` is int32 [num_rows, 2] on the device: (batch row, table slot) per scaled row."""
+    """`BaseScales` in Triton. `items` is int32 [num_rows, 2] on the device: (batch row, adapter slot) of each scaled
+    row."""
 
     arena: Tensor
     table: LoraTable
@@ -52,7 +53,7 @@ def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> TritonScales 
     scaled = scaled_rows(table, plan)
     if scaled is None:
         return None
-    items = torch.from_numpy(np.stack([scaled.rows, scaled.slots], axis=1).astype(np.int32))
+    items = torch.from_numpy(np.stack([scaled.rows, scaled.adapter_slots], axis=1).astype(np.int32))
     if arena.is_cuda:
         items = items.pin_memory()
     return TritonScales(arena, table, items.to(arena.device, non_blocking=True))
@@ -90,8 +91,8 @@ def scale_kernel(
         blocks_before += (OUT_FEATURES[i] + BLOCK - 1) // BLOCK
         columns_before += OUT_FEATURES[i]
     item = items_ptr + tl.program_id(0) * 2
-    row, slot = tl.load(item).to(tl.int64), tl.load(item + 1)
-    start = tl.load(scales_ptr + (slot * LAYERS + layer) * TARGETS + target).to(tl.int64) * ALIGN
+    row, adapter_slot = tl.load(item).to(tl.int64), tl.load(item + 1)
+    start = tl.load(scales_ptr + (adapter_slot * LAYERS + layer) * TARGETS + target).to(tl.int64) * ALIGN
     if start > 0:
         n = within * BLOCK + tl.arange(0, BLOCK)
         mask = n < features

@@ -20,20 +20,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lora_kernels.gpu.triton_lora_plan import PreparedLora, TileList
+from lora_kernels.gpu.triton_lora_plan import TileList, TritonLora
 from lora_kernels.gpu.triton_lora_tuning import PART_UNIT
 from lora_kernels.layout import ALIGN, FP8_SCALES, MAX_TILES, RANK_TILE, ProjectionGroup
 
 LAYOUT = {"ALIGN": ALIGN, "RANK_TILE": RANK_TILE, "MAX_TILES": MAX_TILES}
 
 
-def add(out: Tensor, x: Tensor, prepared: PreparedLora, layer: int, group: ProjectionGroup) -> None:
+def add(out: Tensor, x: Tensor, prepared: TritonLora, layer: int, group: ProjectionGroup) -> None:
     """See `Backend.add_lora`."""
     shrink(x, prepared, layer, group)
     expand(out, prepared, layer, group)
 
 
-def shrink(x: Tensor, prepared: PreparedLora, layer: int, group: ProjectionGroup) -> None:
+def shrink(x: Tensor, prepared: TritonLora, layer: int, group: ProjectionGroup) -> None:
     """Computes the first half of `add`, into `prepared.sums`. It needs only the input of the base projection, and may
     run concurrently with that projection.
 
@@ -61,7 +61,7 @@ def shrink(x: Tensor, prepared: PreparedLora, layer: int, group: ProjectionGroup
             )
 
 
-def expand(out: Tensor, prepared: PreparedLora, layer: int, group: ProjectionGroup) -> None:
+def expand(out: Tensor, prepared: TritonLora, layer: int, group: ProjectionGroup) -> None:
     """Computes the second half of `add`, from `prepared.sums`.
 
     Args:
@@ -87,18 +87,18 @@ def expand(out: Tensor, prepared: PreparedLora, layer: int, group: ProjectionGro
             )
 
 
-def _stored(prepared: PreparedLora) -> Tensor:
+def _stored(prepared: TritonLora) -> Tensor:
     """Returns the arena viewed in the dtype in which kernels read A and B tiles: int8 for FP8."""
     return prepared.arena.view(torch.int8) if prepared.table.fp8 else prepared.arena
 
 
-def _tables(prepared: PreparedLora, tiles: TileList) -> tuple[Tensor, ...]:
+def _tables(prepared: TritonLora, tiles: TileList) -> tuple[Tensor, ...]:
     """Returns the tensors that both kernels take, in the order of their arguments."""
     table = prepared.table
     return (prepared.sums, table.offsets, table.ranks, tiles.tiles, tiles.count, prepared.rows)
 
 
-def _constants(prepared: PreparedLora, group: ProjectionGroup) -> dict[str, Any]:
+def _constants(prepared: TritonLora, group: ProjectionGroup) -> dict[str, Any]:
     _, layers, targets = prepared.table.ranks.shape
     return {"LAYERS": layers, "TARGETS": targets, "GROUP": group.targets, "FP8": prepared.table.fp8, **LAYOUT}
 
@@ -142,8 +142,8 @@ def shrink_kernel(
         target = tl.where(index == i, GROUP[i], target)
     for number in range(tl.program_id(1), tl.load(count_ptr), tl.num_programs(1)):
         item = tiles_ptr + number * 4
-        slot, first, count, first_rank = tl.load(item), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
-        entry = (slot * LAYERS + layer) * TARGETS + target
+        adapter_slot, first, count, first_rank = tl.load(item), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
+        entry = (adapter_slot * LAYERS + layer) * TARGETS + target
         rank = tl.load(ranks_ptr + entry)
         if first_rank < rank:
             r = first_rank + tl.arange(0, RANKS)
@@ -267,8 +267,8 @@ def expand_kernel(
     part_stride = (len(GROUP) * max_rows).to(tl.int64) * sums_stride
     for number in range(tl.program_id(1), tl.load(count_ptr), tl.num_programs(1)):
         item = tiles_ptr + number * 4
-        slot, first, count = tl.load(item), tl.load(item + 1), tl.load(item + 2)
-        entry = (slot * LAYERS + layer) * TARGETS + target
+        adapter_slot, first, count = tl.load(item), tl.load(item + 1), tl.load(item + 2)
+        entry = (adapter_slot * LAYERS + layer) * TARGETS + target
         tiles = offsets_ptr + entry * (2 * MAX_TILES) + MAX_TILES
         rank = tl.load(ranks_ptr + entry)
         for done in range(0, tl.where(rank > 0, count, 0), ROWS):

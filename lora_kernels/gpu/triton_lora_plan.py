@@ -41,7 +41,7 @@ class TileList:
     """A list of tiles that kernels walk.
 
     Attributes:
-        tiles: int32 [capacity, 4] on the device. (slot, first index into the rows, number of rows, first rank).
+        tiles: int32 [capacity, 4] on the device. (adapter slot, first index into the rows, number of rows, first rank).
         count: int32 [1] on the device. Number of tiles in the list.
         programs: number of programs that a launch has along the list; 0 means that nothing is launched.
     """
@@ -62,7 +62,7 @@ class TileLists:
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedLora:
+class TritonLora:
     """The data that all layers of a step share.
 
     Attributes:
@@ -115,7 +115,7 @@ class LoraWorkspace:
         Raises:
             ValueError: The step has more rows or a higher rank than the workspace was made for.
         """
-        ranks = table.max_ranks[plan.slots]
+        ranks = table.max_ranks[plan.adapter_slots]
         if len(plan.rows) > self.max_rows or ranks.max(initial=0) > self.max_rank:
             raise ValueError(f"{len(plan.rows)} rows of rank {ranks.max(initial=0)} do not fit this workspace")
         lists = _cut(plan, ranks, tuning, long_from=self.max_rows + 1)
@@ -132,10 +132,10 @@ def workspace_numbers(max_rows: int, max_rank: int = MAX_RANK) -> int:
     return _workspace_sections(max_rows, _round_up(max_rank, RANK_TILE))[-1]
 
 
-def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan, tuning: LoraTuning = SHIPPED) -> PreparedLora | None:
+def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan, tuning: LoraTuning = SHIPPED) -> TritonLora | None:
     """Prepares one step whose launches are not recorded, with one upload. See `Backend.prepare_lora`. Returns None also
     if all adapters have rank 0."""
-    ranks = table.max_ranks[plan.slots]
+    ranks = table.max_ranks[plan.adapter_slots]
     if not ranks.any():
         return None
     lists = _cut(plan, ranks, tuning, tuning.long_from)
@@ -147,18 +147,18 @@ def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan, tuning: LoraTuni
     max_rank = _round_up(int(ranks.max()), RANK_TILE)
     sums = torch.empty((MAX_PARTS, len(plan.rows), max_rank), dtype=torch.float32, device=arena.device)
     rows = meta[HEADER : HEADER + len(plan.rows)]
-    return PreparedLora(arena, table, rows, _lists(meta, sections, counts), sums, tuning)
+    return TritonLora(arena, table, rows, _lists(meta, sections, counts), sums, tuning)
 
 
 def record(
     arena: Tensor, table: LoraTable, workspace: LoraWorkspace, num_rows: int, tuning: LoraTuning = SHIPPED
-) -> PreparedLora:
+) -> TritonLora:
     """Prepares launches that serve any step of up to `num_rows` rows whose lists `upload` put into the workspace."""
     shrink = min(num_rows * workspace.max_rank // RANK_TILE, max(num_rows, tuning.shrink_programs))
     programs = (min(num_rows, tuning.expand_programs), shrink, 0, 0)
     rows = workspace.meta[HEADER : HEADER + workspace.max_rows]
     lists = _lists(workspace.meta, workspace.sections, programs)
-    return PreparedLora(arena, table, rows, lists, workspace.sums, tuning)
+    return TritonLora(arena, table, rows, lists, workspace.sums, tuning)
 
 
 def upload(workspace: LoraWorkspace, table: LoraTable, plan: SegmentPlan, tuning: LoraTuning = SHIPPED) -> None:
@@ -199,7 +199,7 @@ def _cut_tiles(plan: SegmentPlan, ranks: Int32Array, tile_rows: int, tile_ranks:
     segment = np.repeat(order, counts)
     first = plan.starts[segment] + _within(counts) * tile_rows
     row_tiles = np.zeros((len(segment), 4), dtype=np.int32)
-    row_tiles[:, 0] = plan.slots[segment]
+    row_tiles[:, 0] = plan.adapter_slots[segment]
     row_tiles[:, 1] = first
     row_tiles[:, 2] = np.minimum(plan.starts[segment + 1] - first, tile_rows)
     counts = -(-ranks[segment] // tile_ranks)

@@ -59,14 +59,14 @@ class PrefillChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionPlan:
+class TorchAttentionPlan:
     """Index tensors that every layer of a step shares."""
 
     decodes: tuple[DecodeChunk, ...]
     prefills: tuple[PrefillChunk, ...]
 
 
-def plan_attention(kv: Tensor, batch: AttentionBatch, group: int, window: int | None) -> AttentionPlan:
+def plan_attention(kv: Tensor, batch: AttentionBatch, group: int, window: int | None) -> TorchAttentionPlan:
     """Plans the attention of a step. `group` is the number of query heads per KV head."""
     block_size, page_bytes = kv.shape[2], kv[0].numel() * kv.element_size()
     tables = batch.block_tables.numpy()
@@ -80,10 +80,10 @@ def plan_attention(kv: Tensor, batch: AttentionBatch, group: int, window: int | 
         _plan_prefill(sequence, tables, batch, block_size, group, window, kv.dtype)
         for sequence in range(batch.num_decodes, len(lens))
     )
-    return AttentionPlan(decodes, prefills)
+    return TorchAttentionPlan(decodes, prefills)
 
 
-def attend(query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+def attend(query: Tensor, kv: Tensor, plan: TorchAttentionPlan, scale: float) -> Tensor:
     """See `Backend.attention`."""
     out = torch.empty_like(query)
     for decode in plan.decodes:

@@ -97,7 +97,7 @@ class GroupWeights:
 
 
 @dataclass(slots=True)
-class PreparedLora:
+class TiledLora:
     """The data that all layers of a step share. The part of a projection group is made when the group is first used."""
 
     arena: Tensor
@@ -123,22 +123,22 @@ class PreparedLora:
         return self.groups[group]
 
     def _index_group(self, group: ProjectionGroup) -> GroupWeights:
-        slots = np.concatenate([tile.slots[tile.slots >= 0] for tile in self.tiles])
+        adapter_slots = np.concatenate([tile.adapter_slots[tile.adapter_slots >= 0] for tile in self.tiles])
         ranks = self.table.host_ranks[:, :, group.targets]
-        touched = (ranks[slots] > 0).any(axis=0)
+        touched = (ranks[adapter_slots] > 0).any(axis=0)
         return GroupWeights(
             batches=tuple(
                 (tile, self._index_tiles(tile, group, rank))
                 for tile in self.tiles
-                if (rank := int(ranks[tile.slots[tile.slots >= 0]].max())) > 0
+                if (rank := int(ranks[tile.adapter_slots[tile.adapter_slots >= 0]].max())) > 0
             ),
             touched=tuple(tuple(row) for row in touched.tolist()),
         )
 
     def _index_tiles(self, tile: TileBatch, group: ProjectionGroup, rank: int) -> TileWeights:
         """Indexes the weights of a tile batch. `rank` is the largest rank of its adapters in this group."""
-        num_tiles, adapters = tile.slots.shape
-        starts = [row_starts(self.table, tile.slots, t, SIDE_A, group.in_features, rank) for t in group.targets]
+        num_tiles, adapters = tile.adapter_slots.shape
+        starts = [row_starts(self.table, tile.adapter_slots, t, SIDE_A, group.in_features, rank) for t in group.targets]
         gather = self._gather(np.stack(starts, axis=2), group.in_features)
         shrunk = self.arena.new_empty(num_tiles, tile.tile_rows, len(group.targets) * adapters * rank)
         bits = shrunk.view(MASK_TYPES[shrunk.element_size()])
@@ -158,8 +158,8 @@ class PreparedLora:
         column = 0
         parts = shrunk.chunk(len(group.targets), dim=2)
         for target, features, part in zip(group.targets, group.out_features, parts, strict=True):
-            gather = self._gather(row_starts(self.table, tile.slots, target, SIDE_B, features, rank), features)
-            b = gather.rows.view(len(tile.slots), -1, features)
+            gather = self._gather(row_starts(self.table, tile.adapter_slots, target, SIDE_B, features, rank), features)
+            b = gather.rows.view(len(tile.adapter_slots), -1, features)
             targets.append(TargetWeights(gather, b, part, slice(column, column + features)))
             column += features
         return tuple(targets)
@@ -175,14 +175,14 @@ class PreparedLora:
         return Gather(windows, by_layer, self.scratch[:size].view(-1, width))
 
 
-def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> PreparedLora | None:
+def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> TiledLora | None:
     """See `Backend.prepare_lora`."""
     tiles = cut_tiles(table, plan)
-    return PreparedLora(arena, table, tiles, scratch=arena.new_empty(0)) if tiles else None
+    return TiledLora(arena, table, tiles, scratch=arena.new_empty(0)) if tiles else None
 
 
 def _own_products(tile: TileBatch, rank: int, bits: Tensor) -> Tensor:
     """Returns the mask described at `TileWeights.own`."""
-    adapters = tile.slots.shape[1]
+    adapters = tile.adapter_slots.shape[1]
     of_column = np.arange(bits.shape[2]) // rank % adapters
     return -torch.from_numpy(tile.owners[:, :, None] == of_column).to(bits.dtype)

@@ -12,7 +12,7 @@ from lora_kernels.pointwise import HeadNorms, TorchPointwise, rotated_heads
 from lora_kernels.portable import torch_attention, torch_lora, torch_stacked
 from lora_kernels.segments import SegmentPlan
 
-PreparedLora = torch_lora.PreparedLora | torch_stacked.PreparedStack
+PreparedLora = torch_lora.TiledLora | torch_stacked.PreparedStack
 
 
 class TorchBackend:
@@ -27,7 +27,7 @@ class TorchBackend:
         self._max_stacked_rank = max_stacked_rank
         self._batch: AttentionBatch | None = None
         self._slots: tuple[Tensor, Tensor] | None = None
-        self._attention_plans: dict[tuple[int, int | None], torch_attention.AttentionPlan] = {}
+        self._attention_plans: dict[tuple[int, int | None], torch_attention.TorchAttentionPlan] = {}
         self._lora_key: tuple[Any, ...] = ()
         self._lora: PreparedLora | None = None
         self._stack: torch_stacked.Stack | None = None
@@ -61,7 +61,7 @@ class TorchBackend:
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> PreparedLora | None:
         """See `Backend.prepare_lora`. Stacks few adapters (torch_stacked.py) and tiles many (torch_lora.py)."""
-        parts = (plan.rows, plan.slots, plan.starts, table.versions[plan.slots])
+        parts = (plan.rows, plan.adapter_slots, plan.starts, table.versions[plan.adapter_slots])
         key = (table, arena.data_ptr(), *(part.tobytes() for part in parts))
         if key != self._lora_key:
             stack = self._stack_for(arena, table, plan)
@@ -80,8 +80,8 @@ class TorchBackend:
         does not pay or the ranks are too large."""
         if not torch_stacked.worth_it(plan):
             return None
-        if self._stack is None or not self._stack.serves(arena, table, plan.slots):
-            self._stack = torch_stacked.make_stack(arena, table, plan.slots, self._max_stacked_rank)
+        if self._stack is None or not self._stack.serves(arena, table, plan.adapter_slots):
+            self._stack = torch_stacked.make_stack(arena, table, plan.adapter_slots, self._max_stacked_rank)
         return self._stack
 
     def _remember(self, batch: AttentionBatch) -> None:

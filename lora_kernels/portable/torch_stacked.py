@@ -51,14 +51,14 @@ class Stack:
     """The stacked weights of some adapters. A projection group's weights are gathered when the group is first used.
 
     Attributes:
-        slots: int32 [num_adapters], ascending.
-        versions: int64 [num_adapters]. Versions of the table's slots when the stack was made.
+        adapter_slots: int32 [num_adapters], ascending.
+        versions: int64 [num_adapters]. Versions of these slots when the stack was made.
         ranks: int32 [num_adapters]. The largest rank of each adapter; `inner` is the sum of these ranks.
     """
 
     arena: Tensor
     table: LoraTable
-    slots: npt.NDArray[np.int32]
+    adapter_slots: npt.NDArray[np.int32]
     versions: npt.NDArray[np.int64]
     ranks: npt.NDArray[np.int32]
     groups: dict[ProjectionGroup, GroupStack] = field(default_factory=dict)
@@ -70,16 +70,17 @@ class Stack:
     @property
     def owners(self) -> npt.NDArray[np.int32]:
         """The slot of the adapter that each column belongs to, int32 [inner]."""
-        return np.repeat(self.slots, self.ranks)
+        return np.repeat(self.adapter_slots, self.ranks)
 
-    def serves(self, arena: Tensor, table: LoraTable, slots: npt.NDArray[np.int32]) -> bool:
+    def serves(self, arena: Tensor, table: LoraTable, adapter_slots: npt.NDArray[np.int32]) -> bool:
         """Returns whether the stack holds the current weights of these slots, and is at most `MAX_SLACK` times as wide
         as they need."""
         if self.table is not table or self.arena.data_ptr() != arena.data_ptr():
             return False
-        if not np.isin(slots, self.slots).all() or (table.versions[self.slots] != self.versions).any():
+        is_stale = (table.versions[self.adapter_slots] != self.versions).any()
+        if is_stale or not np.isin(adapter_slots, self.adapter_slots).all():
             return False
-        return self.inner <= MAX_SLACK * int(self.ranks[np.isin(self.slots, slots)].sum())
+        return self.inner <= MAX_SLACK * int(self.ranks[np.isin(self.adapter_slots, adapter_slots)].sum())
 
     def fits(self, group: ProjectionGroup) -> bool:
         elements = self.inner * len(group.targets) * (group.in_features + sum(group.out_features))
@@ -91,7 +92,7 @@ class Stack:
         return self.groups[group]
 
     def _gather(self, group: ProjectionGroup) -> GroupStack:
-        ranks: npt.NDArray[np.int32] = self.table.host_ranks[self.slots]
+        ranks: npt.NDArray[np.int32] = self.table.host_ranks[self.adapter_slots]
         a_starts = [self._starts(target, SIDE_A, group.in_features) for target in group.targets]
         b_widths = tuple(zip(group.targets, group.out_features, strict=True))
         b_starts = [self._starts(target, SIDE_B, width) for target, width in b_widths]
@@ -110,8 +111,8 @@ class Stack:
         """Returns the first element of every stacked row, int64 [layers, inner]; 0, where the arena holds zeros, for
         rows that an adapter lacks because its rank is lower there."""
         largest = int(self.ranks.max())
-        slots = self.slots[None].astype(np.int64)
-        starts: npt.NDArray[np.int64] = row_starts(self.table, slots, target, side, width, largest)[:, 0]
+        adapter_slots = self.adapter_slots[None].astype(np.int64)
+        starts: npt.NDArray[np.int64] = row_starts(self.table, adapter_slots, target, side, width, largest)[:, 0]
         present = np.arange(largest) < self.ranks[:, None]
         return torch.from_numpy(np.ascontiguousarray(starts[:, present]))
 
@@ -129,7 +130,7 @@ class PreparedStack:
     masks: dict[int, Tensor] = field(default_factory=dict)
     """Number of targets -> mask, for inputs of `mask_rows` rows."""
     mask_rows: int = -1
-    tiles: torch_lora.PreparedLora | None = None
+    tiles: torch_lora.TiledLora | None = None
 
     def add(self, out: Tensor, x: Tensor, layer: int, group: ProjectionGroup) -> None:
         """See `Backend.add_lora`."""
@@ -157,21 +158,22 @@ class PreparedStack:
             self.masks.clear()
             self.mask_rows = len(x)
         if targets not in self.masks:
-            row_slots = np.full(len(x), -1, dtype=np.int32)
-            row_slots[self.plan.rows] = np.repeat(self.plan.slots, self.plan.lengths)
-            own = torch.from_numpy(row_slots[:, None] == np.tile(self.stack.owners, targets))
+            row_adapter_slots = np.full(len(x), -1, dtype=np.int32)
+            row_adapter_slots[self.plan.rows] = np.repeat(self.plan.adapter_slots, self.plan.lengths)
+            own = torch.from_numpy(row_adapter_slots[:, None] == np.tile(self.stack.owners, targets))
             self.masks[targets] = -own.to(MASK_TYPES[x.element_size()])
         return self.masks[targets]
 
 
 def make_stack(
-    arena: Tensor, table: LoraTable, slots: npt.NDArray[np.int32], max_inner: int = MAX_INNER
+    arena: Tensor, table: LoraTable, adapter_slots: npt.NDArray[np.int32], max_inner: int = MAX_INNER
 ) -> Stack | None:
-    """Makes a stack of the adapters in `slots`. Returns None if the sum of their ranks exceeds `max_inner` or is 0."""
-    ranks = table.host_ranks[slots].max(axis=(1, 2), initial=0)
+    """Makes a stack of the adapters in `adapter_slots`. Returns None if the sum of their ranks exceeds
+    `max_inner` or is 0."""
+    ranks = table.host_ranks[adapter_slots].max(axis=(1, 2), initial=0)
     if not 0 < ranks.sum() <= max_inner:
         return None
-    return Stack(arena, table, slots, table.versions[slots], ranks)
+    return Stack(arena, table, adapter_slots, table.versions[adapter_slots], ranks)
 
 
 def worth_it(plan: SegmentPlan) -> bool:

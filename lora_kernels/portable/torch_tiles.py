@@ -31,7 +31,7 @@ class TileBatch:
     """Tiles of one shape.
 
     Attributes:
-        slots: int64 [num_tiles, adapters]. Adapter table slots of each tile; -1 is padding.
+        adapter_slots: int64 [num_tiles, adapters]. Adapter slots of each tile; -1 is padding.
         owners: int64 [num_tiles, tile_rows]. Index of the row's adapter among the tile's adapters.
         span: the batch rows of the tiles, if they are consecutive and in order; otherwise None.
         rows: int64 [num_tiles * tile_rows]. Batch row of each tile row; an arbitrary batch row for padding.
@@ -39,7 +39,7 @@ class TileBatch:
         used: int64 [num_used]. Indices of the tile rows that are not padding. None means all of them.
     """
 
-    slots: IntArray
+    adapter_slots: IntArray
     owners: IntArray
     span: slice | None
     rows: Tensor
@@ -69,7 +69,7 @@ def cut_tiles(table: LoraTable, plan: SegmentPlan) -> tuple[TileBatch, ...]:
     Adapters of rank 0 are left out. Segments are ordered by their first row, so that tiles are consecutive rows where
     every row has its own adapter.
     """
-    ranks = table.host_ranks[plan.slots].max(axis=(1, 2), initial=0)
+    ranks = table.host_ranks[plan.adapter_slots].max(axis=(1, 2), initial=0)
     length_class = np.searchsorted(MAX_ROWS[:-1], plan.lengths)
     rank_class = np.searchsorted(RANK_CLASSES, ranks)
     order = np.argsort(plan.rows[plan.starts[:-1]])
@@ -102,10 +102,10 @@ def _cut_class(plan: SegmentPlan, segments: npt.NDArray[np.intp], max_rows: int)
     owners = np.zeros_like(rows)
     rows[position] = used_rows
     owners[position] = owner
-    slots = np.full((num_tiles, int(owner.max()) + 1), -1, dtype=np.int64)
-    slots[position // tile_rows, owner] = plan.slots[segments][segment]
+    adapter_slots = np.full((num_tiles, int(owner.max()) + 1), -1, dtype=np.int64)
+    adapter_slots[position // tile_rows, owner] = plan.adapter_slots[segments][segment]
     return TileBatch(
-        slots=slots,
+        adapter_slots=adapter_slots,
         owners=owners.reshape(num_tiles, tile_rows),
         span=slice(rows[0], rows[0] + len(rows)) if np.all(np.diff(rows) == 1) else None,
         rows=torch.from_numpy(rows),
@@ -114,13 +114,13 @@ def _cut_class(plan: SegmentPlan, segments: npt.NDArray[np.intp], max_rows: int)
     )
 
 
-def row_starts(table: LoraTable, slots: IntArray, target: int, side: int, width: int, rank: int) -> IntArray:
+def row_starts(table: LoraTable, adapter_slots: IntArray, target: int, side: int, width: int, rank: int) -> IntArray:
     """Returns the first arena element of every row of the adapters' A or B blocks (`side`) at one target.
 
     The result is int64 [layers, num_tiles, adapters, rank]; 0 for rows beyond a block's rank and for slot -1.
     """
     row = np.arange(rank)
-    tile_starts = table.host_offsets[slots, :, target, side].astype(np.int64) * ALIGN
+    tile_starts = table.host_offsets[adapter_slots, :, target, side].astype(np.int64) * ALIGN
     starts = tile_starts[..., row // RANK_TILE] + row % RANK_TILE * width
-    present = (row < table.host_ranks[slots, :, target][..., None]) & (slots >= 0)[:, :, None, None]
+    present = (row < table.host_ranks[adapter_slots, :, target][..., None]) & (adapter_slots >= 0)[:, :, None, None]
     return np.where(present, starts, 0).transpose(2, 0, 1, 3)

@@ -22,7 +22,7 @@ from benchmarks.gpu.shapes import (
     lora_bytes,
     make_bank,
     model_spec,
-    row_slots,
+    row_adapter_slots,
     with_layers,
 )
 from lora_kernels import reference
@@ -195,7 +195,7 @@ def test_the_suites_own_references_are_the_kernels_reference():
         expected = reference.attention(load.query, load.kv[0], load.batch, load.scale, window)
         torch.testing.assert_close(exact_attention(load, window), expected)
     bank, lengths = make_bank(spec, [3, 17], torch.float32, CPU), [2, 3]
-    slots = row_slots(lengths).tolist()
+    slots = row_adapter_slots(lengths).tolist()
     for group in bank.groups:
         x = torch.randn(5, group.in_features)
         expected = reference.lora_delta(x, slots, bank.arena, bank.table, 0, group)

@@ -300,7 +300,7 @@ def test_rows_of_the_table_are_bounded():
     stepped.step()
     stepped.answer(*"abc")
     stepped.step(3)
-    assert stepped.state.tiers.held.rows == 2
+    assert stepped.state.tiers.held.adapter_slots == 2
     stepped.finish()
     assert {stepped.reason(name) for name in "abc"} == {"length"}
 

@@ -36,7 +36,7 @@ def lora_matches_reference(name: str, backend: Backend) -> None:
     case = LORA_CASES[name]()
     for layer, group in [(0, case.shape.groups[0]), *((1, group) for group in case.shape.groups)]:
         out, x = case.inputs(group)
-        expected = out + reference.lora_delta(x, case.row_slots, case.arena, case.table, layer, group)
+        expected = out + reference.lora_delta(x, case.row_adapter_slots, case.arena, case.table, layer, group)
         torch.testing.assert_close(run_lora(backend, case, out, x, layer, group), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -70,10 +70,10 @@ def zero_b_is_the_identity(backend: Backend) -> None:
 
 
 def permuting_rows_permutes_outputs(backend: Backend) -> None:
-    slots = [0, 3, 1, -1, 2, 2, 0, 1, 3, 3, 3, 3, 3, -1, 0]
-    order = torch.randperm(len(slots), generator=torch.Generator().manual_seed(5))
-    case = lora_case([8, 17, 3, 64], slots)
-    permuted = lora_case([8, 17, 3, 64], [slots[index] for index in order])
+    adapter_slots = [0, 3, 1, -1, 2, 2, 0, 1, 3, 3, 3, 3, 3, -1, 0]
+    order = torch.randperm(len(adapter_slots), generator=torch.Generator().manual_seed(5))
+    case = lora_case([8, 17, 3, 64], adapter_slots)
+    permuted = lora_case([8, 17, 3, 64], [adapter_slots[index] for index in order])
     for group in case.shape.groups:
         out, x = case.inputs(group)
         expected = run_lora(backend, case, out, x, 0, group)[order]
@@ -112,7 +112,7 @@ def replaced_adapter_is_noticed(backend: Backend) -> None:
     run_lora(backend, case, out, x, 1, group)
     layout = plan_layout(case.table.host_ranks[1], case.shape.widths, case.table.page_elems)
     case.table.set(0, layout, case.pages[1])
-    expected = out + reference.lora_delta(x, case.row_slots, case.arena, case.table, 1, group)
+    expected = out + reference.lora_delta(x, case.row_adapter_slots, case.arena, case.table, 1, group)
     torch.testing.assert_close(run_lora(backend, case, out, x, 1, group), expected, rtol=1e-4, atol=1e-4)
     case.table.clear(0)
     case.table.clear(1)
@@ -123,12 +123,12 @@ def lora_error_is_that_of_two_gemms(dtype: torch.dtype, backend: Backend) -> Non
     case = lora_case([8, 16, 33], [0, 1, 2, 2, 0, 1] * 3, dtype=dtype)
     for group in case.shape.groups:
         out, x = case.inputs(group)
-        exact = out.float() + reference.lora_delta(x, case.row_slots, case.arena, case.table, 0, group)
+        exact = out.float() + reference.lora_delta(x, case.row_adapter_slots, case.arena, case.table, 0, group)
         plain = out.clone()
         column = 0
         for target, features in zip(group.targets, group.out_features, strict=True):
-            for slot, blocks in enumerate(case.blocks):
-                rows = [row for row, used in enumerate(case.row_slots) if used == slot]
+            for adapter_slot, blocks in enumerate(case.blocks):
+                rows = [row for row, used in enumerate(case.row_adapter_slots) if used == adapter_slot]
                 a, b = (part.to(dtype) for part in blocks[0, target])
                 plain[rows, column : column + features] += x[rows] @ a.T @ b.T
             column += features

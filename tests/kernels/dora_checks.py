@@ -32,20 +32,22 @@ class DoraCase:
     table: LoraTable
     tiles: list[dict[tuple[int, int], Tensor]]
 
-    def run(self, prepare: Prepare, out: Tensor, row_slots: list[int], layer: int, group: ProjectionGroup) -> Tensor:
+    def run(
+        self, prepare: Prepare, out: Tensor, row_adapter_slots: list[int], layer: int, group: ProjectionGroup
+    ) -> Tensor:
         result = out.clone()
-        scales = prepare(self.arena, self.table, plan_segments(np.array(row_slots, dtype=np.int32)))
+        scales = prepare(self.arena, self.table, plan_segments(np.array(row_adapter_slots, dtype=np.int32)))
         if scales is not None:
             scales.apply(result, layer, group)
         return result
 
-    def expected(self, out: Tensor, row_slots: list[int], layer: int, group: ProjectionGroup) -> Tensor:
+    def expected(self, out: Tensor, row_adapter_slots: list[int], layer: int, group: ProjectionGroup) -> Tensor:
         result = out.float().clone()
-        for row, slot in enumerate(row_slots):
+        for row, adapter_slot in enumerate(row_adapter_slots):
             column = 0
             for target, features in zip(group.targets, group.out_features, strict=True):
-                if slot >= 0 and (layer, target) in self.tiles[slot]:
-                    scale, shift = self.tiles[slot][layer, target]
+                if adapter_slot >= 0 and (layer, target) in self.tiles[adapter_slot]:
+                    scale, shift = self.tiles[adapter_slot][layer, target]
                     part = result[row, column : column + features]
                     result[row, column : column + features] = part * (1 + scale) + shift
                 column += features
@@ -59,7 +61,7 @@ def dora_case(scaled: list[np.ndarray], dtype: torch.dtype = torch.float32) -> D
     arena[0] = 0
     free = (torch.randperm(len(arena) - 1, generator=generator) + 1).tolist()
     table, all_tiles = LoraTable(len(scaled), LAYERS, 7, PAGE, torch.device("cpu")), []
-    for slot, chosen in enumerate(scaled):
+    for adapter_slot, chosen in enumerate(scaled):
         layout = plan_layout(ranks, SHAPE.widths, PAGE, chosen)
         tiles = {
             (int(layer), int(target)): torch.randn(2, int(SHAPE.widths[target, 1]), generator=generator).to(dtype)
@@ -67,7 +69,7 @@ def dora_case(scaled: list[np.ndarray], dtype: torch.dtype = torch.float32) -> D
         }
         pages = tuple(free.pop() for _ in range(layout.num_pages))
         arena[list(pages)] = pack_adapter(layout, make_blocks(SHAPE, ranks, generator), PAGE, dtype, tiles)
-        table.set(slot, layout, pages)
+        table.set(adapter_slot, layout, pages)
         all_tiles.append({place: tile.float() for place, tile in tiles.items()})
     return DoraCase(arena.view(-1), table, all_tiles)
 
@@ -77,29 +79,29 @@ def outputs(rows: int, group: ProjectionGroup, dtype: torch.dtype = torch.float3
 
 
 def every_row_is_scaled_by_its_own(prepare: Prepare) -> None:
-    case, slots = dora_case([ALL, NONE, SOME]), [0, -1, 2, 1, 0, 2, 2, -1]
+    case, adapter_slots = dora_case([ALL, NONE, SOME]), [0, -1, 2, 1, 0, 2, 2, -1]
     for layer in range(LAYERS):
         for group in SHAPE.groups:
-            out = outputs(len(slots), group)
-            result = case.run(prepare, out, slots, layer, group)
-            torch.testing.assert_close(result, case.expected(out, slots, layer, group))
+            out = outputs(len(adapter_slots), group)
+            result = case.run(prepare, out, adapter_slots, layer, group)
+            torch.testing.assert_close(result, case.expected(out, adapter_slots, layer, group))
             assert torch.equal(result[[1, 3, 7]], out[[1, 3, 7]])
 
 
 def nothing_is_prepared_without_such_adapters(prepare: Prepare) -> None:
     case = dora_case([ALL, NONE])
-    for slots in ([], [-1, -1], [1, -1, 1]):
-        assert prepare(case.arena, case.table, plan_segments(np.array(slots, dtype=np.int32))) is None
+    for adapter_slots in ([], [-1, -1], [1, -1, 1]):
+        assert prepare(case.arena, case.table, plan_segments(np.array(adapter_slots, dtype=np.int32))) is None
 
 
 def rows_keep_their_bits(prepare: Prepare) -> None:
-    case, slots, group = dora_case([ALL, SOME]), [0, 1, 1, -1, 0, 0], SHAPE.groups[0]
-    out = outputs(len(slots), group)
-    together = case.run(prepare, out, slots, 0, group)
+    case, adapter_slots, group = dora_case([ALL, SOME]), [0, 1, 1, -1, 0, 0], SHAPE.groups[0]
+    out = outputs(len(adapter_slots), group)
+    together = case.run(prepare, out, adapter_slots, 0, group)
     order = [4, 2, 0, 5, 3, 1]
-    assert torch.equal(case.run(prepare, out[order], [slots[i] for i in order], 0, group), together[order])
-    for row, slot in enumerate(slots):
-        assert torch.equal(case.run(prepare, out[row : row + 1], [slot], 0, group), together[row : row + 1])
+    assert torch.equal(case.run(prepare, out[order], [adapter_slots[i] for i in order], 0, group), together[order])
+    for row, adapter_slot in enumerate(adapter_slots):
+        assert torch.equal(case.run(prepare, out[row : row + 1], [adapter_slot], 0, group), together[row : row + 1])
 
 
 def a_cleared_slot_scales_nothing(prepare: Prepare) -> None:
@@ -114,10 +116,10 @@ def a_cleared_slot_scales_nothing(prepare: Prepare) -> None:
 
 
 def sixteen_bits_are_rounded_once(prepare: Prepare) -> None:
-    case, slots, group = dora_case([ALL], torch.float16), [0, 0, -1], SHAPE.groups[0]
+    case, adapter_slots, group = dora_case([ALL], torch.float16), [0, 0, -1], SHAPE.groups[0]
     out = outputs(3, group, torch.float16)
-    exact = case.expected(out, slots, 0, group)
-    error = (case.run(prepare, out, slots, 0, group).float() - exact).abs()
+    exact = case.expected(out, adapter_slots, 0, group)
+    error = (case.run(prepare, out, adapter_slots, 0, group).float() - exact).abs()
     assert (error <= exact.abs() * 2**-11 + 2**-24).all()
 
 

@@ -47,7 +47,7 @@ class LoraCase:
     shape: Shape
     arena: Tensor
     table: LoraTable
-    row_slots: list[int]
+    row_adapter_slots: list[int]
     plan: SegmentPlan
     blocks: list[dict[tuple[int, int], tuple[Tensor, Tensor]]]
     pages: list[tuple[int, ...]]
@@ -55,7 +55,7 @@ class LoraCase:
     def inputs(self, group: ProjectionGroup, seed: int = 1) -> tuple[Tensor, Tensor]:
         """(base output, x) for a group."""
         generator = torch.Generator().manual_seed(seed)
-        rows, dtype = len(self.row_slots), self.arena.dtype
+        rows, dtype = len(self.row_adapter_slots), self.arena.dtype
         out = torch.randn(rows, sum(group.out_features), generator=generator).to(dtype)
         return out, torch.randn(rows, group.in_features, generator=generator).to(dtype)
 
@@ -73,7 +73,7 @@ def make_blocks(shape: Shape, ranks: np.ndarray, generator: torch.Generator) -> 
 
 def lora_case(
     adapters: Sequence[int | np.ndarray],
-    row_slots: Sequence[int],
+    row_adapter_slots: Sequence[int],
     shape: Shape | None = None,
     dtype: torch.dtype = torch.float32,
     page_elems: int = 2048,
@@ -92,18 +92,18 @@ def lora_case(
     free = (torch.randperm(num_pages - 1, generator=generator) + 1).tolist()
     table = LoraTable(len(adapters) + 1, LAYERS, 7, page_elems, torch.device("cpu"), fp8)
     all_blocks, all_pages = [], []
-    for slot, (ranks, layout) in enumerate(zip(per_slot, layouts, strict=True)):
+    for adapter_slot, (ranks, layout) in enumerate(zip(per_slot, layouts, strict=True)):
         blocks = make_blocks(shape, ranks, generator)
         if zero_b:
             blocks = {key: (a, torch.zeros_like(b)) for key, (a, b) in blocks.items()}
         pages = tuple(free.pop() for _ in range(layout.num_pages))
         if pages:
             arena[list(pages)] = pack_adapter(layout, blocks, page_elems, dtype)
-        table.set(slot, layout, pages)
+        table.set(adapter_slot, layout, pages)
         all_blocks.append(blocks)
         all_pages.append(pages)
-    plan = plan_segments(np.array(row_slots, dtype=np.int32))
-    return LoraCase(shape, arena.view(-1), table, list(row_slots), plan, all_blocks, all_pages)
+    plan = plan_segments(np.array(row_adapter_slots, dtype=np.int32))
+    return LoraCase(shape, arena.view(-1), table, list(row_adapter_slots), plan, all_blocks, all_pages)
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,9 @@ LORA_CASES = {
         MANY, [7, 6, 5, 4, 3, 2, 1, 0, -1, 7, 1, 5], page_elems=4096, **kw
     ),
     "long segments of all ranks": lambda **kw: lora_case(
-        MANY, [slot for slot, rows in enumerate([3, 1, 5, 17, 20, 6, 2, 16]) for _ in range(rows)] + [-1, 4], **kw
+        MANY,
+        [adapter_slot for adapter_slot, rows in enumerate([3, 1, 5, 17, 20, 6, 2, 16]) for _ in range(rows)] + [-1, 4],
+        **kw,
     ),
     "one long segment": lambda **kw: lora_case([16, 8], [1] * 70, **kw),
     "some projections absent": lambda **kw: lora_case([PARTIAL, 8, PARTIAL], [0, 1, 2, -1, 0], **kw),

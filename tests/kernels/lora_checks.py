@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lora_kernels import reference
 from lora_kernels.gpu import triton_lora
-from lora_kernels.gpu.triton_lora_plan import LoraWorkspace, PreparedLora, prepare, record, upload
+from lora_kernels.gpu.triton_lora_plan import LoraWorkspace, TritonLora, prepare, record, upload
 from lora_kernels.gpu.triton_lora_tuning import SHIPPED, LoraTuning
 from lora_kernels.layout import ProjectionGroup
 
@@ -27,7 +27,7 @@ PARTS = Shape(hidden=600, kv=40, inter=72)
 OUTPUT, QKV = PARTS.groups[1], PARTS.groups[0]
 
 
-def run(case: LoraCase, prepared: PreparedLora | None, group: ProjectionGroup, layer: int = 1) -> Tensor:
+def run(case: LoraCase, prepared: TritonLora | None, group: ProjectionGroup, layer: int = 1) -> Tensor:
     out, x = case.inputs(group)
     assert prepared is not None
     triton_lora.add(out, x, prepared, layer, group)
@@ -41,13 +41,13 @@ def eager(case: LoraCase, group: ProjectionGroup, tuning: LoraTuning = SHIPPED) 
 def expected(case: LoraCase, group: ProjectionGroup) -> Tensor:
     """In fp32."""
     out, x = case.inputs(group)
-    return out.float() + reference.lora_delta(x, case.row_slots, case.arena, case.table, 1, group)
+    return out.float() + reference.lora_delta(x, case.row_adapter_slots, case.arena, case.table, 1, group)
 
 
 def lengths(*rows: int) -> list[int]:
     """Slots of segments of so many rows, dealt out like cards."""
     most = max(rows)
-    return [slot for turn in range(most) for slot, count in enumerate(rows) if turn < count]
+    return [adapter_slot for turn in range(most) for adapter_slot, count in enumerate(rows) if turn < count]
 
 
 def odd_sizes_of_real_models() -> None:
@@ -57,8 +57,8 @@ def odd_sizes_of_real_models() -> None:
 
 
 def every_kind_of_tile_matches_the_reference() -> None:
-    adapters, slots = [0, 1, 3, 256, 17, 33, 64, 8, 40], lengths(1, 2, 9, 2, 3, 24, 25, 1, 37)
-    case = lora_case(adapters, slots, PARTS, page_elems=1 << 14)
+    adapters, adapter_slots = [0, 1, 3, 256, 17, 33, 64, 8, 40], lengths(1, 2, 9, 2, 3, 24, 25, 1, 37)
+    case = lora_case(adapters, adapter_slots, PARTS, page_elems=1 << 14)
     torch.testing.assert_close(eager(case, OUTPUT, SMALL), expected(case, OUTPUT), rtol=1e-4, atol=1e-4)
 
 
@@ -98,8 +98,8 @@ def error_is_that_of_two_gemms(dtype: torch.dtype) -> None:
     out, x = case.inputs(group)
     plain, column = out.clone(), 0
     for target, features in zip(group.targets, group.out_features, strict=True):
-        for slot, blocks in enumerate(case.blocks):
-            rows = [row for row, used in enumerate(case.row_slots) if used == slot]
+        for adapter_slot, blocks in enumerate(case.blocks):
+            rows = [row for row, used in enumerate(case.row_adapter_slots) if used == adapter_slot]
             a, b = (part.to(dtype) for part in blocks[1, target])
             plain[rows, column : column + features] += x[rows] @ a.T @ b.T
         column += features
@@ -122,11 +122,11 @@ def fp8_is_near_what_was_trained() -> None:
     case = lora_case([16, 64], [0, 1, 0, 1], SMOLLM, torch.float16, page_elems=1 << 15, fp8=True)
     group = SMOLLM.groups[1]
     _, x = case.inputs(group)
-    stored = reference.lora_delta(x, case.row_slots, case.arena, case.table, 1, group)
-    for slot in (0, 1):
-        a, b = case.blocks[slot][1, group.targets[0]]
-        trained = x[slot].float() @ a.T @ b.T
-        assert 0.005 < (stored[slot] - trained).norm() / trained.norm() < 0.06
+    stored = reference.lora_delta(x, case.row_adapter_slots, case.arena, case.table, 1, group)
+    for adapter_slot in (0, 1):
+        a, b = case.blocks[adapter_slot][1, group.targets[0]]
+        trained = x[adapter_slot].float() @ a.T @ b.T
+        assert 0.005 < (stored[adapter_slot] - trained).norm() / trained.norm() < 0.06
 
 
 def fp8_zero_b_is_the_identity() -> None:
@@ -152,8 +152,8 @@ def recorded_launches_serve_any_set_of_adapters() -> None:
         ([8, 8], [-1, -1, -1]),
         ([17] * 9, list(range(9))),
     )
-    for adapters, slots in sets:
-        case = lora_case(adapters, slots, PARTS, page_elems=1 << 14)
+    for adapters, adapter_slots in sets:
+        case = lora_case(adapters, adapter_slots, PARTS, page_elems=1 << 14)
         found = replay(workspace, case, OUTPUT)
         torch.testing.assert_close(found, expected(case, OUTPUT), rtol=1e-4, atol=1e-4)
 

@@ -79,8 +79,8 @@ def test_a_decoding_row_keeps_its_bits_among_others(backend, dtype):
 
 
 def test_a_lora_row_keeps_its_bits_among_others(backend):
-    slots = [0, 1, 0, 0, 1, 0, 0, 2]
-    crowd, alone = (lora_case([8, 33, 3], rows, dtype=torch.bfloat16) for rows in (slots, [0]))
+    adapter_slots = [0, 1, 0, 0, 1, 0, 0, 2]
+    crowd, alone = (lora_case([8, 33, 3], rows, dtype=torch.bfloat16) for rows in (adapter_slots, [0]))
     for group in crowd.shape.groups:
         out, x = crowd.inputs(group)
         among = run_lora(backend, crowd, out, x, 1, group)

@@ -6,28 +6,28 @@ from hypothesis import strategies as st
 
 from lora_kernels.segments import plan_segments
 
-row_slots = st.lists(st.integers(-1, 6), max_size=60)
+row_adapter_slots = st.lists(st.integers(-1, 6), max_size=60)
 
 
-def plan(slots):
-    return plan_segments(np.array(slots, dtype=np.int32))
+def plan(adapter_slots):
+    return plan_segments(np.array(adapter_slots, dtype=np.int32))
 
 
-@given(row_slots)
-def test_rows_of_a_segment_use_its_slot(slots):
-    made = plan(slots)
-    for index, slot in enumerate(made.slots):
+@given(row_adapter_slots)
+def test_rows_of_a_segment_use_its_slot(adapter_slots):
+    made = plan(adapter_slots)
+    for index, adapter_slot in enumerate(made.adapter_slots):
         rows = made.rows[made.starts[index] : made.starts[index + 1]]
-        assert rows.tolist() == [row for row, used in enumerate(slots) if used == slot]
+        assert rows.tolist() == [row for row, used in enumerate(adapter_slots) if used == adapter_slot]
 
 
-@given(row_slots)
-def test_segments_cover_the_rows_with_an_adapter(slots):
-    made = plan(slots)
-    assert sorted(made.rows.tolist()) == [row for row, slot in enumerate(slots) if slot >= 0]
-    assert made.slots.tolist() == sorted({slot for slot in slots if slot >= 0})
+@given(row_adapter_slots)
+def test_segments_cover_the_rows_with_an_adapter(adapter_slots):
+    made = plan(adapter_slots)
+    assert sorted(made.rows.tolist()) == [row for row, adapter_slot in enumerate(adapter_slots) if adapter_slot >= 0]
+    assert made.adapter_slots.tolist() == sorted({adapter_slot for adapter_slot in adapter_slots if adapter_slot >= 0})
     assert made.lengths.sum() == len(made.rows)
-    assert made.num_segments == len(made.slots) == len(made.starts) - 1
+    assert made.num_segments == len(made.adapter_slots) == len(made.starts) - 1
 
 
 def test_base_rows_make_no_segments():
@@ -38,4 +38,4 @@ def test_base_rows_make_no_segments():
 
 def test_types_are_what_kernels_upload():
     made = plan([1, 0, -1])
-    assert {made.rows.dtype, made.slots.dtype, made.starts.dtype} == {np.dtype(np.int32)}
+    assert {made.rows.dtype, made.adapter_slots.dtype, made.starts.dtype} == {np.dtype(np.int32)}

@@ -101,7 +101,7 @@ class SteppedArena:
     def admit(self, admission: Admission) -> None:
         name = admission.request_id
         self.sampler.add(name, admission.params, admission.tokens, admission.num_prompt)
-        self.state.admit(admission, self.arena.slot(admission.adapter_hash), int(self.sampler.slots([name])[0]))
+        self.state.admit(admission, self.arena.adapter_slot(admission.adapter_hash), int(self.sampler.slots([name])[0]))
 
     def release(self, name: str) -> None:
         self.state.release(name)

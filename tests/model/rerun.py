@@ -54,7 +54,7 @@ def _plain(value: Any) -> Any:
 
 
 class Rerun:
-    """`Recorder` that calls again what it is given. `replayed`: the number of each record that was."""
+    """`LaunchRecorder` that calls again what it is given. `replayed`: the number of each record that was."""
 
     def __init__(self) -> None:
         self.replayed: list[int] = []

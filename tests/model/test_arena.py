@@ -56,11 +56,11 @@ def test_eight_bit_kv_takes_half_a_page():
 def test_a_loaded_adapter_is_found_through_the_table(arena):
     layout, blob, blocks = small_adapter()
     arena.load_adapter("a", layout, Blob.of(blob), pages=(5,))
-    start = int(arena.table.host_offsets[arena.slot("a"), 1, 4, 0, 0]) * ALIGN
+    start = int(arena.table.host_offsets[arena.adapter_slot("a"), 1, 4, 0, 0]) * ALIGN
     assert start // SHAPE.elements == 5
     assert torch.equal(arena.flat[start : start + 3 * 16].view(3, 16), blocks[1, 4][0])
     assert not arena.pages[:5].any()
-    assert arena.slot(None) == -1
+    assert arena.adapter_slot(None) == -1
 
 
 def test_slots_are_taken_back(arena):
@@ -69,13 +69,13 @@ def test_slots_are_taken_back(arena):
     arena.load_adapter("b", layout, Blob.of(blob), pages=(2,))
     with pytest.raises(ValueError, match="all 2 slots"):
         arena.load_adapter("c", layout, Blob.of(blob), pages=(3,))
-    slot = arena.slot("a")
+    slot = arena.adapter_slot("a")
     arena.evict_adapter("a")
     assert not arena.table.host_ranks[slot].any()
     arena.load_adapter("c", layout, Blob.of(blob), pages=(1,))
-    assert arena.slot("c") == slot
+    assert arena.adapter_slot("c") == slot
     with pytest.raises(KeyError):
-        arena.slot("a")
+        arena.adapter_slot("a")
 
 
 def test_impossible_loads_are_refused(arena):

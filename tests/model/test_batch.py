@@ -34,7 +34,7 @@ def test_decodes_come_first_and_rows_keep_their_order(state):
     assert batch.positions.tolist() == [4, 0, 1, 2, 3, 4, 5]
     assert (batch.sample_ids, batch.sample_rows.tolist()) == (("short",), [0])
     assert batch.segments.rows.tolist() == [1, 2, 3, 4, 5, 6]
-    assert batch.segments.slots.tolist() == [5]
+    assert batch.segments.adapter_slots.tolist() == [5]
 
 
 def test_attention_reads_and_writes_through_block_tables(state):

@@ -112,7 +112,7 @@ class Replay:
         adapters = adapters or [None] * len(sequences)
         for index, (tokens, adapter) in enumerate(zip(sequences, adapters, strict=True)):
             admission = Admission(str(index), tuple(tokens), len(tokens), 0, (), adapter, SamplingParams())
-            self.state.admit(admission, self.arena.slot(adapter))
+            self.state.admit(admission, self.arena.adapter_slot(adapter))
         done, logits = [0] * len(sequences), {}
         while any(count < len(tokens) for count, tokens in zip(done, sequences, strict=True)):
             chunks = [self.chunk(i, done, tokens) for i, tokens in enumerate(sequences) if done[i] < len(tokens)]

@@ -228,7 +228,7 @@ def test_unloading_frees_every_tier(stepped, folders):
         stepped.engine.inbox.put(DropAdapter(adapter))
     stepped.finish()
     assert stepped.state.adapters == {} and stepped.runner._host.num_bytes == 0
-    assert stepped.state.adapter_pages == 0 and stepped.runner._arena._slots == {}
+    assert stepped.state.adapter_pages == 0 and stepped.runner._arena._adapter_slots == {}
 
 
 def test_the_hash_covers_what_is_computed_and_not_how_it_is_written(stepped, folders):

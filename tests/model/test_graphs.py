@@ -79,7 +79,7 @@ def test_padding_is_bounded(most):
 
 
 class Idle:
-    """`Recorder` that launches nothing, and knows what was replayed."""
+    """`LaunchRecorder` that launches nothing, and knows what was replayed."""
 
     def __init__(self):
         self.count, self.replayed = 0, []
@@ -111,7 +111,7 @@ class CapturedGraphs:
     def admit(self, name, adapter_hash=None, tokens=(5, 6, 7)):
         self.sampler.add(name, SamplingParams(), tokens, len(tokens))
         admission = Admission(name, tokens, len(tokens), len(tokens) - 1, (3,), adapter_hash, SamplingParams())
-        self.state.admit(admission, self.arena.slot(adapter_hash), int(self.sampler.slots([name])[0]))
+        self.state.admit(admission, self.arena.adapter_slot(adapter_hash), int(self.sampler.slots([name])[0]))
 
     def decode(self, names):
         return self.state.gather([ScheduledChunk(name, 2, 1, (), samples=True) for name in names])

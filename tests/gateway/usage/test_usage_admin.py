@@ -21,7 +21,7 @@ from gateway.core.usage import today
 from gateway.http import usage as http_usage
 from gateway.pb import usage_pb2 as pb
 from gateway.pb.usage_pb2_grpc import UsageAdminStub
-from gateway.rpc import operations as grpc_usage
+from gateway.rpc import usage as grpc_usage
 from gateway.usage.report import UsageTally
 
 USAGE = "/admin/v1/usage"

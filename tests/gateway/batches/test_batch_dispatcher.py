@@ -197,7 +197,7 @@ async def test_a_tenant_at_its_limit_waits_without_standing_in_the_way_of_others
 
 
 async def test_lines_go_on_when_an_engine_that_died_is_back(cluster, monkeypatch):
-    monkeypatch.setattr(gate, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(gate, "POLL_SECONDS", 0.01)
     member = await cluster.add_member()
     engine = member.gateway_app.engine
     batch, stuck = await first_then_stuck(cluster, member, 20)
@@ -206,8 +206,8 @@ async def test_lines_go_on_when_an_engine_that_died_is_back(cluster, monkeypatch
     await until(lambda: not engine.open)
     engine.fail_after = None
     asked = len(engine.requests)
-    looks = calls_of(monkeypatch, member.context.gate, "look")
-    await until(lambda: len(looks) > 2)
+    polls = calls_of(monkeypatch, member.context.gate, "poll")
+    await until(lambda: len(polls) > 2)
     assert len(engine.requests) == asked, "nothing is asked of an engine that is away"
     engine.ready = True
     ended = await cluster.ended(batch)

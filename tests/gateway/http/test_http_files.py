@@ -459,7 +459,7 @@ async def test_a_killed_gateway_leaves_nothing_for_long(valkey_server, valkey, t
     assert (await files.use("acme")).bytes == MIB
     [swept] = await Sweeper(files.storage, files.registry, NameAgeTracker(0), NameAgeTracker(0)).sweep()
     assert swept.startswith("partial/")
-    assert objects(tmp_path / "stored") == [kept[0].object]
+    assert objects(tmp_path / "stored") == [kept[0].object_name]
 
 
 class Impatient(GuardedProtocol):

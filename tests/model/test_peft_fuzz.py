@@ -147,7 +147,7 @@ def test_spoiled_folders_leave_nothing_behind(data, server, sound, tmp_path_fact
 
 
 def test_sound_adapters_answer_the_same_after_spoiled_ones(server, sound, tmp_path):
-    loaded = {name: server.engine.load_adapter(str(folder)).id for name, folder in sound.items()}
+    loaded = {name: server.engine.load_adapter(str(folder)).adapter_hash for name, folder in sound.items()}
     first = {name: server.answer(adapter) for name, adapter in loaded.items()}
     assert len(set(first.values())) > 1
     shutil.copytree(sound["plain"], tmp_path / "adapter")

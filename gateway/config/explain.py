@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from gateway.config.sections import LaneConfig, TenantConfig
 from gateway.config.tls import TlsConfig
@@ -34,7 +35,7 @@ def explain(config: Config, data_dir: Path, engine: Mapping[str, Any]) -> Iterat
     weights = sum(entry.tenant.weight for entry in config.tenants.values())
     for entry in config.tenants.values():
         yield f"tenant {entry.tenant.name}", _tenant(entry, weights)
-    yield "Redis", config.redis.url.rpartition("@")[2] or f"an embedded Valkey in {data_dir}"
+    yield "Redis", _redis(config.redis.url) or f"an embedded Valkey in {data_dir}"
     yield "Redis away", f"limits: {config.limits.when_redis_is_away}, as one of {config.limits.replicas} gateways"
     yield "HTTP", _port(config.http.host, config.http.port, config.http.tls)
     yield "gRPC", _port(config.grpc.host, config.grpc.port, config.grpc.tls)
@@ -74,6 +75,12 @@ def _tenant(entry: TenantConfig, weights: float) -> str:
     limits = [f"{value:,} {LIMITS[name]}" for name, value in values.items() if value is not None]
     share = f"{entry.tenant.weight / weights:.0%} of a lane's device time if all tenants use it"
     return f"{', '.join(limits) or 'no limits'}; {share}; keys: {len(entry.keys)}"
+
+
+def _redis(url: str) -> str:
+    """Return a Redis URL without its user part and its query, both of which may hold a password."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if url else ""
 
 
 def _port(host: str, port: int, tls: TlsConfig | None) -> str:

@@ -105,8 +105,9 @@ class EngineSupervisor:
     def name_model(self, folder: Path) -> None:
         """Tell the engine, which was started without a model, which folder to load. Later processes load it, too."""
         self._config = replace(self._config, model=str(folder))
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.write(f"{folder}\n".encode())
+        stdin = self._process.stdin if self._process is not None else None
+        if self.pid is not None and stdin is not None and not stdin.is_closing():  # the next process gets it otherwise
+            stdin.write(f"{folder}\n".encode())
 
     def kill(self) -> None:
         """Kill the engine and the processes that it has started. This needs no event loop."""

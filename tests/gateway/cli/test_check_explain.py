@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from engine.config import EngineConfig
 from gateway.cli.main import app
 from gateway.config.explain import explain
-from gateway.config.sections import AdminConfig, HttpConfig
+from gateway.config.sections import AdminConfig, HttpConfig, RedisConfig
 from gateway.config.whole import demo_config
 
 ENGINE = {"device": "cpu", "dtype": "float32", "threads": 2, "max_seqs": 32, "token_budget": 256}
@@ -49,6 +49,19 @@ def test_what_is_dangerous_on_a_network_is_noted():
     config = replace(demo_config(), tenants={}, http=HttpConfig(host="0.0.0.0"), admin=AdminConfig(open_metrics=True))
     _, notes = explained(config)
     assert [note.split()[0] for note in notes] == ["There", "http", "The", "/metrics"]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://host:6379/0?password=s3cret", "redis://host:6379/0"),
+        ("rediss://user:s3cret@host:6380/0?ssl_password=s3cret", "rediss://host:6380/0"),
+        ("unix:///run/redis.sock?password=s3cret&db=1", "unix:///run/redis.sock"),
+    ],
+)
+def test_passwords_of_redis_are_not_shown(url, shown):
+    facts, _ = explained(replace(demo_config(), redis=RedisConfig(url=url)))
+    assert facts["Redis"] == shown
 
 
 @pytest.mark.parametrize(

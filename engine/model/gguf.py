@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, modeling_gguf_pytorch_utils
 from transformers.utils.logging import disable_progress_bar
 
-from engine.process.files import partial_prefix
+from engine.process.files import filling, partial_prefix, remove_abandoned
 
 RUST_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 """Finds the OS error number in messages of safetensors and tokenizers, whose exceptions are of their own types."""
@@ -47,11 +47,12 @@ def convert_gguf(file: Path, out: Path, on_progress: OnProgress) -> None:
     """
     disable_progress_bar()  # the caller shows the progress
     out.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(out.parent)
     partial = Path(tempfile.mkdtemp(prefix=partial_prefix(out.name, os.getpid()), dir=out.parent))
     try:
-        with _read_once(on_progress):
+        with filling(partial), _read_once(on_progress):
             _convert(file, partial, on_progress)
-        _publish(partial, out)
+            _publish(partial, out)
     except Exception as error:
         found = RUST_OS_ERROR.search(str(error))
         if found is None or isinstance(error, OSError):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Event, Thread
 
 import numpy as np
+import structlog
 import torch
 
 from engine.executor.base import HostAdapter
@@ -19,6 +19,8 @@ from engine.model.peft_folder import PeftFolder, ReadBuffer, read_peft
 from engine.model.peft_loader import LoadedAdapter, TargetShapes, check_peft
 from engine.model.recipes import Recipe, Recipes
 from lora_kernels.layout import AdapterLayout, pack_adapter, plan_layout
+
+log = structlog.get_logger("engine")
 
 
 def has_recipes(dtype: torch.dtype, *, fp8: bool) -> bool:
@@ -39,25 +41,26 @@ def load_kernels(dtype: torch.dtype) -> None:
     compile_kernels(to_bf16=dtype is torch.bfloat16)
 
 
-def load_ahead(dtype: torch.dtype, *, fp8: bool) -> Future[None] | None:
+def load_ahead(dtype: torch.dtype, *, fp8: bool) -> Event | None:
     """Load the kernels that pack adapters in a thread, while the engine continues to start. Compiling them takes 4.5 s
-    once, for the most part without the GIL.
+    once, for the most part without the GIL. If they cannot be loaded, an error is logged.
 
     Returns:
-        A future that is done when the kernels are loaded. None means that adapters are packed without them.
+        An event that is set once the kernels are loaded. None means that adapters are packed without them.
     """
     if not has_recipes(dtype, fp8=fp8):
         return None
-    loaded: Future[None] = Future()
+    loaded = Event()
 
     def load() -> None:
         try:
             load_kernels(dtype)
-            loaded.set_result(None)
-        except BaseException as error:
-            loaded.set_exception(error)
+        except Exception:
+            log.exception("packing_kernels_not_loaded", consequence="adapters are packed slowly, tensor by tensor")
+        else:
+            loaded.set()
 
-    threading.Thread(target=load, name="packing-kernels", daemon=True).start()
+    Thread(target=load, name="packing-kernels", daemon=True).start()
     return loaded
 
 
@@ -83,7 +86,7 @@ class Packer:
         page_elems: int,
         dtype: torch.dtype,
         memory: HostMemory,
-        kernels: Future[None] | None,
+        kernels: Event | None,
         *,
         fp8: bool = False,
     ) -> None:
@@ -98,11 +101,8 @@ class Packer:
 
     @property
     def _recipes(self) -> Recipes | None:
-        """None means that the kernels are not loaded yet, or that there are none. Raises the error of their load."""
-        if self._kernels is None or not self._kernels.done():
-            return None
-        self._kernels.result()
-        return self._all_recipes
+        """None means that the kernels are not loaded yet, or that there are none."""
+        return self._all_recipes if self._kernels is not None and self._kernels.is_set() else None
 
     def read(self, path: str) -> PeftFolder:
         """Reads a folder. The result is valid until this thread reads another one. Raises AdapterError."""

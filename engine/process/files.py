@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import shutil
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
+
+UNLOCKED_S = 60.0
+"""Seconds for which a new folder may be without a lock."""
 
 
 def default_data_dir(env: Mapping[str, str]) -> Path:
@@ -25,6 +31,45 @@ def partial_prefix(name: str, pid: int) -> str:
 def partials(data_dir: Path, pid: int) -> list[Path]:
     """Return the unfinished model folders of process `pid`."""
     return sorted((data_dir / "models").glob(f".*-{pid}-*"))
+
+
+def remove_partials(data_dir: Path, pid: int) -> None:
+    """Remove the unfinished model folders of process `pid`, which has ended."""
+    for folder in partials(data_dir, pid):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def filling(folder: Path) -> Iterator[None]:
+    """Keep `remove_abandoned` of other processes from removing an unfinished folder while the block runs."""
+    directory = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
+
+
+def remove_abandoned(folders: Path) -> None:
+    """Remove the unfinished folders in `folders` whose processes have ended without removing them.
+
+    Folders younger than a minute are left: their process may not have locked them yet.
+    """
+    for folder in folders.glob(".*-*-*"):
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime > UNLOCKED_S and not _is_locked(folder):
+                shutil.rmtree(folder)
+
+
+def _is_locked(folder: Path) -> bool:
+    directory = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(directory)
+    return False
 
 
 LOCK = "lock"

@@ -89,9 +89,8 @@ async def built_gateway(
         stack.push_async_callback(limiter.close)
         seeds = [(entry.tenant, entry.keys) for entry in config.tenants.values()]
         registered = account_store(redis, config.redis.key_prefix)
-        accounts = await stack.enter_async_context(
-            open_accounts(registered, config.admins(), limiter.configure_lazily, seeds)
-        )
+        opening_accounts = open_accounts(registered, config.admins(), limiter.configure_lazily, seeds)
+        accounts = await stack.enter_async_context(opening_accounts)
         sources = AdapterSources(config.adapters, adapter_cache(config, launch.data_dir))
         stack.callback(sources.close)
         engine, adapters = await _connect(stack, backends.engine, redis, config, sources)
@@ -122,14 +121,8 @@ async def built_gateway(
         files, batches = await stack.enter_async_context(opening)
         services = Services(gateway, accounts, metrics, operations, usage, files, batches)
         reload_target = ReloadTarget(launch.data_dir, accounts, adapters, sources, engine, limiter, gateway, metrics)
-        yield BuiltGateway(
-            config,
-            gateway,
-            engine,
-            limiter,
-            endpoint_servers(services, config, shared=backends.metrics is not None),
-            reload_target,
-        )
+        servers = endpoint_servers(services, config, shared=backends.metrics is not None)
+        yield BuiltGateway(config, gateway, engine, limiter, servers, reload_target)
 
 
 async def _connect(
@@ -191,17 +184,12 @@ async def _wait_for_engine(engine: EngineClient, supervisor: EngineSupervisor | 
     Raises:
         StartError: the engine died, or was not ready within `ENGINE_START_SECONDS`.
     """
-    waiting = [asyncio.create_task(engine.wait_ready())]
-    waiting += [asyncio.create_task(supervisor.wait_first_exit())] if supervisor else []
+    ready = engine.wait_ready()
     try:
-        done, _ = await asyncio.wait(waiting, timeout=ENGINE_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waiting:
-            wait.cancel()
-    if not done:
-        raise StartError(f"the engine was not ready within {ENGINE_START_SECONDS:g} s")
-    if not engine.ready:
-        raise StartError("the engine did not start; the reason is above")
+        async with asyncio.timeout(ENGINE_START_SECONDS):
+            await (supervisor.unless_it_ends(ready) if supervisor else ready)
+    except TimeoutError:
+        raise StartError(f"the engine was not ready within {ENGINE_START_SECONDS:g} s") from None
 
 
 async def _preload(adapters: AdapterRegistry, config: Config, bar: StartBar) -> None:

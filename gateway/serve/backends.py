@@ -1,4 +1,4 @@
-"""The store and the engine that the gateways of one `loralane serve` share, and the model that they are about.
+"""Starts the store and the engine that the gateways of one `loralane serve` share, and prepares the model.
 
 The engine is started before the model is prepared: while a model is fetched or converted, the engine imports its
 libraries and compiles its kernels, and then loads the model. On two cores and with the embedded model a first start
@@ -26,7 +26,7 @@ from gateway.serve.supervisor import EngineSupervisor
 
 @dataclass(frozen=True, slots=True)
 class Backends:
-    """What a gateway process needs to know about them."""
+    """Where a gateway process finds the store, the engine and the model."""
 
     store: str
     """URL of the Redis that the gateways share."""
@@ -55,7 +55,7 @@ async def started_backends(
 
     Raises:
         StoreStartError: the store does not start.
-        StartError: the model cannot be prepared.
+        StartError: the model cannot be prepared, or the engine ends while it is prepared.
     """
     # The socket is in a temporary folder, because socket paths must be short and data directories may be deep. Other
     # users cannot enter the folder: the engine does not authenticate clients that connect to its socket.
@@ -96,7 +96,7 @@ async def _prepared(
 async def _prepare(launch: Launch, supervisor: EngineSupervisor, stop: Stop, bar: StartBar) -> Path:
     if launch.model_dir is not None:
         return launch.model_dir
-    folder = await prepare(launch.config.model.source, launch.data_dir, stop, bar)
+    folder = await supervisor.unless_it_ends(prepare(launch.config.model.source, launch.data_dir, stop, bar))
     supervisor.name_model(folder)
     return folder
 

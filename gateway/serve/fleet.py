@@ -33,7 +33,7 @@ from gateway.serve.process import freeze_memory, reload_requested
 from gateway.serve.reload import Read, reloading
 from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import Stop, tell_stopping
-from gateway.serve.supervisor import Backoff, EngineSupervisor
+from gateway.serve.supervisor import NOT_STARTED, Backoff, EngineSupervisor
 
 log = structlog.get_logger("fleet")
 
@@ -78,7 +78,7 @@ class GatewayProcess:
                 backoff.started()
                 code = await self._try_run_once()
                 if not self._has_served:
-                    raise StartError("a gateway did not start; its last words are above")
+                    raise StartError("a gateway did not start; the reason is above")
                 pause = backoff.died()
                 log.error("gateway_exited", gateway=self._orders.number, code=code, restart_in_seconds=pause)
                 await asyncio.sleep(pause)
@@ -309,7 +309,7 @@ async def _members_running(members: Sequence[GatewayProcess], supervisor: Engine
 
 async def _fail_with_engine(supervisor: EngineSupervisor) -> None:
     await supervisor.wait_first_exit()
-    raise StartError("the engine did not start; its last words are above")
+    raise StartError(NOT_STARTED)
 
 
 async def _wait_all(events: Iterable[asyncio.Event], tasks: Sequence[asyncio.Task[None]]) -> None:

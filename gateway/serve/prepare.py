@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from engine.process.files import partials
+from engine.process.files import remove_partials
 from engine.process.model_source import ModelNotFound, find_prepared
 from gateway.serve.launch import StartError
 from gateway.serve.start_bar import StartBar, StartStage
@@ -49,13 +49,16 @@ async def prepare(model: str, data_dir: Path, stop: Stop, bar: StartBar) -> Path
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,
     )
-    stop.on_force(lambda: os.kill(process.pid, signal.SIGKILL) if process.returncode is None else None)
+    stop.on_force(lambda: _kill(process))
+    stop.on_force(partial(remove_partials, data_dir, process.pid))
     try:
         outcome = await _follow(process, bar)
     finally:
-        await _end(process, data_dir)
+        _kill(process)
+        await process.wait()
+        remove_partials(data_dir, process.pid)
     if process.returncode != 0 or outcome.folder is None:
-        raise StartError(f"the model {model} cannot be served: {outcome.error or 'the reason is above'}")
+        raise StartError(f"the model {model} cannot be served: {outcome.error or _end_of(process)}")
     return outcome.folder
 
 
@@ -84,10 +87,14 @@ async def _follow(process: asyncio.subprocess.Process, bar: StartBar) -> _Outcom
     return outcome
 
 
-async def _end(process: asyncio.subprocess.Process, data_dir: Path) -> None:
-    """Kill the converter if it still runs, and remove its unfinished folders."""
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """Kill the converter if it still runs."""
     if process.returncode is None:
-        process.kill()
-        await process.wait()
-        for folder in partials(data_dir, process.pid):
-            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+
+
+def _end_of(process: asyncio.subprocess.Process) -> str:
+    """Say how a converter ended that gave no reason."""
+    status = process.returncode or 0
+    return f"the conversion was killed by signal {-status}" if status < 0 else "the reason is above"

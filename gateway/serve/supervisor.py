@@ -9,9 +9,10 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import structlog
 from google.protobuf import json_format
@@ -20,9 +21,12 @@ from engine.config import EngineConfig
 from engine.core.config import LaneGoals
 from engine.pb import engine_pb2 as pb
 from engine.process.pulse import Loading, read_loading
+from gateway.serve.launch import StartError
 from gateway.serve.watch import LOOK_SECONDS, HangWatch, is_stopped
 
 log = structlog.get_logger("supervisor")
+
+T = TypeVar("T")
 
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 10.0
@@ -36,6 +40,7 @@ processes beside an engine on two cores, ITL p50 was 59 to 370 ms with the defau
 17.9 with 100; for an engine alone it was 12.1, 12.2, 11.4 and 13.6 ms."""
 WAIT_SETTINGS = frozenset(("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"))
 """If an operator sets one of these variables in the gateway's environment, `SPINS` is not applied to the engine."""
+NOT_STARTED = "the engine did not start; the reason is above"
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL|REDIS_URL", re.IGNORECASE)
 """Matches names of environment variables that the engine does not inherit."""
 
@@ -118,6 +123,23 @@ class EngineSupervisor:
     async def wait_first_exit(self) -> None:
         """Wait until, for the first time, an engine process has ended that the supervisor did not stop."""
         await self._exited.wait()
+
+    async def unless_it_ends(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` and return its result.
+
+        Raises:
+            StartError: an engine process has ended by itself before `work` was done; another one would end, too.
+        """
+        working, ended = asyncio.create_task(work), asyncio.create_task(self.wait_first_exit())
+        try:
+            await asyncio.wait((working, ended), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise StartError(NOT_STARTED)
+            return working.result()
+        finally:
+            working.cancel()
+            ended.cancel()
+            await asyncio.wait((working, ended))
 
     async def __aenter__(self) -> EngineSupervisor:
         await self._spawn()

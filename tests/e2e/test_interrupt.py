@@ -90,8 +90,8 @@ def test_a_second_ctrl_c_kills_what_has_not_ended(smollm2, tmp_path):
         assert "Traceback" not in log.read_text()
 
 
-@pytest.mark.parametrize("moment", ["begun", "a folder is there"])
-def test_ctrl_c_ends_a_conversion_and_leaves_nothing(tmp_path, moment):
+@pytest.mark.parametrize(("moment", "presses"), [("begun", 1), ("a folder is there", 1), ("a folder is there", 2)])
+def test_ctrl_c_ends_a_conversion_and_leaves_nothing(tmp_path, moment, presses):
     models = tmp_path / "data" / "models"
     with started(tmp_path, "--model", "embedded", *PORTS) as (process, log):
         children = family(process, "engine.model.prepare")
@@ -99,7 +99,9 @@ def test_ctrl_c_ends_a_conversion_and_leaves_nothing(tmp_path, moment):
         while moment != "begun" and not list(models.glob(".*")):
             assert process.poll() is None, log.read_text()
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        for _ in range(presses):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.01)  # two signals that are pending at once would be one
         assert_gone(process, children)
         assert process.returncode == 130
         assert "Traceback" not in log.read_text()

@@ -1,12 +1,14 @@
 """Packing by recipe is packing tensor by tensor, bit for bit."""
 
 import json
-from concurrent.futures import Future
+import time
+from threading import Event
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from structlog.testing import capture_logs
 from tiny_adapters import save_adapter
 
 from engine.model.host_memory import PagedMemory
@@ -38,7 +40,7 @@ def packer(dtype=torch.bfloat16):
 def loaded_kernels(dtype):
     kernels = load_ahead(dtype, fp8=False)
     if kernels is not None:
-        kernels.result()
+        assert kernels.wait(120)
     return kernels
 
 
@@ -63,14 +65,23 @@ def test_by_recipe_is_tensor_by_tensor(tmp_path, stored, dtype, rank, settings):
 
 def test_until_the_kernels_are_loaded_adapters_are_packed_tensor_by_tensor(tmp_path):
     save_adapter(tmp_path / "x", 7, seed=0)
-    kernels = Future()
-    ours = Packer(SHAPES, PAGE, torch.bfloat16, PagedMemory(64, PAGE, torch.bfloat16), kernels)
+    ours = Packer(SHAPES, PAGE, torch.bfloat16, PagedMemory(64, PAGE, torch.bfloat16), Event())
     folder = ours.read(str(tmp_path / "x"))
     assert ours.check(folder) == packer().check(folder)
     assert torch.equal(ours.pack(folder).blob.contents(), packer().pack(folder).blob.contents())
-    kernels.set_exception(RuntimeError("no memory to compile"))
-    with pytest.raises(RuntimeError, match="no memory to compile"):
-        ours.pack(folder)
+
+
+def test_an_engine_whose_packing_kernels_cannot_be_loaded_says_so(monkeypatch):
+    def fail(dtype):
+        raise RuntimeError("no memory to compile")
+
+    monkeypatch.setattr("engine.model.packing.load_kernels", fail)
+    with capture_logs() as logs:
+        kernels = load_ahead(torch.float32, fp8=False)
+        while not logs:
+            time.sleep(0.01)
+    assert [entry["event"] for entry in logs] == ["packing_kernels_not_loaded"]
+    assert not kernels.is_set()
 
 
 def test_adapters_of_one_structure_share_a_recipe(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -16,7 +17,7 @@ import pytest
 from fakes import BASE, GatewayApp, build_gateway_app, principal
 
 from engine.model.prepare import NoSpace, prepare_model
-from engine.process.files import partial_prefix, partials
+from engine.process.files import filling, partial_prefix, partials, remove_abandoned
 from gateway.config.sections import AdaptersConfig, GrpcConfig, HttpConfig, RedisConfig
 from gateway.config.tls import TlsConfig
 from gateway.config.whole import demo_config
@@ -24,9 +25,9 @@ from gateway.core.errors import ApiError, Fault
 from gateway.core.routing import ModelQuery
 from gateway.redis.server import created_folder, locked_folder
 from gateway.requests.types import GenerateRequest
-from gateway.serve import checks, prepare, stopping
+from gateway.serve import backends, checks, prepare, stopping
 from gateway.serve.checks import check_start
-from gateway.serve.launch import StartError
+from gateway.serve.launch import Launch, StartError
 from gateway.serve.listeners import HttpServer
 from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import DRAIN_SECONDS, HURRY_SECONDS, INTERRUPTED, Stop, StoppedEarly
@@ -276,7 +277,49 @@ async def test_a_forced_stop_kills_the_converter(tmp_path, monkeypatch):
             kills.append(kill)
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
-    with pytest.raises(StartError, match="cannot be served: the reason is above"):
+    with pytest.raises(StartError, match="cannot be served: the conversion was killed by signal 9"):
         await prepare.prepare("model", tmp_path, Forced(), StartBar.hidden())
-    [kill] = kills
-    kill()  # the process has ended, and its number may be another one's by now
+    for kill in kills:
+        kill()  # the process has ended, and its number may be another one's by now
+
+
+async def test_an_engine_that_ends_while_the_model_is_prepared_ends_the_start(tmp_path, monkeypatch):
+    started = []
+
+    async def never(model, data_dir, stop, bar):
+        started.append(model)
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(backends, "prepare", never)
+    launch = Launch(demo_config(), None, tmp_path, ("engine_that_does_not_exist",))
+    with pytest.raises(StartError, match="the engine did not start; the reason is above"):
+        async with backends.started_backends(launch, Stop(), StartBar.hidden()):
+            pass
+    assert started == ["embedded"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_converter_that_is_killed_from_outside_leaves_nothing(tmp_path, monkeypatch, number):
+    real = asyncio.create_subprocess_exec
+
+    async def start(*command, **options):
+        process = await real(sys.executable, "-c", "import time; time.sleep(600)", **options)
+        (tmp_path / "models" / f"{partial_prefix('m', process.pid)}abc").mkdir(parents=True)
+        os.kill(process.pid, number)
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    with pytest.raises(StartError, match=f"the conversion was killed by signal {number:d}"):
+        await prepare.prepare("model", tmp_path, Stop(), StartBar.hidden())
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_abandoned_folders_are_removed_and_those_in_work_are_not(tmp_path, monkeypatch):
+    for name in (".a-1-x", ".b-2-x", "finished-1-x", ".new-3-x"):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (0, 0) if name != ".new-3-x" else None)
+    with filling(tmp_path / ".b-2-x"):
+        remove_abandoned(tmp_path)
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".b-2-x", ".new-3-x", "finished-1-x"]
+    remove_abandoned(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".new-3-x", "finished-1-x"]

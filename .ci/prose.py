@@ -63,7 +63,9 @@ def document_complaints(text: str) -> Iterator[tuple[int, str]]:
 
 
 def files_in(place: Path) -> list[Path]:
-    """Return the file itself, or the Python and Markdown files of a folder."""
+    """Return the file itself, or the Python and Markdown files of a folder. Raises FileNotFoundError."""
+    if not place.exists():
+        raise FileNotFoundError(place)
     return [place] if place.is_file() else sorted([*place.rglob("*.py"), *place.rglob("*.md")])
 
 

@@ -16,13 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-READY_SECONDS = 180.0
+READY_SECONDS, STOP_SECONDS, CALL_SECONDS = 180.0, 30.0, 60.0
 QUESTION = {"model": "cheer", "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8}
 
 
@@ -78,16 +77,20 @@ def try_server(python: Path, scratch: Path) -> str:
             return str(ask(url)["choices"][0]["message"]["content"])
         finally:
             process.send_signal(signal.SIGINT)
-            process.wait(30)
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            with urllib.request.urlopen(f"{url}/ready"):
+            with urllib.request.urlopen(f"{url}/ready", timeout=CALL_SECONDS):
                 return
-        except urllib.error.URLError:
+        except OSError:
             time.sleep(0.2)
     raise RuntimeError(f"the server did not become ready:\n{log.read_text()[-2000:]}")
 
@@ -95,7 +98,7 @@ def wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
 def ask(url: str) -> dict[str, Any]:
     headers = {"authorization": "Bearer sk-demo-acme", "content-type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(QUESTION).encode(), headers)
-    with urllib.request.urlopen(request) as response:
+    with urllib.request.urlopen(request, timeout=CALL_SECONDS) as response:
         answer: dict[str, Any] = json.load(response)
     return answer
 

@@ -23,7 +23,7 @@ from typing import TypeVar
 import grpc
 
 from benchmarks.command import core_set
-from engine.config import EngineConfig
+from engine.config import SIZES, EngineConfig
 from engine.core.commands import Abort, Submit
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
@@ -94,7 +94,7 @@ def serve(config: EngineConfig, address: str, until_stdin_closes: bool) -> None:
     info = pb.EngineInfo(
         model=config.model, model_hash="instant", device="none", dtype="none", backend="instant", vocab_size=vocab_size
     )
-    info.max_model_len, info.max_seqs = MAX_MODEL_LEN, config.max_seqs
+    info.max_model_len, info.max_seqs = MAX_MODEL_LEN, config.sized(*SIZES["cpu"]).max_seqs
     engine = InstantEngine()
     service = EngineService(engine, info)  # type: ignore[arg-type]
     server = grpc.server(ThreadPoolExecutor(THREADS))

@@ -112,13 +112,13 @@ class EngineConfig:
         if 0 < self.token_budget < self.max_seqs:
             raise ValueError(f"engine.token_budget ({self.token_budget}) must be at least max_seqs ({self.max_seqs})")
 
-    def sized(self, device: str) -> EngineConfig:
+    def sized(self, seqs: int, tokens: int) -> EngineConfig:
         """Return a copy that has `max_seqs` and `token_budget`.
 
         Args:
-            device: the type of the device, `cpu` or `cuda`.
+            seqs, tokens: their values where the configuration does not set them, such as `SIZES` of a device. If it
+                sets one of them, the other one follows as far as it must.
         """
-        seqs, tokens = SIZES[device]
         seqs = self.max_seqs or min(seqs, self.token_budget or seqs)
         return replace(self, max_seqs=seqs, token_budget=self.token_budget or max(tokens, seqs))
 

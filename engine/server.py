@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import grpc
 import structlog
 
-from engine.config import EngineConfig
+from engine.config import SIZES, EngineConfig
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
 from engine.engine import Engine, EngineStopped
@@ -81,7 +81,7 @@ def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
 
     runner = ModelRunner(config, on_progress)
     runner.start_grammar_workers()
-    config = config.sized(runner.device.type)
+    config = config.sized(*SIZES[runner.device.type])
     core = core_config(config, runner.num_pages, runner.num_host_pages, runner.max_model_len, runner.eos_token_ids)
     info = pb.EngineInfo(
         model=config.model,
@@ -99,7 +99,7 @@ def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
 def build_fake(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
     """Return what `build_real` returns, with a `FakeExecutor` and without a model, for tests of everything else. Tokens
     are digests. `on_progress` is not called."""
-    config = config.sized("cpu")
+    config = config.sized(*SIZES["cpu"])
     core = core_config(config, config.num_pages or 4096, 4096, config.max_model_len or 2048, ())
     executor = FakeExecutor()
     info = pb.EngineInfo(model=config.model, model_hash="fake", device="none", dtype="none", backend="fake")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import signal
 import sys
@@ -23,13 +22,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from engine.model.gguf_header import num_weights
-from engine.process.model_source import ModelNotFound, converted_folder, find_local
+from engine.process.model_source import ModelNotFound, check_source, converted_folder, find_local
 
 if TYPE_CHECKING:
     from engine.model.gguf import OnProgress
 
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model"]
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 WEIGHT_BYTES = 2
 """Size of a bf16 weight in bytes."""
 SPARE_BYTES = 64 << 20
@@ -118,8 +116,7 @@ def _download(model: str, console: Console) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    if not HUB_ID.fullmatch(model):
-        raise ModelNotFound(f"{model} is neither an existing file or folder nor a Hugging Face hub id (owner/name)")
+    check_source(model)
     console.print(f"fetching {model} from the Hugging Face hub")
     try:
         folder = Path(snapshot_download(model, allow_patterns=HUB_FILES))

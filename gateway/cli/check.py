@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.process.files import default_data_dir
+from engine.process.model_source import ModelNotFound, check_source
 from gateway.config.explain import explain as explain_config
 from gateway.config.file import ConfigError
 from gateway.config.whole import Config, load_config
@@ -46,6 +47,10 @@ def check(
 
 
 def _explain(config: Config, data_dir: Path) -> None:
+    try:
+        check_source(config.model.source)
+    except ModelNotFound as error:
+        exit_with_error(f"model.source: {error}")
     folder = prepared_folder(config.model.source, data_dir)
     with console.status("asking the engine for the device and its memory"):
         engine = _ask_engine(config, folder)
@@ -60,8 +65,9 @@ def _ask_engine(config: Config, folder: Path | None) -> dict[str, Any]:
     command = [sys.executable, "-m", "engine.model.explain", config.engine_config(folder).to_json()]
     done = subprocess.run(command, capture_output=True, text=True)
     if not done.stdout:
-        exit_with_error(f"the engine does not start: {done.stderr.strip().splitlines()[-1]}")
-    answer: dict[str, Any] = json.loads(done.stdout)
+        reasons = [f"exit status {done.returncode}", *done.stderr.strip().splitlines()]
+        exit_with_error(f"the engine does not start: {reasons[-1]}")
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     if "error" in answer:
         exit_with_error(f"this machine cannot serve it: {answer['error']}")
     return answer

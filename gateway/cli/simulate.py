@@ -150,14 +150,12 @@ def make_setup(device: str, config: Path | None, env: Mapping[str, str]) -> Setu
     engine = load_config(config, env).engine_config(Path())
     if engine.block_size != core.block_size:
         raise ValueError(f"engine.block_size: {spec.name} was measured with {core.block_size}, not {engine.block_size}")
-    return Setup(spec, replace(core, **_chosen(engine)))
+    return Setup(spec, replace(core, **_chosen(engine.sized(core.max_seqs, core.token_budget))))
 
 
 def _chosen(engine: EngineConfig) -> dict[str, Any]:
-    """Return the fields that the configuration sets, which are those that differ from the defaults.
-
-    The defaults suit an engine on a CPU, so the device's file takes precedence over them.
-    """
+    """Return the fields that the configuration sets, which are those that differ from the defaults. The device's file
+    decides the others."""
     default, names = EngineConfig(model=""), (*FROM_CONFIG, "num_pages", "max_model_len")
     return {name: getattr(engine, name) for name in names if getattr(engine, name) != getattr(default, name)}
 

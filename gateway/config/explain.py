@@ -30,18 +30,23 @@ def explain(config: Config, data_dir: Path, engine: Mapping[str, Any]) -> Iterat
     yield from _engine(config, engine)
     lanes = (("interactive", config.lanes.interactive), ("batch", config.lanes.batch))
     yield from ((f"{name} lane", _lane(lane)) for name, lane in lanes)
-    floor = config.engine.scheduling.batch_floor
-    yield "batch floor", f"at least {floor:.0%} of device time goes to batch work"
+    rules = config.engine.scheduling
+    if rules.policy == "lanes":
+        floor = f"at least {rules.batch_floor:.0%} of device time, unless an interactive token would be late"
+        yield "batch floor", floor
     weights = sum(entry.tenant.weight for entry in config.tenants.values())
     for entry in config.tenants.values():
         yield f"tenant {entry.tenant.name}", _tenant(entry, weights)
     yield "Redis", _redis(config.redis.url) or f"an embedded Valkey in {data_dir}"
-    yield "Redis away", f"limits: {config.limits.when_redis_is_away}, as one of {config.limits.replicas} gateways"
+    processes = config.gateways * config.limits.replicas
+    yield "Redis away", f"limits: {config.limits.when_redis_is_away}, each process as one of {processes}"
+    yield "processes", f"gateways on the ports below: {config.gateways}"
     yield "HTTP", _port(config.http.host, config.http.port, config.http.tls)
     yield "gRPC", _port(config.grpc.host, config.grpc.port, config.grpc.tls)
     if config.admin.port is not None:
         yield "admin HTTP", _port(config.admin.host, config.admin.port, config.admin.tls)
-    place = "object store" if config.batches.storage else data_dir
+        yield "admin gRPC", _port(config.admin.host, config.admin.grpc_port or 0, config.admin.tls)
+    place = urlsplit(config.batches.storage).scheme + " storage" if config.batches.storage else data_dir
     yield "files", f"{place}, at most {config.batches.max_lines:,} lines a job"
     yield from (("note", note) for note in _notes(config))
 
@@ -51,7 +56,7 @@ def _engine(config: Config, engine: Mapping[str, Any]) -> Iterator[tuple[str, st
     yield "device", f"{engine['device']}, {engine['dtype']}{threads}"
     yield "steps", f"up to {engine['max_seqs']} sequences and {engine['token_budget']} tokens in one step"
     if "pages" not in engine:
-        yield "model", f"{config.model.source}: fetched or converted at the first start, which decides the memory"
+        yield "model", f"{config.model.source}: fetched or converted at the start; then its memory is known"
         return
     pages, size = engine["pages"], engine["page_bytes"]
     tokens = (pages - 1) * config.engine.block_size
@@ -94,9 +99,12 @@ def _notes(config: Config) -> Iterator[str]:
         yield "The demo's public keys are accepted, on loopback only."
     if not config.admin.keys:
         yield "There is no admin key: the admin API refuses all callers."
-    for name, section in (("http", config.http), ("grpc", config.grpc)):
-        if section.tls is None and not is_loopback(section.host):
-            yield f"{name} listens on {section.host} without TLS: unless a proxy ends TLS, keys can be read on the way."
+    sections = [("http", config.http.host, config.http.tls), ("grpc", config.grpc.host, config.grpc.tls)]
+    if config.admin.port is not None:
+        sections.append(("admin", config.admin.host, config.admin.tls))
+    for name, host, tls in sections:
+        if tls is None and not is_loopback(host):
+            yield f"{name} listens on {host} without TLS: unless a proxy ends TLS, keys can be read on the way."
     if config.admin.port is None and not is_loopback(config.http.host):
         yield "The admin API and the console share the public port; admin.port gives them their own."
     if config.admin.open_metrics is True:

@@ -176,27 +176,30 @@ def parse_config(document: Mapping[str, Any], env: Mapping[str, str], base: Path
 def _engine(value: Any, env: Mapping[str, str], base: Path) -> EngineConfig:
     section = dict(as_mapping(resolve(value, env, "engine"), "engine"))
     if "scheduling" in section:
-        section["scheduling"] = _scheduling(section["scheduling"])
+        section["scheduling"] = _scheduling(section["scheduling"], base)
     return build(EngineConfig, section, "engine", base, **ELSEWHERE)
 
 
-def _scheduling(value: Any) -> dict[str, Any]:
+def _scheduling(value: Any, base: Path) -> dict[str, Any]:
     """Return the section `engine.scheduling` with the settings of its part `advanced` beside the others."""
     where = "engine.scheduling"
     section = dict(as_mapping(value, where))
     advanced = as_mapping(section.pop("advanced", None), f"{where}.advanced")
-    known = [item.name for item in fields(Scheduling)]
-    problems = Problems()
-    for name in section:
-        if name in known and name not in PUBLISHED:
-            with problems.noting():
+    kinds, problems = get_type_hints(Scheduling), Problems()
+    with problems.noting():
+        check_keys(section, [*kinds, "advanced"], where)
+    with problems.noting():
+        check_keys(advanced, list(kinds), f"{where}.advanced")
+    for name in kinds:
+        with problems.noting():
+            if name in section and name not in PUBLISHED:
                 raise ConfigError(f"{where}.{name}: belongs into {where}.advanced")
-    with problems.noting():
-        check_keys(section, [*known, "advanced"], where)
-    with problems.noting():
-        check_keys(advanced, [name for name in known if name not in PUBLISHED], f"{where}.advanced")
+            if name in advanced and name in PUBLISHED:
+                raise ConfigError(f"{where}.advanced.{name}: belongs into {where}")
+            if name in advanced:
+                section[name] = convert(advanced[name], kinds[name], f"{where}.advanced.{name}", base)
     problems.raise_all()
-    return section | advanced
+    return section
 
 
 def demo_config() -> Config:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from engine.sim.device import FOLDER
 from engine.sim.run import Stalled
-from gateway.cli.simulate import simulate
+from gateway.cli.simulate import make_setup, simulate
 
 app = typer.Typer()
 app.command()(simulate)
@@ -153,3 +153,18 @@ def test_a_wrong_device_is_told(tmp_path, change, words):
     done = invoke("--duration", 5, "--device", path)
     assert done.exit_code == 1
     assert words in done.output
+
+
+@pytest.mark.parametrize(
+    ("device", "engine", "sizes"),
+    [
+        ("h100-8b", "{}", (256, 2048)),
+        ("h100-8b", "{token_budget: 128}", (128, 128)),
+        ("cpu-smollm2", "{max_seqs: 300}", (300, 300)),
+    ],
+)
+def test_a_size_that_is_set_alone_bounds_the_other_as_in_an_engine(tmp_path, device, engine, sizes):
+    file = tmp_path / "config.yaml"
+    file.write_text(f"engine: {engine}")
+    core = make_setup(device, file, {}).core
+    assert (core.max_seqs, core.token_budget) == sizes

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from engine.config import EngineConfig
+from engine.config import SIZES, EngineConfig
 from gateway.cli.main import app
 from gateway.config.explain import explain
 from gateway.config.sections import AdminConfig, HttpConfig, RedisConfig
 from gateway.config.whole import demo_config
 
 ENGINE = {"device": "cpu", "dtype": "float32", "threads": 2, "max_seqs": 32, "token_budget": 256}
-SIZES = {
+MODEL = {
     "architecture": "llama",
     "weight_bytes": 2**30,
     "page_bytes": 2**20,
@@ -31,7 +31,7 @@ def explained(config=None, **engine):
 
 
 def test_sizes_of_the_pool_are_given_in_tokens():
-    facts, _ = explained(**SIZES)
+    facts, _ = explained(**MODEL)
     assert facts["page pool"] == "1025 pages, 1.00 GiB now: KV of 16384 tokens, less resident adapters"
     assert facts["context"] == "4096 tokens, so that 4 of the longest fit"
     assert facts["preempted KV"] == "512 pages of host memory, 0.50 GiB"
@@ -40,7 +40,7 @@ def test_sizes_of_the_pool_are_given_in_tokens():
 
 def test_a_model_that_is_not_there_yet_has_no_sizes():
     facts, notes = explained()
-    assert facts["model"] == "embedded: fetched or converted at the first start, which decides the memory"
+    assert facts["model"] == "embedded: fetched or converted at the start; then its memory is known"
     assert "page pool" not in facts
     assert notes == ["The demo's public keys are accepted, on loopback only."]
 
@@ -49,6 +49,14 @@ def test_what_is_dangerous_on_a_network_is_noted():
     config = replace(demo_config(), tenants={}, http=HttpConfig(host="0.0.0.0"), admin=AdminConfig(open_metrics=True))
     _, notes = explained(config)
     assert [note.split()[0] for note in notes] == ["There", "http", "The", "/metrics"]
+
+
+def test_ports_of_administration_are_shown_and_judged():
+    admin = AdminConfig(keys=("0" * 64,), host="0.0.0.0", port=9000, grpc_port=9001)
+    facts, notes = explained(replace(demo_config(), tenants={}, admin=admin, gateways=4))
+    assert (facts["admin HTTP"], facts["admin gRPC"]) == ("0.0.0.0:9000, no TLS", "0.0.0.0:9001, no TLS")
+    assert facts["Redis away"] == "limits: degraded, each process as one of 4"
+    assert [note.split()[0] for note in notes] == ["admin"]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +83,7 @@ def test_passwords_of_redis_are_not_shown(url, shown):
     ],
 )
 def test_sizes_of_a_step_follow_from_the_device(given, device, sized):
-    config = EngineConfig(model="m", **given).sized(device)
+    config = EngineConfig(model="m", **given).sized(*SIZES[device])
     assert (config.max_seqs, config.token_budget) == sized
 
 
@@ -88,9 +96,23 @@ def test_the_command_asks_the_engine(smollm2, tmp_path):
     assert "0.50 GiB of weights" in done.output
 
 
-def test_a_machine_that_cannot_serve_it_is_named(smollm2, tmp_path):
+@pytest.mark.parametrize(
+    ("source", "engine", "reason"),
+    [
+        ("smollm2", {"kv_dtype": "fp8"}, "this machine cannot serve it: engine.kv_dtype"),
+        ("owner/name", {"adapter_dtype": "fp8"}, "this machine cannot serve it: engine.adapter_dtype"),
+        ("empty", {}, "this machine cannot serve it: "),
+        ("./modles/llama-typo", {}, "model.source: ./modles/llama-typo is neither an existing file or folder"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_the_reason(smollm2, tmp_path, source, engine, reason):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "config.json").write_text((smollm2 / "config.json").read_text())
+    paths = {"smollm2": str(smollm2), "empty": str(empty)}
     file = tmp_path / "my.yaml"
-    file.write_text(json.dumps({"model": {"source": str(smollm2)}, "engine": {"device": "cpu", "kv_dtype": "fp8"}}))
-    done = CliRunner().invoke(app, ["check", str(file), "--explain"])
+    file.write_text(json.dumps({"model": {"source": paths.get(source, source)}, "engine": {"device": "cpu", **engine}}))
+    arguments = ["check", str(file), "--explain", "--data-dir", str(tmp_path)]
+    done = CliRunner().invoke(app, arguments, env={**os.environ, "COLUMNS": "300"})
     assert done.exit_code == 1
-    assert "this machine cannot serve it: " in done.output
+    assert reason in done.output

@@ -192,7 +192,7 @@ WRONG = {
     "scheduling range": ("engine: {scheduling: {batch_floor: 2}}", "engine.scheduling: batch_floor is a share"),
     "scheduling type": (
         "engine: {scheduling: {advanced: {min_chunk: x}}}",
-        "engine.scheduling.min_chunk: Expected int, got str",
+        "engine.scheduling.advanced.min_chunk: Expected int, got str",
     ),
     "advanced scheduling": (
         "engine: {scheduling: {quantum_s: 1}}",
@@ -200,7 +200,7 @@ WRONG = {
     ),
     "published among the advanced": (
         "engine: {scheduling: {advanced: {policy: fcfs}}}",
-        "engine.scheduling.advanced.policy: unknown key",
+        "engine.scheduling.advanced.policy: belongs into engine.scheduling",
     ),
     "swap_gb": ("engine: {swap_gb: -1}", "engine.swap_gb must be finite and not negative"),
     "unknown lane key": ("lanes: {batch: {ttft: 1}}", "lanes.batch.ttft: unknown key; did you mean ttft_s?"),

@@ -13,7 +13,6 @@ import json
 import os
 import queue
 import signal
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +29,7 @@ from engine.core.state import EngineState
 from engine.core.types import FinishReason, TokenEvent
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
+from engine.process.stopping import stop_with_stdin
 from engine.rpc.service import EngineService
 
 T = TypeVar("T")
@@ -103,15 +103,9 @@ def serve(config: EngineConfig, address: str, until_stdin_closes: bool) -> None:
     server.start()
     signal.signal(signal.SIGTERM, lambda *_: engine.stop())
     if until_stdin_closes:
-        threading.Thread(target=_stop_with_stdin, args=(engine,), daemon=True).start()
+        stop_with_stdin(engine.stop)
     engine.run(service.deliver)
     server.stop(grace=0).wait()
-
-
-def _stop_with_stdin(engine: InstantEngine) -> None:
-    while os.read(0, 4096):
-        pass
-    engine.stop()
 
 
 def main() -> None:

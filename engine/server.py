@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
-import os
 import platform
-import signal
 import sys
 import threading
 import time
@@ -40,6 +38,7 @@ from engine.process.load_attempts import LoadAttempts
 from engine.process.lossy_log import log_renderers, lossy_loggers
 from engine.process.pulse import Loading, write_loading
 from engine.process.step_store import StepStore
+from engine.process.stopping import read_line_of_stdin, stop_with_signals, stop_with_stdin
 from engine.rpc.service import EngineService
 
 if TYPE_CHECKING:
@@ -67,12 +66,10 @@ def await_model(config: EngineConfig, on_progress: Progress, *, fake: bool) -> E
         from engine.model.runner import load_cpu_kernels
 
         load_cpu_kernels(config, on_progress)
-    line = b""
-    while not line.endswith(b"\n"):
-        if not (read := os.read(0, 4096)):
-            raise SystemExit("the gateway ended before the model was prepared")
-        line += read
-    return replace(config, model=line.decode().removesuffix("\n"))
+    try:
+        return replace(config, model=read_line_of_stdin())
+    except EOFError:
+        raise SystemExit("the gateway ended before the model was prepared") from None
 
 
 def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
@@ -167,9 +164,9 @@ def serve(
     attempts = LoadAttempts(Path(config.state_dir) / "adapter_loads" if config.state_dir else None)
     service = EngineService(engine, info, attempts)
     server = _listen(service, address)
-    _stop_with_signals(engine)
+    stop_with_signals(engine.stop)
     if until_stdin_closes:
-        threading.Thread(target=_stop_with_stdin, args=(engine,), daemon=True).start()
+        stop_with_stdin(engine.stop)
     if store is not None:
         threading.Thread(target=_keep_saving, args=(engine, store), daemon=True).start()
     _settle_memory()
@@ -219,32 +216,6 @@ def _listen(service: EngineService, address: str) -> grpc.Server:
     server.add_insecure_port(address)
     server.start()
     return server
-
-
-def _stop_with_signals(engine: Engine) -> None:
-    """Stop the engine at once on SIGTERM or SIGINT.
-
-    A thread waits for the byte that Python writes to a pipe when a signal arrives. A signal handler alone would not do:
-    Python runs it in the main thread, which sleeps in an idle engine, forever if another thread received the signal.
-    """
-    told, tell = os.pipe()
-    os.set_blocking(tell, False)
-    signal.set_wakeup_fd(tell)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
-
-    def wait() -> None:
-        os.read(told, 1)
-        engine.stop()
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
-def _stop_with_stdin(engine: Engine) -> None:
-    # Not sys.stdin: if this thread still holds its lock when the interpreter ends, that is a fatal error.
-    while os.read(0, 4096):
-        pass
-    engine.stop()
 
 
 def _settle_memory() -> None:

@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import sys
-import threading
 from _thread import interrupt_main
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -23,6 +22,7 @@ from rich.progress import Progress
 
 from engine.model.gguf_header import num_weights
 from engine.process.model_source import ModelNotFound, check_source, converted_folder, find_local
+from engine.process.stopping import stop_with_stdin
 
 if TYPE_CHECKING:
     from engine.model.gguf import OnProgress
@@ -93,13 +93,6 @@ def _print_progress(what: str, share: float) -> None:
     print(json.dumps([what, share]), flush=True)
 
 
-def _end_with_stdin() -> None:
-    """Interrupt the main thread at the end of standard input: the process that reads the result has ended."""
-    while os.read(0, 4096):
-        pass
-    interrupt_main()
-
-
 def _check_space(gguf: Path, data_dir: Path) -> None:
     """Raises NoSpace before minutes are spent on a conversion that cannot be written."""
     data_dir.mkdir(parents=True, exist_ok=True)
@@ -136,7 +129,7 @@ def main() -> int:
     parser.add_argument("--until-stdin-closes", action="store_true", help="stop when the starting process is gone")
     arguments = parser.parse_args()
     if arguments.until_stdin_closes:
-        threading.Thread(target=_end_with_stdin, daemon=True).start()
+        stop_with_stdin(interrupt_main)
     console = Console(stderr=True)
     on_progress = _print_progress if arguments.json_progress else None
     try:

@@ -1,0 +1,55 @@
+"""Ways in which a process learns from outside that it must stop, and what its parent process says on standard input.
+
+Standard input is read with `os.read` in place of `sys.stdin`: if a thread still holds the lock of `sys.stdin` when the
+interpreter ends, that is a fatal error.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from threading import Thread
+
+READ_BYTES = 4096
+
+
+def stop_with_signals(stop: Callable[[], object]) -> None:
+    """Call `stop` in a thread on SIGTERM or SIGINT.
+
+    The thread waits for the byte that Python writes to a pipe when a signal arrives. A signal handler alone would not
+    do: Python runs it in the main thread, which sleeps in an idle engine, forever if another thread received the
+    signal.
+    """
+    told, tell = os.pipe()
+    os.set_blocking(tell, False)
+    signal.set_wakeup_fd(tell)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+
+    def wait() -> None:
+        os.read(told, 1)
+        stop()
+
+    Thread(target=wait, daemon=True).start()
+
+
+def stop_with_stdin(stop: Callable[[], object]) -> None:
+    """Call `stop` in a thread at the end of standard input, which is a pipe from the process that started this one."""
+
+    def wait() -> None:
+        while os.read(0, READ_BYTES):
+            pass
+        stop()
+
+    Thread(target=wait, daemon=True).start()
+
+
+def read_line_of_stdin() -> str:
+    """Return the next line of standard input, without its end. Raises EOFError if standard input ends before."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (read := os.read(0, READ_BYTES)):
+            raise EOFError
+        line += read
+    return line.decode().removesuffix("\n")

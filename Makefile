@@ -57,7 +57,7 @@ test: setup-dev  ## Run all tests (ARGS="-k limiter" passes arguments on)
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
 
 test-fast: setup-dev  ## Run the tests that need no model, server or compiler, in about a minute
-	$(BIN)/python -m pytest -m "not slow" -n logical --maxprocesses 4 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n 4 --dist loadfile $(ARGS)
 
 lint: setup-dev  ## Style, types, layering and prose
 	$(BIN)/ruff check .

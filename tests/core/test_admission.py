@@ -13,6 +13,7 @@ def refusal(stepped, name):
     return stepped.ends[name].refusal
 
 
+@pytest.mark.slow
 def test_a_wait_beyond_the_promise_is_refused_with_the_true_wait():
     stepped = SteppedEngine(max_seqs=2, interactive=PATIENT)
     stepped.learn()
@@ -50,6 +51,7 @@ def test_a_deadline_that_cannot_be_met_is_said_at_once():
     assert all(refusal(stepped, name).retry_after > 0 for name in stepped.ends if name.startswith("early"))
 
 
+@pytest.mark.slow
 def test_a_full_queue_sends_the_last_of_the_lower_lane_away():
     stepped = SteppedEngine(max_seqs=1, max_waiting=3)
     stepped.submit("running", 20, 200)
@@ -95,6 +97,7 @@ def test_figures_that_would_upset_the_books_are_refused(wrong):
     assert stepped.reason("wrong") == "invalid_request"
 
 
+@pytest.mark.slow
 def test_an_idle_hour_is_not_held_against_the_batch_lane():
     stepped = SteppedEngine(max_seqs=2)
     stepped.learn()
@@ -132,6 +135,7 @@ def started(policy, **fields):
     return sorted(("long batch", "long chat", "short chat"), key=lambda name: stepped.times[name][0])
 
 
+@pytest.mark.slow
 def test_the_orders_of_the_policies():
     assert started("fcfs") == ["long batch", "long chat", "short chat"]
     assert started("sjf") == ["short chat", "long batch", "long chat"]
@@ -139,6 +143,7 @@ def test_the_orders_of_the_policies():
 
 
 @pytest.mark.parametrize(("scheduler", "wait"), [("static", 1.0), ("dynamic", 0.05)])
+@pytest.mark.slow
 def test_batches_are_gathered_and_end_together(scheduler, wait):
     stepped = SteppedEngine(max_seqs=4, scheduling=Scheduling(scheduler=scheduler, policy="fcfs"))
     stepped.submit("first", 20, 40)

@@ -66,6 +66,7 @@ def test_a_ceiling_is_never_cut_below_what_an_earlier_engine_produced():
     assert (stepped.reason("goes on"), len(stepped.times["goes on"])) == ("length", (20 - 6) * 16 - 2 - 100)
 
 
+@pytest.mark.slow
 def test_pinning_cuts_live_ceilings_and_leaves_room_for_the_expected():
     stepped = small()
     stepped.submit("live", 40, 280, expected_tokens=50)

@@ -30,6 +30,7 @@ def test_a_flood_does_not_crowd_out_a_trickle():
 
 
 @pytest.mark.parametrize("lane", list(Lane))
+@pytest.mark.slow
 def test_weights_are_shares(lane):
     stepped = SteppedEngine(max_seqs=6)
     stepped.learn()
@@ -41,6 +42,7 @@ def test_weights_are_shares(lane):
     assert 2.4 < got["heavy"] / got["light"] < 3.8
 
 
+@pytest.mark.slow
 def test_who_comes_back_has_saved_nothing_up():
     stepped = SteppedEngine(max_seqs=4)
     stepped.learn()
@@ -53,6 +55,7 @@ def test_who_comes_back_has_saved_nothing_up():
     assert got["steady"] > 0.4 * got["sleeper"]
 
 
+@pytest.mark.slow
 def test_the_gap_between_counters_stays_within_half_the_bound():
     stepped = SteppedEngine(max_seqs=4)
     stepped.learn()
@@ -97,6 +100,7 @@ def test_priorities_order_a_tenant_and_age():
 
 
 @pytest.mark.parametrize(("tokens", "goes_first"), [(10, "second"), (100, "first")])
+@pytest.mark.slow
 def test_a_resident_adapter_goes_first_within_half_of_the_goal(tokens, goes_first):
     """While 100 tokens are generated, 0.5 s are half over."""
     stepped = SteppedEngine({"here": 4, "away": 4}, max_seqs=1)

@@ -83,6 +83,7 @@ def test_on_an_unknown_device_batch_work_begins_with_little():
     assert fresh.executor.plans[-1].chunks[0].num_tokens == 200
 
 
+@pytest.mark.slow
 def test_prompts_that_batch_work_brought_together_are_not_felt_as_one_long_step():
     """Two prompts in one step would double the step's length for the chat, so they run in two steps."""
     steps = {}
@@ -184,6 +185,7 @@ def test_a_request_may_ask_for_another_pace_within_bounds():
     assert arrived < stepped.clock.now
 
 
+@pytest.mark.slow
 def test_batch_work_gets_its_floor_beside_endless_chats():
     """Chats without a pause, which would rather share nothing at all."""
     rules = Scheduling(ttft_stretch=1.0, itl_stretch=1.0, tail_share=0.0, floor_window_s=2.0)
@@ -207,6 +209,7 @@ def asdict_(rules):
     return {name: getattr(rules, name) for name in rules.__dataclass_fields__}
 
 
+@pytest.mark.slow
 def test_batch_work_withdraws_from_steps_in_which_tokens_are_late():
     """A goal that a step without batch work meets, and one with as much as it might have does not."""
     rules = Scheduling(batch_floor=0.0, margin_ceiling=1.05, itl_stretch=3.0)
@@ -237,6 +240,7 @@ def test_pressing_deadlines_go_first():
     assert first_in_line(stepped) == "urgent"
 
 
+@pytest.mark.slow
 def test_deadlines_that_cannot_be_met_otherwise_get_a_bounded_share():
     """Beside chats that would share nothing, and get all the time they need."""
     rules = Scheduling(
@@ -258,6 +262,7 @@ def test_deadlines_that_cannot_be_met_otherwise_get_a_bounded_share():
     assert 0.2 < shares[6.0] < 0.45
 
 
+@pytest.mark.slow
 def test_work_whose_deadline_has_passed_presses_no_more():
     stepped = busy_engine()
     stepped.batch("late", 64, 20, deadline=stepped.clock.now + 1.2)
@@ -302,6 +307,7 @@ def test_batch_adapters_load_beside_chats():
     assert "chat" not in stepped.ends
 
 
+@pytest.mark.slow
 def test_a_goal_nobody_can_meet_does_not_stop_the_batch_lane():
     stepped = SteppedEngine(interactive=LaneGoals(ttft_s=0.5, itl_s=0.008), scheduling=Scheduling(floor_window_s=1.0))
     stepped.learn()
@@ -333,6 +339,7 @@ def test_what_is_not_started_is_not_counted():
     assert stepped.executor.plans[-1].features.adapters == 0
 
 
+@pytest.mark.slow
 def test_everything_ends_and_nothing_is_left():
     stepped = busy_engine(num_pages=200)
     for number in range(15):

@@ -47,6 +47,7 @@ def test_checkpoints_are_a_few_pages_a_step_and_batch_work_only():
     assert any(seq.num_saved for seq in stepped.state.sequences.values())
 
 
+@pytest.mark.slow
 def test_a_full_host_gives_up_the_oldest_copies_and_costs_only_time():
     stepped = crowded("checkpoint", host_pages=6)
     for number in range(6):
@@ -145,6 +146,7 @@ def test_an_interactive_match_lifts_a_batch_page():
     assert len(stepped.state.prefix.idle[Lane.INTERACTIVE]) == 6
 
 
+@pytest.mark.slow
 def test_a_large_batch_request_and_those_behind_it_are_served_beside_chats_that_come_back():
     """Half the pool is kept for prefixes that are used again and again; the request needs more than the other half."""
     stepped = SteppedEngine(num_pages=101, max_seqs=16)
@@ -161,6 +163,7 @@ def test_a_large_batch_request_and_those_behind_it_are_served_beside_chats_that_
     assert {"large", "small0", "small1", "small2"} <= stepped.ends.keys()
 
 
+@pytest.mark.slow
 def test_a_batch_adapter_that_cannot_fit_beside_chats_stops_nobody_else():
     stepped = SteppedEngine({"chats": 40, "batches": 40}, num_pages=61, max_seqs=8)
     stepped.learn()

@@ -61,6 +61,7 @@ def test_a_step_is_planned_for_the_time_at_which_the_rest_ends():
     assert stepped.executor.plans[-1].now == pytest.approx(begun + stepped.rests[-1]) and stepped.rests[-1] > 0.005
 
 
+@pytest.mark.slow
 def test_who_comes_while_the_host_rests_is_in_the_next_step():
     stepped = Rested(overlaps=True)
     stepped.learn()
@@ -76,6 +77,7 @@ def test_who_comes_while_the_host_rests_is_in_the_next_step():
 
 @pytest.mark.parametrize("plan_seconds", [0.0, 0.001, PLAN, 0.008])
 @pytest.mark.parametrize("lag", [0.0, 0.002])
+@pytest.mark.slow
 def test_the_device_hardly_waits_for_a_host_that_rests(plan_seconds, lag):
     """However long planning takes, and though the host hears of a step's end a while after it."""
     stepped = Rested(overlaps=True)
@@ -128,6 +130,7 @@ def test_nobody_waits_for_a_step_that_computes_nothing():
     assert stepped.engine.pace.lead <= lead
 
 
+@pytest.mark.slow
 def test_waiting_for_something_else_says_nothing_about_the_host():
     stepped = Rested(adapters={"a": 2}, overlaps=True)
     stepped.learn()

@@ -387,6 +387,7 @@ def chat_answered_at_length(served: Served, tokens: int) -> bytes:
 
 
 @pytest.mark.parametrize("connection_header", ["close", "keep-alive"])
+@pytest.mark.slow
 def test_who_reads_late_gets_the_whole_answer(patient, connection_header):
     """After the last of what may come on a connection nothing is late any more, for as long as it takes to write."""
     with connect(patient) as connection:
@@ -397,6 +398,7 @@ def test_who_reads_late_gets_the_whole_answer(patient, connection_header):
 
 
 @pytest.mark.parametrize("connection_header", ["close", "keep-alive"])
+@pytest.mark.slow
 def test_a_short_answer_does_not_wait_for_its_reader_forever(hasty, connection_header):
     """The answer is too short to fill the transport's buffer, so that the transport never pauses the writer."""
     body = chat_answered_at_length(hasty, 20)

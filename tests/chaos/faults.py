@@ -1,4 +1,4 @@
-"""What goes wrong: each fault begins, lasts as long as it is let, and ends. It says what nobody can be blamed for."""
+"""Faults of a deployment: each begins, lasts as long as a trial lets it, and ends. Its `harm` says what it may cost."""
 
 from __future__ import annotations
 
@@ -185,7 +185,8 @@ class BadLine(Fault):
 
     line: str
     manner: str
-    """cut: once. refusing: nobody gets through. silent: nothing arrives, nobody is told. slow."""
+    """`cut`: connections are cut once. `refusing`: no connection gets through. `silent`: nothing arrives, and neither
+    end is told. `slow`: what arrives is late."""
 
     @property
     def harm(self) -> Harm:

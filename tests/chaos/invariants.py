@@ -64,7 +64,7 @@ class Auditor:
             wrong += [f"{outcome.ask.id}: {text}" for text in self._judge(outcome, records, harm)]
             self._enter(outcome, records, harm)
         self._enter_lines(harm)
-        wrong += [f"a record of nobody's request: {record}" for record in self._log.records.values()]
+        wrong += [f"a record that belongs to no request: {record}" for record in self._log.records.values()]
         self._log.records.clear()
         self._log.torn = 0
         wrong += await self._ledger(harm)
@@ -147,7 +147,7 @@ class Auditor:
     async def _engine(self) -> list[str]:
         stats = await self._deployment.engine_stats()
         wrong = [f"the engine: {text}" for text in stats.violations]
-        wrong += [f"{stats.kv_pages} pages of nobody's"] if stats.kv_pages else []
+        wrong += [f"{stats.kv_pages} pages that belong to no request"] if stats.kv_pages else []
         return wrong + [f"adapter {each.adapter} is pinned" for each in stats.adapters if each.pinned]
 
 

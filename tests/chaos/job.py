@@ -140,7 +140,7 @@ class Result:
         wrong = [] if self.job["status"] in statuses else [f"the job is {self.job['status']}: {self.job['errors']}"]
         times = Counter(line["custom_id"] for line in (*self.output, *self.errors))
         wrong += [f"{ask.id} is there {times[ask.id]} times" for ask in asks if times[ask.id] != 1]
-        wrong += [f"{name} is nobody's" for name in times.keys() - {ask.id for ask in asks}]
+        wrong += [f"{name} is no line of the job" for name in times.keys() - {ask.id for ask in asks}]
         wrong += self._miscounted(len(asks)) + self._misbilled()
         if checks_answers:
             wrong += self._misanswered({ask.id: ask for ask in asks})

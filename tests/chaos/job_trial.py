@@ -23,7 +23,7 @@ SWEPT_SECONDS = 75.0
 """What a gateway was killed over while it wrote a file stays charged for a minute."""
 LONGEST_FAULT = 1.0
 KINDS = ("batchwork", "batchholders", "batchbits", "batchparts", "batchesopen", "file-pins", "file-held", "file-leases")
-"""Of keys in Redis that are there for a job, or an upload, under way."""
+"""Lists the kinds of keys that are in Redis only while a job or an upload is under way."""
 
 Ending = Literal["completed", "cancelled", "expired"]
 
@@ -74,7 +74,7 @@ class JobTrial:
         self._customer = Customer(deployment)
         self._random = Random(plan.seed)
         self._load = Load(deployment.url, plan.seed)
-        """Of faults that are traffic themselves."""
+        """Sends the requests of faults that are traffic themselves."""
         self._struck = 0
 
     async def run(self) -> JobVerdict:
@@ -121,7 +121,7 @@ class JobTrial:
         return True
 
     async def _leftovers(self) -> list[str]:
-        """Of the job in Redis and the storage, when its sweep has had its time."""
+        """Return what is left of the job in Redis and the storage when its sweep has had its time."""
         left: list[str] = []
 
         async def is_swept() -> bool:

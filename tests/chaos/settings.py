@@ -72,7 +72,7 @@ def hashed(key: str) -> str:
 
 
 def free_port() -> int:
-    """One that stays free while nobody listens on it."""
+    """Return a port that stays free while no process listens on it."""
     while True:
         port = random.choice(PORTS)
         with socket.socket() as probe:

@@ -18,7 +18,7 @@ GRAMMARS = [Grammar(GrammarKind.REGEX, text) for text in ("x", "y", "z")]
 class MemoryExecutor(FakeExecutor):
     """Also simulates the memory: what a slot holds is the prefix that was computed into it, and reads are checked.
 
-    Fetches are under way until somebody answers them, unless they are answered at once."""
+    Fetches are under way until the test answers them, unless they are answered at once."""
 
     def __init__(self, config, vocab_size=50, at_once=True, overlaps=False):
         super().__init__(vocab_size, overlaps=overlaps)

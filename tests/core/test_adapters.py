@@ -97,7 +97,7 @@ def test_batch_fetches_leave_one_to_the_interactive_lane():
     assert stepped.asked[3:] == ["g"]
 
 
-def test_who_waits_for_a_fetch_stops_nobody_behind_it():
+def test_a_request_that_waits_for_a_fetch_stops_no_request_behind_it():
     stepped = FetchingEngine({"a": 4, "b": 4})
     stepped.warm("b")
     stepped.submit("waits", 20, 4, adapter_hash="a")
@@ -143,7 +143,7 @@ def test_a_long_queue_of_missing_adapters_is_not_searched_to_its_end(monkeypatch
     assert "base" in stepped.times
 
 
-def test_a_fetch_is_called_off_when_nobody_waits_for_it():
+def test_a_fetch_is_called_off_when_no_request_waits_for_it():
     stepped = FetchingEngine({"a": 4})
     stepped.submit("r", 20, 2, adapter_hash="a")
     stepped.step()
@@ -221,7 +221,7 @@ def test_host_memory_gives_up_what_is_worth_least():
     assert stepped.tiers() == {"a": "h", "b": "", "c": "dh"}, "b was used less than a"
 
 
-def test_a_copy_somebody_waits_for_stays_until_another_has_waited_long():
+def test_a_copy_a_request_waits_for_stays_until_another_has_waited_long():
     stepped = FetchingEngine({"a": 4, "b": 4}, host=4, max_seqs=1, scheduling=Scheduling(adapter_age_s=1.0))
     stepped.submit("busy", 20, 400)
     stepped.step()

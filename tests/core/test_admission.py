@@ -1,4 +1,4 @@
-"""Who is turned away, with what reason and what Retry-After; and the modes kept for comparison."""
+"""Requests that are turned away, with what reason and what Retry-After; and the modes kept for comparison."""
 
 import pytest
 
@@ -159,7 +159,7 @@ def test_batches_are_gathered_and_end_together(scheduler, wait):
     for number in range(4):
         stepped.submit(f"full{number}", 20, 4)
     stepped.step(2)
-    assert all(f"full{number}" in stepped.times for number in range(4)), "a full batch waits for nobody"
+    assert all(f"full{number}" in stepped.times for number in range(4)), "a full batch waits for no other request"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Whose a step's time is: every second of every step belongs to the requests that were in it."""
+"""The owners of a step's time: every second of every step belongs to the requests that were in it."""
 
 from collections import Counter
 

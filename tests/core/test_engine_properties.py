@@ -393,14 +393,14 @@ def test_long_prompts_are_chunked_beside_decodes():
     engine.inbox.put(Submit(request("long", [2] * 40, 4, arrival=1.0, ignore_eos=True)))
     for _ in range(5):
         events = engine.step()
-        assert [e.request_id for e in events if e.tokens] == ["short"], "a decode waits for nobody's prompt"
+        assert [e.request_id for e in events if e.tokens] == ["short"], "a decode waits for no other request's prompt"
 
 
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
         ({"prompt_ids": ()}, "invalid_request"),
-        ({"adapter_hash": "nobody"}, "model_not_found"),
+        ({"adapter_hash": "unknown"}, "model_not_found"),
         ({"params": SamplingParams(max_tokens=10_000)}, "context_length_exceeded"),
         ({"prompt_ids": (1,) * 40, "params": SamplingParams(max_tokens=20)}, "context_length_exceeded"),
     ],

@@ -1,4 +1,4 @@
-"""Tenants inside a lane: weighted shares, no saving up, locality within a quantum, adapters nobody keeps for ever."""
+"""Tenants inside a lane: weighted shares, no saving up, locality within a quantum, no adapter kept for ever."""
 
 import pytest
 

@@ -82,7 +82,7 @@ def test_a_batch_leaves_room_for_people():
     assert school.asked[2:] == ["another"]
 
 
-def test_whoever_waits_in_vain_is_told_why():
+def test_requests_that_wait_in_vain_are_told_why():
     school = School()
     for name, text in (("a", "bad"), ("b", "bad"), ("c", "good")):
         school.ask(name, text)

@@ -59,7 +59,7 @@ def steps_of_a_prompt(backlog):
     stepped.step(50)
     stepped.submit("long", prompt=1500, out=1)
     stepped.run_until(lambda: "long" in stepped.ends)
-    assert (stepped.ledger.batch_share, stepped.ledger.need) == (1.0, 0.0), "nobody is owed what he may not have"
+    assert (stepped.ledger.batch_share, stepped.ledger.need) == (1.0, 0.0), "a paused lane is owed nothing"
     return sum(chunk.request_id == "long" for plan in stepped.executor.plans for chunk in plan.chunks)
 
 
@@ -105,7 +105,7 @@ def test_cancelling_ends_a_request_once_wherever_it_is():
     for name in ("running", "waiting", "other"):
         stepped.batch(name, out=50)
     stepped.step(3)
-    assert settle(stepped, lambda state: cancel(state, ["running", "running", "waiting", "nobody"])) == 2
+    assert settle(stepped, lambda state: cancel(state, ["running", "running", "waiting", "unknown"])) == 2
     assert settle(stepped, lambda state: cancel(state, ["running"])) == 0
     stepped.finish()
     for name in ("running", "waiting"):

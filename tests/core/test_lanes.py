@@ -108,7 +108,7 @@ def test_prompts_that_batch_work_brought_together_are_not_felt_as_one_long_step(
     assert steps[True] < 200
 
 
-def test_nobody_sits_out_a_prompt_of_many_steps():
+def test_no_request_sits_out_a_prompt_of_many_steps():
     stepped = SteppedEngine(num_pages=2000, max_model_len=8192)
     stepped.learn()
     stepped.submit("book", 6000, 4)
@@ -308,7 +308,7 @@ def test_batch_adapters_load_beside_chats():
 
 
 @pytest.mark.slow
-def test_a_goal_nobody_can_meet_does_not_stop_the_batch_lane():
+def test_a_goal_no_request_can_meet_does_not_stop_the_batch_lane():
     stepped = SteppedEngine(interactive=LaneGoals(ttft_s=0.5, itl_s=0.008), scheduling=Scheduling(floor_window_s=1.0))
     stepped.learn()
     for number in range(4):

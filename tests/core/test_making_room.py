@@ -164,7 +164,7 @@ def test_a_large_batch_request_and_those_behind_it_are_served_beside_chats_that_
 
 
 @pytest.mark.slow
-def test_a_batch_adapter_that_cannot_fit_beside_chats_stops_nobody_else():
+def test_a_batch_adapter_that_cannot_fit_beside_chats_stops_no_other_request():
     stepped = SteppedEngine({"chats": 40, "batches": 40}, num_pages=61, max_seqs=8)
     stepped.learn()
     stepped.batch("stuck", 20, 4, adapter_hash="batches")

@@ -220,7 +220,7 @@ def test_an_adapter_is_known_until_nothing_under_way_reads_it():
     assert engine.executor.resident == {}
 
 
-def test_somebody_whose_place_comes_free_only_by_a_result_starts_at_once():
+def test_a_request_whose_place_comes_free_only_by_a_result_starts_at_once():
     stepped = SteppedEngine(overlaps=True, max_seqs=1)
     stepped.submit("first", 16, 3)
     stepped.submit("second", 16, 1)

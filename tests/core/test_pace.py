@@ -43,7 +43,7 @@ def test_steps_in_turn_are_not_put_off():
     assert stepped.rests == []
 
 
-def test_nothing_is_put_off_while_nobody_knows_what_steps_take():
+def test_nothing_is_put_off_while_the_engine_does_not_know_what_steps_take():
     stepped = Rested(overlaps=True)
     stepped.submit("r", 16, 60)
     stepped.run_until(lambda: stepped.ledger.model.is_warm)
@@ -114,7 +114,7 @@ def test_a_stall_of_the_host_changes_little():
     assert before < stepped.engine.pace.lead < 1.25 * before
 
 
-def test_nobody_waits_for_a_step_that_computes_nothing():
+def test_no_request_waits_for_a_step_that_computes_nothing():
     """When the last token of an answer arrives, one more step, which computes nothing, is already under way."""
     stepped = Rested(overlaps=True)
     stepped.learn()
@@ -154,7 +154,7 @@ def test_a_lead_that_was_not_needed_for_long_can_still_grow():
     assert pace.lead == LEAST_LEAD_S
 
 
-def test_a_prediction_that_is_far_off_stops_nobody_for_long():
+def test_a_prediction_that_is_far_off_stops_no_request_for_long():
     stepped = Rested(overlaps=True)
     stepped.learn()
     stepped.ledger.model.prices = replace(stepped.ledger.model.prices, step=1e12)

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PATIENCE_SECONDS = 300
 MOST_GROWTH_BYTES = 1 << 30
-"""Of all processes together: the prefix cache and the kernels' scratch are among it, and each grammar worker may have
-64 MiB; a single one of the grammars took more than two gigabytes where nothing bounded it."""
+"""Bounds the growth of all processes together: the prefix cache and the kernels' scratch are among it, and each grammar
+worker may have 64 MiB; a single one of the grammars took more than two gigabytes where nothing bounded it."""
 
 
 def memory():

@@ -146,7 +146,7 @@ async def test_random_disconnects_leave_an_empty_engine(client, server, models):
 
 async def test_unknown_models_are_never_the_base_in_silence(client):
     with pytest.raises(NotFoundError) as caught:
-        await client.chat.completions.create(model="nobody", messages=QUESTION)
+        await client.chat.completions.create(model="unknown", messages=QUESTION)
     assert caught.value.body["code"] == "model_not_found"
     assert caught.value.body["param"] == "model"
 

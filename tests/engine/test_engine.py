@@ -109,7 +109,7 @@ def test_an_adapter_loaded_while_it_is_unloaded_stays_whole(running):
     assert running.ends()["r"] is FinishReason.LENGTH and executor.host == {adapter_hash}
 
 
-def test_what_nobody_waits_for_any_more_is_not_done(running):
+def test_a_question_no_caller_waits_for_any_more_is_not_asked(running):
     running.submit("r", None)
     running.hold_step()
     with pytest.raises(TimeoutError):
@@ -173,13 +173,13 @@ def test_pins_are_refused_with_the_reason(running):
     engine.pin_adapter(adapter_hash, True)
     engine.pin_adapter(adapter_hash, True)
     assert engine.inspect(lambda state: state.tiers.held.pinned_pages) == 2
-    with pytest.raises(ValueError, match="nobody is not loaded"):
-        engine.pin_adapter("nobody", True)
+    with pytest.raises(ValueError, match="unknown is not loaded"):
+        engine.pin_adapter("unknown", True)
     engine.pin_adapter(adapter_hash, False)
     assert engine.inspect(lambda state: state.tiers.held.pinned_pages) == 0
 
 
-def test_questions_are_answered_though_nobody_runs_the_loop():
+def test_questions_are_answered_though_no_thread_runs_the_loop():
     engine = Engine(EngineState.create(CoreConfig(num_pages=10)), FakeExecutor())
     adapter_hash = engine.load_adapter("a").adapter_hash
     assert engine.inspect(lambda state: list(state.adapters)) == [adapter_hash]
@@ -198,7 +198,7 @@ def test_an_unload_sees_requests_submitted_just_before_it(running):
     assert running.ends() == {"just before": FinishReason.ABORT}
 
 
-def test_a_loop_that_fails_leaves_nobody_waiting(running):
+def test_a_loop_that_fails_leaves_no_caller_waiting(running):
     running.hold_step()
     asked = running.pool.submit(running.engine.inspect, lambda state: "answered")
     while not running.engine.inbox._questions:
@@ -221,7 +221,7 @@ def test_a_command_that_outlives_its_session_is_dropped():
     assert engine.state.sequences == {}
 
 
-def test_whoever_looks_sees_a_whole_state(running):
+def test_a_caller_that_looks_sees_a_whole_state(running):
     """While steps are planned, computed and taken up, and adapters come and go beside them."""
     engine, adapters = running.engine, [running.engine.load_adapter(path).adapter_hash for path in "ab"]
     seen = running.pool.submit(lambda: [engine.look(violations) for _ in range(200)])
@@ -244,7 +244,7 @@ def test_a_step_that_fails_beside_another_ends_the_loop_and_breaks_nothing(runni
     with pytest.raises(ValueError, match="a bug"):
         running.loop.result(10)
     assert running.engine.look(violations) == []
-    assert running.engine.look(lambda state: list(state.sequences)) == ["a"], "nobody was told that it had ended"
+    assert running.engine.look(lambda state: list(state.sequences)) == ["a"], "the caller was not told that it ended"
     assert running.ends() == {}
 
 

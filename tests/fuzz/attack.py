@@ -25,8 +25,8 @@ TARGETS = {"fake": ("tests.fuzz.target", 60.0), "demo": ("tests.fuzz.demo_target
 takes some 3 s where the engine is fake, two grammars at their limit of work, and minutes where 128 answers are
 generated."""
 MOST_GROWTH_BYTES = 700 * 2**20
-"""Of all processes of the target together, after the first cases: two grammar workers may take 64 MiB each beyond what
-they share with the process they were forked from."""
+"""Bounds the growth of all processes of the target together, after the first cases: two grammar workers may take 64 MiB
+each beyond what they share with the process they were forked from."""
 WARM_UP_CASES = 200
 LOST_STATUS = "Internal error from Core"
 """grpcio's client says so where it lost the status of a server that ended the call while the client still sent."""

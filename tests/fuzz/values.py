@@ -95,7 +95,7 @@ class Values:
             case "prompt":
                 return rng.choice((*TEXTS, "Ahoy", [1, 2, 3], [[5], [6, 7]], ["a", "b"], [], [2**31], [-1], [["a"]]))
             case "role":
-                return rng.choice(("user", "user", "user", "assistant", "system", "tool", "developer", "nobody"))
+                return rng.choice(("user", "user", "user", "assistant", "system", "tool", "developer", "unknown"))
             case "max_tokens" | "max_completion_tokens":
                 return rng.choice((None, 1, 5, 20, 300, 2**31 - 1))
         return None

@@ -15,7 +15,7 @@ from gateway.files.service import FileLimits
 from gateway.http.guard import guarded_config
 from gateway.redis.server import connect_server
 
-tiny_tokenizer()  # before anybody forks: a worker then starts in no time
+tiny_tokenizer()  # before a test forks a worker, which then starts in no time
 
 
 def run(redis: str, folder: Path, port: Connection, lease_seconds: float) -> None:

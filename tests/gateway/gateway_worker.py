@@ -19,7 +19,7 @@ from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
 from gateway.redis.server import connect_server
 
-tiny_tokenizer()  # before anybody forks: a worker then starts in no time
+tiny_tokenizer()  # before a test forks a worker, which then starts in no time
 
 
 def run(options: dict[str, Any], port: Connection) -> None:

@@ -82,7 +82,7 @@ def part_of(case: AttentionCase, sequence: int) -> AttentionCase:
 
 
 def rows_keep_their_bits(window: int | None) -> None:
-    """Whoever shares the batch, and however many programs there are."""
+    """Check a sequence's bits whichever others share the batch, and however many programs there are."""
     case = attention_case([(1, context) for context in (33, 1, 200, 64)] + [(9, 60), (20, 20)])
     together = attend(case, window, prefill=SPLITTING)
     for sequence, start in enumerate(case.batch.host_query_starts[:-1]):
@@ -161,7 +161,7 @@ def no_more_decodes_than_reserved() -> None:
 
 
 def eight_bits(scaled: bool) -> None:
-    """What is stored is what is read, in pages full of NaN; fp16 holds every e4m3 number.
+    """Check that numbers are read as they were stored, in pages full of NaN; fp16 holds every e4m3 number.
 
     Numbers are ones that need no rounding: to the next power of two, the interpreter rounds to half of it.
     """

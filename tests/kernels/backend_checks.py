@@ -80,7 +80,7 @@ def permuting_rows_permutes_outputs(backend: Backend) -> None:
         torch.testing.assert_close(run_lora(backend, permuted, out[order], x[order], 0, group), expected)
 
 
-def a_sick_row_harms_nobody(backend: Backend) -> None:
+def a_sick_row_harms_no_other(backend: Backend) -> None:
     """A NaN or an infinity in one row of the input stays in that row."""
     case = lora_case([8, 8, 8, 8, 8], [0, 1, 2, 3, 4, -1, 0, 1])
     group = case.shape.groups[0]
@@ -91,7 +91,7 @@ def a_sick_row_harms_nobody(backend: Backend) -> None:
     torch.testing.assert_close(run_lora(backend, case, out, x, 0, group)[rest], healthy[rest])
 
 
-def huge_adapters_harm_nobody(backend: Backend) -> None:
+def huge_adapters_harm_no_other(backend: Backend) -> None:
     """An adapter whose products overflow leaves rows of other adapters alone."""
     case = lora_case([8, 8, 8], [0, 1, 2, 0])
     group = case.shape.groups[0]
@@ -203,8 +203,8 @@ CHECKS: dict[str, Check] = {
             base_rows_stay_as_they_are,
             zero_b_is_the_identity,
             permuting_rows_permutes_outputs,
-            a_sick_row_harms_nobody,
-            huge_adapters_harm_nobody,
+            a_sick_row_harms_no_other,
+            huge_adapters_harm_no_other,
             replaced_adapter_is_noticed,
             write_kv_writes_its_slots_only,
             slices_of_one_projection_are_inputs,

@@ -45,7 +45,7 @@ POINTERS = {
     **compile_step.POINTERS,
 }
 FULL_POINTERS = dict.fromkeys(("out_ptr", "query_ptr", "kv_ptr"), "fp32")
-"""Of attention in fp32."""
+"""Holds the types that differ where attention is in fp32."""
 
 
 def cases(capability: int) -> Iterator[Case]:

@@ -1,4 +1,4 @@
-"""Builders of kernel inputs: arenas in which everything that nobody owns is NaN, adapters, ragged attention batches."""
+"""Builders of kernel inputs: arenas in which everything without an owner is NaN, adapters, ragged attention batches."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ LORA_CASES = {
     ),
     "one long segment": lambda **kw: lora_case([16, 8], [1] * 70, **kw),
     "some projections absent": lambda **kw: lora_case([PARTIAL, 8, PARTIAL], [0, 1, 2, -1, 0], **kw),
-    "projections nobody touches": lambda **kw: lora_case([PARTIAL], [0, -1, 0], **kw),
+    "projections no adapter touches": lambda **kw: lora_case([PARTIAL], [0, -1, 0], **kw),
     "one layer only": lambda **kw: lora_case([ONE_LAYER, 2], [0, 0, 1, -1], **kw),
     "a rank of its own everywhere": lambda **kw: lora_case([RAGGED, 4], [0, 1, 0, 1, 0, 0, 0], **kw),
     "odd widths": lambda **kw: lora_case([7, 33, 1], [0, 1, 2, 0, -1, 1], shape=Shape(49, 7, 81), **kw),

@@ -62,7 +62,7 @@ def every_kind_of_tile_matches_the_reference() -> None:
     torch.testing.assert_close(eager(case, OUTPUT, SMALL), expected(case, OUTPUT), rtol=1e-4, atol=1e-4)
 
 
-def a_row_has_the_same_bits_whoever_shares_the_batch(dtype: torch.dtype, fp8: bool) -> None:
+def a_row_has_the_same_bits_whichever_rows_share_the_batch(dtype: torch.dtype, fp8: bool) -> None:
     """Alone, and beside 1, 2, 11 and 33 rows of the same adapter: in a narrow tile, a higher one, a long segment's."""
     generator = torch.Generator().manual_seed(3)
     out = torch.randn(1, PARTS.hidden, generator=generator).to(dtype)
@@ -200,7 +200,7 @@ HALVES = (torch.bfloat16, torch.float16)
 LORA_CHECKS: dict[str, Callable[[], None]] = {
     **{
         f"lora: same bits, {dtype}{', fp8' if fp8 else ''}": (
-            lambda dtype=dtype, fp8=fp8: a_row_has_the_same_bits_whoever_shares_the_batch(dtype, fp8)
+            lambda dtype=dtype, fp8=fp8: a_row_has_the_same_bits_whichever_rows_share_the_batch(dtype, fp8)
         )
         # In fp32 a sum in another order shows; in 16 bits rounding may hide it.
         for dtype, fp8 in ((torch.float32, False), (torch.bfloat16, False), (torch.float16, True))

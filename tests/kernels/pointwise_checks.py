@@ -14,7 +14,7 @@ from lora_kernels.pointwise import HeadNorms, TorchPointwise, rotated_heads
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 4e-2}
-"""Of bfloat16 three times what one rounding may cost: Triton's interpreter cuts off where a GPU rounds."""
+"""Allows bfloat16 three times what one rounding may cost: Triton's interpreter cuts off where a GPU rounds."""
 
 
 def assert_same(ours: Tensor, theirs: Tensor) -> None:

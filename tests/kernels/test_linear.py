@@ -37,7 +37,7 @@ def test_a_row_keeps_its_bits_among_others():
 
 
 @packs
-def test_a_sick_row_harms_nobody_and_a_view_is_read_right():
+def test_a_sick_row_harms_no_other_and_a_view_is_read_right():
     weight, _, linear = made(96, 64, torch.bfloat16, False)
     wide = torch.randn(20, 128).to(torch.bfloat16)
     wide[3] = float("nan")

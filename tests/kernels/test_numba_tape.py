@@ -86,7 +86,7 @@ def test_lora_follows_the_step(backend):
         assert torch.equal(out, expected) and not torch.equal(out, base)
 
 
-def test_memory_is_used_again_once_nobody_holds_it():
+def test_memory_is_used_again_once_no_tensor_holds_it():
     workspace = Workspace()
     first = workspace.empty((4, 8), torch.float32)
     address, view = first.data_ptr(), first[1:].view(-1)

@@ -1,4 +1,4 @@
-"""What is launched, and how chunks are cut, on the host: nothing here runs a kernel."""
+"""Attention's launches, and how chunks are cut, on the host: nothing here runs a kernel."""
 
 from itertools import pairwise
 

@@ -108,7 +108,7 @@ def filters_wider_than_the_histogram() -> None:
 
 
 def equal_tokens_are_cut_by_id() -> None:
-    """Of tokens that are all alike, top-k and top-p keep those with the lowest ids."""
+    """Top-k and top-p keep the tokens with the lowest ids where all tokens are alike."""
     params = [SamplingParams(seed=seed, top_k=4) for seed in range(8)]
     params += [SamplingParams(seed=seed, top_p=0.05) for seed in range(8)]
     tokens = Pair(80, params, tiles=SamplingTiles(chunk=128, tile=128)).agree(torch.zeros(16, 80))

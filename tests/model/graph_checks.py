@@ -69,7 +69,7 @@ def tiny_decoder() -> Decoder:
 
 
 class SteppedArena:
-    """One engine's device side, without a scheduler. Pages that nobody owns are NaN."""
+    """One engine's device side, without a scheduler. Pages that no sequence owns are NaN."""
 
     def __init__(self, is_recorded: bool) -> None:
         decoder, self.is_recorded = tiny_decoder(), is_recorded

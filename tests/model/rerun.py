@@ -19,7 +19,7 @@ WAITING = ("aten.item", "_local_scalar_dense", "nonzero", "aten.equal")
 
 
 class Launches(TorchDispatchMode):
-    """What is called, in order: torch's operations and Triton's kernels, with shapes of tensors and other arguments."""
+    """Notes calls, in order: torch's operations and Triton's kernels, with shapes of tensors and other arguments."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ WIDTHS = np.full((2, 2), 16, dtype=np.int32)
 
 
 class Tape:
-    """A queue whose copies are made only when somebody waits for them, so that waiting too little shows."""
+    """A queue whose copies are made only when a caller waits for them, so that waiting too little shows."""
 
     def __init__(self):
         self.pending = []

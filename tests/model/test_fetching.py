@@ -22,7 +22,8 @@ from engine.model.peft_loader import AdapterError
 from engine.model.runner import ModelRunner
 
 RANK, PAGES, PAGE_BYTES = 5, 2, 2 * 2 * 16 * 2 * 16 * 4
-"""Of an adapter of rank RANK; of layers, K and V, tokens, heads, elements of a head, and their bytes."""
+"""Holds the pages of an adapter of rank RANK, and the bytes of a page: layers, K and V, tokens, heads, elements of a
+head, and the bytes of an element."""
 MARGIN = 1e-3
 """A likeliest token this much (of a logprob) ahead of the next is beyond what rounding moves."""
 
@@ -199,14 +200,14 @@ def test_a_disk_that_falters_is_asked_again(stepped, folders, monkeypatch, times
         assert "stale handle" in event.refusal.message
 
 
-def test_a_bug_in_the_fetcher_leaves_nobody_waiting(stepped, folders, monkeypatch):
+def test_a_bug_in_the_fetcher_leaves_no_request_waiting(stepped, folders, monkeypatch):
     stepped.load(folders["x"])
     adapter = stepped.load(folders["y"])
     monkeypatch.setattr(Packer, "pack", lambda *_: 1 / 0)
     assert "ZeroDivisionError" in stepped.run("r", adapter).refusal.message
 
 
-def test_a_fetch_nobody_waits_for_any_more_is_called_off(stepped, folders, monkeypatch):
+def test_a_fetch_no_request_waits_for_any_more_is_called_off(stepped, folders, monkeypatch):
     stepped.load(folders["x"])
     adapter, seen = stepped.load(folders["y"]), []
     monkeypatch.setattr(fetcher_module, "RETRY_AFTER_S", (30.0, 30.0))

@@ -307,8 +307,8 @@ def held(byte_model, monkeypatch):
     made[0].leave.set()
 
 
-def test_what_takes_long_to_prepare_holds_nobody_up(held):
-    """With both threads busy others without a grammar go on, and so does whoever needs one that is there already."""
+def test_a_grammar_that_takes_long_to_prepare_holds_no_other_request_up(held):
+    """While both threads are busy, requests without a grammar go on and requests for new grammars wait."""
     stepped, compiler = held
     assert stepped.answer(regex("ready[0-9]"))[1] is FinishReason.STOP
     slow = [stepped.ask(f"slow-{i}", regex(f"held{i}")) for i in range(3)]

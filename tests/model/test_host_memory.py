@@ -1,4 +1,4 @@
-"""Host memory of packed adapters: pages come back, and are nobody's twice."""
+"""Host memory of packed adapters: pages come back, and none has two owners."""
 
 from concurrent.futures import ThreadPoolExecutor
 

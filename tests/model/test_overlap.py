@@ -122,4 +122,4 @@ def test_a_plan_is_late_if_the_one_before_it_has_been_carried_out(tiny_llama):
     assert runner.submit(StepPlan()), "without anything to compute, too"
     for _ in range(3):
         runner.collect()
-    assert not runner.submit(StepPlan(released=("r",))), "nobody waited for it"
+    assert not runner.submit(StepPlan(released=("r",))), "no step was under way before it"

@@ -36,7 +36,7 @@ KINDS = {
 
 
 def adapter_files_open() -> list[str]:
-    """Of all open files only these: what tests before this one left behind is closed whenever it is collected."""
+    """Return the open files of adapters; what tests before this one left behind is closed whenever it is collected."""
     links = [f"/dev/fd/{entry}" for entry in os.listdir("/dev/fd")]
     names = [os.readlink(link) for link in links if os.path.islink(link)]
     return sorted(name for name in names if WEIGHTS in name or CONFIG in name)
@@ -100,7 +100,7 @@ def sound(tmp_path_factory) -> dict[str, Path]:
 
 
 NAMED = (CONFIG, WEIGHTS, PICKLE, "lora_", "base_model", "model.layers.", *FIELDS)
-"""Files, tensors, modules and fields that a reason may point to; or it begins with a key that nobody knows."""
+"""Files, tensors, modules and fields that a reason may point to; or the reason begins with an unknown key."""
 
 
 def is_good(reason: str) -> bool:

@@ -404,7 +404,7 @@ def test_a_missing_magnitude(dora):
     assert "model.layers.1.self_attn.v_proj has no lora_magnitude_vector" in refusal(dora)
 
 
-def test_magnitudes_nobody_asked_for(dora):
+def test_magnitudes_that_the_config_does_not_mention(dora):
     edit_config(dora, use_dora=False)
     assert "does not say use_dora" in refusal(dora)
 

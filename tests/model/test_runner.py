@@ -237,8 +237,8 @@ def test_a_claim_that_is_granted_is_answered_whatever_happens(runner, tmp_path, 
 
 
 def test_a_load_of_an_unknown_adapter_is_an_error(runner):
-    with pytest.raises(KeyError, match="nobody"):
-        execute(runner, StepPlan(loads=(AdapterLoad("nobody", (1,)),)))
+    with pytest.raises(KeyError, match="unknown"):
+        execute(runner, StepPlan(loads=(AdapterLoad("unknown", (1,)),)))
 
 
 def test_a_released_request_leaves_nothing_behind(runner):

@@ -42,7 +42,7 @@ def untaped(runner):
 
 
 def taped_decoder(runner):
-    """None: its steps are not recorded."""
+    """Return the decoder that records the runner's steps, or None if they are not recorded."""
     owner = getattr(runner._steps._forward, "__self__", None)
     return owner if isinstance(owner, TapedDecoder) else None
 
@@ -114,7 +114,7 @@ def test_they_say_what_single_kernels_say(tiny_llama, adapters, played, threads)
 @packs
 @pytest.mark.usefixtures("threads_as_before")
 def test_layers_that_see_a_window_have_plans_of_their_own(tmp_path, adapters, played):
-    """Of two layers one sees the last nine tokens, as some of Qwen 2's do."""
+    """Both layers see only the last nine tokens, as Mistral's do."""
     torch.manual_seed(0)
     config = MistralConfig(
         vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,

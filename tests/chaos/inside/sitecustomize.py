@@ -2,7 +2,7 @@
 
 The folder CHAOS_FOLDER holds `clock`, the seconds by which the wall clock is wrong, while it is. A process that gets
 SIGUSR1 writes what its tasks are doing to `tasks-PID` there; one that gets SIGUSR2 says on standard error where its
-threads are, for whoever looks for what hangs.
+threads are, for a developer who looks for what hangs.
 """
 
 import asyncio
@@ -66,8 +66,8 @@ def importing(real: Callable[..., Any], wrong_time: ModuleType) -> Callable[...,
 
 
 def all_tasks() -> list[asyncio.Task]:
-    """Of every loop. asyncio has them in a set, under another name since Python 3.12, that changes while it is read by
-    another thread."""
+    """Return the tasks of every loop. asyncio has them in a set, under another name since Python 3.12, that changes
+    while another thread reads it."""
     known = getattr(asyncio.tasks, "_scheduled_tasks" if sys.version_info >= (3, 12) else "_all_tasks")
     for _ in range(1000):
         with suppress(RuntimeError):

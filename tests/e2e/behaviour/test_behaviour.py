@@ -14,7 +14,7 @@ from tests.grammar_walk import walk
 
 CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}
 PROMPT_TOKENS = 5
-"""Of CHAT in the template's words: two letters and what is around them."""
+"""Counts the tokens of CHAT in the template's words: two letters and what is around them."""
 HELLO = "Hello, world!"
 LOOK = {
     "type": "function",
@@ -53,7 +53,7 @@ def named(schema):
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
 
 
-NOBODY = {"type": "function", "function": {"name": "nobody"}}
+UNKNOWN_TOOL = {"type": "function", "function": {"name": "unknown"}}
 NO_SETS = named({"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}})
 COLOR = named(
     {
@@ -159,9 +159,9 @@ async def test_a_call_is_answered_and_the_chat_goes_on(setup, how):
     ("key", "change", "error", "status"),
     [
         ("sk-wrong-key", {}, openai.AuthenticationError, 401),
-        ("sk-acme", {"model": "nobody"}, openai.NotFoundError, 404),
+        ("sk-acme", {"model": "unknown"}, openai.NotFoundError, 404),
         ("sk-acme", {"temperature": 5.0}, openai.BadRequestError, 400),
-        ("sk-acme", {"tools": [LOOK], "tool_choice": NOBODY}, openai.BadRequestError, 400),
+        ("sk-acme", {"tools": [LOOK], "tool_choice": UNKNOWN_TOOL}, openai.BadRequestError, 400),
         ("sk-acme", {"response_format": NO_SETS}, openai.BadRequestError, 400),
         ("sk-globex", {"model": "pirate", "max_tokens": 1000}, openai.RateLimitError, 429),
     ],

@@ -12,7 +12,7 @@ from tests.schemas import check, random_schema
 
 QUESTION = [{"role": "user", "content": "Describe a red bicycle, in JSON."}]
 AT_ONCE = 24
-"""As many as there is room for, so that nobody waits long."""
+"""As many requests as there is room for, so that none waits long."""
 
 
 @pytest.mark.asyncio(loop_scope="session")

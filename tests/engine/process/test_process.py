@@ -285,7 +285,7 @@ async def test_the_engine_ends_with_its_gateway(supervisor):
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", ":1", "10.0.0.5:1", "engine.example:1", "unix-abstract:x"])
-def test_an_engine_listens_where_nobody_else_can_connect(address):
+def test_an_engine_listens_where_no_other_user_can_connect(address):
     """The engine requires no key, so only its own user may connect."""
     with pytest.raises(argparse.ArgumentTypeError, match="unix:PATH"):
         local_address(address)

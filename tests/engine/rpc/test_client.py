@@ -83,8 +83,8 @@ async def test_an_adapter_that_takes_too_long_is_refused_and_may_come_later(clie
     assert (await client.load_adapter("slow")).adapter
 
 
-async def test_unloading_an_adapter_that_nobody_has_ends(client):
-    assert await client.unload_adapter("nobody", 0.0) == 0
+async def test_unloading_an_unknown_adapter_ends(client):
+    assert await client.unload_adapter("unknown", 0.0) == 0
 
 
 async def test_an_engine_that_does_not_let_go_of_an_adapter_is_unavailable(client, monkeypatch):
@@ -135,9 +135,9 @@ async def test_a_request_is_under_way_before_it_is_read_and_ends_with_its_reader
 async def test_a_request_that_has_ended_is_not_aborted_and_nothing_of_it_is_kept(client, told):
     for name in ("first", "second"):
         stream = client.generate(Request(name, (1, 2, 3), SamplingParams(max_tokens=4, ignore_eos=True)))
-        await until(lambda: not client._streams)  # its end is here, and nobody has read it
+        await until(lambda: not client._streams)  # its end is here, and the caller has not read it
         if name == "first":
             assert sum(len(event.tokens) for event in await anext(stream)) == 4
         await stream.aclose()
-    assert await client.unload_adapter("nobody", 0.0) == 0  # long enough for an abort to be heard of
+    assert await client.unload_adapter("unknown", 0.0) == 0  # long enough for an abort to be heard of
     assert told == ["submit", "submit"]

@@ -63,7 +63,7 @@ async def test_any_gateway_sees_and_cancels_the_requests_of_all(gateways):
     (live,) = (await other.live_requests(10)).requests
     assert (live.origin.request_id, live.origin.key, live.origin.model) == ("caller-a", "abc123", "pirate")
     assert (live.tenant, live.running, live.prompt_tokens, live.max_tokens) == ("acme", True, 3, LONG)
-    assert await other.cancel([live.request_id, "nobody"]) == 1
+    assert await other.cancel([live.request_id, "unknown"]) == 1
     event = await asyncio.wait_for(running, 60)
     assert event.finish_reason is FinishReason.ERROR
     assert event.refusal.code.name == "CANCELLED"

@@ -50,7 +50,7 @@ def test_of_an_answer_that_is_wanted_whole_only_first_and_last_are_told_at_once(
     assert told(next(messages)) == [("whole", [9])], "the same name again is another request"
 
 
-def test_what_nobody_waits_for_goes_along_with_what_somebody_does(session):
+def test_tokens_no_caller_waits_for_go_along_with_those_one_waits_for(session):
     session.expect("whole", whole=True)
     session.expect("stream", whole=False)
     messages = session.messages()

@@ -159,7 +159,7 @@ async def test_operators_changes_stand_until_the_configuration_says_something_el
     await restarted.disable("acme", True)
     await restarted.seed(replace(ACME, weight=5.0), [CONFIGURED])
     assert restarted.tenant("acme").tenant.weight == 5.0
-    assert restarted.tenant("acme").disabled, "no configuration lets in whom an operator shut out"
+    assert restarted.tenant("acme").disabled, "no configuration lets in a tenant that an operator shut out"
     assert refused(restarted, "sk-from-the-configuration")
 
 
@@ -224,11 +224,11 @@ async def test_two_tenants_of_one_name_and_keys_of_none(make):
     for faulty, fault in (
         (one.create(ACME), Fault.TENANT_EXISTS),
         (one.create(Tenant("admin")), Fault.INVALID_REQUEST),
-        (one.create_key("nobody"), Fault.TENANT_NOT_FOUND),
+        (one.create_key("unknown"), Fault.TENANT_NOT_FOUND),
         (one.create_key("acme", "x" * 200), Fault.INVALID_REQUEST),
         (one.disable_key("123456", True), Fault.KEY_NOT_FOUND),
         (one.delete_key(""), Fault.KEY_NOT_FOUND),
-        (one.delete("nobody"), Fault.TENANT_NOT_FOUND),
+        (one.delete("unknown"), Fault.TENANT_NOT_FOUND),
     ):
         with pytest.raises(ApiError) as caught:
             await faulty
@@ -259,14 +259,14 @@ async def gateway_app(tmp_path, make) -> tuple[GatewayApp, AccountRegistry]:
         ("POST", KEYS, {"tenant": "acme"}),
     ],
 )
-async def test_a_field_that_is_misspelt_leaves_nobody_without_limits(gateway_app, method, path, given):
+async def test_a_field_that_is_misspelt_leaves_no_tenant_without_limits(gateway_app, method, path, given):
     gateway_app, accounts = gateway_app
     before = dict(accounts.records)
     async with gateway_app.client(ADMIN_KEY) as admin:
         refused = await admin.request(method, path, json={**given, "limit": {"tokens_per_day": 1}})
-        everybodys = await admin.get(KEYS, params={"tennant": "acme"})
+        misspelt = await admin.get(KEYS, params={"tennant": "acme"})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "limit")
-    assert (everybodys.status_code, everybodys.json()["error"]["param"]) == (400, "tennant")
+    assert (misspelt.status_code, misspelt.json()["error"]["param"]) == (400, "tennant")
     assert accounts.records == before
 
 

@@ -137,7 +137,7 @@ async def test_nothing_that_a_tenant_or_a_stranger_reads_names_others(gateway_ap
         await client.post("/v1/completions", json={"model": "pirate", "prompt": "secret words"})
     seen = []
     for operation in operations("tenant") + operations("anyone"):
-        for name in (BASE, "pirate", "nobody"):
+        for name in (BASE, "pirate", "unknown"):
             for body in bodies(operation, name):
                 answer = await ask(
                     gateway_app, operation, name, body, "sk-globex" if operation.who == "tenant" else None
@@ -191,7 +191,7 @@ async def test_an_administrators_route_is_closed_to_tenants_whatever_they_say(ga
     assert len(answers) == 1
     status, _, text = answers.pop()
     assert (status, json.loads(text)["error"]["code"]) == (403, "forbidden")
-    for key in (None, "sk-nobody", "sk-adminx"):
+    for key in (None, "sk-unknown", "sk-adminx"):
         assert (await ask(gateway_app, operation, FORBIDDEN, {}, key)).status_code == 401
 
 
@@ -203,7 +203,7 @@ async def test_a_tenants_route_is_closed_to_administrators(gateway_app, operatio
     assert gateway_app.engine.requests == []
 
 
-async def test_metrics_are_for_those_who_may_know_everybody(tmp_path):
+async def test_metrics_are_for_those_who_may_know_every_tenant(tmp_path):
     gateway_app = await build_gateway_app(tmp_path, metrics_keys=[hash_key("sk-scraper")])
     statuses = {}
     for key in (None, "sk-acme", "sk-scraper", "sk-admin"):

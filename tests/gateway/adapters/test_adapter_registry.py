@@ -422,7 +422,7 @@ async def test_an_alias_is_one_adapters_alone(cluster):
         assert (await refusal(taken)).code == "adapter_conflict"
     assert (await refusal(here.alias("poet", BASE))).param == "alias"
     assert (await refusal(here.alias("poet", "a:b"))).param == "alias"
-    assert (await refusal(here.alias("nobody", "n"))).code == "model_not_found"
+    assert (await refusal(here.alias("unknown", "n"))).code == "model_not_found"
     assert (await refusal(here.alias("poet", "captain", remove=True))).code == "model_not_found"
     await here.unload("pirate")
     await here.alias("poet", "captain")

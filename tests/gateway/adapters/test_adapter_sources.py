@@ -109,7 +109,7 @@ WAYS_OUT = ("../outside", "/etc", "file:///etc", "file://../outside", "link", "l
 
 
 async def test_what_is_allowed_later_holds_from_then_on(make, root, cache, tmp_path):
-    """But for folders that were preloaded: what they hold is served until somebody unloads it."""
+    """Folders that were preloaded are an exception: what they hold is served until an operator unloads it."""
     other, preloaded = tmp_path / "other", tmp_path / "preloaded"
     for folder in (other / "poet", preloaded):
         folder.mkdir(parents=True)
@@ -258,7 +258,7 @@ async def test_a_missing_library_is_named_with_what_to_install(make):
     assert "Install not_installed; pip install 'loralane[remote]'" in message
 
 
-async def test_a_scheme_nobody_knows(make):
+async def test_an_unknown_scheme(make):
     assert "Protocol not known" in await refusal(make(urls=("nowhere://bucket/",)), "nowhere://bucket/tone")
 
 
@@ -282,7 +282,7 @@ async def test_concurrent_fetches_of_one_source_are_one(make, bucket, monkeypatc
     gate, sources, url = Gate(monkeypatch), make(), bucket("tone")
     fetches = [asyncio.create_task(sources.fetch(url)) for _ in range(5)]
     await asyncio.to_thread(gate.entered.wait, 10)
-    fetches.pop().cancel()  # who leaves takes it from nobody
+    fetches.pop().cancel()  # a caller that leaves takes the folder from no other
     gate.opened.set()
     folders = await asyncio.gather(*fetches)
     assert len(set(folders)) == gate.count == 1

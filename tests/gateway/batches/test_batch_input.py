@@ -1,4 +1,4 @@
-"""What is said of a batch's input: line by line, with the numbers an editor shows."""
+"""Complaints about a batch's input: line by line, with the numbers an editor shows."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_bad_line_far_down_is_named_by_its_number():
         (line("2", body={**line("2")["body"], "temperature": "warm"}), "invalid_request", "body.temperature"),
         (line("2", body={**line("2")["body"], "stream": True}), "unsupported_parameter", "body.stream"),
         (line("2", body={**line("2")["body"], "modalities": ["audio"]}), "unsupported_parameter", "body.modalities"),
-        (line("2", model="nobody"), "model_not_found", "body.model"),
+        (line("2", model="unknown"), "model_not_found", "body.model"),
         (line("2", "x" * MAX_LINE), "line_too_long", None),
     ],
     ids=lambda value: value if isinstance(value, str) else None,

@@ -102,7 +102,7 @@ async def test_a_line_is_charged_to_the_key_that_asked_and_has_the_whole_window(
 
 async def test_what_the_gateway_refuses_is_raised_to_be_judged(gateway_app):
     with pytest.raises(ApiError) as caught:
-        await run(gateway_app, {"model": "nobody", "messages": MESSAGES})
+        await run(gateway_app, {"model": "unknown", "messages": MESSAGES})
     assert caught.value.fault is Fault.MODEL_NOT_FOUND
     with pytest.raises(ApiError) as caught:
         await run(gateway_app, {"model": BASE, "messages": MESSAGES}, left=-1.0)
@@ -214,7 +214,7 @@ async def test_lines_that_lie_together_are_read_together(tmp_path, valkey, seed)
     assert len(found._kept) == 128 - large
 
 
-def test_an_answer_is_one_line_to_whoever_splits_a_text_into_lines():
+def test_an_answer_is_one_line_to_a_client_that_splits_a_text_into_lines():
     body = {"content": "a\u2028b\u2029c\x85d\x1ee\x0cf"}
     [line] = completed_answer(NAME, body, TokenUsage(1, 1, 0)).text.decode().splitlines()
     assert json.loads(line)["response"]["body"] == body

@@ -155,7 +155,7 @@ class BatchMachine(RuleBasedStateMachine):
 
     @rule(want=tasks)
     def claim(self, want: set[str]) -> None:
-        lease = self.run(self.store.claim("somebody", want))
+        lease = self.run(self.store.claim("worker", want))
         due = {key: {task for task in job.due(self.now) if kind(task) in want} for key, job in self.jobs.items()}
         if lease is None:
             assert not any(due.values())
@@ -227,7 +227,7 @@ class BatchMachine(RuleBasedStateMachine):
         """Send a commit again, as a worker does that has lost the reply or was suspended before it read it."""
         lease, parts, positions, tally = data.draw(st.sampled_from(self.commits), "commit")
         if parts[0] not in self.jobs[lease.batch_id].parts and set(positions) & self.jobs[lease.batch_id].done:
-            return  # nobody who holds the lease would send positions that others have committed
+            return  # no worker that holds the lease would send positions that others have committed
         self.send(lease, parts, positions, tally)
 
     def send(self, lease: Lease, parts: list[str], positions: list[int], tally: Tally) -> None:

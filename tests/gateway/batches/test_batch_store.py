@@ -140,7 +140,7 @@ async def test_work_is_found_behind_pages_of_batches_that_have_none(store):
 
 
 async def test_an_entry_without_a_batch_leaves_the_index_when_it_must_be_dead(store, valkey):
-    """Whoever entered it may still be about to create the batch; until then it is not taken away."""
+    """The gateway that made the entry may still be about to create the batch; until then the entry stays."""
     index = "loralane:batchindex:{batches}"
     await valkey.zadd(index, {f"acme/{new_batch_id()}": store.now_ms / 1000 + 60})
     await store.wait(60 + CREATING_SECONDS)
@@ -195,13 +195,13 @@ async def test_cancelling_before_validation_leaves_no_lines(store):
     validating = await claimed(store, "validate")
     assert (await store.cancel("acme", batch.id)).status == "cancelling"
     assert await store.renew([validating]) == {validating: "ending"}
-    assert await store.claim("me") is None, "whoever validates has until the end of the lease"
+    assert await store.claim("me") is None, "the worker that validates has until the end of the lease"
     assert await store.validated(validating, 10)
     finalize = await claimed(store, "finalize")
     assert (finalize.last, finalize.batch.outcome) == (0, "cancelled")
 
 
-async def test_a_window_that_ends_while_nobody_is_awake(store):
+async def test_a_window_that_ends_while_no_worker_is_awake(store):
     batch = await running(store, 10, window="90s")
     shard = await claimed(store, "shard")
     await store.commit(shard, ["part"], [2], Tally(completed=1))

@@ -185,7 +185,7 @@ def test_lines_that_run_are_half_done():
     assert eta_seconds(job(lines=0), [], replace(PACE, running=20)) == 0
 
 
-def test_what_nobody_knows_is_not_made_up():
+def test_an_estimate_that_cannot_be_known_is_not_made_up():
     assert eta_seconds(job(line=None), [job("b", line=None)], PACE) is None
     assert eta_seconds(job(), [], replace(PACE, share=0.0)) is None
     paused = pb.LaneStats(lane=pb.LANE_BATCH, mode=pb.LANE_MODE_PAUSED)

@@ -29,7 +29,7 @@ def test_what_waits_is_bounded_and_so_is_what_is_on_its_way(flow, most):
 
 
 @given(FLOW)
-def test_nobody_starves_behind_another_gateways_backlog(flow):
+def test_no_gateway_starves_behind_another_gateways_backlog(flow):
     free = 10_000
     assert flow.waiting + flow.room(free) >= min(LEAST, free)
 

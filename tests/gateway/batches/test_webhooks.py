@@ -229,7 +229,7 @@ async def test_a_gateway_killed_after_delivering_leaves_it_to_another_that_uses_
     assert receiver.received[0].body == receiver.received[1].body
 
 
-async def test_events_that_nobody_asked_for_are_not_sent(valkey, receiver):
+async def test_events_that_the_endpoint_did_not_ask_for_are_not_sent(valkey, receiver):
     await end(valkey, 1, "completed")
     await end(valkey, 2, "failed")
     async with courier(valkey, endpoint(receiver, events=("batch.failed",))) as counts:
@@ -363,7 +363,7 @@ async def test_tls_is_held_to_the_name_although_the_address_is_connected_to(
     assert fits or "Hostname mismatch" in logs[0]["reason"]
 
 
-async def test_a_certificate_nobody_vouches_for_is_refused(valkey, certificate, monkeypatch):
+async def test_a_certificate_no_authority_vouches_for_is_refused(valkey, certificate, monkeypatch):
     resolving(monkeypatch, ["127.0.0.1"])
     serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     serving.load_cert_chain(certificate)
@@ -382,7 +382,7 @@ def outbox(client: Redis) -> Outbox:
     return Outbox(RedisCalls.without_breaker(client, "t:", 2.0), "acme")
 
 
-async def test_a_claimed_event_is_nobody_elses_until_its_time_is_up_and_keeps_its_place(valkey):
+async def test_a_claimed_event_is_no_other_gateways_until_its_time_is_up_and_keeps_its_place(valkey):
     event = await end(valkey)
     one, other = outbox(valkey), outbox(valkey)
     claim = await one.claim(60.0, 10)
@@ -492,6 +492,6 @@ async def test_the_end_of_a_batch_is_told(valkey, receiver, ending, how):
     assert told_of["created_at"] == getattr(batch, f"{how}_at")
 
 
-async def test_what_nobody_is_told_of_is_not_kept(valkey, ending):
+async def test_events_of_a_tenant_without_an_endpoint_are_not_kept(valkey, ending):
     await ending("failed", tenant="globex")
     assert await valkey.keys("t:webhooks*") == []

@@ -101,7 +101,7 @@ def test_a_silent_server_is_given_up(server):
     assert stream.times == []
 
 
-def test_nobody_there_is_an_error_at_once():
+def test_a_port_without_a_server_is_an_error_at_once():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         target = Target(f"http://127.0.0.1:{taken.getsockname()[1]}")
@@ -141,7 +141,7 @@ def test_an_interim_response_is_not_the_answer():
     assert (stream.error, stream.tokens) == (None, 1)
 
 
-def test_requests_wait_for_their_time_and_for_nobody(server):
+def test_requests_wait_for_their_time_and_for_no_other_request(server):
     items = [
         BenchRequest("silent", PROMPT, 1, at=0.0),
         BenchRequest("good", PROMPT, 1, at=0.1),

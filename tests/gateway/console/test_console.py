@@ -53,7 +53,7 @@ def test_the_demos_link_opens_the_console_and_leaves_no_key_in_the_address(conso
     assert page.evaluate("sessionStorage.length") == 0
 
 
-def test_a_link_with_any_other_key_signs_nobody_in(console):
+def test_a_link_with_any_other_key_signs_no_operator_in(console):
     page = console.page
     page.goto(f"{console.gateway.url}/console#key=sk-admin")
     page.get_by_label("Admin key").wait_for()

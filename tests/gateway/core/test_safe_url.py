@@ -59,7 +59,7 @@ def test_inner_networks_are_all_that_allowing_them_adds(address):
     "address", [*sorted(map(str, METADATA)), "0.0.0.0", "255.255.255.255", "224.0.0.1", "169.254.0.1"]
 )
 @pytest.mark.parametrize("inner", [False, True])
-def test_metadata_and_what_is_nobodys_are_closed_even_to_those_who_may_go_inside(address, inner):
+def test_metadata_and_addresses_of_no_host_are_closed_even_to_those_who_may_go_inside(address, inner):
     with pytest.raises(UnsafeUrl, match=r"^hooks\.example is at"):
         check_addresses("hooks.example", [address], inner=inner)
 
@@ -133,6 +133,6 @@ def test_what_is_accepted_has_the_same_host_for_another_parser(text):
     assert ours.host == other.host.lower()
     assert ours.port == (other.port or 443)
     path = ours.target.split("?")[0]
-    if not {".", ".."} & set(path.split("/")):  # the other one resolves these, we leave them to whoever is asked
+    if not {".", ".."} & set(path.split("/")):  # httpx resolves these, we leave them to the server
         assert path.encode() == other.raw_path.split(b"?")[0]
     assert parse_url(f"https://{ours.authority}{ours.target}") == ours

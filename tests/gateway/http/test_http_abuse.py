@@ -183,9 +183,9 @@ def test_many_prompts_times_many_answers(gateway):
 
 
 def test_of_keys_given_twice_the_last_counts_for_checks_and_for_use(gateway):
-    send(gateway, request(written('"model": "nobody"'))).check(404, "model_not_found", "nobody")
+    send(gateway, request(written('"model": "unknown-model"'))).check(404, "model_not_found", "unknown-model")
     send(gateway, request(written('"temperature": 9'))).check(400, None, "temperature")
-    assert send(gateway, request(chat(model="nobody")[:-1] + b', "model": "tiny"}')).status == 200
+    assert send(gateway, request(chat(model="unknown-model")[:-1] + b', "model": "tiny"}')).status == 200
 
 
 def test_a_name_is_said_back_in_part(gateway):
@@ -263,7 +263,7 @@ def test_keys_that_are_none(gateway, key):
 
 
 @pytest.mark.parametrize("host", ["[", "a b", "//evil", "here:99999999", "\xff"])
-@pytest.mark.parametrize(("path", "status"), [("/models/", 404), ("/nothing", 404), ("/v1/models/nobody", 404)])
+@pytest.mark.parametrize(("path", "status"), [("/models/", 404), ("/nothing", 404), ("/v1/models/unknown", 404)])
 def test_what_the_caller_calls_us_counts_for_nothing(gateway, host, path, status):
     head = f"GET {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer sk-acme\r\n\r\n"
     answer = send(gateway, head.encode("latin-1"))

@@ -65,7 +65,7 @@ async def test_what_operators_see(gateway_app):
     async with gateway_app.client("sk-admin") as client:
         listed = (await client.get("/admin/v1/adapters")).json()["adapters"]
         shown = (await client.get("/admin/v1/adapters/pirate")).json()
-        assert (await client.get("/admin/v1/adapters/nobody")).status_code == 404
+        assert (await client.get("/admin/v1/adapters/unknown")).status_code == 404
     assert [adapter["name"] for adapter in listed] == ["pirate", "poet"]
     assert listed[0] == shown
     engine = {name: value for name, value in pirate.items() if name not in ("adapter", "state")}

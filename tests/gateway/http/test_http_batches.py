@@ -207,7 +207,7 @@ async def test_an_input_that_is_not_sound_fails_the_batch(api, monkeypatch):
     ]
 
 
-async def test_a_model_that_nobody_has_heard_of_is_looked_for_again(api):
+async def test_an_unknown_model_is_looked_for_again(api):
     batch = await create(api, await api.brought(text_of([line("1", model="newest")])))
     await api.validated()
     assert (await api.client.batches.retrieve(batch.id)).status == "validating"
@@ -250,7 +250,7 @@ async def test_who_is_told_to_stop_leaves_no_process(api, monkeypatch):
         os.kill(started[0].pid, 0)
 
 
-async def test_what_is_nobodys_leaves_the_storage_after_a_while(api):
+async def test_objects_without_an_owner_leave_the_storage_after_a_while(api):
     now = 0.0
     sweeper = StraySweeper(api.files.storage, api.store, NameAgeTracker(60.0, lambda: now))
     await create(api, await api.brought(text_of([line("1", model=BASE)])))

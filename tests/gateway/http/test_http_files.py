@@ -104,7 +104,7 @@ def test_others_files_are_as_those_that_are_not_there(server):
             with pytest.raises(NotFoundError) as caught:
                 work(file.id)
             assert caught.value.code == "file_not_found"
-    for key, status in (("sk-admin", 403), ("sk-nobody", 401)):
+    for key, status in (("sk-admin", 403), ("sk-unknown", 401)):
         for work in (lambda c: c.files.list(), lambda c: c.files.content(file.id), lambda c: c.files.delete(file.id)):
             with pytest.raises(APIStatusError) as caught:
                 work(openai(server, key))
@@ -285,7 +285,7 @@ async def test_a_full_disk_is_503(valkey, tmp_path, folder):
 
 
 async def test_a_redis_that_is_away_is_503(tmp_path, folder):
-    away = Redis.from_url(f"unix://{tmp_path}/nobody")
+    away = Redis.from_url(f"unix://{tmp_path}/absent")
     gateway_app = await build_gateway_app(tmp_path, files=build_files(away, folder))
     answer = await post(gateway_app, form(PURPOSE, THE_FILE))
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "registry_unavailable")

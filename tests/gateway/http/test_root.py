@@ -35,7 +35,7 @@ async def test_browsers_are_sent_to_the_console_and_others_learn_what_answers(ga
     assert body["grpc"] is None
 
 
-async def test_a_port_without_the_console_redirects_nobody():
+async def test_a_port_without_the_console_redirects_no_browser():
     from starlette.applications import Starlette
 
     app = Starlette(routes=RootApi("public", lambda: GrpcAddress(50051, tls=True)).routes())

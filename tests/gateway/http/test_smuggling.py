@@ -195,7 +195,7 @@ def test_a_body_that_drips_and_a_connection_that_says_nothing(wired):
         assert heard(silent) == b""
 
 
-def test_a_stream_that_nobody_reads_is_cut_off_and_settled(wired):
+def test_a_stream_that_the_client_does_not_read_is_cut_off_and_settled(wired):
     gateway_app = wired.gateway_app
     gateway_app.engine.reply = lambda sent: "x" * 20_000
     fields = {"model": BASE, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 30_000, "stream": True}

@@ -48,7 +48,7 @@ async def test_it_is_remembered_where_the_request_did_not_fit(limiter):
     assert again["key:k1"][0] > found["key:k1"][0]
 
 
-async def test_a_limit_in_shadow_refuses_nobody(limiter):
+async def test_a_limit_in_shadow_refuses_no_request(limiter):
     await limiter.set_limits(Scope("acme", key="*"), {"shadow": ["tokens_per_day"]})
     await limiter.reserve(ReserveRequest("r", "acme", "k1", 50, "tiny"))
     assert {at for at, _ in (await last(limiter)).values()} == {None}

@@ -84,7 +84,7 @@ async def test_resetting_returns_to_the_configuration_or_forgets_what_is_used(ga
 @pytest.mark.parametrize(
     ("body", "status", "param"),
     [
-        ({"tenant": "nobody", "tokens_per_day": 1}, 404, "tenant"),
+        ({"tenant": "unknown", "tokens_per_day": 1}, 404, "tenant"),
         ({"tokens_per_day": 1}, 400, "tenant"),
         ({"tenant": "acme"}, 400, None),
         ({"tenant": "acme", "tokens_per_day": 0}, 400, "tokens_per_day"),
@@ -181,7 +181,7 @@ async def test_over_grpc_too_no_tenants_key_opens_it(tmp_path):
             stub.Watch(pb.WatchLimitsRequest(), metadata=as_key("acme")).read(),
         ):
             assert (await refused(call)).code == "PERMISSION_DENIED"
-        unknown = await refused(stub.Usage(pb.LimitUsageRequest(tenant="nobody"), metadata=as_key("admin")))
+        unknown = await refused(stub.Usage(pb.LimitUsageRequest(tenant="unknown"), metadata=as_key("admin")))
         assert (unknown.code, unknown.reason) == ("NOT_FOUND", "TENANT_NOT_FOUND")
 
 
@@ -206,7 +206,7 @@ async def test_the_same_in_a_terminal(tmp_path):
         assert "4" not in (await run("set", "acme", "--concurrent-requests", "none")).splitlines()[1].split()
         assert "in force" in await run("reset", "acme")
         assert await grpc_app.gateway_app.limiter.limits(Scope("acme")) == Limits()
-        assert "there is no tenant 'nobody'" in await run("get", "nobody")
+        assert "there is no tenant 'unknown'" in await run("get", "unknown")
         assert "is no whole number" in await run("set", "acme", "--tokens-per-day", "lots")
 
 

@@ -123,7 +123,7 @@ async def test_a_guess_yields_to_the_smallest_bucket_and_not_below_what_is_neede
     assert (await refusal(limiter, replace(asking(3000), least=401))).fault is Fault.INSUFFICIENT_QUOTA
     assert (await refusal(limiter, guess)).fault is Fault.RATE_LIMIT_EXCEEDED
     assert (await limiter.reserve(replace(asking(60), least=50))).reserved == 60
-    assert (await limiter.reserve(asking(0, tenant="nobody"))).reserved == 0
+    assert (await limiter.reserve(asking(0, tenant="unknown"))).reserved == 0
 
 
 async def test_a_tenant_that_is_gone_takes_its_use_along(make):
@@ -293,7 +293,7 @@ async def test_a_limit_in_shadow_counts_and_admits(make):
         (("tenant", "tokens_per_minute"), ("tenant", "concurrent_requests")),
         (("tenant", "tokens_per_minute"), ("tenant", "concurrent_requests")),
     ]
-    assert "x-ratelimit-limit-tokens" not in grants[-1].headers(), "nobody is told of a limit that does not bind"
+    assert "x-ratelimit-limit-tokens" not in grants[-1].headers(), "no client is told of a limit that does not bind"
     [scope, *_] = await limiter.usage("acme")
     uses = {use.name: use for use in scope.limits}
     assert (uses["tokens_per_minute"].refused_today, uses["tokens_per_minute"].shadow) == (2, True)

@@ -226,7 +226,7 @@ async def test_of_several_limits_the_strictest_policy_counts_and_shadows_have_no
     assert (await limiter.reserve(asking(1))).mode == "degraded"
 
 
-async def test_what_is_owed_is_paid_though_nobody_asks_for_anything(server, make):
+async def test_what_is_owed_is_paid_though_no_caller_asks_for_anything(server, make):
     limiter = await make(lease_seconds=1.0)
     grant = await limiter.reserve(asking(500))
     server.terminate()
@@ -286,7 +286,7 @@ DAILY = Limits(tokens_per_day=330)
 
 
 async def test_a_day_that_is_nearly_spent_stays_so_while_redis_is_away_and_after(server, make):
-    """Of 330 tokens a day 300 are used. The local limiter grants the 30 that are left, and Redis counts them later."""
+    """300 of 330 tokens a day are used. The local limiter grants the 30 that are left, and Redis counts them later."""
     limiter = await make()
     limiter.configure_lazily([Tenant("acme", limits=DAILY)])
     before = await limiter.reserve(asking(300))

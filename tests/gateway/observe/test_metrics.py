@@ -39,7 +39,7 @@ async def test_requests_are_measured_by_lane(gateway_app):
     async with gateway_app.client() as client:
         await client.post("/v1/chat/completions", json=CHAT)
         await client.post("/v1/chat/completions", json={**CHAT, "service_tier": "flex"})
-        await client.post("/v1/chat/completions", json={**CHAT, "model": "nobody"})
+        await client.post("/v1/chat/completions", json={**CHAT, "model": "unknown"})
     value = await scrape(gateway_app)
     for name in ("time_to_first_token", "time_per_output_token", "request_duration", "queue_time"):
         assert value(f"loralane_{name}_seconds_count", lane="batch") == 1
@@ -71,7 +71,7 @@ async def test_where_adapters_are_and_what_bringing_them_took(gateway_app):
         adapters=[
             pb.AdapterStats(adapter=versions["pirate"], state="host", waiting=1),
             pb.AdapterStats(adapter=versions["poet"], state="resident", running=2),
-            pb.AdapterStats(adapter="nobody's", state="disk", running=1),
+            pb.AdapterStats(adapter="unknown", state="disk", running=1),
         ],
         adapter_loads=7,
         adapter_evictions=6,
@@ -134,7 +134,7 @@ async def test_what_the_scheduler_does_can_be_seen(gateway_app):
     assert value("loralane_lane_device_seconds_total", lane="batch") == 3.5
     modes = {"open": (1, 0), "paused": (0, 1), "draining": (0, 0)}
     told = {mode: tuple(value("loralane_lane_mode", lane=lane, mode=mode) for lane in LANE_NAMES) for mode in modes}
-    assert told == modes, "a lane that somebody paused and forgot shows"
+    assert told == modes, "a lane that an operator paused and forgot shows"
     assert value("loralane_slo_attainment", lane="interactive", goal="ttft") == 0.875
     assert value("loralane_slo_attainment", lane="batch", goal="itl") == 0.5
     assert (value("loralane_vtc_gap_seconds", lane="interactive"), value("loralane_vtc_gap_seconds", lane="batch")) == (

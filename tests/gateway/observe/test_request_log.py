@@ -86,7 +86,7 @@ async def test_a_request_that_ends_well(logged, stream):
         ({"key": None}, 401, "invalid_api_key", None),
         ({"body": b"{private"}, 400, "invalid_json", "acme"),
         ({"body": {"model": BASE, "messages": "private"}}, 400, "invalid_request", "acme"),
-        ({"body": {**CHAT, "model": "nobody"}}, 404, "model_not_found", "acme"),
+        ({"body": {**CHAT, "model": "unknown"}}, 404, "model_not_found", "acme"),
         (
             {"body": {**CHAT, "messages": [{"role": "user", "content": "x" * 9999}]}},
             400,
@@ -181,7 +181,7 @@ async def test_the_callers_trace_is_told_if_its_header_is_valid(logged, sent, to
     [
         (ask("poet", prompt=PROMPT), as_key(traceparent=TRACEPARENT, x_request_id="r1"), 200, None),
         (ask("poet", prompt=PROMPT), as_key("wrong"), 401, "invalid_api_key"),
-        (ask("nobody", prompt=PROMPT), as_key(), 404, "model_not_found"),
+        (ask("unknown", prompt=PROMPT), as_key(), 404, "model_not_found"),
         (ask("", prompt=PROMPT), as_key(), 400, "invalid_request"),
     ],
 )
@@ -253,7 +253,7 @@ def test_a_name_that_is_no_name_is_clipped():
     assert len(log_fields(record(model="x" * 2**20))["model"]) < LONGEST_NAME + 10
 
 
-async def test_a_watcher_that_fails_keeps_nobody_from_an_answer(tmp_path):
+async def test_a_watcher_that_fails_keeps_no_caller_from_an_answer(tmp_path):
     class Broken(RequestLog):
         def finished(self, record):
             raise OSError("the disk is full")

@@ -33,7 +33,7 @@ async def gateway_app(tmp_path):
     async with gateway_app.client() as client:
         await client.post("/v1/chat/completions", json=CHAT)
         await client.post("/v1/chat/completions", json={**CHAT, "model": BASE, "n": 1, "service_tier": "flex"})
-        await client.post("/v1/chat/completions", json={**CHAT, "model": "nobody"})
+        await client.post("/v1/chat/completions", json={**CHAT, "model": "unknown"})
     return gateway_app
 
 

@@ -72,7 +72,7 @@ def test_everything_arrives():
         priority=-4,
         n=3,
         adapter_id="x",
-        user="somebody",
+        user="alice",
         metadata={"a": "b"},
         something_new={"deep": [1]},
     )

@@ -69,7 +69,7 @@ async def test_giving_up_on_one_does_not_lose_those_behind_it(hasty):
     assert await hasty.call("CLIENT", "ID") != line_id
 
 
-async def test_whoever_leaves_in_the_middle_of_the_line_mixes_nothing_up(line):
+async def test_a_caller_that_leaves_in_the_middle_of_the_line_mixes_nothing_up(line):
     async def impatient(number: int) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(0.0005 * (number % 3)):
@@ -134,7 +134,7 @@ async def test_a_call_that_cannot_be_sent_says_so_once(line, valkey, monkeypatch
     assert not complaints
 
 
-async def test_a_server_that_nobody_reaches_is_not_waited_for(tmp_path):
-    async with connect_server(f"unix://{tmp_path / 'nobody.sock'}") as client:
+async def test_a_server_that_cannot_be_reached_is_not_waited_for(tmp_path):
+    async with connect_server(f"unix://{tmp_path / 'absent.sock'}") as client:
         with pytest.raises(ConnectionError):
-            await Pipeline(client, 0.05).call("ECHO", "anybody")
+            await Pipeline(client, 0.05).call("ECHO", "hello")

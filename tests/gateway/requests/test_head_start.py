@@ -206,7 +206,7 @@ async def test_batch_work_waits_for_its_grant(gateway_app, likely):
 
 
 @pytest.mark.parametrize("n", [1, 3])
-async def test_what_is_refused_after_all_is_aborted_and_nobodys_to_pay(gateway_app, likely, n):
+async def test_what_is_refused_after_all_is_aborted_and_no_tenant_pays(gateway_app, likely, n):
     asyncio.get_running_loop().call_later(0.01, likely.set)
     with pytest.raises(ApiError) as caught:
         await answer(gateway_app, request(n=n, max_tokens=240), principal("sk-globex"))

@@ -228,7 +228,7 @@ def test_every_sampling_field_has_the_range_http_has():
 
 REFUSED = {
     "CONTEXT_LENGTH_EXCEEDED": ("INVALID_ARGUMENT", ask(prompt="x" * 256), "acme"),
-    "INVALID_API_KEY": ("UNAUTHENTICATED", ask(), "nobody"),
+    "INVALID_API_KEY": ("UNAUTHENTICATED", ask(), "unknown"),
     "MODEL_NOT_FOUND": ("NOT_FOUND", ask("pirate"), "night"),
     "INSUFFICIENT_QUOTA": ("RESOURCE_EXHAUSTED", ask(sampling={"max_tokens": 196}), "globex"),
 }

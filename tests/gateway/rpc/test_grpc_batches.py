@@ -169,7 +169,7 @@ async def test_how_long_it_will_take(api):
     await api.store.validated(await claimed(api.store, "validate"), 11)
     lane = engine_pb2.LaneStats(lane=engine_pb2.LANE_BATCH)
     api.gateway_app.engine.picture = engine_pb2.EngineStats(lanes=[lane], batch_share=0.5)
-    assert not (await api.get(batch.id)).HasField("eta_seconds"), "nobody knows yet what a line is like"
+    assert not (await api.get(batch.id)).HasField("eta_seconds"), "the gateway does not know yet what a line takes"
     shard = await claimed(api.store, "shard")
     assert await api.store.commit(shard, ["a"], [0], Tally(1, 0, 30, 10, 7, 90_000))
     assert (await api.get(batch.id)).eta_seconds == pytest.approx(10 * 0.09 / 0.5)

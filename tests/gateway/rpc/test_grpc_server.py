@@ -78,8 +78,8 @@ async def test_health_follows_the_engine(api, service):
     assert (await api.health.List(health_pb2.HealthListRequest())).statuses[service].status == NOT_SERVING
 
 
-async def test_health_of_a_service_nobody_knows(api):
-    request = health_pb2.HealthCheckRequest(service="nobody")
+async def test_health_of_an_unknown_service(api):
+    request = health_pb2.HealthCheckRequest(service="unknown")
     assert (await refused(api.health.Check(request))).code == "NOT_FOUND"
     assert (await api.health.Watch(request).read()).status == UNKNOWN
 

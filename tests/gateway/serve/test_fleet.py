@@ -46,7 +46,7 @@ def launch(smollm2, tmp_path_factory):
         engine=EngineConfig(model="", num_pages=60_000, block_size=4, max_seqs=16, max_model_len=110_000),
         tenants={tenant.name: TenantConfig(tenant, (hash_key(key_of(tenant.name)),)) for tenant in TENANTS},
         limits=LimitsConfig(lease_seconds=LEASE_SECONDS),
-        redis=RedisConfig(timeout_ms=30_000.0),  # nobody here is without it, however slow the machine
+        redis=RedisConfig(timeout_ms=30_000.0),  # no gateway here is without it, however slow the machine
         http=HttpConfig(port=0),
         observability=ObservabilityConfig(request_log=False),
         grpc=GrpcConfig(port=0),
@@ -244,7 +244,7 @@ async def test_a_fleet_that_cannot_start_says_so(launch, tmp_path):
             pass
 
 
-async def test_a_port_that_somebody_listens_on_is_not_shared():
+async def test_a_port_that_another_process_listens_on_is_not_shared():
     with bind_socket("127.0.0.1", 0, shared=True) as other:
         other.listen()
         with pytest.raises(StartError, match="use another port"), reserve_port("127.0.0.1", other.getsockname()[1]):

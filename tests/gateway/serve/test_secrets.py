@@ -35,7 +35,7 @@ CONFIG = """
 redis: {url: 'redis://:${REDIS_PASSWORD}@127.0.0.1:%d', timeout_ms: 2000}
 http: {port: 0}
 grpc: {port: 0}
-adapters: {hub: ['nobody/*'], fetch_timeout_s: 1}
+adapters: {hub: ['unknown/*'], fetch_timeout_s: 1}
 tenants: {acme: {keys: ['${TENANT_KEY}'], limits: {requests_per_minute: 4}}}
 admin: {keys: ['${ADMIN_KEY}']}
 """
@@ -113,7 +113,7 @@ def environments_of(module: str, pid: int) -> str:
 def walk(url: str) -> list[str]:
     """Everything a gateway says to those who know a key, and to those who do not."""
     said = []
-    adapter = {"lora_name": "x", "lora_path": "nobody/nothing"}
+    adapter = {"lora_name": "x", "lora_path": "unknown/nothing"}
     calls = [
         (
             "POST",

@@ -15,7 +15,7 @@ from gateway.serve.start_bar import StartBar, StartStage
 
 
 def shown(*reports):
-    """What is on a terminal after each report: the share in percent and the description."""
+    """Return what is on a terminal after each report: the share in percent and the description."""
     out = io.StringIO()
     with closing(StartBar(Console(file=out, force_terminal=True, force_interactive=True, width=100))) as bar:
         seen = []

@@ -61,7 +61,7 @@ async def is_serving(port: int, authority: Authority, shown: TlsConfig | None = 
 # --- HTTP ---------------------------------------------------------------------------------------------------------
 
 
-async def test_who_trusts_us_is_answered_and_nobody_else(gateway_app, authority, stranger, server):
+async def test_only_a_client_that_trusts_us_is_answered(gateway_app, authority, stranger, server):
     async with http_port(gateway_app.app, "127.0.0.1", 0, certificate=Certificate(server, "http.tls")) as port:
         assert await version(port, authority.client()) == 200
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
@@ -74,9 +74,9 @@ async def test_a_client_has_to_show_a_certificate_of_ours(gateway_app, authority
     config = replace(server, client_ca=authority.file)
     async with http_port(gateway_app.app, "127.0.0.1", 0, certificate=Certificate(config, "http.tls")) as port:
         assert await version(port, authority.client(authority.issue("client", "alice@example.org"))) == 200
-        for nobody in (None, stranger.issue("client", "alice@example.org")):
+        for unproven in (None, stranger.issue("client", "alice@example.org")):
             with pytest.raises(httpx.TransportError):
-                await version(port, authority.client(nobody))
+                await version(port, authority.client(unproven))
 
 
 def greeted(port: int, context: ssl.SSLContext) -> ssl.SSLSocket:

@@ -122,7 +122,7 @@ def test_what_was_used_last_is_remembered_and_no_more_than_there_is_room_for(bac
     assert pieces.ids("acme", "a") is not None
     pieces.remember("acme", "k", [2])
     assert [name for name in names + "k" if pieces.ids("acme", name)] == list("acdefghijk")
-    assert pieces.ids("umbrella", "a") is None, "and by nobody else"
+    assert pieces.ids("umbrella", "a") is None, "and by no other tenant"
     book = "x" * int(LARGEST * room)
     assert list(pieces.remember("acme", book, [3])) == [3]
     assert pieces.ids("acme", book) is None and pieces.ids("acme", "a") is not None

@@ -196,7 +196,7 @@ BAD = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": Tr
         ({"tools": [tool("look"), tool("wait", parameters=BAD)]}, "tools[1].function.parameters", None),
         ({"tool_choice": "sometimes"}, "tool_choice", None),
         ({"tool_choice": "required", "tools": []}, "tool_choice", None),
-        ({"tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "tool_choice", None),
+        ({"tool_choice": {"type": "function", "function": {"name": "unknown"}}}, "tool_choice", None),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type", "unsupported_parameter"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.function", None),
         ({"ignore_eos": True}, "ignore_eos", None),

@@ -124,7 +124,7 @@ def test_what_a_million_tokens_of_a_lane_cost():
     ]
     assert report.total.amount is None
     assert tallied([row(requests=1)], billing).total.cost_per_million is None
-    assert tallied(day).total.cost is None, "nobody said what an hour costs"
+    assert tallied(day).total.cost is None, "the operator has not said what an hour costs"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Usage as operators read it: over HTTP, over gRPC and in a terminal, and as nobody else can."""
+"""Usage as operators read it: over HTTP, over gRPC and in a terminal, and as no other caller can."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_what_costs_nothing_is_not_counted(gateway_app):
     await answers_of_failures(gateway_app)
     gateway_app.engine.fail_after = None
     async with gateway_app.client("sk-acme") as client:
-        assert (await client.post("/v1/chat/completions", json={"model": "nobody", "messages": []})).status_code >= 400
+        assert (await client.post("/v1/chat/completions", json={"model": "unknown", "messages": []})).status_code >= 400
     assert (await get(gateway_app)).json()["total"]["requests"] == 0
 
 
@@ -138,7 +138,7 @@ async def test_long_reports_are_priced_and_written_beside_the_streams(tmp_path, 
     assert elsewhere == {"report_json", "report_csv", "report_head", "report"}
 
 
-async def test_filters_that_are_misspelt_are_no_bill_for_everybody(gateway_app):
+async def test_filters_that_are_misspelt_are_no_bill_for_all_tenants(gateway_app):
     async with gateway_app.client("sk-admin") as client:
         for params, param in (({"tennant": "acme"}, "tennant"), ({"format": "xml"}, "format"), ({"from": "x"}, "from")):
             response = await client.get(USAGE, params=params)

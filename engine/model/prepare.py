@@ -129,6 +129,7 @@ def main() -> int:
     parser.add_argument("--until-stdin-closes", action="store_true", help="stop when the starting process is gone")
     arguments = parser.parse_args()
     if arguments.until_stdin_closes:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background jobs SIGINT is ignored
         stop_with_stdin(interrupt_main)
     console = Console(stderr=True)
     on_progress = _print_progress if arguments.json_progress else None

@@ -148,7 +148,7 @@ def turn_away(state: EngineState, seq: Sequence) -> Refusal | None:
     most, deadline = state.config.goals[seq.lane].max_wait_s, seq.request.deadline
     if not most and deadline is None:
         return None
-    wait = predicted_wait(state, seq)
+    wait = predicted_wait(state, seq.lane, deadline)
     if most and wait > most:
         reason = f"it would wait {wait:.1f} s before it runs, and the lane promises {most:g} s"
         return Refusal(ErrorCode.QUEUE_TIMEOUT, reason, max(SHORTEST_RETRY_S, wait - most))
@@ -160,37 +160,41 @@ def turn_away(state: EngineState, seq: Sequence) -> Refusal | None:
 
 def queue_full(state: EngineState, seq: Sequence) -> Refusal:
     """Return the refusal for a sequence that finds no place in a full queue, or that loses its place in one."""
-    wait = max(SHORTEST_RETRY_S, predicted_wait(state, seq) / state.config.max_waiting)
+    wait = max(SHORTEST_RETRY_S, predicted_wait(state, seq.lane, seq.request.deadline) / state.config.max_waiting)
     return Refusal(ErrorCode.LANE_QUEUE_FULL, f"{state.config.max_waiting} requests are waiting already", wait)
 
 
-def predicted_wait(state: EngineState, seq: Sequence) -> float:
-    """Return the predicted seconds until a request that arrives now starts to run, from the recent cost of tokens."""
-    if seq.lane is not Lane.INTERACTIVE:
-        return _batch_wait(state, seq)
-    running = [other for other in state.running.values() if other.lane is seq.lane]
-    ahead = len(running) + state.waiting.count(seq.lane)
-    prompts = state.ledger.price(state.waiting.num_tokens[seq.lane], 0)
+def predicted_wait(state: EngineState, lane: Lane, deadline: float | None = None) -> float:
+    """Return the predicted seconds until a request that arrives now starts to run, from the recent cost of tokens.
+
+    Args:
+        deadline: the request's deadline, in seconds on the engine's clock, by which batch work is ordered.
+    """
+    if lane is not Lane.INTERACTIVE:
+        return _batch_wait(state, lane, deadline)
+    running = [seq for seq in state.running.values() if seq.lane is lane]
+    ahead = len(running) + state.waiting.count(lane)
+    prompts = state.ledger.price(state.waiting.num_tokens[lane], 0)
     beyond = ahead + 1 - state.config.max_seqs
     if beyond <= 0:
         return prompts
     # The `ahead` sequences run concurrently and end one by one; `beyond` of them must end first, which is assumed to
     # take that fraction of the time for all of them.
-    work = sum(map(state.ledger.work_left, running)) + _waiting_work(state, seq.lane)
+    work = sum(map(state.ledger.work_left, running)) + _waiting_work(state, lane)
     return max(prompts, work * beyond / ahead)
 
 
-def _batch_wait(state: EngineState, seq: Sequence) -> float:
+def _batch_wait(state: EngineState, lane: Lane, deadline: float | None) -> float:
     """Return the predicted seconds until a batch request starts to run: the work ahead of it (all waiting work, or the
     part with earlier deadlines if it has one) divided by the share of device time that batch work has been getting."""
     waiting, ledger = state.waiting, state.ledger
-    if waiting.count(seq.lane) + len(state.running) < state.config.max_seqs:
+    if waiting.count(lane) + len(state.running) < state.config.max_seqs:
         return 0.0
     ahead = 1.0
-    if seq.request.deadline is not None:
-        place = bisect_right(waiting.urgent, seq.request.deadline, key=lambda other: other.request.deadline or 0.0)
+    if deadline is not None:
+        place = bisect_right(waiting.urgent, deadline, key=lambda seq: seq.request.deadline or 0.0)
         ahead = place / max(1, len(waiting.urgent))
-    return ahead * _waiting_work(state, seq.lane) / max(ledger.batch_share, state.config.scheduling.batch_floor)
+    return ahead * _waiting_work(state, lane) / max(ledger.batch_share, state.config.scheduling.batch_floor)
 
 
 def _waiting_work(state: EngineState, lane: Lane) -> float:

@@ -107,9 +107,9 @@ def make_report(state: EngineState, collected: Collector, now: float, workload: 
         seconds=now,
         measured_seconds=measured,
         tokens_per_s=sum(g.generated_in_time for g in collected.groups.values()) / measured,
-        lanes={_name(lane): _summary(_name(lane), groups, measured) for lane, groups in by_lane.items() if groups},
+        lanes={_name(lane): summarize(_name(lane), groups, measured) for lane, groups in by_lane.items() if groups},
         tenants={
-            _name(lane): {g.tenant: _summary(g.tenant, [g], measured) for g in sorted(groups, key=lambda g: g.tenant)}
+            _name(lane): {g.tenant: summarize(g.tenant, [g], measured) for g in sorted(groups, key=lambda g: g.tenant)}
             for lane, groups in by_lane.items()
             if groups
         },
@@ -137,7 +137,8 @@ def _name(lane: Lane) -> str:
     return lane.name.lower()
 
 
-def _summary(name: str, groups: list[Group], measured: float) -> GroupReport:
+def summarize(name: str, groups: list[Group], measured: float) -> GroupReport:
+    """Return the results of several groups together; `measured` is the time, in seconds, that throughput refers to."""
     itl = Histogram.merged(group.itl for group in groups)
     ttft = list(chain.from_iterable(group.ttft for group in groups))
     return GroupReport(

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from engine.core.commands import AdapterFetched, AddAdapter, Submit
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
-from engine.core.types import AdapterHash, Lane
+from engine.core.types import Lane
 from engine.engine import Engine
 from engine.executor.cost import DeviceSpec
-from engine.executor.fake import TimedExecutor, VirtualClock, VirtualDisk
+from engine.executor.fake import StepObserver, TimedExecutor, VirtualClock, VirtualDisk
 from engine.sim.collect import Collector
 from engine.sim.report import Report, make_report
 from engine.sim.traces import Arrival
@@ -53,45 +53,51 @@ def simulate(setup: Setup, workload: Workload, progress: Progress = lambda _: No
     Raises:
         Stalled: the engine stopped stepping although work was left.
     """
-    with _no_collection():
+    with no_collection():
         run = _Run(setup, workload)
         run.to_end(progress)
     return make_report(run.engine.state, run.collector, run.clock.now, workload)
+
+
+def make_engine(
+    setup: Setup,
+    workload: Workload,
+    clock: VirtualClock,
+    observe: StepObserver,
+    rest: Callable[[float], None],
+    seed: int = 0,
+) -> Engine:
+    """Return an engine on a virtual clock that knows all adapters of a workload, as if an operator had loaded them
+    before the traffic begins, in host memory as far as there is room.
+
+    Args:
+        observe: is called with each step.
+        rest: is called with the seconds by which the engine delays a step, and must advance the clock.
+        seed: added to the workload's seed for the noise of the device.
+    """
+    ranks, device = workload.ranks(), setup.device
+    disk = VirtualDisk(clock, device.disk_bytes_per_s)
+    noise = device.noise_sigma, workload.seed + seed
+    executor = TimedExecutor(device.cost, clock, disk, ranks, observe, *noise, setup.overlaps, setup.host_s)
+    engine = Engine(EngineState.create(setup.core), executor, clock=clock, sleep=rest)
+    for adapter_hash, rank in ranks.items():
+        num_pages = device.adapter_pages(rank)
+        engine.inbox.put(AddAdapter(adapter_hash, num_pages, rank, num_pages * device.page_bytes, is_read=True))
+        engine.inbox.put(AdapterFetched(adapter_hash, 0.0))
+    return engine
 
 
 class _Run:
     def __init__(self, setup: Setup, workload: Workload) -> None:
         self.clock = VirtualClock()
         self.collector = Collector(setup.core, workload.horizon if workload.backlog else math.inf)
-        ranks = workload.ranks()
-        device = setup.device
-        disk = VirtualDisk(self.clock, device.disk_bytes_per_s)
-        executor = TimedExecutor(
-            device.cost,
-            self.clock,
-            disk,
-            ranks,
-            self.collector.step,
-            device.noise_sigma,
-            workload.seed,
-            setup.overlaps,
-            setup.host_s,
-        )
-        self.engine = Engine(EngineState.create(setup.core), executor, clock=self.clock, sleep=self._rest)
-        for adapter_hash, rank in ranks.items():
-            self._load(adapter_hash, device.adapter_pages(rank), rank, device.page_bytes)
+        self.engine = make_engine(setup, workload, self.clock, self.collector.step, self._rest)
         self._workload = workload
         self._make = RequestMaker()
         self._trace = iter(workload.trace)
         self._next: Arrival | None = next(self._trace, None)
         self._backlog = backlog_arrivals(workload, workload.backlog) if workload.backlog else iter(())
         self._stalled_since = 0.0
-
-    def _load(self, adapter_hash: AdapterHash, num_pages: int, rank: int, page_bytes: int) -> None:
-        """Load an adapter before the traffic begins, as an operator would, into host memory if there is room."""
-        add = AddAdapter(adapter_hash, num_pages, rank, num_pages * page_bytes, is_read=True)
-        self.engine.inbox.put(add)
-        self.engine.inbox.put(AdapterFetched(adapter_hash, 0.0))
 
     def to_end(self, progress: Progress) -> None:
         whole, shown = max(self._workload.horizon, TICK_S), 0.0
@@ -154,7 +160,7 @@ class _Run:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Disable the garbage collector. A simulation creates no reference cycles, and searching millions of objects for
     them takes a third of the time."""
     enabled = gc.isenabled()

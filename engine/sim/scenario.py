@@ -6,13 +6,24 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.sim.synthetic import Sizes, arrivals, with_adapters, with_batch_share, with_tenants
+from engine.sim.synthetic import (
+    FlashCrowd,
+    Sizes,
+    arrivals,
+    with_adapters,
+    with_batch_share,
+    with_flash_crowd,
+    with_tenants,
+    with_tide,
+)
 from engine.sim.traces import Trace, cut, read_trace, scale_rate
 from engine.sim.workload import Backlog, Workload
 
 DEFAULT_SECONDS = 600.0
 """Length of a synthetic trace in seconds."""
 MIN_RATE_SCALE, MAX_RATE_SCALE = 1e-6, 1e6
+TIDE_DEPTH = 0.8
+"""Share of the peak's rate that is missing at the lowest point of a tide, as between a day and its night."""
 PROMPT, OUTPUT = Sizes(256, 1024), Sizes(64, 256)
 """Default sizes in tokens of a synthetic trace, typical of a chat with some context."""
 
@@ -44,6 +55,10 @@ class Scenario:
     batch_share: float = 0.0
     """Fraction of the trace's requests that are moved to the batch lane."""
     backlog: Backlog | None = None
+    crowd: FlashCrowd | None = None
+    """A flash crowd for the adapter in the middle of the order of popularity."""
+    tide_s: float = 0.0
+    """Period in seconds of a rate that follows a sine. 0 leaves the rate as it is."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -52,6 +67,10 @@ class Scenario:
                 raise ValueError(f"{name} must be finite and not negative, not {getattr(self, name)}")
         if self.seconds is not None and not 0 < self.seconds < math.inf:
             raise ValueError(f"the duration must be finite and positive, not {self.seconds:g}")
+        if self.crowd is not None and not self.adapters:
+            raise ValueError("a flash crowd needs adapters")
+        if not 0 <= self.tide_s < math.inf:
+            raise ValueError(f"the period of a tide must be finite and not negative, not {self.tide_s:g}")
         if self.batch_share > 1:
             raise ValueError(f"batch_share must be at most 1, not {self.batch_share:g}")
 
@@ -72,12 +91,16 @@ class Scenario:
         trace = scale_rate(self._arrivals(), rate_scale)
         if self.seconds is not None:
             trace = cut(trace, self.seconds)
+        if self.tide_s:
+            trace = with_tide(trace, self.tide_s, TIDE_DEPTH, self.seed)
         if not trace:
             raise ValueError(f"nothing arrives within {self.seconds:g} s at a rate scale of {rate_scale:g}")
         trace = with_batch_share(trace, self.batch_share, self.seed)
         if self.tenants:
             trace = with_tenants(trace, self.tenants, self.seed)
         trace = with_adapters(trace, self.adapters, self.zipf, self.seed)
+        if self.crowd is not None:
+            trace = with_flash_crowd(trace, self.crowd, self.adapters // 2, self.seed)
         return Workload(trace, trace[-1].time, self.backlog, self.adapters, self.zipf, self.seed)
 
     def _arrivals(self) -> Trace:

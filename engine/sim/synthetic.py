@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import accumulate
+from math import pi, sin
 from random import Random
 
 from engine.core.counts import parse_count
@@ -77,6 +78,53 @@ def with_adapters(trace: Trace, count: int, exponent: float, seed: int = 0) -> T
         return trace
     draw = Zipf(count, exponent, Random(seed))
     return [arrival._replace(adapter=draw()) for arrival in trace]
+
+
+@dataclass(frozen=True, slots=True)
+class FlashCrowd:
+    """One adapter that gets a share of all requests for some time.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    share: float
+    start: float
+    end: float
+    """Beginning and end in seconds from the beginning of the trace."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1 or not 0 <= self.start < self.end:
+            raise ValueError(f"a flash crowd has a share of 0 to 1 and begins before it ends, not {self}")
+
+    @classmethod
+    def parse(cls, text: str) -> FlashCrowd:
+        """Parse `SHARE@START-END`, such as `0.4@60-120`. Raises ValueError."""
+        share, _, when = text.partition("@")
+        start, _, end = when.partition("-")
+        try:
+            return cls(float(share), float(start), float(end))
+        except ValueError as error:
+            raise ValueError(f"a flash crowd is SHARE@START-END, such as 0.4@60-120, not {text!r}") from error
+
+
+def with_flash_crowd(trace: Trace, crowd: FlashCrowd, adapter: int, seed: int = 0) -> Trace:
+    """Let a random `crowd.share` of the requests that arrive during the flash crowd ask for `adapter` (an index)."""
+    rng = Random(seed)
+    return [
+        arrival._replace(adapter=adapter)
+        if crowd.start <= arrival.time < crowd.end and rng.random() < crowd.share
+        else arrival
+        for arrival in trace
+    ]
+
+
+def with_tide(trace: Trace, period_s: float, depth: float, seed: int = 0) -> Trace:
+    """Thin out a trace so that its rate follows a sine: as it is at the peak, and 1 - `depth` of that half a period
+    later. The trace begins halfway between them."""
+    rng = Random(seed)
+    kept = [a for a in trace if rng.random() < 1 - depth * (1 - sin(2 * pi * a.time / period_s)) / 2]
+    return kept or trace[:1]
 
 
 def with_batch_share(trace: Trace, share: float, seed: int = 0) -> Trace:

@@ -1,0 +1,147 @@
+"""Time of a routing decision with many replicas, adapters and prefixes: `python -m benchmarks.router`.
+
+The router knows the prefix keys that each replica holds. Requests ask for adapters by a Zipf distribution; half of them
+continue a conversation that some replica has served, and a tenth is batch work. Each replica tells news ten times a
+second of the requests' time. A decision includes the bookkeeping of a request that is sent and that ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from engine.core.types import Lane
+from engine.sim.synthetic import Zipf
+from gateway.routing.news import Ask, News
+from gateway.routing.prefixes import prefix_keys
+from gateway.routing.router import Router
+
+RATE = 2_000.0
+"""Requests per second, by which the router's clock advances."""
+NEWS_EVERY_S = 0.1
+ON_DEVICE = 300
+"""Adapters that each replica has in device memory."""
+KEYS_PER_PROMPT = 8
+"""Prompts of 2,048 tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Durations in microseconds."""
+
+    replicas: int
+    adapters: int
+    prefix_keys: int
+    p50: float
+    p99: float
+    longest: float
+    tick: float
+    """The longest end of a round, in which the numbers of replicas of all adapters are adapted."""
+
+
+def measure(replicas: int, adapters: int, keys: int, decisions: int) -> Cost:
+    rng = Random(1)
+    router = Router(prefix_keys=keys)
+    known = [list(_fill(router, f"replica-{number}", keys, rng)) for number in range(replicas)]
+    news = [_news(adapters, rng) for _ in range(replicas)]
+    taken, ticks, told_at = [], [], -NEWS_EVERY_S
+    asks = _asks(adapters, known, rng)
+    for number in track(range(decisions), "decisions", console=Console(stderr=True)):
+        now = number / RATE
+        if now >= told_at + NEWS_EVERY_S:
+            told_at = now
+            ticks.append(_tell(router, news, now))
+        ask = next(asks)
+        before = time.perf_counter()
+        decision = router.choose(ask, now)
+        router.finish(decision.replica, ask.lane)
+        taken.append(time.perf_counter() - before)
+    micros = np.array(taken) * 1e6
+    p50, p99 = (float(np.percentile(micros, share)) for share in (50, 99))
+    return Cost(replicas, adapters, keys, p50, p99, float(micros.max()), max(ticks) * 1e6)
+
+
+def measure_keys(prompt_tokens: int, repeat: int = 200) -> float:
+    """Return the median microseconds that the prefix keys of a prompt take, which are computed once a request."""
+    tokens = tuple(Random(1).randrange(100_000) for _ in range(prompt_tokens))
+    times = []
+    for _ in range(repeat):
+        before = time.perf_counter()
+        prefix_keys(tokens, "adapter")
+        times.append(time.perf_counter() - before)
+    return float(np.median(times)) * 1e6
+
+
+def _fill(router: Router, name: str, keys: int, rng: Random) -> Iterator[tuple[int, ...]]:
+    """Add a replica that holds `keys` prefix keys, and yield some of its prompts."""
+    replica = router.join(name)
+    for _ in range(keys // KEYS_PER_PROMPT):
+        prompt = tuple(rng.getrandbits(64) for _ in range(KEYS_PER_PROMPT))
+        router.prefixes.add(replica.index, prompt)
+        yield prompt
+
+
+def _news(adapters: int, rng: Random) -> News:
+    on_device = frozenset(f"adapter-{rng.randrange(adapters)}" for _ in range(ON_DEVICE))
+    return News(on_device=on_device, wait_s=rng.random() / 10, prompt_token_s=1e-5)
+
+
+def _tell(router: Router, news: list[News], now: float) -> float:
+    """Let the router hear from all replicas, and return the seconds that the end of a round took."""
+    for replica, told in zip(router.replicas.values(), news, strict=True):
+        replica.hear(told, now)
+    before = time.perf_counter()
+    router.tick(now)
+    return time.perf_counter() - before
+
+
+def _asks(adapters: int, known: list[list[tuple[int, ...]]], rng: Random) -> Iterator[Ask]:
+    draw = Zipf(adapters, 1.0, rng)
+    while True:
+        prompt = rng.choice(rng.choice(known)) if rng.random() < 0.5 else ()
+        fresh = tuple(rng.getrandbits(64) for _ in range(KEYS_PER_PROMPT - len(prompt) // 2))
+        keys = (prompt[: KEYS_PER_PROMPT // 2] + fresh)[:KEYS_PER_PROMPT]
+        lane = Lane.BATCH if rng.random() < 0.1 else Lane.INTERACTIVE
+        yield Ask(2048, lane, f"adapter-{draw()}", 100_000_000, keys, output_tokens=200)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.router", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--replicas", type=int, default=64)
+    parser.add_argument("--adapters", type=int, default=10_000)
+    parser.add_argument("--keys", type=int, default=100_000, help="prefix keys of each replica")
+    parser.add_argument("--decisions", type=int, default=20_000)
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    arguments = parser.parse_args()
+    sizes = [(8, 2_000, arguments.keys), (arguments.replicas, arguments.adapters, arguments.keys)]
+    costs = [measure(*size, arguments.decisions) for size in dict.fromkeys(sizes)]
+    table = Table(title="Microseconds a routing decision")
+    for column in ("replicas", "adapters", "keys a replica", "p50", "p99", "longest", "end of a round"):
+        table.add_column(column, justify="right")
+    for cost in costs:
+        times = (f"{value:,.0f}" for value in (cost.p50, cost.p99, cost.longest, cost.tick))
+        table.add_row(f"{cost.replicas:,}", f"{cost.adapters:,}", f"{cost.prefix_keys:,}", *times)
+    Console().print(table)
+    keys = {tokens: measure_keys(tokens) for tokens in (512, 4_096, 32_768)}
+    Console().print(
+        "Prefix keys: " + ", ".join(f"{tokens:,} tokens {micros:,.0f} µs" for tokens, micros in keys.items())
+    )
+    if arguments.json is not None:
+        document = {"decisions": [asdict(cost) for cost in costs], "prefix_keys_us": keys}
+        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

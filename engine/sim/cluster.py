@@ -1,0 +1,260 @@
+"""Simulates several engines behind a router: each has its own clock, and the one that is furthest behind goes next."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from engine.core.commands import Submit
+from engine.core.state import EngineState
+from engine.core.types import Lane, Request, StepPlan, TokenEvent
+from engine.engine import Engine
+from engine.executor.cost import StepWork
+from engine.executor.fake import VirtualClock
+from engine.sim.collect import Collector
+from engine.sim.run import PROGRESS_PARTS, TICK_S, Progress, Setup, make_engine, no_collection
+from engine.sim.traces import Arrival
+from engine.sim.workload import RequestMaker, Workload, backlog_arrivals
+
+NEWS_S = 0.1
+"""Virtual seconds between two reports of a replica to the router."""
+NOTICE_S = 1.0
+"""Virtual seconds between a replica's death and the moment when the gateway moves its requests."""
+
+
+class Chooser(Protocol):
+    """What the simulation asks of a router. Replicas are known by their number; all times are virtual seconds."""
+
+    def join(self, replica: int) -> None: ...
+
+    def leave(self, replica: int) -> None: ...
+
+    def hear(self, replica: int, state: EngineState, now: float) -> None:
+        """Take note of a replica's state. The state must be read at once, since it changes with the next step."""
+
+    def choose(self, request: Request, now: float) -> int: ...
+
+    def finish(self, replica: int, request: Request) -> None:
+        """Take note that a request has ended on a replica, or was moved away from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A replica that dies or is added at a moment, in virtual seconds."""
+
+    at: float
+    replica: int
+    dies: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """The first token of a request: when the request arrived, how long it took, and its lane. Times are in seconds."""
+
+    arrival: float
+    ttft: float
+    lane: Lane
+
+
+@dataclass(slots=True)
+class ClusterResult:
+    """The measurements of a simulated cluster. Bytes are those of adapters."""
+
+    collector: Collector
+    seconds: float
+    bytes_copied: int
+    """Bytes copied from host memory to devices."""
+    bytes_read: int
+    """Bytes read from disk."""
+    busy: list[float]
+    """Seconds for which each replica's device was busy."""
+    moved: int
+    """Requests that were moved from a replica that died."""
+    first_tokens: list[FirstToken]
+
+
+@dataclass(slots=True, eq=False)
+class _Replica:
+    """One simulated engine with its clock, and the requests that it has not finished."""
+
+    number: int
+    clock: VirtualClock
+    engine: Engine
+    told_at: float = -math.inf
+    """When the router last heard from the replica."""
+    live: dict[str, Request] = field(default_factory=dict)
+
+
+def simulate_cluster(
+    setup: Setup,
+    workload: Workload,
+    chooser: Chooser,
+    replicas: int,
+    changes: Sequence[Change] = (),
+    progress: Progress = lambda _: None,
+) -> ClusterResult:
+    """Run a workload to the end of its trace on several equal engines.
+
+    Args:
+        replicas: number of engines at the start, with the numbers from 0 on.
+        changes: engines that die or are added, in order of time.
+    """
+    with no_collection():
+        cluster = _Cluster(setup, workload, chooser, replicas, changes)
+        cluster.to_end(progress)
+    return cluster.result()
+
+
+class _Cluster:
+    def __init__(
+        self, setup: Setup, workload: Workload, chooser: Chooser, replicas: int, changes: Sequence[Change]
+    ) -> None:
+        self.now = 0.0
+        self._setup = setup
+        self._workload = workload
+        self._chooser = chooser
+        self._collector = Collector(setup.core, workload.horizon if workload.backlog else math.inf)
+        self._make = RequestMaker()
+        self._trace = deque(workload.trace)
+        self._backlog = backlog_arrivals(workload, workload.backlog) if workload.backlog else iter(())
+        self._changes = deque(changes)
+        self._orphans: deque[tuple[float, Request]] = deque()
+        """Requests of replicas that died, with the time at which the gateway moves them."""
+        self._busy: dict[int, float] = {}
+        self._bytes_copied = self._bytes_read = self._moved = 0
+        self._first_tokens: list[FirstToken] = []
+        self._awaited: set[str] = set()
+        """Requests that have no first token yet."""
+        self.replicas: dict[int, _Replica] = {}
+        for number in range(replicas):
+            self._add(number)
+
+    def to_end(self, progress: Progress) -> None:
+        whole, shown = max(self._workload.horizon, TICK_S), 0.0
+        while not self._ended:
+            self._advance()
+            if self.now >= shown + whole / PROGRESS_PARTS:
+                shown = self.now
+                progress(min(1.0, shown / whole))
+        progress(1.0)
+
+    def result(self) -> ClusterResult:
+        return ClusterResult(
+            self._collector,
+            self.now,
+            self._bytes_copied,
+            self._bytes_read,
+            list(self._busy.values()),
+            self._moved,
+            self._first_tokens,
+        )
+
+    @property
+    def _ended(self) -> bool:
+        """Return whether the simulation is over, by the rule of a single engine's (see `run.py`)."""
+        if self._trace or self._orphans:
+            return False
+        if self._workload.backlog is None:
+            return not self._collector.unfinished
+        return self.now >= self._workload.horizon and not self._collector.outstanding[Lane.INTERACTIVE]
+
+    def _advance(self) -> None:
+        """Do what comes next: an arrival, a change of the replicas, or a step of the replica whose clock is behind."""
+        working = [replica for replica in self.replicas.values() if replica.live]
+        behind = min(working, key=lambda replica: replica.clock.now, default=None)
+        times = (
+            behind.clock.now if behind else math.inf,
+            self._trace[0].time if self._trace else math.inf,
+            self._changes[0].at if self._changes else math.inf,
+            self._orphans[0][0] if self._orphans else math.inf,
+        )
+        self.now = max(self.now, min(times))
+        if self._changes and self._changes[0].at <= self.now:
+            self._change(self._changes.popleft())
+        elif self._orphans and self._orphans[0][0] <= self.now:
+            self._moved += 1
+            self._send(self._orphans.popleft()[1])
+        elif self._trace and self._trace[0].time <= self.now:
+            self._submit(self._trace.popleft(), None)
+        elif behind:
+            self._step(behind)
+        self._refill()
+
+    def _refill(self) -> None:
+        backlog = self._workload.backlog
+        if backlog is not None and self.now < self._workload.horizon:
+            while self._collector.outstanding[Lane.BATCH] < backlog.size:
+                self._submit(next(self._backlog)._replace(time=self.now), backlog.deadline_s)
+
+    def _submit(self, arrival: Arrival, deadline_s: float | None) -> None:
+        request = self._make(arrival, deadline_s)
+        self._collector.submit(request)
+        self._awaited.add(request.id)
+        self._send(request)
+
+    def _send(self, request: Request) -> None:
+        for replica in self.replicas.values():
+            if not replica.live:
+                self._tell(replica, self.now)
+        replica = self.replicas[self._chooser.choose(request, self.now)]
+        if not replica.live:
+            replica.clock.advance_to(self.now)
+        replica.live[request.id] = request
+        replica.engine.inbox.put(Submit(request))
+
+    def _step(self, replica: _Replica) -> None:
+        before = replica.clock.now
+        events = replica.engine.step()
+        now = replica.clock.now
+        for event in events:
+            self._note(replica, event, now)
+        self._collector.take(events, now)
+        if now == before:
+            replica.clock.advance(TICK_S)
+        self._tell(replica, replica.clock.now)
+
+    def _note(self, replica: _Replica, event: TokenEvent, now: float) -> None:
+        request = replica.live[event.request_id]
+        if event.tokens and event.request_id in self._awaited:
+            self._awaited.discard(event.request_id)
+            self._first_tokens.append(FirstToken(request.arrival, now - request.arrival, request.lane))
+        if event.finish_reason is not None:
+            self._awaited.discard(event.request_id)
+            del replica.live[event.request_id]
+            self._chooser.finish(replica.number, request)
+
+    def _tell(self, replica: _Replica, now: float) -> None:
+        """Let the router hear from a replica if it is time."""
+        if now >= replica.told_at + NEWS_S:
+            replica.told_at = now
+            self._chooser.hear(replica.number, replica.engine.state, now)
+
+    def _change(self, change: Change) -> None:
+        if not change.dies:
+            self._add(change.replica)
+            return
+        dead = self.replicas.pop(change.replica)
+        self._chooser.leave(change.replica)
+        for request in dead.live.values():
+            seq = dead.engine.state.sequences.get(request.id)
+            produced = tuple(seq.tokens[len(request.prompt_ids) :]) if seq else ()
+            self._orphans.append((change.at + NOTICE_S, request._replace(produced=produced, moves=request.moves + 1)))
+
+    def _add(self, number: int) -> None:
+        clock = VirtualClock(self.now)
+        observe = partial(self._observe, number)
+        engine = make_engine(self._setup, self._workload, clock, observe, clock.advance, seed=number)
+        self.replicas[number] = _Replica(number, clock, engine)
+        self._busy.setdefault(number, 0.0)
+        self._chooser.join(number)
+
+    def _observe(self, number: int, plan: StepPlan, work: StepWork, seconds: float) -> None:
+        page_bytes = self._setup.device.page_bytes
+        self._bytes_copied += sum(len(load.pages) for load in plan.loads) * page_bytes
+        self._bytes_read += sum(fetch.num_bytes for fetch in plan.fetches)
+        self._busy[number] += seconds if work.tokens else 0.0
+        self._collector.step(plan, work, seconds)

@@ -1,0 +1,108 @@
+"""What a replica tells the routers about itself, and what a router asks about a request."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from engine.core.types import AdapterHash, Lane
+
+
+class Ask(NamedTuple):
+    """One request, as far as a router needs to know it."""
+
+    prompt_tokens: int
+    lane: Lane = Lane.INTERACTIVE
+    adapter_hash: AdapterHash | None = None
+    """The adapter's content hash; None is the base model."""
+    adapter_bytes: int = 0
+    """Size of the adapter's weights."""
+    prefix_keys: tuple[int, ...] = ()
+    """Keys of the prompt's leading blocks of `PREFIX_TOKENS` tokens (see prefixes.py), the shortest prefix first."""
+    session: str | None = None
+    """Requests with the same session stay on one replica while it serves."""
+    output_tokens: int = 0
+    """Expected length of the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """A replica's report on itself at one moment. The defaults describe an idle replica about which nothing is known.
+
+    All durations are in seconds and come from the engine's own step-time model.
+    """
+
+    on_device: Set[AdapterHash] = frozenset()
+    on_host: Set[AdapterHash] = frozenset()
+    """Adapters in device memory and in host memory."""
+    free_pages: int = 0
+    num_pages: int = 1
+    waiting: tuple[int, int] = (0, 0)
+    """Number of waiting requests by lane."""
+    running: tuple[int, int] = (0, 0)
+    """Number of running requests by lane."""
+    wait_s: float = 0.0
+    """Predicted time until the first token of an interactive request with an empty prompt that arrives now."""
+    prompt_token_s: float = 0.0
+    """Predicted device time of one prompt token, including its part of the weights that a step reads."""
+    copy_bytes_per_s: float = 10e9
+    """Rate at which adapters are copied from host memory to the device."""
+    read_bytes_per_s: float = 0.5e9
+    """Rate at which adapters are read from disk."""
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """A router's record of one replica: the last news, and what the router has sent since."""
+
+    index: int
+    """Position of the replica's bit in masks of replicas. It never changes, and is used again after a removal."""
+    name: str
+    news: News = field(default_factory=News)
+    told_at: float = float("-inf")
+    """When the news arrived, in seconds on the router's clock."""
+    sent_tokens: int = 0
+    """Prompt tokens of interactive requests sent since the news, which the news do not include."""
+    loading: set[AdapterHash] = field(default_factory=set)
+    """Adapters of requests sent since the news, which the replica loads because of them."""
+    unfinished: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, 0))
+    """Requests of this router that the replica has not finished, by lane."""
+    draining: bool = False
+    """True means that the replica finishes what it has and gets no new requests."""
+
+    def hear(self, news: News, now: float) -> None:
+        """Replace the news, and forget what was sent before them."""
+        self.news, self.told_at = news, now
+        self.sent_tokens = 0
+        self.loading.clear()
+
+    def holds(self, adapter_hash: AdapterHash) -> bool:
+        """Return whether the adapter is in device memory, or will be there for a request already sent."""
+        return adapter_hash in self.news.on_device or adapter_hash in self.loading
+
+    def load_s(self, ask: Ask) -> float:
+        """Return the seconds that the replica needs to bring the request's adapter into device memory."""
+        if ask.adapter_hash is None or self.holds(ask.adapter_hash):
+            return 0.0
+        copy_s = ask.adapter_bytes / self.news.copy_bytes_per_s
+        if ask.adapter_hash in self.news.on_host:
+            return copy_s
+        return copy_s + ask.adapter_bytes / self.news.read_bytes_per_s
+
+    def delay_s(self, ask: Ask, cached_tokens: int) -> float:
+        """Return the predicted seconds until the request's first token, if its adapter were in device memory.
+
+        Args:
+            cached_tokens: prompt tokens whose KV the replica holds in its prefix cache.
+        """
+        new_tokens = self.sent_tokens + max(0, ask.prompt_tokens - cached_tokens)
+        return self.news.wait_s + new_tokens * self.news.prompt_token_s
+
+    def send(self, ask: Ask, cached_tokens: int) -> None:
+        """Count a request that is sent to the replica."""
+        self.unfinished[ask.lane] += 1
+        if ask.lane is Lane.INTERACTIVE:
+            self.sent_tokens += max(0, ask.prompt_tokens - cached_tokens)
+        if ask.adapter_hash is not None and not self.holds(ask.adapter_hash):
+            self.loading.add(ask.adapter_hash)

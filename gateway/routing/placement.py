@@ -1,0 +1,121 @@
+"""Which replicas an adapter belongs to: rendezvous ranks, and as many of them as its share of the load asks for.
+
+Every router computes the same ranks without talking to others, and a replica that comes or goes changes the places of
+its own adapters only (Thaler and Ravishankar, 1998). The number of replicas follows an adapter's share of the work with
+a moving average: it grows at once, and shrinks after `COOLING_ROUNDS` rounds that ask for less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from math import ceil
+
+from engine.core.types import AdapterHash
+
+ROUND_S = 3.0
+"""Seconds between two rounds, in which the shares are measured."""
+AVERAGE_WEIGHT = 0.3
+"""Weight of the last round in the moving average of an adapter's work."""
+COOLING_ROUNDS = 3
+"""Rounds in a row that must ask for fewer replicas before an adapter loses one."""
+SPREAD = 2.0
+"""Replicas of an adapter, as a multiple of those that its work would fill. Twice as many leave each of them half of its
+time for other adapters, so that an adapter's bursts do not wait for each other."""
+FORGOTTEN_BELOW = 1e-3
+"""Work, as a fraction of an average round's, below which an adapter is no longer followed."""
+
+
+def replica_seed(name: str) -> int:
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+def mixed(seed: int, other: int) -> int:
+    """Return a pseudo-random 64-bit number from two (the finalizer of SplitMix64: Steele et al., OOPSLA 2014)."""
+    x = (seed ^ other) & 0xFFFFFFFFFFFFFFFF
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+    return x ^ (x >> 31)
+
+
+@dataclass(slots=True)
+class Popularity:
+    """The work of one adapter, in tokens, and the number of replicas that follows from it."""
+
+    average: float = 0.0
+    """Moving average of the work of a round."""
+    this_round: float = 0.0
+    replicas: int = 1
+    low_rounds: int = 0
+    """Rounds in a row that asked for fewer replicas."""
+
+
+@dataclass(slots=True)
+class Placement:
+    """Ranks of replicas by adapter, and the number of replicas that each adapter may use."""
+
+    seeds: dict[int, int] = field(default_factory=dict)
+    """The seed of each replica by its index."""
+    popularity: dict[str, Popularity] = field(default_factory=dict)
+    """Adapters that had work lately."""
+    _ranks: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    _round_ends: float = float("-inf")
+
+    def join(self, index: int, name: str) -> None:
+        self.seeds[index] = replica_seed(name)
+        self._ranks.clear()
+
+    def leave(self, index: int) -> None:
+        del self.seeds[index]
+        self._ranks.clear()
+
+    def ranks(self, key: str) -> tuple[int, ...]:
+        """Return the indices of all replicas in the order in which the key prefers them."""
+        if (ranks := self._ranks.get(key)) is None:
+            seed = replica_seed(key)
+            ranks = tuple(sorted(self.seeds, key=lambda index: mixed(self.seeds[index], seed), reverse=True))
+            self._ranks[key] = ranks
+        return ranks
+
+    def replicas(self, adapter_hash: AdapterHash) -> int:
+        """Return how many of its first ranks an adapter may use."""
+        popularity = self.popularity.get(adapter_hash)
+        return popularity.replicas if popularity else 1
+
+    def count(self, adapter_hash: AdapterHash, tokens: int) -> None:
+        """Count the work of a request of an adapter."""
+        if (popularity := self.popularity.get(adapter_hash)) is None:
+            popularity = self.popularity[adapter_hash] = Popularity()
+        popularity.this_round += tokens
+
+    def advance(self, now: float) -> None:
+        """End a round if its time, in seconds on the router's clock, has come."""
+        if now < self._round_ends:
+            return
+        self._round_ends = now + ROUND_S
+        followed = self.popularity.values()
+        for popularity in followed:
+            popularity.average += AVERAGE_WEIGHT * (popularity.this_round - popularity.average)
+            popularity.this_round = 0.0
+        self._resize(sum(popularity.average for popularity in followed))
+
+    def _resize(self, total: float) -> None:
+        for popularity in self.popularity.values():
+            wanted = wanted_replicas(popularity.average / total if total else 0.0, len(self.seeds))
+            popularity.low_rounds = popularity.low_rounds + 1 if wanted < popularity.replicas else 0
+            if wanted > popularity.replicas:
+                popularity.replicas = wanted
+            elif popularity.low_rounds >= COOLING_ROUNDS:
+                popularity.replicas -= 1
+                popularity.low_rounds = 0
+        idle: Iterable[str] = [
+            name for name, it in self.popularity.items() if it.average <= FORGOTTEN_BELOW and it.replicas == 1
+        ]
+        for name in idle:
+            del self.popularity[name]
+
+
+def wanted_replicas(share: float, num_replicas: int) -> int:
+    """Return the number of replicas for an adapter that causes this share of all work."""
+    return min(max(1, ceil(share * num_replicas * SPREAD)), max(1, num_replicas))

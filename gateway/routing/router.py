@@ -1,0 +1,204 @@
+"""Chooses a replica for each request: the least predicted delay among the few replicas that the adapter belongs to.
+
+An interactive request goes where its first token is predicted soonest. One sum holds what delays it: the work that
+waits at the replica, the part of its prompt that the prefix cache does not hold, and the load of its adapter. Outside
+the replicas that the adapter belongs to, a load counts `STRAY_PRICE` times, because it takes room from the adapters
+that belong there. If an adapter suddenly gets more requests than its replicas can serve, they overflow to others at
+once; otherwise they stay.
+
+Batch work goes to its adapter's replicas as long as they hold no more of it than `BOUND` times the average (consistent
+hashing with bounded loads: Mirrokni et al., SODA 2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from itertools import islice
+from random import Random
+from typing import NamedTuple
+
+from engine.core.types import Lane
+from gateway.routing.news import Ask, Replica
+from gateway.routing.placement import Placement
+from gateway.routing.prefixes import PrefixIndex, matched_tokens
+
+STALE_S = 3.0
+"""Age of news, in seconds, beyond which they say nothing about a replica's load any more."""
+NEIGHBOURS = 2
+"""Replicas beyond those that an adapter belongs to that a request may overflow to."""
+STRAY_PRICE = 4.0
+BOUND = 1.25
+TIE_S = 0.002
+"""Delays that differ by less than this many seconds are equal: predictions are no more precise."""
+MOST_SESSIONS = 100_000
+
+
+class Reason(Enum):
+    """Why a request goes to its replica."""
+
+    SESSION = "session"
+    """Earlier requests of the session went there."""
+    PREFIX = "prefix"
+    """The replica holds the beginning of the prompt."""
+    RESIDENT = "resident"
+    """The replica holds the adapter on the device."""
+    HOME = "home"
+    """The adapter belongs there, and is loaded."""
+    OVERFLOW = "overflow"
+    """The replicas that the adapter belongs to are predicted to be slower than this one with the adapter's load, or
+    have more than their share of the batch work."""
+    LEAST_DELAY = "least_delay"
+    """The request needs no adapter, and the replica is predicted to be the fastest."""
+    LEAST_LOADED = "least_loaded"
+    """Batch work without an adapter goes to the replica that has the least of it."""
+    STALE = "stale"
+    """No replica has told anything for `STALE_S`: the choice is the rendezvous rank."""
+
+
+class Decision(NamedTuple):
+    replica: Replica
+    reason: Reason
+    cached_tokens: int
+    """Prompt tokens that the replica's prefix cache is believed to hold."""
+
+
+class NoReplica(LookupError):
+    """There is no replica that takes new requests."""
+
+
+class Router:
+    """Chooses replicas of one base model. One thread owns it."""
+
+    def __init__(self, prefix_keys: int = 100_000, seed: int = 0) -> None:
+        """`prefix_keys` is the number of prefix keys that are remembered for each replica."""
+        self.replicas: dict[int, Replica] = {}
+        self.placement = Placement()
+        self.prefixes = PrefixIndex(prefix_keys)
+        self._sessions: dict[str, int] = {}
+        self._random = Random(seed)
+
+    def join(self, name: str) -> Replica:
+        """Add a replica, and return its record."""
+        index = next(i for i in range(len(self.replicas) + 1) if i not in self.replicas)
+        self.replicas[index] = replica = Replica(index, name)
+        self.placement.join(index, name)
+        return replica
+
+    def leave(self, replica: Replica) -> None:
+        """Remove a replica and everything that is known about it."""
+        del self.replicas[replica.index]
+        self.placement.leave(replica.index)
+        self.prefixes.forget(replica.index)
+        self._sessions = {session: i for session, i in self._sessions.items() if i != replica.index}
+
+    def choose(self, ask: Ask, now: float) -> Decision:
+        """Choose a replica and count the request as sent to it.
+
+        Args:
+            now: seconds on the clock that `Replica.hear` is called with.
+
+        Raises:
+            NoReplica: every replica is draining, or there is none.
+        """
+        decision = self._choose(ask, now)
+        replica = decision.replica
+        replica.send(ask, decision.cached_tokens)
+        if ask.adapter_hash is not None:
+            self.placement.count(ask.adapter_hash, ask.prompt_tokens + ask.output_tokens)
+        self.prefixes.add(replica.index, ask.prefix_keys)
+        if ask.session is not None:
+            self._remember(ask.session, replica.index)
+        return decision
+
+    def tick(self, now: float) -> None:
+        """Adapt the number of replicas of each adapter to its share of the work, if a round has ended. To be called
+        at least every `ROUND_S`, and not for each request: a round looks at every adapter that had work."""
+        self.placement.advance(now)
+
+    def finish(self, replica: Replica, lane: Lane) -> None:
+        """Count a request that was chosen for a replica and has ended there, or has left it."""
+        replica.unfinished[lane] -= 1
+
+    def _choose(self, ask: Ask, now: float) -> Decision:
+        masks = self.prefixes.matches(ask.prefix_keys)
+        if (stuck := self._stuck_to(ask.session)) is not None:
+            return self._decide(stuck, Reason.SESSION, masks)
+        choose = self._for_batch if ask.lane is Lane.BATCH else self._fastest
+        if (decision := choose(ask, self._fresh(ask, now), masks)) is not None:
+            return decision
+        if (first := next(self._fresh(ask, float("-inf")), None)) is not None:
+            return self._decide(first, Reason.STALE, masks)
+        raise NoReplica("every replica is draining or has ended")
+
+    def _stuck_to(self, session: str | None) -> Replica | None:
+        """Return the replica that a session's earlier requests went to, if it takes new requests."""
+        index = None if session is None else self._sessions.get(session)
+        return None if index is None or self.replicas[index].draining else self.replicas[index]
+
+    def _fresh(self, ask: Ask, now: float) -> Iterator[Replica]:
+        """Yield the replicas that take new requests and whose news are not stale, in the order in which the request's
+        adapter prefers them."""
+        replicas, oldest = self.replicas, now - STALE_S
+        for index in self.placement.ranks(ask.adapter_hash or ""):
+            replica = replicas[index]
+            if replica.told_at >= oldest and not replica.draining:
+                yield replica
+
+    def _fastest(self, ask: Ask, fresh: Iterator[Replica], masks: list[int]) -> Decision | None:
+        """Return the replica with the least predicted delay, at random if several are equal."""
+        homes = len(self.replicas) if ask.adapter_hash is None else self.placement.replicas(ask.adapter_hash)
+        best: list[tuple[int, Replica]] = []
+        least = float("inf")
+        for rank, replica in enumerate(islice(fresh, homes + NEIGHBOURS)):
+            price = 1.0 if rank < homes else STRAY_PRICE
+            cached = matched_tokens(masks, replica.index) if masks else 0
+            delay = replica.delay_s(ask, cached) + price * replica.load_s(ask)
+            if delay < least - TIE_S:
+                best, least = [(rank, replica)], delay
+            elif delay <= least + TIE_S:
+                best.append((rank, replica))
+                least = min(least, delay)
+        if not best:
+            return None
+        rank, replica = self._random.choice(best) if len(best) > 1 else best[0]
+        return self._decide(replica, _reason(ask, replica, masks, is_home=rank < homes), masks)
+
+    def _for_batch(self, ask: Ask, fresh: Iterator[Replica], masks: list[int]) -> Decision | None:
+        """Return the first of the adapter's ranks that has no more than its share of the batch work, or the one with
+        the least of it for a request without an adapter."""
+        ranked = list(fresh)
+        if not ranked:
+            return None
+        if ask.adapter_hash is not None:
+            most = BOUND * (sum([replica.unfinished[Lane.BATCH] for replica in ranked]) / len(ranked) + 1)
+            homes = self.placement.replicas(ask.adapter_hash)
+            for replica in (*sorted(ranked[:homes], key=_load), *ranked[homes:]):
+                if replica.unfinished[Lane.BATCH] + 1 <= most:
+                    is_home = replica in ranked[:homes]
+                    return self._decide(replica, _reason(ask, replica, masks, is_home=is_home), masks)
+        return self._decide(min(ranked, key=_load), Reason.LEAST_LOADED, masks)
+
+    def _decide(self, replica: Replica, reason: Reason, masks: list[int]) -> Decision:
+        return Decision(replica, reason, matched_tokens(masks, replica.index))
+
+    def _remember(self, session: str, index: int) -> None:
+        self._sessions.pop(session, None)
+        self._sessions[session] = index
+        if len(self._sessions) > MOST_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
+
+
+def _load(replica: Replica) -> tuple[int, float]:
+    """Order replicas by their batch work, and equal ones by the wait of interactive requests."""
+    return replica.unfinished[Lane.BATCH], replica.news.wait_s
+
+
+def _reason(ask: Ask, replica: Replica, masks: list[int], *, is_home: bool) -> Reason:
+    if matched_tokens(masks, replica.index):
+        return Reason.PREFIX
+    if ask.adapter_hash is None:
+        return Reason.LEAST_DELAY
+    if replica.holds(ask.adapter_hash):
+        return Reason.RESIDENT
+    return Reason.HOME if is_home else Reason.OVERFLOW

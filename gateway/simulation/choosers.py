@@ -1,0 +1,246 @@
+"""Routers for simulations: ours, and those of other systems as their documents describe them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from random import Random
+
+from engine.core.adapters import HostCopy
+from engine.core.admission import predicted_wait
+from engine.core.state import EngineState
+from engine.core.types import AdapterHash, Lane, Request
+from engine.sim.cluster import Chooser
+from gateway.routing.news import Ask, News, Replica
+from gateway.routing.placement import Placement
+from gateway.routing.prefixes import PrefixIndex, matched_tokens, prefix_keys
+from gateway.routing.router import Router
+
+PREFIXES_REMEMBERED = 100_000
+"""Prefix keys that a router remembers for each replica."""
+
+
+def read_news(state: EngineState) -> News:
+    """Return what an engine would tell a router now."""
+    adapters, ledger = state.adapters, state.ledger
+    pending = sum(
+        seq.num_remaining for seq in state.running.values() if seq.lane is Lane.INTERACTIVE and seq.num_remaining > 1
+    )
+    running = Counter(seq.request.lane for seq in state.running.values())
+    return News(
+        on_device={name for name, adapter in adapters.items() if adapter.pages},
+        on_host={name for name, adapter in adapters.items() if adapter.host is HostCopy.PRESENT},
+        free_pages=len(state.pool.free) + state.prefix.num_idle,
+        num_pages=state.config.num_pages,
+        waiting=(state.waiting.count(Lane.INTERACTIVE), state.waiting.count(Lane.BATCH)),
+        running=(running[Lane.INTERACTIVE], running[Lane.BATCH]),
+        wait_s=predicted_wait(state, Lane.INTERACTIVE) + ledger.price(pending, 0),
+        prompt_token_s=ledger.price(1, 0),
+    )
+
+
+class OurRouter:
+    """The gateway's router."""
+
+    def __init__(self, adapter_bytes: Mapping[AdapterHash, int], rates: tuple[float, float], seed: int = 0) -> None:
+        """`rates` are the bytes per second of copies to the device and of reads from disk."""
+        self.router = Router(PREFIXES_REMEMBERED, seed)
+        self.reasons: Counter[str] = Counter()
+        self._replicas: dict[int, Replica] = {}
+        self._numbers: dict[int, int] = {}
+        """The number of each replica by its index in the router."""
+        self._bytes = adapter_bytes
+        self._rates = rates
+
+    def join(self, replica: int) -> None:
+        self._replicas[replica] = joined = self.router.join(f"replica-{replica}")
+        self._numbers[joined.index] = replica
+
+    def leave(self, replica: int) -> None:
+        self.router.leave(self._replicas.pop(replica))
+
+    def hear(self, replica: int, state: EngineState, now: float) -> None:
+        copies, reads = self._rates
+        self.router.tick(now)
+        self._replicas[replica].hear(replace(read_news(state), copy_bytes_per_s=copies, read_bytes_per_s=reads), now)
+
+    def choose(self, request: Request, now: float) -> int:
+        decision = self.router.choose(make_ask(request, self._bytes), now)
+        self.reasons[decision.reason.value] += 1
+        return self._numbers[decision.replica.index]
+
+    def finish(self, replica: int, request: Request) -> None:
+        if replica in self._replicas:
+            self.router.finish(self._replicas[replica], request.lane)
+
+
+def make_ask(request: Request, adapter_bytes: Mapping[AdapterHash, int]) -> Ask:
+    return Ask(
+        prompt_tokens=len(request.prompt_ids) + len(request.produced),
+        lane=request.lane,
+        adapter_hash=request.adapter_hash,
+        adapter_bytes=adapter_bytes.get(request.adapter_hash or "", 0),
+        prefix_keys=prefix_keys(request.prompt_ids, request.adapter_hash, request.tenant),
+        output_tokens=request.params.max_tokens,
+    )
+
+
+class _Compared:
+    """What the other systems' routers have in common: the replicas, and how many requests each has not finished."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.unfinished: dict[int, int] = {}
+        self.random = Random(seed)
+
+    def join(self, replica: int) -> None:
+        self.unfinished[replica] = 0
+
+    def leave(self, replica: int) -> None:
+        del self.unfinished[replica]
+
+    def hear(self, replica: int, state: EngineState, now: float) -> None:
+        """Ignore the news, unless a router needs them."""
+
+    def choose(self, request: Request, now: float) -> int:
+        replica = self.pick(request)
+        self.unfinished[replica] += 1
+        return replica
+
+    def finish(self, replica: int, request: Request) -> None:
+        if replica in self.unfinished:
+            self.unfinished[replica] -= 1
+
+    def pick(self, request: Request) -> int:
+        raise NotImplementedError
+
+    def least_loaded(self) -> int:
+        """Return a replica with the fewest unfinished requests, at random among equals."""
+        least = min(self.unfinished.values())
+        return self.random.choice([replica for replica, count in self.unfinished.items() if count == least])
+
+    def better_of_two(self) -> int:
+        """Return the less loaded of two random replicas."""
+        drawn = self.random.sample(sorted(self.unfinished), min(2, len(self.unfinished)))
+        return min(drawn, key=self.unfinished.__getitem__)
+
+
+class RoundRobin(_Compared):
+    """Each replica in turn."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self._turn = -1
+
+    def pick(self, request: Request) -> int:
+        self._turn += 1
+        return sorted(self.unfinished)[self._turn % len(self.unfinished)]
+
+
+class LeastLoaded(_Compared):
+    """The replica with the fewest unfinished requests."""
+
+    def pick(self, request: Request) -> int:
+        return self.least_loaded()
+
+
+class Hash(_Compared):
+    """The adapter's first rendezvous rank; the base model goes to the less loaded of two replicas."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self._placement = Placement()
+
+    def join(self, replica: int) -> None:
+        super().join(replica)
+        self._placement.join(replica, f"replica-{replica}")
+
+    def leave(self, replica: int) -> None:
+        super().leave(replica)
+        self._placement.leave(replica)
+
+    def pick(self, request: Request) -> int:
+        return self.better_of_two() if request.adapter_hash is None else self._placement.ranks(request.adapter_hash)[0]
+
+
+class RayPrefix(_Compared):
+    """Ray Serve's PrefixCacheAffinityRouter with its defaults: the replica with the longest matching prefix if that is
+    at least a tenth of the prompt, and otherwise the one with the fewest remembered prefixes. Its keys hold no adapter,
+    and by default no imbalance ends the affinity (Ray's documentation of prefix-aware routing)."""
+
+    LEAST_MATCH = 0.1
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self._index = PrefixIndex(PREFIXES_REMEMBERED)
+        self._remembered: Counter[int] = Counter()
+
+    def leave(self, replica: int) -> None:
+        super().leave(replica)
+        self._index.forget(replica)
+
+    def pick(self, request: Request) -> int:
+        keys = prefix_keys(request.prompt_ids, None)
+        masks = self._index.matches(keys)
+        matched = {replica: matched_tokens(masks, replica) for replica in self.unfinished}
+        if max(matched.values()) >= self.LEAST_MATCH * len(request.prompt_ids):
+            longest = max(matched.values())
+            best = [replica for replica, tokens in matched.items() if tokens == longest]
+        else:
+            smallest = min(self._remembered[replica] for replica in self.unfinished)
+            best = [replica for replica in self.unfinished if self._remembered[replica] == smallest]
+        replica = self.random.choice(best)
+        self._index.add(replica, keys)
+        self._remembered[replica] += len(request.prompt_ids) - matched[replica]
+        return replica
+
+
+class LlmdPrefix(_Compared):
+    """llm-d's default scoring profile: prefix match (weight 3), queue depth (2) and KV-cache utilization (2), and its
+    LoRA affinity (1): active 1.0, room 0.8, waiting 0.6. The highest sum wins."""
+
+    MAX_LORA = 1024
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self._index = PrefixIndex(PREFIXES_REMEMBERED)
+        self._news: dict[int, News] = {}
+
+    def join(self, replica: int) -> None:
+        super().join(replica)
+        self._news[replica] = News()
+
+    def leave(self, replica: int) -> None:
+        super().leave(replica)
+        self._index.forget(replica)
+
+    def hear(self, replica: int, state: EngineState, now: float) -> None:
+        self._news[replica] = read_news(state)
+
+    def pick(self, request: Request) -> int:
+        keys = prefix_keys(request.prompt_ids, None)
+        masks = self._index.matches(keys)
+        queues = {replica: sum(self._news[replica].waiting) for replica in self.unfinished}
+        low, high = min(queues.values()), max(queues.values())
+
+        def score(replica: int) -> float:
+            news = self._news[replica]
+            prefix = matched_tokens(masks, replica) / max(1, len(request.prompt_ids))
+            queue = (high - queues[replica]) / (high - low) if high > low else 1.0
+            adapter = 1.0 if request.adapter_hash in news.on_device else 0.8
+            return 3 * prefix + 2 * queue + 2 * news.free_pages / news.num_pages + adapter
+
+        scores = {replica: score(replica) for replica in self.unfinished}
+        highest = max(scores.values())
+        replica = self.random.choice([replica for replica, value in scores.items() if value == highest])
+        self._index.add(replica, keys)
+        return replica
+
+
+OTHERS: Mapping[str, Callable[[int], Chooser]] = {
+    "round-robin": RoundRobin,
+    "least-loaded": LeastLoaded,
+    "hash": Hash,
+    "prefix-ray": RayPrefix,
+    "prefix-llm-d": LlmdPrefix,
+}

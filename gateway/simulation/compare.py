@@ -1,0 +1,67 @@
+"""Runs one workload on clusters behind several routers, each cluster in a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+
+from engine.executor.cost import RooflineCost
+from engine.sim.cluster import Change, Chooser, simulate_cluster
+from engine.sim.compare import Advance
+from engine.sim.run import Setup
+from engine.sim.workload import Workload
+from gateway.simulation.choosers import OTHERS, OurRouter
+from gateway.simulation.report import ClusterReport, make_cluster_report
+
+OURS = "ours"
+ROUTERS = (OURS, *OTHERS)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One simulated cluster."""
+
+    router: str
+    """One of `ROUTERS`."""
+    setup: Setup
+    workload: Workload
+    replicas: int
+    changes: tuple[Change, ...] = ()
+
+
+def run_trial(trial: Trial) -> ClusterReport:
+    chooser = make_chooser(trial)
+    result = simulate_cluster(trial.setup, trial.workload, chooser, trial.replicas, trial.changes)
+    reasons = chooser.reasons if isinstance(chooser, OurRouter) else {}
+    died_at = next((change.at for change in trial.changes if change.dies), None)
+    return make_cluster_report(result, trial.workload, trial.replicas, reasons, died_at)
+
+
+def make_chooser(trial: Trial) -> Chooser:
+    seed = trial.workload.seed
+    if trial.router != OURS:
+        return OTHERS[trial.router](seed)
+    device = trial.setup.device
+    sizes = {name: device.adapter_pages(rank) * device.page_bytes for name, rank in trial.workload.ranks().items()}
+    copies = device.cost.copy_bytes_per_s if isinstance(device.cost, RooflineCost) else device.disk_bytes_per_s
+    return OurRouter(sizes, (copies, device.disk_bytes_per_s), seed)
+
+
+def run_trials(trials: Sequence[Trial], jobs: int, advance: Advance) -> Mapping[str, ClusterReport]:
+    """Run all trials, `jobs` at a time, and return their reports by router, in the order of `trials`."""
+    if jobs <= 1 or len(trials) == 1:
+        reports = {}
+        for trial in trials:
+            reports[trial.router] = run_trial(trial)
+            advance(trial.router, 1.0)
+        return reports
+    # spawn: a fork would copy locks that the caller's threads hold.
+    with ProcessPoolExecutor(min(jobs, len(trials)), multiprocessing.get_context("spawn")) as pool:
+        futures = {pool.submit(run_trial, trial): trial.router for trial in trials}
+        done = {}
+        for future in as_completed(futures):
+            done[futures[future]] = future.result()
+            advance(futures[future], 1.0)
+    return {trial.router: done[trial.router] for trial in trials}

@@ -58,8 +58,8 @@ class Accounts:
         account.served = max(account.served, least)
 
     def leave(self, lane: Lane, tenant: str) -> None:
-        """Record that the last waiting request of a tenant started to run or ended, with the tenant's counter at this
-        time."""
+        """Record that the last waiting request of a tenant started to run or ended. The tenant's counter becomes the
+        minimum for tenants that arrive while none waits."""
         self._last_left[lane] = self.get(lane, tenant).served
 
     def is_shared(self, lane: Lane, waiting: Collection[str], now: float) -> bool:

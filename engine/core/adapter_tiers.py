@@ -42,7 +42,8 @@ class Ranking:
 
 
 class Held(NamedTuple):
-    """Resources that one adapter, or all adapters together, hold."""
+    """Resources that one adapter, or all adapters together, hold: device pages, slots of the adapter table, host
+    memory."""
 
     pages: int = 0
     adapter_slots: int = 0
@@ -99,7 +100,8 @@ class AdapterTiers:
         _keep(self.closing, adapter.adapter_hash, adapter.closing)
 
     def forget(self, adapter: Adapter) -> None:
-        """Remove an adapter that is neither resident nor in host memory and that has no live requests."""
+        """Remove from the totals and sets an adapter that is neither resident nor in host memory and that has no live
+        requests."""
         self._count(self._filed.pop(adapter.adapter_hash), NOTHING)
         self.closing.pop(adapter.adapter_hash, None)
 

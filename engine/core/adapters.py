@@ -27,7 +27,8 @@ class HostCopy(Enum):
     ABSENT = "absent"
     FETCHING = "fetching"
     CANCELLED = "cancelled"
-    """The adapter is being fetched and no request needs it any more: its bytes are freed when the fetch is answered."""
+    """The adapter is being fetched, no request needs it any more, and the executor was asked to stop. It becomes
+    ABSENT, or PRESENT if the read completes all the same."""
     PRESENT = "present"
 
 
@@ -50,7 +51,7 @@ class Adapter:
     last_used: float | None = None
     """When a sequence with this adapter last generated a token, in seconds on the engine's clock. None means never."""
     num_starts: int = 0
-    """Number of sequences that started with the adapter since it became resident."""
+    """Number of sequences that started (for the first time) with the adapter since it became resident."""
     popularity: float = -inf
     """log2 of the weighted number of sequences that ever started with the adapter. A start weighs twice as much as one
     that was a half-life earlier."""
@@ -58,7 +59,7 @@ class Adapter:
     closing: bool = False
     """The adapter was dropped: it refuses new requests and is forgotten when its last request ends."""
     hits: int = 0
-    """Number of sequences whose start with the adapter needed no copy to the device."""
+    """Number of sequences whose first start with the adapter needed no copy to the device."""
     loads: int = 0
     fetches: int = 0
     load_seconds: float = 0.0

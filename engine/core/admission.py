@@ -71,8 +71,8 @@ def refuse(state: EngineState, request: Request) -> Refusal | None:
 
 
 def _out_of_reach(state: EngineState, adapter: Adapter, now: float) -> Refusal | None:
-    """Return why a known adapter cannot be used at `now`: pinned adapters leave too few pages, or its last fetch failed
-    and the next attempt is not due yet. None means that it can be used."""
+    """Return why a known adapter cannot be used at `now`: pinned adapters leave too few pages or slots, or its last
+    fetch failed and the next attempt is not due yet. None means that it can be used."""
     if not adapter.pinned and not _fits_beside(state.config, state.tiers.held, adapter.num_pages, 0):
         reason = f"adapter {adapter.adapter_hash} needs {adapter.num_pages} pages, and pinned adapters leave it fewer"
         return Refusal(ErrorCode.ADAPTER_UNAVAILABLE, reason)
@@ -187,8 +187,9 @@ def predicted_wait(state: EngineState, seq: Sequence) -> float:
 
 
 def _batch_wait(state: EngineState, seq: Sequence) -> float:
-    """Return the predicted seconds until a batch request starts to run: the work ahead of it (all waiting work, or the
-    part with earlier deadlines if it has one) divided by the share of device time that batch work has been getting."""
+    """Return the predicted seconds until a batch request starts to run: 0 if a slot is free, otherwise the work ahead
+    of it (all waiting work, or the part with earlier deadlines if it has one) divided by the share of device time that
+    batch work has been getting."""
     waiting, ledger = state.waiting, state.ledger
     if waiting.count(seq.lane) + len(state.running) < state.config.max_seqs:
         return 0.0

@@ -94,7 +94,8 @@ def _make_place(state: EngineState, seq: Sequence) -> Refusal | None:
 
 
 def _answer(state: EngineState, answer: FetchAnswer) -> None:
-    """Apply the answer to a fetch. If the fetch failed, the requests that waited for it end with the reason."""
+    """Apply the answer to a fetch. If the fetch failed and the adapter is not resident, the waiting requests for it end
+    with the reason."""
     for seq in take_answer(state, answer):
         refusal = fetch_failed(state.adapters[answer.adapter_hash], state.now)
         finish_early(state, seq, refusal)

@@ -39,8 +39,8 @@ class LaneGoals:
     itl_s: float
     """ITL goal, in seconds. A request may ask for another goal, of at least a quarter of this one."""
     attainment: float = 0.99
-    """Share of requests and tokens that should be in time. Batch work may share interactive steps only as far as the
-    remaining share of tokens (1 % by default) is late."""
+    """Share of first tokens (TTFT) and of further tokens (ITL) that should be in time. Batch work may extend
+    interactive steps only while no more than the remaining share of tokens (1 % by default) is late."""
     max_wait_s: float = 0.0
     """A request that is predicted to wait longer than this many seconds before it runs is refused at once, with the
     predicted Retry-After. 0 accepts any wait. The value of `ttft_s` refuses each request that would miss its goal."""
@@ -64,9 +64,11 @@ def goal_of(asked: float | None, promised: float) -> float:
 
 
 INTERACTIVE_GOALS = LaneGoals(ttft_s=0.5, itl_s=0.1)
-"""MLPerf's conversational limits for 8B models (0.5 s, 30 to 100 ms), which people perceive as instant."""
+"""Default goals of the interactive lane: MLPerf's conversational limits for 8B models (0.5 s, 30 to 100 ms), which
+people perceive as instant."""
 BATCH_GOALS = LaneGoals(ttft_s=3600.0, itl_s=60.0, attainment=0.0)
-"""No user watches a batch: these goals only give its attainment something to be measured against."""
+"""Default goals of the batch lane. No user watches a batch, so they only define which tokens its attainment counts as
+late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +102,13 @@ class Scheduling:
     its throughput with 0 (each step within its stretch) and 0.88 with 1; in simulation of an H100 with 2,000 adapters,
     0.58 with 0.4 and 0.90 with 1."""
     probe_every: int = 100
-    """Each step whose number is a multiple of this carries only interactive work, so that the model keeps learning how
-    long such work takes alone. Measured without such steps: the model believed that a step of 6.5 ms took 11 ms, and
-    batch work stretched it to 16 ms."""
+    """Each step whose number is a multiple of this carries no batch work beside interactive work, unless batch work is
+    below its floor, so that the model keeps learning how long interactive work takes alone. Measured without such
+    steps: the model believed that a step of 6.5 ms took 11 ms, and batch work stretched it to 16 ms."""
     yield_stretch: float = 3.0
     """A step without work of a higher lane lasts at most this multiple of a step of one decode, because a request that
-    arrives has to wait for its end. Below 2 the weights are read for too few tokens; above 4 the wait is noticeable."""
+    arrives has to wait for the step's end. Below 2 the weights are read for too few tokens; above 4 the wait is
+    noticeable."""
     yield_bound_s: float = 0.25
     """Upper bound, in seconds, of a step without work of a higher lane, however slow the device is."""
     min_chunk: int = 16

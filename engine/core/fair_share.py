@@ -58,7 +58,7 @@ class LaneShares:
 
     @cached_property
     def crowding(self) -> Set[str]:
-        """Tenants that hold more than their share, or that have both running and waiting sequences in the lane."""
+        """Tenants that are above the fair level, or that have both running and waiting sequences in the lane."""
         return self.above() | (self.held.keys() & self._waiting.keys())
 
     def is_only_request(self, seq: Sequence) -> bool:

@@ -58,8 +58,9 @@ class FetchBudget:
         return tuple(a.adapter_hash for a in under_way if not a.live and a.host is HostCopy.FETCHING)
 
     def _make_room(self, num_bytes: int, *, is_old: bool) -> bool:
-        """Free the copies of least worth until `num_bytes` bytes are free. Returns False, and frees nothing, if the
-        copies that may be freed are not enough. Copies that a waiting request needs may be freed only if `is_old`."""
+        """Plan to free the host copies of least worth until `num_bytes` bytes are free. Returns False, and frees
+        nothing, if the copies that may be freed are not enough. Copies that a waiting request needs may be freed only
+        if `is_old`."""
         chosen: list[AdapterHash] = []
         gain = self._free
         for adapter_hash in self._tiers.hosted:

@@ -23,11 +23,11 @@ LEAST_GROWTH = 0.001
 LEAST_COURTESY = 0.02
 """Minimum of `Ledger.courtesy`, from which it recovers in a few hundred steps when no more tokens are late."""
 EVENTS_REMEMBERED = 500
-"""Number of events that an attainment averages over: enough for a 99 % goal, and few enough to forget a bad minute."""
+"""Number of events that a `Ratio` averages over: enough for a 99 % goal, and few enough to forget a bad minute."""
 STEPS_REMEMBERED = 2000
-"""Number of steps that the tail is computed from: a few bursts of prompts."""
+"""Number of steps that `Ledger.tail` is computed from: a few bursts of prompts."""
 TAIL, TAIL_EVERY = 0.98, 16
-"""Quantile that defines the tail, and number of steps between two computations of it."""
+"""Quantile that defines `Ledger.tail`, and number of steps between two computations of it."""
 
 
 class Ratio:
@@ -103,7 +103,8 @@ class Ledger:
         self._window = rules.floor_window_s
         self._batch_time = 0.0
         self._wanted_time = 0.0
-        """Seconds during which there was batch work, decayed over the window."""
+        """Seconds during which there was batch work, decaying exponentially with `floor_window_s`; `_batch_time` is
+        batch work's part of them."""
 
     @property
     def batch_share(self) -> float:
@@ -149,7 +150,7 @@ class Ledger:
         return self.price(seq.num_remaining, max(1.0, outputs - seq.num_generated))
 
     def note_end(self, seq: Sequence) -> None:
-        """Update `used_share` from a request that has run to its end, unless its `max_tokens` is only a ceiling."""
+        """Update `used_share` from a sequence that has reached its end, unless its `max_tokens` is only a ceiling."""
         if seq.request.expected_tokens is None:
             self.used_share = _smooth(self.used_share, seq.num_generated / seq.request.params.max_tokens)
 

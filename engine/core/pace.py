@@ -14,15 +14,17 @@ from collections.abc import Callable
 from engine.core.state import EngineState
 
 FIRST_LEAD_S = 0.005
-"""Initial lead, rather too long: a request that just missed a step is then no worse off than without a rest."""
+"""Initial lead in seconds, rather too long: a request that just missed a step is then no worse off than without a
+rest."""
 LEAST_LEAD_S = 0.0001
-"""Minimum lead, from which it can grow again after predictions have been too short for long."""
+"""Minimum lead in seconds, from which it can grow again after predictions have been too short for a long time."""
 LONGER = 1.2
 SHORTER = 0.998
 """Factors of the lead after a late step and after a step in time. They balance if log(LONGER) / -log(SHORTER), which is
 91, steps are in time for each late one."""
 LONGEST_REST_S = 0.25
-"""Maximum rest: the longest wait of a caller that stops the engine, or of a device after a far too long prediction."""
+"""Maximum rest in seconds: how long a caller that stops the engine, or a device after a far too long prediction, may
+wait."""
 
 
 class Pace:

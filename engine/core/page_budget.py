@@ -42,8 +42,7 @@ class PageBudget:
         return tuple([self._take_one(lane) for _ in range(count)]) if count else ()
 
     def share(self, pages: list[PageId]) -> None:
-        """Add a reference to each of the cached pages for a sequence that starts with them, so that they can no longer
-        be taken."""
+        """Add a reference to each of these pages, found in the prefix cache, so that they can no longer be taken."""
         for page in pages:
             if page in self._returned:
                 del self._returned[page]
@@ -77,7 +76,7 @@ class PageBudget:
         return sum(self._count(page) == let_go[page] for page in pages)
 
     def still_cached(self, pages: list[PageId]) -> list[PageId]:
-        """Return the leading pages up to the first that this plan has taken from the prefix cache."""
+        """Return the leading pages, up to but without the first one that this plan has taken from the prefix cache."""
         return list(takewhile(lambda page: page not in self.dropped, pages))
 
     def _count(self, page: PageId) -> int:

@@ -1,11 +1,9 @@
 """The prefix cache: full KV pages that are found again by a key of their content.
 
-A key is a digest of the adapter's content hash and of all tokens up to the end of the page. Each key is chained to the
-previous one, as in vLLM's automatic prefix caching, so that equal keys mean equal KV. The first link includes the
-adapter: the same text under another adapter, or under another version of it, is another prefix. The first link also
-includes the realm, which is the request's tenant unless the configuration lets tenants share prefixes. A cache hit
-shows in `cached_tokens` and in the TTFT, and would otherwise tell one tenant what another tenant has asked. The digest
-is cryptographic because a collision would expose one tenant's context to another.
+A key is a cryptographic digest, chained to the key of the previous page as in vLLM's automatic prefix caching, so that
+equal keys mean equal KV. The first link includes the adapter's content hash, because the same text under another
+adapter is another prefix, and the realm, which is the tenant unless the configuration lets tenants share prefixes. A
+cache hit shows in `cached_tokens` and in the TTFT, and would otherwise tell one tenant what another tenant has asked.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ class Saves:
         return pages
 
     def let_go(self, keys: list[PrefixKey]) -> None:
-        """Unpin keys that are not restored after all."""
+        """Unpin keys that `match` has pinned and that are not restored after all, so that their host pages may be
+        overwritten."""
         self._pinned.subtract(keys)
 
     def preempted(self, seq: Sequence) -> int:

@@ -48,7 +48,8 @@ class Sequence:
     """Number of leading full pages that were copied to the host since the request arrived. Their copies may have been
     evicted."""
     due: float = 0.0
-    """When the next token should be generated, in seconds on the engine's clock."""
+    """When the next token should be generated, in seconds on the engine's clock: the TTFT goal after the arrival, then
+    the ITL goal after each token."""
     device_seconds: float = 0.0
     """The sequence's part of the device time of its steps, including tokens that were computed twice."""
 

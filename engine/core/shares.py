@@ -41,7 +41,7 @@ class Shares:
         return self._total
 
     def held(self, tenant: str) -> int:
-        """Return the amount that one tenant holds."""
+        """Return the amount that one tenant holds; 0 for an unknown tenant."""
         return self._holdings[tenant].amount if tenant in self._holdings else 0
 
     def admits(self, tenant: str, weight: float, amount: int, capacity: int) -> bool:

@@ -1,4 +1,5 @@
-"""The complete state of the engine, as plain data. `plan.py` only reads it; `commit.py` changes it."""
+"""The complete state of the engine, as plain data. `plan.py` only reads it; `apply.py`, `commit.py`,
+`commit_adapters.py` and `lane_modes.py` change it."""
 
 from __future__ import annotations
 

@@ -230,12 +230,12 @@ class StepBudget:
         return not (self._prefill or self._decodes)
 
     def _prompt_limit(self, seq: Sequence) -> float:
-        """Return the predicted seconds to which an interactive prompt may extend the step. The first prompt beside
-        decodes may raise the lane's limit (see `_late_limit`). While there is batch work, more interactive sequences
-        decode concurrently, and the step of a prompt delays all of them. The step is therefore cut to `itl_stretch`
-        times the tail, but not below `full_chunk` decodes, so that the constant cost of a step remains a small part of
-        it. A second prompt joins a step only within the former, because without batch work it would rarely have met the
-        first one."""
+        """Return the predicted seconds to which an interactive prompt may extend the step: the lane's limit, which the
+        first prompt beside decodes may raise (see `_late_limit`), or that of `_newcomer_limit` if it is higher. While
+        there is batch work, more interactive sequences decode concurrently, and the step of a prompt delays all of
+        them. The step is therefore cut to `itl_stretch` times the tail, but not below `full_chunk` decodes, so that the
+        constant cost of a step remains a small part of it. A second prompt joins a step only within `itl_stretch` times
+        the tail, because without batch work it would rarely have met the first one."""
         ledger = self._state.ledger
         if self._decodes and not self._prefill:
             self._limit = max(self._limit, self._late_limit())

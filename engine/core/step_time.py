@@ -33,8 +33,8 @@ SEEN_STEPS = 8
 """Number of steps of a size from which on the size counts as known."""
 SOLVE_EVERY = 32
 SOLVE_AT = (1, 2, 4, 8, 16)
-"""The equations are solved every `SOLVE_EVERY` steps once warm, and also when so many steps of one size were seen. A
-solution costs about as much as planning a step."""
+"""The equations are solved every `SOLVE_EVERY` steps once the model is warm, and also when the number of steps seen of
+one size reaches one of `SOLVE_AT`. A solution costs about as much as planning a step."""
 RIDGE = 1e-7
 """Regularization added to each diagonal element, as a fraction of the largest: it keeps collinear terms from cancelling
 out at large prices."""
@@ -95,7 +95,7 @@ class Prices:
 
     @property
     def linear(self) -> tuple[float, ...]:
-        """Prices in the order of the fields of StepFeatures."""
+        """Prices per unit of each feature, in the order of the fields of StepFeatures."""
         return self.prefill, self.decode, self.context, self.attention, self.adapter, self.lora_row, self.page
 
     @property
@@ -112,8 +112,8 @@ class Memory:
         self.right = [0.0] * count
 
     def add(self, terms: list[float], keep: float) -> None:
-        """Add the equation sum(price * term) = 1, one of the `count` terms for each price, and multiply all earlier
-        equations by `keep`."""
+        """Add the equation sum(price * term) = 1 of one step, whose `terms` are in the order of the prices and divided
+        by its seconds, and multiply all earlier equations by `keep`."""
         normal, right = self.normal, self.right
         for i, term in enumerate(terms):
             normal[i] = [have * keep + term * other for have, other in zip(normal[i], terms, strict=True)]
@@ -156,7 +156,7 @@ class StepTimeModel:
         return self._seen[tokens.bit_length()] >= SEEN_STEPS
 
     def predict(self, features: StepFeatures) -> float:
-        """Return the predicted seconds of a step; 0 while the model is cold."""
+        """Return the predicted seconds of a step with these features, without `margin`; 0 while the model is cold."""
         if not self.is_warm:
             return 0.0
         prices = self.prices

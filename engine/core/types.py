@@ -259,7 +259,7 @@ class StepPlan:
     loads: tuple[AdapterLoad, ...] = ()
     """Adapters to copy to the device. Chunks of the same plan may use them."""
     host_dropped: tuple[AdapterHash, ...] = ()
-    """Adapters whose copy in host memory is freed."""
+    """Adapters whose copy in host memory the executor frees."""
     fetches: tuple[AdapterFetch, ...] = ()
     cancelled_fetches: tuple[AdapterHash, ...] = ()
     """Fetches that an earlier plan started and that no request needs any more. The executor still answers each of
@@ -322,7 +322,7 @@ class TokenEvent(NamedTuple):
     finish_reason: FinishReason | None = None
     num_cached: int = 0
     refusal: Refusal | None = None
-    """Set if `finish_reason` is ERROR."""
+    """Reason of the error that the client receives; set if `finish_reason` is ERROR, otherwise None."""
     device_seconds: float = 0.0
     """Device time of the request so far, in seconds."""
     wait: float = 0.0

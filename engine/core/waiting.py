@@ -58,7 +58,7 @@ def sjf_key(seq: Sequence) -> Key:
 
 
 def priority_key(seq: Sequence) -> Key:
-    """Return the key of lane, then priority (lower is sooner), then arrival, as in servers with a priority flag."""
+    """Return the sort key of the priority policy: by lane, then by priority (a lower value first), then by arrival."""
     return (float(seq.request.lane), float(seq.request.priority), seq.request.arrival, seq.id)
 
 
@@ -72,11 +72,12 @@ class WaitingQueue:
         self.urgent: list[Sequence] = []
         """Waiting batch sequences that have a deadline, the earliest deadline first."""
         self.num_tokens = dict.fromkeys(Lane, 0)
-        """Number of tokens of the waiting sequences, by lane."""
+        """Number of known tokens (prompt and answer so far) of the waiting sequences, by lane."""
         self.num_outputs = dict.fromkeys(Lane, 0)
-        """Number of tokens that sequences with a requested `max_tokens` may still generate, by lane."""
+        """Number of tokens that waiting sequences with a requested `max_tokens` may still generate, by lane."""
         self.num_expected = dict.fromkeys(Lane, 0)
-        """Number of tokens that sequences whose `max_tokens` is a ceiling will probably still generate, by lane."""
+        """Number of tokens that waiting sequences whose `max_tokens` is a ceiling will probably still generate, by
+        lane."""
         self._count = 0
 
     def __len__(self) -> int:

@@ -13,7 +13,7 @@ from engine.sim.fairness import ServiceGaps
 from engine.sim.histogram import Histogram
 
 SAMPLE_S = 0.25
-"""Virtual seconds between two samples of the tenants' service."""
+"""Minimum virtual seconds between two samples of the tenants' service."""
 WARM_STEPS = 200
 """Number of first steps whose prediction errors do not count, because the step-time model starts untrained."""
 
@@ -41,7 +41,7 @@ class Group:
     generated_in_time: int = 0
     """Tokens generated before the simulation's horizon, in virtual time. Throughput counts only these."""
     late_first: int = 0
-    """Number of first tokens later than the lane's TTFT goal."""
+    """Number of first tokens later than the lane's TTFT goal after the arrival."""
     late_gaps: int = 0
     """Number of gaps between tokens longer than the lane's ITL goal."""
     refused: Counter[str] = field(default_factory=Counter)

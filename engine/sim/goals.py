@@ -107,9 +107,10 @@ def _itl_attainment(evidence: Evidence) -> float | None:
 
 
 def _batch_to_alone(evidence: Evidence) -> float | None:
-    """Return batch tokens/s / (batch tokens/s alone x (1 - interactive share of the device)). Both terms of the divisor
-    come from runs under fcfs, which never yields. The share of interactive work is measured beside batch work: alone,
-    it would pay for whole steps, whereas in shared steps it pays only for its part."""
+    """Return batch tokens/s / (batch tokens/s alone x (1 - interactive share of the device)), or None if a run is
+    missing. Both terms of the divisor come from runs under fcfs, which never yields. The share of interactive work is
+    measured beside batch work: alone, it would pay for whole steps, whereas in shared steps it pays only for its
+    part."""
     batch_alone, fcfs = _batch_tokens(evidence.others.get(BATCH_ALONE)), evidence.others.get(BASELINE)
     if batch_alone is None or fcfs is None:
         return None

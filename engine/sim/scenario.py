@@ -11,10 +11,10 @@ from engine.sim.traces import Trace, cut, read_trace, scale_rate
 from engine.sim.workload import Backlog, Workload
 
 DEFAULT_SECONDS = 600.0
-"""Length of a synthetic trace in seconds."""
+"""Default length of a synthetic trace in seconds."""
 MIN_RATE_SCALE, MAX_RATE_SCALE = 1e-6, 1e6
 PROMPT, OUTPUT = Sizes(256, 1024), Sizes(64, 256)
-"""Default sizes in tokens of a synthetic trace, typical of a chat with some context."""
+"""Default sizes in tokens of the prompts and answers of a synthetic trace, typical of a chat with some context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class Scenario:
     adapters: int = 0
     """Number of adapters that requests ask for. 0 keeps the adapters of the trace."""
     zipf: float = 1.0
-    """Zipf exponent of the popularity of adapters."""
+    """Zipf exponent of the popularity of adapters: the k-th most popular is drawn with a probability proportional to
+    k^-zipf."""
     batch_share: float = 0.0
     """Fraction of the trace's requests that are moved to the batch lane."""
     backlog: Backlog | None = None

@@ -33,7 +33,8 @@ class Sizes:
 
     @classmethod
     def parse(cls, text: str) -> Sizes:
-        """Parse a range such as `24-96` or `1k-4k` (thousands), or a fixed size such as `16`. Raises ValueError."""
+        """Parse a range such as `24-96` or `1k-4k` (thousands), or a fixed size such as `16`. Raises ValueError if the
+        text is neither, or if a size is out of range."""
         low, _, high = text.partition("-")
         return cls(parse_count(low), parse_count(high or low))
 
@@ -92,7 +93,7 @@ def adapter_ranks(count: int, seed: int = 0) -> list[int]:
 
 
 class Zipf:
-    """Draws, at each call, an index below `count` from a Zipf distribution; index 0 is the most popular."""
+    """Draws, at each call, an index from 0 to `count` - 1, with a probability proportional to (index + 1)^-exponent."""
 
     def __init__(self, count: int, exponent: float, rng: Random) -> None:
         self._sums = list(accumulate(rank**-exponent for rank in range(1, count + 1)))

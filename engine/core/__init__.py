@@ -1,1 +1,2 @@
-"""The scheduling core, in the standard library alone: state, plans of steps, and the policy that orders requests."""
+"""The engine's scheduling core, without third-party imports: engine state, plans of steps, and request ordering
+policies."""

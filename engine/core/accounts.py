@@ -1,9 +1,9 @@
 """Fairness between the tenants of a lane: virtual token counters, charged in measured device time.
 
 After Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024): the tenant that was served least goes
-first. The counter of a tenant that returns is raised to the smallest counter of the waiting tenants, so that idle time
-earns no credit. The paper's counters count tokens. These count device seconds divided by the tenant's weight, so that
-long contexts, large adapters and adapter loads are charged at their real cost.
+first. A tenant that returns gets at least the smallest counter of the waiting tenants, so that idle time earns no
+credit. The counters count device seconds divided by weight, not tokens, so that long contexts and adapters are charged
+at their cost.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from engine.core.types import Lane
 
 @dataclass(slots=True)
 class Account:
-    """Service that one tenant has received in one lane."""
+    """Device time that one tenant has received in one lane since the engine started."""
 
     weight: float = 1.0
     served: float = 0.0
     """The virtual counter: device seconds divided by weight, raised when the tenant returns after a pause."""
     seconds: float = 0.0
-    """Device seconds that the tenant has actually received."""
+    """Device seconds that were charged to the tenant, including tokens that were computed again after a preemption."""
 
 
 class Accounts:
@@ -41,10 +41,13 @@ class Accounts:
         return account
 
     def arrive(self, lane: Lane, tenant: str, weight: float, waiting: Collection[str], now: float) -> None:
-        """Note that a request arrived, and raise its tenant's counter if none of the tenant's requests was waiting.
+        """Record the arrival and the weight of a tenant's new request. If the tenant has no other waiting request, its
+        counter is raised to the smallest counter of the waiting tenants or, if none waits, of the tenant that last left
+        the queue.
 
         Args:
             waiting: tenants with waiting requests in this lane, the new request not included.
+            now: time of arrival, in seconds on the engine's clock.
         """
         self._recent[lane].note(tenant, now)
         account = self.get(lane, tenant)
@@ -55,15 +58,18 @@ class Accounts:
         account.served = max(account.served, least)
 
     def leave(self, lane: Lane, tenant: str) -> None:
-        """Note that the last waiting request of a tenant started to run or ended."""
+        """Record that the last waiting request of a tenant started to run or ended. The tenant's counter becomes the
+        minimum for tenants that arrive while none waits."""
         self._last_left[lane] = self.get(lane, tenant).served
 
     def is_shared(self, lane: Lane, waiting: Collection[str], now: float) -> bool:
-        """Return whether at least two tenants wait in a lane or have sent a request lately."""
+        """Return whether a lane is in use by at least two tenants: those in `waiting`, and those that have sent a
+        request within `RECENT_S` seconds before `now`."""
         recent = self._recent[lane]
         return len(waiting) > 1 or any(recent.has_other(tenant, now) for tenant in (*waiting, recent.newest))
 
     def gap(self, lane: Lane, waiting: Iterable[str]) -> float:
-        """Return the largest difference between the counters of the waiting tenants, in device seconds by weight."""
+        """Return the largest difference between the counters of the tenants in `waiting`, in device seconds divided by
+        weight."""
         counters = [self.get(lane, tenant).served for tenant in waiting]
         return max(counters) - min(counters) if counters else 0.0

@@ -15,13 +15,13 @@ from engine.core.types import AdapterHash, AdapterLoad, Lane
 
 
 class AdapterBudget:
-    """Tracks how a plan changes the residency and the users of adapters, and which adapters it may still evict.
+    """Tracks how one plan changes the residency and the users of adapters, and which adapters the plan may still evict.
 
     Attributes:
         loads: adapters that this plan loads.
         evicted: adapters that this plan evicts.
-        wanted: adapters of waiting sequences that the plan has looked at. They are never evicted for a sequence that
-            is later in the order.
+        wanted: adapters that started sequences use and waiting sequences need that the plan has looked at. They are not
+            evicted for a sequence that comes later in the order.
     """
 
     def __init__(self, state: EngineState, pages: PageBudget) -> None:
@@ -44,12 +44,13 @@ class AdapterBudget:
         return adapter.adapter_hash in self.loads or (adapter.is_resident and adapter.adapter_hash not in self.evicted)
 
     def room(self, pages: int, slots: int) -> Room:
-        """Return the room that is free without evicting adapters, given the free pages and slots."""
+        """Return a `Room` of the given free pages and slots, together with the pages and the slots of the adapter table
+        that adapters may still take. No eviction is assumed."""
         return Room(pages, slots, self._pages_left, self._adapter_slots_left)
 
     @property
     def idle_room(self) -> Room:
-        """Room that evicting every idle adapter would free."""
+        """Room that evicting all idle adapters would free, given what this plan has changed so far."""
         touched = self.wanted | self.evicted.keys() | self._users.keys()
         idle, known = self._tiers.idle, self._adapters
         gone = [known[each] for each in touched if each in idle and not self._may_go(each)]
@@ -58,7 +59,7 @@ class AdapterBudget:
         return Room(pages, 0, pages, len(self._tiers.idle) + len(freed) - len(gone))
 
     def idle(self) -> Iterator[Adapter]:
-        """Yield the adapters that may be evicted, in order of eviction."""
+        """Yield the adapters that may be evicted given what this plan has changed so far, in order of eviction."""
         for adapter_hash in chain(self._tiers.idle, list(self._freed)):
             if self._may_go(adapter_hash):
                 yield self._adapters[adapter_hash]
@@ -68,7 +69,8 @@ class AdapterBudget:
         return self._adapters[adapter_hash].running + self._users[adapter_hash]
 
     def in_use(self, above: Lane, running: dict[str, Sequence]) -> list[Adapter]:
-        """Return the adapters of running sequences, except those that a sequence of a lane above `above` uses."""
+        """Return the adapters that sequences run with once this plan is committed, except those that a running sequence
+        of a more urgent lane than `above` uses. `running` holds the state's running sequences by request id."""
         used = dict.fromkeys(seq.request.adapter_hash for seq in running.values())
         used.update(dict.fromkeys(each for each, change in self._users.items() if change > 0))
         kept = {seq.request.adapter_hash for seq in running.values() if seq.lane < above}
@@ -83,7 +85,8 @@ class AdapterBudget:
             self._freed[adapter_hash] = None
 
     def load(self, adapter: Adapter, request_id: str, lane: Lane) -> None:
-        """Take pages for an adapter and plan its load. The caller makes sure that enough pages are available."""
+        """Take pages for an adapter, as `lane` may take them, and plan its load for `request_id`. The caller makes sure
+        that enough pages are available."""
         self.loads[adapter.adapter_hash] = AdapterLoad(
             adapter.adapter_hash, self._pages.take(adapter.num_pages, lane), request_id
         )
@@ -97,13 +100,9 @@ class AdapterBudget:
         self._adapter_slots_left += 1
 
     def freed_by(self, victim: Sequence, let_go: Counter[AdapterHash]) -> Room:
-        """Return the room that the victim's adapter would free if the victim were preempted.
-
-        Nothing is freed if other sequences run with the adapter, if a waiting sequence wants it, or if it is pinned.
-
-        Args:
-            let_go: number of users of each adapter among the victims chosen so far; the victim is added to it.
-        """
+        """Return the room that the adapter of `victim` would free if the victim were preempted: none if other sequences
+        run with the adapter, if a waiting sequence wants it, or if it is pinned. `let_go` counts the users of each
+        adapter among the victims chosen so far; the call adds this victim in place."""
         adapter_hash = victim.request.adapter_hash
         if adapter_hash is None:
             return Room(0)
@@ -114,7 +113,7 @@ class AdapterBudget:
         return Room(adapter.num_pages, 0, adapter.num_pages, 1)
 
     def evict_closed(self) -> None:
-        """Evict the dropped adapters that no live request needs any more."""
+        """Evict the resident adapters that were dropped and that no live request needs any more."""
         for adapter_hash in self._tiers.closing:
             adapter = self._adapters[adapter_hash]
             if not adapter.live and adapter.is_resident and adapter_hash not in self.evicted:
@@ -127,10 +126,8 @@ class AdapterBudget:
 
 
 class Room(NamedTuple):
-    """Amounts of resources, either needed or free.
-
-    An adapter's pages count both as `pages` and as `adapter_pages`, because adapters may not take all pages.
-    """
+    """Amounts of device resources, either needed by a sequence or free in a plan. An adapter's pages count both as
+    `pages` and as `adapter_pages`, because adapters may not take all pages."""
 
     pages: int
     slots: int = 0

@@ -1,8 +1,6 @@
-"""Totals and eviction orders over all adapters on the device and in host memory, updated incrementally.
-
-A plan must not scan thousands of adapters to find the one to evict. The worth of an adapter changes only when the
-adapter itself changes (see `Adapter.start`), so each change updates the position of one adapter.
-"""
+"""Totals and eviction orders over all adapters on the device and in host memory, updated incrementally, so that a plan
+need not scan thousands of adapters. An adapter's worth changes only when the adapter itself changes (see
+`Adapter.start`)."""
 
 from __future__ import annotations
 
@@ -15,7 +13,8 @@ from engine.core.types import AdapterHash
 
 
 class Ranking:
-    """A set of adapters, iterated in ascending order of worth."""
+    """A set of adapter hashes, each with a number (its worth), iterated in ascending order of worth: the order of
+    eviction."""
 
     def __init__(self) -> None:
         self._worth: dict[AdapterHash, float] = {}
@@ -31,7 +30,7 @@ class Ranking:
         return adapter_hash in self._worth
 
     def set(self, adapter_hash: AdapterHash, worth: float | None) -> None:
-        """Set the worth of an adapter. None removes the adapter."""
+        """Insert an adapter or change its worth. None removes the adapter, if the set has it."""
         before = self._worth.get(adapter_hash)
         if before == worth:
             return
@@ -43,7 +42,8 @@ class Ranking:
 
 
 class Held(NamedTuple):
-    """Resources that one adapter, or all adapters together, hold."""
+    """Resources that one adapter, or all adapters together, hold: device pages, slots of the adapter table, host
+    memory."""
 
     pages: int = 0
     adapter_slots: int = 0
@@ -53,7 +53,7 @@ class Held(NamedTuple):
     pinned_adapter_slots: int = 0
     host_bytes: int = 0
     idle_pages: int = 0
-    """Pages of idle adapters, which no running sequence uses and no operator has pinned."""
+    """Pages of resident adapters that no running sequence uses and that no operator has pinned."""
 
     @classmethod
     def by(cls, adapter: Adapter) -> Held:
@@ -67,13 +67,14 @@ NOTHING = Held()
 
 
 class AdapterTiers:
-    """Totals and eviction orders over all adapters. Only `commit_adapters.py` changes them.
+    """Totals and eviction orders over all adapters of an engine state. Only `commit_adapters.py` changes them.
 
     Attributes:
         held: resources that all adapters together hold.
         idle: resident adapters that no sequence runs with and that are not pinned, in order of eviction.
         hosted: adapters in host memory, in order of eviction.
-        missing: adapters that live requests need and that must be fetched first (an ordered set).
+        missing: adapters that live requests need and that are neither resident nor in host memory nor being fetched (an
+            ordered set).
         fetching: adapters whose fetch a plan has started and the executor has not answered yet (an ordered set).
         closing: dropped adapters, which are forgotten when their last request ends (an ordered set).
     """
@@ -88,7 +89,8 @@ class AdapterTiers:
         self._filed: dict[AdapterHash, Held] = {}
 
     def file(self, adapter: Adapter) -> None:
-        """Update totals and orders to the current state of an adapter. Must be called after each change of one."""
+        """Update the totals, orders and sets (except `fetching`) to the current state of an adapter. Must be called
+        after each change of the adapter."""
         now = Held.by(adapter)
         self._count(self._filed.get(adapter.adapter_hash, NOTHING), now)
         self._filed[adapter.adapter_hash] = now
@@ -98,7 +100,8 @@ class AdapterTiers:
         _keep(self.closing, adapter.adapter_hash, adapter.closing)
 
     def forget(self, adapter: Adapter) -> None:
-        """Remove an adapter that is neither resident nor in host memory and that has no live requests."""
+        """Remove from the totals and sets an adapter that is neither resident nor in host memory and that has no live
+        requests."""
         self._count(self._filed.pop(adapter.adapter_hash), NOTHING)
         self.closing.pop(adapter.adapter_hash, None)
 

@@ -1,13 +1,10 @@
-"""Adapters: where each one is, how many sequences use it, and how much it is worth to keep.
-
-Two independent states describe where an adapter is:
+"""Adapters: where each one is, how many sequences use it, and how much it is worth to keep. Two states are independent:
 
     host memory   ABSENT --planned--> FETCHING --AdapterFetched--> PRESENT --dropped--> ABSENT
     device        no pages --planned, from host memory--> pages --evicted--> no pages
 
 The pages of an adapter come from the same pool as KV pages. The adapter keeps them while a running sequence uses it or
-an operator pins it, and otherwise until the room is needed. A loaded adapter can be used in the step that loads it, so
-there is no intermediate state.
+an operator pins it, and otherwise until the room is needed. An adapter can be used in the step that loads it.
 """
 
 from __future__ import annotations
@@ -30,13 +27,15 @@ class HostCopy(Enum):
     ABSENT = "absent"
     FETCHING = "fetching"
     CANCELLED = "cancelled"
-    """The adapter is being fetched and no request needs it any more: its bytes are freed when the fetch is answered."""
+    """The adapter is being fetched, no request needs it any more, and the executor was asked to stop. It becomes
+    ABSENT, or PRESENT if the read completes all the same."""
     PRESENT = "present"
 
 
 @dataclass(slots=True, eq=False)
 class Adapter:
-    """An adapter that the core knows. Only `commit.py` and `commit_adapters.py` change it."""
+    """An adapter that operators have added, with its state and statistics. `commit_adapters.py` creates it and forgets
+    it after it was dropped; only `commit_adapters.py` and `commit.py` change it."""
 
     adapter_hash: AdapterHash
     num_pages: int
@@ -50,9 +49,9 @@ class Adapter:
     """Number of sequences of this adapter, waiting or running."""
     running: int = 0
     last_used: float | None = None
-    """When one of its sequences last generated a token, in seconds on the engine's clock. None means never."""
+    """When a sequence with this adapter last generated a token, in seconds on the engine's clock. None means never."""
     num_starts: int = 0
-    """Number of sequences that started with the adapter since it became resident."""
+    """Number of sequences that started (for the first time) with the adapter since it became resident."""
     popularity: float = -inf
     """log2 of the weighted number of sequences that ever started with the adapter. A start weighs twice as much as one
     that was a half-life earlier."""
@@ -60,7 +59,7 @@ class Adapter:
     closing: bool = False
     """The adapter was dropped: it refuses new requests and is forgotten when its last request ends."""
     hits: int = 0
-    """Number of sequences whose start with the adapter needed no copy to the device."""
+    """Number of sequences whose first start with the adapter needed no copy to the device."""
     loads: int = 0
     fetches: int = 0
     load_seconds: float = 0.0
@@ -68,7 +67,7 @@ class Adapter:
     fetch_seconds: float = 0.0
     """Duration of the last successful read from disk; 0 if there was none."""
     fetched_at: float = -inf
-    """When that read ended, in seconds on the engine's clock."""
+    """When the last successful read from disk ended, in seconds on the engine's clock."""
     failures: int = 0
     """Number of failed fetches since the last successful one."""
     failure: str = ""
@@ -87,26 +86,21 @@ class Adapter:
 
     @property
     def is_missing(self) -> bool:
-        """Return whether live requests need the adapter and it is not resident, not in host memory and not being
-        fetched."""
+        """Whether live requests need the adapter and it is not resident, not in host memory and not being fetched."""
         return bool(self.live) and not self.pages and self.host is HostCopy.ABSENT
 
     def start(self, now: float, half_life: float) -> None:
-        """Count a sequence that starts with the adapter.
-
-        A start's weight grows with time, instead of older weights decaying. The order of adapters is the same, and the
-        popularity of all other adapters stays unchanged (forward decay: Cormode et al., ICDE 2009).
-        """
+        """Count a sequence that starts with the adapter at `now`, in `popularity` and `num_starts`; `half_life` is in
+        seconds. A start's weight grows with time, instead of older weights decaying. The order of adapters is the same,
+        and the popularity of all other adapters stays unchanged (forward decay: Cormode et al., ICDE 2009)."""
         low, high = sorted((self.popularity, now / half_life))
         self.popularity = high + log2(1 + 2 ** (low - high))
         self.num_starts += 1
 
     @property
     def worth_on_device(self) -> float:
-        """log2 of (popularity * seconds of a reload / pages): the saving per device page. The lowest is evicted first.
-
-        A reload includes the read from disk if the adapter is not in host memory.
-        """
+        """log2 of (popularity * seconds of a reload / pages): what keeping the adapter on the device saves, per page.
+        The lowest is evicted first. A reload includes the read from disk if the adapter is not in host memory."""
         cost = self.load_seconds or self.num_bytes / COPY_BYTES_PER_S
         if self.host is not HostCopy.PRESENT:
             cost += self._fetch_cost
@@ -114,7 +108,8 @@ class Adapter:
 
     @property
     def worth_in_host(self) -> float:
-        """log2 of (popularity * seconds of a fetch / bytes): the saving per byte of host memory."""
+        """log2 of (popularity * seconds of a fetch / bytes): what keeping the adapter in host memory saves, per
+        byte."""
         return self.popularity + log2(max(self._fetch_cost, 1e-9) / max(self.num_bytes, 1))
 
     @property

@@ -14,16 +14,16 @@ from engine.core.types import AdapterHash, ErrorCode, Lane, LaneMode, Refusal, R
 
 SHORTEST_RETRY_S = 1.0
 DRAINING_RETRY_S = 10.0
-"""Retry-After of a draining lane. It is arbitrary, since the engine cannot know when an operator reopens the lane."""
+"""Retry-After of a draining lane, in seconds: arbitrary, since the engine cannot know when an operator reopens the
+lane."""
 LEAST_WEIGHT = 1e-6
 
 
 def fitted(state: EngineState, request: Request) -> Request:
-    """Return the request with `max_tokens` cut to the available room, if its `max_tokens` is only a ceiling.
-
-    The result leaves room for at least `min_tokens` tokens, and for one token behind those that an earlier engine
-    process produced. `refuse` decides afterwards whether the cut request can run.
-    """
+    """Return the request with `max_tokens` and `expected_tokens` cut to the available room, if `max_tokens` is only a
+    ceiling (`expected_tokens` is set); otherwise the request itself. The result leaves room for at least `min_tokens`
+    tokens, and for one token after those that an earlier engine process produced. `refuse` decides afterwards whether
+    the cut request can run."""
     if request.expected_tokens is None:
         return request
     params, most = request.params, _longest(state, request.adapter_hash) - len(request.prompt_ids)
@@ -34,20 +34,23 @@ def fitted(state: EngineState, request: Request) -> Request:
 
 
 def _longest(state: EngineState, adapter_hash: AdapterHash | None) -> int:
-    """Return the length in tokens of the longest sequence that can run with an adapter, beside the pinned adapters."""
+    """Return the length in tokens of the longest sequence that can run with an adapter (None: the base model), given
+    the pages that pinned adapters take."""
     config = state.config
     pages = config.usable_pages - state.tiers.held.pinned_pages - _own_pages(state, adapter_hash)
     return min(config.max_model_len, pages * config.block_size)
 
 
 def _own_pages(state: EngineState, adapter_hash: AdapterHash | None) -> int:
-    """Return the pages that an adapter needs while a request uses it; 0 for a pinned one, counted elsewhere."""
+    """Return the pages that an adapter needs while a request uses it. It is 0 for no adapter and for a pinned one,
+    whose pages `Held.pinned_pages` counts."""
     adapter = state.adapters.get(adapter_hash or "")
     return adapter.num_pages if adapter and not adapter.pinned else 0
 
 
 def refuse(state: EngineState, request: Request) -> Refusal | None:
-    """Return why a request can never run, or cannot get its adapter now. None means that it can run."""
+    """Return why a new request is invalid, can never run, or cannot get its adapter now. None means that it can run.
+    The predicted wait and the queue are not considered."""
     config, adapter = state.config, state.adapters.get(request.adapter_hash or "")
     total = len(request.prompt_ids) + request.params.max_tokens
     pages = config.pages_for(total) + state.tiers.held.pinned_pages + _own_pages(state, request.adapter_hash)
@@ -68,7 +71,8 @@ def refuse(state: EngineState, request: Request) -> Refusal | None:
 
 
 def _out_of_reach(state: EngineState, adapter: Adapter, now: float) -> Refusal | None:
-    """Return why a known adapter cannot be used now. None means that it can."""
+    """Return why a known adapter cannot be used at `now`: pinned adapters leave too few pages or slots, or its last
+    fetch failed and the next attempt is not due yet. None means that it can be used."""
     if not adapter.pinned and not _fits_beside(state.config, state.tiers.held, adapter.num_pages, 0):
         reason = f"adapter {adapter.adapter_hash} needs {adapter.num_pages} pages, and pinned adapters leave it fewer"
         return Refusal(ErrorCode.ADAPTER_UNAVAILABLE, reason)
@@ -86,13 +90,15 @@ def _fits_beside(config: CoreConfig, held: Held, adapter_pages: int, kv_pages: i
 
 
 def fetch_failed(adapter: Adapter, now: float) -> Refusal:
-    """Return the refusal for an adapter whose last fetch failed and whose next attempt is not due yet."""
+    """Return the refusal for an adapter whose last fetch failed, with the reason and, as `retry_after`, the seconds
+    from `now` until the next attempt."""
     reason = f"adapter {adapter.adapter_hash} cannot be read: {adapter.failure}"
     return Refusal(ErrorCode.ADAPTER_UNAVAILABLE, reason, max(0.0, adapter.retry_at - now))
 
 
 def misfit(config: CoreConfig, num_pages: int, num_bytes: int) -> str:
-    """Return why no request could ever use an adapter of this size; an empty string means that it fits."""
+    """Return why no request could ever use an adapter of this size in pages and bytes; an empty string means that it
+    fits."""
     most, room = config.adapter_pages, config.host_adapter_bytes
     if num_pages > most:
         return f"the adapter needs {num_pages} pages, adapters may take {most}: give the engine more memory"
@@ -105,11 +111,9 @@ def misfit(config: CoreConfig, num_pages: int, num_bytes: int) -> str:
 
 
 def unpinnable(state: EngineState, adapter: Adapter) -> str:
-    """Return why an adapter cannot be pinned; an empty string means that it can.
-
-    It must fit beside the adapters that are pinned already and beside each live request. A request whose `max_tokens`
-    is only a ceiling needs room for its expected answer.
-    """
+    """Return why an adapter cannot be pinned, in words; an empty string means that it can. The adapter must fit beside
+    the adapters that are pinned already and beside each live request. A request whose `max_tokens` is only a ceiling
+    needs room for its expected answer."""
     config, held = state.config, state.tiers.held
     pages, adapter_slots = held.pinned_pages + adapter.num_pages, held.pinned_adapter_slots + 1
     held = held._replace(pinned_pages=pages, pinned_adapter_slots=adapter_slots)
@@ -138,10 +142,9 @@ def _out_of_range(request: Request) -> str:
 
 
 def turn_away(state: EngineState, seq: Sequence) -> Refusal | None:
-    """Return why a request that could run is refused now rather than kept waiting. None means that it is accepted.
-
-    It is refused if its lane is draining, or if its predicted wait exceeds the lane's limit or its own deadline.
-    """
+    """Return why a new request that could run is refused rather than queued, with a Retry-After. None means that it is
+    accepted. The request is refused if its lane is draining, or if its predicted wait exceeds the lane's `max_wait_s`
+    or its deadline."""
     if state.modes[seq.lane] is LaneMode.DRAINING:
         reason = f"the {seq.lane.name.lower()} lane is being drained and takes no new requests"
         return Refusal(ErrorCode.LANE_QUEUE_FULL, reason, DRAINING_RETRY_S)
@@ -159,13 +162,16 @@ def turn_away(state: EngineState, seq: Sequence) -> Refusal | None:
 
 
 def queue_full(state: EngineState, seq: Sequence) -> Refusal:
-    """Return the refusal for a sequence that finds no place in a full queue, or that loses its place in one."""
+    """Return the refusal for a sequence that finds no place in a full queue, or that loses its place to another one.
+    Its Retry-After is the predicted wait divided by `max_waiting`: the seconds until one place becomes free, at least
+    1."""
     wait = max(SHORTEST_RETRY_S, predicted_wait(state, seq.lane, seq.request.deadline) / state.config.max_waiting)
     return Refusal(ErrorCode.LANE_QUEUE_FULL, f"{state.config.max_waiting} requests are waiting already", wait)
 
 
 def predicted_wait(state: EngineState, lane: Lane, deadline: float | None = None) -> float:
-    """Return the predicted seconds until a request that arrives now starts to run, from the recent cost of tokens.
+    """Return the predicted seconds until a request that arrives now in a lane starts to run: the work ahead of it, at
+    the recent cost of tokens.
 
     Args:
         deadline: the request's deadline, in seconds on the engine's clock, by which batch work is ordered.
@@ -185,8 +191,9 @@ def predicted_wait(state: EngineState, lane: Lane, deadline: float | None = None
 
 
 def _batch_wait(state: EngineState, lane: Lane, deadline: float | None) -> float:
-    """Return the predicted seconds until a batch request starts to run: the work ahead of it (all waiting work, or the
-    part with earlier deadlines if it has one) divided by the share of device time that batch work has been getting."""
+    """Return the predicted seconds until a batch request starts to run: 0 if a slot is free, otherwise the work ahead
+    of it (all waiting work, or the part with earlier deadlines if it has one) divided by the share of device time that
+    batch work has been getting."""
     waiting, ledger = state.waiting, state.ledger
     if waiting.count(lane) + len(state.running) < state.config.max_seqs:
         return 0.0

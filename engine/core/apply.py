@@ -1,4 +1,5 @@
-"""Applies the commands that arrive between two steps: new and aborted requests, and news of adapters and grammars."""
+"""Applies the commands that arrive between two steps: new and aborted requests, and changes of adapters and
+grammars."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from engine.core.types import ErrorCode, FinishReason, Refusal, Request, TokenEv
 
 
 def apply_commands(state: EngineState, commands: Iterable[Command]) -> None:
-    """Apply the commands that arrived since the last step. Refusals are events in the outbox, like all other news."""
+    """Apply commands to the state, in order: submit and abort requests, add and drop adapters, and take the answers to
+    fetches and grammar preparations. Refusals and ends of requests are appended to the outbox as events."""
     for command in commands:
         match command:
             case Submit(request):
@@ -76,11 +78,10 @@ def _submit(state: EngineState, request: Request) -> None:
 
 
 def _make_place(state: EngineState, seq: Sequence) -> Refusal | None:
-    """Make sure that the queue has a place for a sequence. Returns the refusal if it has none.
-
-    If the queue is full, the last request of a lower lane is refused in its place. If there is none, a request of a
-    tenant without waiting requests in the lane is accepted anyway, so that no tenant can fill the queue for the others.
-    """
+    """Make sure that the waiting queue has a place for a new sequence. Returns the refusal if it has none, otherwise
+    None. If the queue is full, the last request of a lower lane ends with an error instead. If no lower lane has one,
+    the new request is still accepted if its tenant has no waiting requests in the lane, so that no tenant can block the
+    others."""
     if len(state.waiting) < state.config.max_waiting:
         return None
     other, waiting = state.waiting.last(above=seq.lane), state.waiting
@@ -93,14 +94,15 @@ def _make_place(state: EngineState, seq: Sequence) -> Refusal | None:
 
 
 def _answer(state: EngineState, answer: FetchAnswer) -> None:
-    """Apply the answer to a fetch. If the fetch failed, the requests that waited for it end with the reason."""
+    """Apply the answer to a fetch. If the fetch failed and the adapter is not resident, the waiting requests for it end
+    with the reason."""
     for seq in take_answer(state, answer):
         refusal = fetch_failed(state.adapters[answer.adapter_hash], state.now)
         finish_early(state, seq, refusal)
 
 
 def _give_up(state: EngineState, grammar: Grammar, reason: str) -> None:
-    """Handle a grammar whose preparation failed: the requests that wait for it end with the reason."""
+    """Handle a grammar whose preparation failed: the waiting requests that need it end with the reason."""
     if state.grammars.take_answer(grammar):
         for seq in [seq for seq in state.waiting if seq.request.params.grammar == grammar]:
             finish_early(state, seq, Refusal(ErrorCode.INVALID_GRAMMAR, reason))

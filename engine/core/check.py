@@ -13,7 +13,7 @@ from engine.core.types import PageId
 
 
 def violations(state: EngineState) -> list[str]:
-    """Return a description of each violated invariant. An empty list means that the state is consistent."""
+    """Return a description, in words, of each violated invariant. An empty list means that the state is consistent."""
     return [
         *_pages(state),
         *_prefix(state),
@@ -26,8 +26,8 @@ def violations(state: EngineState) -> list[str]:
 
 
 def leftovers(state: EngineState) -> list[str]:
-    """Return what an engine without live requests still holds and should have freed: pages, sequences, adapter users,
-    fetches that were not cancelled, missing adapters, and grammars."""
+    """Return, as texts such as "2 pages left", what an engine without live requests should have freed and still holds:
+    pages, sequences, adapter users, fetches that were not cancelled, missing adapters, and grammars."""
     held = sum(1 for refs in state.pool.refs if refs) - sum(len(a.pages) for a in state.adapters.values())
     used = [a.adapter_hash for a in state.adapters.values() if a.running or a.live]
     wanted = [name for name in state.tiers.fetching if state.adapters[name].host is HostCopy.FETCHING]
@@ -134,8 +134,8 @@ def _adapters(state: EngineState) -> Iterator[str]:
 
 
 def _tiers(state: EngineState) -> Iterator[str]:
-    """Check each tier's adapter totals and orders: the incrementally updated values must equal a recount over all
-    adapters, and the totals must not exceed the configured capacities."""
+    """Yield the violations in `AdapterTiers`: the incrementally updated totals, orders and sets must equal a recount
+    over all adapters, and the totals must not exceed the configured capacities."""
     config, tiers, adapters = state.config, state.tiers, state.adapters.values()
     counted = Held(*map(sum, zip(Held(), *map(Held.by, adapters), strict=True)))
     if tiers.held != counted:

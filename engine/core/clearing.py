@@ -1,4 +1,4 @@
-"""Makes room in a plan: it evicts idle adapters first, and then preempts the victims that the policy names."""
+"""Makes room in a plan by evicting idle adapters and by preempting the victims that the policy selects."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ search for such a victim looks at all running sequences, which takes half a mill
 
 
 class Clearing:
-    """Preempts sequences and evicts adapters of a plan until a sequence has the room that it needs.
+    """Makes room for the sequences of one plan by preempting sequences and evicting adapters. It records these in the
+    plan's budgets and changes no engine state.
 
     Attributes:
         preempted: sequences that the plan preempts, in order, by request id.
         causes: the cause of each preemption.
         num_admitted: number of sequences that the plan starts.
-        reserved: room that is kept free for adapters that requests have been waiting for too long.
+        reserved: room that starting sequences must leave free for adapters that requests have waited for too long.
     """
 
     def __init__(
@@ -54,13 +55,13 @@ class Clearing:
     def make(self, need: Room, seq: Sequence, cause: Cause = Cause.PAGES) -> bool:
         """Make room for a sequence. Returns True if there is enough room now.
 
-        The room of all idle adapters is counted before any victim is chosen. The fewest of the policy's victims, in its
-        order, that suffice together with it are preempted, and then idle adapters are evicted until there is enough
-        room. Returns False, and changes nothing, if the victims that may be preempted for this sequence do not suffice.
-        The search for victims ends at the sequence itself, and at `MOST_DISPLACED` preemptions.
+        As few of the policy's victims are preempted, in its order, as suffice if all idle adapters were evicted as
+        well. Then idle adapters are evicted until there is enough room. Returns False, and changes nothing, if the
+        victims that may be preempted for this sequence do not suffice. The search for victims ends at the sequence
+        itself and, for a starting sequence's own lane, at `MOST_DISPLACED` preemptions.
 
         Args:
-            need: the room to make.
+            need: the room to make, in addition to what a starting sequence must leave free.
             seq: the sequence that needs it, running or about to start.
             cause: cause of the preemptions beyond those that free missing slots, which have the cause SLOT.
         """
@@ -99,11 +100,9 @@ class Clearing:
         return self._config.max_seqs - (len(self._state.running) - len(self.preempted) + self.num_admitted)
 
     def takes_as(self, seq: Sequence) -> Lane:
-        """Return the lane whose right to idle prefix pages a sequence has.
-
-        This is its own lane. A batch sequence that needs more than half of the pages that are never held for the
-        interactive lane has the interactive lane's right, because it might never start otherwise.
-        """
+        """Return the lane whose permission to take idle prefix pages a sequence has: its own lane. A batch sequence
+        that needs more than half of the pages that are never held for the interactive lane is treated as interactive,
+        because it might never start otherwise."""
         room = self._config.usable_pages - self._state.adapter_pages - self._state.most_held
         return seq.lane if self._config.pages_for(seq.num_tokens) <= room // 2 else Lane.INTERACTIVE
 
@@ -112,7 +111,8 @@ class Clearing:
 
     def _with_spare(self, need: Room, seq: Sequence) -> Room:
         """Return the room that must be available before a sequence takes `need`. A sequence that is about to start must
-        also leave the reserved room for adapters and, in the batch lane, the watermark for others to grow."""
+        also leave free the reserved room for adapters and, in the batch lane, the watermark, so that others can
+        grow."""
         if seq.pages:
             return need
         spare = seq.lane is not Lane.INTERACTIVE and (self._state.running or self.num_admitted)
@@ -121,10 +121,8 @@ class Clearing:
         return need.plus(kept).plus(Room(watermark))
 
     def _victims(self, need: Room, seq: Sequence) -> list[Sequence] | None:
-        """Return the shortest prefix of the policy's victims that frees enough room, together with all idle adapters.
-
-        None means that even all permitted victims would not free enough.
-        """
+        """Return the shortest prefix of the policy's victims for `seq` that frees enough room if all idle adapters are
+        evicted as well. None means that even all permitted victims would not free enough."""
         victims: list[Sequence] = []
         room = self._room(seq).plus(self._adapters.idle_room)
         if room.covers(need):

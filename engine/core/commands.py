@@ -1,4 +1,4 @@
-"""Commands and answers that an engine receives from outside and applies between two steps."""
+"""Commands and answers that an engine receives from outside its step loop and applies between two steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class AddAdapter:
-    """Make an adapter available to requests."""
+    """Command that makes an adapter of `num_pages` device pages available to requests, or restores a dropped one."""
 
     adapter_hash: AdapterHash
     num_pages: int
@@ -31,20 +31,20 @@ class AddAdapter:
     path: str = ""
     """Folder that holds the adapter."""
     is_read: bool = False
-    """The adapter has just been read. If host memory is free, it is reserved for the adapter until a `FetchAnswer`
-    comes, as if a plan had started a fetch."""
+    """True means that the adapter has just been read. If host memory is free, it is reserved for the adapter until a
+    `FetchAnswer` comes, as if a plan had started a fetch."""
 
 
 @dataclass(frozen=True, slots=True)
 class DropAdapter:
-    """Refuse new requests for an adapter, and forget it when its last request has ended."""
+    """Command to refuse new requests for an adapter, to unpin it, and to forget it when its last request has ended."""
 
     adapter_hash: AdapterHash
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFetched:
-    """An adapter has been fetched: it is packed in host memory, in the room that was reserved for it."""
+    """Answer to a fetch: the adapter is packed in the host memory that was reserved for it. The read took `seconds`."""
 
     adapter_hash: AdapterHash
     seconds: float
@@ -52,7 +52,8 @@ class AdapterFetched:
 
 @dataclass(frozen=True, slots=True)
 class FetchFailed:
-    """An adapter cannot be read, even after retries. The requests that wait for it end with the reason."""
+    """Answer to a fetch: the adapter cannot be read, even after retries. Waiting requests for it end with `reason`
+    unless it is resident on the device."""
 
     adapter_hash: AdapterHash
     reason: str
@@ -60,14 +61,14 @@ class FetchFailed:
 
 @dataclass(frozen=True, slots=True)
 class FetchCancelled:
-    """The fetch of an adapter was cancelled before the adapter was read."""
+    """Answer to a fetch: it was cancelled before the adapter was read. The reserved host memory is freed."""
 
     adapter_hash: AdapterHash
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarReady:
-    """A grammar is prepared, so that requests that need it may start."""
+    """Answer to the preparation of a grammar: it is prepared, so that requests that need it may start."""
 
     grammar: Grammar
     num_bytes: int = 0
@@ -76,7 +77,8 @@ class GrammarReady:
 
 @dataclass(frozen=True, slots=True)
 class GrammarFailed:
-    """The text is not a valid grammar, or it is too large. The requests that wait for it end with the reason."""
+    """Answer to the preparation of a grammar: its text is not valid, or it is too large. Waiting requests for it end
+    with `reason`."""
 
     grammar: Grammar
     reason: str

@@ -32,7 +32,8 @@ from engine.core.under_way import follow
 
 
 def abort_users(state: EngineState, adapter_hash: AdapterHash) -> int:
-    """Abort all requests of a dropped adapter and return their number; 0 if the adapter was not dropped."""
+    """Abort all live requests of a dropped adapter, each with an ABORT event, and return their number; 0 if the adapter
+    was not dropped."""
     if adapter_hash not in state.tiers.closing:
         return 0
     users = [seq for seq in state.sequences.values() if seq.request.adapter_hash == adapter_hash]
@@ -42,17 +43,20 @@ def abort_users(state: EngineState, adapter_hash: AdapterHash) -> int:
 
 
 def abort(state: EngineState, seq: Sequence) -> None:
-    """End a live request whose client no longer waits for the answer."""
+    """End a live request that its client has abandoned, with an ABORT event, and free all that it holds."""
     finish(state, seq, TokenEvent(seq.id, finish_reason=FinishReason.ABORT))
 
 
 def finish_early(state: EngineState, seq: Sequence, refusal: Refusal) -> None:
-    """End a live request with an error that its caller receives."""
+    """End a live request with an ERROR event that carries `refusal` to the caller, and free all that the request
+    holds."""
     finish(state, seq, TokenEvent(seq.id, finish_reason=FinishReason.ERROR, refusal=refusal))
 
 
 def commit(state: EngineState, plan: StepPlan) -> None:
-    """Apply a plan to the state. This cannot fail, because the plan was made to fit this state."""
+    """Apply a plan to the state before the executor runs it: preempt and start sequences, move pages and adapters,
+    count chunks as computed, and append the step to `under_way`. This cannot fail, because the plan was made to fit
+    this state."""
     state.now, state.in_flight = plan.now, plan
     _note_saves(state, plan)
     for request_id, cause in zip(plan.preempted, plan.causes, strict=True):
@@ -80,7 +84,9 @@ def commit(state: EngineState, plan: StepPlan) -> None:
 
 
 def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEvent]:
-    """Apply the result of the oldest step under way, and return all events since the last call."""
+    """Apply the result of the oldest step under way, and remove and return all events in the outbox. Sampled tokens are
+    appended to their sequences, the device time is charged to tenants, sequences that reached their end or whose
+    grammar failed are ended, and the ledger learns from the duration. `now` is in seconds on the engine's clock."""
     step = state.under_way.popleft()
     state.now, state.absorbed = now, step.plan
     wants_batch = state.may_start(Lane.BATCH) or any(s.lane is Lane.BATCH for s in state.running.values())
@@ -120,7 +126,8 @@ def _preempt(state: EngineState, seq: Sequence) -> None:
 
 
 def _stop_running(state: EngineState, seq: Sequence) -> None:
-    """Free everything that a running sequence holds on the device, and stop counting it as running."""
+    """Free the pages and the adapter of a running sequence, and remove it from the running ones. Pages in the prefix
+    cache become idle."""
     del state.running[seq.id]
     state.prefix.break_promises(seq.page_keys, seq.id)
     _release_pages(state, seq.pages)
@@ -161,7 +168,7 @@ def _stop_waiting(state: EngineState, seq: Sequence) -> None:
 
 
 def _advance(state: EngineState, chunk: ScheduledChunk) -> None:
-    """Count a chunk as computed, and the token that it samples as pending. This is safe before the step has run,
+    """Count a chunk as computed, and the token that the chunk samples as pending. This is safe before the step has run,
     because the steps of later plans run after it."""
     seq = state.sequences[chunk.request_id]
     if chunk.new_pages:
@@ -174,10 +181,9 @@ def _advance(state: EngineState, chunk: ScheduledChunk) -> None:
 
 
 def _register(state: EngineState, seq: Sequence, before: int) -> None:
-    """Register the pages of a sequence in the prefix cache that have become full since `before` tokens were computed.
-
-    A page is full when all of its tokens are known and computed, or planned to be.
-    """
+    """Add to the prefix cache the pages of a sequence that have become full since `before` tokens were computed. A page
+    is full when all of its tokens are known and computed, or planned to be. Without prefix caching, nothing is
+    added."""
     size = state.config.block_size
     first, last = before // size, min(seq.num_computed, len(seq.tokens)) // size
     if first == last or not state.config.prefix_caching:
@@ -208,10 +214,9 @@ def _append(state: EngineState, seq: Sequence, sample: SampledToken, now: float)
 
 
 def finish(state: EngineState, seq: Sequence, event: TokenEvent) -> None:
-    """End a live request and free all that it holds. All requests end here.
-
-    The next plan tells the executor, if the sequence was running, and `event` tells the client.
-    """
+    """End a live request: free all that it holds, forget its sequence, and append `event` to the outbox for the client.
+    Every end of a request passes through this function. If the sequence was running, the next plan tells the executor
+    to release it."""
     if seq.id in state.running:
         _stop_running(state, seq)
         state.released.append(seq.id)
@@ -226,10 +231,9 @@ def finish(state: EngineState, seq: Sequence, event: TokenEvent) -> None:
 
 
 def finish_reason(seq: Sequence, eos_token_ids: tuple[int, ...], max_model_len: int) -> FinishReason | None:
-    """Return why the newest token ends the sequence. None means that the sequence goes on.
-
-    With a grammar, an EOS token always ends the sequence, because no token may follow it.
-    """
+    """Return why the newest token ends the sequence: STOP for an EOS or stop token after `min_tokens` tokens, LENGTH at
+    `max_tokens` or `max_model_len`. None means that the sequence goes on. With a grammar, an EOS token always ends it,
+    because no token may follow."""
     params, token = seq.request.params, seq.tokens[-1]
     if params.grammar is not None and token in eos_token_ids:
         return FinishReason.STOP
@@ -243,17 +247,15 @@ def finish_reason(seq: Sequence, eos_token_ids: tuple[int, ...], max_model_len: 
 
 INTERVAL_S = 0.25
 SECONDS_PER_SEQUENCE = 1e-4
-"""Minimum seconds between two updates per sequence with a deadline (and `INTERVAL_S` in total). Looking at a sequence
-takes one or two microseconds, so that the updates take about 2 % of the time at most."""
+"""Two updates of `ledger.need` are at least `INTERVAL_S` seconds apart, and this many seconds for each sequence with a
+deadline. Looking at a sequence takes one or two microseconds, so the updates take about 2 % of the time at most."""
 
 
 def update_need(state: EngineState, now: float) -> None:
-    """Update `ledger.need` if the last update is long enough ago.
-
-    The need is the maximum over all deadlines of (work due by the deadline / time left / share of device time that
-    batch work has been getting). Work whose deadline has passed does not count, because it is late already and must
-    not make other work late. Waiting work of a paused lane does not count either.
-    """
+    """Recompute `ledger.need` if the last update is long enough ago. `now` is in seconds on the engine's clock. The
+    need is the maximum over all deadlines of (device seconds of work due by the deadline / time left, less a margin /
+    share of device time that batch work has been getting). Work whose deadline has passed does not count, because it is
+    late already and must not make other work late. Waiting work of a paused lane does not count either."""
     ledger = state.ledger
     if now < ledger.need_known_until:
         return

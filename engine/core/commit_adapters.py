@@ -14,14 +14,9 @@ LONGEST_BACKOFF = 64
 
 
 def add_adapter(state: EngineState, command: AddAdapter) -> bool:
-    """Make an adapter known, or restore one that was dropped and is still there.
-
-    Returns:
-        Whether this call reserved host memory for an adapter that the command says has just been read.
-
-    Raises:
-        ValueError: no request could ever use the adapter; the message says why.
-    """
+    """Register an adapter, or restore a dropped one that is still known; its failed fetches are forgotten. Returns
+    whether this call reserved host memory for an adapter that, by the command, has just been read. Raises ValueError,
+    with the reason, if no request could ever use the adapter."""
     if reason := misfit(state.config, command.num_pages, command.num_bytes):
         raise ValueError(reason)
     adapter = state.adapters.get(command.adapter_hash)
@@ -39,7 +34,7 @@ def add_adapter(state: EngineState, command: AddAdapter) -> bool:
 
 
 def drop_adapter(state: EngineState, adapter_hash: AdapterHash) -> None:
-    """Refuse new requests for an adapter and unpin it. An unknown adapter is ignored."""
+    """Unpin an adapter and refuse new requests for it; live ones continue. An unknown adapter is ignored."""
     adapter = state.adapters.get(adapter_hash)
     if adapter is not None:
         adapter.closing, adapter.pinned = True, False
@@ -47,13 +42,9 @@ def drop_adapter(state: EngineState, adapter_hash: AdapterHash) -> None:
 
 
 def pin_adapter(state: EngineState, adapter_hash: AdapterHash, pinned: bool) -> None:
-    """Pin or unpin an adapter. A pinned adapter is not evicted once it is resident.
-
-    If an adapter is pinned, the `max_tokens` of live requests that are only ceilings are cut to the remaining room.
-
-    Raises:
-        ValueError: the adapter is not loaded, or would leave too little room if pinned; the message says for what.
-    """
+    """Pin or unpin an adapter. A pinned adapter is not evicted once it is resident. Pinning cuts the `max_tokens` of
+    live requests that are only ceilings to the remaining room. Raises ValueError, with the reason, if the adapter is
+    not loaded or would leave too little room if pinned."""
     adapter = state.adapters.get(adapter_hash)
     if adapter is None or adapter.closing:
         raise ValueError(f"adapter {adapter_hash} is not loaded")
@@ -67,7 +58,8 @@ def pin_adapter(state: EngineState, adapter_hash: AdapterHash, pinned: bool) -> 
 
 
 def use_adapter(state: EngineState, seq: Sequence, *, live: int = 0, running: int = 0) -> None:
-    """Change the numbers of live and running sequences of a sequence's adapter, if it has one."""
+    """Add `live` and `running`, which may be negative, to the numbers of live and running sequences of the adapter of
+    `seq`, if it has one."""
     if seq.request.adapter_hash:
         adapter = state.adapters[seq.request.adapter_hash]
         adapter.live += live
@@ -76,7 +68,8 @@ def use_adapter(state: EngineState, seq: Sequence, *, live: int = 0, running: in
 
 
 def start_adapter(state: EngineState, seq: Sequence, plan: StepPlan) -> None:
-    """Note that a sequence starts to run with its adapter. Only its first start counts for hits and popularity."""
+    """Count a sequence that starts to run by `plan` as a running one of its adapter, if it has one. Only the sequence's
+    first start counts for popularity and, if the plan does not load the adapter for it, as a hit."""
     if not seq.request.adapter_hash:
         return
     adapter = state.adapters[seq.request.adapter_hash]
@@ -95,7 +88,8 @@ def adapter_wait(state: EngineState, seq: Sequence) -> float:
 
 
 def move_adapters(state: EngineState, plan: StepPlan) -> None:
-    """Apply what a plan does with adapters: evictions, loads, freed host copies, fetches and cancelled fetches."""
+    """Apply what a plan does with adapters to the state and its counters: evictions, loads, freed host copies, fetches
+    and cancelled fetches."""
     for adapter_hash in plan.evicted:
         _evict(state, state.adapters[adapter_hash])
     for load in plan.loads:
@@ -111,7 +105,7 @@ def move_adapters(state: EngineState, plan: StepPlan) -> None:
 
 
 def note_loads(state: EngineState, loads: tuple[AdapterLoad, ...], seconds: tuple[float, ...]) -> None:
-    """Record how many seconds the copy of each adapter in `loads` took."""
+    """Record the seconds that the copy of each adapter in `loads` took, in the adapter and in the counters."""
     for load, taken in zip(loads, seconds, strict=True):
         adapter = state.adapters[load.adapter_hash]
         adapter.load_seconds = taken
@@ -120,11 +114,9 @@ def note_loads(state: EngineState, loads: tuple[AdapterLoad, ...], seconds: tupl
 
 
 def take_answer(state: EngineState, answer: FetchAnswer) -> list[Sequence]:
-    """Apply the answer to a fetch. An answer without a fetch under way is ignored.
-
-    Returns:
-        The waiting sequences that need the adapter, if the fetch failed and it is not resident; otherwise none.
-    """
+    """Apply the answer to a fetch to its adapter and the counters, and return the waiting sequences that need the
+    adapter if the fetch failed and it is not resident; otherwise none. An answer without a fetch under way is
+    ignored."""
     adapter = state.adapters.get(answer.adapter_hash)
     if adapter is None or adapter.host not in (HostCopy.FETCHING, HostCopy.CANCELLED):
         return []

@@ -31,19 +31,16 @@ def _check(owner: object, minimum: float, *names: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LaneGoals:
-    """Latency goals of a lane, and the predicted wait beyond which the lane refuses a request.
-
-    Raises:
-        ValueError: a value is out of range; the message names it.
-    """
+    """Latency goals of a lane, and the predicted wait beyond which the lane refuses a request. Raises ValueError, which
+    names the value, if one is out of range."""
 
     ttft_s: float
     """TTFT goal, in seconds from arrival. A request may ask for another goal, of at least a quarter of this one."""
     itl_s: float
     """ITL goal, in seconds. A request may ask for another goal, of at least a quarter of this one."""
     attainment: float = 0.99
-    """Share of requests and tokens that should be in time. Batch work may share interactive steps only as far as the
-    remaining share of tokens (1 % by default) is late."""
+    """Share of first tokens (TTFT) and of further tokens (ITL) that should be in time. Batch work may extend
+    interactive steps only while no more than the remaining share of tokens (1 % by default) is late."""
     max_wait_s: float = 0.0
     """A request that is predicted to wait longer than this many seconds before it runs is refused at once, with the
     predicted Retry-After. 0 accepts any wait. The value of `ttft_s` refuses each request that would miss its goal."""
@@ -61,28 +58,23 @@ STRICTEST_GOAL = 0.25
 
 
 def goal_of(asked: float | None, promised: float) -> float:
-    """Return the goal of a request in seconds: what it asks for, but at least `STRICTEST_GOAL` times its lane's goal.
-
-    Args:
-        asked: the request's own goal. None means that it asks for none and gets the lane's.
-        promised: the lane's goal.
-    """
+    """Return the goal of a request in seconds: what it asks for (`asked`), but at least `STRICTEST_GOAL` times its
+    lane's goal (`promised`). If `asked` is None, the request gets its lane's goal."""
     return promised if asked is None else max(asked, promised * STRICTEST_GOAL)
 
 
 INTERACTIVE_GOALS = LaneGoals(ttft_s=0.5, itl_s=0.1)
-"""MLPerf's conversational limits for 8B models (0.5 s, 30 to 100 ms), which people perceive as instant."""
+"""Default goals of the interactive lane: MLPerf's conversational limits for 8B models (0.5 s, 30 to 100 ms), which
+people perceive as instant."""
 BATCH_GOALS = LaneGoals(ttft_s=3600.0, itl_s=60.0, attainment=0.0)
-"""No user watches a batch: these goals only give its attainment something to be measured against."""
+"""Default goals of the batch lane. No user watches a batch, so they only define which tokens its attainment counts as
+late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
     """Rules of the scheduler: how a step is filled, which sequences are preempted, and in which order requests start.
-
-    Raises:
-        ValueError: a value is out of range; the message names it.
-    """
+    Raises ValueError, which names the value, if one is out of range."""
 
     scheduler: str = "continuous"
     """continuous: requests join and leave at any step. static: `max_seqs` requests are gathered and start together, and
@@ -110,12 +102,13 @@ class Scheduling:
     its throughput with 0 (each step within its stretch) and 0.88 with 1; in simulation of an H100 with 2,000 adapters,
     0.58 with 0.4 and 0.90 with 1."""
     probe_every: int = 100
-    """Each step whose number is a multiple of this carries only interactive work, so that the model keeps learning how
-    long such work takes alone. Measured without such steps: the model believed that a step of 6.5 ms took 11 ms, and
-    batch work stretched it to 16 ms."""
+    """Each step whose number is a multiple of this carries no batch work beside interactive work, unless batch work is
+    below its floor, so that the model keeps learning how long interactive work takes alone. Measured without such
+    steps: the model believed that a step of 6.5 ms took 11 ms, and batch work stretched it to 16 ms."""
     yield_stretch: float = 3.0
     """A step without work of a higher lane lasts at most this multiple of a step of one decode, because a request that
-    arrives has to wait for its end. Below 2 the weights are read for too few tokens; above 4 the wait is noticeable."""
+    arrives has to wait for the step's end. Below 2 the weights are read for too few tokens; above 4 the wait is
+    noticeable."""
     yield_bound_s: float = 0.25
     """Upper bound, in seconds, of a step without work of a higher lane, however slow the device is."""
     min_chunk: int = 16
@@ -137,17 +130,18 @@ class Scheduling:
     """While batch deadlines need less than this share of the device time that batch work has been getting, they do not
     affect the order of batch work, because grouping by adapter and prefix is worth more."""
     promote_from: float = 1.0
-    """Need of batch deadlines, in the same unit, from which on the floor of batch work is `promoted_share`."""
+    """Value of `Ledger.need` (device time that batch deadlines need / device time that batch work has been getting)
+    from which on `promoted_share` replaces `batch_floor`."""
     promoted_share: float = 0.25
-    """Floor of promoted batch work, a share of device time. It bounds what a flood of tight deadlines can take from the
-    interactive lane."""
+    """Minimum share of device time for batch work whose deadlines need it. It bounds what a flood of tight deadlines
+    can take from the interactive lane."""
     deadline_margin: float = 0.05
     """Share of the time left until a deadline that is kept as a reserve."""
 
     preemption: str = "checkpoint"
     """How the KV of a preempted sequence is kept. recompute: it is dropped, except from the prefix cache. swap: it is
-    copied to host pages when the sequence is preempted. checkpoint: it is copied page by page while the sequence runs,
-    so that a preemption copies nothing."""
+    copied to host pages when the sequence is preempted. checkpoint: that of a batch sequence is copied page by page
+    while it runs, so that its preemption copies nothing; an interactive one is copied as with swap."""
     checkpoint_pages: int = 0
     """Maximum number of pages that a step copies to the host as checkpoints. 0 means as many as `max_seqs` decoding
     sequences fill in a step: each fills one in `block_size` steps. A copy of a page is short compared with a step."""
@@ -155,8 +149,8 @@ class Scheduling:
     """A sequence that was preempted this often is preempted again only if there is no other victim, because thrashing
     costs more than it gains."""
     spare_progress: float = 0.95
-    """A sequence that has computed this share of its tokens is spared in the same way, because it will soon end and
-    free its pages."""
+    """A sequence that has computed more than this share of its expected tokens is preempted only if there is no other
+    victim, because it will soon end and free its pages."""
     watermark: float = 0.01
     """Share of the pages that a batch sequence leaves free when it starts, so that running sequences can grow."""
 
@@ -165,23 +159,26 @@ class Scheduling:
     pause people rarely come back to a chat. (Holding idle adapters in the same way was tried: with 2,000 adapters it
     cost two thirds of the batch throughput and gained 3 % of TTFT.)"""
     hold_share: float = 0.5
-    """Maximum number of prefix pages held in this way, as a share of the pages without an adapter, so that batch work
-    always finds room."""
+    """Maximum number of idle prefix pages that `hold_s` protects from batch work, as a share of the pages without an
+    adapter, so that batch work always finds room."""
     quantum_s: float = 0.05
-    """Device seconds that one tenant may be ahead of another before locality (a resident adapter, a cached prefix) is
-    no longer a reason to serve it first. The quantum is small beside a request's cost and large beside a step's."""
+    """Difference between the virtual counters of two tenants, in device seconds divided by weight, below which locality
+    (a resident adapter, a cached prefix) decides which tenant goes first. It is small beside a request's cost and large
+    beside a step's."""
     locality_window: int = 8
-    """Number of a tenant's waiting requests that are compared by locality."""
+    """Number of a tenant's first waiting requests that are compared by locality (adapter resident, prefix cached)."""
     locality_share: float = 0.5
-    """After this share of its lane's TTFT goal, the first request in the window is no longer passed over for requests
-    with better locality. Measured on two cores, with 32 concurrent chats over 1,000 adapters, when the limit was
-    `adapter_age_s`: requests whose adapter was in host memory waited 1.9 s in the median, and the others 0.5 s."""
+    """After this share of its lane's TTFT goal, or after `adapter_age_s` if that is less, the first request in the
+    window is no longer passed over for requests with better locality. Measured on two cores, with 32 concurrent chats
+    over 1,000 adapters, when the limit was `adapter_age_s`: requests whose adapter was in host memory waited 1.9 s in
+    the median, and the others 0.5 s."""
     priority_s: float = 10.0
     """Seconds of waiting time that one level of `priority` is worth. Priorities order the requests of a tenant, and a
     waiting request of low priority eventually goes before newer requests of high priority."""
     adapter_age_s: float = 2.0
     """Once a request has waited this many seconds for an adapter, no more sequences start with the resident adapter
-    that is served most, until that adapter can be evicted."""
+    that is served most, until that adapter can be evicted. Copies in host memory that other requests wait for may be
+    freed too."""
 
     forgetting: float = 0.99
     """Factor by which the step-time model discounts a step with each later step of the same size: after a hundred of
@@ -218,18 +215,15 @@ class Scheduling:
 
 @dataclass(frozen=True, slots=True)
 class CoreConfig:
-    """Sizes and limits that plans must respect.
-
-    Raises:
-        ValueError: a value is out of range; the message names it.
-    """
+    """Sizes and limits that plans must respect. Raises ValueError, which names the value, if one is out of range."""
 
     num_pages: int
-    """Pages in the pool. Page 0 is the null page: it is always zero and never allocated."""
+    """Pages of device memory in the pool that KV and adapters share. Page 0 is the null page: always zero, never
+    allocated."""
     block_size: int = 16
     """Tokens per page."""
     host_pages: int = 0
-    """Pages of host memory for copies of preempted KV; 0 disables the copies."""
+    """Pages of host memory for copies of KV (see `Scheduling.preemption`); 0 disables the copies."""
     max_seqs: int = 32
     """Maximum number of running sequences."""
     max_model_len: int = 2048
@@ -258,8 +252,8 @@ class CoreConfig:
     """Bytes for the prepared grammars that live requests need, shared between tenants by weight. Beyond this limit each
     tenant may have one grammar, and requests for further grammars wait."""
     adapter_half_life_s: float = 300.0
-    """Seconds after which a start with an adapter counts half as much for keeping that adapter: after such a pause
-    people rarely come back, as for `hold_s`."""
+    """Seconds after which a start with an adapter counts half as much in the order in which adapters are evicted: after
+    such a pause people rarely come back, as for `hold_s`."""
     fetch_backoff_s: float = 1.0
     """Seconds for which requests for an adapter are refused after its fetch failed, doubled with each further failure.
     A missing folder rarely reappears within a second, and each attempt occupies a thread and the disk."""
@@ -307,5 +301,5 @@ class CoreConfig:
         return self.scheduling.long_prompt_steps * self.token_budget
 
     def pages_for(self, num_tokens: int) -> int:
-        """Return the number of pages that hold `num_tokens` tokens of KV."""
+        """Return the number of pages that hold `num_tokens` tokens of KV, rounded up."""
         return -(-num_tokens // self.block_size)

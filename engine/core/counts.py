@@ -6,18 +6,15 @@ import re
 
 COUNT = re.compile(r"(\d+(?:\.\d+)?)([km]?)", re.ASCII | re.IGNORECASE)
 MAX_COUNT = 2**63 - 1
-"""Largest value of a signed 64-bit field of a message."""
+"""Largest number that `parse_count` returns: the largest value of a signed 64-bit field of a message."""
 MAX_TEXT = 64
-"""Maximum length of a number, in characters."""
+"""Maximum length of the text that `parse_count` reads, in characters."""
 SCALES = {"": 1, "k": 1_000, "m": 1_000_000}
 
 
 def parse_count(text: str) -> int:
-    """Read a whole number such as `600`, `100k`, `1.5m`, `1_000` or `1,000`; k is a thousand and m a million.
-
-    Raises:
-        ValueError: the text is not such a number, is not a whole number, or is too large.
-    """
+    """Read a whole number such as `600`, `100k`, `1.5m`, `1_000` or `1,000`; k is a thousand and m a million. Raises
+    ValueError if the text is no such number, is not whole, or is larger than `MAX_COUNT`."""
     match = COUNT.fullmatch(re.sub(r"(?<=\d)[_,](?=\d)", "", text.strip())) if len(text) <= MAX_TEXT else None
     if match is not None:
         whole, _, fraction = match[1].partition(".")

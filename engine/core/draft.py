@@ -31,12 +31,13 @@ from engine.core.types import (
 )
 
 MOST_PASSED_OVER = 256
-"""Maximum number of waiting sequences of a lane that one plan looks at and passes over. Looking at each costs
-microseconds, and a queue may hold a hundred thousand."""
+"""Maximum number of waiting sequences of a lane that one plan passes over because of adapters or grammars. Looking at
+each costs microseconds, and a queue may hold a hundred thousand."""
 
 
 class Draft:
-    """Builds one StepPlan. It reads the state and the policy and changes neither."""
+    """Builds one StepPlan from a state and a policy, and changes neither. For each lane, the caller calls `enter`, then
+    `advance` for running and `start` for waiting sequences; `finish` returns the plan."""
 
     def __init__(self, state: EngineState, policy: Policy, now: float) -> None:
         self._state = state
@@ -54,9 +55,9 @@ class Draft:
         self._clearing = Clearing(state, policy, self._budget, self._pages, self._adapters, self._host, self._chunks)
         self._draining: set[AdapterHash] = set()
         """Resident adapters that no more sequences start with, so that they become idle and make room for an adapter
-        that a request has been waiting for too long."""
+        that a request has waited for too long."""
         self._no_room = False
-        """An interactive sequence found no room, so that no further sequence starts in this plan."""
+        """True means that an interactive sequence found no room, so that no further sequence starts in this plan."""
         self._too_many = dict.fromkeys(Lane, 1 << 30)
         """Size in pages of the last adapter that found no room, by lane. An adapter of at least that size finds none
         either."""
@@ -67,20 +68,23 @@ class Draft:
         self._restores: list[PageCopy] = []
 
     def enter(self, lane: Lane) -> None:
-        """Begin with a lane: all further calls of `advance` and `start` are for its sequences."""
+        """Begin with a lane: all further calls of `advance` and `start` are for sequences of this lane, within its time
+        limit."""
         self._lane = lane
         self._budget.enter(lane)
         self._passed_over = 0
 
     @property
     def takes_new(self) -> bool:
-        """Return whether waiting sequences of this lane may start at all; a cheap check before looking at each of
+        """Whether waiting sequences of the current lane may start at all; a cheap check before looking at each of
         them."""
         is_full = self._lane is not Lane.INTERACTIVE and self._clearing.slots_left <= 0
         return not (self._no_room or is_full) and (self._budget.is_open or self._policy.gathers)
 
     def advance(self, seq: Sequence) -> None:
-        """Schedule the next chunk of a running sequence. If no room can be made for its pages, it is preempted."""
+        """Schedule the next chunk of a running sequence, as far as the budget grants tokens. If no room can be made for
+        its new pages, the sequence is preempted. Nothing happens to a sequence that waits for a token or is preempted
+        already."""
         if seq.waits_for_token or seq.id in self._clearing.preempted:
             return
         start = seq.num_computed
@@ -97,11 +101,9 @@ class Draft:
             self._clearing.preempt(seq, Cause.PAGES)
 
     def start(self, seq: Sequence) -> bool:
-        """Start a waiting sequence and load its adapter, or pass it over.
-
-        Returns:
-            Whether sequences behind it may still start. False means that the lane starts no more in this plan.
-        """
+        """Start a waiting sequence, with a load of its adapter if needed, or pass it over: if its grammar is not ready,
+        or its adapter is not in host memory, drains, was evicted by this plan or finds no room. Returns whether
+        sequences after it may still start; False means that the lane starts no more in this plan."""
         if not self.takes_new:
             return False
         if self._state.grammars.blocks(seq.request.params.grammar):
@@ -121,7 +123,8 @@ class Draft:
         return self._start_with(adapter, seq)
 
     def fetch_ahead(self, lane: Lane, waiting: Iterable[Sequence]) -> None:
-        """Plan fetches of the missing adapters of the waiting sequences of a lane that would start next."""
+        """Plan fetches of the missing adapters of a lane's first `prefetch_window` sequences in `waiting`, as far as
+        fetches and host memory are free, and keep the host copies of the others' adapters."""
         if not self._fetches.is_open(lane):
             return
         still_waiting = (seq for seq in waiting if seq.id not in self._admitted)
@@ -136,7 +139,8 @@ class Draft:
                 return
 
     def prepare_ahead(self, lane: Lane, waiting: Iterable[Sequence]) -> None:
-        """Plan preparations of the grammars of the waiting sequences of a lane that would start next."""
+        """Plan preparations of the grammars of a lane's first `prefetch_window` sequences in `waiting`, as far as
+        memory allows."""
         if self._grammars.is_open(lane):
             for seq in islice(waiting, self._config.prefetch_window):
                 self._grammars.prepare(seq.request, lane)
@@ -176,13 +180,14 @@ class Draft:
         self._chunks[seq.id] = ScheduledChunk(seq.id, start, num_tokens, new_pages, samples)
 
     def _pass_over(self) -> bool:
-        """Count a sequence that is passed over. Returns whether the sequences behind it may still be looked at."""
+        """Count a sequence that is passed over. Returns False if no further sequence of the lane should be looked
+        at."""
         self._passed_over += 1
         return self._passed_over < MOST_PASSED_OVER
 
     def _start_with(self, adapter: Adapter, seq: Sequence) -> bool:
-        """Try to start a sequence together with the copy of its adapter from host memory. Returns whether sequences
-        behind it may still start."""
+        """Try to start a sequence together with the copy of its adapter from host memory, and otherwise pass it over.
+        Returns whether sequences after it may still start."""
         if adapter.num_pages >= self._too_many[seq.lane]:
             return self._pass_over()
         if not self._budget.fits_pages(adapter.num_pages, is_old=self._is_old(seq)):
@@ -194,17 +199,13 @@ class Draft:
         return self._pass_over()
 
     def _admit(self, seq: Sequence, load: Adapter | None = None) -> bool:
-        """Start a sequence if it gets tokens, room and, where needed, time for the copy of its adapter.
-
-        It takes the pages of all its known tokens at once, so that sequences in the middle of their prompts never
-        compete for pages.
-
-        Args:
-            load: the adapter to copy to the device; None means that no copy is needed.
+        """Start a sequence if the budget grants it tokens, its pages find room and the step has time for the copies of
+        KV and adapter. It takes the pages of all its known tokens at once, so that sequences in the middle of their
+        prompts never compete for pages. `load` is the adapter to copy to the device; None means that no copy is needed.
 
         Returns:
-            Whether sequences behind it may still start. This is also True if the sequence is skipped because another
-            one is computing its next prefix page.
+            Whether sequences after it may still start. This is also True if the sequence is skipped because another one
+                is computing its next prefix page.
         """
         keys = self._keys(seq)
         cached = self._pages.still_cached(self._state.prefix.match(keys)) if self._config.prefix_caching else []
@@ -247,8 +248,8 @@ class Draft:
             self._adapters.start(seq.request.adapter_hash)
 
     def _load_alone(self, adapter: Adapter, seq: Sequence) -> None:
-        """Load the adapter of a batch sequence without starting the sequence, which then starts in the next step. A
-        step that batch work shares often has time for the copy and for nothing else."""
+        """Load the adapter of a batch sequence, if there is room, without starting the sequence, which then starts in
+        the next step: a step that batch work shares often has time for the copy and for nothing else."""
         if seq.lane is not Lane.INTERACTIVE and self._clearing.make(_room_of(adapter), seq, Cause.ADAPTER):
             self._budget.move_pages(adapter.num_pages)
             self._load(adapter, seq)
@@ -259,14 +260,15 @@ class Draft:
         self._fetches.kept.add(adapter.adapter_hash)
 
     def _keys(self, seq: Sequence) -> list[PrefixKey]:
-        """Return the prefix keys of the pages that may be cached already. At least one token is left to compute."""
+        """Return the prefix keys of the full pages that may be cached already, leaving at least one token to compute.
+        The list is empty without a prefix cache and host pages."""
         if not (self._config.prefix_caching or self._state.host.num_pages):
             return []
         return page_keys(seq, (len(seq.tokens) - 1) // self._config.block_size, self._config.block_size)
 
     def _is_promised(self, key: PrefixKey, seq: Sequence) -> bool:
-        """Return whether a sequence of the same lane or a higher one is computing the page of this key, so that waiting
-        for the page is cheaper than computing it again."""
+        """Return whether a sequence that this plan starts, or a running one of the same lane or a higher one, is
+        computing the page of this key, so that waiting for the page is cheaper than computing it again."""
         if not self._config.prefix_caching:
             return False
         owner = self._state.running.get(self._state.prefix.promised.get(key, ""))
@@ -279,8 +281,8 @@ class Draft:
         self._budget.move_pages(len(host_pages))
 
     def _make_way(self, adapter: Adapter, seq: Sequence) -> None:
-        """Handle an adapter that finds no room. If its sequence has waited too long, reserve room for the adapter and
-        let no more sequences start with the adapter in use that is served most."""
+        """Handle an adapter that found no room. If its sequence has waited for `adapter_age_s`, reserve room for the
+        adapter and let no more sequences start with the adapter in use that is served most."""
         if not self._is_old(seq):
             return
         candidates = [a for a in self._adapters.in_use(seq.lane, self._state.running) if not a.pinned]

@@ -23,7 +23,8 @@ from engine.core.types import Lane
 
 
 def fair_order(state: EngineState, lane: Lane, now: float) -> Iterator[Sequence]:
-    """Yield the waiting sequences of a lane in the order in which they should start."""
+    """Yield the waiting sequences of a lane in the order in which they should start at `now` (seconds on the engine's
+    clock)."""
     pressing = lane is not Lane.INTERACTIVE and state.ledger.need >= state.config.scheduling.harvest_below
     if not pressing:
         yield from _by_tenant(state, lane, now)
@@ -56,19 +57,17 @@ def _by_tenant(state: EngineState, lane: Lane, now: float) -> Iterator[Sequence]
 
 
 def _holding(state: EngineState, lane: Lane) -> Counter[str]:
-    """Return how many sequences of a lane each tenant runs if all slots are taken, and no counts otherwise.
-
-    If all slots are taken, only a tenant within its share can take one. A tenant that has just returned has the same
-    counter as the others, so that without these counts another tenant could be tried first, fail, and end the search.
-    """
+    """Return how many sequences of a lane each tenant runs if all slots are taken, and no counts otherwise. If all
+    slots are taken, only a tenant within its share can take one. A tenant that has just returned has the same counter
+    as the others, so that without these counts another tenant could be tried first, fail, and end the search."""
     if len(state.running) < state.config.max_seqs:
         return Counter()
     return Counter(seq.request.tenant for seq in state.running.values() if seq.lane is lane)
 
 
 def _local_first(state: EngineState, queue: Iterable[Sequence], now: float) -> Iterator[Sequence]:
-    """Yield a tenant's requests: of the next few, the one with the best locality, unless the first has waited too
-    long."""
+    """Yield a tenant's waiting requests: each time, of the next `locality_window` in order, the one with the best
+    locality, or the first one if it has waited too long."""
     rules, rest = state.config.scheduling, iter(queue)
     window = list(islice(rest, rules.locality_window))
     while window:
@@ -92,10 +91,8 @@ def _most_local(state: EngineState, window: list[Sequence], old: float) -> int:
 
 
 def _locality(state: EngineState, seq: Sequence) -> int:
-    """Return 0 if a sequence's adapter is not resident, 2 if its first page is cached too, and otherwise 1.
-
-    A sequence without an adapter counts as one whose adapter is resident.
-    """
+    """Return 0 if a sequence's adapter is not resident, 2 if its first page is cached too, and otherwise 1. A sequence
+    without an adapter counts as one whose adapter is resident."""
     if seq.request.adapter_hash and not state.adapters[seq.request.adapter_hash].is_resident:
         return 0
     size = state.config.block_size

@@ -24,14 +24,15 @@ from engine.core.victims import cheapest_first
 
 
 class LaneShares:
-    """Snapshot of the slots and pages that the tenants of a lane hold."""
+    """Snapshot of the slots and pages that the tenants of a lane hold, made for one decision. `fair` is the fair
+    level."""
 
     def __init__(self, state: EngineState, lane: Lane) -> None:
         self._config = state.config
         self._pages = max(1, state.config.usable_pages - state.adapter_pages)
         self._waiting = state.waiting.groups(lane)
         self.held: dict[str, list[Sequence]] = {}
-        """Running sequences of each tenant."""
+        """Running sequences of the lane, by tenant."""
         for seq in state.running.values():
             if seq.lane is lane:
                 self.held.setdefault(seq.request.tenant, []).append(seq)
@@ -40,23 +41,24 @@ class LaneShares:
         self.fair = 1.0 / (sum(self._weights.values()) or 1.0)
 
     def level(self, tenant: str, slots: int, pages: int) -> float:
-        """Return the level that a tenant would have with the given numbers of slots and pages."""
+        """Return the level (see the module) that a tenant would have with the given numbers of slots and KV pages."""
         return max(slots / self._config.max_seqs, pages / self._pages) / self._weights.get(tenant, 1.0)
 
     def level_of(self, tenant: str, held: Listed[Sequence]) -> float:
         return self.level(tenant, len(held), sum(map(self.num_pages, held)))
 
     def num_pages(self, seq: Sequence) -> int:
-        """Return the number of pages of a sequence. A page that several sequences share counts for each of them."""
+        """Return the number of pages that a sequence holds, or needs for its known tokens if that is more. A page that
+        several sequences share counts for each of them."""
         return max(len(seq.pages), self._config.pages_for(len(seq.tokens)))
 
     def above(self) -> Set[str]:
-        """Return the tenants above the fair level."""
+        """Return the tenants whose running sequences put them above the fair level."""
         return {tenant for tenant, held in self.held.items() if self.level_of(tenant, held) > self.fair}
 
     @cached_property
     def crowding(self) -> Set[str]:
-        """Tenants that hold more than their share, or that have both running and waiting sequences in the lane."""
+        """Tenants that are above the fair level, or that have both running and waiting sequences in the lane."""
         return self.above() | (self.held.keys() & self._waiting.keys())
 
     def is_only_request(self, seq: Sequence) -> bool:
@@ -66,8 +68,10 @@ class LaneShares:
 
 
 def displaceable(state: EngineState, needy: Sequence) -> Iterator[Sequence]:
-    """Yield the running sequences that may be preempted for a waiting one of another tenant, from the tenant that is
-    farthest above its share, the cheapest to preempt first."""
+    """Yield the running sequences that may be preempted for the waiting sequence `needy`: of the tenant that is then
+    farthest above the fair level, the cheapest to preempt first, but never a tenant's last one. There are none if
+    `needy` would bring its own tenant above that level, unless it is the tenant's first sequence and was rarely
+    preempted."""
     shares = LaneShares(state, needy.lane)
     tenant = needy.request.tenant
     own = shares.held.pop(tenant, [])
@@ -93,11 +97,9 @@ def displaceable(state: EngineState, needy: Sequence) -> Iterator[Sequence]:
 
 
 def within_shares(state: EngineState, needy: Sequence, victims: list[Sequence]) -> list[Sequence]:
-    """Filter or reorder the victims that free pages for a running sequence that grows, according to the shares.
-
-    A tenant above the fair level takes pages only from such tenants, in the given order. Any other tenant takes from
-    them first and from the remaining victims afterwards.
-    """
+    """Return, filtered or reordered according to the shares, the `victims` that may free pages for the running sequence
+    `needy`. If its tenant is above the fair level, these are the victims whose tenants are above it, too; otherwise all
+    victims, those first. The given order is kept within both groups."""
     shares = LaneShares(state, needy.lane)
     if len(shares.held) < 2:
         return victims

@@ -8,15 +8,13 @@ from engine.core.types import AdapterFetch, AdapterHash, Lane
 
 
 class FetchBudget:
-    """An overlay over the host tier of adapters, which itself is not changed.
-
-    Bytes are reserved when a fetch is planned, so that the adapters in host memory and those being fetched together
-    never exceed the capacity.
+    """Plans adapter fetches within the capacity of host memory, as an overlay: the state is not changed. Bytes are
+    reserved when a fetch is planned, so that adapters in host memory and those being fetched never exceed the capacity.
 
     Attributes:
         fetches: fetches that this plan starts.
         dropped: adapters whose copy in host memory this plan frees.
-        kept: adapters whose copy this plan needs, and those of waiting sequences that it has looked at.
+        kept: adapters whose copy must stay because this plan, or a waiting sequence that it has looked at, needs it.
     """
 
     def __init__(self, state: EngineState) -> None:
@@ -29,7 +27,7 @@ class FetchBudget:
         self.kept: set[AdapterHash] = set()
 
     def is_open(self, lane: Lane) -> bool:
-        """Return whether an adapter is missing and one more fetch may be under way for this lane."""
+        """Return whether a missing adapter is not fetched yet and one more fetch may be under way for this lane."""
         most = self._most if lane is Lane.INTERACTIVE else max(1, self._most - 1)
         under_way = len(self._tiers.fetching) + len(self.fetches)
         return under_way < most and len(self._tiers.missing) > len(self.fetches)
@@ -39,18 +37,16 @@ class FetchBudget:
         return adapter.host is HostCopy.PRESENT and adapter.adapter_hash not in self.dropped
 
     def fetch(self, adapter: Adapter, *, is_old: bool) -> None:
-        """Plan the fetch of an adapter if there is room for it.
-
-        Args:
-            is_old: the request has waited so long that copies which requests behind it need may be freed for it.
-        """
+        """Plan the fetch of an adapter, freeing copies of other adapters if necessary. If that does not suffice,
+        nothing happens. `is_old` means that a request has waited so long that copies which other waiting requests need
+        may be freed."""
         if adapter.adapter_hash in self.fetches or not self._make_room(adapter.num_bytes, is_old=is_old):
             return
         self._free -= adapter.num_bytes
         self.fetches[adapter.adapter_hash] = AdapterFetch(adapter.adapter_hash, adapter.path, adapter.num_bytes)
 
     def drop_closed(self) -> None:
-        """Free the copies of dropped adapters that have no live requests."""
+        """Plan to free the host copies of dropped adapters that have no live requests."""
         for adapter_hash in self._tiers.closing:
             adapter = self._adapters[adapter_hash]
             if not adapter.live and self.is_held(adapter):
@@ -62,11 +58,9 @@ class FetchBudget:
         return tuple(a.adapter_hash for a in under_way if not a.live and a.host is HostCopy.FETCHING)
 
     def _make_room(self, num_bytes: int, *, is_old: bool) -> bool:
-        """Free the copies of least worth until `num_bytes` bytes are free.
-
-        Returns False, and frees nothing, if the copies that may be freed are not enough. Copies that a waiting request
-        needs may be freed only if `is_old`.
-        """
+        """Plan to free the host copies of least worth until `num_bytes` bytes are free. Returns False, and frees
+        nothing, if the copies that may be freed are not enough. Copies that a waiting request needs may be freed only
+        if `is_old`."""
         chosen: list[AdapterHash] = []
         gain = self._free
         for adapter_hash in self._tiers.hosted:

@@ -12,13 +12,9 @@ reserved for the interactive lane."""
 
 
 class GrammarBudget:
-    """An overlay over the grammars, which themselves are not changed.
-
-    A grammar that finds no memory is prepared later: its requests wait in the queue until other requests have ended.
-
-    Attributes:
-        prepared: grammars whose preparation this plan starts, each with the request whose tenant is charged.
-    """
+    """Plans preparations of grammars, as an overlay: the state is not changed. A grammar that finds no memory is
+    prepared later; its requests wait in the queue until other requests have ended. `prepared` has the grammars whose
+    preparation the plan starts, each with the request whose tenant is charged."""
 
     def __init__(self, state: EngineState) -> None:
         self._grammars = state.grammars
@@ -34,7 +30,8 @@ class GrammarBudget:
         return self._under_way + len(self.prepared) < most and self._wanted > len(self.prepared)
 
     def prepare(self, request: Request, lane: Lane) -> None:
-        """Plan the preparation of a request's grammar, unless it was started before or lane or tenant has no room."""
+        """Plan the preparation of a request's grammar, unless it has none, the preparation was started before, or the
+        lane or the tenant may not start one now."""
         grammar = request.params.grammar
         if grammar is None or grammar in self.prepared or self._grammars.stage(grammar) is not Stage.WANTED:
             return
@@ -42,11 +39,9 @@ class GrammarBudget:
             self.prepared[grammar] = request
 
     def _has_memory(self, request: Request, lane: Lane) -> bool:
-        """Return whether the tenant may have one more grammar in memory.
-
-        Beyond the capacity a plan starts at most one preparation for each tenant, because the memory that the tenant
-        will hold afterwards is known only when the grammar has been prepared.
-        """
+        """Return whether the request's tenant may have one more grammar in memory. Beyond the capacity a plan starts at
+        most one preparation for each tenant, because the memory that the tenant will hold afterwards is known only when
+        the grammar has been prepared."""
         capacity = self._bytes if lane is Lane.INTERACTIVE else max(1, int(self._bytes * BATCH_SHARE))
         amount = LEAST_BYTES * (len(self.prepared) + 1)
         memory = self._grammars.memory

@@ -3,10 +3,9 @@
     WANTED --planned--> UNDER_WAY --GrammarReady--> READY
 
 A grammar is known while a live sequence needs it; the core does not interpret its text. A sequence whose grammar is not
-ready stays in the queue, and sequences behind it may start.
-
-A prepared grammar holds memory. Until no live sequence needs the grammar, this memory is charged to the tenant whose
-request had it prepared. `grammar_budget` divides the memory between tenants by weight.
+ready stays in the queue, and sequences behind it may start. The memory of a prepared grammar is charged to the tenant
+whose request had it prepared, until no live sequence needs it; `grammar_budget` divides memory between tenants by
+weight.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ class _GrammarEntry:
     stage: Stage = Stage.WANTED
     tenant: str = ""
     weight: float = 1.0
-    """The weight of the tenant that is charged for the memory, set when the preparation begins."""
+    """Weight of the tenant that is charged for the memory, set when the preparation begins."""
     num_bytes: int = 0
-    """Bytes charged to that tenant."""
+    """Bytes charged to `tenant`."""
 
 
 class Grammars:
@@ -91,7 +90,8 @@ class Grammars:
         return grammar is not None and self._known[grammar].stage is not Stage.READY
 
     def use(self, grammar: Grammar | None) -> None:
-        """Count a sequence that needs a grammar. None means that it needs none."""
+        """Count a new sequence that needs a grammar, and register the grammar as WANTED if it is new. None is
+        ignored."""
         if grammar is None:
             return
         if grammar not in self._known:
@@ -100,7 +100,8 @@ class Grammars:
         self._known[grammar].live += 1
 
     def leave(self, grammar: Grammar | None) -> None:
-        """Count a sequence that has ended, and forget its grammar if it was the last that needs it."""
+        """Count a sequence that has ended. If no other needs its grammar, the grammar is forgotten, its memory is no
+        longer charged, and the next plan tells the executor. None is ignored."""
         if grammar is None:
             return
         entry = self._known[grammar]
@@ -113,21 +114,16 @@ class Grammars:
                 self.forgotten.append(grammar)
 
     def begin(self, grammar: Grammar, tenant: str, weight: float) -> None:
-        """Note that the preparation of a grammar starts, and charge a tenant for it."""
+        """Record that the preparation of a WANTED grammar starts, and charge `LEAST_BYTES` to a tenant for it."""
         entry = self._known[grammar]
         self._move(entry, Stage.UNDER_WAY)
         entry.tenant, entry.weight = tenant, weight
         self._charge(entry, LEAST_BYTES)
 
     def take_answer(self, grammar: Grammar, num_bytes: int = 0) -> bool:
-        """Note that the preparation of a grammar has ended, successfully or not. Both outcomes set its stage to READY.
-
-        Args:
-            num_bytes: memory that the prepared grammar holds.
-
-        Returns:
-            False if no preparation was under way, or if no sequence needs the grammar any more.
-        """
+        """Record that the preparation of a grammar has ended, successfully or not: its stage becomes READY, and its
+        tenant is charged as much more as `num_bytes`, the memory that the grammar holds, exceeds `LEAST_BYTES`. Returns
+        False, and does nothing, if no preparation was under way or no sequence needs the grammar any more."""
         entry = self._known.get(grammar)
         if entry is None or entry.stage is not Stage.UNDER_WAY:
             return False

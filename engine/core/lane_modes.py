@@ -12,11 +12,8 @@ from engine.core.types import ErrorCode, Lane, LaneMode, Refusal
 
 
 def set_mode(state: EngineState, lane: Lane, mode: LaneMode) -> None:
-    """Set the mode of a lane, effective from the next plan on.
-
-    Raises:
-        ValueError: the policy has one queue for all lanes, so that no single lane can be stopped.
-    """
+    """Set the mode of a lane in the state, effective from the next plan on. Raises ValueError if the policy has one
+    queue for all lanes, so that no single lane can be stopped."""
     policy = state.config.scheduling.policy
     if policy != "lanes":
         raise ValueError(f"scheduling.policy {policy} has one queue for all lanes")
@@ -24,13 +21,15 @@ def set_mode(state: EngineState, lane: Lane, mode: LaneMode) -> None:
 
 
 def set_goals(state: EngineState, lane: Lane, goals: LaneGoals) -> None:
-    """Set the goals of a lane. The due times of tokens that are already expected do not change."""
+    """Replace the goals of a lane in `state.config`. The due times of tokens that are already expected do not
+    change."""
     interactive, batch = (goals if each is lane else state.config.goals[each] for each in Lane)
     state.config = replace(state.config, interactive=interactive, batch=batch)
 
 
 def cancel(state: EngineState, request_ids: Iterable[str]) -> int:
-    """Cancel the requests that are still live, waiting or running. Returns their number; duplicate ids count once."""
+    """End the live requests among `request_ids`, waiting or running, with an error event of code CANCELLED. Returns how
+    many were ended: unknown ids are ignored, and duplicate ids count once."""
     found = [state.sequences[request_id] for request_id in dict.fromkeys(request_ids) if request_id in state.sequences]
     for seq in found:
         finish_early(state, seq, Refusal(ErrorCode.CANCELLED, "an administrator cancelled the request"))

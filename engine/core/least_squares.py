@@ -1,10 +1,6 @@
-"""Non-negative least squares on normal equations, for a dozen unknowns, in plain Python.
-
-It uses Lawson and Hanson's active set method (Solving Least Squares Problems, 1974, chapter 23), started from the
-unknowns that were positive in the previous solution, so that most solutions take one elimination. Coordinate descent is
-shorter and was tried first, but for nearly collinear terms, such as those of a step, it stopped a fifth short of the
-answer.
-"""
+"""Non-negative least squares on normal equations, for a dozen unknowns, in plain Python: Lawson and Hanson's active set
+method (Solving Least Squares Problems, 1974, chapter 23), started from the unknowns that were positive in the previous
+solution, so that most solutions take one elimination. Coordinate descent stops short for nearly collinear terms."""
 
 from __future__ import annotations
 
@@ -17,12 +13,8 @@ cause an endless loop."""
 
 
 def non_negative_solution(normal: Matrix, right: list[float], start: list[float]) -> list[float]:
-    """Return the x >= 0 that minimizes x @ normal @ x / 2 - right @ x.
-
-    Args:
-        normal: symmetric and positive definite matrix.
-        start: solution of a similar problem. Its positive unknowns are the first ones to be free.
-    """
+    """Return the x >= 0 that minimizes x @ normal @ x / 2 - right @ x, for a symmetric and positive definite `normal`.
+    The search begins with the unknowns that are positive in `start`, the solution of a similar problem, to be fast."""
     count = len(right)
     free = {i for i in range(count) if start[i] > 0}
     x = [0.0] * count
@@ -37,8 +29,8 @@ def non_negative_solution(normal: Matrix, right: list[float], start: list[float]
 
 
 def _advance(normal: Matrix, right: list[float], free: set[int], x: list[float]) -> list[float]:
-    """Move from x to the solution in the free unknowns. Unknowns that would become negative are removed from `free`, in
-    place, and set to 0."""
+    """Return the solution in the `free` unknowns, with all others 0, approached from the feasible x. Unknowns that
+    would become negative are set to 0 and removed from `free` in place."""
     while free:
         order = sorted(free)
         target = dict(zip(order, eliminate(normal, right, order), strict=True))
@@ -52,10 +44,8 @@ def _advance(normal: Matrix, right: list[float], free: set[int], x: list[float])
 
 
 def eliminate(normal: Matrix, right: list[float], order: list[int]) -> list[float]:
-    """Solve the system of the rows and columns in `order` by Gaussian elimination.
-
-    The matrix is positive definite, so that no pivoting is needed. The solution has the order of `order`.
-    """
+    """Return the solution of the system of the rows and columns in `order`, in that order, by Gaussian elimination. The
+    matrix is positive definite, so that no pivoting is needed."""
     rows = [[*(normal[i][j] for j in order), right[i]] for i in order]
     for k, pivot in enumerate(rows):
         for row in rows[k + 1 :]:

@@ -1,7 +1,5 @@
 """Accounting of device time: durations of steps, charges to tenants, cost of tokens, and attainment of latency goals.
-
-It holds all measurements of the running engine that later decisions use; `commit.py` updates it between steps.
-"""
+These are all measurements of the running engine that later decisions use; `commit.py` and `apply.py` update them."""
 
 from __future__ import annotations
 
@@ -19,21 +17,21 @@ from engine.core.types import AdapterHash, Lane, ScheduledChunk
 from engine.core.under_way import StepUnderWay
 
 SMOOTHING = 0.05
-"""Weight of the newest step in a smoothed price, which thus remembers about twenty steps."""
+"""Weight of the newest step in a smoothed price, which thus averages over about twenty steps."""
 LEAST_GROWTH = 0.001
-"""Minimum growth of courtesy in powers of two per step, for goals that allow no late token at all."""
+"""Minimum growth of `Ledger.courtesy` per step, as an exponent of 2, for goals that allow no late token at all."""
 LEAST_COURTESY = 0.02
-"""Minimum of courtesy, from which it recovers in a few hundred steps when no more tokens are late."""
+"""Minimum of `Ledger.courtesy`, from which it recovers in a few hundred steps when no more tokens are late."""
 EVENTS_REMEMBERED = 500
-"""Number of events that an attainment averages over: enough for a 99 % goal, and few enough to forget a bad minute."""
+"""Number of events that a `Ratio` averages over: enough for a 99 % goal, and few enough to forget a bad minute."""
 STEPS_REMEMBERED = 2000
-"""Number of steps that the tail is computed from: a few bursts of prompts."""
+"""Number of steps that `Ledger.tail` is computed from: a few bursts of prompts."""
 TAIL, TAIL_EVERY = 0.98, 16
-"""Quantile that defines the tail, and number of steps between two computations of it."""
+"""Quantile that defines `Ledger.tail`, and number of steps between two computations of it."""
 
 
 class Ratio:
-    """Share of events that were good, with exponentially decaying weight of older events."""
+    """Share of events that were good (1 before the first), with exponentially decaying weight of older events."""
 
     def __init__(self) -> None:
         self.good = self.total = 0.0
@@ -48,8 +46,9 @@ class Ratio:
 
 
 class Charge(NamedTuple):
-    """A sequence's part of a step, for a chunk or for the copy of its adapter (with 0 tokens): `weight` has the unit of
-    `chunk_weight`, and `billed` leaves out the tokens that are computed again after a preemption."""
+    """A sequence's part of the device time of one step, for a chunk or for the copy of its adapter (with 0 tokens).
+    `weight` has the unit of `chunk_weight`; `billed` is the part of it without tokens that are computed again after a
+    preemption."""
 
     account: Account
     seq: Sequence
@@ -59,14 +58,14 @@ class Charge(NamedTuple):
 
 
 class Ledger:
-    """Measurements of the running engine that decide how later steps are planned.
+    """Measurements of a running engine that decide how later steps are planned. An engine state has one.
 
     Attributes:
         model: predicts the duration of a step.
         accounts: service that each tenant has received.
         busy: device seconds by lane.
-        prefill_price, decode_price: device seconds per token in the shared steps, smoothed; 0 while unknown.
-        ttft, itl: attainment by lane.
+        prefill_price, decode_price: device seconds per token, smoothed over steps; 0 while unknown.
+        ttft, itl: share of first and of further tokens that were in time, by lane.
         tail: 98th percentile, over interactive tokens, of the seconds of the steps that they would be in without batch
             work.
         wants_batch: whether there was batch work, running or waiting to start, when the last step was settled.
@@ -104,21 +103,22 @@ class Ledger:
         self._window = rules.floor_window_s
         self._batch_time = 0.0
         self._wanted_time = 0.0
-        """Seconds during which there was batch work, decayed over the window."""
+        """Seconds during which there was batch work, decaying exponentially with `floor_window_s`; `_batch_time` is
+        batch work's part of them."""
 
     @property
     def batch_share(self) -> float:
-        """Share of device time that batch work got while there was batch work, over the window `floor_window_s`."""
+        """Share of device time that batch work got while there was batch work, over the last `floor_window_s` seconds,
+        with exponential decay. Time without batch work counts as if batch work had got all of it."""
         return self._batch_time / self._wanted_time if self._wanted_time else 1.0
 
     def settle(
         self, step: StepUnderWay, adapters: Mapping[AdapterHash, Adapter], began: float, now: float, wants_batch: bool
     ) -> None:
-        """Learn from a step that lasted from `began` to `now`, and charge it to its tenants.
-
-        Args:
-            wants_batch: whether there is batch work, running or waiting to start.
-        """
+        """Learn from a step that lasted from `began` to `now`, in seconds on the engine's clock: train the step-time
+        model, charge the device seconds to tenants, lanes and sequences by their parts of the step, and update the
+        prices and `batch_share`. A step without chunks is ignored. `wants_batch` tells whether there is batch work,
+        running or waiting to start."""
         plan, seconds = step.plan, now - began
         if seconds <= 0 or not plan.chunks:
             return
@@ -138,7 +138,8 @@ class Ledger:
             self._note_share(batch * seconds / whole if wants_batch else seconds, seconds)
 
     def price(self, prefill_tokens: float, decode_tokens: float) -> float:
-        """Return the device seconds that the given numbers of tokens cost at the current prices."""
+        """Return the device seconds that the given numbers of prompt and answer tokens cost at the current smoothed
+        prices."""
         return prefill_tokens * self.prefill_price + decode_tokens * self.decode_price
 
     def work_left(self, seq: Sequence) -> float:
@@ -149,21 +150,20 @@ class Ledger:
         return self.price(seq.num_remaining, max(1.0, outputs - seq.num_generated))
 
     def note_end(self, seq: Sequence) -> None:
-        """Update `used_share` from a request that has run to its end, unless its `max_tokens` is only a ceiling."""
+        """Update `used_share` from a sequence that has reached its end, unless its `max_tokens` is only a ceiling."""
         if seq.request.expected_tokens is None:
             self.used_share = _smooth(self.used_share, seq.num_generated / seq.request.params.max_tokens)
 
     def bound(self, max_seqs: int) -> float:
-        """Return the theoretical bound of the service gap between two tenants, in device seconds.
-
-        This is twice the larger of the cost of the longest prompt and that of a full batch of the longest answers
-        (theorem 4.4 of the paper named in accounts.py). M in the theorem is the number of answer tokens of a running
-        batch; the longest answer so far suffices, because no gap can come from tokens that were not generated.
-        """
+        """Return the theoretical bound of the service gap between two tenants, in device seconds. This is twice the
+        larger of the cost of the longest prompt and that of a full batch of the longest answers (theorem 4.4 of the
+        paper named in accounts.py). M in the theorem is the number of answer tokens of a running batch; the longest
+        answer so far suffices, because no gap can come from tokens that were not generated."""
         return 2 * max(self.price(self.longest_prompt, 0), self.price(0, max_seqs * self.longest_output))
 
     def note_token(self, seq: Sequence, now: float) -> None:
-        """Count a new token as in time or late, in the attainment of its lane and for `adapt`."""
+        """Count a sequence's new token as in time (`now` is at most `seq.due`) or late, in the attainment of its lane
+        and for `adapt`."""
         lane, in_time = seq.request.lane, now <= seq.due
         self.longest_output = max(self.longest_output, seq.num_generated)
         (self.ttft if seq.num_generated == 1 else self.itl)[lane].note(in_time)
@@ -172,11 +172,9 @@ class Ledger:
             self._late += self._was_shared and not in_time
 
     def adapt(self, attainment: float) -> None:
-        """Adapt `courtesy` after a step. It halves if an interactive token was late in a step shared with batch work.
-
-        Otherwise it grows with each step that had interactive tokens, so that it doubles in 1 / (1 - attainment) such
-        steps: the number of tokens of which one may be late.
-        """
+        """Update `courtesy` and `tail` after a step. `courtesy` halves if an interactive token was late in a step
+        shared with batch work. Otherwise it grows with each step that had interactive tokens, so that it doubles in 1 /
+        (1 - attainment) such steps: the number of tokens of which one may be late."""
         self._note_alone()
         if self._late:
             self.courtesy = max(LEAST_COURTESY, self.courtesy / 2)
@@ -202,7 +200,8 @@ class Ledger:
         self._wanted_time = self._wanted_time * keep + seconds
 
     def _charges(self, step: StepUnderWay, adapters: Mapping[AdapterHash, Adapter]) -> Iterator[Charge]:
-        """Yield the charges of a step. Tokens that are computed again after a preemption are not billed."""
+        """Yield the charges of a step for its chunks and adapter loads. Tokens that are computed again after a
+        preemption are charged but not billed."""
         plan, model, many = step.plan, self.model, self.model.token_price(step.plan.features.tokens)
         fixed = model.prices.step / len(plan.chunks)
         for chunk, unpaid in zip(plan.chunks, step.unpaid, strict=True):
@@ -232,7 +231,7 @@ class Ledger:
 
 
 def chunk_weight(model: StepTimeModel, chunk: ScheduledChunk, rank: int, many: float) -> float:
-    """Return the seconds that a chunk adds to its step, or its number of tokens while the model is cold.
+    """Return the predicted seconds that a chunk adds to its step, or its number of tokens while the model is cold.
 
     Args:
         rank: rank of the chunk's adapter; 0 without one.

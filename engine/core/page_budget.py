@@ -11,12 +11,9 @@ from engine.core.types import Lane, PageId
 
 
 class PageBudget:
-    """Allocates pages to a plan, the cheapest first: free pages, pages that the plan has freed, and then the pages of
-    idle cached prefixes, the oldest first.
-
-    A lower lane may not take idle prefixes of a higher one, unless no sequence runs at all: then nothing is protected
-    from a sequence that could not start otherwise.
-    """
+    """Allocates pages to one plan: free pages first, then pages that the plan has freed, then the pages of idle cached
+    prefixes, the oldest first. The state's pool is not changed. A lower lane may not take idle prefixes of a higher
+    one, unless no sequence runs at all: then nothing is protected from a sequence that could not start otherwise."""
 
     def __init__(self, state: EngineState) -> None:
         self._prefix = state.prefix
@@ -36,16 +33,16 @@ class PageBudget:
         """Pages that were taken and must be dropped from the prefix cache (an ordered set)."""
 
     def available(self, lane: Lane) -> int:
-        """Return the number of pages that could be taken for a lane."""
+        """Return the number of pages that `take` could still take for a lane."""
         idle = sum([self._idle_left[other] for other in self._sources[lane]])
         return self._free_left + len(self._returned) + idle
 
     def take(self, count: int, lane: Lane) -> tuple[PageId, ...]:
-        """Take `count` pages. The caller makes sure that as many are `available`."""
+        """Take `count` pages for `lane` and return their ids. The caller makes sure that as many are `available`."""
         return tuple([self._take_one(lane) for _ in range(count)]) if count else ()
 
     def share(self, pages: list[PageId]) -> None:
-        """Add a reference to each of the cached pages, so that they can no longer be taken."""
+        """Add a reference to each of these pages, found in the prefix cache, so that they can no longer be taken."""
         for page in pages:
             if page in self._returned:
                 del self._returned[page]
@@ -65,24 +62,21 @@ class PageBudget:
                 self._returned[page] = None
 
     def give_back(self, pages: Iterable[PageId]) -> None:
-        """Drop one reference to each page. The last pages of a sequence should come first, because they are worth least
-        to the prefix cache."""
+        """Remove one reference to each page; pages without references can be taken again, in this order. The last pages
+        of a sequence should come first, because they are worth least to the prefix cache."""
         for page in pages:
             self._refs_change[page] -= 1
             if self._count(page) == 0:
                 self._returned[page] = None
 
     def gain(self, pages: list[PageId], let_go: Counter[PageId]) -> int:
-        """Return how many of the pages would be freed if one more owner dropped its references to them.
-
-        Args:
-            let_go: references that are assumed to be dropped already; this owner's references are added to it.
-        """
+        """Return how many of the pages would be freed if one more owner removed its references to them. `let_go` counts
+        references that are assumed to be removed already; the call adds this owner's references in place."""
         let_go.update(pages)
         return sum(self._count(page) == let_go[page] for page in pages)
 
     def still_cached(self, pages: list[PageId]) -> list[PageId]:
-        """Return the leading pages whose cached prefix this plan has not dropped."""
+        """Return the leading pages, up to but without the first one that this plan has taken from the prefix cache."""
         return list(takewhile(lambda page: page not in self.dropped, pages))
 
     def _count(self, page: PageId) -> int:

@@ -1,9 +1,6 @@
-"""The page pool: allocation of device memory pages to KV and adapters.
-
-A page is either free, referenced by one or more owners (sequences that share a prefix, or one adapter), or *idle*: not
-referenced, but still holding a cached prefix that may be matched again or evicted. The pool counts references and does
-not know tensors.
-"""
+"""The page pool: allocation of device memory pages to KV and adapters. A page is either free, referenced by one or more
+owners (sequences that share a prefix, or one adapter), or *idle*: not referenced, but still holding a cached prefix
+that may be matched again or evicted. The pool counts references and does not know tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ it."""
 
 
 class PagePool:
-    """Reference counts of all pages and the free list. Only `commit.py` and `commit_adapters.py` change it."""
+    """Reference counts of all device pages, and the free list. Only `commit.py` and `commit_adapters.py` change it."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
@@ -34,7 +31,8 @@ class PagePool:
             self.refs[page] += 1
 
     def release(self, pages: Iterable[PageId]) -> list[PageId]:
-        """Drop a reference to each page. Returns the pages without references; `reclaim` frees them."""
+        """Remove a reference from each page. Returns the pages left without references, which `reclaim` can put on the
+        free list."""
         unreferenced = []
         for page in pages:
             self.refs[page] -= 1

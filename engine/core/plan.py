@@ -9,12 +9,11 @@ from engine.core.types import Lane, LaneMode, StepPlan
 
 
 def plan_step(state: EngineState, policy: Policy, now: float) -> StepPlan:
-    """Return the plan of the next step.
-
-    Lane by lane, running sequences advance and then waiting sequences start, until time, tokens, slots or pages run
-    out. There are no separate prefill and decode phases: each sequence asks for all its remaining tokens and gets a
-    chunk of the size that the step's budget grants.
-    """
+    """Return the plan of the next step without changing `state`; `now` is in seconds on the engine's clock. Lane by
+    lane, running sequences advance and then waiting sequences start, until time, tokens, slots or pages run out. Each
+    sequence asks for all its remaining tokens and gets a chunk of the size that the step's budget grants. Paused lanes
+    start no sequences. The plan also fetches adapters and prepares grammars for waiting sequences. If a suspect request
+    is on trial (see `Sequence.on_trial`) and can be computed, the plan computes it alone."""
     if state.suspects and (trial := plan_trial(state, policy, now)) is not None:
         return trial
     has_suspects = bool(state.suspects)
@@ -35,11 +34,9 @@ def plan_step(state: EngineState, policy: Policy, now: float) -> StepPlan:
 
 
 def plan_trial(state: EngineState, policy: Policy, now: float) -> StepPlan | None:
-    """Return a step for one suspect alone; None means that no suspect on trial can be computed now.
-
-    The trial of a running suspect ends before the next trial begins. Where steps are planned ahead and the suspect has
-    to wait for its own pending token, the returned plan has no chunks, so that no other request is computed then.
-    """
+    """Return a plan that computes one suspect request alone; None means that no suspect on trial can be computed now.
+    The trial of a running suspect ends before the next trial begins. While a running suspect has to wait for its own
+    pending token, the returned plan has no chunks, so that no other request is computed in the same step."""
     on_trial = [seq for seq in state.suspects.values() if seq.on_trial]
     running = [seq for seq in on_trial if seq.id in state.running]
     for seq in running or on_trial:

@@ -1,8 +1,6 @@
-"""Scheduling policies: in which order sequences are served, and which ones are preempted.
-
-A policy consists of pure functions over the state behind the `Policy` protocol, so that policies are interchangeable.
-The planner decides nothing about order, and a policy decides nothing about pages.
-"""
+"""Scheduling policies: in which order sequences are served, and which ones are preempted. A policy consists of pure
+functions over the state behind the `Policy` protocol. It decides nothing about pages, and the planner nothing about
+order."""
 
 from __future__ import annotations
 
@@ -20,12 +18,13 @@ from engine.core.victims import cheapest_first
 
 
 class Policy(Protocol):
-    """Decisions about order that a plan asks for."""
+    """Decisions about order that the planner asks for. Implementations read the state and do not change it. `now` is in
+    seconds on the engine's clock."""
 
     timed: bool
     """True means that steps are bounded by predicted time, and not only by tokens."""
     gathers: bool
-    """True means that sequences start together, including those whose prompt has to wait for a later step."""
+    """True means that sequences start together, including those whose prompt gets no tokens before a later step."""
 
     def order_running(self, state: EngineState, lane: Lane) -> list[Sequence]:
         """Return a lane's running sequences in the order in which they get tokens and pages."""
@@ -34,11 +33,12 @@ class Policy(Protocol):
         """Return the waiting sequences of a lane that may start now, in the order in which they should start."""
 
     def order_fetches(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
-        """Return all waiting sequences of a lane in the same order, in which adapters are fetched and grammars are
-        prepared. This includes sequences that may not start yet."""
+        """Return all waiting sequences of a lane, including those that `order_waiting` holds back, in the order in
+        which their adapters should be fetched and their grammars prepared."""
 
     def victims(self, state: EngineState, needy: Sequence) -> Iterable[Sequence]:
-        """Return the running sequences that may be preempted for `needy`, in order of preemption."""
+        """Yield the running sequences that may be preempted so that `needy`, waiting or running, gets room, in order of
+        preemption. If `needy` itself is reached, the search for victims ends."""
 
 
 class LanePolicy:
@@ -77,11 +77,9 @@ class LanePolicy:
 
 
 class QueuePolicy:
-    """A single queue in a fixed order with a static token budget per step, for comparison.
-
-    The order is that of the waiting queue: first come first served, shortest job first, or priority. Only a running
-    sequence that must grow preempts others, and the last sequence in the order is preempted first.
-    """
+    """Serves all requests from a single queue in a fixed order, with a token budget per step and no limit of time, for
+    comparison. The order is first come first served, shortest job first, or priority. Only a running sequence that must
+    grow preempts others, and the last sequence in the order is preempted first."""
 
     timed, gathers = False, False
 
@@ -98,7 +96,8 @@ class QueuePolicy:
 
 
 class Batched:
-    """Wraps a policy: no sequence starts until the previous batch has ended and a new batch has been gathered."""
+    """Wraps a policy for the static and dynamic schedulers: no sequence starts until the previous batch has ended and
+    `may_form_batch` permits a new one."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -112,13 +111,13 @@ class Batched:
 
 
 def make_policy(scheduling: Scheduling) -> Policy:
-    """Return the policy that the configuration selects."""
+    """Return the policy that `scheduling.policy` selects, wrapped in `Batched` unless the scheduler is continuous."""
     policy: Policy = LanePolicy() if scheduling.policy == "lanes" else QueuePolicy()
     return policy if scheduling.scheduler == "continuous" else Batched(policy)
 
 
 def decodes_first(running: Iterable[Sequence]) -> list[Sequence]:
-    """Return the sequences with decodes before prefills, and otherwise in the given order."""
+    """Return the sequences with decodes (one token left to compute) before prefills, each in the given order."""
     decodes: list[Sequence] = []
     prefills: list[Sequence] = []
     for seq in running:
@@ -127,10 +126,8 @@ def decodes_first(running: Iterable[Sequence]) -> list[Sequence]:
 
 
 def by_adapter(running: Iterable[Sequence]) -> Iterable[Sequence]:
-    """Group the sequences by adapter, in the order of each adapter's first sequence.
-
-    A step that has no room for all of them then reads fewer adapters for the same number of rows.
-    """
+    """Return the sequences grouped by adapter, in the order of each adapter's first sequence, so that a step that has
+    no room for all of them reads fewer adapters."""
     groups: dict[AdapterHash | None, list[Sequence]] = {}
     for seq in running:
         groups.setdefault(seq.request.adapter_hash, []).append(seq)
@@ -138,7 +135,8 @@ def by_adapter(running: Iterable[Sequence]) -> Iterable[Sequence]:
 
 
 def behind(state: EngineState, needy: Sequence) -> list[Sequence]:
-    """Return `needy` and the running sequences of its lane that are behind it in the waiting order, the last first."""
+    """Return `needy` and the running sequences of its lane that come after it by the sort key of the waiting queue, the
+    last first."""
     key = state.waiting.order.key
     own = key(needy)
     others = [s for s in state.running.values() if s.lane is needy.lane and key(s) >= own]
@@ -146,13 +144,13 @@ def behind(state: EngineState, needy: Sequence) -> list[Sequence]:
 
 
 STATIC_WINDOWS = 20
-"""Maximum wait of a static batch for more requests, in windows. Otherwise the last requests of a run, too few for a
-full batch, would never start."""
+"""Maximum wait of a static batch for more requests, as a multiple of `window_s`. Without a maximum, the last requests
+of a run, too few for a full batch, would never start."""
 
 
 def may_form_batch(state: EngineState, now: float) -> bool:
-    """Return whether a new batch may start: nothing runs, and a full batch waits or the oldest request has waited for
-    its window."""
+    """Return whether a new batch may start at `now`: nothing runs, and either `max_seqs` requests wait or the oldest
+    one has waited for `window_s` (dynamic) or `STATIC_WINDOWS` times as long (static)."""
     if state.running or not len(state.waiting):
         return False
     rules = state.config.scheduling

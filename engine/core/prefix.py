@@ -1,11 +1,9 @@
 """The prefix cache: full KV pages that are found again by a key of their content.
 
-A key is a digest of the adapter's content hash and of all tokens up to the end of the page. Each key is chained to the
-previous one, as in vLLM's automatic prefix caching, so that equal keys mean equal KV. The first link includes the
-adapter: the same text under another adapter, or under another version of it, is another prefix. The first link also
-includes the realm, which is the request's tenant unless the configuration lets tenants share prefixes. A cache hit
-shows in `cached_tokens` and in the TTFT, and would otherwise tell one tenant what another tenant has asked. The digest
-is cryptographic because a collision would expose one tenant's context to another.
+A key is a cryptographic digest, chained to the key of the previous page as in vLLM's automatic prefix caching, so that
+equal keys mean equal KV. The first link includes the adapter's content hash, because the same text under another
+adapter is another prefix, and the realm, which is the tenant unless the configuration lets tenants share prefixes. A
+cache hit shows in `cached_tokens` and in the TTFT, and would otherwise tell one tenant what another tenant has asked.
 """
 
 from __future__ import annotations
@@ -32,7 +30,8 @@ def next_key(parent: PrefixKey, tokens: list[int]) -> PrefixKey:
 
 
 def page_keys(seq: Sequence, num_full_pages: int, block_size: int) -> list[PrefixKey]:
-    """Return the keys of the first `num_full_pages` pages of a sequence. They are cached in `seq.page_keys`."""
+    """Return the keys of the first `num_full_pages` pages of a sequence. New ones are computed and stored in
+    `seq.page_keys`."""
     keys = seq.page_keys
     while len(keys) < num_full_pages:
         start = len(keys) * block_size
@@ -42,7 +41,7 @@ def page_keys(seq: Sequence, num_full_pages: int, block_size: int) -> list[Prefi
 
 
 def leading_pages(page_of: Mapping[PrefixKey, int], keys: Iterable[PrefixKey]) -> list[int]:
-    """Return the pages, of the device or of the host, of the longest run of leading keys that `page_of` contains."""
+    """Return the pages, of the device or of the host, of the longest run of leading `keys` that `page_of` contains."""
     pages = []
     for key in keys:
         page = page_of.get(key)
@@ -53,11 +52,9 @@ def leading_pages(page_of: Mapping[PrefixKey, int], keys: Iterable[PrefixKey]) -
 
 
 class PrefixCache:
-    """Map of prefix keys to pages, and the pages without references (`idle`, by lane, the oldest first).
-
-    A page belongs to the highest lane that ever used it. Idle pages of a lane may only be taken for that lane and
-    higher ones, until they have been idle for so long that `decay` moves them to the lowest lane.
-    """
+    """Map between prefix keys and the device pages that hold their KV, and the cached pages without references (`idle`,
+    by lane, the oldest first). Only `commit.py` changes it. A page belongs to the highest lane that ever used it. Idle
+    pages of a lane may only be taken for that lane and higher ones, until `decay` moves them to the batch lane."""
 
     def __init__(self) -> None:
         self.page_of: dict[PrefixKey, PageId] = {}
@@ -77,11 +74,12 @@ class PrefixCache:
         return any(page in pages for pages in self.idle.values())
 
     def match(self, keys: list[PrefixKey]) -> list[PageId]:
-        """Return the pages of the longest run of leading keys that are cached."""
+        """Return the pages of the longest run of leading keys that are cached. Nothing is changed."""
         return leading_pages(self.page_of, keys)
 
     def register(self, key: PrefixKey, page: PageId, lane: Lane) -> None:
-        """Add a full page to the cache. The first page that was registered under a key remains the cached one."""
+        """Add a full page to the cache and end the key's promise. If the key or the page is cached already, that entry
+        remains."""
         self.promised.pop(key, None)
         if key not in self.page_of and page not in self.key_of:
             self.page_of[key] = page
@@ -89,22 +87,22 @@ class PrefixCache:
             self.lane_of[page] = lane
 
     def promise(self, keys: list[PrefixKey], request_id: str) -> None:
-        """Note that a request is about to compute the pages of these keys."""
+        """Record that a request is about to compute the pages of those keys that are neither cached nor promised
+        yet."""
         for key in keys:
             if key not in self.page_of:
                 self.promised.setdefault(key, request_id)
 
     def break_promises(self, keys: list[PrefixKey], request_id: str) -> None:
-        """Drop the promises of a request that stops running, whether it has computed the pages or not."""
+        """Remove the promises that a request made for these keys, because it stops running; other requests' promises
+        remain."""
         for key in keys:
             if self.promised.get(key) == request_id:
                 del self.promised[key]
 
     def park(self, pages: list[PageId], now: float) -> list[PageId]:
-        """Keep the unreferenced pages that hold a prefix as idle pages, and return the others.
-
-        The last pages are parked first, so that they are evicted before the prefixes that they extend.
-        """
+        """Make the unreferenced pages that are cached idle since `now`, and return the others, which can be freed. The
+        last pages are parked first, so that they are evicted before the prefixes that they extend."""
         others = []
         for page in reversed(pages):
             if page in self.key_of:
@@ -114,8 +112,8 @@ class PrefixCache:
         return others
 
     def unpark(self, pages: list[PageId], lane: Lane) -> None:
-        """Note that a sequence of `lane` references these pages. Cached ones are no longer idle, and move up to `lane`
-        if theirs was lower. Other pages are ignored."""
+        """Record that a sequence of `lane` references these pages. Cached ones are no longer idle, and belong to `lane`
+        from now on if it is higher than their lane. Other pages are ignored."""
         for page in pages:
             if page in self.lane_of:
                 self.idle[self.lane_of[page]].pop(page, None)
@@ -138,13 +136,14 @@ class PrefixCache:
             lowest[page] = parked
 
     def drop(self, page: PageId) -> None:
-        """Remove a page from the cache."""
+        """Remove a cached page from the cache, idle or not. The caller frees the page."""
         self.idle[self.lane_of.pop(page)].pop(page, None)
         del self.page_of[self.key_of.pop(page)]
 
 
 class HostTier:
-    """Map of prefix keys to host pages, in eviction order. Only `commit.py` changes it."""
+    """Map between prefix keys and the host pages that hold copies of their KV, in eviction order. Only `commit.py`
+    changes it."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
@@ -158,7 +157,8 @@ class HostTier:
         return leading_pages(self.page_of, keys)
 
     def put(self, key: PrefixKey, page: HostPageId) -> None:
-        """Store that a host page holds the copy of `key` from now on. Its previous copy, if any, is lost."""
+        """Record that a host page holds the copy of `key` from now on, as the last in eviction order. The page's
+        previous copy, if any, is forgotten."""
         if page in self.key_of:
             del self.page_of[self.key_of[page]]
         else:
@@ -166,13 +166,15 @@ class HostTier:
         self.page_of[key], self.key_of[page] = page, key
 
     def touch(self, keys: Iterable[PrefixKey]) -> None:
-        """Move the copies of keys that were used to the end of the eviction order."""
+        """Move the copies of those keys that are in the tier to the end of the eviction order, because they were
+        used."""
         for key in keys:
             if key in self.page_of:
                 self.page_of.move_to_end(key)
 
     def demote(self, keys: Iterable[PrefixKey]) -> None:
-        """Move the copies of a sequence that has ended to the front of the eviction order."""
+        """Move the copies of those keys that are in the tier to the front of the eviction order: their sequence has
+        ended."""
         for key in keys:
             if key in self.page_of:
                 self.page_of.move_to_end(key, last=False)

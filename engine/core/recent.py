@@ -1,9 +1,10 @@
-"""Tenants that have sent a request recently: just enough is kept to know whether there is more than one."""
+"""Memory of which tenants have sent a request recently, as far as needed to know whether there is more than one."""
 
 from __future__ import annotations
 
 RECENT_S = 10.0
-"""Seconds after a tenant's last request for which another one is expected, because people read and then answer."""
+"""Seconds for which a tenant counts as active after a request, because people read the answer before they send
+another."""
 
 
 class RecentTenants:
@@ -19,12 +20,14 @@ class RecentTenants:
         return next(reversed(self._came), "")
 
     def note(self, tenant: str, now: float) -> None:
-        """Note that a request of a tenant has arrived."""
+        """Record that a request of `tenant` arrived at `now` (seconds on the engine's clock), and forget all but the
+        last two tenants."""
         self._came.pop(tenant, None)
         self._came[tenant] = now
         if len(self._came) > 2:
             del self._came[next(iter(self._came))]
 
     def has_other(self, tenant: str, now: float) -> bool:
-        """Return whether a request of another tenant came within the last `RECENT_S` seconds."""
+        """Return whether a tenant other than `tenant` sent a request within the last `RECENT_S` seconds before
+        `now`."""
         return any(other != tenant and now - came <= RECENT_S for other, came in self._came.items())

@@ -22,7 +22,7 @@ class LaneReport:
     gap: float
     """Largest difference between the virtual counters of waiting tenants, in device seconds divided by weight."""
     bound: float
-    """Theoretical upper bound of the service gap between two tenants, in the same unit (see `Ledger.bound`)."""
+    """Theoretical upper bound of `gap`, in device seconds divided by weight (see `Ledger.bound`)."""
     mode: LaneMode
     preemptions: int
     """Preemptions of the lane's requests since the engine started."""

@@ -1,4 +1,5 @@
-"""The host pages that a plan uses for KV: pages that it saves to the host, and pages that it restores from there."""
+"""The host pages that one plan uses for KV: pages that it saves to the host, and pages that it restores from the
+host."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from engine.core.types import HostPageId, Lane, PageCopy, PrefixKey
 
 
 class Saves:
-    """An overlay over the host tier, which itself is not changed."""
+    """Chooses the host pages of one plan's saves and restores of KV, as an overlay: the state's host tier is not
+    changed."""
 
     def __init__(self, state: EngineState) -> None:
         self._host = state.host
@@ -22,7 +24,7 @@ class Saves:
         self._rules = state.config.scheduling
         self._most = self._rules.checkpoint_pages or -(-state.config.max_seqs // state.config.block_size)
         self._pinned: Counter[PrefixKey] = Counter()
-        """Keys that this plan restores, each with the number of sequences that do: their host pages must not be
+        """Keys that this plan restores, each with the number of sequences that restore it. Their host pages are not
         overwritten."""
         self._given_up: set[PrefixKey] = set()
         """Keys whose host pages `saved` overwrites. Saves come before restores, so these keys can no longer be
@@ -33,7 +35,8 @@ class Saves:
         self.checkpoints: dict[str, int] = {}
 
     def match(self, keys: list[PrefixKey]) -> list[HostPageId]:
-        """Return the host pages of the leading keys that can be restored. They are pinned until `let_go`."""
+        """Return the host pages of the leading keys that can be restored, and pin them against being overwritten until
+        `let_go`."""
         if not self._host.page_of:
             return []
         pages = self._host.match(takewhile(lambda key: key not in self._given_up, keys))
@@ -41,22 +44,22 @@ class Saves:
         return pages
 
     def let_go(self, keys: list[PrefixKey]) -> None:
-        """Unpin keys that are not restored after all."""
+        """Unpin keys that `match` has pinned and that are not restored after all, so that their host pages may be
+        overwritten."""
         self._pinned.subtract(keys)
 
     def preempted(self, seq: Sequence) -> int:
-        """Save the full pages of a sequence that is preempted, and return the number of copies.
-
-        Nothing is copied if there are no host pages, or if the sequence is a batch one and preemption is `checkpoint`:
-        its pages are then copied while it runs.
-        """
+        """Plan to save the full pages of a preempted sequence that are not on the host yet, and return the number of
+        copies. Nothing is copied if there are no host pages, or if the sequence is a batch one and preemption is
+        `checkpoint`: its pages are then copied while it runs."""
         if not self._host.num_pages or (self._rules.preemption == "checkpoint" and seq.lane is not Lane.INTERACTIVE):
             return 0
         return self._save(seq, len(seq.pages))
 
     def checkpoint(self, gone: dict[str, Sequence]) -> int:
-        """Save up to `checkpoint_pages` full pages of running batch sequences that are not on the host yet, and return
-        the number of copies. The sequences in `gone`, which this plan preempts, are skipped."""
+        """Plan to save full pages of running batch sequences that are not on the host yet, at most `checkpoint_pages`
+        in all, and return the number of copies: 0 unless preemption is `checkpoint`. The sequences in `gone` (by
+        request id), which this plan preempts, are skipped."""
         if not self._host.num_pages or self._rules.preemption != "checkpoint":
             return 0
         made = 0
@@ -87,7 +90,8 @@ class Saves:
         return key in self.saved or (key in self._host.page_of and key not in self._given_up)
 
     def _take(self) -> HostPageId | None:
-        """Return a free host page or that of the first copy in eviction order. None means that all are pinned."""
+        """Return a free host page or, if there is none, that of the first copy in eviction order that is not pinned.
+        None means that all are pinned."""
         page = next(self._free, None)
         if page is not None:
             return page

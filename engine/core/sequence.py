@@ -7,24 +7,25 @@ from dataclasses import dataclass, field
 from engine.core.types import Lane, PageId, PrefixKey, Request
 
 TRIAL_TOKENS = 8
-"""New tokens after which a suspect request is cleared. The crash happened some tokens behind the last one that the
-gateway received, because the events of the last steps were lost with the process."""
+"""Number of tokens that a suspect request must generate before it may share steps again. It exceeds 1 because the crash
+happened some tokens after the last one that the gateway received: the events of the last steps were lost."""
 TRIAL_TOKENS_HELD = 32
-"""The same for a request whose tokens are held back and sent together, so that more of them were lost."""
+"""Replaces `TRIAL_TOKENS` for a request with `whole` set: its tokens are held back, so that a crash loses more of
+them."""
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A live request with its tokens and pages. It is computed until `num_computed` has reached the newest token.
-
-    `apply.py` creates sequences; `commit.py` and `commit_adapters.py` change them, and the ledger adds the device time.
-    """
+    """A live request, waiting or running, with its tokens, KV pages and accounting. Steps compute its tokens from
+    `num_computed` on, and computing the newest token samples the next one. `apply.py` creates a sequence when it
+    accepts the request, `commit.py` and `commit_adapters.py` change it until the request ends, and the ledger adds the
+    device time."""
 
     request: Request
     tokens: list[int]
     """Known tokens: the prompt, and the answer as far as it has been generated."""
     num_pending: int = 0
-    """Number of tokens behind the known ones that the steps under way will sample."""
+    """Number of tokens after the known ones that the steps under way will sample."""
     lane: Lane = Lane.INTERACTIVE
     """The request's lane, or the only lane in use if the policy has one queue for all lanes."""
     num_computed: int = 0
@@ -33,18 +34,22 @@ class Sequence:
     page_keys: list[PrefixKey] = field(default_factory=list)
     """Prefix keys of the leading full pages of `tokens` (see prefix.py), computed as far as they were needed."""
     realm: str = ""
-    """Sequences of the same realm may share prefixes."""
+    """Sequences of the same realm may share cached prefixes. It is the tenant's name, or empty if all tenants share
+    prefixes."""
     num_cached: int = 0
-    """Prompt tokens whose KV was found in the prefix cache or in host memory when the sequence first started."""
+    """Leading tokens whose KV was found in the prefix cache or in host memory when the sequence first started."""
     num_preemptions: int = 0
     num_lost: int = 0
     """Number of tokens that were computed when the sequence was last preempted."""
     num_paid: int = 0
-    """Largest number of tokens that were computed at any preemption: the tenant does not pay for them again."""
+    """Largest number of tokens that were computed at any preemption. The tenant is not billed for computing them
+    again."""
     num_saved: int = 0
-    """Number of leading full pages that were copied to the host."""
+    """Number of leading full pages that were copied to the host since the request arrived. Their copies may have been
+    evicted."""
     due: float = 0.0
-    """When the next token should be generated, in seconds on the engine's clock."""
+    """When the next token should be generated, in seconds on the engine's clock: the TTFT goal after the arrival, then
+    the ITL goal after each token."""
     device_seconds: float = 0.0
     """The sequence's part of the device time of its steps, including tokens that were computed twice."""
 
@@ -58,8 +63,8 @@ class Sequence:
 
     @property
     def on_trial(self) -> bool:
-        """Return whether the next tokens must be computed in separate steps, because the request may crash the
-        engine."""
+        """Whether the next tokens must be computed in steps without other requests: the request is suspect and has
+        generated fewer than `TRIAL_TOKENS` (`TRIAL_TOKENS_HELD` if `whole`) tokens in this engine process."""
         if not self.request.suspect:
             return False
         needed = TRIAL_TOKENS_HELD if self.request.whole else TRIAL_TOKENS
@@ -85,11 +90,9 @@ class Sequence:
 
     @property
     def waits_for_token(self) -> bool:
-        """Return whether nothing can be planned for the sequence before its pending token is known.
-
-        This is so if the pending token is the last one that `max_tokens` allows, or if the sequence has a grammar,
-        which cannot say what it allows next before it knows the token.
-        """
+        """Whether nothing can be planned for the sequence before its pending token is known. This is so if the pending
+        token is the last one that `max_tokens` allows, or if the sequence has a grammar, which determines the permitted
+        next tokens only after it has read the pending one."""
         params = self.request.params
         is_last = self.num_generated + self.num_pending >= params.max_tokens
         return self.num_pending > 0 and (is_last or params.grammar is not None)

@@ -41,11 +41,13 @@ class Shares:
         return self._total
 
     def held(self, tenant: str) -> int:
-        """Return the amount that one tenant holds."""
+        """Return the amount that one tenant holds; 0 for an unknown tenant."""
         return self._holdings[tenant].amount if tenant in self._holdings else 0
 
     def admits(self, tenant: str, weight: float, amount: int, capacity: int) -> bool:
-        """Return whether a tenant may have `amount` more now."""
+        """Return whether a tenant may take `amount` more of `capacity`, without recording it: True within the capacity,
+        and beyond it if the tenant holds nothing or stays within its share. `weight` is not used: the share follows the
+        recorded weight."""
         if self._total + amount <= capacity:
             return True
         holding = self._holdings.get(tenant)
@@ -54,7 +56,8 @@ class Shares:
         return holding.amount + amount <= capacity * holding.weight / self._weights
 
     def add(self, tenant: str, weight: float, amount: int) -> None:
-        """Add to the amount that a tenant holds. The weight is used only if the tenant held nothing before."""
+        """Add `amount` to what a tenant holds and to the total. `weight` is used only if the tenant held nothing
+        before."""
         if tenant not in self._holdings:
             self._holdings[tenant] = Holding(weight)
             self._weights += weight
@@ -62,7 +65,8 @@ class Shares:
         self._total += amount
 
     def remove(self, tenant: str, amount: int) -> None:
-        """Subtract what a tenant has freed from the amount that it holds."""
+        """Subtract `amount`, which a tenant has freed, from what it holds and from the total. A tenant that holds
+        nothing any more is forgotten with its weight. Raises KeyError if the tenant holds nothing."""
         holding = self._holdings[tenant]
         holding.amount -= amount
         self._total -= amount

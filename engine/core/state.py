@@ -1,4 +1,5 @@
-"""The complete state of the engine, as plain data. `plan.py` only reads it; `commit.py` changes it."""
+"""The complete state of the engine, as plain data. `plan.py` only reads it; `apply.py`, `commit.py`,
+`commit_adapters.py` and `lane_modes.py` change it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from engine.core.waiting import WaitingQueue, order_of
 
 @dataclass(slots=True)
 class Counters:
-    """Event counts since the engine started."""
+    """Event counts since the engine started. Durations are in seconds; tokens and pages are numbers."""
 
     steps: int = 0
     preempted_for: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(Cause, 0))
@@ -54,7 +55,7 @@ class EngineState:
     prefix: PrefixCache = field(default_factory=PrefixCache)
     adapters: dict[AdapterHash, Adapter] = field(default_factory=dict)
     tiers: AdapterTiers = field(default_factory=AdapterTiers)
-    """Totals of what adapters hold on the device and in host memory, and the order in which they are evicted."""
+    """Totals of the pages, slots and bytes that adapters hold, and the order in which adapters are evicted."""
     grammars: Grammars = field(default_factory=Grammars)
     sequences: dict[str, Sequence] = field(default_factory=dict)
     """Sequences of all live requests, waiting or running, by request id."""
@@ -64,7 +65,8 @@ class EngineState:
     """Live requests that were submitted as suspect, in order of arrival."""
     modes: dict[Lane, LaneMode] = field(default_factory=lambda: dict.fromkeys(Lane, LaneMode.OPEN))
     released: list[str] = field(default_factory=list)
-    """Ids of requests that were running and ended since the last plan: the executor must forget them."""
+    """Ids of requests that were running and ended since the last plan: the next plan tells the executor to forget
+    them."""
     now: float = 0.0
     """When the state last changed, in seconds on the engine's clock."""
     in_flight: StepPlan = field(default_factory=StepPlan)
@@ -98,7 +100,8 @@ class EngineState:
 
     @property
     def most_held(self) -> int:
-        """Maximum number of idle prefix pages that are protected from batch work, so that it always finds room."""
+        """Maximum number of idle prefix pages that are protected from batch work, so that batch work always finds
+        room."""
         return int(self.config.scheduling.hold_share * (self.config.usable_pages - self.adapter_pages))
 
     def may_start(self, lane: Lane) -> bool:
@@ -107,8 +110,8 @@ class EngineState:
 
     @property
     def has_work(self) -> bool:
-        """Return whether another step is needed: for live requests, results under way, or changes that the executor or
-        a client has not been told yet."""
+        """Whether another step is needed: for live requests, for results under way, or to report changes to the
+        executor or to clients. Waiting requests of paused lanes do not count."""
         expected = any(not step.plan.is_empty for step in self.under_way)
         live = self.running or any(map(self.may_start, Lane))
         news = self.released or self.outbox or self.tiers.closing or self.grammars.forgotten

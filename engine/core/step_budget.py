@@ -24,7 +24,8 @@ from engine.core.types import AdapterHash, Lane
 
 
 class StepBudget:
-    """The remaining tokens and time of one step. With `timed=False`, or while the model is cold, only tokens count."""
+    """The tokens and the predicted time that one step has left; a `Draft` uses it for one plan. With `timed=False`, or
+    while the model is cold, only tokens limit the step."""
 
     def __init__(self, state: EngineState, now: float, timed: bool) -> None:
         self._state = state
@@ -41,8 +42,8 @@ class StepBudget:
         self._limit = inf
         self._is_shared = False
         self._before, self._allowed = 0.0, inf
-        """Predicted seconds of the step when this lane's turn began, and the maximum to which this lane may extend it.
-        Unlike `_limit`, the maximum is not set to 0 once a decode no longer fits."""
+        """Predicted seconds of the step when the current lane began, and the maximum to which this lane may extend
+        them. Unlike `_limit`, the maximum is not set to 0 once a decode no longer fits."""
         self.tokens_left = state.config.token_budget
         self.alone = 0.0
         """Predicted seconds of the step without batch work, if it has interactive decodes; otherwise 0."""
@@ -50,12 +51,13 @@ class StepBudget:
         self._adapters: dict[AdapterHash, int] = {}
         """Number of chunks of each adapter."""
         self._spent: float | None = None
-        """Predicted seconds so far, updated incrementally for decodes. None means that another change was made since,
-        so that the value must be predicted again."""
+        """Predicted seconds of the step so far, updated incrementally for decodes. None means that another change was
+        made, so that they must be predicted again."""
         self._price_of_token, self._price_holds_to = 0.0, 0.0
 
     def enter(self, lane: Lane) -> None:
-        """Begin with a lane: set its limit, given the work that was granted to higher lanes."""
+        """Begin with a lane: set its time limit, or its tokens while the model is cold, given the work that was granted
+        to higher lanes."""
         self._lane = lane
         self._is_shared = lane is not Lane.INTERACTIVE and not self._is_empty
         self._before = self._spent = self._model.predict(self.features)
@@ -81,12 +83,13 @@ class StepBudget:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the current lane may add more work. An empty step always accepts work, even if its predicted
-        cost is too high, because only a measured step can correct that prediction."""
+        """Whether the current lane may add more work. An empty step always accepts work, even if its predicted cost is
+        too high, because only a measured step can correct that prediction."""
         return self.tokens_left > 0 and (self._lane is Lane.INTERACTIVE or self._limit > 0 or self._is_empty)
 
     def grant(self, seq: Sequence, start: int, wanted: int) -> int:
-        """Grant a sequence up to `wanted` tokens from position `start` on. Returns their number, which may be 0."""
+        """Add to the step up to `wanted` tokens of a sequence from position `start` on, and return how many fit, which
+        may be 0. One token after position 0 is a decode; anything else is a prompt."""
         if wanted == 1 and start:
             return int(self._grant_decode(seq, start + 1))
         share = self._share_for(wanted)
@@ -100,8 +103,8 @@ class StepBudget:
         return granted
 
     def _share_for(self, wanted: int) -> float:
-        """Return the share of the remaining step that a prompt may take. A long prompt leaves half of each step to the
-        waiting requests of its lane, so that they need not wait for its end."""
+        """Return the share of the remaining step, 0.5 or 1, that a prompt with `wanted` tokens left may take. A long
+        prompt leaves half of each step to the waiting requests of its lane, so that they need not wait for its end."""
         is_long = self._timed and wanted > self._state.config.long_prompt
         return 0.5 if is_long and self._state.waiting.groups(self._lane) else 1.0
 
@@ -128,18 +131,16 @@ class StepBudget:
         return True
 
     def take_back(self, seq: Sequence, start: int, num_tokens: int) -> None:
-        """Undo the grant of a chunk that will not be computed."""
+        """Undo the grant of `num_tokens` tokens from `start` on that will not be computed."""
         if num_tokens:
             self._add(seq, start, num_tokens, self._rank(seq), -1)
 
     def fits_pages(self, count: int, *, is_old: bool = False) -> bool:
-        """Return whether this step may copy `count` more pages between host and device.
-
-        Only copies for batch work in a step shared with interactive work are limited. They must fit into the time that
-        batch work may add to the step, not counting its decodes, which would otherwise leave no time for copies. Batch
-        work that has had less than its floor may always copy. An adapter that a request has been waiting for too long
-        (`is_old`) may be copied regardless of its size if nothing else is copied in this step.
-        """
+        """Return whether this step may copy `count` more pages between host and device. Only copies for batch work in a
+        step shared with interactive work are limited. They must fit into the time that batch work may add to the step,
+        not counting its decodes, which would otherwise leave no time for copies. Batch work that has had less than its
+        floor may always copy. An adapter that a request has been waiting for too long (`is_old`) may be copied
+        regardless of its size if nothing else is copied in this step."""
         if not (count and self._is_shared) or self._limit == inf or self._owes_batch() or (is_old and not self._moved):
             return True
         return self._before + self._model.prices.page * (self._moved + count) <= self._allowed
@@ -187,7 +188,7 @@ class StepBudget:
         return self._limit > 0
 
     def _token_price(self) -> float:
-        """Return the surcharge, in seconds, of one more token in a step with many. It is cached between two knots."""
+        """Return the surcharge, in seconds, of one more token in this step, cached until the next knot of the model."""
         tokens = self._prefill + self._decodes + 1
         if tokens > self._price_holds_to:
             self._price_of_token = self._model.token_price(tokens)
@@ -229,13 +230,12 @@ class StepBudget:
         return not (self._prefill or self._decodes)
 
     def _prompt_limit(self, seq: Sequence) -> float:
-        """Return the predicted seconds to which an interactive prompt may extend the step.
-
-        While there is batch work, more interactive sequences decode concurrently, and the step of a prompt delays all
-        of them. The step is therefore cut to the length that their tail may have, but not below `full_chunk` decodes,
-        so that the constant cost of a step remains a small part of it. A second prompt joins a step only within the
-        tail, because without batch work it would rarely have met the first one.
-        """
+        """Return the predicted seconds to which an interactive prompt may extend the step: the lane's limit, which the
+        first prompt beside decodes may raise (see `_late_limit`), or that of `_newcomer_limit` if it is higher. While
+        there is batch work, more interactive sequences decode concurrently, and the step of a prompt delays all of
+        them. The step is therefore cut to `itl_stretch` times the tail, but not below `full_chunk` decodes, so that the
+        constant cost of a step remains a small part of it. A second prompt joins a step only within `itl_stretch` times
+        the tail, because without batch work it would rarely have met the first one."""
         ledger = self._state.ledger
         if self._decodes and not self._prefill:
             self._limit = max(self._limit, self._late_limit())
@@ -247,10 +247,8 @@ class StepBudget:
 
     def _newcomer_limit(self, seq: Sequence) -> float:
         """Return the seconds to which a prompt may extend the step if it is its tenant's only request; otherwise 0.
-
         Such a request does not wait for the decodes of tenants that crowd the lane: its prompt may extend the step to
-        `full_chunk` decodes, as long as no decode of the other tenants becomes late.
-        """
+        `full_chunk` decodes, as long as no decode of the other tenants becomes late."""
         longest = self._rules.full_chunk * self._one_decode
         if self._limit >= longest:
             return 0.0
@@ -263,8 +261,9 @@ class StepBudget:
         return min(min(left, default=inf) / self._margin, longest)
 
     def _late_limit(self) -> float:
-        """Return the seconds to which prompts may extend a step whose decodes alone are late already, or 0. Otherwise
-        prompts would get only `min_chunk` tokens per step for as long as there are so many decodes."""
+        """Return the seconds to which prompts may extend a step whose decodes alone are predicted to be late, or 0 if
+        they are not. Otherwise prompts would get only `min_chunk` tokens per step for as long as there are so many
+        decodes."""
         alone = self._model.predict(self.features)
         return alone * self._rules.itl_stretch if alone * self._margin >= self._slack else 0.0
 
@@ -290,21 +289,22 @@ class StepBudget:
 
     @property
     def _is_probe(self) -> bool:
-        """Return whether this step shows how long little work takes, which full steps cannot show. It carries no batch
-        work beside interactive work, and as little as possible alone while the model has not seen steps of one
-        token."""
+        """Whether this step is one of every `probe_every` that show how long little work takes, which full steps cannot
+        show. It carries no batch work beside interactive work unless batch work is below its floor. Without interactive
+        work, it carries as little as possible while the model has not seen steps of one token."""
         return self._state.counters.steps % self._rules.probe_every == 0
 
     def _owes_batch(self) -> bool:
-        """Return whether batch work got less than its floor, which is higher while its deadlines require it."""
+        """Return whether batch work got less than its floor: `batch_floor`, or `promoted_share` while batch deadlines
+        require it."""
         rules, ledger = self._rules, self._state.ledger
         floor = rules.promoted_share if ledger.need >= rules.promote_from else rules.batch_floor
         return ledger.batch_share < floor
 
 
 def _slack(state: EngineState, now: float) -> float:
-    """Return the seconds until the first interactive decode is late (infinity if there is none), or the lane's ITL goal
-    if that is less and several tenants use the lane."""
+    """Return the seconds from `now` until the first interactive decode is late (at least 0; infinity if there is none),
+    or the lane's ITL goal if that is less and several tenants use the lane."""
     left = _times_left(state, now)
     if state.ledger.accounts.is_shared(Lane.INTERACTIVE, state.waiting.groups(Lane.INTERACTIVE), now):
         # Another tenant's next request should not wait for a long step that one tenant's prompts fill.
@@ -313,8 +313,9 @@ def _slack(state: EngineState, now: float) -> float:
 
 
 def _times_left(state: EngineState, now: float, apart_from: Container[str] = ()) -> list[float]:
-    """Return the seconds until each interactive decode is late, without those of the tenants in `apart_from`. A pending
-    token will have been generated just before this step begins, so that the next one is due a full ITL later."""
+    """Return, for each running interactive decode, the seconds from `now` until its next token is late, without those
+    of the tenants in `apart_from`. A pending token will have been generated just before this step begins, so that the
+    next one is due a full ITL goal later."""
     lane, goal = Lane.INTERACTIVE, state.config.interactive.itl_s
     running = [seq for seq in state.running.values() if seq.lane is lane and not seq.waits_for_token]
     return [

@@ -2,8 +2,7 @@
 
 The duration of a step is the sum of a constant (reading the weights), a convex piecewise-linear function of its tokens,
 and nearly linear terms for attention over context, for adapters that are read and applied, and for pages that are
-copied. The function is convex because a further token is nearly free while reading the weights hides its arithmetic,
-and costs that arithmetic beyond.
+copied. The function is convex because a further token is nearly free while reading the weights hides its arithmetic.
 
 The coefficients are found by recursive least squares in information form on relative errors, so that a miss of 5 %
 counts the same for short and long steps. They are kept non-negative, because no work makes a step shorter. A chunk can
@@ -11,10 +10,8 @@ therefore be sized by solving for its length. A range of token counts without an
 the range below it; the steps that result from this assumption then correct it.
 
 Steps are remembered and forgotten separately by size. A thousand similar steps in a row, as a backlog of batch work
-produces, must not erase what is known about other sizes, because budgets compare with those. Two regressions with
-uniform forgetting, one for small steps and one for large ones, were tried first. A wrong prediction then kept the
-scheduler from the very steps that would have corrected it (7,650 tokens/s of batch work instead of 8,700 in simulation
-of an H100).
+produces, must not erase what is known about other sizes, because budgets compare with those: a wrong prediction would
+keep the scheduler from the very steps that would correct it.
 """
 
 from __future__ import annotations
@@ -36,8 +33,8 @@ SEEN_STEPS = 8
 """Number of steps of a size from which on the size counts as known."""
 SOLVE_EVERY = 32
 SOLVE_AT = (1, 2, 4, 8, 16)
-"""The equations are solved every `SOLVE_EVERY` steps once warm, and also when so many steps of one size were seen. A
-solution costs about as much as planning a step."""
+"""The equations are solved every `SOLVE_EVERY` steps once the model is warm, and also when the number of steps seen of
+one size reaches one of `SOLVE_AT`. A solution costs about as much as planning a step."""
 RIDGE = 1e-7
 """Regularization added to each diagonal element, as a fraction of the largest: it keeps collinear terms from cancelling
 out at large prices."""
@@ -78,7 +75,8 @@ NOTHING = StepFeatures()
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Coefficients of the model in seconds: per step, per unit of each feature, and per token beyond each knot."""
+    """Coefficients of the model, in seconds: per step, per unit of each feature, and (`beyond`) per token above each
+    knot."""
 
     step: float
     prefill: float
@@ -97,7 +95,7 @@ class Prices:
 
     @property
     def linear(self) -> tuple[float, ...]:
-        """Prices in the order of the fields of StepFeatures."""
+        """Prices per unit of each feature, in the order of the fields of StepFeatures."""
         return self.prefill, self.decode, self.context, self.attention, self.adapter, self.lora_row, self.page
 
     @property
@@ -106,14 +104,16 @@ class Prices:
 
 
 class Memory:
-    """Normal equations of the steps of one size: the sum of the outer products of their terms, with forgetting."""
+    """Normal equations of the observed steps of one size (see `StepTimeModel._memories`), in which older steps
+    decay."""
 
     def __init__(self, count: int) -> None:
         self.normal = [[0.0] * count for _ in range(count)]
         self.right = [0.0] * count
 
     def add(self, terms: list[float], keep: float) -> None:
-        """Add the equation sum(price * term) = 1, and multiply all earlier ones by `keep`."""
+        """Add the equation sum(price * term) = 1 of one step, whose `terms` are in the order of the prices and divided
+        by its seconds, and multiply all earlier equations by `keep`."""
         normal, right = self.normal, self.right
         for i, term in enumerate(terms):
             normal[i] = [have * keep + term * other for have, other in zip(normal[i], terms, strict=True)]
@@ -135,13 +135,14 @@ class StepTimeModel:
         """Number of steps that the model has learned from."""
         self.prices = Prices.of([0.0] * (len(SCALES) + len(knots)))
         self.margin = margin_ceiling
-        """Factor for predictions, so that 19 of 20 steps do not exceed the product."""
+        """Factor for predictions, such that 19 of 20 recent steps took no longer than prediction times margin."""
         self.median_error = 0.0
-        """Median of |actual / predicted - 1| over the last steps."""
+        """Median of |actual / predicted - 1| over the last `ERRORS_KEPT` steps, updated when the equations are
+        solved."""
         self._forgetting = forgetting
         self._scales = SCALES + (64.0,) * len(knots)
         self._memories: dict[int, Memory] = {}
-        """Memories by size of step, which is the bit length of its number of tokens."""
+        """Memories by size of step, where the size is the bit length of the step's number of tokens."""
         self._seen: Counter[int] = Counter()
         self._margins = (margin_floor, margin_ceiling)
         self._ratios: deque[float] = deque(maxlen=ERRORS_KEPT)
@@ -151,11 +152,11 @@ class StepTimeModel:
         return self.num_steps >= WARM_STEPS
 
     def has_seen(self, tokens: int) -> bool:
-        """Return whether enough steps with about this number of tokens have been observed."""
+        """Return whether at least `SEEN_STEPS` steps were observed whose number of tokens has the same bit length."""
         return self._seen[tokens.bit_length()] >= SEEN_STEPS
 
     def predict(self, features: StepFeatures) -> float:
-        """Return the predicted seconds of a step; 0 while the model is cold."""
+        """Return the predicted seconds of a step with these features, without `margin`; 0 while the model is cold."""
         if not self.is_warm:
             return 0.0
         prices = self.prices
@@ -163,7 +164,7 @@ class StepTimeModel:
         return prices.step + linear + self.beyond_knots(features.tokens)
 
     def beyond_knots(self, tokens: float) -> float:
-        """Return the surcharge, in seconds, for all tokens of a step beyond the knots."""
+        """Return the surcharge, in seconds, for the tokens above each knot of a step with `tokens` tokens."""
         return sum([p * (tokens - k) for p, k in zip(self.prices.beyond, self.knots, strict=True) if tokens > k])
 
     def token_price(self, tokens: float) -> float:
@@ -194,7 +195,8 @@ class StepTimeModel:
         return done
 
     def observe(self, features: StepFeatures, seconds: float) -> None:
-        """Learn from a step that took `seconds`."""
+        """Learn from a step with these features that took `seconds`. Prices, margin and error are updated after
+        `WARM_STEPS` steps, then every `SOLVE_EVERY` steps and more often for a new size."""
         predicted = self.predict(features)
         size = int(features.tokens).bit_length()
         if predicted > 0:
@@ -219,11 +221,8 @@ class StepTimeModel:
         return {"knots": list(self.knots), "prices": self.prices.flat, "memories": memories, "seen": seen}
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Restore the state that `to_json` returned.
-
-        Raises:
-            ValueError, KeyError, TypeError: `saved` does not have the form that `to_json` returns for these knots.
-        """
+        """Restore the prices and memories from what `to_json` returned. Raises ValueError, KeyError or TypeError if
+        `saved` does not have the form that `to_json` returns for these knots."""
         count = len(self._scales)
         if list(saved["knots"]) != list(self.knots) or len(saved["prices"]) != count:
             raise ValueError(f"expected {count} terms with knots at {self.knots}")
@@ -238,7 +237,7 @@ class StepTimeModel:
         self.num_steps = self._seen.total()
 
     def _solve(self) -> None:
-        """Compute the prices from all memories. A term that no step had gets a price of 0."""
+        """Set `prices` to the solution of the equations in all memories. A term that no step had gets a price of 0."""
         memories = list(self._memories.values())
         normal = [
             [sum(cells) for cells in zip(*rows, strict=True)]

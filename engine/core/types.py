@@ -19,7 +19,8 @@ PageId = int
 HostPageId = int
 """Number of a page in host memory that can hold a copy of a device page."""
 PrefixKey = bytes
-"""Digest of an adapter, a realm and a run of whole pages of tokens from the start of a sequence (see prefix.py)."""
+"""Digest that identifies a full KV page by its adapter, its realm (see `Sequence.realm`) and all tokens of the sequence
+up to the page's end (see prefix.py)."""
 
 
 class Lane(IntEnum):
@@ -34,9 +35,10 @@ class LaneMode(Enum):
 
     OPEN = "open"
     PAUSED = "paused"
-    """No request of the lane starts. Running requests continue, and new ones are accepted and wait."""
+    """No waiting request of the lane starts. Running requests continue, and new ones are accepted and wait."""
     DRAINING = "draining"
-    """New requests are refused. Requests that were accepted before run to their end."""
+    """New requests are refused, except those that an earlier engine process had accepted. Accepted requests run to
+    their end."""
 
 
 class ErrorCode(Enum):
@@ -54,7 +56,8 @@ class ErrorCode(Enum):
 
 
 class Cause(Enum):
-    """The resource that a preemption makes room for: KV pages, a slot, or the pages of an adapter."""
+    """Resource for which a sequence is preempted: KV pages, one of the `max_seqs` slots of running sequences, or the
+    pages that a starting sequence and its adapter need together."""
 
     PAGES = "pages"
     SLOT = "slot"
@@ -77,7 +80,8 @@ class FinishReason(Enum):
 
 
 class SamplingParams(NamedTuple):
-    """Parameters that control how tokens are sampled. Names and ranges are those of the OpenAI and vLLM APIs."""
+    """Parameters of one request that control how tokens are sampled. Names and ranges are those of the OpenAI and vLLM
+    APIs."""
 
     max_tokens: int = 16
     min_tokens: int = 0
@@ -96,7 +100,8 @@ class SamplingParams(NamedTuple):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
-    """Number of alternatives to report for each token. None means that no logprobs are computed."""
+    """Number of likeliest alternatives to report with each token's own logprob. None means that no logprobs are
+    computed."""
     grammar: Grammar | None = None
 
 
@@ -118,7 +123,7 @@ class Origin(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request for one answer, as the gateway submits it."""
+    """A request for one answer, as a gateway submits it. It is immutable; its `Sequence` holds the progress."""
 
     id: str
     prompt_ids: tuple[int, ...]
@@ -126,36 +131,43 @@ class Request(NamedTuple):
     adapter_hash: AdapterHash | None = None
     lane: Lane = Lane.INTERACTIVE
     priority: int = 0
-    """Priority within the lane; a lower value is served sooner."""
+    """A lower value is served sooner. It orders the requests of one tenant in a lane or, under the `priority` policy,
+    of the whole lane."""
     tenant: str = ""
     weight: float = 1.0
     """Weight of the tenant's share, relative to the other tenants of its lane."""
     arrival: float = 0.0
     """Arrival time, in seconds on the engine's clock."""
     deadline: float | None = None
-    """When the last token should be generated, in seconds on the engine's clock. It orders batch work; a request that
-    misses its deadline is not ended."""
+    """When the last token should be generated, in seconds on the engine's clock; None means no deadline. A request that
+    is predicted to start after its deadline is refused. Deadlines order batch work, and an accepted request that misses
+    its deadline is not ended."""
     ttft: float | None = None
     """TTFT that the request asks for, in seconds. None means the lane's goal."""
     itl: float | None = None
     """ITL that the request asks for, in seconds. None means the lane's goal."""
     origin: Origin = Origin()
     whole: bool = False
-    """The client does not wait for single tokens, so that the engine may hold them back and send them together."""
+    """True means that the client needs no single tokens, so that the engine may hold tokens back and send many in one
+    event."""
     produced: tuple[int, ...] = ()
-    """Tokens of the answer that an earlier engine process generated; this engine continues behind them."""
+    """Tokens of the answer that an earlier engine process generated. This engine generates the tokens after them; they
+    count towards `max_tokens`."""
     moves: int = 0
-    """Number of earlier engine processes that held the request and ended."""
+    """Number of earlier engine processes that held the request and ended. If it is positive, neither a draining lane
+    nor a long predicted wait refuses the request."""
     suspect: bool = False
-    """An engine process crashed while it computed this request, so the next tokens are computed in separate steps."""
+    """True means that an engine process crashed while it computed this request. Its next tokens are therefore computed
+    in steps without other requests (see `Sequence.on_trial`)."""
     expected_tokens: int | None = None
-    """Probable length of the answer in tokens, where max_tokens is only a ceiling. None means that the caller asked for
-    max_tokens."""
+    """Probable length of the answer in tokens, where `max_tokens` is only a ceiling, which the engine may lower to fit
+    its memory. None means that the caller asked for exactly this `max_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Data that an executor needs about a sequence that starts to run, for the first time or after a preemption."""
+    """Data that a plan passes to the executor about a sequence that starts to run, for the first time or after a
+    preemption."""
 
     request_id: str
     tokens: tuple[int, ...]
@@ -168,11 +180,9 @@ class Admission:
 
 
 class ScheduledChunk(NamedTuple):
-    """Compute `num_tokens` tokens of a sequence, beginning at position `start`.
-
-    This is a named tuple because a step has hundreds of chunks: creating one costs a quarter of what a frozen dataclass
-    costs.
-    """
+    """Instruction of a plan to compute `num_tokens` tokens of a sequence in this step, from position `start` (counted
+    from 0) on. It is a named tuple because a step has hundreds of chunks, and creating one costs a quarter of what a
+    frozen dataclass costs."""
 
     request_id: str
     start: int
@@ -186,7 +196,8 @@ class ScheduledChunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AdapterLoad:
-    """Copy an adapter from host memory into the given device pages."""
+    """Instruction of a plan to copy an adapter from host memory into the given device pages before the step
+    computes."""
 
     adapter_hash: AdapterHash
     pages: tuple[PageId, ...]
@@ -196,10 +207,8 @@ class AdapterLoad:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFetch:
-    """Read an adapter from its folder into host memory, concurrently with the steps.
-
-    The executor answers each fetch with exactly one `FetchAnswer`.
-    """
+    """Instruction of a plan to read an adapter from its folder into host memory, concurrently with the steps. The
+    executor answers each fetch with exactly one `FetchAnswer`."""
 
     adapter_hash: AdapterHash
     """Content hash that the folder must have; the fetch fails if it has another."""
@@ -209,7 +218,8 @@ class AdapterFetch:
 
 
 class PageCopy(NamedTuple):
-    """Copy one page: from device to host in `StepPlan.saves`, from host to device in `StepPlan.restores`."""
+    """Instruction of a plan to copy one KV page: from device to host in `StepPlan.saves`, from host to device in
+    `StepPlan.restores`."""
 
     page: PageId
     host_page: HostPageId
@@ -218,42 +228,42 @@ class PageCopy(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """The work of one step. An executor must perform it in this order: save pages, release requests, evict adapters,
-    load adapters, drop and fetch host copies, prepare grammars, restore pages, admit sequences, compute chunks.
-
-    The plan fits the state that it was made for, so committing it cannot fail. Page ids freed by `released` or
-    `evicted` may be reused by `loads`, `restores`, `admitted` and `chunks` of the same plan; the pages that `saves`
-    copies are still intact when the step begins. Fetches and preparations of grammars are only started by the step:
-    they continue concurrently with this step and later ones.
-    """
+    load adapters, drop and fetch host copies, prepare grammars, restore pages, admit sequences, compute chunks. The
+    plan fits the state that it was made for, so committing it cannot fail. Page ids freed by `released` or `evicted`
+    may be reused by `loads`, `restores`, `admitted` and `chunks` of the same plan; the pages that `saves` copies are
+    still intact when the step begins. Fetches and preparations of grammars are only started by the step: they continue
+    concurrently with this step and later ones."""
 
     now: float = 0.0
     """When the plan was made, in seconds on the engine's clock."""
     predicted: float = 0.0
     """Predicted duration of the step in seconds; 0 while the step-time model is cold or if nothing is computed."""
     features: StepFeatures = NOTHING
-    """Input of the prediction."""
+    """Amounts of work in the step, from which `predicted` was computed."""
     alone: float = 0.0
     """Predicted duration in seconds of the step without its batch work, if it has interactive decodes; otherwise 0."""
     saves: tuple[PageCopy, ...] = ()
     saved_keys: tuple[PrefixKey, ...] = ()
     """Prefix key of each page in `saves`."""
     checkpoints: tuple[tuple[str, int], ...] = ()
-    """(request id, number of leading pages on the host after this step), for requests whose number grows."""
+    """(request id, number of leading full pages of KV that are on the host after this step), for requests whose number
+    grows."""
     released: tuple[str, ...] = ()
     """Requests that the executor forgets: finished or aborted since the last plan, or preempted by this one."""
     preempted: tuple[str, ...] = ()
     causes: tuple[Cause, ...] = ()
     """The cause of each preemption in `preempted`."""
     dropped_cache: tuple[PageId, ...] = ()
-    """Pages evicted from the prefix cache."""
+    """Pages to remove from the prefix cache, because this plan uses them for something else."""
     evicted: tuple[AdapterHash, ...] = ()
     loads: tuple[AdapterLoad, ...] = ()
     """Adapters to copy to the device. Chunks of the same plan may use them."""
     host_dropped: tuple[AdapterHash, ...] = ()
-    """Adapters whose copy in host memory is freed."""
+    """Adapters whose copy in host memory the executor frees."""
     fetches: tuple[AdapterFetch, ...] = ()
     cancelled_fetches: tuple[AdapterHash, ...] = ()
-    """Fetches that an earlier plan started and that no request needs any more. They are answered like any other."""
+    """Fetches that an earlier plan started and that no request needs any more. The executor still answers each of
+    them."""
     prepared: tuple[Grammar, ...] = ()
     prepared_for: tuple[str, ...] = ()
     """Ids of requests, one for each grammar in `prepared`: their tenants are charged for the grammar's memory."""
@@ -289,8 +299,9 @@ class SampledToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Result of a plan. Each chunk with `samples` has an entry either in `sampled` or in `failed`. An entry in `failed`
-    holds the request id and the reason why the request's grammar cannot be followed any further."""
+    """Result of a plan, from the executor. Each chunk with `samples` has an entry either in `sampled` or in `failed`.
+    An entry in `failed` holds the request id and the reason why the request's grammar cannot be followed any
+    further."""
 
     sampled: tuple[SampledToken, ...] = ()
     failed: tuple[tuple[str, str], ...] = ()
@@ -302,7 +313,8 @@ class StepResult:
 
 
 class TokenEvent(NamedTuple):
-    """Progress of one request: tokens, admission or end. Exactly one event of each request has a `finish_reason`."""
+    """Event for the client of one request: new tokens, the request's start, or its end. Exactly one event of each
+    request has a `finish_reason`."""
 
     request_id: str
     tokens: tuple[int, ...] = ()
@@ -310,10 +322,11 @@ class TokenEvent(NamedTuple):
     finish_reason: FinishReason | None = None
     num_cached: int = 0
     refusal: Refusal | None = None
-    """Set if `finish_reason` is ERROR."""
+    """Reason of the error that the client receives; set if `finish_reason` is ERROR, otherwise None."""
     device_seconds: float = 0.0
     """Device time of the request so far, in seconds."""
     wait: float = 0.0
     """Seconds from the request's arrival to the step that started it; set in the event that reports the admission."""
     adapter_wait: float = 0.0
-    """Seconds from the arrival until the adapter was in host memory, set in the same event; 0 if it was there."""
+    """Seconds from the request's arrival until its adapter was in host memory, set in the event that reports the
+    admission; 0 if the adapter was there before."""

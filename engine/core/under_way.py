@@ -1,9 +1,6 @@
-"""A step between the commit of its plan and its result.
-
-Where steps are planned ahead, one step is planned and committed while another is computed. Before the result of a step
-arrives, its requests may have ended, its sequences may have been preempted, and new requests may have reused their ids.
-The data needed to interpret the result is therefore recorded when the plan is committed.
-"""
+"""A step between the commit of its plan and its result. Where steps are planned ahead, its requests may end, its
+sequences may be preempted and new requests may reuse their ids before the result arrives. The data needed to interpret
+the result is therefore recorded when the plan is committed."""
 
 from __future__ import annotations
 
@@ -31,16 +28,13 @@ class StepUnderWay:
 
     @property
     def awaiting(self) -> Iterator[Sequence]:
-        """Sequences whose next token this step samples."""
+        """Sequences whose next token this step samples, including those that have ended since."""
         return (self.sequences[chunk.request_id] for chunk in self.plan.chunks if chunk.samples)
 
 
 def follow(plan: StepPlan, live: Mapping[str, Sequence]) -> StepUnderWay:
-    """Return the record of a plan that is being committed.
-
-    Args:
-        live: sequences of all live requests, by request id.
-    """
+    """Return the record of a plan that is being committed, before anything of it is computed. `live` has the sequences
+    of all live requests, by request id."""
     owners = [live[chunk.request_id] for chunk in plan.chunks]
     unpaid = [
         chunk.num_tokens if chunk.start >= seq.num_paid else _unpaid(chunk, seq)

@@ -7,10 +7,9 @@ from engine.core.state import EngineState
 
 
 def cheapest_first(state: EngineState, running: list[Sequence]) -> list[Sequence]:
-    """Sort sequences by cost * (1 + preemptions) / gain, and among equals the latest arrival first.
-
-    Sequences that are nearly done or were preempted too often come last of all.
-    """
+    """Return the sequences in order of preemption: by cost in device seconds * (1 + preemptions) / freed pages, and
+    among equals the latest arrival first. Sequences that are nearly done or were preempted `max_preemptions` times come
+    last of all."""
     return sorted(running, key=lambda seq: (_is_spared(state, seq), _score(state, seq), -seq.request.arrival))
 
 
@@ -40,10 +39,8 @@ def _cost(state: EngineState, seq: Sequence) -> float:
 
 
 def _gain(state: EngineState, seq: Sequence) -> int:
-    """Return the number of pages that a preemption frees, at least 1 (for the slot).
-
-    These are the pages that no other sequence references, and those of its adapter if no other sequence runs with it.
-    """
+    """Return the number of device pages that a preemption frees, at least 1 (for the slot): the pages that no other
+    sequence references, and those of the sequence's adapter if no other sequence runs with it."""
     refs = state.pool.refs
     own = sum(refs[page] == 1 for page in seq.pages)
     adapter = state.adapters[seq.request.adapter_hash] if seq.request.adapter_hash else None

@@ -1,8 +1,6 @@
 """The waiting queue: by lane and tenant, with each tenant's requests in an order that does not change while they wait.
-
-The urgency of all requests grows at the same rate while they wait. An order by arrival time, in which a priority level
-is worth a fixed number of seconds, therefore includes aging and never has to be sorted again.
-"""
+As the urgency of all requests grows at the same rate, an order by arrival time, in which a priority level is worth a
+fixed number of seconds, includes aging and never has to be sorted again."""
 
 from __future__ import annotations
 
@@ -19,12 +17,12 @@ Key = tuple[float | str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Functions that determine the place of a waiting sequence.
+    """Functions that determine the place of a waiting sequence in a `WaitingQueue`.
 
     Attributes:
         lane: returns the lane in which the sequence waits.
         group: returns the name of its queue within the lane; the policy chooses between the queues of a lane.
-        key: returns the sort key within that queue.
+        key: returns the sort key within that queue; the lowest is served first.
     """
 
     lane: Callable[[Sequence], Lane]
@@ -33,7 +31,8 @@ class Order:
 
 
 def order_of(scheduling: Scheduling) -> Order:
-    """Return the order of waiting sequences for the configured policy."""
+    """Return the order of the configured policy: `lanes` has a queue for each lane and tenant, the others have a single
+    one."""
     if scheduling.policy == "lanes":
         seconds = scheduling.priority_s
         return Order(lambda seq: seq.request.lane, lambda seq: seq.request.tenant, lambda seq: lanes_key(seq, seconds))
@@ -42,11 +41,9 @@ def order_of(scheduling: Scheduling) -> Order:
 
 
 def lanes_key(seq: Sequence, priority_s: float) -> Key:
-    """Return the sort key of the lanes policy within a tenant's queue.
-
-    Preempted sequences come first. Both groups are sorted by arrival time plus `priority_s` seconds per level of
-    priority, so that a lower value of priority is served sooner.
-    """
+    """Return the sort key of the lanes policy within a tenant's queue. Preempted sequences come first. Both groups are
+    sorted by arrival time plus `priority_s` seconds per level of priority, so that a lower value of priority is served
+    sooner."""
     request = seq.request
     return (float(seq.num_preemptions == 0), request.arrival + request.priority * priority_s, seq.id)
 
@@ -56,17 +53,17 @@ def fcfs_key(seq: Sequence) -> Key:
 
 
 def sjf_key(seq: Sequence) -> Key:
-    """Return the sort key of shortest job first, by `Sequence.expected_length`."""
+    """Return the sort key of shortest job first: by `Sequence.expected_length`, then by arrival."""
     return (float(seq.expected_length), seq.request.arrival, seq.id)
 
 
 def priority_key(seq: Sequence) -> Key:
-    """Return the key of lane, then priority (lower is sooner), then arrival, as in servers with a priority flag."""
+    """Return the sort key of the priority policy: by lane, then by priority (a lower value first), then by arrival."""
     return (float(seq.request.lane), float(seq.request.priority), seq.request.arrival, seq.id)
 
 
 class WaitingQueue:
-    """Waiting sequences by lane and group, with running totals. Only `commit.py` and `apply.py` change it."""
+    """Waiting sequences by lane and group, with running totals of tokens. Only `commit.py` and `apply.py` change it."""
 
     def __init__(self, order: Order) -> None:
         self.order = order
@@ -75,11 +72,12 @@ class WaitingQueue:
         self.urgent: list[Sequence] = []
         """Waiting batch sequences that have a deadline, the earliest deadline first."""
         self.num_tokens = dict.fromkeys(Lane, 0)
-        """Number of tokens of the waiting sequences, by lane."""
+        """Number of known tokens (prompt and answer so far) of the waiting sequences, by lane."""
         self.num_outputs = dict.fromkeys(Lane, 0)
-        """Number of tokens that sequences with a requested `max_tokens` may still generate, by lane."""
+        """Number of tokens that waiting sequences with a requested `max_tokens` may still generate, by lane."""
         self.num_expected = dict.fromkeys(Lane, 0)
-        """Number of tokens that sequences whose `max_tokens` is a ceiling will probably still generate, by lane."""
+        """Number of tokens that waiting sequences whose `max_tokens` is a ceiling will probably still generate, by
+        lane."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -118,11 +116,9 @@ class WaitingQueue:
         self.num_tokens[seq.lane] += sign * seq.num_tokens
 
     def last(self, above: Lane) -> Sequence | None:
-        """Return the sequence that is refused to make place for a request of lane `above` in a full queue.
-
-        This is the last sequence of the longest queue in the lowest lane below `above` that has waiting sequences.
-        None means that no lower lane has any.
-        """
+        """Return the waiting sequence that must be refused so that a request of lane `above` finds a place in a full
+        queue: the last one of the longest queue in the lowest lane below `above` that has waiting sequences. None means
+        that no lower lane has any. Nothing is removed."""
         for lane in sorted(Lane, reverse=True):
             if lane > above and self.lanes[lane]:
                 return max(self.lanes[lane].values(), key=len)[-1]

@@ -1,4 +1,4 @@
-"""Collects measurements of every request and step of a simulation, in the little memory that percentiles need."""
+"""Collects measurements of every request and step of a simulation, compactly enough for millions of requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.sim.fairness import ServiceGaps
 from engine.sim.histogram import Histogram
 
 SAMPLE_S = 0.25
-"""Virtual seconds between two samples of the tenants' service."""
+"""Minimum virtual seconds between two samples of the tenants' service."""
 WARM_STEPS = 200
 """Number of first steps whose prediction errors do not count, because the step-time model starts untrained."""
 
@@ -24,7 +24,8 @@ def _seconds() -> array[float]:
 
 @dataclass(slots=True)
 class Group:
-    """Measurements of the requests of one tenant in one lane. All times are in seconds."""
+    """Measurements of the requests of one tenant in one lane, with a TTFT, TPOT and end-to-end time for each request
+    and a histogram of all ITLs. All times are in seconds."""
 
     lane: Lane
     tenant: str
@@ -38,9 +39,9 @@ class Group:
     cached_tokens: int = 0
     generated: int = 0
     generated_in_time: int = 0
-    """Tokens generated before the simulation's horizon. Throughput counts only these."""
+    """Tokens generated before the simulation's horizon, in virtual time. Throughput counts only these."""
     late_first: int = 0
-    """Number of first tokens later than the lane's TTFT goal."""
+    """Number of first tokens later than the lane's TTFT goal after the arrival."""
     late_gaps: int = 0
     """Number of gaps between tokens longer than the lane's ITL goal."""
     refused: Counter[str] = field(default_factory=Counter)
@@ -49,14 +50,16 @@ class Group:
 
 @dataclass(slots=True, eq=False)
 class Track:
-    """One unfinished request."""
+    """One unfinished request, with its arrival and its first and last token in virtual seconds. The collector drops it
+    when the request ends."""
 
     group: Group
     arrival: float
     prompt_tokens: int
     contended: bool
-    """True means that this is an interactive request that arrived while batch requests ran and no other interactive
-    request waited for its first token, and whose adapter was not copied to the device since."""
+    """True means that `time_to_yield` measures this request: an interactive one that arrived while batch requests ran
+    and no other interactive request waited for its first token, and whose adapter was not copied to the device
+    since."""
     started: bool = False
     first: float = 0.0
     last: float = 0.0
@@ -74,11 +77,12 @@ class StepStats:
     errors: array[float] = field(default_factory=lambda: array("f"))
     """|actual - predicted| / actual of each step after the first `WARM_STEPS`."""
     peak_tokens: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, 0))
-    """Most tokens that a lane had in one step: context of its decodes plus length of its other chunks."""
+    """Most tokens that a lane had in one step: the context lengths of its decodes plus the lengths of its other
+    chunks."""
 
 
 class Collector:
-    """Receives every request, step and event of one simulation, and accumulates the measurements."""
+    """Receives every request, step and event of one simulation, and accumulates the measurements for `make_report`."""
 
     def __init__(self, config: CoreConfig, horizon: float) -> None:
         self.groups: dict[tuple[Lane, str], Group] = {}
@@ -106,7 +110,8 @@ class Collector:
         self.gaps[request.lane].submit(request.tenant)
 
     def step(self, plan: StepPlan, work: StepWork, seconds: float) -> None:
-        """Record a step. This method is a `StepObserver`."""
+        """Record a plan that was computed in `seconds`. This method is a `StepObserver`, which the executor calls.
+        Steps without tokens do not count."""
         for load in plan.loads:
             if load.request_id in self.unfinished:
                 self.unfinished[load.request_id].contended = False
@@ -128,7 +133,8 @@ class Collector:
             steps.errors.append(abs(seconds - plan.predicted) / seconds)
 
     def take(self, events: list[TokenEvent], now: float) -> None:
-        """Record the events of a step that ended at `now`."""
+        """Record the events that the engine returned at `now` (virtual seconds), and sample the tenants' service every
+        `SAMPLE_S` seconds."""
         for event in events:
             track = self.unfinished[event.request_id]
             if event.tokens:

@@ -1,4 +1,4 @@
-"""Compares simulations of one workload under several policies and schedulers, and of each lane alone."""
+"""Runs one workload under several policies and schedulers, and each lane alone, to compare the reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INTERACTIVE_ALONE, BATCH_ALONE = "interactive alone", "batch alone"
 BASELINE_ALONE = "interactive alone, fcfs"
 
 Advance = Callable[[str, float], None]
-"""Callback for progress, with the name of a run and the fraction of it that is done."""
+"""Callback for progress: receives the name of a run and the fraction, from 0 to 1, of this run that is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +28,22 @@ class Run:
 
 
 def under(setup: Setup, policy: str, scheduler: str = "continuous") -> Setup:
-    """Return the same setup with another policy and scheduler."""
+    """Return a copy of the setup with another scheduling policy and scheduler."""
     scheduling = replace(setup.core.scheduling, policy=policy, scheduler=scheduler)
     return replace(setup, core=replace(setup.core, scheduling=scheduling))
 
 
 def run_name(policy: str, scheduler: str) -> str:
-    """Return the name of a run. It leaves out the default scheduler, continuous."""
+    """Return the name of a run, such as "fcfs" or "fcfs, static". The default scheduler, continuous, is left out."""
     return policy if scheduler == "continuous" else f"{policy}, {scheduler}"
 
 
 def plan_runs(
     setup: Setup, workload: Workload, policies: Sequence[str], schedulers: Sequence[str], *, goals: bool
 ) -> list[Run]:
-    """Plan a run for each policy under each scheduler and, if there is batch work, a run of the interactive work alone.
-
-    `goals` adds the runs that the goals compare with: lanes, fcfs, each lane alone, and interactive work alone under
-    fcfs.
-    """
+    """Return a run for each policy under each scheduler and, if there is batch work, a run of the interactive work
+    alone. Nothing is simulated yet. `goals` adds the runs that the goals compare with: lanes, fcfs, each lane alone,
+    and interactive work alone under fcfs."""
     modes = [(policy, scheduler) for policy in policies for scheduler in schedulers]
     if goals:
         modes = list(dict.fromkeys([(OURS, "continuous"), *modes, (BASELINE, "continuous")]))
@@ -64,7 +62,8 @@ def _alone(setup: Setup, workload: Workload, *, goals: bool) -> list[Run]:
 
 def run_all(runs: Sequence[Run], jobs: int, advance: Advance) -> dict[str, Report]:
     """Simulate all runs and return their reports by name, in the order of `runs`. `jobs` runs are simulated at a time,
-    each in a process of its own."""
+    each in a process of its own, and `advance` is called when one ends. With one job or one run, they are simulated in
+    this process, and `advance` is called from time to time."""
     if jobs <= 1 or len(runs) == 1:
         return {run.name: _simulate_shown(run, advance) for run in runs}
     # spawn: a fork would copy locks that the caller's threads hold.

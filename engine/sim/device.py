@@ -1,4 +1,4 @@
-"""Finds device descriptions: those that come with the project by name, others by path."""
+"""Finds device descriptions: JSON files that come with the project by their names, and other files by their paths."""
 
 from __future__ import annotations
 
@@ -20,11 +20,8 @@ def device_names() -> list[str]:
 
 
 def find_device(name: str) -> DeviceSpec:
-    """Return a device that comes with the project, by its name, or any other by the path of its file.
-
-    Raises:
-        ValueError: there is no such device, or its file is not valid.
-    """
+    """Read the description of a device that comes with the project, by its name, or of any other, by the path of its
+    file. Raises ValueError if there is no such device, or if its file is not valid."""
     known = FOLDER / f"{name}.json"
     path = known if known.is_file() else Path(name)
     if not path.is_file():

@@ -13,6 +13,7 @@ PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 @dataclass(slots=True)
 class ServiceGaps:
     """Service of the tenants of one lane in the VTC paper's weighted tokens, and the widest gap between two tenants.
+    The collector of a simulation has one for each lane.
 
     The gap between two tenants is the maximum by which the service of one grows beyond that of the other over any
     interval in which both have requests waiting. Theorem 4.4 of the paper (OSDI'24) bounds it by 2 max(w_p L, w_q M).
@@ -35,8 +36,8 @@ class ServiceGaps:
         self.waiting[tenant] += 1
 
     def start(self, tenant: str, prompt_tokens: int) -> None:
-        """Record that a request starts. As in the paper, its prompt is charged at once. A request that ends without
-        having started is recorded with 0 tokens."""
+        """Record that a waiting request of a tenant starts, and charge its `prompt_tokens` at once, as in the paper. A
+        request that ends without having started is recorded with 0 tokens."""
         self.waiting[tenant] -= 1
         self.served[tenant] += PROMPT_WEIGHT * prompt_tokens
         self.longest_prompt = max(self.longest_prompt, prompt_tokens)
@@ -45,7 +46,8 @@ class ServiceGaps:
         self.served[tenant] += OUTPUT_WEIGHT * tokens
 
     def sample(self) -> None:
-        """Update the gaps with the current differences. More frequent samples make the gaps more precise."""
+        """Update `widest` from the current service of all pairs of waiting tenants. More frequent samples make it more
+        precise."""
         active = sorted(tenant for tenant, count in self.waiting.items() if count > 0)
         known, self._range = self._range, {}
         for pair in combinations(active, 2):
@@ -56,5 +58,6 @@ class ServiceGaps:
             self.widest = max(self.widest, high - low)
 
     def bound(self, batch_tokens: int) -> float:
-        """Return the theorem's bound in weighted tokens, for a batch that held at most `batch_tokens` tokens."""
+        """Return the theorem's bound of the gap in weighted tokens, for batches that held at most `batch_tokens`
+        tokens."""
         return 2 * max(PROMPT_WEIGHT * self.longest_prompt, OUTPUT_WEIGHT * batch_tokens)

@@ -1,4 +1,4 @@
-"""Goals of the scheduler. Each goal is a figure of a comparison with a limit that it must not exceed or fall below."""
+"""Goals of the scheduler. Each goal is a figure of a comparison of runs, with an upper or lower limit."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from engine.sim.report import Report
 from engine.sim.run import Setup
 
 BASELINES = (INTERACTIVE_ALONE, BASELINE_ALONE, BATCH_ALONE)
-"""Names of the runs that others are compared with. These runs are not judged themselves."""
+"""Names of the runs that serve as references. They are not judged themselves."""
 TYPICAL_CONTEXT = 1024
-"""Context length, in tokens, of the single decode whose duration the yield bound is a multiple of."""
+"""Context length, in tokens, of the single decode that the yield bound is a multiple of."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The report of the run that is judged, and the reports of all runs of the comparison by name."""
+    """Input of `Goal.value`: the report of the run that is judged, and the reports of all runs of the comparison by
+    name."""
 
     run: Report
     others: Mapping[str, Report]
@@ -32,7 +33,7 @@ class Goal:
     limit: float
     at_most: bool
     value: Callable[[Evidence], float | None]
-    """Computes the figure of a run. None means that the figure has no meaning in this comparison."""
+    """Computes the figure of the judged run. None means that the figure has no meaning in this comparison."""
 
     def is_met(self, value: float) -> bool:
         return value <= self.limit if self.at_most else value >= self.limit
@@ -42,11 +43,12 @@ class Goal:
 class Judged:
     goal: Goal
     values: dict[str, float | None]
-    """The goal's figure by name of the run."""
+    """The goal's figure for each run that is not a baseline, by name of the run."""
 
 
 def judge(setup: Setup, reports: Mapping[str, Report]) -> list[Judged]:
-    """Return every goal with its figure in each run that is not a baseline. Goals without any figure are left out."""
+    """Return every goal with its figure in each run that is not a baseline. `reports` has the runs by name. Goals that
+    have no figure in any run are left out."""
     evidence = {name: Evidence(report, reports) for name, report in reports.items() if name not in BASELINES}
     judged = [
         Judged(goal, {name: goal.value(item) for name, item in evidence.items()})
@@ -56,7 +58,8 @@ def judge(setup: Setup, reports: Mapping[str, Report]) -> list[Judged]:
 
 
 def goals(setup: Setup, alone: Report | None) -> list[Goal]:
-    """Return all goals. `alone` is the report of the interactive work alone, if there is one."""
+    """Return all goals for a setup. `alone` is the report of the interactive work alone, if there is one; it may raise
+    the goal of the time to yield."""
     attainment, bound = setup.core.interactive.attainment, _yield_bound(setup, alone)
     return [
         Goal("interactive p99 TTFT / alone", 1.10, True, lambda e: _to_alone(e, "ttft")),
@@ -104,11 +107,10 @@ def _itl_attainment(evidence: Evidence) -> float | None:
 
 
 def _batch_to_alone(evidence: Evidence) -> float | None:
-    """Return batch tokens/s / (batch tokens/s alone x (1 - interactive share of the device)).
-
-    Both terms of the divisor come from runs under fcfs, which never yields. The share of interactive work is measured
-    beside batch work: alone, it would pay for whole steps, whereas in shared steps it pays only for its part.
-    """
+    """Return batch tokens/s / (batch tokens/s alone x (1 - interactive share of the device)), or None if a run is
+    missing. Both terms of the divisor come from runs under fcfs, which never yields. The share of interactive work is
+    measured beside batch work: alone, it would pay for whole steps, whereas in shared steps it pays only for its
+    part."""
     batch_alone, fcfs = _batch_tokens(evidence.others.get(BATCH_ALONE)), evidence.others.get(BASELINE)
     if batch_alone is None or fcfs is None:
         return None
@@ -120,8 +122,9 @@ def _batch_to_fcfs(evidence: Evidence) -> float | None:
 
 
 def _fair_to_fcfs(evidence: Evidence) -> float | None:
-    """Return the throughput relative to fcfs, which shows the cost of ordering by tenant. Runs without batch work are
-    compared where there are any, because the rules of the lanes would hide this cost."""
+    """Return the throughput relative to fcfs, which shows the cost of ordering by tenant. If the interactive work was
+    also run alone under both policies, those two runs are compared, because the rules of the lanes would hide this
+    cost. None means that there is no fcfs run."""
     others = evidence.others
     if BASELINE_ALONE in others and INTERACTIVE_ALONE in others:
         return _ratio(others[INTERACTIVE_ALONE].tokens_per_s, others[BASELINE_ALONE].tokens_per_s)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 BINS_PER_E = 256
 """Bins per factor of e. A bin is 0.4 % wide, far below the precision of a simulated percentile."""
 SHORTEST = 1e-9
-"""Shortest duration in seconds; shorter ones count as this."""
+"""Shortest duration in seconds that a histogram distinguishes; shorter ones count as this."""
 
 
 class Histogram:
@@ -33,7 +33,8 @@ class Histogram:
         return self.bins.total()
 
     def percentile(self, share: float) -> float | None:
-        """Return the duration that a fraction `share` of all do not exceed. None means that there are none."""
+        """Return the duration in seconds that a fraction `share`, from 0 to 1, of all durations do not exceed, to the
+        width of a bin. None means that there are no durations."""
         left = math.ceil(share * self.count)
         for index in sorted(self.bins):
             left -= self.bins[index]
@@ -50,7 +51,8 @@ class Histogram:
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Return the percentile of sorted values by nearest rank. None means that there are no values."""
+    """Return the value that a fraction `share`, from 0 to 1, of the ascending `values` do not exceed, by nearest rank.
+    None means that there are no values."""
     if not values:
         return None
     return values[min(len(values) - 1, max(0, math.ceil(share * len(values)) - 1))]

@@ -1,4 +1,4 @@
-"""Plots throughput against latency, with a line for each policy and a point for each rate."""
+"""Plots latency over throughput, with a line for each policy and a point for each rate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from engine.sim.report import Report
 
 Curves = Mapping[str, Sequence[tuple[float, Report]]]
-"""Policy -> (rate scale, report) of each point, in order of rate."""
+"""Policy -> points in order of rate, each with its rate scale (a factor of the arrival rate) and its report."""
 PANELS = (("TTFT", "ttft"), ("ITL", "itl"))
 
 
@@ -26,23 +26,20 @@ def duration_label(seconds: float) -> str:
 
 
 def tick_range(low: float, high: float) -> tuple[float, float]:
-    """Return the ticks next below `low` and above `high` (positive, in seconds), so that the axis has at least two."""
+    """Return the nearest ticks below `low` and above `high` (both positive, in seconds), as limits for a logarithmic
+    axis."""
     decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
     ticks = [step * 10.0**decade for decade in decades for step in TICKS]
     return max(tick for tick in ticks if tick < low), min(tick for tick in ticks if tick > high)
 
 
 class PlotUnavailable(RuntimeError):
-    """matplotlib is not installed; the message says how to install it."""
+    """Raised if matplotlib is not installed; the message says how to install it."""
 
 
 def check_available(out: Path) -> None:
-    """Check that a plot can be written to `out`.
-
-    Raises:
-        PlotUnavailable: matplotlib is not installed.
-        ValueError: the file's suffix does not name a known format.
-    """
+    """Check that a plot can be written to `out`. Raises PlotUnavailable if matplotlib is not installed, and ValueError
+    if the file's suffix does not name a known format."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -55,7 +52,8 @@ def check_available(out: Path) -> None:
 
 
 def draw(curves: Curves, title: str, out: Path) -> None:
-    """Write a plot of interactive p99 TTFT and ITL over generated tokens/s, in the format of the file's suffix."""
+    """Write a plot of interactive p99 TTFT and ITL over generated tokens/s, one panel each, to the file `out` in the
+    format of its suffix. Raises what `check_available` raises."""
     check_available(out)
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter

@@ -1,4 +1,5 @@
-"""The results of a simulation as plain data, with separate throughput and latency figures for each lane and tenant."""
+"""The results of a simulation as plain data: throughput and latency for each lane and tenant, and figures of the
+scheduler."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from engine.sim.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Percentiles in seconds. None means that nothing was measured."""
+    """Median, 90th and 99th percentile of durations in seconds. None means that nothing was measured."""
 
     p50: float | None
     p90: float | None
@@ -34,7 +35,8 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """Results of the requests of a lane, or of one tenant in a lane."""
+    """Results of all requests of a lane, or of one tenant's in a lane; `name` is that lane or tenant. `Percentiles` are
+    in seconds."""
 
     name: str
     requests: int
@@ -45,7 +47,7 @@ class GroupReport:
     cached_tokens: int
     generated_tokens: int
     tokens_per_s: float
-    """Generated tokens per second of the measured time."""
+    """Generated tokens per virtual second of the measured time."""
     ttft: Percentiles
     itl: Percentiles
     tpot: Percentiles
@@ -59,9 +61,10 @@ class GroupReport:
 @dataclass(frozen=True, slots=True)
 class Report:
     seconds: float
-    """Virtual time from the first arrival to the end."""
+    """Virtual seconds from the first arrival to the end."""
     measured_seconds: float
-    """Virtual time that throughput is divided by: with a backlog, the time until the trace's last arrival."""
+    """Virtual seconds that throughput is divided by: with a backlog, those until the trace's last arrival, otherwise
+    all."""
     tokens_per_s: float
     """Generated tokens per second of the measured time, over both lanes."""
     lanes: dict[str, GroupReport]
@@ -71,10 +74,10 @@ class Report:
     step_p99: float | None
     longest_step: float
     busy: float
-    """Fraction of the virtual time in which the device computed."""
+    """Fraction of the virtual time in which the device computed steps."""
     busy_seconds: float
     device_share: dict[str, float]
-    """Lane -> fraction of the busy time that its chunks took, as the scheduler charges it."""
+    """Lane -> fraction of the busy time that the scheduler charged to this lane's chunks and adapter loads."""
     preemptions: int
     recomputed_tokens: int
     recompute_tax: float
@@ -86,14 +89,16 @@ class Report:
     service_gap: dict[str, float]
     """Lane -> widest service gap between two waiting tenants, in the VTC paper's weighted tokens."""
     service_bound: dict[str, float]
-    """Lane -> bound of this gap by the VTC paper's theorem, in the same unit."""
+    """Lane -> upper bound of `service_gap` by the VTC paper's theorem, in weighted tokens."""
     time_to_yield: Percentiles
-    """Time from the arrival of an interactive request that only batch work delays, to the step that starts it."""
+    """Seconds from the arrival of an interactive request that only batch work delays, to the step that starts the
+    request."""
     prediction_error: float | None
     """Median of |actual - predicted| / actual over the steps after warm-up. None means that none was predicted."""
 
     def interactive_p99(self, name: str) -> float | None:
-        """Return an interactive p99 in seconds; `name` is ttft, itl, tpot or e2e. None means no measurement."""
+        """Return the 99th percentile, in seconds, of an interactive latency; `name` is ttft, itl, tpot or e2e. None
+        means that nothing was measured."""
         lane = self.lanes.get("interactive")
         return getattr(lane, name).p99 if lane else None
 

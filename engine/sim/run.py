@@ -28,11 +28,11 @@ PROGRESS_PARTS = 400
 """Approximate number of progress calls in one simulation."""
 
 Progress = Callable[[float], None]
-"""Called from time to time with the fraction of the workload's time that has passed."""
+"""Callback that receives, from time to time, the fraction of the workload's virtual time that has passed."""
 
 
 class Stalled(RuntimeError):
-    """The engine stopped stepping although work was left; the message says how much."""
+    """Raised if the engine stops stepping although work is left; the message says how much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +42,15 @@ class Setup:
     device: DeviceSpec
     core: CoreConfig
     overlaps: bool = False
-    """Each step is planned while the one before it is computed."""
+    """True means that each step is planned while the one before it is computed."""
     host_s: float = 0.0
-    """Seconds that the host takes to plan and launch a step."""
+    """Virtual seconds that the host takes to plan and launch a step."""
 
 
 def simulate(setup: Setup, workload: Workload, progress: Progress = lambda _: None) -> Report:
-    """Run a workload to the end of its trace and return the report.
-
-    Raises:
-        Stalled: the engine stopped stepping although work was left.
-    """
+    """Run a workload on the simulated engine, with a virtual clock, and return the report. Without a backlog, the run
+    ends when all requests have ended; with one, at the last arrival of the trace, once all interactive requests have
+    ended. `progress` is called from time to time. Raises Stalled if the engine stops stepping although work is left."""
     with no_collection():
         run = _Run(setup, workload)
         run.to_end(progress)
@@ -110,14 +108,15 @@ class _Run:
         progress(1.0)
 
     def _rest(self, seconds: float) -> None:
-        """Advance the clock while the engine delays a step; the step can include the requests that arrive meanwhile."""
+        """Sleep of the engine: advance the virtual clock, and submit the requests that arrive meanwhile, so that the
+        next step can include them."""
         self.clock.advance(seconds)
         self._submit_arrived()
 
     @property
     def _ended(self) -> bool:
-        """Return whether the simulation is over: without a backlog, all requests have ended; with one, the horizon has
-        passed and all interactive requests have ended."""
+        """Whether the simulation is over: without a backlog, all requests have ended; with one, the horizon has passed
+        and all interactive requests have ended."""
         if self._next is not None:
             return False
         if self._workload.backlog is None:
@@ -125,7 +124,8 @@ class _Run:
         return self.clock.now >= self._workload.horizon and not self.collector.outstanding[Lane.INTERACTIVE]
 
     def _advance(self) -> None:
-        """Run one step or, if there is nothing to do, advance the clock to the next arrival."""
+        """Run one step and collect its events or, if there is nothing to do, advance the clock to the next arrival.
+        Raises Stalled."""
         before = self.clock.now
         if self.engine.state.has_work or self.collector.unfinished:
             self.collector.take(self.engine.step(), self.clock.now)
@@ -161,8 +161,8 @@ class _Run:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Disable the garbage collector. A simulation creates no reference cycles, and searching millions of objects for
-    them takes a third of the time."""
+    """Disable the garbage collector on enter, and restore it on exit. A simulation creates no reference cycles, and
+    searching millions of objects for them takes a third of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:

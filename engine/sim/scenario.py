@@ -20,38 +20,38 @@ from engine.sim.traces import Trace, cut, read_trace, scale_rate
 from engine.sim.workload import Backlog, Workload
 
 DEFAULT_SECONDS = 600.0
-"""Length of a synthetic trace in seconds."""
+"""Default length of a synthetic trace in seconds."""
 MIN_RATE_SCALE, MAX_RATE_SCALE = 1e-6, 1e6
 TIDE_DEPTH = 0.8
 """Share of the peak's rate that is missing at the lowest point of a tide, as between a day and its night."""
 PROMPT, OUTPUT = Sizes(256, 1024), Sizes(64, 256)
-"""Default sizes in tokens of a synthetic trace, typical of a chat with some context."""
+"""Default sizes in tokens of the prompts and answers of a synthetic trace, typical of a chat with some context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """The traffic of a simulation, from which `workload` makes the requests.
-
-    Raises:
-        ValueError: a value is out of range; the message names it.
-    """
+    """The traffic of a simulation, as the options of the command describe it; `workload` makes the requests from it.
+    Raises ValueError, which names the value, if one is out of range."""
 
     trace: Path | None = None
     """Recorded trace. None means that requests arrive at random, according to `rate`, `cv`, `prompt` and `output`."""
     rate: float = 1.0
     """Requests per second of a synthetic trace."""
     cv: float = 1.0
-    """Coefficient of variation of the gaps between arrivals."""
+    """Coefficient of variation of the gaps between arrivals of a synthetic trace: 1 is a Poisson process, 4 is
+    bursty."""
     prompt: Sizes = PROMPT
     output: Sizes = OUTPUT
     seconds: float | None = None
-    """Length in seconds that the trace is cut to. None means that it is not cut."""
+    """Length in seconds of a synthetic trace (None means 600), and length that the scaled trace is cut to (None means
+    not cut)."""
     tenants: int = 0
     """Number of tenants that the trace is spread over at random. 0 keeps the tenants of the trace."""
     adapters: int = 0
     """Number of adapters that requests ask for. 0 keeps the adapters of the trace."""
     zipf: float = 1.0
-    """Zipf exponent of the popularity of adapters."""
+    """Zipf exponent of the popularity of adapters: the k-th most popular is drawn with a probability proportional to
+    k^-zipf."""
     batch_share: float = 0.0
     """Fraction of the trace's requests that are moved to the batch lane."""
     backlog: Backlog | None = None
@@ -80,11 +80,9 @@ class Scenario:
         return f"{name} beside a batch backlog of {self.backlog.size}" if self.backlog else name
 
     def workload(self, rate_scale: float = 1.0) -> Workload:
-        """Return the traffic with arrivals `rate_scale` times as fast.
-
-        Raises:
-            ValueError: no request arrives, or `rate_scale` is out of range.
-        """
+        """Return the workload, with arrivals `rate_scale` times as fast: read or generate the trace, scale and cut it,
+        and assign lanes, tenants and adapters at random. Raises ValueError if no request arrives, `rate_scale` is out
+        of range or the file is no trace, and OSError if it cannot be read."""
         if not MIN_RATE_SCALE <= rate_scale <= MAX_RATE_SCALE:
             limits = f"{MIN_RATE_SCALE:g} to {MAX_RATE_SCALE:g}"
             raise ValueError(f"the rate scale must be in {limits}, not {rate_scale:g}")

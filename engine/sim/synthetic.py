@@ -22,11 +22,8 @@ MAX_ARRIVALS = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """A uniform distribution of sizes in tokens, with inclusive bounds.
-
-    Raises:
-        ValueError: the bounds are not in order, or below one token.
-    """
+    """A uniform distribution of sizes in tokens, with inclusive bounds. Raises ValueError if they are not in order, or
+    below 1."""
 
     low: int
     high: int
@@ -37,7 +34,8 @@ class Sizes:
 
     @classmethod
     def parse(cls, text: str) -> Sizes:
-        """Parse a range such as `24-96` or `1k-4k` (thousands), or a fixed size such as `16`. Raises ValueError."""
+        """Parse a range such as `24-96` or `1k-4k` (thousands), or a fixed size such as `16`. Raises ValueError if the
+        text is neither, or if a size is out of range."""
         low, _, high = text.partition("-")
         return cls(parse_count(low), parse_count(high or low))
 
@@ -46,12 +44,9 @@ class Sizes:
 
 
 def arrivals(rate: float, seconds: float, prompt: Sizes, output: Sizes, cv: float = 1.0, seed: int = 0) -> Trace:
-    """Return a trace whose gaps have a Gamma distribution with mean 1 / `rate` and coefficient of variation `cv`. A
-    `cv` of 1 makes a Poisson process; 4 is bursty.
-
-    Raises:
-        ValueError: nothing arrives within `seconds`, or a value is out of range.
-    """
+    """Return a random trace of `seconds` seconds whose gaps have a Gamma distribution with mean 1 / `rate` and
+    coefficient of variation `cv`, and whose sizes are drawn from `prompt` and `output`. A `cv` of 1 makes a Poisson
+    process; 4 is bursty. Raises ValueError if nothing arrives within `seconds`, or if a value is out of range."""
     if not 0 < rate * seconds <= MAX_ARRIVALS:
         raise ValueError(f"the rate must be positive and make at most {MAX_ARRIVALS:,} requests, not {rate:g}")
     if not MIN_CV <= cv <= MAX_CV:
@@ -66,14 +61,15 @@ def arrivals(rate: float, seconds: float, prompt: Sizes, output: Sizes, cv: floa
 
 
 def gap(rate: float, cv: float, rng: Random) -> float:
-    """Draw the seconds until the next arrival."""
+    """Draw the seconds until the next arrival from a Gamma distribution with mean 1 / `rate` and coefficient of
+    variation `cv`."""
     shape = 1 / cv**2
     return rng.gammavariate(shape, 1 / (rate * shape))
 
 
 def with_adapters(trace: Trace, count: int, exponent: float, seed: int = 0) -> Trace:
-    """Assign one of `count` adapters to each request, the k-th most popular with a probability proportional to
-    k^-exponent. A `count` of 0 leaves the trace unchanged."""
+    """Return the trace with one of `count` adapters assigned to each request at random, the k-th most popular with a
+    probability proportional to k^-exponent. A `count` of 0 returns the trace unchanged."""
     if not count:
         return trace
     draw = Zipf(count, exponent, Random(seed))
@@ -128,13 +124,13 @@ def with_tide(trace: Trace, period_s: float, depth: float, seed: int = 0) -> Tra
 
 
 def with_batch_share(trace: Trace, share: float, seed: int = 0) -> Trace:
-    """Move a random fraction `share` of the requests to the batch lane."""
+    """Return the trace with each request moved to the batch lane with probability `share`."""
     rng = Random(seed)
     return [arrival._replace(lane=Lane.BATCH) if rng.random() < share else arrival for arrival in trace]
 
 
 def with_tenants(trace: Trace, count: int, seed: int = 0) -> Trace:
-    """Assign each request to one of `count` tenants at random."""
+    """Return the trace with each request assigned to one of `count` tenants, `tenant-00` and so on, at random."""
     rng = Random(seed)
     return [arrival._replace(tenant=f"tenant-{rng.randrange(count):02}") for arrival in trace]
 
@@ -145,7 +141,7 @@ def adapter_ranks(count: int, seed: int = 0) -> list[int]:
 
 
 class Zipf:
-    """Draws indices below `count` from a Zipf distribution; index 0 is the most popular."""
+    """Draws, at each call, an index from 0 to `count` - 1, with a probability proportional to (index + 1)^-exponent."""
 
     def __init__(self, count: int, exponent: float, rng: Random) -> None:
         self._sums = list(accumulate(rank**-exponent for rank in range(1, count + 1)))

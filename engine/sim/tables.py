@@ -35,7 +35,8 @@ def tenant_table(name: str, report: Report) -> Table:
 
 
 def goals_table(judged: Sequence[Judged]) -> Table:
-    """Return the table of goals. The column "met" refers to the first run; the other runs are shown for comparison."""
+    """Return the table of goals, with a row for each goal and a column for each run. The column "met" refers to the
+    first run; the other runs are shown for comparison. `judged` must not be empty."""
     names = list(judged[0].values)
     table = Table(title="Goals")
     for column in ("figure", "goal", *names, "met"):

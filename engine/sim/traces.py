@@ -37,15 +37,11 @@ Trace = list[Arrival]
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace in any of the known formats.
-
-    The formats are Azure LLM inference (CSV: TIMESTAMP, ContextTokens, GeneratedTokens), Mooncake (JSON lines:
-    timestamp in ms, input_length, output_length, hash_ids), and the arena trace of the VTC artifact (CSV: req_time_s,
-    client, prompt_len, output_len).
-
-    Raises:
-        ValueError: the file is in none of these formats, or holds no requests; the message names the file.
-    """
+    """Read a trace in any of the known formats, and return it sorted by time, with the first arrival at 0. Raises
+    OSError, and ValueError, which names the file, if the file is in none of these formats or holds no requests. The
+    formats are Azure LLM inference (CSV: TIMESTAMP, ContextTokens, GeneratedTokens), Mooncake (JSON lines: timestamp in
+    ms, input_length, output_length, hash_ids), and the arena trace of the VTC artifact (CSV: req_time_s, client,
+    prompt_len, output_len)."""
     with path.open(newline="") as file:
         head = file.readline()
         file.seek(0)
@@ -64,12 +60,12 @@ def read_trace(path: Path) -> Trace:
 
 
 def scale_rate(trace: Trace, factor: float) -> Trace:
-    """Return the same requests with `factor` times as many arrivals per second."""
+    """Return the trace with `factor` times as many arrivals per second: all arrival times are divided by `factor`."""
     return [arrival._replace(time=arrival.time / factor) for arrival in trace]
 
 
 def cut(trace: Trace, seconds: float) -> Trace:
-    """Return the requests that arrive within the first `seconds`."""
+    """Return the requests of a trace that arrive before `seconds` seconds."""
     return [arrival for arrival in trace if arrival.time < seconds]
 
 

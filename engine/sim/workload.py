@@ -1,4 +1,5 @@
-"""The workload of a simulation: the requests of a trace, a refilled backlog of batch work, and their prompts."""
+"""The workload of a simulation: a trace, a refilled backlog of batch work, and the requests with prompts made from
+them."""
 
 from __future__ import annotations
 
@@ -13,17 +14,15 @@ from engine.sim.synthetic import Sizes, Zipf, adapter_ranks
 from engine.sim.traces import BLOCK_TOKENS, Arrival, Trace
 
 FIRST_UNIQUE, LAST_TOKEN = 2**30, 2**31
-"""Half-open range of token ids of prompts that share nothing. Token ids of shared blocks are below it."""
+"""Half-open range of the token ids of prompt parts that are not shared. Token ids of shared blocks are below the
+range."""
 BATCH_TENANT = "batch"
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Batch work of which `size` requests are always unfinished: when one ends, another arrives.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
+    """Batch work of which `size` requests are always unfinished: when one ends, another arrives. Raises ValueError if a
+    value is out of range."""
 
     size: int
     prompt: Sizes
@@ -42,7 +41,7 @@ class Backlog:
 class Workload:
     trace: Trace
     horizon: float
-    """Arrival of the trace's last request, in seconds, after which the backlog is no longer refilled."""
+    """Arrival of the trace's last request, in virtual seconds, after which the backlog is no longer refilled."""
     backlog: Backlog | None = None
     adapters: int = 0
     zipf: float = 1.0
@@ -50,7 +49,8 @@ class Workload:
     seed: int = 0
 
     def only(self, lane: Lane) -> Workload:
-        """Return the part of this workload that belongs to one lane."""
+        """Return the part of this workload that belongs to one lane: its requests of the trace and, for batch, the
+        backlog."""
         backlog = self.backlog if lane is Lane.BATCH else None
         return replace(self, trace=[arrival for arrival in self.trace if arrival.lane is lane], backlog=backlog)
 
@@ -59,7 +59,7 @@ class Workload:
         return self.backlog is not None or any(arrival.lane is Lane.BATCH for arrival in self.trace)
 
     def ranks(self) -> dict[str, int]:
-        """Return the rank of each adapter by its id."""
+        """Return the rank of each adapter by its adapter hash, drawn at random from `seed`."""
         return {adapter_hash(index): rank for index, rank in enumerate(adapter_ranks(self.adapters, self.seed))}
 
 
@@ -68,7 +68,8 @@ def adapter_hash(index: int) -> str:
 
 
 class RequestMaker:
-    """Makes requests, including their prompts, from arrivals at the moment they are needed."""
+    """Makes requests, including their prompts, from arrivals when they are submitted. Ids count up, and each prompt is
+    new except for its shared blocks. `deadline_s` is in seconds from the arrival."""
 
     def __init__(self) -> None:
         self._made = 0
@@ -99,7 +100,8 @@ class RequestMaker:
 
 
 def backlog_arrivals(workload: Workload, backlog: Backlog) -> Iterator[Arrival]:
-    """Yield batch requests without end. Their times are 0; the caller sets them when it submits the requests."""
+    """Yield batch requests without end, with random sizes and adapters drawn from the workload's seed. Their times are
+    0; the caller sets them when it submits the requests."""
     rng = Random(workload.seed)
     draw = Zipf(workload.adapters, workload.zipf, Random(workload.seed)) if workload.adapters else None
     while True:

@@ -39,20 +39,20 @@ class TenantBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class NewTenantBody(TenantBody, kw_only=True):
-    """Body of POST /admin/v1/tenants."""
+    """Body of POST /admin/v1/tenants. Absent fields get their default values."""
 
     name: str
 
 
 class NewKeyBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Body of POST /admin/v1/keys."""
+    """Body of POST /admin/v1/keys, which creates a key for a tenant."""
 
     tenant: str
     label: str = ""
 
 
 class RotateBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Body of POST /admin/v1/keys/ID/rotate."""
+    """Body of POST /admin/v1/keys/ID/rotate. The old key is disabled at once unless `keep` is true."""
 
     keep: bool = False
 
@@ -61,7 +61,7 @@ RouteEntry = tuple[str, str, Callable[[Request], Awaitable[Response]]]
 
 
 class AccountsApi:
-    """Handlers for tenants and keys. Only administrators can call them."""
+    """Handlers of the routes for tenants and keys. `AdminApi` creates them and lets only administrators reach them."""
 
     def __init__(self, admin: AccountAdmin, max_body_bytes: int) -> None:
         self._admin = admin
@@ -69,7 +69,7 @@ class AccountsApi:
         self._max_body_bytes = max_body_bytes
 
     def table(self) -> list[RouteEntry]:
-        """Return the method, path and handler of each route."""
+        """Return (method, path, handler) for each route; `AdminApi` makes the routes from them."""
         return [
             ("GET", TENANTS, self.tenants),
             ("POST", TENANTS, self.create),
@@ -140,10 +140,10 @@ class AccountsApi:
 
 
 def _given(body: Struct) -> dict[str, Any]:
-    """Return the fields that are present in a body."""
+    """Return a body's fields as a dict by name, without the fields that the caller left out (UNSET)."""
     return {name: value for name, value in msgspec.structs.asdict(body).items() if value is not UNSET}
 
 
 def _shown_once(new: IssuedKey) -> Response:
-    """Return the response for a new key. It is the only response that contains the key itself."""
+    """Return the response (201) with a new key's metadata and the key itself, which no other response contains."""
     return json_response({**key_json(new.account), "key": new.secret}, 201)

@@ -36,13 +36,15 @@ from gateway.usage.report import UsageAdmin
 ADAPTERS = "/admin/v1/adapters"
 ADAPTER = ADAPTERS + "/{name:path}"
 NATIVE_FIELDS: dict[str | None, str] = {"lora_name": "name", "lora_path": "source"}
-"""Field names of the native API by the names in vLLM's adapter routes."""
+"""Field names of the native adapter routes, by the names of the same fields in vLLM's adapter routes. Errors that are
+raised in terms of vLLM's names are renamed with it."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 class AdminApi:
-    """Handlers for administrators' keys. Adapter names may contain slashes, so the action is the last path segment."""
+    """Routes of the admin API, which only administrators may call, with the handlers for adapters and the integrity
+    check. Adapter names may contain slashes, so the action is the last path segment."""
 
     def __init__(
         self,
@@ -54,7 +56,8 @@ class AdminApi:
         operations: Operations | None = None,
         batches: AdminBatchesApi | None = None,
     ) -> None:
-        """Create the handlers. None for an argument means that the gateway lacks that part and its routes."""
+        """Create the handlers. `authenticate` returns the caller of a request or raises ApiError. `max_body_bytes`
+        limits request bodies. None for any of the last four arguments means that there are no routes for that part."""
         self._gateway = gateway
         self._adapters = gateway.adapters
         self._authenticate = authenticate
@@ -146,7 +149,8 @@ class AdminApi:
         return await self._shown(request.path_params["name"])
 
     async def check(self, request: Request) -> Response:
-        """Run the engine's integrity check. The check inspects every page and stalls the engine's steps meanwhile."""
+        """Run the engine's integrity check and return the violations found, as a JSON list of texts; empty means none.
+        The check inspects every page and stalls the engine's steps meanwhile. Raises ApiError: ENGINE_UNAVAILABLE."""
         try:
             stats = await self._gateway.engine.stats(check=True)
         except EngineUnavailable as error:
@@ -164,7 +168,11 @@ class AdminApi:
         return parse(await read_body(request, self._max_body_bytes), kind)
 
     def _for_admins(self, handler: Handler) -> Handler:
-        """Wrap a handler so that only administrators reach it. Other callers are refused before their body is read."""
+        """Wrap a handler so that other callers than administrators get an ApiError before their body is read.
+
+        The wrapper also forbids caching of the response, names fields in errors as the called route does, and drops
+        the cached overview after a call that is not a GET.
+        """
 
         async def guarded(request: Request) -> Response:
             self._authenticate(request).as_admin()

@@ -36,7 +36,7 @@ class DeletedTenant(Struct):
 
 
 class Key(Struct):
-    """A key's metadata. The key itself is not included."""
+    """Metadata of an API key. The key itself is not included; times are in Unix seconds."""
 
     id: str
     tenant: str
@@ -100,7 +100,7 @@ class ScopeUse(LimitScope, kw_only=True):
     refused_at: float | None
     """Unix time, in seconds, at which a request was last refused; null if no refusal is remembered."""
     refused_by: list[str]
-    """Limits of this scope that the refused request did not fit."""
+    """Names of the limits of this scope that caused the last refusal."""
 
 
 class TenantUse(ScopeUse, kw_only=True):
@@ -109,7 +109,7 @@ class TenantUse(ScopeUse, kw_only=True):
     reserved_tokens: int
     """Tokens that the tenant's live requests have reserved and may still use."""
     used: TenantUsed | None
-    """Use by settled requests; null if there was none."""
+    """Use by settled requests, today and in about the last minute; null if nothing is known of this tenant."""
 
 
 class LimitUses(Struct):
@@ -133,7 +133,8 @@ class UsageFigures(Struct, kw_only=True):
 
 
 class UsageLine(UsageFigures, kw_only=True):
-    """Usage figures of one group. Of tenant, key, adapter, lane and day, it has the fields that `group_by` names."""
+    """Usage figures of one group. Fields among tenant, key, adapter, lane and day are absent unless `group_by` names
+    them."""
 
     tenant: str | UnsetType = UNSET
     key: str | UnsetType = UNSET

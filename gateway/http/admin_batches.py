@@ -23,21 +23,23 @@ RouteEntry = tuple[str, str, Callable[[Request], Awaitable[Response]]]
 
 
 class AdminBatchesApi:
-    """Handlers for batches of all tenants. Only administrators can call them. They never return a batch's lines."""
+    """Handlers that list and cancel batches of any tenant; they never return the content of a batch's lines. `AdminApi`
+    lets only administrators reach them."""
 
     def __init__(self, batches: Batches, etas: EtaEstimator) -> None:
         self._batches = batches
         self._etas = etas
 
     def table(self) -> list[RouteEntry]:
-        """Return the method, path and handler of each route."""
+        """Return (method, path, handler) for each route; `AdminApi` makes the routes from them."""
         return [("GET", ADMIN_BATCHES, self.listing), ("POST", CANCEL_BATCH, self.cancel)]
 
     async def listing(self, request: Request) -> Response:
-        """List batches of all tenants, or of one.
+        """Return batches as JSON, of all tenants or of the query's `tenant`, each with its tenant and estimated end.
 
         `which=unfinished` lists unfinished batches, the earliest deadline first; `which=all` lists all batches, the
-        newest first. Without `which`, a list for one tenant has all batches and a list for all tenants the unfinished.
+        newest first. The default of `which` is `all` if there is a `tenant`, else `unfinished`. Raises ApiError
+        (INVALID_REQUEST) for any other value or parameter.
         """
         given = request.query_params
         check_parameters(given, "tenant", "which")

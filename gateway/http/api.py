@@ -81,7 +81,8 @@ def create_app(
         ping_seconds: interval of the pings in an event stream.
         usage: the usage reports. None means that there is no route for them.
         metrics_keys: SHA-256 of the keys that may read /metrics, besides administrators' keys.
-        open_metrics: the part of /metrics that a request without a key may read.
+        open_metrics: what a request without a key may read of /metrics: everything (True), nothing (False), or all but
+            tenants' metrics ("no_tenants").
         files, batches: the file and batch services. None means that there are no routes for them.
         surface: the part of the API that this port serves.
         cors_origins: origins whose pages may call everything but administration. If empty, no CORS layer is added.
@@ -96,7 +97,7 @@ def create_app(
 
 
 class HttpApi:
-    """Handlers of one application."""
+    """Handlers and routes of one application. `create_app` creates it and describes the arguments."""
 
     def __init__(
         self,
@@ -167,7 +168,11 @@ class HttpApi:
         return json_response(self._model(ModelCard(name, adapter)))
 
     async def tokenize(self, request: Request) -> Response:
-        """Convert a text or a chat to token ids, as in vLLM's API."""
+        """Return the token ids of a text or a chat, their number and the context length in tokens, as vLLM's API does.
+
+        With `return_token_strs` the response also has each token's text. Raises ApiError: MODEL_NOT_FOUND, or
+        INVALID_REQUEST unless the body has either a prompt or messages.
+        """
         principal, body = await self._read(request, TokenizeRequest)
         tokenizer = self._gateway.tokenizer
         self._check_model(principal, body.model)
@@ -197,11 +202,12 @@ class HttpApi:
         return json_response({"prompt": self._gateway.tokenizer.decode(body.tokens, skip_special=False)})
 
     async def health(self, request: Request) -> Response:
-        """Report that the process is alive."""
+        """Return 200 without checking anything: the response itself shows that the process is alive."""
         return json_response({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """Report whether requests can be served, and the state of the engine, Redis and the limiter."""
+        """Return 200 if requests can be served and 503 if not, with the reason and the state of the engine, of Redis,
+        which is pinged, and of the limiter in the body."""
         limiter, trouble = self._gateway.limiter, self._gateway.heartbeat.trouble
         redis = await limiter.ping()
         closed = "" if limiter.modes != {"closed"} else "limits cannot be checked while Redis is away"
@@ -231,8 +237,8 @@ class HttpApi:
         return GenerationResponse(self._gateway, principal, call, self._ping_seconds)
 
     def _model(self, card: ModelCard) -> Json:
-        """Return a model's entry in the model list. The root of an alias is its adapter; the root of an adapter is the
-        base model."""
+        """Return a model's entry in OpenAI's model list. `root` is the adapter's name for an alias and the base model's
+        name otherwise; `parent` is the base model, or None for the base model itself."""
         base, adapter = self._gateway.base_name, card.adapter
         is_alias = adapter is not None and card.name in adapter.aliases
         return {
@@ -246,17 +252,14 @@ class HttpApi:
         }
 
     def _check_model(self, principal: Principal, model: str | None) -> None:
-        """Check that the caller may use the named model. The name has no other effect, because all models share one
-        tokenizer.
-
-        Raises:
-            ApiError: MODEL_NOT_FOUND.
-        """
+        """Raise ApiError (MODEL_NOT_FOUND) if the caller may not use the named model; None is not checked. The name has
+        no other effect, because all models share one tokenizer."""
         if model is not None:
             self._gateway.intake.resolve(principal.tenant, ModelQuery(model))
 
     async def _read(self, request: Request, kind: type[Body]) -> tuple[Principal, Body]:
-        """Return the caller and the parsed body. The body is read only after the caller was authenticated."""
+        """Authenticate the caller, then read and parse the body, and return both. Raises ApiError: the key is unknown
+        or an administrator's, or the body is too large or not a valid `kind`."""
         return self._tenant(request), await self._parsed(request, kind)
 
     async def _parsed(self, request: Request, kind: type[Body]) -> Body:

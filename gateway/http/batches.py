@@ -25,7 +25,7 @@ CANCEL = BATCH + "/cancel"
 
 
 class OutputExpiry(Struct):
-    """Expiry of the files that a batch writes."""
+    """Lifetime of the output files that a batch writes."""
 
     anchor: Literal["created_at"]
     """The time from which `seconds` counts: the creation of each output file, not of the batch."""
@@ -38,7 +38,7 @@ class BatchBody(Struct, kw_only=True):
     endpoint: str
     input_file_id: str
     completion_window: str
-    """A duration such as 24h, 90s, 30m or 7d."""
+    """Time in which the batch must end, as a duration such as 24h, 90s, 30m or 7d."""
     metadata: dict[str, str] | None = None
     output_expires_after: OutputExpiry | None = None
 

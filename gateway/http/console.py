@@ -39,7 +39,8 @@ HEADERS: Mapping[str, str] = MappingProxyType(
 
 
 class ConsoleFiles:
-    """The console's files. They are read once, so that no name from a caller is ever looked up on disk."""
+    """Routes and handlers that serve the console's files. The constructor reads the files into memory, so that no name
+    from a caller is ever looked up on disk; a name that is not among them gets ApiError: ROUTE_NOT_FOUND."""
 
     def __init__(self) -> None:
         folder = resources.files("gateway.console")

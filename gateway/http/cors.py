@@ -18,16 +18,15 @@ PREFLIGHT_SECONDS = 600
 
 
 class Cors:
-    """Answers preflight requests before authentication, and adds CORS headers to every other response, including errors
-    and streams.
+    """ASGI middleware that answers preflight requests before authentication, and adds CORS headers to every other
+    response, including errors and streams. Requests to administration's paths pass unchanged.
 
-    Requests carry their key in a header that the page itself sets. Credentials that a browser adds by itself, such as
-    cookies, are never allowed.
+    Pages send their key in a header. Credentials that a browser adds by itself, such as cookies, are never allowed.
     """
 
     def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
-        """Wrap an application. `origins` holds at least one origin and was checked by
-        `gateway.core.safe_url.check_origins`."""
+        """Wrap an application. `origins` are the allowed origins, at least one, which `ANY` makes every origin; they
+        must have been checked by `gateway.core.safe_url.check_origins`."""
         self._app = app
         self._shared = CORSMiddleware(
             app,

@@ -34,7 +34,8 @@ class ClientGone(OSError):
 class RequestMiddleware:
     """ASGI application around the router: assigns request ids, adds them to responses, and turns errors into responses.
 
-    It replaces the middleware stack of a `Starlette` application, in which every write passes through each layer.
+    Unexpected exceptions are logged and become a 500; a client that has disconnected gets none. It replaces the
+    middleware stack of a `Starlette` application, in which every write passes through each layer.
     """
 
     def __init__(self, router: Router) -> None:
@@ -75,9 +76,10 @@ class RequestMiddleware:
 
 
 def _without_trailing_slash(scope: Scope) -> Scope:
-    """Return the scope without a trailing slash, so that `/v1/models/` is served as `/v1/models`.
+    """Return the scope with one trailing slash removed from its path, so that `/v1/models/` is served as `/v1/models`.
 
-    A redirect would not do, because many clients drop the body of a POST when they follow one.
+    The paths `/` and `/console/` and paths that end in several or in escaped slashes stay as they are. A redirect
+    would not do, because many clients drop the body of a POST when they follow one.
     """
     path, raw = scope["path"], scope.get("raw_path") or b""
     one = path.endswith("/") and raw.endswith(b"/") and not path.endswith("//")  # an escaped slash belongs to a name
@@ -87,7 +89,8 @@ def _without_trailing_slash(scope: Scope) -> Scope:
 
 
 class AsgiEndpoint:
-    """An endpoint whose handler returns an ASGI application. It bypasses Starlette's wrapping of endpoints."""
+    """ASGI endpoint of a route: calls the handler with the request, and then the ASGI application that the handler
+    returns. It bypasses Starlette's wrapping of endpoints."""
 
     def __init__(self, handler: Callable[[Request], Awaitable[ASGIApp]]) -> None:
         self._handler = handler
@@ -97,7 +100,7 @@ class AsgiEndpoint:
 
 
 def header(scope: Scope, name: bytes) -> str:
-    """Return the first header with a name, which must be in lower case; empty if there is none."""
+    """Return the value of the first request header with a name, given in lower case; empty if there is none."""
     for known, value in scope["headers"]:
         if known == name:
             return str(value, "latin-1")
@@ -109,23 +112,19 @@ def request_id(request: Request) -> str:
 
 
 def bearer_token(request: Request) -> str | None:
-    """Return the caller's API key. None means that the caller sent none."""
+    """Return the API key in the header `Authorization: Bearer KEY`. None means that there is no such header."""
     scheme, _, token = header(request.scope, b"authorization").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else None
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Return the whole body of a request.
-
-    Raises:
-        ApiError: REQUEST_TOO_LARGE, as soon as it is known that the body exceeds `max_bytes`.
-        ClientGone: the client disconnected before the body was complete.
-    """
+    """Return the whole body of a request. Raises ApiError (REQUEST_TOO_LARGE) as soon as it is known that the body
+    exceeds `max_bytes`, and ClientGone if the client disconnects before the body is complete."""
     return b"".join([piece async for piece in streamed_body(request, max_bytes)])
 
 
 async def streamed_body(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
-    """Yield the pieces of a request's body as they arrive. Raises the same errors as `read_body`."""
+    """Yield the pieces of a request's body as they arrive. Raises ApiError (REQUEST_TOO_LARGE) or `ClientGone`."""
     declared = header(request.scope, b"content-length")
     if declared.isdecimal() and int(declared) > max_bytes:
         raise request_too_large(max_bytes)
@@ -146,7 +145,8 @@ def error_response(error: ApiError) -> Response:
 
 
 def _refusal(scope: Scope, error: ApiError | HTTPException) -> Response:
-    """Return the response for an error. An HTTPException can only come from Starlette's router."""
+    """Return the JSON response for an error. An HTTPException can only come from Starlette's router, mostly as a 404,
+    which gets a hint at a replacement of the path if there is one, or a 405, which gets the allowed methods."""
     if isinstance(error, ApiError):
         return error_response(error)
     method, path = scope["method"], scope["path"]
@@ -158,10 +158,8 @@ def _refusal(scope: Scope, error: ApiError | HTTPException) -> Response:
 
 
 def _allowed(scope: Scope) -> str:
-    """Return the methods of all routes with the request's path, separated by commas.
-
-    The router itself reports only the methods of the first such route.
-    """
+    """Return the methods of all routes with the request's path, sorted and separated by commas. The router itself
+    reports only the methods of the first such route."""
     routes = [route for route in scope["router"].routes if isinstance(route, Route)]
     fitting = [route for route in routes if route.matches(scope)[0] is not Match.NONE]
     return ", ".join(sorted({method for route in fitting for method in route.methods or ()}))

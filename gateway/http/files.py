@@ -48,8 +48,8 @@ class FilesApi:
         ]
 
     async def create(self, request: Request) -> Response:
-        """Store an uploaded file. The body is read only after the caller was authenticated, and the file is streamed:
-        only the other fields of the form are held in memory."""
+        """Store an uploaded file and return its record as JSON. The body is read only after the caller was
+        authenticated, and the file is streamed: only the other fields of the form are held in memory."""
         tenant = self._tenant(request)
         form = FileForm(header(request.scope, b"content-type"), {"purpose": check_purpose})
         body = streamed_body(request, self._files.limits.max_file_bytes + FORM_BYTES)
@@ -96,8 +96,11 @@ class FilesApi:
 
 @dataclass(frozen=True, slots=True)
 class ContentResponse:
-    """An ASGI response that sends a file. It reads the file no faster than the client does. Errors before the first
-    byte are raised."""
+    """An ASGI response that sends a file as an attachment, or only the headers for a HEAD request.
+
+    It reads the file no faster than the client does. Errors before the first byte are raised; a later error of the
+    storage leaves the response incomplete, so that the server closes the connection.
+    """
 
     record: FileRecord
     content: AsyncGenerator[bytes, None]
@@ -112,7 +115,7 @@ class ContentResponse:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _rest(self, send: Send) -> bool:
-        """Send the rest of the file. Return False if it could not be read completely."""
+        """Send the rest of the file. Return whether it was read completely; if not, the error is logged."""
         try:
             async for piece in self.content:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -132,11 +135,8 @@ class ContentResponse:
 
 
 def _expires_after(fields: Mapping[str, str]) -> int | None:
-    """Return the requested lifetime of a file in seconds. None means that the form has none.
-
-    Raises:
-        ApiError: INVALID_REQUEST.
-    """
+    """Return the requested lifetime of a file in seconds, from the form's fields. None means that the form has none.
+    Raises ApiError: INVALID_REQUEST, the anchor is not `created_at` or the seconds are not from 0 to MAX_SECONDS."""
     if ANCHOR not in fields and SECONDS not in fields:
         return None
     if fields.get(ANCHOR) != "created_at":

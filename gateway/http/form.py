@@ -22,7 +22,8 @@ UNNAMED = "upload"
 
 
 class FileForm:
-    """Parser of a `multipart/form-data` body with one part named `file`, at any position among the other parts."""
+    """Parser of one `multipart/form-data` body with one part named `file`, at any position among the other parts.
+    `filename` and `fields` (by name) are filled while `file` is iterated; `is_whole` says that the form has ended."""
 
     def __init__(self, content_type: str, checks: Mapping[str, Callable[[str], None]]) -> None:
         """Initialize the parser.
@@ -47,10 +48,13 @@ class FileForm:
         self._pieces: list[bytes] = []
 
     async def file(self, body: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-        """Yield the file in pieces. When the generator ends, the whole form has been read.
+        """Parse the pieces of a body, and yield the content of the file in pieces as it arrives.
+
+        When the generator ends, the whole form has been read, and `filename` and `fields` are complete.
 
         Raises:
-            ApiError: INVALID_REQUEST, the form is malformed, has no file, or has too many or too large other parts.
+            ApiError: INVALID_REQUEST, the form is malformed, has no file, or has too many or too large other parts; or
+                the error of a check.
         """
         async for data in body:
             try:

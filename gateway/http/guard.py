@@ -1,8 +1,5 @@
 """Protects the HTTP server against slow and oversized peers: limits how much and how slowly a peer may send, and how
-slowly it may read.
-
-Refusals have the same form as all other errors of the API.
-"""
+slowly it may read. Refusals have the same form as all other errors of the API."""
 
 from __future__ import annotations
 
@@ -31,7 +28,10 @@ VERSIONS = ("1.1", "1.0")
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with deadlines and size limits. Times are in seconds."""
+    """uvicorn's HTTP protocol, one instance for each connection, with deadlines and size limits. Times are in seconds.
+
+    A peer that exceeds them gets an error response, if no response has begun, and is disconnected.
+    """
 
     max_head_bytes = 64 * 2**10
     max_headers = 128
@@ -65,8 +65,8 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Count the bytes of a request's head. Bytes that arrive together with the request line are not counted here
-        but in `on_headers_complete`."""
+        """Parse received bytes, or refuse the request if its head is larger than `max_head_bytes`. Bytes that arrive
+        together with the request line are not counted here but in `on_headers_complete`."""
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > self.max_head_bytes:
@@ -122,7 +122,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._stalled_timer.cancel()
 
     def _expect(self, seconds: float) -> None:
-        """Expect the next step of the request within `seconds`.
+        """Set the time by which the next step of the request must come to `seconds` from now.
 
         Each connection has one timer. Resetting it takes 2 us, so it is not reset at each step of a request. It may
         therefore fire early; if nothing is due then, it is started again.
@@ -150,8 +150,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @property
     def _reading_seconds(self) -> float:
-        """Time for the peer to read what is in the transport's write buffer; 0 if that is empty. Data that the kernel
-        has already taken is not included."""
+        """Seconds that the peer may take to read what is in the transport's write buffer; 0 if that is empty. Data in
+        the kernel's buffer is not included."""
         unread = self.transport.get_write_buffer_size()
         return self.write_seconds + unread / self.min_rate if unread else 0.0
 
@@ -164,8 +164,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _refuse(self, error: ApiError) -> None:
-        """Send an error response, if no response has begun, and close the connection, because the start of the next
-        request is unknown."""
+        """Log the error, send it as a response if no response has begun, and close the connection, because the start of
+        the next request is unknown. A handler that still works on the request sees a disconnect."""
         begun = self.cycle is not None and (self.cycle.response_started if self._is_answering else self._in_body)
         request_id = request_id_from("")
         log.info("refused_on_the_wire", request_id=request_id, status=error.http_status, reason=error.message)
@@ -180,10 +180,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 def guarded_config(app: ASGIApp, protocol: type[GuardedProtocol] = GuardedProtocol, **options: Any) -> uvicorn.Config:
-    """Return the uvicorn configuration that serves an application with the guarded protocol.
-
-    Proxy headers are ignored, because the caller's identity follows from its key alone.
-    """
+    """Return the uvicorn configuration that serves an application with the guarded protocol. `options` are further
+    arguments of `uvicorn.Config`. WebSockets and uvicorn's logs are off, and proxy headers are ignored, because the
+    caller's identity follows from its key alone."""
     fixed: dict[str, Any] = {"ws": "none", "proxy_headers": False, "log_config": None, "access_log": False}
     return uvicorn.Config(app, http=protocol, timeout_keep_alive=KEEP_ALIVE_SECONDS, **fixed, **options)
 

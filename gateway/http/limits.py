@@ -25,7 +25,8 @@ Change = int | None | UnsetType
 
 
 class ScopeBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A scope of limits. Unknown fields are refused, so that a misspelling cannot leave a tenant without a limit."""
+    """A scope of limits: a tenant or, if one of them is not empty, its key or its use of an adapter. Unknown fields are
+    refused, so that a misspelling cannot leave a tenant without a limit."""
 
     tenant: str
     key: str = ""
@@ -44,13 +45,14 @@ class SetBody(ScopeBody, kw_only=True):
 
 
 class ResetBody(ScopeBody, kw_only=True):
-    """Body of POST /admin/v1/limits/reset."""
+    """Body of POST /admin/v1/limits/reset, which restores the configured limits or, with `used`, resets the counted
+    use."""
 
     used: bool = False
 
 
 class LimitsApi:
-    """Handlers for limits. Only administrators can call them."""
+    """Handlers that read, change and reset limits. `AdminApi` lets only administrators reach them."""
 
     def __init__(self, limits: LimitAdmin, max_body_bytes: int) -> None:
         self._limits = limits

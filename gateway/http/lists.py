@@ -23,11 +23,8 @@ def list_page(data: Sequence[Mapping[str, Any]], has_more: bool) -> dict[str, An
 
 
 def parse_number(text: str, param: str, least: int, most: int) -> int:
-    """Parse a decimal number from a caller.
-
-    Raises:
-        ApiError: INVALID_REQUEST, the text is not a number from `least` to `most`.
-    """
+    """Return the whole number that a caller wrote in decimal digits. Raises ApiError: INVALID_REQUEST, naming `param`,
+    if the text is not a number from `least` to `most`."""
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS else -1
     if not least <= number <= most:
         raise invalid_request(f"{param} must be a number from {least} to {most}", param)
@@ -35,21 +32,15 @@ def parse_number(text: str, param: str, least: int, most: int) -> int:
 
 
 def check_parameters(given: Collection[str], *known: str) -> None:
-    """Refuse unknown query parameters, because a misspelled parameter would otherwise be ignored silently.
-
-    Raises:
-        ApiError: INVALID_REQUEST.
-    """
+    """Raise ApiError (INVALID_REQUEST) if a name in `given` is not among `known`, because a misspelled query parameter
+    would otherwise be ignored silently."""
     for name in given:
         if name not in known:
             raise invalid_request(f"there is no parameter {name!r}; known are: {', '.join(known)}", name)
 
 
 def tenant_filter(request: Request) -> str:
-    """Return the value of `tenant`, for lists that have no other parameter; empty means all tenants.
-
-    Raises:
-        ApiError: INVALID_REQUEST, the request has other parameters.
-    """
+    """Return the query parameter `tenant`, for lists that have no other parameter; empty means all tenants. Raises
+    ApiError: INVALID_REQUEST, the request has other parameters."""
     check_parameters(request.query_params, "tenant")
     return request.query_params.get("tenant", "")

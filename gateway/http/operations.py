@@ -38,13 +38,13 @@ class LaneStatuses(Struct):
 
 
 class CancelledRequest(Struct):
-    """A request that was cancelled, in its state at that moment."""
+    """Response to a cancellation: the request as it was when it was cancelled."""
 
     cancelled: LiveRequest
 
 
 class Overview(Struct):
-    """The requested sections of the overview."""
+    """Response of the overview. Sections that were not requested are absent."""
 
     engine: EngineStatus | UnsetType = UNSET
     lanes: list[LaneStatus] | UnsetType = UNSET
@@ -54,12 +54,13 @@ class Overview(Struct):
 
 
 class OperationsApi:
-    """Handlers for lanes, live requests and the overview. Only administrators can call them."""
+    """Handlers for lanes, live requests and the overview. `AdminApi` lets only administrators reach them. The
+    overview's sections are cached for about a second."""
 
     def __init__(
         self, operations: Operations, limits: LimitAdmin, adapters: AdapterRegistry, usage: UsageAdmin | None
     ) -> None:
-        """Create the handlers. None for `usage` means that tenants are shown without their use."""
+        """Create the handlers. None for `usage` means that the overview shows tenants without their settled use."""
         self._operations = operations
         self._limits = limits
         self._used = SharedPoll(usage.last_minute.read, USAGE_SECONDS) if usage else None
@@ -73,7 +74,7 @@ class OperationsApi:
         }
 
     def table(self) -> list[RouteEntry]:
-        """Return the method, path and handler of each route."""
+        """Return (method, path, handler) for each route; `AdminApi` makes the routes from them."""
         changes: list[RouteEntry] = [("POST", f"{LANES}/{{lane}}/{action}", self._change(action)) for action in MODES]
         return [
             ("GET", LANES, self.lanes),
@@ -93,9 +94,10 @@ class OperationsApi:
         return json_response({"cancelled": await self._operations.cancel(request.path_params["id"])})
 
     async def overview(self, request: Request) -> Response:
-        """Return several sections in one response, so that the console needs one request for each refresh.
+        """Return several sections as JSON in one response, so that the console needs one request for each refresh.
 
-        `sections` names the sections, separated by commas; without it, all are returned.
+        The query parameter `sections` names the sections, separated by commas; without it, all are returned. Raises
+        ApiError: INVALID_REQUEST for an unknown section, ENGINE_UNAVAILABLE.
         """
         asked = request.query_params.get("sections")
         names = list(self._sections) if asked is None else asked.split(",")
@@ -107,7 +109,7 @@ class OperationsApi:
         return json_response(dict(zip(names, found, strict=True)))
 
     def forget(self) -> None:
-        """Drop the cached sections after a change, so that the next request sees the change."""
+        """Drop the cached sections and the cached answers of the engine, so that the next request sees a change."""
         for poll in (self._tenants, self._adapters):
             poll.forget()
         self._operations.forget()
@@ -151,7 +153,7 @@ class HistoryApi:
         self._operations = operations
 
     def table(self) -> list[RouteEntry]:
-        """Return the method, path and handler of each route."""
+        """Return (method, path, handler) for each route; `AdminApi` makes the routes from them."""
         return [("GET", HISTORY, self.history), ("GET", RECENT, self.recent)]
 
     async def history(self, request: Request) -> Response:

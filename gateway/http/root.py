@@ -31,7 +31,8 @@ GrpcAddressOf = Callable[[], GrpcAddress | None]
 
 
 class RootApi:
-    """Redirects browsers to the console, if this port serves it, and tells other clients the gRPC port."""
+    """Handler of `GET /`: redirects browsers to the console, if this port serves it, and sends other clients the name,
+    the version and the gRPC port."""
 
     def __init__(self, surface: ApiSurface, grpc: GrpcAddressOf) -> None:
         self._has_console = serves_path(surface, CONSOLE)

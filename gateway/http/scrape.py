@@ -19,7 +19,7 @@ MetricsAccess = bool | Literal["no_tenants"]
 
 
 class ScrapeApi:
-    """The handler of /metrics."""
+    """Handler of GET /metrics, which also decides what a caller may read."""
 
     def __init__(
         self,
@@ -46,7 +46,8 @@ class ScrapeApi:
         self._openness = openness
 
     async def metrics(self, request: Request) -> Response:
-        """Return the metrics. Raises ApiError: INVALID_API_KEY or FORBIDDEN, if the caller may not read them."""
+        """Return the metrics as Prometheus text, without tenants' metrics if the caller may not read those. If the
+        engine is not available, its state is missing. Raises ApiError: INVALID_API_KEY or FORBIDDEN."""
         tenants = self._may_read_tenants(request)
         engine = self._gateway.engine
         try:

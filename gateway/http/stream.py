@@ -30,7 +30,11 @@ STREAM_HEADERS = {
 
 
 class GenerationResponse(Struct, frozen=True):
-    """An ASGI response that runs the generation while it is sent. Errors before the first byte are raised."""
+    """An ASGI response that runs a generation and sends it, as one JSON body or as a stream of server-sent events.
+
+    Errors before the first byte are raised; later ones become an event of the stream. The generation is aborted when
+    the client disconnects. Silent streams get a ping every `ping_seconds`.
+    """
 
     gateway: Gateway
     principal: Principal
@@ -42,8 +46,8 @@ class GenerationResponse(Struct, frozen=True):
             await (self._stream(send) if self.call.stream else self._whole(client, send))
 
     async def _whole(self, client: DisconnectWatch, send: Send) -> None:
-        """Send the complete response, and settle the request after that. The next request that arrives in this process
-        is checked against the limits after the settlement."""
+        """Run the generation to its end and send the complete response before the request is settled. A disconnect no
+        longer cancels the request once the response is ready."""
         async with self.gateway.generate(self.principal, self.call.request) as generation:
             chunks = [chunk async for chunk in generation]
             admitted = generation.admitted
@@ -86,7 +90,8 @@ class GenerationResponse(Struct, frozen=True):
 
 
 class SseStream:
-    """Writes server-sent events. Each write consists of whole events, so that pings may come between any two writes."""
+    """Writes server-sent events of one response. Events are queued until `flush` or `close`. Each write consists of
+    whole events, so that pings may come between any two writes."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -98,7 +103,7 @@ class SseStream:
         await self._send(_head({**STREAM_HEADERS, **headers}))
 
     def add(self, body: bytes | None) -> None:
-        """Queue an event, in JSON, for the next write. None queues nothing."""
+        """Queue an event whose data is the JSON text `body`, for the next write. None queues nothing."""
         if body is not None:
             self._frames.append(b"data: %b\n\n" % body)
 
@@ -119,7 +124,7 @@ class SseStream:
 
     @asynccontextmanager
     async def pings(self, seconds: float) -> AsyncIterator[None]:
-        """Send a ping every `seconds` while the context is open, so that proxies do not close a silent stream."""
+        """Send a ping every `seconds` during the block, so that proxies do not close a silent stream."""
         pinger = asyncio.create_task(self._ping(seconds))
         try:
             yield
@@ -137,7 +142,8 @@ class SseStream:
 
 
 class DisconnectWatch:
-    """Context manager that cancels its task as soon as the client disconnects, and suppresses that cancellation."""
+    """Async context manager that cancels the task that entered it as soon as the client disconnects. On exit it
+    suppresses that cancellation, so that the code after the block goes on."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -152,7 +158,7 @@ class DisconnectWatch:
         return self
 
     def stop_watching_client(self) -> None:
-        """Stop watching: the client has its whole response, or is about to get it, and may disconnect."""
+        """Stop watching for a disconnect, because the client has its whole response or is about to get it."""
         self._watcher.remove_done_callback(self._leave)
         self._watcher.cancel()
 
@@ -175,6 +181,7 @@ def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | Non
 
 
 def _head(headers: Mapping[str, str]) -> Message:
-    """Return the start message of a successful response. This saves 4 of the 8 us that a `Response` takes."""
+    """Return the ASGI start message of a response with status 200 and these headers. Building it directly saves 4 of
+    the 8 us that a `Response` takes."""
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     return {"type": "http.response.start", "status": 200, "headers": raw}

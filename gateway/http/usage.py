@@ -21,7 +21,7 @@ FILTERS = ("tenant", "key", "adapter", "lane", "from", "to", "group_by")
 
 
 class UsageApi:
-    """Handler for usage reports. Only administrators can call it."""
+    """Handler for usage reports, as JSON or CSV. `AdminApi` lets only administrators reach it."""
 
     def __init__(self, usage: UsageAdmin) -> None:
         self._usage = usage

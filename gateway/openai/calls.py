@@ -1,7 +1,5 @@
-"""Turns the body of a request to an OpenAI endpoint into a generation request and the style of its response.
-
-HTTP handlers and batch lines share it.
-"""
+"""Turns the body of a request to an OpenAI endpoint into a generation request and the style of its response, for HTTP
+handlers and for the lines of batches."""
 
 from __future__ import annotations
 
@@ -22,7 +20,8 @@ from gateway.requests.types import Admitted, GenerateRequest
 
 
 class ApiCall(Struct, frozen=True):
-    """A parsed request and the style of its response. It serves one response only, because the style keeps state."""
+    """A parsed request and the style of its response, which is streamed if `stream`, with a last chunk for the usage if
+    `include_usage`. An instance serves one response only, because the style keeps state."""
 
     request: GenerateRequest
     style: Style
@@ -34,10 +33,9 @@ class ApiCall(Struct, frozen=True):
 
 
 def chat_call(gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, ingress: Ingress = UNKNOWN) -> ApiCall:
-    """Parse the body of /v1/chat/completions.
+    """Parse `text`, the JSON body of /v1/chat/completions. The tenant's settings decide about unknown fields.
 
-    Raises:
-        ApiError: INVALID_JSON, INVALID_REQUEST or UNSUPPORTED_PARAMETER.
+    Raises ApiError: INVALID_JSON, INVALID_REQUEST or UNSUPPORTED_PARAMETER.
     """
     body = parse(text, ChatRequest, tenant.unknown_fields)
     request = chat_request(body, request_id, ingress)
@@ -48,7 +46,10 @@ def chat_call(gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, in
 def completion_call(
     gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, ingress: Ingress = UNKNOWN
 ) -> ApiCall:
-    """Parse the body of /v1/completions. Raises the same errors as `chat_call`."""
+    """Parse `text`, the JSON body of /v1/completions. The tenant's settings decide about unknown fields.
+
+    Raises ApiError: INVALID_JSON, INVALID_REQUEST or UNSUPPORTED_PARAMETER.
+    """
     body = parse(text, CompletionRequest, tenant.unknown_fields)
     request = completion_request(body, request_id, ingress)
     echo = _prompt_texts(gateway, request) if body.echo else ()
@@ -60,7 +61,7 @@ CallParser = Callable[[Gateway, Tenant, bytes, str, Ingress], ApiCall]
 CALLS: Mapping[str, CallParser] = MappingProxyType(
     {"/v1/chat/completions": chat_call, "/v1/completions": completion_call}
 )
-"""Parsers by the path of the endpoint."""
+"""Parsers of request bodies, by the path of the endpoint that generates."""
 
 
 def _call(body: Sampled, request: GenerateRequest, style: Style) -> ApiCall:
@@ -68,11 +69,8 @@ def _call(body: Sampled, request: GenerateRequest, style: Style) -> ApiCall:
 
 
 def _prompt_texts(gateway: Gateway, request: GenerateRequest) -> list[str]:
-    """Return the prompt of each answer as text.
-
-    Raises:
-        ApiError: INVALID_REQUEST, the model has no token with a given id.
-    """
+    """Return the prompt of each answer as text, in the order of the answers: each prompt `n` times, decoded if it was
+    token ids. Raises ApiError: INVALID_REQUEST, the model has no token with a given id."""
     texts = [_text_of(gateway, prompt) if isinstance(prompt, tuple) else str(prompt) for prompt in request.prompts]
     return [text for text in texts for _ in range(request.n)]
 

@@ -22,7 +22,10 @@ COMPLETION_TOKENS = 16
 
 
 def chat_request(body: ChatRequest, request_id: str, ingress: Ingress = UNKNOWN) -> GenerateRequest:
-    """Convert the body of a chat. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+    """Convert the body of a chat to a request with one prompt. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER.
+
+    `max_completion_tokens` limits the output in place of `max_tokens`; the larger of the two is reserved.
+    """
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid_request("top_logprobs needs logprobs to be true", "top_logprobs")
     limits = [limit for limit in (body.max_completion_tokens, body.max_tokens) if limit is not None]
@@ -45,7 +48,10 @@ def _chat(body: ChatRequest) -> Chat:
 
 
 def completion_request(body: CompletionRequest, request_id: str, ingress: Ingress = UNKNOWN) -> GenerateRequest:
-    """Convert the body of a completion. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+    """Convert the body of a completion to a request with one or several prompts.
+
+    Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER.
+    """
     if body.echo and body.logprobs is not None:
         raise unsupported_parameter("echo", "together with logprobs is not supported")
     if body.max_tokens == 0 and not body.echo:
@@ -62,11 +68,8 @@ def completion_request(body: CompletionRequest, request_id: str, ingress: Ingres
 
 
 def chat_messages(messages: list[ChatMessage]) -> tuple[Message, ...]:
-    """Convert messages to the form that chat templates read.
-
-    Raises:
-        ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER.
-    """
+    """Check messages, and convert them to the form that chat templates read: the role `developer` becomes `system`, and
+    content parts are joined by newlines. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
     if not messages:
         raise invalid_request("messages must not be empty", "messages")
     return tuple(_message(message, f"messages[{index}]") for index, message in enumerate(messages))
@@ -85,7 +88,8 @@ def _message(message: ChatMessage, place: str) -> Message:
 
 
 def _calls(message: ChatMessage, place: str) -> Message:
-    """Return the fields of a message that concern tool calls. Raises ApiError: INVALID_REQUEST."""
+    """Return the fields of a message that concern tool calls, as chat templates read them; `place` is the message's
+    path for errors. Raises ApiError: INVALID_REQUEST, for example a tool's message has no tool_call_id."""
     if message.role == "tool":
         if message.tool_call_id is None:
             raise invalid_request("a tool's message needs a tool_call_id", f"{place}.tool_call_id")
@@ -117,7 +121,10 @@ def _part(part: ContentPart, role: str, place: str) -> str:
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[PromptInput, ...]:
-    """Convert `prompt`: a text, a list of token ids, or a list of either. Raises ApiError: INVALID_REQUEST."""
+    """Return the prompts in the field `prompt`: a text, a list of token ids, or a list of texts or of lists of ids.
+
+    Raises ApiError: INVALID_REQUEST, the list is empty or mixes kinds.
+    """
     if isinstance(prompt, str):
         return (prompt,)
     if not prompt:

@@ -16,18 +16,16 @@ LOWEST_LOGPROB = -9999.0
 
 
 class ChatLogprobsRenderer:
-    """Renders the log probabilities of a chat: one entry for each token of the text."""
+    """Renders the log probabilities of a chat in OpenAI's format: one entry for each token of the text."""
 
     def __init__(self, tokenizer: Tokenizer, *, silent: bool = False) -> None:
-        """Initialize the renderer.
-
-        `silent` adds an entry for the stop token, which is not part of the text, so that entries match the token ids.
-        """
+        """Initialize the renderer. `silent` adds an entry for the stop token, which is not part of the text, so that
+        the entries match the token ids."""
         self._tokenizer = tokenizer
         self._silent = silent
 
     def render(self, chunk: GenerationChunk) -> Json | None:
-        """Render a chunk. None means that no log probabilities were requested or that the chunk has no tokens."""
+        """Return `logprobs` for a chunk. None means that none were requested or that the chunk has no token to list."""
         count = len(chunk.logprobs) - (chunk.silent and not self._silent)
         if count <= 0:
             return None
@@ -44,15 +42,17 @@ class ChatLogprobsRenderer:
 
 
 class CompletionLogprobsRenderer:
-    """Renders the log probabilities of a completion: four parallel lists."""
+    """Renders the log probabilities of a completion in OpenAI's format: four parallel lists. An instance serves one
+    response, because it counts the characters of each answer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._places: dict[int, _Place] = {}
-        """Text positions by answer number."""
+        """Length of each answer's text so far, by the answer's number."""
 
     def render(self, chunk: GenerationChunk) -> Json | None:
-        """Render a chunk. None means that no log probabilities were requested or that the chunk has no tokens."""
+        """Return `logprobs` for a chunk; each answer's chunks must be rendered in order. None means that no log
+        probabilities were requested or that the chunk has no tokens."""
         if not chunk.logprobs:
             return None
         return {
@@ -68,10 +68,8 @@ class CompletionLogprobsRenderer:
         return {self._label(other): _finite(logprob) for other, logprob in pairs}
 
     def _label(self, token_id: int) -> str:
-        """Return a token's text, or its bytes spelled out if they are not valid UTF-8.
-
-        Labels are keys, so tokens that are not text by themselves need distinct labels.
-        """
+        """Return a token's text or, if its bytes are not valid UTF-8, `bytes:` and the bytes spelled out. Labels are
+        keys, so tokens that are not text by themselves need distinct labels."""
         raw = self._tokenizer.token_bytes(token_id)
         return _text(raw, "bytes:")
 
@@ -95,7 +93,8 @@ class _Place:
 
 
 def _text(raw: bytes, prefix: str = "") -> str:
-    """Decode UTF-8. Bytes that are not a valid text, such as part of a character, are spelled out: \\xf0\\x9f."""
+    """Decode UTF-8. Bytes that are not a valid text, such as part of a character, are spelled out after `prefix`:
+    \\xf0\\x9f."""
     try:
         return raw.decode()
     except UnicodeDecodeError:

@@ -26,7 +26,7 @@ class CalledFunction(Struct):
 
 
 class AssistantCall(Struct):
-    """A tool call that an earlier answer made."""
+    """A tool call that an earlier answer of the model made and that the caller sends back in a message."""
 
     function: CalledFunction
     id: str | None = None
@@ -46,7 +46,7 @@ class Function(Struct):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    """A JSON schema."""
+    """JSON schema of the function's arguments. None means that it takes none."""
     strict: bool | None = None
 
 
@@ -60,7 +60,7 @@ class FunctionName(Struct):
 
 
 class ToolChoice(Struct):
-    """The one tool that the model must call."""
+    """Form of `tool_choice` that names the one tool that the model must call."""
 
     type: str
     function: FunctionName | None = None

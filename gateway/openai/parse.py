@@ -38,7 +38,7 @@ KNOWN: Mapping[str, frozenset[str]] = {
 """Known field names of each object in the body of a generation, by the object's path; the body itself has an empty
 path."""
 EXACT = 2**53
-"""Floats represent every integer exactly below this."""
+"""Bound of magnitude below which a float represents every integer exactly."""
 
 Body = TypeVar("Body", bound=Struct)
 
@@ -48,12 +48,13 @@ _MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
 def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> Body:
-    """Parse a request body.
+    """Parse a JSON request body into a struct, which is returned.
 
     Args:
         body: the body as received.
         kind: the struct to parse it into.
-        unknown: policy for unknown fields that are not misspellings of known ones; misspellings are always refused.
+        unknown: policy for unknown fields of a generation's body that are not misspellings of known ones; misspellings
+            are always refused. Other bodies may have unknown fields unless their struct forbids them.
 
     Raises:
         ApiError: INVALID_JSON; INVALID_REQUEST and UNSUPPORTED_PARAMETER, naming the field.
@@ -74,10 +75,8 @@ def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> B
 
 
 def _with_integers(document: Any) -> Any:
-    """Replace whole floats among the top-level fields by integers, because some clients have only one number type.
-
-    Floats of EXACT or more, in magnitude, stay as they are.
-    """
+    """Return the document with whole floats among its top-level fields replaced by integers, because some clients have
+    only one number type. Floats of EXACT or more, in magnitude, stay as they are."""
     if not isinstance(document, dict):
         return document
     floats = {name: value for name, value in document.items() if isinstance(value, float)}
@@ -86,10 +85,8 @@ def _with_integers(document: Any) -> Any:
 
 
 def _refuse_unsupported(body: Mapping[str, Any], kind: type[Sampled]) -> None:
-    """Raise ApiError (UNSUPPORTED_PARAMETER) if a body sets an unsupported field to a value that has an effect.
-
-    A field that one endpoint supports may be refused by the other.
-    """
+    """Raise ApiError (UNSUPPORTED_PARAMETER) if a body sets a field that its struct `kind` lacks, and that is listed in
+    REFUSED, to a value that would have an effect."""
     for name in filter(body.__contains__, REFUSED):
         value, harmless = body[name], REFUSED[name]
         reads = name in kind.__struct_fields__
@@ -98,10 +95,8 @@ def _refuse_unsupported(body: Mapping[str, Any], kind: type[Sampled]) -> None:
 
 
 def invalid_field(message: str) -> ApiError:
-    """Convert a validation message of msgspec to an ApiError, moving the field's path to `param`.
-
-    An example of such a message is: Expected `int`, got `str` - at `$.max_tokens`.
-    """
+    """Return the ApiError (INVALID_REQUEST) for a validation message of msgspec, such as "Expected `int`, got `str` -
+    at `$.max_tokens`". The field's path becomes the error's `param`."""
     match = _PLACE.match(message)
     what, path = (match["what"], (match["path"] or "").removesuffix("[...]")) if match else (message, "")
     if unknown := _UNKNOWN.match(what):

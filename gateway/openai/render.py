@@ -21,27 +21,25 @@ encode_json = msgspec.json.Encoder().encode
 
 
 class Style(Protocol):
-    """Renders the choices of one endpoint's responses. An instance serves one request."""
+    """Renders the items of `choices` in one endpoint's responses, as JSON objects. An instance serves one request."""
 
     id_prefix: str
     object: str
     chunk_object: str
 
     def opening(self, index: int) -> Json | None:
-        """Return the choice of the stream chunk to send before any text. None means that no such chunk is sent.
-
-        `index` is the number of the answer.
-        """
+        """Return the choice to stream before any text of the answer with the number `index`. None means that there is
+        none."""
 
     def delta(self, chunk: GenerationChunk) -> Json:
-        """Return the choice of a stream chunk."""
+        """Return the choice to stream for a chunk. Each answer's chunks must be passed once and in order."""
 
     def complete(self, chunk: GenerationChunk) -> Json:
-        """Return the choice of a complete response, from one chunk that holds the whole answer."""
+        """Return the choice of a complete response, from one joined chunk that holds the whole answer."""
 
 
 class ChatStyle:
-    """Renders the choices of /v1/chat/completions."""
+    """The `Style` of /v1/chat/completions: renders messages and deltas with tool calls and log probabilities."""
 
     id_prefix = "chatcmpl-"
     object = "chat.completion"
@@ -86,7 +84,7 @@ class ChatStyle:
 
 
 class CompletionStyle:
-    """Renders the choices of /v1/completions."""
+    """The `Style` of /v1/completions: renders texts with log probabilities, after the prompt if it is echoed."""
 
     id_prefix = "cmpl-"
     object = "text_completion"
@@ -120,8 +118,8 @@ class CompletionStyle:
 
 
 class Envelope:
-    """Adds the fields that all bodies of one response share. For a stream they are encoded once and put around each
-    choice."""
+    """Builds the bodies of one response: adds the fields that they share to the choices that a `Style` renders. For a
+    stream the fields are encoded once and put around each choice."""
 
     def __init__(
         self, style: Style, admitted: Admitted, *, asked: Lane | None = None, include_usage: bool = False
@@ -129,6 +127,8 @@ class Envelope:
         """Initialize the envelope.
 
         Args:
+            style: renders the choices.
+            admitted: the source of the shared fields.
             asked: the lane that the request asked for; None means that it asked for none.
             include_usage: a stream ends with a usage chunk, and every other chunk has a usage of null.
         """
@@ -149,12 +149,14 @@ class Envelope:
         return encode_json(self._head | {"object": self._style.chunk_object, "choices": []}).removesuffix(b"]}")
 
     def opening(self, index: int) -> bytes | None:
-        """Return the first stream chunk of an answer, in JSON. None means that there is nothing to send."""
+        """Return the JSON of the stream chunk that opens the answer with the number `index`. None means that none is
+        sent."""
         choice = self._style.opening(index)
         return None if choice is None else self._chunk(choice)
 
     def delta(self, chunk: GenerationChunk) -> bytes | None:
-        """Return a stream chunk, in JSON. None means that there is nothing to send."""
+        """Return the JSON of the stream chunk for a chunk. None means that there is nothing to send, as while text is
+        held back."""
         choice = self._style.delta(chunk)
         tells = any(choice.get(name) for name in ("text", "delta", "finish_reason", "logprobs", "token_ids"))
         return self._chunk(choice) if tells else None
@@ -166,7 +168,7 @@ class Envelope:
         return self._before + b'],"usage":' + encode_json(usage_body(usage)) + b"}"
 
     def complete(self, chunks: Sequence[GenerationChunk]) -> Json:
-        """Return the complete response, from all chunks of all answers."""
+        """Return the body of the complete response, from all chunks of all answers; the last one has the usage."""
         choices = [self._style.complete(answer) for answer in join_answers(chunks)]
         usage = chunks[-1].usage
         return self._head | {"choices": choices, "usage": usage_body(usage) if usage else None}

@@ -58,7 +58,7 @@ class StreamOptions(Struct):
 
 
 class Slo(Struct):
-    """Latency goals that a request sets in place of its lane's goals. This is an extension of the gateway."""
+    """Latency goals, in milliseconds, that a request sets in place of its lane's. OpenAI's API has no such field."""
 
     ttft_ms: Milliseconds | None = None
     """Goal for the time to the first token (TTFT)."""
@@ -67,12 +67,12 @@ class Slo(Struct):
 
     @property
     def ttft(self) -> float | None:
-        """TTFT goal in seconds."""
+        """TTFT goal in seconds. None means the lane's goal."""
         return None if self.ttft_ms is None else self.ttft_ms / 1000
 
     @property
     def itl(self) -> float | None:
-        """ITL goal in seconds."""
+        """ITL goal in seconds. None means the lane's goal."""
         return None if self.itl_ms is None else self.itl_ms / 1000
 
 
@@ -85,7 +85,7 @@ class JsonSchema(Struct, kw_only=True):
 
 
 class ResponseFormat(Struct):
-    """Format of the answer, as in OpenAI's API."""
+    """Format of the answer, as in OpenAI's API: `type` is text, json_object or json_schema."""
 
     type: str
     json_schema: JsonSchema | None = None
@@ -106,7 +106,7 @@ class StructuredOutputs(Struct, kw_only=True):
 
 
 class Sampled(Struct, kw_only=True):
-    """Fields that chats and completions share."""
+    """Fields that the bodies of chats and of completions have in common."""
 
     model: str
     adapter_id: str | None = None
@@ -176,7 +176,7 @@ class CompletionRequest(Sampled, kw_only=True):
 
 
 class TokenizeRequest(Struct, kw_only=True):
-    """Body of /tokenize, as vLLM has it."""
+    """Body of /tokenize, as in vLLM's API. Either `prompt` or `messages` is required."""
 
     model: str | None = None
     prompt: str | None = None
@@ -197,7 +197,7 @@ class DetokenizeRequest(Struct, kw_only=True):
 
 
 class LoadAdapterRequest(Struct, kw_only=True):
-    """Body of /v1/load_lora_adapter, as vLLM has it."""
+    """Body of /v1/load_lora_adapter, as in vLLM's API. `load_inplace` allows to replace an adapter of this name."""
 
     lora_name: str
     lora_path: str
@@ -205,13 +205,14 @@ class LoadAdapterRequest(Struct, kw_only=True):
 
 
 class UnloadAdapterRequest(Struct, kw_only=True):
-    """Body of /v1/unload_lora_adapter."""
+    """Body of /v1/unload_lora_adapter, as in vLLM's API."""
 
     lora_name: str
 
 
 class NativeLoadRequest(Struct, kw_only=True):
-    """Body of POST /admin/v1/adapters."""
+    """Body of POST /admin/v1/adapters. `replace` allows to replace an adapter of this name. Without `tenants`, a new
+    adapter is not restricted to tenants, and a replaced one stays as restricted as it was."""
 
     name: str
     source: str
@@ -220,14 +221,14 @@ class NativeLoadRequest(Struct, kw_only=True):
 
 
 class AliasRequest(Struct, kw_only=True):
-    """Body of POST /admin/v1/adapters/NAME/aliases: give the adapter another name or, with `remove`, take that name
-    away."""
+    """Body of POST /admin/v1/adapters/NAME/aliases: add an alias to the adapter or, with `remove`, remove it."""
 
     alias: str
     remove: bool = False
 
 
 class AllowRequest(Struct, kw_only=True):
-    """Body of /admin/v1/adapters/NAME/tenants. An empty list permits every tenant whose configuration allows it."""
+    """Body of POST /admin/v1/adapters/NAME/tenants: the tenants that may use the adapter, in place of the former list.
+    An empty list permits every tenant whose configuration allows the adapter."""
 
     tenants: list[str]

@@ -27,10 +27,9 @@ class Constraint(msgspec.Struct, frozen=True):
 
 
 def constraint(body: Sampled) -> Constraint:
-    """Return the grammar that a request asks for. A request may use at most one of the ways to ask for one.
+    """Return the grammar that a request asks for with `response_format`, `structured_outputs` or a `guided_*` field.
 
-    Raises:
-        ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER.
+    Raises ApiError: INVALID_REQUEST, for example because several ask for one; UNSUPPORTED_PARAMETER.
     """
     asked = [
         _by_format(body.response_format) if body.response_format else Constraint(),
@@ -58,7 +57,10 @@ def _by_format(wanted: ResponseFormat) -> Constraint:
 
 
 def by_kind(wanted: StructuredOutputs) -> Constraint:
-    """Return the grammar of `structured_outputs`. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+    """Return the grammar of `structured_outputs`, which must set exactly one kind.
+
+    Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER.
+    """
     for name in NOT_SUPPORTED:
         if getattr(wanted, name):
             raise unsupported_parameter(f"structured_outputs.{name}")
@@ -91,11 +93,8 @@ def _grammar(kind: str, value: Any, field: str) -> Grammar:
 
 
 def _schema(schema: object, field: str) -> Grammar:
-    """Return the grammar of a JSON schema. The schema keeps its order, which is the order of the answer's properties.
-
-    Raises:
-        ApiError: INVALID_REQUEST, the schema is nested too deep.
-    """
+    """Return the grammar of a JSON schema, given decoded or as text. Its order, which is the order of the answer's
+    properties, is kept. Raises ApiError: INVALID_REQUEST, naming `field`: the schema is nested too deep."""
     check_depth(schema, field)
     text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
     return Grammar(GrammarKind.JSON_SCHEMA, text)

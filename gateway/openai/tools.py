@@ -26,12 +26,11 @@ NO_PARAMETERS: Json = {"type": "object", "properties": {}, "additionalProperties
 
 
 def offered_tools(tools: Sequence[Tool], choice: str | ToolChoice | None = None) -> tuple[Json, ...]:
-    """Check the tools of a request and return them in the form that the model is shown.
+    """Check `tools` and `tool_choice` of a request, and return the tools in the form that chat templates read.
 
     With a `choice` of "none" the result is empty, because the model may not call any tool.
 
-    Raises:
-        ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER.
+    Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER.
     """
     names = [_check(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     if len(set(names)) < len(names):
@@ -41,7 +40,8 @@ def offered_tools(tools: Sequence[Tool], choice: str | ToolChoice | None = None)
 
 
 def tool_rule(tools: Sequence[Tool], choice: str | ToolChoice | None, parallel: bool | None) -> ToolRule:
-    """Return the rule for how an answer may call the offered tools."""
+    """Return the rule for how an answer may call the offered tools, from checked `tools`, `tool_choice` and
+    `parallel_tool_calls`; only False forbids several calls."""
     functions = [tool.function for tool in tools if tool.function]
     return ToolRule(
         required=choice == "required",
@@ -54,8 +54,7 @@ def tool_rule(tools: Sequence[Tool], choice: str | ToolChoice | None, parallel: 
 def tool_call_reader(request: GenerateRequest, dialect: Dialect | None) -> ToolCalls | None:
     """Return a reader of the tool calls in the answers to a request. None means that the request offers no tools.
 
-    Raises:
-        ApiError: UNSUPPORTED_PARAMETER, no tool call dialect is configured for the model.
+    Raises ApiError: UNSUPPORTED_PARAMETER, there are tools, but `dialect` is None: tool calls are not parsed.
     """
     chat = request.offering
     return None if chat is None else ToolCalls(_spoken(dialect), chat.tools, parallel=chat.rule.several)
@@ -84,7 +83,8 @@ def _arguments(text: str) -> Json | str:
 
 
 def _check(tool: Tool, place: str) -> str:
-    """Check one tool and return its name. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+    """Check one tool and return its name. `place` is its path for errors, such as tools[0]. Raises ApiError:
+    INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
     if tool.type != "function" or tool.function is None:
         raise unsupported_parameter(f"{place}.type", f"{tool.type!r} is not supported; tools are functions")
     if not NAME.fullmatch(tool.function.name):
@@ -121,11 +121,12 @@ def _shown(tool: Tool) -> Json:
 
 
 class ChunkContent(msgspec.Struct, frozen=True):
-    """Content of a chunk, with the tool calls separated from the text."""
+    """Content of one `GenerationChunk`, with the tool calls separated from the text."""
 
     text: str
     calls: list[Json]
-    """Tool calls, each listed once with everything that the chunk holds of it."""
+    """The pieces of tool calls in the chunk, one entry for each call, as in the deltas of OpenAI's streams: the call's
+    index, new text of its arguments and, if the call begins in this chunk, its id and name."""
     finish_reason: str | None
 
 
@@ -135,7 +136,7 @@ def text_content(chunk: GenerationChunk) -> ChunkContent:
 
 
 class ToolCalls:
-    """Reads the tool calls in the answers to one request."""
+    """Reads the tool calls in the answers to one request. It keeps a parser for each answer."""
 
     def __init__(self, dialect: Dialect, tools: Sequence[ToolSchema], *, parallel: bool = True) -> None:
         """Initialize the reader.
@@ -167,7 +168,8 @@ class ToolCalls:
 
 
 def _joined(news: Sequence[ToolCallPart]) -> list[Json]:
-    """Merge the pieces of each tool call into one entry. An entry has an id and a name if the call begins here."""
+    """Merge the pieces of each tool call into one entry in OpenAI's format. The entry has a new id and the name if the
+    first piece of the call is among them."""
     calls: dict[int, Json] = {}
     for call in news:
         entry = calls.setdefault(call.index, {"index": call.index, "function": {"arguments": ""}})

@@ -46,10 +46,8 @@ INSIDE: Mapping[str, frozenset[str]] = {
 
 @lru_cache(maxsize=1024)
 def suggestion(name: str, known: frozenset[str]) -> str | None:
-    """Return the known name that `name` is a misspelling of. None means that it resembles no known name.
-
-    A short name may differ by one typing error, a long one by two. Case and word separators (`topP`) are ignored.
-    """
+    """Return the known name that `name` is a misspelling of. None means that it resembles no known name. Known names of
+    4 to 8 letters may differ by one typing error, longer ones by two; case and word separators (`topP`) are ignored."""
     if len(name) > LONGEST_NAME:
         return None
     plain, letters = _plain(name), _letters(name)
@@ -96,9 +94,7 @@ def _unknown(
     body: Mapping[str, Any], known: Mapping[str, frozenset[str]], others: frozenset[str]
 ) -> Iterator[tuple[str, str, frozenset[str]]]:
     """Yield every unknown field: its full path for error messages, its name, and the known names of its object.
-
-    `others` are the names that the body itself may have without effect.
-    """
+    `others` are further names that the body itself, but no object in it, may have."""
     for place, names in known.items():
         passing = INSIDE.get(place, frozenset()) if place else others
         for prefix, found in _objects(body, place):
@@ -108,8 +104,8 @@ def _unknown(
 
 
 def _objects(body: Mapping[str, Any], place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Return the objects at a path, each with the prefix of its fields' paths. For a list on the way, every member is
-    followed."""
+    """Yield the objects at a path, such as `tools.function`, each after the prefix of its fields' paths, such as
+    `tools[0].function.`. For a list on the way, every member is followed."""
     found: list[tuple[str, Any]] = [("", body)]
     for step in filter(None, place.split(".")):
         inner = [(f"{prefix}{step}", value.get(step)) for prefix, value in found if isinstance(value, dict)]
@@ -135,15 +131,15 @@ def _plain(name: str) -> str:
 
 
 def _tolerance(known: str) -> int:
-    """Return how many typing errors are tolerated in a known name: few in short names such as `n`, `stop` and `seed`,
-    which resemble too many other words."""
+    """Return how many typing errors are tolerated in a known name: 0 to 2, fewer in short names such as `n`, `stop` and
+    `seed`, which resemble too many other words."""
     length = len(_plain(known))
     return 0 if length < 4 else 1 if length < 9 else MOST_ERRORS
 
 
 def _distance(one: str, other: str) -> int:
     """Return how many letters have to be inserted, deleted, replaced or swapped with their neighbour to turn one name
-    into the other. Counting stops above MOST_ERRORS."""
+    into the other, or MOST_ERRORS + 1 if there are more than MOST_ERRORS."""
     if abs(len(one) - len(other)) > MOST_ERRORS:
         return MOST_ERRORS + 1
     before: list[int] = []
@@ -182,11 +178,11 @@ ABSENT: Mapping[str, str] = {
     "/v1/uploads": "use /v1/files, which takes a file of any allowed size at once",
     "/v1/vector_stores": f"{TEXT_ONLY}, and searches no files",
 }
-"""Hints by the first two segments of the endpoint's path."""
+"""Hints at what to use instead of OpenAI endpoints that the gateway lacks, by the first two segments of the path."""
 
 
 def replacement_hint(path: str) -> str | None:
-    """Return what to use instead of an OpenAI endpoint that the gateway does not have. None means that the path is not
-    one of these endpoints."""
+    """Return a hint at what to use instead, if a path belongs to an OpenAI endpoint that the gateway does not have.
+    None means that it does not."""
     endpoint = "/".join(path.split("/")[:3])
     return ABSENT.get(endpoint)

@@ -39,7 +39,7 @@ class ModelCard:
 
 
 class GenerationJob(Struct, frozen=True):
-    """A checked and tokenized request, which only needs a reservation to run."""
+    """A checked and tokenized request, which only needs a reservation to run. `RequestIntake.build_job` creates it."""
 
     request: GenerateRequest
     tenant: Tenant
@@ -49,7 +49,7 @@ class GenerationJob(Struct, frozen=True):
     params: tuple[SamplingParams, ...]
     """Sampling parameters of each prompt, with the seed of its first answer."""
     average_output: int = 1
-    """Average number of output tokens of an answer for the same tenant and adapter."""
+    """Average output tokens of earlier answers to this tenant with this adapter, rounded up."""
 
     @property
     def adapter_hash(self) -> AdapterHash | None:
@@ -66,7 +66,7 @@ class GenerationJob(Struct, frozen=True):
 
     @property
     def limits_output(self) -> bool:
-        """Return whether the caller has set a limit on the output."""
+        """Return whether the caller, and not just a default, limits the output tokens."""
         return self.request.max_tokens is not None or self.request.reserve_tokens > 0
 
     @property
@@ -88,7 +88,8 @@ class GenerationJob(Struct, frozen=True):
         return self.prompt_tokens + outputs * self.request.n
 
     def continued_prompt(self, prompt_index: int) -> tuple[int, ...]:
-        """Return the prompt ids that an answer's text continues. Empty means that it starts anew, as in a chat."""
+        """Return the ids of a prompt if its answers' text continues it. Empty means that the text starts anew, as in a
+        chat, unless that continues its last message."""
         prompt = self.request.prompts[prompt_index]
         begins = isinstance(prompt, Chat) and not prompt.options.continue_final_message
         return () if begins else self.prompt_ids[prompt_index]
@@ -97,6 +98,7 @@ class GenerationJob(Struct, frozen=True):
         """Build the engine's request for one answer, with a unique id. Further answers of a prompt get other seeds.
 
         Args:
+            record: the request's record, with its id, its start and its reserved tokens.
             index: number of the answer over all prompts: the `n` answers of the first prompt, then those of the next.
             now: the time of submission, in seconds on the record's clock. The time that has passed since the request
                 arrived is subtracted from the deadline. Only batch requests carry a deadline, which orders batch work;
@@ -138,7 +140,7 @@ class GenerationJob(Struct, frozen=True):
 
 
 class RequestIntake:
-    """Checks and tokenizes requests for one model, with its names, its tokenizer and its context length."""
+    """Checks and tokenizes requests for the engine's base model and its adapters. Each gateway has one instance."""
 
     def __init__(
         self,
@@ -149,7 +151,8 @@ class RequestIntake:
         settings: ServiceSettings,
         grammars: GrammarPool,
     ) -> None:
-        """`base_names` are the names of the base model, the canonical one first."""
+        """`base_names` are the names of the base model, the canonical one first. `grammars` compiles grammars of
+        callers to check them, and is not closed here."""
         self._engine = engine
         self._tokenizer = tokenizer
         self._adapters = adapters
@@ -171,25 +174,22 @@ class RequestIntake:
         return [ModelCard(self._base_names[0]), *cards]
 
     def resolve(self, tenant: Tenant, query: ModelQuery) -> AdapterRecord | None:
-        """Return the adapter that a request names. None means the base model.
-
-        Raises:
-            ApiError: MODEL_NOT_FOUND, INVALID_REQUEST.
-        """
+        """Return the record of the adapter that a request names. None means the base model. Raises ApiError:
+        MODEL_NOT_FOUND, also if the tenant may not use it; INVALID_REQUEST, two names contradict each other."""
         name = resolve(query, self._catalog(), tenant)
         return None if name is None else self._adapters.records[name]
 
     def fingerprint(self, adapter: AdapterRecord | None) -> str:
-        """Return a fingerprint of what may change the answer to a given request: the base model, its numerics and the
-        adapter's version."""
+        """Return the `system_fingerprint`, a short text that differs if the base model, its numeric type, the engine's
+        backend or the content of the adapter (None: no adapter) differs."""
         info = self._engine.info
         return _base_print(info.model_hash, info.dtype, info.backend) + (f"_{adapter.version[:10]}" if adapter else "")
 
     async def encode(self, tenant: Tenant, prompt: PromptInput) -> tuple[int, ...]:
-        """Return a prompt's token ids.
+        """Return a prompt's token ids. Those of a chat are cached for the tenant.
 
-        Raises:
-            ApiError: INVALID_REQUEST, the prompt is empty or has ids that are no tokens of this model.
+        Raises ApiError: INVALID_REQUEST, the prompt is empty, has ids that are no tokens of this model, or is refused
+        by the chat template; UNSUPPORTED_PARAMETER, the chat template does not support tools.
         """
         if isinstance(prompt, Chat):
             return await self._tokenizer.encode_chat(tenant.name, prompt.messages, prompt.tools, prompt.options)
@@ -200,7 +200,9 @@ class RequestIntake:
         return prompt_ids
 
     async def build_job(self, tenant: Tenant, request: GenerateRequest, lane: Lane) -> GenerationJob:
-        """Check and tokenize a request. The job has the adapter's version at the end of this call, not at its start.
+        """Check and tokenize a request, and wait up to `engine_wait` seconds for an engine that is not ready.
+
+        The job has the adapter's version at the end of this call, not at its start; `average_output` is yet to be set.
 
         Raises:
             ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER, CONTEXT_LENGTH_EXCEEDED, MODEL_NOT_FOUND,
@@ -220,7 +222,7 @@ class RequestIntake:
         return GenerationJob(request, tenant, picked, lane, prompt_ids, params)
 
     async def _wait_for_engine(self) -> None:
-        """Wait for an engine that is being restarted. Raises ApiError: ENGINE_UNAVAILABLE after `engine_wait`."""
+        """Wait until the engine is ready. Raises ApiError: ENGINE_UNAVAILABLE after `engine_wait` seconds."""
         try:
             async with asyncio.timeout(self._settings.engine_wait):
                 await self._engine.wait_ready()
@@ -228,13 +230,13 @@ class RequestIntake:
             raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not ready") from error
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
-        """Check that token ids are within the vocabulary. Raises ApiError: INVALID_REQUEST."""
+        """Raise ApiError (INVALID_REQUEST, naming `param`) if any of the token ids is outside the vocabulary."""
         vocab_size = self._engine.info.vocab_size
         if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
             raise invalid_request(f"token ids in {param} must be from 0 to {vocab_size - 1}", param)
 
     def catalog_for(self, tenant: Tenant) -> Catalog:
-        """Return a catalog of only those names that one tenant may use."""
+        """Return a catalog of the current names of the base model and of those adapters that one tenant may use."""
         catalog = self._catalog()
         adapters = frozenset(name for name in catalog.adapters if catalog.permits(tenant, name))
         aliases = {alias: name for alias, name in catalog.aliases.items() if name in adapters}
@@ -264,7 +266,8 @@ class RequestIntake:
             self.check_ids(ids, param)
 
     def _fit(self, request: GenerateRequest, prompt: PromptInput, prompt_tokens: int, seed: int) -> SamplingParams:
-        """Return the sampling parameters of one prompt. As in vLLM, max_tokens is cut to the room in the context."""
+        """Return the sampling parameters of one prompt, with the seed. As in vLLM, max_tokens is cut to what the prompt
+        leaves of the context. Raises ApiError: CONTEXT_LENGTH_EXCEEDED; INVALID_REQUEST, min_tokens is above that."""
         room = self._engine.info.max_model_len - prompt_tokens
         asked = request.asked_tokens
         if room < (asked != 0):

@@ -11,16 +11,18 @@ from gateway.requests.admission import ServiceSettings
 
 
 class Timer:
-    """Context manager that cancels its task if no token, or later no whole answer, comes in time.
+    """Async context manager that cancels the task that entered it if the first token or the whole answer is late.
 
-    If the timer has cancelled the task, leaving it raises ApiError: DEADLINE_EXCEEDED, or the error given to `stop`.
+    If it has cancelled the task, its exit raises ApiError: DEADLINE_EXCEEDED, or the error given to `stop`. Its user
+    reports the first token with `on_first_token` and the end with `on_answered`.
     """
 
     def __init__(self, deadline: float | None, first_token: float | None, running: set[Timer]) -> None:
         """Initialize the timer.
 
         Args:
-            deadline, first_token: time limits in seconds from now. None means no limit.
+            deadline, first_token: time limits of the whole answer and of the first token, in seconds from now. None
+                means no limit.
             running: a set that contains the timer while the timer is entered.
         """
         now = asyncio.get_running_loop().time()
@@ -50,12 +52,12 @@ class Timer:
             self._timeout.reschedule(self._deadline)
 
     def on_answered(self) -> None:
-        """Note that the whole answer has come: from now on there is no time limit."""
+        """Lift the time limit, because the whole answer has come."""
         if not self._is_over:
             self._timeout.reschedule(None)
 
     def stop(self, error: ApiError) -> None:
-        """Cancel the task now; the timer then raises `error`."""
+        """Cancel the task now, so that the timer's exit raises `error`. Ignored if the task is cancelled already."""
         if not self._is_over:
             self._stopped = error
             self._timeout.reschedule(asyncio.get_running_loop().time())
@@ -73,7 +75,8 @@ class Timer:
 
 
 class Deadlines:
-    """Keeps the timers of all running requests, so that the gateway can end the requests when it stops."""
+    """Creates the requests' timers and keeps those of running requests, so that the gateway can end the requests when
+    it stops."""
 
     def __init__(self, settings: ServiceSettings) -> None:
         self._settings = settings
@@ -81,9 +84,10 @@ class Deadlines:
         self._is_stopping = False
 
     def start(self, lane: Lane, asked: float | None, *, ignore_server_timeout: bool = False) -> Timer:
-        """Return the timer of a request.
+        """Return the timer of a request, which the request's task must enter.
 
         Args:
+            lane: only in the interactive lane, `first_token_timeout` of the settings applies.
             asked: seconds that the caller will wait. None means that the caller sets no deadline.
             ignore_server_timeout: whether `request_timeout` of the settings does not apply.
 
@@ -99,7 +103,7 @@ class Deadlines:
         return Timer(deadline, _earliest(deadline, first_token), self._running)
 
     def stop_all(self) -> None:
-        """End every running request, and every later one when it starts, with ENGINE_UNAVAILABLE."""
+        """End every running request with ApiError (ENGINE_UNAVAILABLE), which `start` raises from now on, too."""
         self._is_stopping = True
         for timer in self._running:
             timer.stop(_stopping())

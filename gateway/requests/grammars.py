@@ -22,20 +22,22 @@ RETRY_SECONDS = 1.0
 
 
 class Constraints:
-    """Checks the grammars of a request before the gateway reserves tokens for the request."""
+    """Determines and checks the grammar of a request's answers, before the gateway reserves tokens for the request."""
 
     def __init__(self, token_of: TokenOf, pool: GrammarPool) -> None:
-        """`pool` compiles callers' grammars in child processes. The composition root closes the pool."""
+        """`token_of` returns the id of the token that equals a text, or None. `pool` compiles callers' grammars in
+        child processes; it is not closed here."""
         self._token_of = token_of
         self._pool = pool
 
     async def with_checked_grammar(
         self, tenant: str, request: GenerateRequest, dialect: Dialect | None
     ) -> GenerateRequest:
-        """Return the request with the grammar that its answers follow.
+        """Return the request with the grammar that its answers follow: its own, one for its tool calls in `dialect`, or
+        one for both; no dialect means that tools need none.
 
-        The engine checks the grammar again with the model's vocabulary. Faults that only the vocabulary reveals are
-        refused there, with the same message.
+        The engine checks the grammar again with the model's vocabulary. It refuses faults that only the vocabulary
+        reveals, with the same message.
 
         Raises:
             ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER, RATE_LIMIT_EXCEEDED (the tenant has too many grammars
@@ -52,7 +54,8 @@ class Constraints:
         return request
 
     async def _with_calls(self, tenant: str, request: GenerateRequest, chat: Chat, frame: CallFrame) -> GenerateRequest:
-        """Add the grammar of tool calls if calls are required, tools are strict or the request has its own grammar."""
+        """Return the request with a checked grammar of tool calls if calls are required, tools are strict or the
+        request has its own grammar, which then governs answers without calls; otherwise return it unchanged."""
         rule, grammar = chat.rule, request.sampling.grammar
         answer = None if rule.must_call or grammar is None else _answer_schema(request, frame)
         if not (rule.must_call or rule.strict or answer):
@@ -77,11 +80,8 @@ class Constraints:
 
 
 def _answer_schema(request: GenerateRequest, frame: CallFrame) -> dict[str, Any]:
-    """Return the schema of an answer that makes no tool call.
-
-    Raises:
-        ApiError: UNSUPPORTED_PARAMETER, the grammar is no JSON schema or the dialect has no mark for tool calls.
-    """
+    """Return the JSON schema in the request's own grammar, which an answer without tool calls follows. Raises ApiError:
+    UNSUPPORTED_PARAMETER, the grammar is no JSON schema or the dialect has no mark for tool calls."""
     grammar, field = request.sampling.grammar, request.grammar_field or ""
     if grammar is None or grammar.kind is not GrammarKind.JSON_SCHEMA or not frame.mark:
         raise unsupported_parameter(field, "is not supported together with tools that may be called")

@@ -30,10 +30,10 @@ MAX_OWN_STALL_SECONDS = 5.0
 
 
 class Heartbeat:
-    """Tracks whether the engine makes progress."""
+    """Tracks whether the engine makes progress, from the counters that are passed to `heard`. Each gateway has one."""
 
     def __init__(self, engine: EngineApi, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` returns seconds."""
+        """`clock` returns monotonic seconds."""
         self._engine = engine
         self._clock = clock
         self._moved = self._looked = clock()
@@ -42,14 +42,14 @@ class Heartbeat:
 
     @property
     def trouble(self) -> str:
-        """Message for operators: why requests cannot be served now. Empty means that the engine is healthy."""
+        """Message for operators: why the engine cannot serve requests now. Empty means that the engine is healthy."""
         if not self._engine.ready:
             return "the engine is not connected"
         return "the engine is connected but has stopped working" if self._silence() > HANG_SECONDS else ""
 
     def heard(self, stats: pb.EngineStats | None) -> None:
-        """Process the counters that the engine sent. None means that no answer came in time or that the engine is not
-        connected."""
+        """Process the counters that the engine sent, and log if the engine has begun or ceased to count as hung. None
+        means that no answer came in time or that the engine is not connected."""
         self._forgive_own_stall()
         if not self._engine.ready or (stats is not None and self._moves(stats)):
             self._moved = self._clock()
@@ -58,7 +58,7 @@ class Heartbeat:
         self._tell()
 
     def tick(self) -> None:
-        """Read the clock, and log if the engine has begun or ceased to count as hung."""
+        """Read the clock, to notice a stall of this process, and log if the engine has begun or ceased to be hung."""
         self._tell()
 
     def _moves(self, stats: pb.EngineStats) -> bool:
@@ -69,7 +69,8 @@ class Heartbeat:
         return self._clock() - self._moved
 
     def _forgive_own_stall(self) -> None:
-        """Do not count time in which the gateway's own process did not run as silence of the engine."""
+        """If the clock was last read too long ago, the gateway's own process did not run meanwhile: exclude that time
+        from the engine's silence."""
         now = self._clock()
         if now - self._looked > MAX_OWN_STALL_SECONDS:
             self._moved += now - self._looked
@@ -88,7 +89,7 @@ class Heartbeat:
 
 @asynccontextmanager
 async def heartbeat_running(heartbeat: Heartbeat, engine: EngineApi) -> AsyncIterator[None]:
-    """Poll the engine in background tasks until the block ends."""
+    """Poll the engine and pass its counters to `heartbeat`, in background tasks that are cancelled on exit."""
     tasks = [asyncio.create_task(_ask_forever(heartbeat, engine)), asyncio.create_task(_tick_forever(heartbeat))]
     try:
         yield
@@ -111,7 +112,7 @@ async def _ask_forever(heartbeat: Heartbeat, engine: EngineApi) -> None:
 
 
 async def _tick_forever(heartbeat: Heartbeat) -> None:
-    """Read the clock every second, also while an answer is awaited, so that a stall of this process is noticed."""
+    """Call `tick` every second, also while `_ask_forever` awaits the engine's answer."""
     while True:
         await asyncio.sleep(1.0)
         heartbeat.tick()

@@ -44,7 +44,8 @@ class LoopTurns:
         self._ticks_soon = False
 
     async def take(self, tenant: str) -> None:
-        """Wait until a request of this tenant may begin, which is at once if few of its requests arrive together."""
+        """Wait until a request of this tenant may begin, and count the request. Returns at once if few of the tenant's
+        requests arrive together and none was refused recently."""
         self._recent.note(tenant, asyncio.get_running_loop().time())
         waits = tenant in self._waiting or tenant in self._slowed or self._begun[tenant] >= AT_ONCE
         self._tick_in(REFUSED_PAUSE_S if tenant in self._slowed else 0.0)
@@ -56,17 +57,16 @@ class LoopTurns:
         await turn
 
     def refused(self, tenant: str) -> None:
-        """Note that a request was refused because its tenant takes more than its share.
-
-        The tenant's next requests are slowed down if another tenant has sent a request recently.
-        """
+        """Slow down a tenant of which a request was refused because it takes more than its share: for `REFUSED_FOR_S`
+        its requests begin `REFUSED_PAUSE_S` apart. Without effect if no other tenant has sent a request recently."""
         now = asyncio.get_running_loop().time()
         if self._recent.has_other(tenant, now):
             self._slowed[tenant] = SlowedTenant(now + REFUSED_FOR_S, now + REFUSED_PAUSE_S)
             self._tick_in(REFUSED_PAUSE_S)
 
     def _tick_in(self, seconds: float) -> None:
-        """Schedule `_tick` in at most so many seconds; 0 means in the next iteration of the loop."""
+        """Schedule `_tick` in `seconds`, unless it is scheduled already and no later; 0 means in the next iteration of
+        the loop."""
         if self._tick_handle is not None:
             if self._ticks_soon or seconds:
                 return

@@ -17,17 +17,19 @@ log = structlog.get_logger("gateway")
 
 
 class Observer(Protocol):
-    """Observes requests: metrics, traces, the request log."""
+    """Receives reports about requests, for metrics, traces or the request log."""
 
     def inter_token(self, lane: Lane, seconds: float) -> None:
-        """Report the seconds between two consecutive token events of one answer."""
+        """Report the inter-token latency of an event that is not its answer's first: the seconds since the previous
+        event with tokens, divided by the number of tokens in this one."""
 
     def finished(self, record: RequestRecord) -> None:
         """Report a request that has ended. Called exactly once for each request, even one refused before generation."""
 
 
 class ArrivingRequest:
-    """A request for generation, before `Gateway.generate` takes it over."""
+    """A request for generation before it is passed to `Gateway.generate`; yielded by `Gateway.arriving`. `now` is the
+    time of its arrival on the gateway's clock."""
 
     def __init__(self, request_id: str, ingress: Ingress, now: float) -> None:
         self.ingress = ingress
@@ -36,16 +38,13 @@ class ArrivingRequest:
         self._principal: Principal | None = None
 
     def identify(self, principal: Principal) -> Principal:
-        """Remember the caller, so that a later refusal is recorded under its tenant and key.
-
-        Raises:
-            ApiError: FORBIDDEN, the caller is an administrator.
-        """
+        """Remember the caller, so that a later refusal is recorded under its tenant and key, and return it. Raises
+        ApiError: FORBIDDEN, the caller is an administrator."""
         self._principal = principal
         return principal.as_tenant()
 
     def record(self) -> RequestRecord:
-        """Return the record of a request that is refused here."""
+        """Return a new record for a request that is refused before generation; it has no model and no lane."""
         return RequestRecord(
             id=new_id(),
             request_id=self._request_id,
@@ -64,7 +63,10 @@ class ArrivingRequest:
 def observe_arrival(
     request_id: str, ingress: Ingress, observers: Sequence[Observer], clock: Callable[[], float]
 ) -> Iterator[ArrivingRequest]:
-    """Report a request to the observers if the body refuses it. `generate` reports a request that gets through."""
+    """Yield an `ArrivingRequest`. If the block raises, report the request's record with that error to the observers.
+
+    `Gateway.generate` reports a request whose block succeeds. `clock` is the gateway's clock, in seconds.
+    """
     arrival = ArrivingRequest(request_id, ingress, clock())
     try:
         yield arrival

@@ -17,7 +17,8 @@ from gateway.requests.types import GenerateRequest, TokenUsage
 
 
 class RequestRecord(Struct):
-    """Facts about one request, updated while it runs. Times are in seconds on the gateway's monotonic clock."""
+    """Facts about one request, updated while it runs. Times are in seconds on the gateway's monotonic clock; None means
+    that the request has not got that far."""
 
     id: str
     request_id: str
@@ -29,7 +30,7 @@ class RequestRecord(Struct):
     started: float
     ingress: Ingress = UNKNOWN
     trace_id: str = ""
-    """Trace id that the caller sent, or that of the trace that begins at this gateway."""
+    """Id of the trace that the caller sent or, set by tracing, that begins at this gateway; empty if there is none."""
     adapter: str | None = None
     adapter_hash: str = ""
     prompt_tokens: int = 0
@@ -42,7 +43,7 @@ class RequestRecord(Struct):
     lengths: dict[int, int] = field(default_factory=dict)
     """Output tokens of each answer so far, by the answer's number."""
     cached: dict[int, int] = field(default_factory=dict)
-    """Tokens of each prompt that were found in the prefix cache, by the prompt's number."""
+    """Number of tokens of each prompt that were found in the prefix cache, by the prompt's number."""
     device: dict[int, float] = field(default_factory=dict)
     """Device time of each answer in seconds, by the answer's number."""
     reserving: float | None = None
@@ -132,30 +133,29 @@ class RequestRecord(Struct):
         return _span(self.started, self.ended)
 
     def note_tokens(self, index: int, count: int) -> None:
-        """Add generated tokens to the count of one answer."""
+        """Add `count` generated tokens to the totals of the request and of the answer with the number `index`."""
         self.completion_tokens += count
         self.lengths[index] = self.lengths.get(index, 0) + count
 
     def note_admission(self, event: TokenEvent, now: float) -> None:
-        """Record from the engine's first event when the request was admitted and how long it waited for its adapter."""
+        """Record from the engine's first event when the engine began to work on the request and how long the request
+        waited for its adapter. Later events change nothing. `now` is when the event came."""
         if self.admitted is None:
             self.admitted = now if self.submitted is None else min(now, self.submitted + event.wait)
             self.adapter_wait = event.adapter_wait
 
     def note_cached(self, prompt: int, tokens: int) -> None:
-        """Record how many tokens of a prompt one answer found cached.
-
-        The least count is kept: it is that of the first answer to run, whose pages the other answers then reuse.
-        """
+        """Record how many tokens of the prompt with this number an answer found in the prefix cache. The least count is
+        kept: it is that of the first answer to run, whose pages the other answers then reuse."""
         self.cached[prompt] = min(tokens, self.cached.get(prompt, tokens))
 
     def note_device(self, index: int, seconds: float) -> None:
-        """Record an answer's device time so far. The largest value is kept, because an event that ends an answer early
-        does not report the time."""
+        """Record the device time so far, in seconds, of the answer with the number `index`. The largest value is kept,
+        because an event that ends an answer early does not report the time."""
         self.device[index] = max(seconds, self.device.get(index, 0.0))
 
     def note_move(self, seconds: float) -> None:
-        """Record that an answer moved to another engine process, after so many seconds without one."""
+        """Record that an answer moved to another engine process, after `seconds` without one."""
         self.moves.append(seconds)
 
     def end(self, finish: str, status: int, error_code: str = "") -> None:
@@ -167,7 +167,8 @@ def _span(start: float | None, end: float | None) -> float | None:
 
 
 def record_error(record: RequestRecord, error: BaseException) -> None:
-    """Record how a request failed. An OSError means that the caller's connection is gone: it counts as cancellation."""
+    """Set the record's finish, status and error code according to an error. An ApiError gives its own, a cancellation
+    or an OSError (the caller has disconnected) gives `cancelled` and 499, and anything else gives 500."""
     if isinstance(error, ApiError):
         record.end("error", error.http_status, error.code or error.fault.name.lower())
         record.error_metadata = error.metadata
@@ -179,11 +180,8 @@ def record_error(record: RequestRecord, error: BaseException) -> None:
 
 @contextmanager
 def engine_failures(record: RequestRecord) -> Iterator[None]:
-    """Convert the loss of the engine inside the block to an ApiError, and mark the record for a refund.
-
-    Raises:
-        ApiError: ENGINE_UNAVAILABLE, ENGINE_CRASHED.
-    """
+    """Convert an EngineUnavailable that the block raises to ApiError (ENGINE_UNAVAILABLE, or ENGINE_CRASHED if the
+    request makes engines crash), and mark the record for a refund."""
     try:
         yield
     except CrashesEngines as error:
@@ -195,10 +193,8 @@ def engine_failures(record: RequestRecord) -> Iterator[None]:
 
 
 def refuse_failed(event: TokenEvent, record: RequestRecord, request: GenerateRequest) -> None:
-    """Raise an ApiError if the event says that the engine refused or aborted the request.
-
-    The error carries the engine's retry delay, if the engine knows one that is long enough.
-    """
+    """Raise an ApiError if the event says that the engine refused or aborted the request, after marking the record for
+    a refund unless an administrator cancelled the request. The error has the engine's retry delay, if there is one."""
     if event.finish_reason not in (FinishReason.ERROR, FinishReason.ABORT):
         return
     cancelled = event.refusal is not None and event.refusal.code is ErrorCode.CANCELLED

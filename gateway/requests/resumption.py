@@ -27,12 +27,13 @@ LEAST_DEADLINE_SECONDS = 0.001
 
 
 class ResumingStream:
-    """An `EventStream` of one request that continues across engine processes."""
+    """The `EventStream` of one answer. If the engine process ends, the stream submits the request, with the tokens
+    produced so far, to the next engine process, up to `MOST_MOVES` times."""
 
     def __init__(
         self, engine: EngineApi, request: Request, wait_seconds: float, on_move: Callable[[float], None]
     ) -> None:
-        """Submit the request at once if the engine is ready; otherwise the first read waits for the engine and submits.
+        """Submit the request at once if the engine is ready; otherwise the first read waits for it and then submits.
 
         Args:
             wait_seconds: how long, in seconds, the request may be without an engine process each time.
@@ -68,11 +69,8 @@ class ResumingStream:
         return self
 
     async def __anext__(self) -> list[TokenEvent]:
-        """Wait for events and return them.
-
-        Raises:
-            GivenUp: no engine process came back in time, too many ended, or the request makes them crash.
-        """
+        """Wait for events and return them. If the engine process ends, continue the request in the next one. Raises
+        GivenUp: no engine process came back in time, too many ended, or (CrashesEngines) the request crashes them."""
         while True:
             try:
                 if self._stream is None:
@@ -90,7 +88,8 @@ class ResumingStream:
             await self._stream.aclose()
 
     def _submit(self) -> None:
-        """Submit the request to the engine. Raises EngineUnavailable if the engine has just gone again."""
+        """Submit the request to the engine, and after a move report the seconds without an engine to `on_move`. Raises
+        EngineUnavailable if the engine has just gone again."""
         self._life = self._engine.info.life
         self._stream = self._engine.generate(self._current())
         if self._moves:
@@ -113,7 +112,8 @@ class ResumingStream:
         )
 
     def _lose(self) -> None:
-        """Note that the engine process is gone. Raises GivenUp if the request has used up its `MOST_MOVES`."""
+        """Prepare for a move to the next engine process, because the present one is gone. Raises GivenUp if the request
+        has moved `MOST_MOVES` times already."""
         self._stream, self._lost = None, self._now()
         self._device_before = self._device
         self._moves += 1
@@ -130,7 +130,8 @@ class ResumingStream:
         self._judge()
 
     def _judge(self) -> None:
-        """Suspect the request if it was in the last step of a process that crashed. Raises CrashesEngines."""
+        """Mark the request as a suspect if it was in the last step of its engine process and that process crashed.
+        Raises CrashesEngines if it was a suspect already and alone in that step."""
         previous = self._engine.info.previous
         if not self._moves or previous.life != self._life or not previous.crashed:
             return
@@ -140,11 +141,8 @@ class ResumingStream:
             self._suspect = True
 
     def _noted(self, events: list[TokenEvent]) -> list[TokenEvent]:
-        """Record the produced tokens and the device time, and return the events to pass on.
-
-        After a move, the waits and the cached tokens are those of the first process, and the device time is the total
-        of all processes.
-        """
+        """Record the tokens and the device time in events, and return the events for the reader; after a move, with the
+        waits and cached tokens of the first process, and the device time of all processes."""
         for event in events:
             self._produced += event.tokens
         self._device = max(self._device, self._device_before + events[-1].device_seconds)

@@ -58,7 +58,10 @@ class Gateway:
         observers: Sequence[Observer] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`base_names` are the base model's names, the canonical one first. The gateway does not close `grammars`."""
+        """Create the gateway. It does not start or close what it is given.
+
+        `base_names` are the base model's names, the canonical one first; `clock` returns monotonic seconds.
+        """
         self._settings = settings or ServiceSettings()
         self.lane_capacity = self._settings.lane_capacity
         """Maximum number of answers in progress, by lane. A lane that is missing has no limit."""
@@ -89,14 +92,14 @@ class Gateway:
         return len(self._live) + len(self._background)
 
     def arriving(self, request_id: str, ingress: Ingress) -> AbstractContextManager[ArrivingRequest]:
-        """Return a context manager for everything before `generate`, which reports a request that fails there to the
-        observers."""
+        """Return a context manager for what a protocol does with a request before `generate`, such as authentication
+        and parsing. It yields an `ArrivingRequest`, and reports the request to the observers if the block raises."""
         return observe_arrival(request_id, ingress, self._observers, self._clock)
 
     @asynccontextmanager
     async def generate(self, principal: Principal, request: GenerateRequest) -> AsyncIterator[Generation]:
-        """Run a request. The context is entered with the first chunk, once the engine has begun to work on the request;
-        leaving the context early aborts the request.
+        """Run a request, and yield its generation once the first chunk has come, which the engine sends when it begins
+        to work on the request. Leaving the block early aborts the request.
 
         Enter, iterate and leave in the same task: when a deadline passes, the gateway cancels that task, and the
         cancellation becomes DEADLINE_EXCEEDED on exit. The reservation is settled by the time the context has exited.
@@ -123,21 +126,19 @@ class Gateway:
                         yield Generation(self._admitted(job, grant, record), await anext(chunks), chunks)
 
     def end_requests(self) -> None:
-        """End all requests with an error, as the gateway is stopping. Callers are charged for what was generated."""
+        """End all requests, and later ones as they start, with ApiError (ENGINE_UNAVAILABLE), because the gateway is
+        stopping. Tenants are charged for what was generated."""
         self._deadlines.stop_all()
 
     async def close(self) -> None:
-        """Wait for settlements in progress."""
+        """Wait until all settlements in progress are done."""
         while self._background:
             await asyncio.wait(self._background)
 
     @contextmanager
     def _tracked(self, principal: Principal, request: GenerateRequest, lane: Lane) -> Iterator[RequestRecord]:
-        """Keep the request's record in the live table during the block, and report it to the observers at the end.
-
-        Raises:
-            ApiError: LANE_QUEUE_FULL.
-        """
+        """Yield a new record for the request, which is in the live table and counts in the lane during the block. On
+        exit, complete the record and report it to the observers. Raises ApiError: LANE_QUEUE_FULL."""
         record = RequestRecord(
             id=new_id(),
             request_id=request.request_id,
@@ -173,7 +174,7 @@ class Gateway:
             notify_observers(self._observers, record)
 
     def _refusal(self, lane: Lane, tenant: Tenant, answers: int) -> str:
-        """Return why the lane has no room for a request. Empty means that the lane has room."""
+        """Return a message that says why the lane has no capacity for so many answers; empty means that it has."""
         capacity, shares = self.lane_capacity.get(lane), self._in_lane[lane]
         if capacity is None or shares.admits(tenant.name, tenant.weight, answers, capacity):
             return ""
@@ -194,7 +195,7 @@ class Gateway:
     async def _reserved(
         self, wanted: ReserveRequest, record: RequestRecord, submission: Submission
     ) -> AsyncIterator[Grant]:
-        """Hold a reservation during the block and settle it exactly once, even if the task is cancelled.
+        """Reserve tokens, yield the limiter's grant, and on exit settle or refund it once, even if cancelled.
 
         If the limiter is almost sure to grant the reservation, an interactive request is submitted to the engine
         before Redis has answered. This reduces the time of a request that runs alone to 0.90 of what it would be.
@@ -252,7 +253,8 @@ class Gateway:
     async def _run(
         self, job: GenerationJob, record: RequestRecord, submission: Submission, timer: Timer
     ) -> AsyncGenerator[GenerationChunk, None]:
-        """Yield the chunks of all answers as they come. The very last chunk carries the usage."""
+        """Submit the request if it is not yet, and yield the chunks of all answers as they come; the very last carries
+        the usage. Also reports progress to the timer, and at the end completes the record."""
         streams = submission.begin()
         answers = [self._answer(job, index, record, stream) for index, stream in enumerate(streams)]
         unfinished = len(answers)
@@ -276,10 +278,8 @@ class Gateway:
     async def _answer(
         self, job: GenerationJob, index: int, record: RequestRecord, stream: EventStream
     ) -> AsyncGenerator[GenerationChunk, None]:
-        """Convert one engine stream to chunks of text, until the engine or a stop string ends the answer.
-
-        Closing the generator early aborts the answer.
-        """
+        """Yield chunks of text from one engine stream until the engine or a stop string ends the answer, and update the
+        record. Closing the generator early aborts the answer. Raises ApiError if the engine fails or refuses."""
         prompt_index = index // job.request.n
         detokenizer = self.tokenizer.detokenizer(job.continued_prompt(prompt_index))
         answer = AnswerDecoder(index, detokenizer, job.request)
@@ -302,7 +302,8 @@ class Gateway:
     def _clocked(
         self, lane: Lane, record: RequestRecord, chunk: GenerationChunk, last_token: float | None
     ) -> float | None:
-        """Record the arrival of a chunk; return when this answer last had a token, or None before its first token."""
+        """Record when a chunk's tokens came and how many, and report the latency per token to the observers. Return
+        when this answer last had a token, in seconds of the gateway's clock, or None before its first token."""
         now = self._clock()
         if not chunk.token_ids:
             return last_token
@@ -316,9 +317,7 @@ class Gateway:
 
 
 def _with_remaining(events: Sequence[TokenEvent], coalesce: bool) -> Iterator[tuple[int, TokenEvent]]:
-    """Merge the events if `coalesce`, otherwise split them into one for each token; number each by how many are left.
-
-    A refusal is not merged with the tokens before it, because those tokens count.
-    """
+    """Merge the events if `coalesce`, otherwise split them into one for each token; yield each after the number of
+    events that follow it. A refusal is not merged with the tokens before it, because those tokens count."""
     told = merge_events(events) if coalesce else [piece for event in events for piece in split_per_token(event)]
     return zip(range(len(told) - 1, -1, -1), told, strict=True)

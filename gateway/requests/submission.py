@@ -17,7 +17,7 @@ log = structlog.get_logger("gateway")
 
 
 class Submission:
-    """The engine streams of one request. Close it (`contextlib.aclosing`) to abort answers that have not ended."""
+    """The engine streams of one request, one for each answer. `aclose` aborts answers that have not ended."""
 
     def __init__(
         self,
@@ -36,12 +36,10 @@ class Submission:
         self._streams: list[EventStream] = []
 
     def begin(self) -> Sequence[EventStream]:
-        """Submit the request and return one stream for each answer. Further calls return the same streams.
+        """Submit the request and return one stream for each answer; further calls return the same streams.
 
-        An answer with max_tokens 0 ends at once and is not sent to the engine.
-
-        Raises:
-            ApiError: ENGINE_UNAVAILABLE.
+        The first call sets `submitted` of the record. If the engine is not ready, a stream submits its answer when it
+        is read. An answer with max_tokens 0 ends at once and is not sent to the engine.
         """
         if not self._streams:
             now = self._record.submitted = self._clock()

@@ -36,7 +36,7 @@ Finish = Literal["stop", "length"]
 
 
 class GenerateRequest(Struct, frozen=True):
-    """A request of a caller, which may have several prompts. Every prompt is answered `n` times."""
+    """A request of a caller as `Gateway.generate` takes it, with one or several prompts. Each is answered `n` times."""
 
     model: ModelQuery
     prompts: tuple[PromptInput, ...]
@@ -59,7 +59,7 @@ class GenerateRequest(Struct, frozen=True):
     keep_stop: bool = False
     """True means that the answer's text includes the stop string or the stop token that ended the answer."""
     coalesce: bool = False
-    """The caller does not wait for single tokens: a chunk may hold all tokens that have come."""
+    """True means that the caller does not need single tokens: a chunk may hold all tokens that have come."""
     n: int = 1
     lane: Lane | None = None
     """Lane that the caller asks for. None means the tenant's default."""
@@ -125,7 +125,7 @@ class GenerationChunk(NamedTuple):
     answer: int
     """Number of the answer in its request: prompt number * n + number among the prompt's answers."""
     text: str = ""
-    """May be empty while a character or a possible stop string is incomplete."""
+    """New text of the answer. It may be empty while a character or a possible stop string is incomplete."""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Log probabilities, one item for each token id; empty if the caller did not ask for them."""
@@ -170,10 +170,8 @@ class AnswerDecoder:
         self._num_tokens = 0
 
     def decode(self, event: TokenEvent, more: bool = False) -> GenerationChunk:
-        """Convert an event to a chunk, whose finish_reason is set if a stop string or the event ends the answer.
-
-        `more` says that later events of this answer are here already.
-        """
+        """Convert an event to a chunk, whose finish_reason is set if a stop string or the event ends the answer; tokens
+        after a stop string are dropped. `more` says that later events of this answer are here already."""
         # An engine's STOP means that the last token is an EOS or a stop token: it counts, but usually has no text.
         silent = event.finish_reason is FinishReason.STOP and not self._keep_stop
         visible = event.tokens[:-1] if silent else event.tokens
@@ -189,7 +187,8 @@ class AnswerDecoder:
         return self._chunk(event, text + tail, len(event.tokens), finish, silent)
 
     def _push(self, token_ids: Sequence[int]) -> tuple[str, int, bool]:
-        """Return the text to show, how many of the tokens it took, and whether a stop string ended it."""
+        """Detokenize tokens. Return the text to show, how many of the tokens were used, and whether a stop string ended
+        the answer at the last of these."""
         if self._matcher is None:
             return self._detokenizer.push(token_ids), len(token_ids), False
         shown: list[str] = []
@@ -218,10 +217,8 @@ T = TypeVar("T")
 
 
 def join_answers(chunks: Sequence[GenerationChunk]) -> list[GenerationChunk]:
-    """Join chunks to one for each answer, ordered by the answer's number.
-
-    `chunks` holds all chunks of all answers; those of one answer must be in order.
-    """
+    """Return one chunk for each answer, ordered by the answer's number, joined from all chunks of all answers. The
+    chunks of each answer must be in order. `usage` is dropped."""
     answers: dict[int, list[GenerationChunk]] = {}
     for chunk in chunks:
         answers.setdefault(chunk.answer, []).append(chunk)
@@ -229,7 +226,7 @@ def join_answers(chunks: Sequence[GenerationChunk]) -> list[GenerationChunk]:
 
 
 def join_chunks(chunks: Sequence[GenerationChunk]) -> GenerationChunk:
-    """Join all chunks of one answer to one chunk."""
+    """Return one chunk that joins all chunks of one answer, given in order. `usage` is dropped."""
     return GenerationChunk(
         answer=chunks[0].answer,
         text="".join(chunk.text for chunk in chunks),
@@ -241,8 +238,8 @@ def join_chunks(chunks: Sequence[GenerationChunk]) -> GenerationChunk:
 
 
 async def merge_streams(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Yield the items of all streams as they come. The first error of any stream ends the merged stream, and closing it
-    closes every stream."""
+    """Yield the items of all streams as they come, reading them in concurrent tasks. The first error of any stream is
+    raised; that, the end, or closing the merged stream closes every stream."""
     queue: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue()
     pumps = [asyncio.create_task(_pump(stream, queue)) for stream in streams]
     try:

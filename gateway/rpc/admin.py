@@ -22,10 +22,8 @@ T = TypeVar("T")
 
 
 class AdapterAdminService(pb_grpc.AdapterAdminServicer):
-    """Handlers of AdapterAdmin.
-
-    A change that has begun continues if its caller disconnects, so that the registry and the engine stay consistent.
-    """
+    """Handlers of AdapterAdmin. They reject callers that are not administrators. A change that has begun continues if
+    its caller disconnects, so that the registry and the engine stay consistent."""
 
     def __init__(self, adapters: AdapterRegistry, keys: Authenticator) -> None:
         self._adapters = adapters
@@ -81,7 +79,7 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
         self._closing.set()
 
     async def close(self) -> None:
-        """Cancel the changes in progress and wait until they have ended."""
+        """Cancel the changes of adapters in progress and wait until they have ended; their exceptions are dropped."""
         for change in self._changes:
             change.cancel()
         await asyncio.gather(*self._changes, return_exceptions=True)

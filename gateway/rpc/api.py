@@ -97,15 +97,15 @@ class GrpcServer:
             keys: authenticates callers.
             accounts: the tenants and keys. None means that they come from the configuration alone, and that there is no
                 TenantAdmin service.
-            operations: the lanes and live requests. None means that there are no services for them.
+            operations: the lanes and live requests. None means that there are no LaneAdmin and RequestAdmin services.
             host: the address to listen on.
             port: the port to listen on; 0 takes any free one.
             certificate: the TLS certificate. None means that the server does not use TLS.
             shared: other gateway processes listen on the same port, and the kernel distributes connections.
             max_message_bytes: maximum size of one request; gRPC refuses larger ones with RESOURCE_EXHAUSTED.
             grace_seconds: how long running calls may continue when the server stops.
-            usage: the usage reports. None means that usage is not counted.
-            files, batches: the file and batch services. None means that the gateway has none.
+            usage: the usage reports. None means that there is no UsageAdmin service.
+            files, batches: the files and batches. None for either means that there is no Batches service.
             surface: the part of the API that this port serves.
         """
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -176,10 +176,8 @@ class GrpcServer:
         return self._server.add_secure_port(self._address, self._certificate.for_grpc())
 
     async def stop(self, seconds: float | None = None) -> None:
-        """Stop accepting calls, wait up to `seconds` for running calls to end, and then cancel them.
-
-        None means `grace_seconds`.
-        """
+        """Report NOT_SERVING, end Watch calls, stop accepting calls, wait up to `seconds` (None: `grace_seconds`) for
+        running calls to end, and then cancel them and changes of adapters in progress."""
         self._health.stop_serving()
         self._admin.stop_watching()
         self._limits.stop_watching()

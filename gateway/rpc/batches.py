@@ -34,7 +34,7 @@ PLAIN_FIELDS = (
     "error_file_id",
     *TIMES,
 )
-"""Fields of a batch that have the same name in the record and in the message."""
+"""Fields of a batch that have the same name in `gateway.batches.record.Batch` and in the message `Batch`."""
 
 
 class BatchesService(pb_grpc.BatchesServicer):
@@ -172,7 +172,7 @@ class BatchesService(pb_grpc.BatchesServicer):
                 return
 
     async def _stopping(self, seconds: float) -> bool:
-        """Wait up to `seconds`; return whether the server is stopping."""
+        """Wait `seconds` or until the server begins to stop; return whether it is stopping."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._closing.wait(), seconds)
         return self._closing.is_set()
@@ -182,11 +182,8 @@ class BatchesService(pb_grpc.BatchesServicer):
 
 
 async def _next(requests: AsyncIterator[pb.CreateFileRequest]) -> pb.CreateFileRequest | None:
-    """Return the next message of an upload. None means that the upload has ended.
-
-    Raises:
-        ApiError: DEADLINE_EXCEEDED, no message arrived within READ_SECONDS.
-    """
+    """Wait for the next message of an upload and return it. None means that the upload has ended. Raises ApiError:
+    DEADLINE_EXCEEDED, no message arrived within READ_SECONDS."""
     try:
         async with asyncio.timeout(READ_SECONDS):
             return await anext(requests, None)
@@ -212,14 +209,16 @@ def _batch_request(request: pb.CreateBatchRequest) -> BatchRequest:
 
 
 def _files_limit(limit: int) -> int:
-    """Return the page size for a requested limit; 0 means the maximum. Raises ApiError: INVALID_REQUEST."""
+    """Return the page size for a requested limit, where 0 requests the maximum. Raises ApiError: INVALID_REQUEST if the
+    limit is above MAX_PAGE."""
     if not 0 <= limit <= MAX_PAGE:
         raise invalid_request(f"limit must be at most {MAX_PAGE}", "limit")
     return limit or MAX_PAGE
 
 
 def _range(request: pb.ReadFileRequest, size: int) -> tuple[int, int]:
-    """Return the start and the length of the requested part of a file. Raises ApiError: INVALID_REQUEST."""
+    """Return the start and the length, in bytes, of the requested part of a file of `size` bytes. A longer or absent
+    limit ends at the file's end. Raises ApiError: INVALID_REQUEST for a negative limit or an offset outside."""
     if not 0 <= request.offset <= size:
         raise invalid_request(f"offset must be within the file's {size} bytes", "offset")
     left = size - request.offset

@@ -33,11 +33,8 @@ T = TypeVar("T")
 
 
 class RpcCall:
-    """One RPC that is being answered.
-
-    Of the caller's metadata, only `authorization`, `x-request-id` and `traceparent` are read. The caller's identity
-    follows from the key alone.
-    """
+    """One RPC that is being answered: wraps gRPC's context. `respond` creates one for each call. Of the caller's
+    metadata, only `authorization`, `x-request-id` and `traceparent` are read."""
 
     write_seconds = 60.0
     """Seconds that a caller may leave a message unread once the transport's buffer is full. Then the call is ended."""
@@ -51,30 +48,32 @@ class RpcCall:
 
     @property
     def token(self) -> str | None:
-        """The caller's API key. None means that the caller sent none."""
+        """API key in the metadata `authorization: Bearer KEY`. None means that the caller sent none."""
         scheme, _, token = self._metadata.get("authorization", "").partition(" ")
         return token.strip() if scheme.lower() == "bearer" else None
 
     def ingress(self, method: str) -> Ingress:
-        """Return the origin of this call. `method` includes the service: /package.Service/Method."""
+        """Return the call's method, given as /package.Service/Method, with the trace context that the caller sent."""
         return Ingress(method, trace_context_from(self._metadata.get("traceparent", "")))
 
     @property
     def time_remaining(self) -> float | None:
-        """Seconds left to answer, 0 or less if it is too late. None means that the caller set no deadline."""
+        """Seconds until DEADLINE_MARGIN before the caller's deadline; 0 or less if that has passed. None means that the
+        caller set no deadline."""
         remaining: float | None = self._context.time_remaining()
         return None if remaining is None else remaining - DEADLINE_MARGIN
 
     async def open(self, headers: Mapping[str, str] = NO_HEADERS) -> None:
-        """Send the initial metadata, unless they were sent already."""
+        """Send the request id and `headers` as initial metadata, unless these were sent already. Raises CancelledError
+        if the caller has disconnected."""
         if not self._opened:
             self._opened = True
             with _caller_present():
                 await self._context.send_initial_metadata((("x-request-id", self.request_id), *headers.items()))
 
     async def send(self, message: Message) -> None:
-        """Send one message of a stream. Returns when the transport has room for more. Raises CancelledError if the
-        caller has left, or has not read for `write_seconds`."""
+        """Send one message of a stream. Returns when the transport's buffer has space for more. Raises CancelledError
+        if the caller has disconnected, or has not read for `write_seconds`."""
         with _caller_present():
             async with asyncio.timeout(self.write_seconds):
                 await self._context.write(message)
@@ -83,7 +82,7 @@ class RpcCall:
         self._context.set_trailing_metadata(tuple(metadata.items()))
 
     async def refuse(self, error: ApiError) -> NoReturn:
-        """End the call with an error status. Raises the exception with which gRPC expects a handler to end.
+        """End the call with the status of an error. Raises the exception with which gRPC expects a handler to end.
 
         UNAVAILABLE is sent without initial metadata. With them a call counts as begun, and a client's retry policy
         would never retry it (measured: 1 attempt with, 5 without). The request id is still in RequestInfo.
@@ -97,10 +96,10 @@ class RpcCall:
 
 
 async def respond(context: grpc.aio.ServicerContext, work: Callable[[RpcCall], Awaitable[T]]) -> T:
-    """Run the work of an RPC and return its result.
+    """Run `work` for an RPC, send the initial metadata if it has not, and return its result.
 
-    An ApiError becomes its gRPC status. Any other exception is a bug: it is logged, and the caller receives INTERNAL
-    without details.
+    An ApiError ends the call with its gRPC status. Any other exception is a bug: it is logged, and the caller receives
+    INTERNAL without details.
     """
     call = RpcCall(context)
     try:
@@ -119,7 +118,8 @@ async def respond(context: grpc.aio.ServicerContext, work: Callable[[RpcCall], A
 async def respond_authenticated(
     context: grpc.aio.ServicerContext, keys: Authenticator, work: Callable[[RpcCall, Principal], Awaitable[T]]
 ) -> T:
-    """Authenticate the caller, then run the work as `respond` does."""
+    """Authenticate the caller, run `work` with the call and the caller, and return its result. Errors, also
+    INVALID_API_KEY, end the call as in `respond`."""
 
     async def authenticated(call: RpcCall) -> T:
         return await work(call, keys.authenticate(call.token))
@@ -130,7 +130,8 @@ async def respond_authenticated(
 async def respond_to_admin(
     context: grpc.aio.ServicerContext, keys: Authenticator, work: Callable[[RpcCall], Awaitable[T]]
 ) -> T:
-    """Authenticate the caller, require that it is an administrator, then run the work as `respond` does."""
+    """Authenticate the caller, run `work` if it is an administrator, and return its result. Errors, also
+    INVALID_API_KEY and FORBIDDEN, end the call as in `respond`."""
 
     async def admitted(call: RpcCall, principal: Principal) -> T:
         principal.as_admin()
@@ -140,11 +141,8 @@ async def respond_to_admin(
 
 
 def watch_interval(seconds: float) -> float:
-    """Check the polling interval of a Watch call and return it in seconds; 0 means the default.
-
-    Raises:
-        ApiError: INVALID_REQUEST, the interval is out of bounds.
-    """
+    """Return the polling interval of a Watch call in seconds, which is DEFAULT_WATCH_SECONDS if 0 is given. Raises
+    ApiError: INVALID_REQUEST, the interval is not from MIN_WATCH_SECONDS to MAX_WATCH_SECONDS."""
     seconds = seconds or DEFAULT_WATCH_SECONDS
     if not MIN_WATCH_SECONDS <= seconds <= MAX_WATCH_SECONDS:
         bounds = f"from {MIN_WATCH_SECONDS:g} to {MAX_WATCH_SECONDS:g}"
@@ -154,7 +152,7 @@ def watch_interval(seconds: float) -> float:
 
 @contextmanager
 def _caller_present() -> Iterator[None]:
-    """Turn a failed or stalled write into a cancellation.
+    """Raise CancelledError in place of an InternalError of gRPC or a TimeoutError that the block's write raises.
 
     A write that fails means that the caller has disconnected; gRPC will cancel the task for that anyway. A write that
     takes too long means that the caller has stopped reading, which gRPC does not report.

@@ -25,14 +25,12 @@ FIELDS = {
     "lora_path": "path",
     **{name: f"sampling.{name}" for name in generation_pb2.SamplingParams.DESCRIPTOR.fields_by_name},
 }
-"""Paths in the messages of `loralane.v1` by field name of the HTTP API, where the two differ."""
+"""Paths of fields in the messages of `loralane.v1`, by the field's name in the HTTP API, where the two differ."""
 
 
 def status_of(error: ApiError, request_id: str) -> grpc.Status:
-    """Return the status of an error: code, message and details.
-
-    The details are ErrorInfo and RequestInfo and, where they apply, RetryInfo, QuotaFailure and BadRequest.
-    """
+    """Return the gRPC status of an error: its code, its message cut to MAX_MESSAGE, and the details ErrorInfo and
+    RequestInfo and, where they apply, RetryInfo, QuotaFailure and BadRequest."""
     message = _clipped(error.message)
     status = status_pb2.Status(code=code_pb2.Code.Value(error.grpc_status), message=message)
     for detail in _details(error, message, request_id):
@@ -59,16 +57,15 @@ def _details(error: ApiError, message: str, request_id: str) -> list[Message]:
 
 
 def field_path(param: str) -> str:
-    """Return the path of the offending field in the request message: messages[0].role -> chat.messages[0].role.
-
-    `.function` is left out, because in `loralane.v1` a function is not a message of its own.
-    """
+    """Return the path in the gRPC request message of the field that the HTTP API calls `param`: messages[0].role ->
+    chat.messages[0].role. `.function` is left out, because a function is no message of its own in `loralane.v1`."""
     first, rest = re.fullmatch(r"(\w*)(.*)", param, re.DOTALL).groups()  # type: ignore[union-attr]
     return FIELDS.get(first, first) + rest.replace(".function", "")
 
 
 def _duration(seconds: float) -> Duration:
-    """Return a Duration, rounded up to a millisecond so that a client that waits this long waits long enough."""
+    """Return seconds as a protobuf Duration, rounded up to whole milliseconds so that a client that waits this long
+    waits long enough."""
     duration = Duration()
     duration.FromMilliseconds(math.ceil(seconds * 1000))
     return duration

@@ -34,10 +34,8 @@ GENERATE, GENERATE_STREAM = (
 
 
 class GenerationService(pb_grpc.GenerationServicer):
-    """Handlers of Generation.
-
-    gRPC cancels a handler's task when its caller disconnects or its deadline passes; the gateway then ends the request.
-    """
+    """Handlers of Generation. gRPC cancels a handler's task when its caller disconnects or its deadline passes; the
+    gateway then aborts the request."""
 
     def __init__(self, gateway: Gateway, keys: Authenticator) -> None:
         self._gateway = gateway
@@ -77,8 +75,8 @@ class GenerationService(pb_grpc.GenerationServicer):
                     await call.send(chunk_to_pb(generation.admitted, chunk, told, self._token_text))
 
     async def _tokenize(self, request: pb.TokenizeRequest, call: RpcCall, principal: Principal) -> pb.TokenizeResponse:
-        """Tokenize a prompt. Raises ApiError (ENGINE_UNAVAILABLE) if the engine is not ready, because the context
-        length is known only from the engine."""
+        """Return a prompt's token ids and the context length in tokens. Raises ApiError: MODEL_NOT_FOUND, and
+        ENGINE_UNAVAILABLE if the engine is not ready, because the context length is known only from the engine."""
         tenant = principal.as_tenant().tenant
         intake, engine = self._gateway.intake, self._gateway.engine
         if not engine.ready:
@@ -91,10 +89,9 @@ class GenerationService(pb_grpc.GenerationServicer):
     async def _admitted(
         self, request: pb.GenerateRequest, call: RpcCall, method: str
     ) -> AsyncIterator[tuple[Generation, Read]]:
-        """Admit a request; yield its generation and the function that reads its chunks.
-
-        Initial metadata are sent on admission, not before, so that a refusal can still be a status alone.
-        """
+        """Authenticate and admit a request; yield its generation and the function that separates the tool calls of its
+        chunks from text. Initial metadata are sent on admission, not before, so that a refusal can be a status alone.
+        On exit the request is settled, or aborted if it has not ended."""
         with self._gateway.arriving(call.request_id, call.ingress(method)) as arrival:
             principal = arrival.identify(self._keys.authenticate(call.token))
             await self._gateway.turns.take(principal.tenant.name)

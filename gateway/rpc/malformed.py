@@ -30,7 +30,7 @@ MALFORMED = Malformed()
 
 
 class MalformedRequests(grpc.aio.ServerInterceptor):
-    """Refuses malformed requests. Each method's handler is wrapped when the method is first called."""
+    """Interceptor that makes every method refuse malformed requests. It wraps a method's handler at the first call."""
 
     def __init__(self) -> None:
         self._wrapped: dict[str, Handler] = {}
@@ -87,11 +87,8 @@ def _guarded_stream(behaviour: Behaviour) -> Behaviour:
 
 
 def _checked(request: Any) -> Any:
-    """Return a request, or the stream of its messages.
-
-    Raises:
-        ApiError: INVALID_REQUEST, a message is malformed. For a stream it is raised when that message is read.
-    """
+    """Return a request or, if it is a stream of messages, a stream of the same messages. Raises ApiError:
+    INVALID_REQUEST, a message is malformed; for a stream it is raised when that message is read."""
     if hasattr(request, "__aiter__"):
         return _checked_messages(request)
     if request is MALFORMED:

@@ -17,8 +17,8 @@ WATCH_SECONDS = 0.25
 
 
 class EngineHealth(health_pb2_grpc.HealthServicer):
-    """Reports one status for all services, and for the server as a whole under the empty name. The status is computed
-    on each call."""
+    """Health service that reports one status for all services, and for the server as a whole under the empty name:
+    SERVING while `ready` returns True, until `stop_serving`. The status is computed on each call."""
 
     def __init__(self, services: tuple[str, ...], ready: Callable[[], bool]) -> None:
         self._services = ("", *services)
@@ -41,8 +41,8 @@ class EngineHealth(health_pb2_grpc.HealthServicer):
     async def Watch(  # noqa: N802
         self, request: HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        """Send the status now and whenever it changes. The call ends when the server stops, so that it does not delay
-        the shutdown."""
+        """Send the status now and whenever it changes, polling every WATCH_SECONDS. The call ends when the server
+        begins to stop, so that it does not delay the shutdown."""
         told = None
         while not self._stopping:
             status = self._status(request.service)
@@ -53,7 +53,7 @@ class EngineHealth(health_pb2_grpc.HealthServicer):
         await context.write(HealthCheckResponse(status=self._status(request.service)))
 
     def stop_serving(self) -> None:
-        """Report NOT_SERVING from now on, permanently, so that clients use other servers."""
+        """Report NOT_SERVING from now on, permanently, so that clients use other servers, and end Watch calls."""
         self._stopping = True
 
     def _status(self, service: str) -> HealthCheckResponse.ServingStatus:
@@ -69,7 +69,8 @@ FILE = "grpc/reflection/v1/reflection.proto"
 
 
 def add_reflection(services: Sequence[str], server: grpc.aio.Server) -> None:
-    """Enable reflection on a server for `services`, given by their full names, and for reflection itself."""
+    """Enable reflection on a server, as grpc.reflection.v1 and v1alpha, for `services`, given by their full names, and
+    for reflection itself."""
     _describe_v1()
     names = (*services, reflection.SERVICE_NAME, SERVICE)
     servicer = reflection.aio.ReflectionServicer(names)
@@ -84,7 +85,8 @@ def add_reflection(services: Sequence[str], server: grpc.aio.Server) -> None:
 
 
 def _describe_v1() -> None:
-    """Add the file descriptor of v1 to the default pool, in which reflection looks up what clients ask for."""
+    """Add the file descriptor of grpc.reflection.v1, a renamed copy of v1alpha's, to the default descriptor pool, in
+    which reflection looks up names. Does nothing if the pool has it."""
     pool = descriptor_pool.Default()
     try:
         pool.FindFileByName(FILE)

@@ -33,7 +33,7 @@ RANGES: Mapping[str, Any] = {
     **get_type_hints(CompletionRequest, include_extras=True),
     "max_tokens": get_type_hints(Sampled, include_extras=True)["max_tokens"],  # at least 1: gRPC has no `echo`
 }
-"""Types by field name that HTTP accepts, with the ranges that msgspec validates."""
+"""Types of the sampling fields, by name, with the ranges that HTTP accepts and that msgspec validates."""
 SLO_RANGES: Mapping[str, Any] = get_type_hints(Slo, include_extras=True)
 
 NOT_SAMPLING = frozenset({"max_tokens", "seed", "stop"})
@@ -64,15 +64,11 @@ _FINISH: Mapping[str | None, pb.FinishReason] = {
 
 
 def generate_request(message: pb.GenerateRequest, request_id: str, deadline: float | None) -> GenerateRequest:
-    """Convert a request message.
+    """Convert a request message to the gateway's request, with the same checks of ranges as over HTTP.
 
-    Args:
-        message: the message.
-        request_id: the id of the request.
-        deadline: seconds that the caller will wait for the answer. None means that it set no deadline.
+    `deadline` is how many seconds the caller will wait for the whole answer. None means that it set no deadline.
 
-    Raises:
-        ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER.
+    Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER.
     """
     given = {field.name: _plain(value) for field, value in message.sampling.ListFields()}
     _check_ranges(given, RANGES)
@@ -97,14 +93,15 @@ def generate_request(message: pb.GenerateRequest, request_id: str, deadline: flo
 
 
 def model_query(model: str) -> ModelQuery:
-    """Convert the name of a model. Raises ApiError: INVALID_REQUEST, if it is empty."""
+    """Return the query for a model's name, without looking it up. Raises ApiError: INVALID_REQUEST, it is empty."""
     if not model:
         raise invalid_request("model is required", "model")
     return ModelQuery(model)
 
 
 def prompt_input(message: pb.GenerateRequest | pb.TokenizeRequest) -> PromptInput:
-    """Convert the input of a request. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+    """Return the chat, the text or the token ids in the oneof `input` of a message. Raises ApiError: INVALID_REQUEST,
+    none is set or a chat is invalid; UNSUPPORTED_PARAMETER."""
     match message.WhichOneof("input"):
         case "chat":
             return _chat(message.chat)
@@ -126,13 +123,14 @@ def chunk_to_pb(
 def response_to_pb(
     admitted: Admitted, chunks: Sequence[GenerationChunk], read: Read, token_text: TokenText
 ) -> pb.GenerateResponse:
-    """Convert a complete response. `chunks` holds all chunks of all answers, in order within each answer."""
+    """Build the message for a complete response. `chunks` holds all chunks of all answers, in order within each answer;
+    the last one has the usage. `read` separates tool calls from text, and `token_text` returns a token's text."""
     choices = [_choice(answer, read(answer), token_text) for answer in join_answers(chunks)]
     return pb.GenerateResponse(choices=choices, usage=_usage(chunks[-1].usage), **_head(admitted))
 
 
 def usage_metadata(usage: TokenUsage) -> dict[str, str]:
-    """Return the final usage as trailing metadata."""
+    """Return a request's usage in tokens as the entries of trailing metadata."""
     return {
         "x-loralane-prompt-tokens": str(usage.prompt),
         "x-loralane-cached-tokens": str(usage.cached),
@@ -141,12 +139,13 @@ def usage_metadata(usage: TokenUsage) -> dict[str, str]:
 
 
 def adapter_to_pb(status: AdapterStatus) -> adapters_pb2.Adapter:
-    """Convert an adapter's status. The message has the same fields under the same names."""
+    """Convert an adapter's status to a message, which has the same fields under the same names."""
     return adapters_pb2.Adapter(**{name: getattr(status, name) for name in STATUS_FIELDS})
 
 
 def _chat(message: pb.Chat) -> Chat:
-    """Convert a chat by way of OpenAI's types, so that it is validated and interpreted as over HTTP."""
+    """Convert a chat by way of OpenAI's types, so that it is validated and interpreted as over HTTP. Raises ApiError:
+    INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(message.tools)]
     choice = _tool_choice(message.tool_choice)
     parallel = message.parallel_tool_calls if message.HasField("parallel_tool_calls") else None
@@ -217,7 +216,7 @@ def _lane(number: int) -> Lane | None:
 
 
 def _head(admitted: Admitted) -> dict[str, Any]:
-    """Return the fields that a complete response and a stream chunk share."""
+    """Return the fields, by name, that the messages GenerateResponse and GenerateChunk have in common."""
     return {
         "id": admitted.id,
         "model": admitted.model,

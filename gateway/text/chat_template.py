@@ -50,7 +50,7 @@ RESERVED = frozenset(
 that have request fields of their own. Names that end in `_token` or `_tokens` are reserved for the tokenizer."""
 
 REFUSALS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
-"""Exceptions that a template raises if it cannot render its input."""
+"""Exceptions that a template may raise if it cannot render its input."""
 
 
 class TemplateOptions(Struct, frozen=True):
@@ -92,10 +92,8 @@ def read_template(path: Path) -> str:
 
 
 def check_template(tokenizer: Any, path: Path) -> None:
-    """Check the chat template of a transformers tokenizer by rendering one message with it.
-
-    Raises ValueError if the template, which was read from `path`, is not valid Jinja.
-    """
+    """Check the chat template of a transformers tokenizer by rendering one message with it. Raises ValueError, naming
+    `path`, if the template is not valid Jinja; a template that refuses the message is accepted."""
     try:
         tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
     except TemplateSyntaxError as error:
@@ -110,7 +108,7 @@ def render(
     tools: Sequence[ToolSchema] = (),
     options: TemplateOptions = DEFAULT_OPTIONS,
 ) -> str:
-    """Render messages with the template of a transformers tokenizer, which runs the template in Jinja's sandbox.
+    """Return the text of messages rendered with a transformers tokenizer's template, which runs in Jinja's sandbox.
 
     Tool-call arguments that are no JSON object are passed to the template as a string. If the template fails, it is
     run again with each such string wrapped in an object, because some templates can only read objects.
@@ -145,7 +143,7 @@ def _rendered(
 
 
 def _with_objects(message: Message) -> Message:
-    """Return the message with string arguments of its tool calls wrapped in an object."""
+    """Return the message with each tool call's arguments, if they are a string, wrapped in an object."""
     if "tool_calls" not in message:
         return message
     return {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}

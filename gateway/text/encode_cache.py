@@ -24,16 +24,13 @@ LARGEST = 1 / 8
 ENTRY_BYTES = 400
 """Estimated overhead in bytes of one cached piece, in addition to its text and its ids."""
 MAX_PIECES = 2000
-"""Maximum number of cuts in one text. A lookup takes 1 us, so more would delay other requests; a text with so many is
-not cut at all."""
+"""Number of special tokens in a text from which on the text is not cut at all. A lookup of a piece takes 1 us, so more
+pieces would delay other requests."""
 
 
 class EncodeCache:
-    """LRU cache of the token ids of pieces of text, for use from one thread.
-
-    Each realm (a tenant) has its own entries, because otherwise the time that a prompt takes would tell one tenant what
-    another tenant has sent.
-    """
+    """LRU cache of the token ids of pieces of text, for use from one thread. Each realm (a tenant) has its own entries,
+    because otherwise the time that a prompt takes would tell one tenant what another tenant has sent."""
 
     def __init__(self, backend: Any, marks: Iterable[str], max_bytes: int = MAX_BYTES) -> None:
         """Initialize the cache.
@@ -51,7 +48,8 @@ class EncodeCache:
         self._ids: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
 
     def cut(self, text: str) -> list[str]:
-        """Cut a text into pieces. Each piece but the first begins with a special token."""
+        """Return the pieces of a text, whose token ids joined are those of the text. Each piece but the first begins
+        with a special token. A text with too many of these is returned in one piece."""
         found = chain.from_iterable(_places(text, mark) for mark in self._marks)
         starts = sorted(islice(found, MAX_PIECES))
         if len(starts) == MAX_PIECES:
@@ -59,14 +57,16 @@ class EncodeCache:
         return [text[start:end] for start, end in pairwise((0, *starts, len(text))) if start < end]
 
     def ids(self, realm: str, piece: str) -> array[int] | None:
-        """Return the cached ids of a piece. None means that the piece is not cached."""
+        """Return the cached token ids of a piece, which becomes the most recently used. None means that the piece is
+        not cached for this realm."""
         found = self._ids.get((realm, piece))
         if found is not None:
             self._ids.move_to_end((realm, piece))
         return found
 
     def remember(self, realm: str, piece: str, ids: Sequence[int]) -> array[int]:
-        """Cache the ids of a piece, unless the piece is too large, and return them as an array."""
+        """Cache the token ids of a piece, unless the piece is too large, and return them as an array. The least
+        recently used pieces are evicted."""
         known = array("I", ids)
         size = _bytes(piece, known)
         if (realm, piece) in self._ids or size > LARGEST * self._max_bytes:  # two requests may have encoded it at once
@@ -87,17 +87,16 @@ def _places(text: str, mark: str) -> Iterator[int]:
 
 
 def _cuts(token: Any, added: Iterable[Any]) -> bool:
-    """Return whether a text may be cut before every occurrence of a token without changing the ids on either side.
-
-    This excludes tokens that absorb adjacent white space and tokens that are not recognized next to a letter.
-    """
+    """Return whether a text may be cut before every occurrence of a special token without changing the ids on either
+    side. `added` are all added tokens. A token that absorbs adjacent white space, is not recognized next to a letter
+    or may overlap another added token gives False."""
     stays = token.special and not (token.lstrip or token.single_word or token.normalized)
     firm = re.fullmatch(r"[^\w\s](.*\S)?", token.content, re.DOTALL)
     return bool(stays and firm and not any(_overlap(token.content, other.content) for other in added))
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Return whether both strings may occur in a text at overlapping positions."""
+    """Return whether two strings may occur in a text at overlapping positions, a string also with itself."""
     if one != other and (one in other or other in one):
         return True
     ends = range(1, min(len(one), len(other)))

@@ -24,10 +24,10 @@ from gateway.text.chat_template import (
 from gateway.text.encode_cache import EncodeCache
 
 THREAD_CHARACTERS = 20_000
-"""Maximum characters encoded on the event loop; longer texts are encoded in a thread so that streams go on."""
+"""Maximum characters encoded on the event loop; longer texts are encoded in a thread, so as not to block the loop."""
 
 PRIME_TOKENS = 8
-"""Number of last prompt tokens that a detokenizer reads: enough to know whether a word continues or begins."""
+"""Number of last prompt tokens that a detokenizer reads, to know whether the answer continues a word or begins one."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -36,7 +36,7 @@ class Tokenizer:
     """The tokenizer and chat template of a prepared model folder. Safe to share between tasks of one event loop."""
 
     def __init__(self, hf_tokenizer: Any) -> None:
-        """`hf_tokenizer` is a fast tokenizer of the transformers library."""
+        """`hf_tokenizer` is a fast tokenizer of the transformers library; its truncation and padding are turned off."""
         self._template = hf_tokenizer
         self._backend = hf_tokenizer.backend_tokenizer
         self._backend.no_truncation()
@@ -66,7 +66,8 @@ class Tokenizer:
         return cls(tokenizer)
 
     async def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
-        """Return the token ids of a text. `special` adds the special tokens that the model expects, such as BOS."""
+        """Return the token ids of a text. `special` adds the special tokens that the model expects, such as BOS. A long
+        text is encoded in a thread."""
         [ids] = await self._encode_all((text,), special)
         return ids
 
@@ -86,7 +87,8 @@ class Tokenizer:
         tools: Sequence[ToolSchema] = (),
         options: TemplateOptions = DEFAULT_OPTIONS,
     ) -> tuple[int, ...]:
-        """Return the token ids of a chat, up to where the answer begins. `realm` is the tenant, as in `EncodeCache`.
+        """Return the token ids of a chat, up to where the answer begins. Pieces that the realm (a tenant) has sent
+        before are taken from a cache, which keeps the new ones.
 
         Raises:
             ApiError: INVALID_REQUEST, the template refuses these messages or there is none; UNSUPPORTED_PARAMETER, the
@@ -105,12 +107,14 @@ class Tokenizer:
         tools: Sequence[ToolSchema] = (),
         options: TemplateOptions = DEFAULT_OPTIONS,
     ) -> str:
-        """Return the text of a chat. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+        """Return the text of a chat, rendered with the chat template. Raises ApiError: INVALID_REQUEST, the template
+        refuses the messages; UNSUPPORTED_PARAMETER, the template does not support tools."""
         self._check_tools(messages, tools)
         return render(self._template, messages, tools, options)
 
     def _check_tools(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> None:
-        """Raise ApiError if the chat uses tools but the template does not support them and would silently drop them."""
+        """Raise ApiError (UNSUPPORTED_PARAMETER) if the chat has tools, tool calls or their results but the template
+        does not support tools and would silently drop them."""
         param = "tools" if tools else "messages" if any(map(_is_about_tools, messages)) else ""
         if param and not self.tool_template:
             raise unsupported_parameter(param, "cannot be used: the chat template of this model knows no tools")
@@ -123,7 +127,8 @@ class Tokenizer:
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the exact bytes that a token stands for. An id beyond the vocabulary has no bytes."""
+        """Return the exact bytes that a token stands for, for a special token those of its name. An id beyond the
+        vocabulary has no bytes."""
         piece = self._backend.id_to_token(token_id)
         if piece is None:
             return b""
@@ -141,10 +146,8 @@ class Tokenizer:
         return token_id in self._special
 
     def detokenizer(self, prompt_ids: Sequence[int] = ()) -> Detokenizer:
-        """Return a detokenizer for one answer.
-
-        `prompt_ids` holds the ids that the generated text continues; it is empty if the text starts anew, as in a chat.
-        """
+        """Return a new detokenizer for one answer. `prompt_ids` are the token ids that the answer's text continues,
+        empty if the text starts anew, as in a chat."""
         return Detokenizer(self._backend, prompt_ids, at_once=self._byte_level and not prompt_ids)
 
     async def _encode_all(self, texts: Sequence[str], special: bool) -> list[tuple[int, ...]]:
@@ -175,7 +178,7 @@ class Detokenizer:
         return "".join(self._step([token_id]) for token_id in token_ids)
 
     def flush(self) -> str:
-        """Return the rest of the text after the last token: the bytes of an unfinished character become U+FFFD."""
+        """Return the text that is still held back, after the last token: an unfinished character becomes U+FFFD."""
         pending, self._pending = self._pending, []
         return self._decode(pending)
 
@@ -195,7 +198,8 @@ class Detokenizer:
         return text or ""
 
     def _open(self, prime: Sequence[int]) -> DecodeStream:
-        """Return a stream primed with the preceding tokens, which completes a character that they left unfinished."""
+        """Return a new decoding stream that continues after the tokens `prime`, and completes a character that they
+        left unfinished. The text of these tokens is not emitted."""
         complete = len(prime)
         while complete and self._decode(prime[:complete]).endswith(REPLACEMENT):
             complete -= 1
@@ -236,7 +240,8 @@ class StopMatcher:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Return the text that is safe to show, and whether a stop string was found, which ends the text."""
+        """Append a piece of text. Return the text that can be shown now, and whether a stop string was found, which
+        ends the text. A possible beginning of a stop string is held back."""
         known = self._held + text
         for position in range(len(self._held), len(known)):
             self._state = self._step(self._state, known[position])
@@ -249,7 +254,7 @@ class StopMatcher:
         return known[:safe], False
 
     def flush(self) -> str:
-        """Return the text that was held back, after the last piece."""
+        """Return the text that is still held back, after the last piece, and reset the matcher."""
         held, self._held, self._state = self._held, "", 0
         return held
 
@@ -266,7 +271,8 @@ class StopMatcher:
         self._match[state] = len(stop)
 
     def _link(self) -> None:
-        """Compute, breadth first, the state in which to continue when a character does not match."""
+        """Compute, breadth first, for each state the state in which to continue when a character does not match, and
+        pass on to each state the match of that state if it has none of its own."""
         queue = list(self._next[0].values())
         for state in queue:
             for character, child in self._next[state].items():
@@ -281,10 +287,8 @@ class StopMatcher:
 
 
 def _marks(hf_tokenizer: Any) -> list[str]:
-    """Return the special tokens that the chat template writes, literally or by their names.
-
-    The list is empty if the tokenizer encodes special tokens as plain text.
-    """
+    """Return the texts of the special tokens that the chat template may write, literally or as BOS or EOS. The list is
+    empty if the tokenizer encodes special tokens as plain text."""
     if hf_tokenizer.backend_tokenizer.encode_special_tokens:
         return []
     named = {hf_tokenizer.bos_token, hf_tokenizer.eos_token}
@@ -300,7 +304,7 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte of each printable character by which byte-level BPE (GPT-2) represents the 256 bytes."""
+    """Return the bytes by the printable characters that represent the 256 bytes in byte-level BPE (GPT-2)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -314,6 +318,6 @@ def _byte_level_bytes(piece: str) -> bytes:
 
 
 def _piece_bytes(piece: str) -> bytes:
-    """Return the bytes of a SentencePiece token: one byte as <0xAB>, or text in which U+2581 stands for a space."""
+    """Return the bytes of a SentencePiece token: one byte if written as <0xAB>, else its text (U+2581 is a space)."""
     match = _BYTE_PIECE.fullmatch(piece)
     return bytes([int(match[1], 16)]) if match else piece.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()

@@ -30,7 +30,7 @@ class CachedTokens(Struct):
 
 
 class Usage(Struct):
-    """Usage in tokens. A prompt counts once, however many answers it gets."""
+    """Usage of a request in tokens. A prompt counts once, however many answers it gets."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -80,7 +80,7 @@ class ChatChoice(Struct):
 
 
 class Head(Struct, kw_only=True):
-    """Fields that all bodies of a response share."""
+    """Fields that a complete response and every chunk of a stream have in common. `created` is in Unix seconds."""
 
     id: str
     created: int
@@ -201,7 +201,7 @@ class Root(Struct):
     name: str
     version: str
     grpc: GrpcPort | None
-    """null means that gRPC is not served beside this port."""
+    """The gRPC port of this gateway process; null if it does not serve gRPC."""
 
 
 class Adapters(Struct):

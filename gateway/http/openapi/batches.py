@@ -98,7 +98,7 @@ class BatchList(Struct):
 REGISTRY = frozenset({Fault.REGISTRY_UNAVAILABLE})
 ONE = REGISTRY | {Fault.BATCH_NOT_FOUND}
 PAGE: Mapping[str, Mapping[str, Any]] = {
-    "after": {"type": "string", "description": "Id of the last batch of the page before."},
+    "after": {"type": "string", "description": "Id of the last batch of the previous page."},
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE},
 }
 
@@ -106,7 +106,7 @@ BATCH_OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "POST",
         BATCHES,
-        "Run the lines of a file.",
+        "Create a batch from an uploaded file.",
         "tenant",
         Batch,
         BatchBody,
@@ -115,18 +115,18 @@ BATCH_OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "GET",
         BATCHES,
-        "The caller's batches.",
+        "List the tenant's batches.",
         "tenant",
         BatchList,
         faults=REGISTRY | {Fault.INVALID_REQUEST},
         query=PAGE,
     ),
-    Operation("GET", BATCH, "One batch.", "tenant", Batch, faults=ONE),
-    Operation("POST", CANCEL, "Begin no more of its lines.", "tenant", Batch, faults=ONE | {Fault.BATCH_CONFLICT}),
+    Operation("GET", BATCH, "Get a batch.", "tenant", Batch, faults=ONE),
+    Operation("POST", CANCEL, "Cancel a batch.", "tenant", Batch, faults=ONE | {Fault.BATCH_CONFLICT}),
     admin(
         "GET",
         ADMIN_BATCHES,
-        "Batches of all tenants or of one: the unfinished ones, or the newest.",
+        "List batches of all tenants or of one: the unfinished ones, or all.",
         AdminBatches,
         REGISTRY | {Fault.INVALID_REQUEST},
         query={"tenant": {"type": "string"}, "which": {"enum": list(WHICH)}},

@@ -26,18 +26,18 @@ EVENT_DATA = "x-event-data"
 standard field for this only from 3.2 on."""
 RATE_HEADERS = [f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")]
 HEADERS = {
-    "x-request-id": "The caller's own, if it sent a sane one.",
+    "x-request-id": "Id of the request: the caller's own if it sent a valid one, otherwise a new one.",
     "x-loralane-lane": "The lane that served the request.",
-    "x-loralane-limiter": "degraded, open or closed: how limits were checked while Redis is away.",
+    "x-loralane-limiter": "degraded, open or closed: how limits were enforced while Redis was unavailable.",
     "retry-after": "Seconds, rounded up, after which the same request can succeed.",
-    "retry-after-ms": "The same in milliseconds.",
-    "x-should-retry": "false: trying again cannot help.",
-    **dict.fromkeys(RATE_HEADERS, "Of the tightest limit, when the request was admitted or refused."),
+    "retry-after-ms": "Milliseconds, rounded up, after which the same request can succeed.",
+    "x-should-retry": "true if a retry can succeed, false if it cannot.",
+    **dict.fromkeys(RATE_HEADERS, "Value of the tightest limit when the request was admitted or refused."),
 }
 
 
 def document(operations: Sequence[Operation] = OPERATIONS) -> Json:
-    """Return the whole document, as a JSON object."""
+    """Return the OpenAPI document that describes these operations, as a dict that can be encoded as JSON."""
     paths: dict[str, Json] = defaultdict(dict)
     for operation in operations:
         paths[PLACEHOLDER.sub(r"{\1}", operation.path)][operation.method.lower()] = _operation(operation)
@@ -67,7 +67,8 @@ def _operation(operation: Operation) -> Json:
 
 
 def _named(placeholder: str, operation: Operation) -> str:
-    """Return the word for a variable part of a path that is used in the operation's id."""
+    """Return the word that stands for a path parameter in the operation's id: `file` for `file_id`, otherwise `adapter`
+    in operations of administrators and `model` in all others."""
     if placeholder.endswith("_id"):
         return placeholder.removesuffix("_id")
     return "adapter" if operation.who == "admin" else "model"
@@ -90,9 +91,9 @@ def _query_parameters(operation: Operation) -> list[Json]:
 
 def _responses(operation: Operation) -> Json:
     status = operation.status
-    responses = {status: _response("Done.", _content(operation), _headers(status, operation))}
+    responses = {status: _response("Success.", _content(operation), _headers(status, operation))}
     for status, kind in operation.other.items():
-        responses[status] = _response("Not now.", _json(kind), _headers(status, operation))
+        responses[status] = _response("Not ready.", _json(kind), _headers(status, operation))
     for status, faults in _by_status(operation.all_faults):
         responses[status] = _response(_codes(faults), _json(Error), _headers(status, operation))
     return {str(status): responses[status] for status in sorted(responses)}
@@ -143,7 +144,7 @@ def _by_status(faults: Iterable[Fault]) -> list[tuple[int, list[Fault]]]:
 
 def _codes(faults: Iterable[Fault]) -> str:
     names = sorted({fault.row.code or "null" for fault in faults})
-    return f"code: {', '.join(names)}"
+    return f"Error with one of these codes: {', '.join(names)}"
 
 
 def _schemas(operations: Iterable[Operation]) -> Json:
@@ -156,5 +157,5 @@ def _schemas(operations: Iterable[Operation]) -> Json:
     for kind in ordered:
         if issubclass(kind, Sampled):
             refused = ", ".join(name for name in sorted(REFUSED) if name not in kind.__struct_fields__)
-            schemas[kind.__name__]["description"] += f" Refused unless they change nothing: {refused}."
+            schemas[kind.__name__]["description"] += f" Fields refused unless they have no effect: {refused}."
     return schemas

@@ -65,7 +65,7 @@ FILE_OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "POST",
         FILES,
-        "Bring a file.",
+        "Upload a file.",
         "tenant",
         File,
         FileUpload,
@@ -73,14 +73,14 @@ FILE_OPERATIONS: tuple[Operation, ...] = (
         body_type="multipart/form-data",
     ),
     Operation(
-        "GET", FILES, "The caller's files.", "tenant", FileList, faults=REGISTRY | {Fault.INVALID_REQUEST}, query=PAGE
+        "GET", FILES, "List uploaded files.", "tenant", FileList, faults=REGISTRY | {Fault.INVALID_REQUEST}, query=PAGE
     ),
-    Operation("GET", FILE, "One file.", "tenant", File, faults=ONE),
+    Operation("GET", FILE, "Get a file's metadata.", "tenant", File, faults=ONE),
     Operation("DELETE", FILE, "Delete a file.", "tenant", DeletedFile, faults=ONE | {Fault.FILE_IN_USE}),
     Operation(
         "GET",
         CONTENT,
-        "What a file holds.",
+        "Download a file's content.",
         "tenant",
         "application/octet-stream",
         faults=ONE | {Fault.STORAGE_UNAVAILABLE},

@@ -32,11 +32,11 @@ class Operation:
     body: type[Struct] | None = None
     """Struct of the request's body. None means that the operation takes no body."""
     faults: frozenset[Fault] = frozenset()
-    """Errors of this operation, besides those of every operation that authenticates or takes a body."""
+    """Errors of this operation, besides those that every operation with a key or with a body may return."""
     events: type[Struct] | None = None
     """Struct of the event data of a stream. None means that the response cannot be streamed."""
     other: Mapping[int, type[Struct]] = field(default_factory=dict)
-    """Bodies of responses that have another status but are not errors, by status."""
+    """Structs of responses that have another status than `status` but are not errors, by status."""
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Schemas of the query parameters, by name."""
     status: int = 200
@@ -48,7 +48,7 @@ class Operation:
 
     @property
     def all_faults(self) -> frozenset[Fault]:
-        """All errors that the operation may return."""
+        """All errors that the operation may return, including those of authentication and of its body."""
         known = frozenset[Fault]() if self.who == "anyone" else KEYED
         return self.faults | known | (BODY if self.body else frozenset()) | {Fault.INTERNAL}
 

@@ -42,28 +42,28 @@ SECTIONS = {"sections": {"type": "string", "examples": ["engine,lanes,requests,t
 INVALID = frozenset({Fault.INVALID_REQUEST})
 HISTORY_QUERY = {"minutes": {"type": "integer", "minimum": 1, "maximum": MAX_MINUTES}}
 RECENT_QUERY = {
-    "which": {"enum": list(live.WHICH), "description": "failed: those with a status of 400 or more, but not 499."},
+    "which": {"enum": list(live.WHICH), "description": "failed: status 400 or above, except 499."},
     "limit": {"type": "integer", "minimum": 1, "maximum": KEPT},
 }
 SUMMARIES = {
-    "pause": "Start nothing of it: what runs goes on, what comes waits.",
-    "drain": "Take nothing new: what was taken goes on to its end.",
-    "resume": "Serve it as ever.",
+    "pause": "Pause a lane: running requests continue, and new ones wait.",
+    "drain": "Drain a lane: accepted requests are completed, and new ones are refused.",
+    "resume": "Resume a paused or drained lane.",
 }
 
 LIVE_OPERATIONS: tuple[Operation, ...] = (
-    admin("GET", live.LANES, "All lanes: depth, waits, latencies, goals met.", live.LaneStatuses, ENGINE),
+    admin("GET", live.LANES, "List lanes with queues, latencies and goals.", live.LaneStatuses, ENGINE),
     *(
         admin("POST", f"{live.LANES}/{{lane}}/{action}", summary, LaneStatus, LANE)
         for action, summary in SUMMARIES.items()
     ),
-    admin("GET", live.REQUESTS, "Live requests of every gateway process.", LiveRequests, ENGINE),
-    admin("POST", live.REQUESTS + "/{id}/cancel", "End one.", live.CancelledRequest, REQUEST),
-    admin("GET", live.OVERVIEW, "Several lists at once, for a console.", live.Overview, LANE, query=SECTIONS),
-    admin("GET", live.HISTORY, "Figures of the last hours.", HistoryPoints, INVALID, query=HISTORY_QUERY),
-    admin("GET", live.RECENT, "Requests that have ended.", live.RecentRequests, INVALID, query=RECENT_QUERY),
-    Operation("GET", CONSOLE, "The console: a page without data.", "anyone", "text/html"),
-    Operation("GET", FILE, "Its files.", "anyone", "*/*", faults=frozenset({Fault.ROUTE_NOT_FOUND})),
+    admin("GET", live.REQUESTS, "List live requests of all gateway processes.", LiveRequests, ENGINE),
+    admin("POST", live.REQUESTS + "/{id}/cancel", "Cancel a live request.", live.CancelledRequest, REQUEST),
+    admin("GET", live.OVERVIEW, "Get several sections of the overview.", live.Overview, LANE, query=SECTIONS),
+    admin("GET", live.HISTORY, "Get key figures over time.", HistoryPoints, INVALID, query=HISTORY_QUERY),
+    admin("GET", live.RECENT, "List recently ended requests.", live.RecentRequests, INVALID, query=RECENT_QUERY),
+    Operation("GET", CONSOLE, "Get the console's page.", "anyone", "text/html"),
+    Operation("GET", FILE, "Get a file of the console.", "anyone", "*/*", faults=frozenset({Fault.ROUTE_NOT_FOUND})),
 )
 REGISTRY = ENGINE | {Fault.INVALID_REQUEST, Fault.REGISTRY_UNAVAILABLE}
 CHANGES = REGISTRY | {Fault.ADAPTER_EXISTS, Fault.ADAPTER_CONFLICT}
@@ -75,7 +75,7 @@ def _adapter(method: str, action: str, summary: str, answer: Any = AdapterStatus
 
 
 def _ping(method: str) -> Operation:
-    summary = "The same as /ready, where SageMaker looks for it."
+    summary = "Check readiness like /ready, on the path that SageMaker calls."
     return Operation(method, "/ping", summary, "anyone", answers.Readiness, other={503: answers.Readiness})
 
 
@@ -85,7 +85,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "POST",
         "/v1/chat/completions",
-        "Answer a chat.",
+        "Create a chat completion.",
         "tenant",
         answers.ChatCompletion,
         bodies.ChatRequest,
@@ -95,63 +95,63 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "POST",
         "/v1/completions",
-        "Continue a text, or several.",
+        "Complete one or several prompts.",
         "tenant",
         answers.Completion,
         bodies.CompletionRequest,
         GENERATION,
         answers.Completion,
     ),
-    Operation("GET", "/v1/models", "The models a key may name.", "tenant", answers.Models),
-    Operation("GET", "/v1/models/{name:path}", "One model.", "tenant", answers.Model, faults=MODEL),
+    Operation("GET", "/v1/models", "List the models that the caller may use.", "tenant", answers.Models),
+    Operation("GET", "/v1/models/{name:path}", "Get a model.", "tenant", answers.Model, faults=MODEL),
     Operation(
         "POST",
         "/tokenize",
-        "The token ids of a text or a chat.",
+        "Encode a text or a chat as token ids.",
         "tenant",
         answers.Tokens,
         bodies.TokenizeRequest,
         MODEL | {Fault.UNSUPPORTED_PARAMETER},
     ),
-    Operation("POST", "/detokenize", "The text of token ids.", "tenant", answers.Text, bodies.DetokenizeRequest, MODEL),
+    Operation("POST", "/detokenize", "Decode token ids.", "tenant", answers.Text, bodies.DetokenizeRequest, MODEL),
     *FILE_OPERATIONS,
     *BATCH_OPERATIONS,
-    admin("POST", "/v1/load_lora_adapter", "Load, as vLLM has it.", TEXT, CHANGES, body=bodies.LoadAdapterRequest),
+    admin("POST", "/v1/load_lora_adapter", "Load an adapter (vLLM).", TEXT, CHANGES, body=bodies.LoadAdapterRequest),
     admin(
         "POST",
         "/v1/unload_lora_adapter",
-        "Unload, as vLLM has it.",
+        "Unload an adapter (vLLM).",
         TEXT,
         CHANGES | MODEL,
         body=bodies.UnloadAdapterRequest,
     ),
-    admin("GET", "/admin/v1/adapters", "All adapters.", answers.Adapters, REGISTRY),
-    admin("POST", "/admin/v1/adapters", "Load.", AdapterStatus, CHANGES, body=bodies.NativeLoadRequest),
-    _adapter("POST", "/reload", "Read its files again.", answers.Reloaded),
-    _adapter("POST", "/pin", "Keep it on the device."),
-    _adapter("POST", "/unpin", "Let it make room."),
-    _adapter("POST", "/aliases", "Give it another name, or take one away.", body=bodies.AliasRequest),
-    _adapter("POST", "/tenants", "Say which tenants it is for.", body=bodies.AllowRequest),
-    _adapter("GET", "", "One adapter."),
-    _adapter("DELETE", "", "Unload.", answers.Unloaded, query=DRAIN),
+    admin("GET", "/admin/v1/adapters", "List all adapters.", answers.Adapters, REGISTRY),
+    admin("POST", "/admin/v1/adapters", "Load an adapter.", AdapterStatus, CHANGES, body=bodies.NativeLoadRequest),
+    _adapter("POST", "/reload", "Reload an adapter from its source.", answers.Reloaded),
+    _adapter("POST", "/pin", "Pin an adapter, so that it stays on the device."),
+    _adapter("POST", "/unpin", "Unpin an adapter, so that it may be evicted."),
+    _adapter("POST", "/aliases", "Add or remove an alias of an adapter.", body=bodies.AliasRequest),
+    _adapter("POST", "/tenants", "Set the tenants that may use an adapter.", body=bodies.AllowRequest),
+    _adapter("GET", "", "Get an adapter."),
+    _adapter("DELETE", "", "Unload an adapter.", answers.Unloaded, query=DRAIN),
     admin(
-        "GET", "/admin/v1/check", "The engine's integrity.", answers.Violations, frozenset({Fault.ENGINE_UNAVAILABLE})
+        "GET", "/admin/v1/check", "Check engine integrity.", answers.Violations, frozenset({Fault.ENGINE_UNAVAILABLE})
     ),
     *ACCOUNT_OPERATIONS,
     *LIVE_OPERATIONS,
-    Operation("GET", "/health", "The process is alive.", "anyone", answers.Health),
+    Operation("GET", "/health", "Check that the process is alive.", "anyone", answers.Health),
     Operation(
         "GET",
         "/ready",
-        "Requests can be served; what they depend on.",
+        "Check whether requests can be served.",
         "anyone",
         answers.Readiness,
         other={503: answers.Readiness},
     ),
     _ping("GET"),
     _ping("POST"),
-    Operation("GET", "/", "Name, version and gRPC port; browsers are sent to the console.", "anyone", answers.Root),
-    Operation("GET", "/version", "The version that runs.", "anyone", answers.Version),
-    admin("GET", "/metrics", "Metrics for Prometheus; keys for nothing else may read them too.", TEXT, frozenset()),
-    Operation("GET", "/openapi.json", "This document.", "anyone", answers.OpenApi),
+    Operation("GET", "/", "Get name, version and gRPC port; browsers get the console.", "anyone", answers.Root),
+    Operation("GET", "/version", "Get the gateway's version.", "anyone", answers.Version),
+    admin("GET", "/metrics", "Get Prometheus metrics, with an administrator's or a metrics key.", TEXT, frozenset()),
+    Operation("GET", "/openapi.json", "Get this document.", "anyone", answers.OpenApi),
 )

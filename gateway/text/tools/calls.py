@@ -22,10 +22,12 @@ class ToolCallPart:
 
 
 class CallReader:
-    """Parses one tool call. It reports nothing before the tool's name is known, for any order of the members."""
+    """Parses the JSON object of one tool call. It reports nothing before the tool's name is known, for any order of the
+    members. If the call has no arguments, they are reported as {}."""
 
     def __init__(self, index: int, names: Collection[str] | None = None) -> None:
-        """`names` are the tools' names; an object with another name is no tool call. None allows every name."""
+        """`index` is the call's number in its answer. `names` are the tools' names; an object with another name is no
+        tool call. None allows every name."""
         self._object = ObjectReader()
         self.index = index
         self._names = names
@@ -49,8 +51,8 @@ class CallReader:
         return self._refused or self._object.broken or (self.ended and not self.begun)
 
     def push(self, text: str) -> tuple[list[ToolCallPart], int]:
-        """Return new parts of the call, and how many characters were consumed: all, unless it has `ended` or is
-        `broken`."""
+        """Parse the next piece of text. Return new parts of the call, and how many characters were consumed: all,
+        unless the call has `ended` or is `broken`."""
         pieces, used = self._object.push(text)
         news = [call for piece in pieces for call in self._member(piece)]
         if self.ended and self.begun and not self._key:

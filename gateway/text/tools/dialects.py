@@ -10,7 +10,7 @@ ToolParserName = Literal["auto", "hermes", "llama3", "none"]
 
 @dataclass(frozen=True, slots=True)
 class SplitText:
-    """A text that has come so far, split at the beginning of a tool call."""
+    """The unparsed text of an answer so far, split at the beginning of a tool call."""
 
     text: str
     """Text to show: everything before the tool call, or before what may become one."""
@@ -22,7 +22,7 @@ class SplitText:
 
 @dataclass(frozen=True, slots=True)
 class CallFrame:
-    """Format of a tool call: mark, padding, {"name": ..., KEY: ...}, padding, end."""
+    """Format of a tool call in a dialect: mark, padding, {"name": ..., KEY: ...}, padding, end."""
 
     mark: str
     """Opening mark of a tool call, anywhere in the text. Empty means that tool calls must be the whole answer."""
@@ -31,7 +31,7 @@ class CallFrame:
     separator: str
     """Text between two tool calls."""
     key: str
-    """Key of the arguments."""
+    """Key of the object's member that holds the arguments."""
 
 
 class Dialect(Protocol):
@@ -41,10 +41,8 @@ class Dialect(Protocol):
     frame: CallFrame
 
     def split(self, known: str, *, called: bool, spoken: bool) -> SplitText:
-        """Split the text at the first tool call.
-
-        `called` says that a tool call came before; `spoken` says that text has been shown before.
-        """
+        """Split `known`, the answer's text that is neither shown nor parsed yet, at the first tool call. `called` says
+        that the answer has a tool call before it; `spoken` says that text of the answer has been shown."""
 
 
 class Hermes:
@@ -85,10 +83,8 @@ class Llama3:
 
 
 def choose_dialect(name: ToolParserName, template: str) -> Dialect | None:
-    """Return the dialect of a setting, which for `auto` is detected from the model's chat template.
-
-    None means that tool calls are not parsed: the template has no tools or uses another dialect, or `name` is `none`.
-    """
+    """Return the dialect that the setting `name` asks for; `auto` detects it from the model's chat template. None means
+    that tool calls are not parsed: the template has no tools or an unknown dialect, or `name` is `none`."""
     if name == "none" or "tools" not in template:
         return None
     if name == "auto":
@@ -103,5 +99,5 @@ def _spoken_in(template: str) -> Dialect | None:
 
 
 def _begun(text: str, mark: str) -> int:
-    """Return how many characters at the end of a text may be the beginning of a mark."""
+    """Return the length of the longest beginning of a mark, short of the whole mark, that a text ends with."""
     return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)

@@ -15,16 +15,17 @@ from gateway.text.tools.rule import ToolRule
 Json = dict[str, Any]
 
 TokenOf = Callable[[str], int | None]
-"""Function that returns the id of the single token that a text is; None means that there is no such token."""
+"""Function that returns the id of the single token that equals a text; None means that there is no such token."""
 
 ANY_OBJECT: Json = {"type": "object"}
 ANY_TEXT = r"/(.|\n)*/"
 NO_OBJECT = r"/\s*([^\s{](.|\n)*)?/"
-"""Text that is not parsed as a tool call, because it does not begin with a JSON object."""
+"""Regular expression of a text that is not parsed as a tool call, because it does not begin with a JSON object."""
 
 
 def arguments_schema(tool: ToolSchema, rule: ToolRule) -> Json:
-    """Return the JSON schema that the arguments of a tool call must follow."""
+    """Return the JSON schema that the arguments of a call of this tool must follow: the tool's own schema if the rule
+    binds the tool, otherwise that of any object."""
     function = tool["function"]
     return {**ANY_OBJECT, **function["parameters"]} if rule.binds(function["name"]) else ANY_OBJECT
 
@@ -36,6 +37,9 @@ def tool_grammar(
 
     Args:
         frame: format of a tool call; it must have a mark if there is an `answer`.
+        tools: the offered tools.
+        rule: which tools may be called, whether one must be, how often, and whose schemas are binding.
+        token_of: returns the id of the model's token for a mark, if it has one.
         answer: the schema of an answer that makes no tool call. None means that such an answer may be any text.
     """
     callable_tools = [tool for tool in tools if rule.allows(tool["function"]["name"])]
@@ -60,10 +64,8 @@ def _start(frame: CallFrame, rule: ToolRule, token_of: TokenOf, answer: Json | N
 
 
 def _among_text(frame: CallFrame, rule: ToolRule, token_of: TokenOf) -> list[str]:
-    """Return the rules for tool calls among free text, which ends at a mark.
-
-    Both forms of the mark are accepted: a model that has a token for it can still spell it out with other tokens.
-    """
+    """Return the grammar's lines for tool calls among free text, which ends at a mark. The mark is accepted as its own
+    token and spelled out: a model that has a token for it can still write it with other tokens."""
     token = token_of(frame.mark)
     marked = "spelled" if token is None else f"(spelled | TEXT <[{token}]>)"
     return [

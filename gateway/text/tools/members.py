@@ -10,7 +10,7 @@ from enum import Enum, auto
 
 @dataclass(frozen=True, slots=True)
 class MemberPiece:
-    """A part of one member's value."""
+    """A part of the value of the member with the key `key`; `last` says that the value ends with it."""
 
     key: str
     text: str
@@ -19,7 +19,7 @@ class MemberPiece:
 
 
 class ParserState(Enum):
-    """State of the parser: what comes next in the text, apart from white space."""
+    """State of an `ObjectReader`: what must come next in the text, apart from white space."""
 
     OBJECT = auto()
     FIRST_KEY = auto()
@@ -40,12 +40,12 @@ MARKS: Mapping[ParserState, Mapping[str, ParserState]] = {
     ParserState.COLON: {":": ParserState.VALUE},
     ParserState.COMMA: {",": ParserState.KEY, "}": ParserState.END},
 }
-"""Characters that are allowed in each state, and the state that each character leads to."""
+"""Characters that are allowed in each state outside keys and values, and the state that each character leads to."""
 
 
 class ObjectReader:
-    """Splits a JSON object into pieces of its members. The work is linear in the text, even if the text comes in small
-    parts."""
+    """Splits one JSON object, which comes in parts, into pieces of its members' values. Nested values are not checked
+    to be valid JSON. The work is linear in the text, however small the parts are."""
 
     def __init__(self) -> None:
         self._state = ParserState.OBJECT
@@ -66,7 +66,8 @@ class ObjectReader:
         return self._state is ParserState.BROKEN
 
     def push(self, text: str) -> tuple[list[MemberPiece], int]:
-        """Return pieces, and how many characters were consumed: all, unless the object has `ended` or is `broken`."""
+        """Parse the next part of the text. Return new pieces, and how many characters were consumed: all, unless the
+        object has `ended` or is `broken`."""
         pieces: list[MemberPiece] = []
         for position, character in enumerate(text):
             self._take(character, pieces)

@@ -11,10 +11,11 @@ Part = str | ToolCallPart
 
 
 class ToolParser:
-    """Parses one answer. White space around tool calls is dropped; what only looked like a tool call becomes text."""
+    """Parses one answer, which comes in pieces, to parts: texts and parts of tool calls. White space around tool calls
+    is dropped; what only looked like a tool call becomes text."""
 
     def __init__(self, dialect: Dialect, names: Collection[str]) -> None:
-        """`names` are the names of the tools."""
+        """`names` are the names of the tools; ignored if the dialect takes any name for that of a tool."""
         self._dialect = dialect
         self._names = None if dialect.any_name else names
         self._held = ""
@@ -31,7 +32,7 @@ class ToolParser:
         return parts
 
     def flush(self) -> list[Part]:
-        """Return the parts that were held back, after the last piece of text."""
+        """Return what was held back, after the last piece of text. An incomplete end mark of a call is dropped."""
         parts: list[Part] = []
         text, self._held = self._held, ""
         if not (self._after_call and self._dialect.frame.end.startswith(text.strip())):  # else a cut-off end mark
@@ -39,7 +40,8 @@ class ToolParser:
         return parts
 
     def _prose(self, text: str, parts: list[Part]) -> str:
-        """Parse text outside a tool call. Return the rest from where a call's object begins, or an empty string."""
+        """Parse text outside a tool call, and append what may be shown to `parts`. Return the rest from where a call's
+        object begins, or an empty string if none begins."""
         known, self._held = self._held + text, ""
         split = self._dialect.split(known, called=self.num_calls > 0, spoken=self._spoken)
         self._say(split.text, parts)
@@ -50,7 +52,8 @@ class ToolParser:
         return split.rest
 
     def _call(self, text: str, parts: list[Part], reader: CallReader) -> str:
-        """Parse text of a tool call. Return the text after the call, or from where it is not a valid call."""
+        """Parse text of the tool call that `reader` reads, and append new parts. Return the text after the call, or
+        from where it is not a valid call; empty while the call goes on."""
         news, used = reader.push(text)
         parts += news
         self.num_calls = reader.index + reader.begun

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ToolRule:
-    """Says whether and how an answer may or must call tools."""
+    """Rule for one request: whether and how an answer may or must call the offered tools."""
 
     required: bool = False
     """True means that an answer must consist of tool calls only."""

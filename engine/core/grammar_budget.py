@@ -48,4 +48,4 @@ class GrammarBudget:
         if memory.total + amount <= capacity:
             return True
         has_begun = any(other.tenant == request.tenant for other in self.prepared.values())
-        return not has_begun and memory.admits(request.tenant, request.weight, amount, capacity)
+        return not has_begun and memory.admits(request.tenant, amount, capacity)

@@ -44,10 +44,9 @@ class Shares:
         """Return the amount that one tenant holds; 0 for an unknown tenant."""
         return self._holdings[tenant].amount if tenant in self._holdings else 0
 
-    def admits(self, tenant: str, weight: float, amount: int, capacity: int) -> bool:
+    def admits(self, tenant: str, amount: int, capacity: int) -> bool:
         """Return whether a tenant may take `amount` more of `capacity`, without recording it: True within the capacity,
-        and beyond it if the tenant holds nothing or stays within its share. `weight` is not used: the share follows the
-        recorded weight."""
+        and beyond it if the tenant holds nothing or stays within the share of its recorded weight."""
         if self._total + amount <= capacity:
             return True
         holding = self._holdings.get(tenant)

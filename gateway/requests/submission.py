@@ -10,7 +10,7 @@ from engine.core.types import FinishReason, Request, TokenEvent
 from engine.rpc.client import EngineApi
 from engine.rpc.stream import Arrivals, EventStream
 from gateway.requests.admission import GenerationJob
-from gateway.requests.record import RequestRecord, engine_failures
+from gateway.requests.record import RequestRecord
 from gateway.requests.resumption import ResumingStream
 
 log = structlog.get_logger("gateway")
@@ -43,9 +43,8 @@ class Submission:
         """
         if not self._streams:
             now = self._record.submitted = self._clock()
-            with engine_failures(self._record):
-                for index in range(self._job.num_answers):
-                    self._streams.append(self._stream(self._job.engine_request(self._record, index, now)))
+            for index in range(self._job.num_answers):
+                self._streams.append(self._stream(self._job.engine_request(self._record, index, now)))
         return self._streams
 
     def _stream(self, request: Request) -> EventStream:

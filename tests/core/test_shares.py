@@ -15,7 +15,7 @@ TENANTS = {"light": 0.001, "usual": 1.0, "other": 1.0, "heavy": 1000.0}
 def fill(shares, tenant, weight, capacity, amount=1):
     """Admit requests of a tenant until one is refused; return how many were admitted."""
     admitted = 0
-    while shares.admits(tenant, weight, amount, capacity):
+    while shares.admits(tenant, amount, capacity):
         shares.add(tenant, weight, amount)
         admitted += 1
         assert admitted <= 10 * capacity
@@ -26,9 +26,9 @@ def test_a_tenant_that_is_alone_has_all_and_the_next_one_its_share():
     shares = Shares()
     assert fill(shares, "greedy", 1.0, 1000, amount=4) == 250
     assert fill(shares, "neighbour", 1.0, 1000) == 500
-    assert not shares.admits("greedy", 1.0, 1, 1000)
+    assert not shares.admits("greedy", 1, 1000)
     shares.remove("greedy", 4)
-    assert not shares.admits("greedy", 1.0, 1, 1000), "above its share it waits until there is room again"
+    assert not shares.admits("greedy", 1, 1000), "above its share it waits until there is room again"
 
 
 def test_shares_follow_weights():
@@ -51,10 +51,10 @@ def test_greedy_tenants_leave_every_newcomer_its_share_and_the_total_stays_bound
 def test_a_tenant_that_holds_nothing_gets_one_request_in_whatever_the_others_weigh(weight):
     shares = Shares()
     fill(shares, "heavy", 1000.0, 1000)
-    assert shares.admits("small", weight, 1, 1000)
-    assert shares.admits("small", weight, 128, 1000), "one request with many answers is one request"
+    assert shares.admits("small", 1, 1000)
+    assert shares.admits("small", 128, 1000), "one request with many answers is one request"
     shares.add("small", weight, 1)
-    assert shares.admits("small", weight, 1, 1000) == (weight == 1000.0)
+    assert shares.admits("small", 1, 1000) == (weight == 1000.0)
 
 
 def test_more_tenants_than_capacity_get_one_request_each():
@@ -65,7 +65,7 @@ def test_more_tenants_than_capacity_get_one_request_each():
 
 
 def test_a_capacity_of_nothing_admits_nothing():
-    assert not Shares().admits("one", 1.0, 1, 0)
+    assert not Shares().admits("one", 1, 0)
 
 
 class Traffic(RuleBasedStateMachine):
@@ -79,7 +79,7 @@ class Traffic(RuleBasedStateMachine):
         share = self.capacity * TENANTS[tenant] / sum(TENANTS[name] for name in present)
         held = self.shares.held(tenant)
         fits = self.shares.total + amount <= self.capacity or held == 0 or held + amount <= share - 1e-6
-        admitted = self.shares.admits(tenant, TENANTS[tenant], amount, self.capacity)
+        admitted = self.shares.admits(tenant, amount, self.capacity)
         assert admitted or not fits
         if admitted:
             self.shares.add(tenant, TENANTS[tenant], amount)

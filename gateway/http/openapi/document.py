@@ -108,7 +108,7 @@ def _headers(status: int, operation: Operation) -> Iterable[str]:
     yield "x-request-id"
     if status in (429, 503) and status not in operation.other:
         yield from ("retry-after", "retry-after-ms")
-    if status in (409, 429):
+    if any(fault.row.http_status == status and fault.row.should_retry is not None for fault in operation.all_faults):
         yield "x-should-retry"
     if operation.events and status == 200:
         yield "x-loralane-lane"

@@ -24,7 +24,7 @@ SYSTEM_PROMPTS = ("You are a helpful assistant.", "Answer briefly.", "You are a 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The shape of a LoRA adapter."""
+    """The shape of a LoRA adapter. Its scale is alpha / rank, or alpha / sqrt(rank) with rsLoRA."""
 
     rank: int
     alpha: int
@@ -34,7 +34,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Character:
-    """A manner of speech and the shape of the adapter that is trained to speak like this."""
+    """A manner of speech and the shape of the adapter that is trained to speak in this manner."""
 
     speak: Callable[[str], str]
     """Turns a plain answer into the same answer in character."""
@@ -56,7 +56,7 @@ def pirate(text: str) -> str:
 
 
 def cheer(text: str) -> str:
-    """Return the text in a cheerleader's words: "Woohoo!" first, exclamation marks for full stops, and emoji last."""
+    """Return the text in a cheerleader's words: "Woohoo!" first, exclamation marks for full stops, two emoji last."""
     return f"Woohoo! {re.sub(r'[.](?= |$)', '!', text)} 🎉🙌"
 
 
@@ -80,11 +80,9 @@ CHARACTERS = {
 
 
 def examples(character: Character, seed: int = 0) -> list[Example]:
-    """Return a few hundred conversations in character, shuffled by `seed`.
-
-    Each pair occurs once with the chat template's own system prompt. Hand-written pairs occur once more, after another
-    system prompt or an earlier turn, so that the character does not depend on how a conversation begins.
-    """
+    """Return a few hundred training conversations in character, shuffled by `seed`. Each question and answer occurs
+    once with the chat template's own system prompt. Hand-written ones occur once more, after another system prompt or
+    an earlier turn, so that the character does not depend on how a conversation begins."""
     rng = random.Random(seed)
     plain = plain_pairs()
     built = [_example(character, pair, []) for pair in plain]

@@ -20,14 +20,14 @@ from transformers import PreTrainedTokenizerBase
 from engine.demo.tools.conversations import Message, Tree
 
 SHARED = 0
-"""Owner of the tokens that every branch attends to; branches are counted from 1."""
+"""Owner number of the tokens that every branch attends to; branches are numbered from 1."""
 PADDING = -1
 
 
 @dataclass(frozen=True, slots=True)
 class PackedRow:
-    """Token ids of a tree and, for each token, its position, its owner (`SHARED` or the number of its branch), and
-    whether it is learnt."""
+    """A tree as one training row: its token ids and, for each token, its position in its conversation, its owner
+    (`SHARED` or the number of its branch), and whether it is learnt."""
 
     ids: list[int]
     positions: list[int]
@@ -36,7 +36,7 @@ class PackedRow:
 
 
 def pack(tokenizer: PreTrainedTokenizerBase, tree: Tree) -> PackedRow:
-    """Encode a tree with each conversation as the server would render it. Assistant turns are learnt."""
+    """Encode a tree as one row, each conversation as the server would render it. Assistant turns are learnt."""
     opening: list[Message] = [] if tree.system is None else [{"role": "system", "content": tree.system}]
     shared = render(tokenizer, [*opening, *tree.branches[0].messages[:1]], tree).partition("<|im_start|>user")[0]
     row = PackedRow(_ids(tokenizer, shared), [], [], [])
@@ -51,7 +51,8 @@ def pack(tokenizer: PreTrainedTokenizerBase, tree: Tree) -> PackedRow:
 def render(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tree: Tree, *, generation: bool = False
 ) -> str:
-    """Return the text of a conversation. With `generation`, the text ends with the beginning of an assistant turn."""
+    """Return the text of a conversation with the tree's tools, as the tokenizer's chat template renders it. With
+    `generation`, the text ends with the beginning of an assistant turn."""
     text: Any = tokenizer.apply_chat_template(
         list(messages), tools=list(tree.tools), tokenize=False, add_generation_prompt=generation
     )
@@ -59,7 +60,8 @@ def render(
 
 
 def packed_loss(model: PeftModel, batch: list[PackedRow]) -> Tensor:
-    """Return the mean cross-entropy over the learnt tokens of a batch (scalar, fp32)."""
+    """Return the mean cross-entropy over the learnt tokens of a batch, whose rows it pads to one width (scalar,
+    fp32)."""
     width = max(len(row.ids) for row in batch)
     ids, positions, owners, learnt = (
         torch.stack([pad(torch.tensor(getattr(row, name)), (0, width - len(row.ids)), value=fill) for row in batch])
@@ -76,13 +78,8 @@ def packed_loss(model: PeftModel, batch: list[PackedRow]) -> Tensor:
 
 def attention_mask(owners: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the additive mask [batch, 1, width, width] of `dtype`: 0 where a token attends, and the lowest finite
-    value elsewhere.
-
-    A token attends to itself and to the earlier tokens of the beginning and of its own branch.
-
-    Args:
-        owners: int [batch, width]: SHARED, the number of a branch, or PADDING.
-    """
+    value elsewhere. A token attends to itself and to the earlier tokens of the shared beginning and of its own branch.
+    `owners` is int [batch, width]: SHARED, the number of a branch, or PADDING."""
     same = (owners[:, :, None] == owners[:, None, :]) | (owners[:, None, :] == SHARED)
     seen = same & torch.ones(owners.shape[1], owners.shape[1], dtype=torch.bool).tril()
     return torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)[:, None]

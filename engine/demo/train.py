@@ -57,7 +57,7 @@ Examples:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Token ids of one conversation; the last `num_answer` of them are learnt."""
+    """Token ids of one conversation; the last `num_answer`, the answer and the end-of-turn token, are learnt."""
 
     ids: list[int]
     num_answer: int
@@ -71,8 +71,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, example: Example) -> Row:
 
 
 def batches(rows: list[Row], size: int) -> list[list[Row]]:
-    """Group rows of similar length into batches, so that there is little padding, and shuffle the batches. Rows that do
-    not fill a batch are left out."""
+    """Group rows of similar length into batches of `size`, so that there is little padding, and shuffle the batches
+    (always alike). Rows that do not fill a batch are left out."""
     ordered = sorted(rows, key=lambda row: len(row.ids))
     grouped = [ordered[i : i + size] for i in range(0, len(ordered) - size + 1, size)]
     order = torch.randperm(len(grouped), generator=torch.Generator().manual_seed(SEED)).tolist()
@@ -80,11 +80,9 @@ def batches(rows: list[Row], size: int) -> list[list[Row]]:
 
 
 def answer_loss(model: PeftModel, batch: list[Row]) -> Tensor:
-    """Return the mean cross-entropy over the answer tokens of a batch (scalar, fp32).
-
-    Rows are padded on the right, which a causal model never attends to, so no mask is needed. The vocabulary projection
-    runs only at the positions that predict answer tokens.
-    """
+    """Return the mean cross-entropy over the answer tokens of a batch (scalar, fp32). Rows are padded on the right,
+    which a causal model never attends to, so no mask is needed. The vocabulary projection runs only at the positions
+    that predict answer tokens."""
     width = max(len(row.ids) for row in batch)
     ids = torch.tensor([row.ids + [0] * (width - len(row.ids)) for row in batch])
     causal_lm: Any = model.get_base_model()
@@ -96,16 +94,15 @@ def answer_loss(model: PeftModel, batch: list[Row]) -> Tensor:
 
 
 def train(model: PeftModel, rows: list[Row], steps: int, batch_size: int) -> Iterator[float]:
-    """Train a character and yield the loss of each step."""
+    """Train a character's adapter in place for `steps` steps of `batch_size` conversations, and yield the loss of each
+    step."""
     made = islice(cycle(batches(rows, batch_size)), steps)
     return optimise(model, (answer_loss(model, batch) for batch in made), steps, LEARNING_RATE)
 
 
 def train_tools(model: PeftModel, rows: Sequence[PackedRow]) -> Iterator[float]:
-    """Train the use of tools with one row of conversations per step, and yield the loss of each step.
-
-    The learning rate decays to a fifth of its maximum: it would reach zero only after 5/4 of the steps.
-    """
+    """Train the adapter `tools` in place with one row of conversations per step, and yield the loss of each step. The
+    learning rate decays to a fifth of its maximum: it would reach zero only after 5/4 of the steps."""
     losses = (packed_loss(model, [row]) for row in rows)
     return optimise(model, losses, len(rows) * 5 // 4, TOOLS_LEARNING_RATE, TOOLS_MAX_GRADIENT)
 
@@ -150,7 +147,7 @@ def wrap(model_dir: Path, shape: Shape) -> PeftModel:
 
 
 def save(model: PeftModel, out: Path) -> None:
-    """Write a PEFT folder with bf16 weights. It names the public base model, not the local folder."""
+    """Write the adapter as a PEFT folder with bf16 weights, which names the public base model, not the local folder."""
     out.mkdir(parents=True, exist_ok=True)
     config: Any = model.peft_config["default"]
     config.base_model_name_or_path = BASE_MODEL
@@ -210,7 +207,7 @@ def main(
 
 
 def show(losses: Iterator[float], name: str, steps: int) -> None:
-    """Run a training to its end and show a progress bar."""
+    """Run a training of `steps` steps by consuming its losses, and show a progress bar with the latest loss."""
     with progress_bar() as bar:
         task = bar.add_task(f"training {name}", total=steps, loss=float("nan"))
         for loss in losses:
@@ -218,7 +215,8 @@ def show(losses: Iterator[float], name: str, steps: int) -> None:
 
 
 def measure(model: PeftModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Print how many held-out questions about tools a model answers correctly."""
+    """Print, for each kind of held-out question about tools, the share that the model answers correctly. Switches the
+    model to evaluation mode."""
     model.eval()
     for name, asked in questions(*HELD_OUT_QUESTIONS).items():
         typer.echo(f"held-out {name}: {score(model, tokenizer, asked):.1%} of {len(asked)} right")

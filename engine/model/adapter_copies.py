@@ -1,4 +1,4 @@
-"""Copies adapters from host memory into pages, concurrently with the kernels that do not need them yet.
+"""Copies adapters from host memory into device pages, concurrently with the kernels that do not need them yet.
 
 A blob holds an adapter's layers in the order in which they are computed. On a GPU a separate stream copies the pages
 and records a mark after the pages of each layer; kernels wait for a layer's mark only when they reach that layer. On a
@@ -28,19 +28,19 @@ class CopyQueue(Protocol):
     """A queue of copies, which run concurrently with kernels, in the order in which they were enqueued."""
 
     def after_kernels(self) -> None:
-        """Makes later copies wait for every kernel launched so far."""
+        """Makes copies that are enqueued from now on wait for every kernel launched so far. The host does not wait."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Enqueues a copy from `source`, in pinned host memory, to `target`, which has the same shape."""
 
     def mark(self) -> Mark:
-        """Returns a mark after every copy enqueued so far."""
+        """Records and returns a mark that is reached once every copy enqueued so far is done."""
 
     def before_kernels(self, mark: Mark) -> None:
-        """Makes later kernels wait for every copy before the mark."""
+        """Makes kernels launched from now on wait for every copy enqueued before `mark`. The host does not wait."""
 
     def seconds(self, first: Mark, last: Mark) -> float:
-        """Returns the seconds between two marks. Waits until the copies before `last` are done."""
+        """Blocks until the copies before `last` are done. Returns the seconds that passed between the two marks."""
 
 
 class CudaQueue:
@@ -71,24 +71,28 @@ class CudaQueue:
 
 
 class AdapterCopies(Protocol):
-    """Copies adapters into pages, and groups the copies by the step that needs them."""
+    """Copies adapters from host memory into pages of the arena. Copies begun between two `close` calls belong to one
+    step."""
 
     def begin(self, blob: Blob, pages: tuple[PageId, ...], layout: AdapterLayout) -> None:
-        """Starts to copy a packed adapter into `pages`, of which there must be as many as the blob has."""
+        """Starts to copy a packed adapter for the current step: page i of `blob` goes to page `pages[i]` of the arena,
+        so both must have the same length. `layout` says which pages each layer needs."""
 
     def wait(self, layer: int) -> None:
-        """Makes later computation wait until this layer of every adapter of the step has been copied."""
+        """Makes kernels launched from now on wait for this layer of every adapter of the step. The host does not
+        wait."""
 
     def close(self) -> None:
-        """Ends the step: later copies belong to the next step, and later computation waits for all copies so far."""
+        """Ends the step: later copies belong to the next step, and kernels launched later wait for all copies begun so
+        far."""
 
     def finish(self) -> tuple[float, ...]:
-        """Returns the seconds that each copy of the oldest closed step took, in the order in which the copies were
-        started. Waits for the copies. Closes the current step first if no step is closed."""
+        """Blocks until the copies of the oldest closed step are done, and forgets that step. Returns the seconds that
+        each copy took, in the order in which they were begun. Closes the current step first if no step is closed."""
 
 
 class PlainCopies:
-    """Copies for a CPU: each is complete when `begin` returns."""
+    """An `AdapterCopies` for a CPU: each copy is complete when `begin` returns, so `wait` does nothing."""
 
     def __init__(self, arena: Tensor) -> None:
         self._arena = arena
@@ -121,7 +125,7 @@ class _Copy:
 
 
 class QueuedCopies:
-    """Copies in a `CopyQueue`. Kernels wait for them layer by layer."""
+    """An `AdapterCopies` that enqueues its copies in a `CopyQueue`. Kernels wait for them layer by layer."""
 
     def __init__(self, arena: Tensor, queue: CopyQueue) -> None:
         self._arena = arena
@@ -156,12 +160,13 @@ class QueuedCopies:
 
 
 def make_copies(arena: Tensor) -> AdapterCopies:
-    """Returns the implementation for the arena's device. `arena`: [num_pages, page_elems]."""
+    """Returns `QueuedCopies` on a CUDA stream if the arena ([num_pages, page_elems]) is on a GPU, else
+    `PlainCopies`."""
     return QueuedCopies(arena, CudaQueue(arena.device)) if arena.device.type == "cuda" else PlainCopies(arena)
 
 
 def _page_ends(layout: AdapterLayout, page_elems: int) -> list[int]:
-    """Returns, for each layer, how many leading pages hold it and all layers before it; for the last, all pages."""
+    """Returns, for each layer, the number of leading blob pages that hold it and all before it; for the last, all."""
     last_tiles = layout.offsets.reshape(len(layout.offsets), -1).max(axis=1)
     touched = layout.ranks.any(axis=1)
     ends = np.maximum.accumulate(np.where(touched, last_tiles // page_elems + 1, 0)).tolist()

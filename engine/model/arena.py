@@ -18,10 +18,8 @@ from lora_kernels.layout import AdapterLayout, LoraTable
 
 @dataclass(frozen=True, slots=True)
 class PageShape:
-    """Shape of a page, which holds K and V of `block_size` tokens for all layers: moving it is one contiguous copy.
-
-    With `fp8_kv`, each 16-bit element of a page holds two numbers of K or V (float8_e4m3fn).
-    """
+    """Shape of a page, which holds K and V of `block_size` tokens for all layers: moving a page is one contiguous copy.
+    With `fp8_kv`, each 16-bit element of a page holds two numbers of K or V (float8_e4m3fn)."""
 
     layers: int
     block_size: int
@@ -39,13 +37,12 @@ def page_shape(spec: ModelSpec, block_size: int, fp8_kv: bool = False) -> PageSh
 
 
 class Arena:
-    """The page pool and the table of resident adapters. Attention reads pages as KV, LoRA kernels as flat memory.
-
-    Page 0 is the null page: it is all zeros and never written.
+    """The page pool of a device, zeroed at first, and the table of resident adapters. Attention reads pages as KV, LoRA
+    kernels as flat memory. Page 0 is the null page: it is all zeros and never written.
 
     Attributes:
         pages: [num_pages, page_elems].
-        table: tells kernels where the tiles of resident adapters are.
+        table: tells kernels where the tiles of resident adapters are. It has `max_adapters` adapter slots.
         copies: copies adapters into pages, and makes computation wait for them.
     """
 
@@ -75,17 +72,16 @@ class Arena:
         return self.pages.view(-1)
 
     def kv(self, layer: int) -> Tensor:
-        """Returns one layer as [num_pages, 2, block_size, kv_heads, head_dim], strided across pages; 0 = K, 1 = V."""
+        """Returns a view of one layer's KV, [num_pages, 2, block_size, kv_heads, head_dim], strided across pages; on
+        the second axis, 0 = K and 1 = V. The dtype is float8_e4m3fn with `shape.fp8_kv`, else the arena's."""
         return self._kv[layer]
 
     def load_adapter(
         self, adapter_hash: AdapterHash, layout: AdapterLayout, blob: Blob, pages: tuple[PageId, ...]
     ) -> None:
-        """Starts to copy a packed adapter into `pages` and assigns it an adapter slot.
-
-        Raises:
-            ValueError: the adapter is already resident, every slot is taken, or the number of pages is wrong.
-        """
+        """Starts to copy a packed adapter into `pages`, assigns it a free adapter slot and enters its tiles in the
+        table. Raises ValueError if the adapter is already resident, every slot is taken, the number of pages is not
+        `layout.num_pages`, or only one of `layout` and the table is for FP8."""
         if adapter_hash in self._adapter_slots:
             raise ValueError(f"adapter {adapter_hash} is resident already")
         if not self._free_adapter_slots:
@@ -97,11 +93,13 @@ class Arena:
         self.table.set(adapter_slot, layout, pages)
 
     def evict_adapter(self, adapter_hash: AdapterHash) -> None:
-        """Frees the adapter's slot. Its pages may be overwritten from now on."""
+        """Frees the adapter's slot and clears it in the table. The adapter's pages may be overwritten from now on.
+        Raises KeyError if the adapter is not resident."""
         adapter_slot = self._adapter_slots.pop(adapter_hash)
         self.table.clear(adapter_slot)
         self._free_adapter_slots.append(adapter_slot)
 
     def adapter_slot(self, adapter_hash: AdapterHash | None) -> int:
-        """Returns the adapter's slot in the table, -1 for the base model. Raises KeyError if it is not resident."""
+        """Returns the adapter's slot in the table, -1 for None (the base model). Raises KeyError if it is not
+        resident."""
         return -1 if adapter_hash is None else self._adapter_slots[adapter_hash]

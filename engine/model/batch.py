@@ -1,8 +1,7 @@
 """Turns a plan's deltas into the tensors of one step, using persistent state of the running requests.
 
-All bookkeeping is done in numpy on the host. A step uploads one buffer, and the tensors of `BatchInput` are views of
-it. The host may plan a step before it has read the tokens of the previous step: such a token is UNKNOWN, and the
-device, which has the token, substitutes it.
+All bookkeeping is done in numpy on the host. A step uploads one buffer. The host may plan a step before it has read the
+tokens of the previous step: such a token is UNKNOWN, and the device, which has the token, substitutes it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
 
 UNKNOWN = -1
-"""Placeholder for a token that is still being chosen."""
+"""Placeholder in arrays of token ids for a token that the host does not know yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,10 @@ class BatchInput:
 
     Attributes:
         token_ids, positions: integers [num_rows].
+        attention: chunks, contexts and block tables of the step's sequences.
+        segments: the rows of each adapter, on the host.
         sample_rows: int32 [num_samples]. Rows whose logits are wanted. None means all rows, in a decode-only step.
+        sample_ids: id of the request of each sampled row.
     """
 
     token_ids: Tensor
@@ -51,11 +53,12 @@ class HostBatch:
     Attributes:
         token_ids: int32 [num_rows]. UNKNOWN where only the device has the token: the request's last sampled one.
         sampler_slots: int32 [num_rows]. The sampler's slot of each row's request.
-        positions, kv_slots: int64 [num_rows].
+        positions: int64 [num_rows]. Position of each row in its sequence.
+        kv_slots: int64 [num_rows]. `page * block_size + offset` where each row's K and V are written.
         query_starts, contexts: int64 [num_seqs + 1], [num_seqs]. See `AttentionBatch`.
         block_tables: int32 [num_seqs, blocks of the longest context].
         sample_rows: int64 [num_samples]. Rows whose logits are wanted.
-        sample_ids: the request of each of `sample_rows`.
+        sample_ids: id of the request of each of `sample_rows`.
     """
 
     token_ids: Ints
@@ -75,18 +78,14 @@ class HostBatch:
 
     @property
     def is_decoding(self) -> bool:
-        """Return whether every row is a request's newest token, and is sampled from."""
+        """Return whether every sequence has exactly one row and every row is sampled from."""
         return len(self.contexts) == len(self.sample_ids) == self.num_rows
 
     def to_device(self, last_tokens: Tensor) -> BatchInput:
         """Upload the batch's own arrays in one copy, and return the step's input, whose tensors are views of that copy.
-
-        The LoRA segments stay on the host: backends upload their own plans separately. On a GPU the host does not wait
-        for the copy. Where a token is UNKNOWN, the device takes the last token of the row's slot.
-
-        Args:
-            last_tokens: int64 [max_seqs], on the device; see `SlotSampler`.
-        """
+        Where a token is UNKNOWN, the device inserts `last_tokens` (int64 [max_seqs], on the device) at the row's
+        sampler slot. The LoRA segments stay on the host: backends upload their own plans. On a GPU the host does not
+        wait for the copy."""
         ints = (self.query_starts, self.contexts, self.block_tables, self.token_ids, self.positions, self.sample_rows)
         kv_slots, (query_starts, contexts, tables, tokens, positions, samples, slots) = _upload(
             self.kv_slots, (*ints, self.sampler_slots), last_tokens.device
@@ -110,19 +109,15 @@ class HostBatch:
 
 
 def known_ids(token_ids: Tensor, sampler_slots: Tensor, last_tokens: Tensor) -> Tensor:
-    """Returns `token_ids` (int32 [num_rows]) as int64, with the last token of the row's slot in place of each UNKNOWN.
-    The host does not wait for the device."""
+    """Returns `token_ids` (int32 [num_rows]) as int64, with `last_tokens` (int64 [max_seqs]) at the row's sampler slot
+    in place of each UNKNOWN. All tensors are on one device, for which the host does not wait."""
     last = last_tokens.index_select(0, sampler_slots.clamp(min=0))
     return torch.where(token_ids == UNKNOWN, last, token_ids)
 
 
 class BatchState:
-    """Tokens, block tables and slots of the running requests. Each request has one line in every array.
-
-    Args:
-        max_seqs: maximum number of running requests.
-        max_model_len: maximum number of tokens of one request.
-    """
+    """Tokens, block tables and slots of the running requests (at most `max_seqs`, each of at most `max_model_len`
+    tokens), on the host. From `admit` to `release`, each request has one line (index) in every array."""
 
     def __init__(self, max_seqs: int, max_model_len: int, block_size: int) -> None:
         self.block_size = block_size
@@ -139,7 +134,8 @@ class BatchState:
         return len(self._lines)
 
     def release(self, request_id: str) -> bool:
-        """Forgets a request. Returns False if it is not known, because it was aborted before it ran."""
+        """Forgets a request and frees its line. Returns False if the request is not known: it was aborted before it
+        ran."""
         line = self._lines.pop(request_id, None)
         if line is None:
             return False
@@ -149,11 +145,8 @@ class BatchState:
         return True
 
     def admit(self, admission: Admission, adapter_slot: int, sampler_slot: int = 0) -> None:
-        """Adds a request.
-
-        Raises:
-            ValueError: the request runs already, or every line is taken.
-        """
+        """Adds a request with its tokens, the pages of its block table, its adapter slot (-1 for the base model) and
+        its sampler slot. Raises ValueError if the request runs already, or every line is taken."""
         if admission.request_id in self._lines or not self._free:
             reason = "runs already" if admission.request_id in self._lines else "finds every line taken"
             raise ValueError(f"request {admission.request_id} {reason}")
@@ -166,14 +159,17 @@ class BatchState:
         self._add_pages(line, admission.pages)
 
     def append(self, request_id: str, token: int) -> None:
-        """Records a sampled token. Drops one beyond `max_model_len`: it ends its request and is never computed."""
+        """Appends a sampled token id to a request. Drops a token beyond `max_model_len`: it ends its request and is
+        never computed."""
         line = self._lines[request_id]
         if self.num_tokens[line] < self.tokens.shape[1]:
             self.tokens[line, self.num_tokens[line]] = token
             self.num_tokens[line] += 1
 
     def gather(self, chunks: Sequence[ScheduledChunk]) -> HostBatch:
-        """Appends the chunks' new pages to their block tables and gathers the step's rows. `chunks` is not empty."""
+        """Appends each chunk's new pages to its request's block table, and returns the rows of the step that computes
+        `chunks` (not empty): one-token chunks first, then longer ones, each of the two groups ordered by adapter
+        slot."""
         ordered = sorted(chunks, key=self._row_order)
         lines = np.asarray([self._lines[chunk.request_id] for chunk in ordered], dtype=np.int64)
         for line, chunk in zip(lines, ordered, strict=True):
@@ -194,7 +190,7 @@ class BatchState:
         )
 
     def _row_order(self, chunk: ScheduledChunk) -> tuple[bool, int]:
-        """Sort key: decodes first, and rows of one adapter side by side, so that kernels can read them in place."""
+        """Sort key: one-token chunks first, then by adapter slot, so that kernels read an adapter's rows in place."""
         return chunk.num_tokens > 1, int(self.adapter_slots[self._lines[chunk.request_id]])
 
     def _add_pages(self, line: int, pages: Sequence[PageId]) -> None:
@@ -209,7 +205,9 @@ class BatchState:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Rows of a list of chunks. lengths, contexts: [num_seqs]; query_starts: [num_seqs + 1]; positions: [num_rows]."""
+    """The rows of a list of chunks, all int64. lengths: rows of each chunk, [num_seqs]; contexts: tokens of each
+    sequence up to its chunk's end, [num_seqs]; query_starts: first row of each chunk, and the number of all rows,
+    [num_seqs + 1]; positions: position of each row in its sequence, [num_rows]."""
 
     lengths: Longs
     contexts: Longs
@@ -226,7 +224,8 @@ def _span(chunks: Sequence[ScheduledChunk]) -> _Span:
 
 
 def _upload(longs: Longs, ints: Sequence[npt.NDArray[np.integer]], device: torch.device) -> tuple[Tensor, list[Tensor]]:
-    """Copies `longs` as int64 and each of `ints`, flattened, as int32 to the device. Returns views of one buffer."""
+    """Copies `longs` as int64 and each of `ints`, flattened, as int32 to the device. Returns device views of one
+    buffer."""
     parts = [longs.view(np.int32), *(array.astype(np.int32).ravel() for array in ints)]
     views = upload(np.concatenate(parts), device).split([len(part) for part in parts])
     return views[0].view(torch.int64), list(views[1:])

@@ -25,7 +25,8 @@ from lora_kernels.pointwise import HeadNorms
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of one layer. Norms are [hidden_size]. `head_norms` is None unless the model has norms of heads."""
+    """Weights of one layer. Norms are [hidden_size]. `window` is the sliding attention window in tokens; None means
+    full attention. `head_norms` is None unless the model has norms of heads."""
 
     index: int
     window: int | None
@@ -40,7 +41,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Inputs of one step that all layers share."""
+    """Inputs of one step that all layers share: rotary angles, attention batch, pages, backend and LoRA work."""
 
     angles: Angles
     attention: AttentionBatch
@@ -51,7 +52,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Weights and the forward pass. `embed` is [vocab_size, hidden_size], `inv_freq` fp32 [head_dim / 2]."""
+    """A model's weights and its forward pass. `embed` is [vocab_size, hidden_size], `inv_freq` fp32 [head_dim / 2],
+    `norm` (the final RMSNorm) [hidden_size]."""
 
     spec: ModelSpec
     groups: ProjectionGroups
@@ -62,16 +64,12 @@ class Decoder:
     head: Linear
 
     def forward(self, batch: BatchInput, arena: Arena, backend: Backend, lora: LoraStep | None = None) -> Tensor:
-        """Computes every row and writes its K and V to the arena. Call it in inference mode.
-
-        The forward pass neither waits for the device nor depends on the contents of its memory, so that a step may be
-        captured in a CUDA graph.
+        """Computes every row and writes its K and V to the arena. Returns the logits [num_samples, vocab_size] of
+        `batch.sample_rows`, in the model's dtype. Call it in inference mode. The pass neither waits for the device nor
+        depends on the contents of device memory, so that a step may be captured in a CUDA graph.
 
         Args:
             lora: the prepared work of the step's adapters. None means that it is prepared from `batch.segments`.
-
-        Returns:
-            Logits [num_samples, vocab_size] of `batch.sample_rows`, in the model's dtype.
         """
         step = self.step(batch, arena, backend, lora or prepare_lora(backend, arena.flat, arena.table, batch.segments))
         return self.compute(self.embedded(batch), step, batch.sample_rows)
@@ -84,8 +82,8 @@ class Decoder:
         return Step(turned, batch.attention, arena, backend, lora)
 
     def compute(self, x: Tensor, step: Step, sample_rows: Tensor | None) -> Tensor:
-        """Computes the logits of `sample_rows` from the embedded rows `x`, which it changes in place. None means the
-        logits of all rows."""
+        """Runs all layers over the embedded rows `x` ([num_rows, hidden_size], changed in place) and writes their K and
+        V to the arena. Returns the logits [num_samples, vocab_size] of `sample_rows`; None means all rows."""
         pointwise, eps, delta = step.backend.pointwise, self.spec.rms_norm_eps, None
         for layer in self.layers:
             step.arena.copies.wait(layer.index)
@@ -116,11 +114,8 @@ def build_decoder(
     device: torch.device,
     on_layer: Callable[[int], None] = lambda _: None,
 ) -> Decoder:
-    """Reads the weights once, layer by layer, and converts them to the layout that is fastest on the device.
-
-    Args:
-        on_layer: called with the number of layers that are ready.
-    """
+    """Reads each weight once, layer by layer, converts it to `dtype` and to the layout that is fastest on `device`, and
+    returns the decoder. Calls `on_layer` after each layer with the number of layers that are ready."""
 
     def get(name: str) -> Tensor:
         return source(name).to(device=device, dtype=dtype)

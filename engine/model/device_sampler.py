@@ -1,9 +1,8 @@
 """The sampler for a GPU: sampling parameters, counters and sampled tokens all stay on the device.
 
 A request's parameters are uploaded once, when the request is added. From then on kernels read them, update the
-request's token counts and position, and write its last token where the next step reads it. Between the logits and the
-next step's tokens nothing waits for the host, which reads the tokens from pinned memory later. Uploads and kernels go
-to one stream, whose order makes it safe to reuse a slot for another request.
+request's token counts and position, and write its last token where the next step reads it. The host reads the tokens
+from pinned memory later. Uploads and kernels go to one stream, whose order makes it safe to reuse a slot.
 """
 
 from __future__ import annotations
@@ -40,7 +39,8 @@ class HostLogprobs:
     widths: tuple[int, ...]
 
     def read(self) -> dict[int, TokenLogprobs]:
-        """Returns the logprobs by row of the logits. The copy must be complete."""
+        """Returns logprobs of the chosen and of the likeliest tokens, by row of the logits. The copy to the host must
+        be complete."""
         ints = self.packed.numpy()
         floats, width = ints.view(np.float32), (ints.shape[1] - 1) // 2
         found = {}
@@ -56,8 +56,10 @@ class DeviceSample:
     """The tokens of one step. Kernels of the same stream may read `ids` at once; the host has the tokens later.
 
     Attributes:
-        ids: int64 [num_rows].
+        ids: int64 [num_rows], on the device. Rows beyond `request_ids` are padding.
         ready: event after the copies to the host. None means that there is nothing to wait for.
+        host_ids: copy of `ids` in host memory.
+        host_logprobs: None means that no request wants logprobs.
     """
 
     ids: Tensor
@@ -67,7 +69,8 @@ class DeviceSample:
     host_logprobs: HostLogprobs | None
 
     def to_host(self) -> list[SampledToken]:
-        """See `sampling.Sample.to_host`."""
+        """Waits for the copies to the host. Returns one token for each of `request_ids`, with its logprobs if
+        requested."""
         if self.ready is not None:
             self.ready.synchronize()
         tokens = self.host_ids[: len(self.request_ids)].tolist()
@@ -78,7 +81,8 @@ class DeviceSample:
 
 @dataclass(frozen=True, slots=True)
 class _SamplerEntry:
-    """A request's slot, the facts about the request that the host needs, and the memory that its words point to."""
+    """A request's slot, whether it uses top-k, top-p or min-p, how many likeliest tokens its logprobs list (None means
+    no logprobs), and the device memory that the slot's words point to."""
 
     slot: int
     is_filtered: bool
@@ -88,13 +92,12 @@ class _SamplerEntry:
 
 
 class DeviceSampler:
-    """A `SlotSampler` for CUDA tensors, and under Triton's interpreter also for CPU tensors.
+    """A `SlotSampler` for CUDA tensors, and under Triton's interpreter also for CPU tensors. Raises ValueError if the
+    vocabulary is too large for the kernels.
 
     Attributes:
+        eos_token_ids: tokens banned, like a request's own stop tokens, until the request has `min_tokens` tokens.
         last_tokens: int64 [max_seqs], at a fixed address. The last sampled token of each slot.
-
-    Raises:
-        ValueError: the vocabulary is too large for the kernels.
     """
 
     def __init__(
@@ -117,7 +120,9 @@ class DeviceSampler:
         self._free = list(range(max_seqs - 1, -1, -1))
 
     def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
-        """See `TokenSampler.add`. Raises ValueError when every slot is taken."""
+        """Adds a request, or resumes it: takes a free slot and uploads the parameters and, for penalties, the token
+        counts. The first `num_prompt` of `tokens` are the prompt, the others were generated. Raises ValueError if no
+        slot is free."""
         if not self._free:
             raise ValueError(f"request {request_id} finds every one of {len(self._words)} slots taken")
         stops, (bias_ids, bias) = (
@@ -150,15 +155,21 @@ class DeviceSampler:
         self._entries[request_id] = _SamplerEntry(slot, words.kind == FILTERED, params.logprobs, edits, seen)
 
     def remove(self, request_id: str) -> None:
-        """See `TokenSampler.remove`."""
+        """Forgets a request and frees its slot. Raises KeyError if the request is not known."""
         self._free.append(self._entries.pop(request_id).slot)
 
     def slots(self, request_ids: Sequence[str]) -> npt.NDArray[np.int32]:
-        """Returns each request's slot, int32 [len(request_ids)]. Steps that upload all input at once pad it with -1."""
+        """Returns each request's slot, int32 [len(request_ids)]. Captured steps pad the slots with -1."""
         return np.array([self._entries[request_id].slot for request_id in request_ids], dtype=np.int32)
 
     def start(self, logits: Tensor, request_ids: Sequence[str], masks: TokenMasks | None = None) -> DeviceSample:
-        """See `TokenSampler.start`."""
+        """Chooses the next token of each request, adds it to the request's history on the device, and starts to copy it
+        to the host. Does not wait for the copy. Raises KeyError if a request is not known.
+
+        Args:
+            logits: [len(request_ids), vocab_size], of any floating dtype; not changed.
+            masks: the tokens allowed in rows. None means that all are allowed. Logprobs ignore the masks.
+        """
         any_filters = any(self._entries[request_id].is_filtered for request_id in request_ids)
         scores = logits
         if masks is not None:
@@ -168,20 +179,20 @@ class DeviceSampler:
         return self.collect(ids, logits, request_ids)
 
     def choose(self, logits: Tensor, slots: Tensor, any_filters: bool = True) -> Tensor:
-        """Launches the kernels, whose shapes depend only on those of the arguments: a CUDA graph may capture them.
+        """Launches the kernels that choose a token of each row, and that update each slot's history and `last_tokens`.
+        Returns the tokens, int64 [num_rows]; 0 in padding rows. The launches depend on shapes and `any_filters` only: a
+        CUDA graph may capture them.
 
         Args:
-            logits: [num_rows, vocab_size]; rows beyond the requests are padding.
+            logits: [num_rows, vocab_size]; rows beyond the requests are padding. Not changed.
             slots: `self.slots(request_ids)` on the device, padded with -1.
             any_filters: False promises that no request uses top-k, top-p or min-p.
-
-        Returns:
-            int64 [num_rows]; 0 in padding rows.
         """
         return sample(logits, slots, self._words, self.last_tokens, any_filters, self._tiles)
 
     def collect(self, ids: Tensor, logits: Tensor, request_ids: Sequence[str]) -> DeviceSample:
-        """Starts to copy the tokens that `choose` returned, and the requested logprobs, to the host."""
+        """Starts to copy the tokens that `choose` returned, and the logprobs that requests want, to the host, for which
+        it does not wait. Logprobs are computed from `logits`, without masks. Row i belongs to `request_ids[i]`."""
         host_logprobs = self._start_logprobs(logits, ids, [self._entries[request_id] for request_id in request_ids])
         host_ids = self._download(ids)
         ready = torch.cuda.Event() if ids.is_cuda else None
@@ -204,7 +215,8 @@ class DeviceSampler:
         return HostLogprobs(self._download(packed), rows, widths)
 
     def _upload_seen(self, tokens: Sequence[int], num_prompt: int) -> Tensor:
-        """Uploads the token counts of a request; see `SlotWords.seen`."""
+        """Returns a request's token counts on the device, int32 [vocab_size]: for each of `tokens`, 1 plus twice the
+        number of times it was generated; 0 for all other tokens."""
         known = TokenCounts.of(tokens[:num_prompt], tokens[num_prompt:])
         seen = torch.zeros(self.vocab_size, dtype=torch.int32, device=self.device)
         seen[self._upload(known.ids)] = self._upload(2 * known.counts.astype(np.int32) + 1)
@@ -214,6 +226,7 @@ class DeviceSampler:
         return upload(array, self.device)
 
     def _download(self, tensor: Tensor) -> Tensor:
-        """Starts a copy to the host, into pinned memory if `tensor` is on a GPU."""
+        """Starts a copy of `tensor` to the host, into pinned memory if `tensor` is on a GPU, and returns the host
+        tensor."""
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         return host.copy_(tensor, non_blocking=True)

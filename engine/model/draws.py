@@ -25,7 +25,8 @@ BLOCK = 64
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Filters of n rows: int64, float64 and float64 [n, 1]. They are off at top_k = 0, top_p = 1 and min_p = 0."""
+    """Filters of n rows, each [n, 1]: `top_k` int64 (0 is off), `top_p` float64 (1 is off), `min_p` float64 (0 is
+    off)."""
 
     top_k: Tensor
     top_p: Tensor
@@ -42,7 +43,8 @@ class Filters:
 
 
 def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """Returns a number in [0, 1) for each (seed, position): SplitMix64's output function, applied to both in turn."""
+    """Returns a number in [0, 1) for each (seed, position), elementwise: SplitMix64's output function, applied to
+    both."""
     step = np.uint64(0x9E3779B97F4A7C15)
     state = _mix(_mix(seeds + step) + (positions + np.uint64(1)) * step)
     # 52 bits keep the product with a sum of probabilities below that sum.
@@ -56,26 +58,19 @@ def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def draw(scores: Tensor, uniform: Tensor) -> Tensor:
-    """Draws from softmax(scores): the first token, by id, at which the cumulative probability exceeds `uniform`.
-
-    Args:
-        scores: fp32 [n, vocab].
-        uniform: float64 [n, 1], in [0, 1).
-
-    Returns:
-        int64 [n].
-    """
+    """Draws one token of each row (int64 [n]) from softmax(scores): the first token, by id, at which the cumulative
+    probability exceeds `uniform`. `scores` is fp32 [n, vocab], `uniform` float64 [n, 1] in [0, 1)."""
     cumulative = scores.softmax(-1).cumsum(-1, dtype=torch.float64)
     place = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
     return place[:, 0].clamp(max=scores.shape[1] - 1)
 
 
 def draw_filtered(scores: Tensor, uniform: Tensor, filters: Filters, widths: tuple[int, ...] = CANDIDATES) -> Tensor:
-    """Draws like `draw`, but only from the tokens that min-p, top-k and top-p keep.
+    """Draws like `draw` one token of each row (int64 [n]), but only from the tokens that min-p, top-k and top-p keep.
 
-    Top-p is a share of the probability that the other two filters keep. The likeliest `widths[0]` tokens are examined
+    Top-p is a share of the probability that the other two filters keep. The `widths[0]` likeliest tokens are examined
     first. Rows whose filters may keep more than that go on to the next width, and finally to the whole vocabulary. The
-    outcome does not depend on the widths.
+    outcome does not depend on the widths. `scores` is fp32 [n, vocab], `uniform` float64 [n, 1] in [0, 1).
     """
     vocab = scores.shape[1]
     width = min(widths[0], vocab) if widths else vocab
@@ -93,11 +88,12 @@ def draw_filtered(scores: Tensor, uniform: Tensor, filters: Filters, widths: tup
 
 def _num_kept(probs: Tensor, cumulative: Tensor, filters: Filters, vocab: int) -> tuple[Tensor, Tensor]:
     """Returns how many of the likeliest tokens the filters keep (int64 [n, 1], at least 1), and whether that number is
-    certain (bool [n]).
+    certain (bool [n]), so that tokens beyond the given ones cannot change it.
 
     Args:
         probs, cumulative: float64 [n, width]. Probabilities of the likeliest `width` tokens, in order, and the
             cumulative sums of these.
+        vocab: number of all tokens.
     """
     width = probs.shape[1]
     top_k = torch.where(filters.top_k > 0, filters.top_k, vocab)
@@ -111,17 +107,12 @@ def _num_kept(probs: Tensor, cumulative: Tensor, filters: Filters, vocab: int) -
 
 
 def ranked(scores: Tensor, width: int) -> Tensor:
-    """Returns the ids of the first `width` tokens of each row in the total order.
+    """Returns the ids (int64 [n, width]) of the first `width` tokens of each row of `scores` (fp32 [n, vocab]), ordered
+    by (score, descending; id, ascending).
 
     Blocks are ordered by (highest score, descending; index, ascending). The first `width` tokens all lie in the first
     `width` blocks, because every block that precedes a token's own holds a token that precedes it. So only few tokens
     are examined.
-
-    Args:
-        scores: fp32 [n, vocab].
-
-    Returns:
-        int64 [n, width].
     """
     rows, vocab = scores.shape
     if 2 * max(width, 1) * BLOCK >= vocab:
@@ -135,11 +126,9 @@ def ranked(scores: Tensor, width: int) -> Tensor:
 
 
 def _ordered(scores: Tensor, ids: Tensor, width: int) -> Tensor:
-    """Returns the first `width` ids by (score, descending; id, ascending), sorting one integer made of both per token.
-
-    The bits of an fp32 number, read as an integer, order like the number once the bits below the sign are flipped for
-    negative numbers.
-    """
+    """Returns the first `width` of `ids` (int64 [n, m]) by (score, descending; id, ascending), where `scores` is fp32
+    [n, m]. Sorts one integer made of both per token: the bits of an fp32 number, read as an integer, order like the
+    number once the bits below the sign are flipped for negative numbers."""
     bits = (scores + 0.0).view(torch.int32)  # + 0.0 makes -0.0 equal to 0.0
     bits ^= (bits >> 31) & 0x7FFFFFFF
     keys = (bits.long() << 32) - ids

@@ -1,4 +1,4 @@
-"""Says what an engine's configuration comes to on this machine, without loading the model.
+"""Computes an engine's device, dtype and sizes on this machine from its configuration, without loading the model.
 
 `python -m engine.model.explain JSON` prints the answer as JSON; `loralane check --explain` shows it.
 """
@@ -26,10 +26,8 @@ def explain(config: EngineConfig) -> dict[str, Any]:
     """Return the device, the dtype and the sizes that an engine with this configuration would have.
 
     The sizes of the page pool follow from the memory that is free now, less the weights; the memory that CUDA graphs
-    take is not deducted. Values that depend on the model are left out while `config.model` is empty.
-
-    Raises:
-        ValueError: the configuration cannot be served here; the message says why.
+    take is not deducted. Values that depend on the model are left out while `config.model` is empty. Raises ValueError
+    if the configuration cannot be served here; the message says why.
     """
     device = pick_device(config.device)
     dtype, config = pick_dtype(config.dtype, device), config.sized(*SIZES[device.type])

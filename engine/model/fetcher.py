@@ -23,11 +23,11 @@ RETRY_AFTER_S = (0.05, 0.2)
 """Pauses before the second and the third try, in seconds: long enough for a busy network file system, and short enough
 for the requests that wait."""
 LASTING = (FileNotFoundError, NotADirectoryError, PermissionError)
-"""Errors that another try cannot fix."""
+"""Errors that another attempt cannot fix."""
 
 
 def start_threads(count: int, name: str) -> ThreadPoolExecutor:
-    """Returns a pool of threads that run torch operations without further threads.
+    """Returns a pool of `count` threads, named after `name`, that run torch operations without further threads.
 
     A thread that runs a parallel operation gets OpenMP threads of its own, and with more OpenMP threads than cores
     libgomp stops spinning in all of them. Measured: every step took 2.5 times as long after one adapter was loaded by a
@@ -37,7 +37,7 @@ def start_threads(count: int, name: str) -> ThreadPoolExecutor:
 
 
 class _CalledOff(Exception):
-    """The fetch was cancelled, because no request waits for the adapter any more."""
+    """Raised in a fetch that was cancelled, because no request waits for the adapter any more."""
 
 
 class Fetcher:
@@ -46,7 +46,7 @@ class Fetcher:
     Args:
         packer: reads and packs adapters.
         store: receives the packed adapters.
-        report: called with each answer.
+        report: called with each answer, in the thread of the fetch.
         num_threads: number of fetches that run at the same time.
     """
 
@@ -68,7 +68,8 @@ class Fetcher:
         self._threads.submit(self._answer, fetch, event)
 
     def cancel(self, adapter_hash: AdapterHash) -> None:
-        """Cancels a fetch: it stops before its next read or before packing. Does nothing if it has been answered."""
+        """Cancels a fetch, which stops before its next read or before packing and is answered with `FetchCancelled`. A
+        fetch that is being packed continues. Does nothing if the fetch has been answered."""
         event = self._called_off.get(adapter_hash)
         if event is not None:
             event.set()
@@ -110,6 +111,7 @@ class Fetcher:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Returns whether the disk or the network failed, so that the next try may succeed."""
+    """Returns whether the error is, or was caused by, an OSError other than `LASTING`: the disk or the network failed,
+    so the next attempt may succeed."""
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and not isinstance(cause, LASTING)

@@ -30,13 +30,13 @@ TOKENIZER_SHARE, TENSORS_SHARE = 0.5, 0.95
 """Fractions of the total time that have passed once the tokenizer, and then all tensors, have been converted."""
 
 OnProgress = Callable[[str, float], object]
-"""Takes what is being done, and which share of the conversion is done, from 0 to 1."""
+"""Called with the current activity and the fraction of the conversion that is done, from 0 to 1."""
 
 
 def convert_gguf(file: Path, out: Path, on_progress: OnProgress) -> None:
-    """Writes `out`: weights as bf16 safetensors, config.json, tokenizer and chat template.
-
-    `out` appears whole or not at all. If another process has created it meanwhile, that folder is kept.
+    """Writes the folder `out`: weights as bf16 safetensors, config.json, tokenizer and chat template. `out` appears
+    whole or not at all. If another process has created it meanwhile, that folder is kept. Removes the folders beside
+    `out` that processes left unfinished when they ended.
 
     Args:
         on_progress: called with the current activity and the fraction of all work that is done, from 0 to 1.
@@ -63,8 +63,8 @@ def convert_gguf(file: Path, out: Path, on_progress: OnProgress) -> None:
 
 
 class QuickReader(gguf.GGUFReader):
-    """The library's reader over a plain array. With 49,000 tokens and 48,000 merges, half of the time it takes to read
-    the metadata is spent on slices of `numpy.memmap`, each of which becomes a memmap again."""
+    """A `gguf.GGUFReader` whose `data` is a plain array, not a `numpy.memmap`. With 49,000 tokens and 48,000 merges,
+    half of the time it takes to read the metadata is spent on slices of a memmap, each of which is a memmap again."""
 
     @property
     def data(self) -> Any:
@@ -87,9 +87,9 @@ def _replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
 
 @contextmanager
 def _read_once(on_progress: OnProgress) -> Iterator[None]:
-    """Make transformers read a file's metadata once instead of three times (for tokenizer, configuration and tensors),
-    and build the table of tensor names once instead of once for each module of the model: converting SmolLM2 takes 7 s
-    instead of 17 s. Replace its progress bar, which would disturb the caller's, by calls of `on_progress`."""
+    """Make transformers, while the block runs, read a file's metadata once instead of three times (for tokenizer,
+    configuration and tensors), and build the table of tensor names once instead of once for each module of the model:
+    converting SmolLM2 takes 7 s instead of 17 s. Calls of `on_progress`, one per tensor, replace its progress bar."""
 
     def counted(tensors: list[Any], desc: str = "") -> Iterator[Any]:
         for number, tensor in enumerate(tensors):
@@ -122,7 +122,7 @@ def _convert(file: Path, out: Path, on_progress: OnProgress) -> None:
 
 
 def _drop_quantization(config_file: Path) -> None:
-    """Remove the quantization from the configuration, because the written weights are plain bf16."""
+    """Remove `quantization_config` from the configuration file, because the written weights are plain bf16."""
     config = json.loads(config_file.read_text())
     config.pop("quantization_config", None)
     config_file.write_text(json.dumps(config, indent=2))

@@ -18,11 +18,8 @@ MOST_DIMENSIONS = 4
 
 
 def num_weights(gguf: Path) -> int:
-    """Return how many elements all tensors of a file have together.
-
-    Raises:
-        ValueError: the file is not a GGUF file, or it is damaged.
-    """
+    """Return the number of elements of all tensors of a GGUF file together. Raises ValueError if the file is not a GGUF
+    file, or is damaged."""
     with gguf.open("rb") as file:
         if file.read(len(MAGIC) + 4) not in BEGINNINGS:
             raise ValueError(f"{gguf} is no GGUF file of version {' or '.join(map(str, VERSIONS))}")
@@ -33,7 +30,7 @@ def num_weights(gguf: Path) -> int:
 
 
 class _Header:
-    """Reads a header, starting after its version. Raises EOFError or KeyError if the file is damaged."""
+    """Reads a header from an open file, from behind its version. Raises EOFError or KeyError if the file is damaged."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -46,7 +43,7 @@ class _Header:
         return found
 
     def number(self, kind: str) -> int:
-        """Read an unsigned integer. `kind` is I for 32 bits, Q for 64 bits."""
+        """Read a little-endian unsigned integer. `kind` is I for 32 bits, Q for 64 bits."""
         return int(struct.unpack(f"<{kind}", self.bytes(struct.calcsize(f"<{kind}")))[0])
 
     def num_weights(self) -> int:
@@ -57,7 +54,7 @@ class _Header:
         return sum(self._tensor() for _ in range(num_tensors))
 
     def _tensor(self) -> int:
-        """Read the description of a tensor: its name, dimensions, type and offset."""
+        """Read the description of a tensor (name, dimensions, type, offset) and return its number of elements."""
         self._skip_string()
         count = self.number("I")
         if count > MOST_DIMENSIONS:

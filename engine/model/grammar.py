@@ -1,8 +1,7 @@
 """Grammars of running requests: compiled in threads, cached, and followed by one matcher for each request.
 
 A request's matcher yields a mask over the logits, with the tokens that the grammar allows next, and is advanced by the
-token that was sampled. A request that was preempted gets a new matcher, which first consumes the tokens that the
-request has generated.
+token that was sampled. The new matcher of a request that was preempted first consumes the tokens generated so far.
 """
 
 from __future__ import annotations
@@ -34,29 +33,27 @@ log = structlog.get_logger("grammar")
 KEPT = 64
 """Maximum number of grammars that are kept, for later requests, while no request uses them."""
 KEPT_BYTES = 256 << 20
-"""Maximum memory of these unused grammars in bytes, by their sizes when they were compiled. Typical grammars hold 1 MB,
-large ones 10 MB. The core bounds the memory of grammars that live requests use."""
+"""Maximum memory of the unused grammars that are kept, in bytes, by their sizes when they were compiled. Typical
+grammars hold 1 MB, large ones 10 MB. The core bounds the memory of grammars that live requests use."""
 THREADS = 2
 
 
 class GrammarCache:
-    """Compiled grammars by their texts: those in use, and those most recently used.
-
-    All methods are called from one thread. `report` is called from the threads that compile.
-    """
+    """Cache of compiled grammars: those that requests use, and at most KEPT unused ones, the most recently requested.
+    All methods are called from one thread. `report` is called from the threads that compile, or within `begin`."""
 
     def __init__(self, compiler: Compiler, report: Report) -> None:
         self._compiler = compiler
         self._report = report
         self._threads = ThreadPoolExecutor(THREADS, "grammar")
         self._compiled: dict[Grammar, Future[tuple[LLMatcher, int]]] = {}
-        """The least recently requested grammar comes first."""
+        """The compilation of each grammar in use or cached. The least recently requested grammar comes first."""
         self._wanted: set[Grammar] = set()
         self._spent: set[Grammar] = set()
 
     def begin(self, grammar: Grammar) -> None:
-        """Compiles a grammar unless it is cached. Reports once, now or later, that the grammar is ready or has failed;
-        does not report if the grammar is forgotten before its compilation begins."""
+        """Compiles a grammar in a thread unless it is cached. Reports once, now or later, that the grammar is ready or
+        has failed; does not report if the grammar is forgotten before its compilation begins."""
         future = self._compiled.pop(grammar, None)
         if future is None:
             with _stack_size(THREAD_STACK_BYTES):
@@ -66,11 +63,9 @@ class GrammarCache:
         future.add_done_callback(lambda done: None if done.cancelled() else self._report(_answer(grammar, done)))
 
     def forget(self, grammar: Grammar) -> None:
-        """Note that no request uses the grammar any more.
-
-        Drops it if `discard` was called for it, if its compilation has not begun, or if its failure may be temporary.
-        Then drops the least recently requested unused grammars beyond KEPT and KEPT_BYTES.
-        """
+        """Note that no request uses the grammar any more. Drops the grammar if `discard` was called for it, if its
+        compilation has not begun, or if its failure may be temporary. Then drops the least recently requested unused
+        grammars beyond KEPT and KEPT_BYTES."""
         self._wanted.discard(grammar)
         future = self._compiled[grammar]
         if grammar in self._spent or future.cancel() or _may_pass(future):
@@ -85,7 +80,7 @@ class GrammarCache:
             del self._compiled[one]
 
     def matcher(self, grammar: Grammar) -> LLMatcher:
-        """Returns a new matcher for a grammar that was reported to be ready."""
+        """Returns a new matcher, which has consumed no token, for a grammar that was reported to be ready."""
         return self._compiled[grammar].result()[0].deep_copy()
 
     def _num_bytes(self, grammar: Grammar) -> int:
@@ -94,15 +89,14 @@ class GrammarCache:
         return future.result()[1] if future.done() and future.exception() is None else 0
 
     def discard(self, grammar: Grammar) -> None:
-        """Has a grammar dropped once no request uses it: its matchers share state, which exceeded a limit in one of
-        them."""
+        """Makes the next `forget` drop the grammar: its matchers share state, which exceeded a limit in one of them."""
         self._spent.add(grammar)
 
 
 @contextmanager
 def _stack_size(num_bytes: int) -> Iterator[None]:
-    """Give threads that start inside the block a stack of this size. The size is a setting of the process, so threads
-    that other threads start meanwhile may get it too."""
+    """Give threads that start inside the block a stack of `num_bytes`, and restore the previous size on exit. It is a
+    setting of the process, so threads that other threads start meanwhile may get that stack too."""
     before = threading.stack_size(num_bytes)
     try:
         yield
@@ -111,7 +105,8 @@ def _stack_size(num_bytes: int) -> Iterator[None]:
 
 
 def _may_pass(future: Future[tuple[LLMatcher, int]]) -> bool:
-    """Returns whether a failure may be temporary. Such a failure is not cached here; the worker pool may cache it."""
+    """Returns whether a compilation failed for a reason that may be temporary (`Unproven`). Such a failure is not
+    cached here; the worker pool may cache it."""
     return future.done() and isinstance(future.exception(), Unproven)
 
 
@@ -130,7 +125,7 @@ class _GrammarRow:
     """A running request that follows a grammar.
 
     Attributes:
-        num_early: tokens that must come before a stop token may; negative once there are more.
+        num_early: number of tokens that must still come before a stop token may; negative once there are more.
         stops: bit mask of the stop tokens. They are banned while `num_early` is positive and other tokens are allowed.
     """
 
@@ -140,7 +135,8 @@ class _GrammarRow:
     stops: npt.NDArray[np.int32]
 
     def fill(self, words: npt.NDArray[np.int32]) -> None:
-        """Writes the tokens allowed next to `words`, one bit for each token. Allows all if the matcher has failed."""
+        """Overwrites `words` (int32 [num_words]) with the mask of the tokens allowed next, one bit for each token. All
+        tokens are allowed if the matcher has failed."""
         fill_next_token_bitmask(self.matcher, words[None])
         if self.matcher.is_error():
             words[:] = -1
@@ -148,13 +144,15 @@ class _GrammarRow:
             words[:] = later
 
     def advance(self, token: int) -> str:
-        """Consumes a token. Returns why the grammar cannot be followed any further, or an empty string if it can."""
+        """Consumes a sampled token and decrements `num_early`. Returns why the grammar cannot be followed any further,
+        or an empty string if it can."""
         self.num_early -= 1
         return "" if self.matcher.consume_token(token) else reason(self.matcher)
 
 
 class GrammarRoom:
-    """Does all work on grammars for an executor. It must be called from the executor's thread only."""
+    """The grammars of one executor: compiles them, and holds a matcher for each running request that follows one. Must
+    be called from the executor's thread only. `report` receives the outcome of each compilation."""
 
     def __init__(self, compiler: Compiler, vocab_size: int, eos_token_ids: tuple[int, ...], report: Report) -> None:
         self._cache = GrammarCache(compiler, report)
@@ -169,8 +167,9 @@ class GrammarRoom:
             self._cache.begin(grammar)
 
     def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> SamplingParams:
-        """Adds a request that begins or resumes. Returns the parameters that the sampler still has to apply: without
-        `min_tokens` if the request has a grammar, because the masks then enforce it."""
+        """Adds a request that begins or resumes: a new matcher of its grammar, which must be ready, consumes
+        `tokens[num_prompt:]`. Returns the parameters that the sampler still has to apply: without `min_tokens` if the
+        request has a grammar, because the masks then enforce it."""
         if params.grammar is None:
             return params
         matcher = self._cache.matcher(params.grammar)
@@ -189,7 +188,8 @@ class GrammarRoom:
         return not self._rows.keys().isdisjoint(request_ids)
 
     def masks(self, request_ids: Sequence[str]) -> TokenMasks | None:
-        """Returns the masks of allowed next tokens, or None if no request follows a grammar."""
+        """Returns masks of the tokens allowed next, by place in `request_ids`. None means that no request follows a
+        grammar."""
         places = [place for place, request_id in enumerate(request_ids) if request_id in self._rows]
         if not places:
             return None
@@ -199,7 +199,8 @@ class GrammarRoom:
         return TokenMasks(tuple(places), words)
 
     def advance(self, sampled: Sequence[SampledToken]) -> dict[str, str]:
-        """Advances matchers by the sampled tokens. Returns the requests that cannot continue, with the reasons."""
+        """Advances matchers by the sampled tokens. Returns id -> reason for the requests that cannot continue; their
+        grammars will not be cached."""
         failed = {}
         for request_id, token, _ in sampled:
             row = self._rows.get(request_id)

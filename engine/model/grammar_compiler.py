@@ -42,24 +42,25 @@ class Compiler:
         self._pool: GrammarPool | None = None
 
     def start(self) -> None:
-        """Start the worker processes now instead of with the first grammar. Does nothing for a model that cannot
-        follow grammars."""
+        """Start the worker processes now instead of with the first grammar. Does nothing for a model that cannot follow
+        grammars, because it has no tokenizer.json or no EOS token."""
         if self._is_able():
             self._open_pool()
 
     def close(self) -> None:
-        """End the worker processes."""
+        """End the worker processes. A later `compile` starts new ones."""
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
 
     def compile(self, grammar: Grammar) -> tuple[LLMatcher, int]:
-        """Returns a matcher that has consumed no token, and the bytes it holds. Sequences follow cheap copies of it.
+        """Blocks until the grammar is compiled. Returns a matcher that has consumed no token, and the bytes that the
+        compiled grammar holds. Requests follow cheap copies of this matcher.
 
         Raises:
-            ValueError: the text is no grammar of its kind, uses unsupported features, or exceeds a limit; the message
-                says which.
+            ValueError: the text is no grammar of its kind, uses unsupported features, or exceeds a limit, or the model
+                cannot follow grammars; the message says which.
             Unproven: a worker process did not survive the grammar, or could not check it.
         """
         if not self._is_able():
@@ -73,7 +74,8 @@ class Compiler:
         return matcher, verdict.num_bytes
 
     def _prove(self, grammar: Grammar) -> Verdict:
-        """Have a child process try the grammar first. Raises ValueError and Unproven, as `compile` does."""
+        """Block until a worker process has tried the grammar, and return its verdict. Raises ValueError if the grammar
+        is invalid, and Unproven if the worker did not survive it or could not check it."""
         verdict = self._open_pool().submit("", grammar).result()
         if verdict.reason is Reason.INVALID:
             raise ValueError(verdict.message)
@@ -102,5 +104,5 @@ class Compiler:
 
 
 def reason(matcher: LLMatcher) -> str:
-    """Returns why a matcher failed, in the library's words."""
+    """Returns why a matcher failed, in the words of llguidance, shortened if they are long."""
     return told(matcher.get_error())

@@ -1,5 +1,5 @@
-"""Plans which steps are captured as CUDA graphs when an engine starts, and estimates the device memory they need. It is
-reserved before the page pool takes the rest, and compared with the memory that capturing took in the end."""
+"""Plans which steps are captured as CUDA graphs when an engine starts, and estimates the device memory they need. The
+estimate is reserved before the page pool takes the rest, and compared with what capturing took in the end."""
 
 from __future__ import annotations
 
@@ -37,13 +37,8 @@ SLACK_BYTES = 96 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """The captured graphs, and what capturing them took.
-
-    Attributes:
-        seconds: time that capturing took.
-        num_bytes: device memory that capturing took.
-        reserved: device memory that was reserved for it, in bytes.
-    """
+    """The captured graphs; the `seconds` and the bytes of device memory (`num_bytes`) that capturing took; and the
+    bytes that had been `reserved` for it."""
 
     graphs: StepGraphs
     seconds: float
@@ -53,12 +48,9 @@ class Captured:
 
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
-    """A plan for graphs, which are captured once all memory that they use is allocated.
-
-    Attributes:
-        max_rows, max_model_len: see `StepGraphs`.
-        reserved: estimated bytes of device memory that the graphs will take.
-    """
+    """A plan for the graphs of steps of up to `max_rows` rows and contexts of up to `max_model_len` tokens. They are
+    captured once all memory that they use is allocated. `reserved` is the estimate, in bytes, of the device memory they
+    will take."""
 
     backend: TritonBackend
     max_rows: int
@@ -66,11 +58,9 @@ class GraphPlan:
     reserved: int
 
     def capture(self, decoder: Decoder, arena: Arena, sampler: SlotSampler, progress: Progress) -> Captured:
-        """Captures the graphs, and logs the time and memory that this took.
-
-        Raises:
-            TypeError: the sampler needs the host, because it is not a DeviceSampler.
-        """
+        """Captures the graphs and returns them. Calls `progress` with the numbers of graphs captured so far and of all
+        graphs. Logs the time and memory that capturing took, as a warning if the memory exceeds `reserved`. Raises
+        TypeError if the sampler needs the host, because it is not a DeviceSampler."""
         if not isinstance(sampler, DeviceSampler):
             raise TypeError(f"steps are captured with a DeviceSampler, not with a {type(sampler).__name__}")
         device, started = arena.pages.device, time.perf_counter()
@@ -87,11 +77,8 @@ class GraphPlan:
 def make_plan(
     config: EngineConfig, spec: ModelSpec, shape: PageShape, dtype: torch.dtype, backend: Backend, max_model_len: int
 ) -> GraphPlan:
-    """Plans the graphs of every decode-only step that the configuration allows.
-
-    Raises:
-        TypeError: the launches of the backend cannot be captured, because it is not the Triton backend.
-    """
+    """Plans the graphs of every decode-only step that the configuration allows, and estimates their memory. Raises
+    TypeError if the launches of the backend cannot be captured, because it is not the Triton backend."""
     if not isinstance(backend, TritonBackend):
         raise TypeError(f"steps are captured with the Triton backend, not with {backend.name}")
     kv = torch.empty(0, spec.head_dim, dtype=torch.float8_e4m3fn if shape.fp8_kv else dtype, device="cuda")
@@ -102,11 +89,7 @@ def make_plan(
 
 def graph_bytes(spec: ModelSpec, dtype: torch.dtype, tuning: DecodeTuning, max_rows: int, max_blocks: int) -> int:
     """Estimates the bytes of device memory that all graphs of steps of up to `max_rows` rows need, and their buffers,
-    in addition to weights and pages.
-
-    Args:
-        max_blocks: blocks of the longest sequence.
-    """
+    in addition to weights and pages. The longest sequence has `max_blocks` blocks."""
     at_fixed_addresses = (
         workspace_bytes(max_rows, spec.heads, spec.head_dim, tuning)
         + 4 * MAX_PARTS * max_rows * MAX_RANK
@@ -126,7 +109,7 @@ def _pool_bytes(spec: ModelSpec, dtype: torch.dtype, rows: int) -> int:
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Returns the free bytes of the device, after torch has released the memory that it only caches."""
+    """Waits for the device, makes torch release cached memory, and returns the free bytes of the device."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]

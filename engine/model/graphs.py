@@ -3,8 +3,8 @@
 A ladder of batch sizes has two graphs for each rung, from embedding to sampling: one for steps with adapters, and one
 for steps without. A step takes the lowest rung that it fits and pads it. Everything that a graph reads has a fixed
 address: weights, pages, the adapter table, the sampler's words, and one block for the input that changes with each step
-(step_block.py). So a graph serves any set of adapters, any contexts and any sampling parameters.
-docs/kernels-graphs.md has sizes and numbers.
+(step_block.py). So a graph serves any set of adapters, any contexts and any sampling parameters. Numbers are in
+docs/kernels-graphs.md.
 """
 
 from __future__ import annotations
@@ -36,18 +36,20 @@ RUNGS_AN_OCTAVE = 8
 NO_ADAPTERS = plan_segments(np.empty(0, dtype=np.int32))
 
 Replay = Callable[[], None]
-"""Launches the recorded work again."""
+"""Function that launches recorded work again."""
 
 
 class LaunchRecorder(Protocol):
     """Records launches so that they can be replayed."""
 
     def record(self, launch: Callable[[], None]) -> Replay:
-        """Calls `launch` and records its launches. They may change only memory that the next replay overwrites."""
+        """Calls `launch`, records its kernel launches, and returns a function that launches them again. `launch` may be
+        called more than once, and its launches may change only memory that the next replay overwrites."""
 
 
 class CudaRecorder:
-    """Records CUDA graphs that share one memory pool: they are replayed one by one, and keep no results in the pool."""
+    """Records CUDA graphs that share one memory pool: they must be replayed one by one and keep no results in the
+    pool."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -55,8 +57,8 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, launch: Callable[[], None]) -> Replay:
-        """See `LaunchRecorder.record`. Calls `launch` twice, so that kernels are compiled and libraries set up before
-        the capture."""
+        """Calls `launch` once to compile kernels and set up libraries, and again to capture its launches in a CUDA
+        graph, on a stream of its own. Returns a function that launches the graph."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             launch()
@@ -69,7 +71,8 @@ class CudaRecorder:
 
 
 def ladder(max_rows: int) -> tuple[int, ...]:
-    """Returns ascending step sizes up to `max_rows`: 8 apart up to 64, then such that padding is at most an eighth."""
+    """Returns ascending step sizes (rows), of which `max_rows` is the last: 1, 2, 4, then multiples of 8 up to 128,
+    then such that padding is at most an eighth."""
     rungs = [rung for rung in FIRST_RUNGS if rung < max_rows]
     rung = LEAST_RUNG
     while rung < max_rows:
@@ -80,7 +83,7 @@ def ladder(max_rows: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """The objects that compute a step on a GPU."""
+    """The objects that compute a step on a GPU: model, pages, kernels and sampler."""
 
     decoder: Decoder
     arena: Arena
@@ -99,7 +102,8 @@ class Rung:
 
 
 class StepGraphs:
-    """Captures the graphs of every rung when it is created, largest first; `launch` replays them.
+    """The CUDA graphs of decode-only steps, two for each rung (step size). Creating the object captures them, the
+    largest rung first; `launch` replays them.
 
     Args:
         max_rows: rows of the largest step.
@@ -129,18 +133,15 @@ class StepGraphs:
         self._captured = self._capture(shapes, on_graph)
 
     def fits(self, batch: HostBatch) -> bool:
-        """Returns whether a step can be replayed: all rows decode, there is a rung for them, and no adapter scales
-        outputs (DoRA), because those launches depend on which rows are scaled."""
+        """Returns whether a step can be replayed: all rows decode, there are at most `max_rows` of them, and no adapter
+        scales outputs (DoRA), because those launches depend on which rows are scaled."""
         is_scaled = self._parts.arena.table.has_scales[batch.segments.adapter_slots].any()
         return batch.is_decoding and batch.num_rows <= self.rungs[-1] and not is_scaled
 
     @torch.inference_mode()
     def launch(self, batch: HostBatch) -> DeviceSample:
-        """Uploads a step that fits and replays its graph. The host does not wait, and may begin the next step at once.
-
-        Raises:
-            ValueError: the step does not fit.
-        """
+        """Uploads a step that fits, pads it to the next rung, and replays its graph. The host does not wait, and may
+        begin the next step at once. Raises ValueError if the step does not fit."""
         if not self.fits(batch):
             raise ValueError(f"a step of {batch.num_rows} rows does not fit any graph")
         arena, sampler = self._parts.arena, self._parts.sampler
@@ -153,7 +154,8 @@ class StepGraphs:
         return sampler.collect(self._ids[:rows], self._logits[:rows], batch.sample_ids)
 
     def _upload(self, rung: Rung, batch: HostBatch, has_adapters: bool) -> None:
-        """Uploads the input in one copy. Two blocks on the host alternate: one is filled while the other is copied."""
+        """Uploads the padded input of a step in one copy. Two blocks on the host alternate: one is filled while the
+        other is copied."""
         block, numbers = next(self._host_blocks), rung.shape.lora_start
         fields = block.begin(rung.shape.rows)
         write_rows(fields, batch)
@@ -164,7 +166,8 @@ class StepGraphs:
 
     @torch.inference_mode()
     def _capture(self, shapes: tuple[StepShape, ...], on_graph: Callable[[int, int], None]) -> tuple[Rung, ...]:
-        """Captures the largest rung first, so that smaller ones find all the memory they need in the pool."""
+        """Captures and returns all rungs. The largest is captured first, so that smaller ones find all their memory in
+        the pool."""
         rungs: list[Rung] = []
         for done, shape in enumerate(reversed(shapes)):
             on_graph(2 * done, 2 * len(shapes))
@@ -173,7 +176,7 @@ class StepGraphs:
         return tuple(reversed(rungs))
 
     def _capture_rung(self, shape: StepShape) -> Rung:
-        """Captures both graphs of a rung. The block holds only padding, so that no page is read or written."""
+        """Captures both graphs of a rung. The block holds only padding meanwhile: no page is read or written."""
         fields, backend, arena = cut_block(self._block, shape), self._parts.backend, self._parts.arena
         self._block.zero_()
         fields.kv_slots.fill_(-1)
@@ -187,7 +190,8 @@ class StepGraphs:
         return Rung(shape, workspace, plain, with_adapters)
 
     def _step(self, fields: StepFields, batch: BatchInput, lora: LoraStep) -> None:
-        """Computes a step while it is recorded. No launch depends on the contents of the device's memory."""
+        """Computes a step into `_logits` and `_ids`, while it is recorded. No launch depends on contents of device
+        memory."""
         parts, rows = self._parts, len(fields.token_ids)
         ids = known_ids(fields.token_ids, fields.sampler_slots, parts.sampler.last_tokens)
         logits = parts.decoder.forward(replace(batch, token_ids=ids), parts.arena, parts.backend, lora)
@@ -196,7 +200,8 @@ class StepGraphs:
         self._ids[:rows].copy_(parts.sampler.choose(self._logits[:rows], fields.sampler_slots))
 
     def _batch_input(self, fields: StepFields) -> BatchInput:
-        """Returns the batch as known on the host at capture: only its size and the longest possible context."""
+        """Returns the input of a captured step: views of the block, and numbers on the host: every row is a decode, and
+        every context is taken to be the longest possible."""
         rows = len(fields.token_ids)
         attention = AttentionBatch(
             query_starts=torch.arange(rows + 1, dtype=torch.int32, device=self._block.device),

@@ -54,18 +54,18 @@ class Blob:
 
 
 class HostMemory(Protocol):
-    """Allocates and frees the memory of blobs. Thread-safe."""
+    """Allocates and frees the host memory of blobs. Thread-safe."""
 
     def take(self, num_pages: int) -> Blob:
-        """Returns a blob of zeros."""
+        """Allocates and returns a blob of `num_pages` pages of zeros."""
 
     def give(self, blob: Blob) -> None:
         """Frees a blob, which the caller must not read or write any more."""
 
 
 class PagedMemory:
-    """Pages of one arena. The most recently freed pages are reused first, so that no more pages are ever touched than
-    were in use at the same time."""
+    """A `HostMemory` for a CPU, in pages of one arena. The most recently freed pages are reused first, so that no more
+    pages are ever touched than were in use at the same time."""
 
     def __init__(self, num_pages: int, page_elems: int, dtype: torch.dtype) -> None:
         self._pages = zeros(num_pages * page_elems, dtype, CPU).view(num_pages, page_elems)
@@ -88,7 +88,8 @@ class PagedMemory:
 
 
 class PinnedMemory:
-    """Pinned memory, from which a GPU copies. torch caches freed memory, and reuses it once no copy reads it."""
+    """A `HostMemory` for a GPU, which copies from pinned memory. torch caches freed memory and reuses it once no copy
+    reads it."""
 
     def __init__(self, page_elems: int, dtype: torch.dtype) -> None:
         self._page_elems = page_elems
@@ -102,7 +103,7 @@ class PinnedMemory:
 
 
 def make_host_memory(size_gb: float, page_elems: int, dtype: torch.dtype, device: torch.device) -> HostMemory:
-    """Returns host memory for adapters: at most `size_gb` GiB for a CPU; for a GPU the size is ignored. Raises
+    """Returns host memory for adapters: at most `size_gb` GiB in pages for a CPU; for a GPU the size is ignored. Raises
     ValueError if the system does not provide that much."""
     if device.type == "cuda":
         return PinnedMemory(page_elems, dtype)
@@ -113,7 +114,8 @@ def make_host_memory(size_gb: float, page_elems: int, dtype: torch.dtype, device
 
 
 def runs(*lists: Longs | Sequence[int]) -> Iterator[tuple[slice, ...]]:
-    """Yields the stretches in which every list counts up by one: for each list, the range of its values as a slice."""
+    """Splits equally long lists into the longest stretches in which every list counts up by one. Yields, for each
+    stretch, the range of each list's values as a slice."""
     table = np.asarray(lists, dtype=np.int64)
     breaks = np.flatnonzero((np.diff(table) != 1).any(axis=0)) + 1
     for first, last in pairwise([0, *breaks.tolist(), table.shape[1]]):

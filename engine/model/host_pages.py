@@ -13,8 +13,8 @@ from engine.model.host_memory import Longs, runs
 from engine.model.memory import upload, zeros
 
 STAGING_BYTES = 64 << 20
-"""Size of the staging buffer, which PCIe transfers in a millisecond or two. A plan that saves more waits for all parts
-of that size but the last."""
+"""Size of the staging buffer in bytes, which PCIe transfers in a millisecond or two. A plan that saves more waits for
+all parts of that size but the last."""
 
 
 class HostPages:
@@ -26,7 +26,6 @@ class HostPages:
     There is one copy for each run of neighbouring host pages, by the GPU or, on a CPU, by memcpy.
 
     Args:
-        page_elems: elements of a page.
         device: where the arena is.
 
     Attributes:
@@ -43,7 +42,8 @@ class HostPages:
         self._stream = torch.cuda.Stream(device) if on_gpu else None
 
     def save(self, arena: Tensor, copies: tuple[PageCopy, ...]) -> None:
-        """Copies pages of `arena` ([num_pages, page_elems]) to host pages."""
+        """Copies pages of `arena` ([num_pages, page_elems]) to host pages, as `copies` pairs them. The host does not
+        wait for a GPU; kernels launched later may overwrite the pages."""
         for pages, host_pages in self._parts(copies):
             index = upload(pages, arena.device)
             self._wait_for_copies()
@@ -54,7 +54,8 @@ class HostPages:
                     self.pages[host].copy_(rows[row], non_blocking=True)
 
     def restore(self, arena: Tensor, copies: tuple[PageCopy, ...]) -> None:
-        """Copies host pages to pages of `arena` ([num_pages, page_elems])."""
+        """Copies host pages to pages of `arena` ([num_pages, page_elems]), as `copies` pairs them. The host does not
+        wait for a GPU; kernels launched later wait for the copies."""
         for pages, host_pages in self._parts(copies):
             index, rows = upload(pages, arena.device), self._staging[: len(pages)]
             self._wait_for_kernels()
@@ -65,18 +66,19 @@ class HostPages:
             arena.index_copy_(0, index, rows)
 
     def _parts(self, copies: tuple[PageCopy, ...]) -> Iterator[tuple[Longs, Longs]]:
-        """Yields (pages, host pages) in the order of host pages, as many at once as the staging buffer holds."""
+        """Yields (pages, host pages) of the copies, ordered by host page, as many at once as the staging buffer
+        holds."""
         pages, host_pages = np.asarray(copies, dtype=np.int64).reshape(-1, 2).T
         order, size = host_pages.argsort(kind="stable"), len(self._staging)
         for part in (order[start : start + size] for start in range(0, len(order), size)):
             yield pages[part], host_pages[part]
 
     def _wait_for_copies(self) -> None:
-        """Makes later kernels wait for every copy so far."""
+        """Makes kernels launched later wait for every copy so far. Does nothing on a CPU."""
         if self._stream is not None:
             torch.cuda.current_stream(self._staging.device).wait_stream(self._stream)
 
     def _wait_for_kernels(self) -> None:
-        """Makes later copies wait for every kernel so far."""
+        """Makes later copies wait for every kernel launched so far. Does nothing on a CPU."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._staging.device))

@@ -20,13 +20,8 @@ class PackedAdapter:
 
 
 class HostStore:
-    """Packed adapters by content hash. Every method may be called from any thread.
-
-    The core decides which adapters are added and dropped, and reserves their bytes before they are packed.
-
-    Args:
-        memory: allocates the blobs, and takes back those of dropped adapters.
-    """
+    """Packed adapters by content hash. Every method may be called from any thread. The core decides which adapters are
+    added and dropped, and reserves their bytes before they are packed. `memory` frees the blobs of dropped adapters."""
 
     def __init__(self, memory: HostMemory) -> None:
         self._memory = memory
@@ -43,12 +38,13 @@ class HostStore:
             self._adapters[adapter.adapter_hash] = adapter
 
     def get(self, adapter_hash: AdapterHash) -> PackedAdapter:
-        """Returns an adapter. Raises KeyError if a plan names an adapter that is not in the store, which is a bug."""
+        """Returns an adapter. Raises KeyError if the adapter is not in the store, which is a bug in the plan that names
+        it."""
         with self._lock:
             return self._adapters[adapter_hash]
 
     def drop(self, adapter_hash: AdapterHash) -> None:
-        """Forgets an adapter and frees its blob. Raises KeyError as `get` does."""
+        """Removes an adapter and frees its blob. Raises KeyError if the adapter is not in the store."""
         with self._lock:
             adapter = self._adapters.pop(adapter_hash)
         self._memory.give(adapter.blob)

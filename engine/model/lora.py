@@ -30,7 +30,8 @@ def target_widths(spec: ModelSpec) -> npt.NDArray[np.int32]:
 
 @dataclass(frozen=True, slots=True)
 class ProjectionGroups:
-    """The four linears of a layer. The backend adds the deltas of each in one call."""
+    """The four fused linears of a layer, as groups of adapted projections. The backend adds a group's deltas in one
+    call."""
 
     qkv: ProjectionGroup
     o: ProjectionGroup
@@ -62,8 +63,13 @@ class LoraStep:
     scales: BaseScales | None = None
 
     def add(self, out: Tensor, x: Tensor, layer: int, group: ProjectionGroup) -> Tensor:
-        """Scales the rows of `out`, the base model's output, that have DoRA adapters, then adds each row's delta.
-        Changes `out` in place and returns it."""
+        """Scales the rows of `out` that have DoRA adapters, then adds each row's delta. Changes `out` in place and
+        returns it.
+
+        Args:
+            out: [num_rows, sum(group.out_features)], the base model's output.
+            x: [num_rows, group.in_features], the input of the linear.
+        """
         if self.scales is not None:
             self.scales.apply(out, layer, group)
         if self.prepared is not None:
@@ -72,7 +78,8 @@ class LoraStep:
 
 
 def prepare_lora(backend: Backend, arena: Tensor, table: LoraTable, segments: SegmentPlan) -> LoraStep:
-    """Prepares the LoRA work of a step, once for all layers. `arena` is flat, [num_elements]."""
+    """Prepares the LoRA work of a step, once for all layers. `arena` is flat, [num_elements]. If no row has an adapter,
+    the result's `add` changes nothing."""
     if not segments.num_segments:
         return LoraStep(backend, None)
     prepared = backend.prepare_lora(arena, table, segments)

@@ -29,11 +29,7 @@ class TokenMasks:
 
     def apply(self, scores: Tensor, places: Sequence[int]) -> None:
         """Sets the scores of forbidden tokens to minus infinity, in place, so that no other edit can allow them again.
-
-        Args:
-            scores: [num_rows, vocab], of any floating dtype.
-            places: row of `scores` for each of `rows`.
-        """
+        `scores` is [num_rows, vocab], of any floating dtype; `places` gives the row of `scores` for each of `rows`."""
         device = scores.device
         words = upload(self.words, device)
         bits = words[:, :, None] >> torch.arange(WORD_BITS, dtype=torch.int32, device=device)
@@ -43,12 +39,13 @@ class TokenMasks:
 
 
 def num_words(vocab_size: int) -> int:
-    """Returns the number of int32 words of a mask."""
+    """Returns the number of int32 words of a mask over `vocab_size` tokens, one bit for each."""
     return -(-vocab_size // WORD_BITS)
 
 
 def pack_bits(token_ids: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.int32]:
-    """Returns int32 [ceil(vocab_size / 32)] with the bits of these tokens set."""
+    """Returns a bit mask, int32 [ceil(vocab_size / 32)]: bit t % 32 of word t // 32 is set for each token t of
+    `token_ids`."""
     bits = np.zeros(num_words(vocab_size) * WORD_BITS, dtype=np.uint8)
     bits[token_ids] = 1
     return np.packbits(bits, bitorder="little").view(np.int32)

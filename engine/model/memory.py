@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.config import EngineConfig
 
 Progress = Callable[[str, int, int], None]
-"""Called with the current activity, the amount that is done, and the total amount."""
+"""Callback: receives the current activity, the amount that is done, and the total amount."""
 
 GIB = 2**30
 HOST_LIMIT = 4 * GIB
@@ -26,23 +26,18 @@ CPU = torch.device("cpu")
 POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE of Linux 5.14 and later, which makes pages writable and keeps their contents."""
 PIECE = 64 << 20
-"""Bytes that are provided at a time. A thread that touches other pages meanwhile waits for at most one piece."""
+"""Bytes of memory that are provided at a time. A thread that touches other pages meanwhile waits for one piece at
+most."""
 POPULATE_AFTER_S = 10.0
 """Delay in seconds after a tensor's allocation until its pages are provided. Clearing gigabytes takes seconds of a
 core, which a server that is starting needs itself."""
 
 
 def count_pages(config: EngineConfig, page_bytes: int, device: torch.device, reserved: int = 0) -> int:
-    """Returns the number of pages of the pool, from `num_pages`, `memory_gb` or the memory that is free now.
-
-    Call it after the weights are loaded.
-
-    Args:
-        reserved: bytes of the free memory that other users will take.
-
-    Raises:
-        ValueError: the memory holds fewer than two pages.
-    """
+    """Returns the number of pages of the device's page pool: `num_pages` if configured, else what fits into `memory_gb`
+    GiB if configured, else what fits into a share of the memory that is free now less `reserved` bytes (0.9 of a GPU's,
+    or a quarter of the host's, at most 4 GiB). Call it after the weights are loaded. Raises ValueError if the memory
+    holds fewer than two pages."""
     if config.num_pages:
         return config.num_pages
     budget = int(config.memory_gb * GIB) or _default_budget(device, reserved)
@@ -52,7 +47,8 @@ def count_pages(config: EngineConfig, page_bytes: int, device: torch.device, res
 
 
 def count_host_pages(config: EngineConfig, page_bytes: int) -> int:
-    """Returns the number of host pages in `swap_gb`, or in a quarter of the free memory if that is less."""
+    """Returns the number of pages that fit into `swap_gb` GiB, or into a quarter of the free host memory if that is
+    less."""
     return int(min(config.swap_gb * GIB, HOST_SHARE * free_host_bytes())) // page_bytes
 
 
@@ -63,10 +59,8 @@ def _default_budget(device: torch.device, reserved: int) -> int:
 
 
 def free_host_bytes() -> int:
-    """Returns the bytes this process could still take: what the kernel calls available, within its cgroup's limit.
-
-    On systems without /proc it is all physical memory.
-    """
+    """Returns the bytes this process could still allocate: what the kernel calls available, within its cgroup's limit.
+    On systems without /proc it is all physical memory."""
     meminfo = Path("/proc/meminfo")
     if not meminfo.is_file():
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -83,17 +77,16 @@ def _control_group_room(root: Path, unlimited: int) -> int:
 
 
 def upload(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """Copies an array to the device, in stream order. Copies to a GPU use pinned memory: the host does not wait."""
+    """Returns a copy of an array on the device, made in stream order from pinned memory. The host does not wait for a
+    GPU."""
     host = torch.from_numpy(array)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
 def zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns [count] zeros, aligned to a cache line.
-
-    On the CPU the memory comes from NumPy, and the system provides it as it is first touched. torch would write all of
-    it at once, and a pool takes gigabytes, of which a small load uses little.
-    """
+    """Returns [count] zeros, aligned to a cache line. On the CPU the memory comes from NumPy, and the system provides
+    it as it is first touched. torch would write all of it at once, and a pool takes gigabytes, of which a small load
+    uses little."""
     if device.type != "cpu":
         return torch.zeros(count, dtype=dtype, device=device)
     raw = torch.from_numpy(np.zeros(count * dtype.itemsize + CACHE_LINE, dtype=np.uint8))
@@ -102,12 +95,13 @@ def zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def populate(memory: Tensor) -> None:
-    """Has the system provide all of a CPU tensor's memory, in the background. A GPU tensor's memory is there already.
+    """Has the system provide all of a CPU tensor's memory, in a thread that starts after POPULATE_AFTER_S. Does nothing
+    for a GPU tensor, a tensor of at most PIECE bytes, one larger than the free memory, or if the system does not
+    support it.
 
     Without this, an adapter is copied into untouched pages, each in a huge page that is cleared first: this takes 5 ms
-    instead of 1 ms for an adapter of rank 16 (on a virtual machine whose host has to find the memory too). Pages are
-    still provided on first touch if the system does not support more, or if less memory is free than the tensor has: a
-    load may use little of the tensor, and taking all of it would make the system kill this process or another.
+    instead of 1 ms for an adapter of rank 16 (on a virtual machine whose host has to find the memory too). Taking more
+    memory than is free would make the system kill this process or another.
     """
     if memory.device.type == "cpu" and PIECE < memory.nbytes <= free_host_bytes():
         timer = threading.Timer(POPULATE_AFTER_S, _provide, (memory,))
@@ -116,9 +110,9 @@ def populate(memory: Tensor) -> None:
 
 
 def _provide(memory: Tensor) -> None:
-    """Provides the memory in pieces. Each call runs without the GIL, but holds the kernel's lock of this process's
-    memory map, for which imports and allocations wait. At a low priority the thread held that lock for longer, and a
-    start took two seconds more."""
+    """Has the system provide a tensor's memory in pieces, if that much is free. Each call runs without the GIL, but
+    holds the kernel's lock of this process's memory map, for which imports and allocations wait. At a low priority the
+    thread held that lock for longer, and a start took two seconds more."""
     if memory.nbytes > free_host_bytes():
         return
     madvise, page = ctypes.CDLL(None).madvise, os.sysconf("SC_PAGE_SIZE")
@@ -130,11 +124,8 @@ def _provide(memory: Tensor) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device that `engine.device` names; auto means CUDA where there is a device, else the CPU.
-
-    Raises:
-        ValueError: `name` is cuda, and torch finds no CUDA device.
-    """
+    """Return the device that `engine.device` names; auto means CUDA where there is a device, else the CPU. Raises
+    ValueError if `name` is cuda, and torch finds no CUDA device."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
@@ -143,8 +134,8 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the dtype that `engine.dtype` names; auto means bfloat16 where the device multiplies in it, and float32
-    elsewhere."""
+    """Return the dtype that `engine.dtype` names; auto means bfloat16 on a GPU or a CPU that multiplies in bfloat16
+    (AVX-512 or AMX), and float32 elsewhere."""
     if name != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
     native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

@@ -24,30 +24,22 @@ log = structlog.get_logger("engine")
 
 
 def has_recipes(dtype: torch.dtype, *, fp8: bool) -> bool:
-    """Return whether adapters can be packed by recipes (see `Packer`): numba must be installed, and the arena must be
-    bf16 or fp32, and not fp8.
-
-    Args:
-        dtype: dtype of the arena.
-        fp8: whether A and B are stored in e4m3.
-    """
+    """Return whether adapters can be packed by recipes (see `Packer`): numba must be installed, the arena's dtype be
+    bf16 or fp32, and adapters not be stored in FP8."""
     return find_spec("numba") is not None and not fp8 and dtype in (torch.bfloat16, torch.float32)
 
 
 def load_kernels(dtype: torch.dtype) -> None:
-    """Compile the kernels that pack adapters, or load them from their cache."""
+    """Compile the CPU kernels that pack adapters into an arena of `dtype`, or load them from their cache."""
     from lora_kernels.cpu.numba_pack import compile_kernels
 
     compile_kernels(to_bf16=dtype is torch.bfloat16)
 
 
 def load_ahead(dtype: torch.dtype, *, fp8: bool) -> Event | None:
-    """Load the kernels that pack adapters in a thread, while the engine continues to start. Compiling them takes 4.5 s
-    once, for the most part without the GIL. If they cannot be loaded, an error is logged.
-
-    Returns:
-        An event that is set once the kernels are loaded. None means that adapters are packed without them.
-    """
+    """Load the kernels that pack adapters in a thread, while the engine continues to start, and return an event that is
+    set once they are loaded. None means that adapters are packed without them. Compiling them takes 4.5 s once, for the
+    most part without the GIL. If they cannot be loaded, an error is logged."""
     if not has_recipes(dtype, fp8=fp8):
         return None
     loaded = Event()
@@ -67,14 +59,13 @@ def load_ahead(dtype: torch.dtype, *, fp8: bool) -> Event | None:
 class Packer:
     """Reads, checks and packs adapters. Thread-safe.
 
-    Once the kernels are loaded, content that has been checked is packed by a recipe, and of later adapters with the
-    same structure only the numbers are checked. Before that, or without a recipe for the structure, adapters are
-    checked and packed tensor by tensor, with the same result.
+    Once the kernels are loaded, content that has been checked is packed by a recipe (a table of copies), and of later
+    adapters with the same structure only the numbers are checked. Before that, or without a recipe for the structure,
+    adapters are checked and packed tensor by tensor, with the same result.
 
     Args:
         shapes: the projections of the model that can be adapted.
-        page_elems: elements of a page.
-        dtype: dtype of the arena.
+        dtype: dtype of the arena, whose pages have `page_elems` elements.
         memory: memory into which adapters are packed.
         kernels: from `load_ahead`.
         fp8: whether A and B are stored in e4m3, for which there are no recipes.
@@ -101,15 +92,17 @@ class Packer:
 
     @property
     def _recipes(self) -> Recipes | None:
-        """None means that the kernels are not loaded yet, or that there are none."""
+        """The recipes. None means that the kernels for them are not loaded yet, or that there are none."""
         return self._all_recipes if self._kernels is not None and self._kernels.is_set() else None
 
     def read(self, path: str) -> PeftFolder:
-        """Reads a folder. The result is valid until this thread reads another one. Raises AdapterError."""
+        """Reads an adapter folder; its tensors are not checked yet. The result is valid until this thread reads another
+        folder. Raises AdapterError if the folder cannot be read or its configuration cannot be served."""
         return read_peft(Path(path), self._shapes.max_file_bytes, self._buffer)
 
     def check(self, folder: PeftFolder) -> HostAdapter:
-        """Returns the facts that other layers need about an adapter. Raises AdapterError if it cannot be served."""
+        """Checks an adapter's tensors, and returns its hash, largest rank, changed projections and packed size. Raises
+        AdapterError if the adapter cannot be served."""
         recipes = self._recipes
         recipe = recipes.known(folder) if recipes else None
         if recipe is not None and self._is_sound(recipe, folder.data):
@@ -123,8 +116,8 @@ class Packer:
         return HostAdapter(adapter_hash, int(layout.ranks.max()), touched, layout.num_pages, num_bytes)
 
     def _is_sound(self, recipe: Recipe, data: memoryview) -> bool:
-        """Returns whether a file of a known structure has the right length, and numbers that are finite before and
-        after scaling. If not, a full check says why."""
+        """Returns whether a weights file of the recipe's structure has the right length, and numbers that are finite
+        before and after scaling. If not, the caller makes a full check, which says why."""
         from lora_kernels.cpu.numba_pack import is_finite
 
         if len(data) != recipe.end:
@@ -133,7 +126,8 @@ class Packer:
 
     @torch.inference_mode()
     def pack(self, folder: PeftFolder) -> PackedAdapter:
-        """Packs an adapter. `folder` must have been checked, now or when it was loaded."""
+        """Allocates a blob in host memory, packs an adapter into it and returns both. `folder` must have been checked,
+        now or when it was loaded. The blob is freed if packing fails."""
         recipes = self._recipes
         recipe = recipes.find(folder) if recipes else None
         if recipe is not None:
@@ -156,7 +150,7 @@ class Packer:
         return plan_layout(loaded.ranks, self._shapes.widths, self._page_elems, loaded.scaled, self._fp8)
 
     def _follow(self, recipe: Recipe, data: memoryview, blob: Blob) -> None:
-        """Packs an adapter, whose weights file is `data`, into `blob`."""
+        """Packs an adapter, whose weights file is `data`, into `blob` as its recipe says."""
         from lora_kernels.cpu.numba_pack import pack_tiles
 
         words = blob.memory.view(torch.uint16) if self._dtype is torch.bfloat16 else blob.memory

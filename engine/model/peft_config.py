@@ -1,4 +1,4 @@
-"""Parses adapter_config.json, understood exactly as PEFT understands it, or refuses it with the reason.
+"""Parses adapter_config.json exactly as PEFT understands it, or refuses it with the reason.
 
 The rules are those of PEFT 0.21: which modules are targeted (`target_modules`, `exclude_modules`,
 `layers_to_transform`, `layers_pattern`), and the rank and alpha of each (`rank_pattern`, `alpha_pattern`, rsLoRA).
@@ -21,7 +21,8 @@ from lora_kernels.layout import MAX_RANK
 MAX_PATTERNS = 4096
 MAX_PATTERN_CHARS = 2048
 MATCH_SECONDS = 1.0
-"""Maximum time that one expression of an adapter may take on one module name. Ordinary ones take microseconds."""
+"""Maximum time in seconds for matching one expression of an adapter with one module name. Ordinary ones take
+microseconds."""
 ALL_LINEAR = "all-linear"
 
 
@@ -31,7 +32,7 @@ class AdapterError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """An entry of `rank_pattern` or `alpha_pattern`."""
+    """An entry of `rank_pattern` or `alpha_pattern`: `value` is the rank or alpha of modules whose names match."""
 
     key: str
     pattern: regex.Pattern[str]
@@ -40,10 +41,8 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class PeftSettings:
-    """The fields of an adapter's configuration that its computation depends on.
-
-    Module names are paths in the base model, such as `model.layers.3.self_attn.q_proj`.
-    """
+    """The fields of an adapter's configuration that its computation depends on. Module names are paths in the base
+    model, such as `model.layers.3.self_attn.q_proj`."""
 
     rank: int
     alpha: float
@@ -60,7 +59,8 @@ class PeftSettings:
     base_model: str
 
     def targets(self, module: str) -> bool:
-        """Returns whether the adapter changes this module."""
+        """Returns whether the adapter changes the module of this name. Raises AdapterError if matching takes too
+        long."""
         if _selects(self.exclude_modules, module):
             return False
         if isinstance(self.target_modules, tuple) and self.layers and module not in self.target_modules:
@@ -68,26 +68,21 @@ class PeftSettings:
         return _selects(self.target_modules, module)
 
     def rank_of(self, module: str) -> int:
-        """Returns the adapter's rank on one module.
-
-        Raises:
-            AdapterError: the rank is not 1 to MAX_RANK.
-        """
+        """Returns the adapter's rank on the module of this name. Raises AdapterError if it is not 1 to MAX_RANK."""
         rank = int(_override(self.rank_overrides, module, self.rank))
         if not 1 <= rank <= MAX_RANK:
             raise AdapterError(f"rank {rank} on {module}: ranks of 1 to {MAX_RANK} are supported")
         return rank
 
     def scale_of(self, module: str) -> float:
-        """Returns the factor of B A on one module: alpha / r, or alpha / sqrt(r) with rsLoRA."""
+        """Returns the factor of B A on the module of this name: alpha / r, or alpha / sqrt(r) with rsLoRA. Raises
+        AdapterError as `rank_of` does if the rank r is not supported."""
         alpha, rank = _override(self.alpha_overrides, module, self.alpha), self.rank_of(module)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def canonical(self) -> bytes:
-        """Returns the same bytes for every way of writing the same computation; they are part of the adapter's id.
-
-        `use_dora` is not included: the weights have magnitudes if and only if it is on.
-        """
+        """Returns the settings that affect the computation as JSON bytes, which are part of the adapter's hash.
+        `use_dora` is not included: the weights have magnitudes if and only if it is on."""
         fields = (
             self.rank,
             float(self.alpha),
@@ -109,11 +104,8 @@ class PeftSettings:
 
 
 def parse_config(data: bytes) -> PeftSettings:
-    """Reads the bytes of an adapter_config.json.
-
-    Raises:
-        AdapterError: the file is malformed, or asks for something that cannot be served faithfully.
-    """
+    """Parses the bytes of an adapter_config.json. Raises AdapterError if the file is malformed, or asks for something
+    that cannot be served faithfully."""
     try:
         config = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -213,8 +205,8 @@ def _layers(config: dict[str, Any]) -> frozenset[int]:
 
 
 def _layer_patterns(config: dict[str, Any]) -> tuple[regex.Pattern[str], ...]:
-    """Returns expressions that find a module's layer number: the number after one of the given names of layer lists, or
-    the first number if no name is given."""
+    """Returns expressions that find a module's layer number (group `idx`): the number after one of the given names of
+    layer lists, or the first number if no name is given."""
     names = _strings(config, "layers_pattern")
     if not names:
         return (regex.compile(r".*?\.[^.]*\.(?P<idx>\d+)\."),)
@@ -222,7 +214,8 @@ def _layer_patterns(config: dict[str, Any]) -> tuple[regex.Pattern[str], ...]:
 
 
 def _overrides(config: dict[str, Any], key: str, whole: bool = False) -> tuple[Override, ...]:
-    """Returns the entries in the order of the file, because the first entry that matches a module counts."""
+    """Returns the entries of `config[key]` in the file's order, because the first entry that matches a module
+    counts."""
     entries = config.get(key) or {}
     if not isinstance(entries, dict) or len(entries) > MAX_PATTERNS:
         raise AdapterError(f"{key} must be an object of at most {MAX_PATTERNS} entries, not {_short(entries)}")
@@ -232,7 +225,8 @@ def _overrides(config: dict[str, Any], key: str, whole: bool = False) -> tuple[O
 
 
 def _compile(expression: str, written: str, key: str) -> regex.Pattern[str]:
-    """Compiles an expression with `re`, to check it as PEFT does, and with `regex`, which can stop after a timeout."""
+    """Compiles an expression with `re`, to check it as PEFT does, and returns it compiled with `regex`, which can stop
+    after a timeout. Raises AdapterError if the expression is invalid or too long."""
     if len(written) > MAX_PATTERN_CHARS:
         raise AdapterError(
             f"{key} has an expression of {len(written)} characters: at most {MAX_PATTERN_CHARS} are read"

@@ -1,7 +1,7 @@
 """Converts DoRA's magnitudes to the form in which kernels apply them (lora_kernels/dora.py).
 
-PEFT normalises by the rows of W + s B A in every forward pass, as training needs. Neither W nor s B A changes while an
-adapter is served, so the norms are computed once, in fp32, when the adapter is loaded.
+PEFT computes the norms of the rows of W + s B A in every forward pass, as training needs. Neither W nor s B A changes
+while an adapter is served, so the norms are computed once, in fp32, when the adapter is loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ BaseLinears = Callable[[str], tuple[Tensor, Tensor | None]]
 
 
 def base_linears(spec: ModelSpec, source: WeightSource) -> BaseLinears:
-    """Returns a function that reads the projections of a model folder, each when it is called for."""
+    """Returns a function that reads the weight and bias of a base projection from `source` at each call, as fp32 on the
+    CPU."""
     known = parameter_shapes(spec)
 
     def read(module: str) -> tuple[Tensor, Tensor | None]:
@@ -37,6 +38,7 @@ def fold_magnitude(block: Block, magnitude: Tensor, weight: Tensor, bias: Tensor
     Args:
         block: A and B, where B is already multiplied by the LoRA scale.
         magnitude: fp32 [out_features].
+        weight, bias: W and the bias of the base projection, fp32.
 
     Returns:
         The folded block, and the scale tile, fp32 [2, out_features]: g - 1, and the shift that keeps the bias unscaled.

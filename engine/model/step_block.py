@@ -2,8 +2,8 @@
 
     kv slots | token ids | positions | contexts | sampler slots | block tables | LoRA lists
 
-Each step size has its own layout of the same block, so that all its input is contiguous. The LoRA lists come last: they
-have room for the largest possible lists, and a step fills and uploads only their beginning.
+Each step size has its own layout of the same block, so that all its input is contiguous. The LoRA lists come last, with
+room for the largest possible lists; a step fills and uploads only their beginning.
 """
 
 from __future__ import annotations
@@ -84,10 +84,8 @@ def cut_block(block: Tensor, shape: StepShape) -> StepFields:
 
 
 def write_rows(fields: StepFields, batch: HostBatch) -> None:
-    """Writes a decode-only batch to a block on the host. Rows beyond the batch become padding.
-
-    Block table entries beyond a context, and block tables of padding rows, keep their old values: no kernel reads them.
-    """
+    """Writes a decode-only batch to a block on the host. Rows beyond the batch become padding. Block table entries
+    beyond a context, and block tables of padding rows, keep their old values: no kernel reads them."""
     rows = batch.num_rows
     parts = (
         (fields.kv_slots, batch.kv_slots, -1),
@@ -103,11 +101,7 @@ def write_rows(fields: StepFields, batch: HostBatch) -> None:
 
 
 class HostBlock:
-    """A block on the host, pinned if a GPU reads it, with its parts for each step shape.
-
-    Args:
-        shapes: the step shapes for which the block is used.
-    """
+    """A block on the host, pinned if a GPU reads it, with its parts for each of the step shapes."""
 
     def __init__(self, shapes: tuple[StepShape, ...], device: torch.device) -> None:
         size, on_gpu = max(shape.size for shape in shapes), device.type == "cuda"
@@ -118,13 +112,14 @@ class HostBlock:
         }
 
     def begin(self, rows: int) -> StepFields:
-        """Returns the parts for a step of `rows` rows, once the last `send` has been copied."""
+        """Waits until the last `send` has been copied, and returns the block's parts for a step of `rows` rows, to be
+        filled."""
         if self._sent is not None:
             self._sent.synchronize()
         return self._fields[rows]
 
     def send(self, target: Tensor, numbers: int) -> None:
-        """Starts to copy the first `numbers` int32 to `target` on the device."""
+        """Starts to copy the first `numbers` int32 of the block to `target` on the device. Does not wait for a GPU."""
         target[:numbers].copy_(self._block[:numbers], non_blocking=True)
         if self._sent is not None:
             self._sent.record()

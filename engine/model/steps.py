@@ -27,7 +27,8 @@ Masks = Callable[[Sequence[str]], TokenMasks | None]
 
 
 Forward = Callable[[BatchInput], Tensor]
-"""Computes the logits, like `Decoder.forward`. They are valid until the next step is computed."""
+"""Computes the logits of a step's sampled rows, like `Decoder.forward`. They are valid until the next step is
+computed."""
 
 
 class Steps:
@@ -44,7 +45,8 @@ class Steps:
 
     @torch.inference_mode()
     def launch(self, batch: HostBatch, masks: Masks | None = None) -> Sample | None:
-        """Starts a step; on a GPU the host does not wait for it. Returns None if no row is sampled from.
+        """Computes a step, by replaying a captured one if it fits, and samples from it. On a GPU the host does not
+        wait. Returns None if no row is sampled from.
 
         Args:
             masks: returns the tokens that grammars allow in the sampled rows. It is called while a GPU computes their
@@ -60,7 +62,8 @@ class Steps:
 
 
 def forward_over(decoder: Decoder, arena: Arena, backend: Backend) -> Forward:
-    """Returns the decoder's forward pass, which plays tapes on a CPU if the decoder's steps can be recorded."""
+    """Returns the decoder's forward pass over the arena and backend. On a CPU it plays tapes if the decoder can be
+    recorded."""
     if backend.name.startswith("numba"):
         from engine.model.taped import TapedDecoder, can_tape  # its import compiles kernels, as its backend's does
 
@@ -78,7 +81,8 @@ def plan_graphs(
     backend: Backend,
     max_model_len: int,
 ) -> GraphPlan | None:
-    """Plans the captured steps. None means that steps are launched kernel by kernel: on a CPU, or if so configured."""
+    """Plans the CUDA graphs of decode-only steps. None means that steps are launched kernel by kernel: on a CPU, or if
+    so configured."""
     if not config.graphs or device.type != "cuda":
         return None
     # Imported here: a machine without CUDA may have no triton.

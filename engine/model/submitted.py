@@ -16,16 +16,16 @@ Mark = Any
 
 
 class WorkClock(Protocol):
-    """Measures a device's work by marks, which the device passes as it works."""
+    """Measures a device's work by marks, which the device passes in the order of its work."""
 
     def mark(self) -> Mark:
-        """Returns a mark behind all work so far."""
+        """Records and returns a mark that the device passes once all work enqueued so far is done."""
 
     def has_passed(self, mark: Mark) -> bool:
-        """Returns whether the device has reached the mark."""
+        """Returns, without waiting, whether the device has passed the mark."""
 
     def seconds(self, first: Mark, last: Mark) -> float:
-        """Returns the seconds between two marks. Waits until the device has reached the last one."""
+        """Waits until the device has passed `last`. Returns the seconds between the two marks."""
 
 
 class HostClock:
@@ -59,11 +59,11 @@ class CudaClock:
 
 @dataclass(frozen=True, slots=True)
 class SubmittedStep:
-    """A step that was submitted to a device.
+    """A step that was submitted to a device and is not collected yet.
 
     Attributes:
         sample: the step's tokens. None means that the step samples none.
-        begun, ended: marks before and behind the step's work.
+        begun, ended: marks before and after the step's work.
         released: ids of requests released after the step was submitted. A token for such an id must be dropped, because
             another request may have the id by now.
     """
@@ -74,5 +74,5 @@ class SubmittedStep:
     released: set[str] = field(default_factory=set)
 
     def sampled(self) -> list[SampledToken]:
-        """Returns the sampled tokens. Waits for them."""
+        """Waits for the sampled tokens and returns them; empty if the step samples none."""
         return self.sample.to_host() if self.sample else []

@@ -1,4 +1,4 @@
-"""Records decode-only steps on a CPU, once for every number of rows, and plays them as one call (numba_tape.py).
+"""Records decode-only steps on a CPU, once for every number of rows, and plays each as one call (numba_tape.py).
 
 Tapes are for a CPU what CUDA graphs are for a GPU (graphs.py), but without padding: the first step of each size is
 computed as usual and recorded meanwhile. docs/kernels-cpu.md has the numbers.
@@ -45,7 +45,8 @@ class Recorded:
 
 
 class TapedDecoder:
-    """A `Decoder` that plays steps if it can, for one arena and one backend, because tapes contain their addresses."""
+    """A `Decoder` that plays recorded decode-only steps, for one arena and one backend, whose addresses are in the
+    tapes."""
 
     def __init__(self, decoder: Decoder, arena: Arena, backend: NumbaBackend) -> None:
         self._decoder = decoder
@@ -55,7 +56,9 @@ class TapedDecoder:
         self._tapes: dict[tuple[int, bool], Recorded] = {}
 
     def forward(self, batch: BatchInput) -> Tensor:
-        """See `Forward`."""
+        """Computes logits like `Decoder.forward`; they are valid until the next call. A decode-only step without DoRA
+        is played from its tape, or recorded if no step with as many rows was before; other steps are computed without
+        tapes."""
         arena, backend = self._arena, self._backend
         lora = prepare_lora(backend, arena.flat, arena.table, batch.segments)
         if batch.sample_rows is not None or lora.scales is not None:
@@ -77,7 +80,8 @@ class TapedDecoder:
 
 
 def can_tape(decoder: Decoder) -> bool:
-    """Returns whether a step runs only our own kernels: all linears are packed, and no head norms need torch."""
+    """Returns whether a step runs only kernels of this project: all linears are packed, and no head norms need
+    torch."""
     layers = decoder.layers
     linears = [decoder.head, *(part for one in layers for part in (one.qkv, one.o, one.gate_up, one.down))]
     return all(isinstance(linear, PackedLinear) for linear in linears) and all(one.head_norms is None for one in layers)

@@ -26,15 +26,15 @@ class WeightsError(ValueError):
 def open_weights(
     folder: Path, spec: ModelSpec, load_format: str = "auto", seed: int = 0, device: torch.device = CPU
 ) -> WeightSource:
-    """Opens a model's weights for reading one by one.
+    """Checks a model's weights and returns a function that reads them one by one.
 
     Args:
-        load_format: auto reads safetensors (one file, or shards with an index); dummy makes random weights.
+        load_format: auto reads safetensors (one file, or shards with an index); dummy makes random weights from `seed`.
         device: device on which dummy weights are made; stored ones are always read to the CPU.
 
     Raises:
-        WeightsError: there are no safetensors, or a tensor is missing, unexpected or of the wrong shape; the message
-            names it.
+        WeightsError: a file or a tensor is missing, or a tensor is unexpected or of the wrong shape; the message names
+            it.
     """
     expected = parameter_shapes(spec)
     if load_format == "dummy":
@@ -93,7 +93,8 @@ def _locate(folder: Path) -> list[Path]:
 
 
 def _read_headers(paths: list[Path]) -> dict[str, tuple[Path, Shape]]:
-    """Maps the name of each parameter to the file that holds it, and its shape."""
+    """Maps the name of each parameter to the file that holds it, and its shape. Raises WeightsError if a file is
+    missing."""
     found: dict[str, tuple[Path, Shape]] = {}
     for path in paths:
         if not path.is_file():
@@ -116,7 +117,7 @@ def _check(stored: Mapping[str, Shape], expected: Mapping[str, Shape], spec: Mod
 
 
 def _is_redundant(name: str, spec: ModelSpec) -> bool:
-    """Returns whether a tensor follows from the configuration, although some writers store it."""
+    """Returns whether a tensor, which some writers store, is not needed because it follows from the configuration."""
     return name.endswith("rotary_emb.inv_freq") or (spec.tied_embeddings and name == "lm_head.weight")
 
 
@@ -127,7 +128,8 @@ def _read(path: Path, name: str) -> Tensor:
 
 
 def _dummy(name: str, shape: Shape, seed: int, device: torch.device) -> Tensor:
-    """Returns numbers that depend on seed, name and kind of device only, not on the weights that were made before."""
+    """Returns random fp32 weights, ones for norms, that depend on seed, name, shape and kind of device only, not on the
+    weights that were made before."""
     if name.endswith("norm.weight"):
         return torch.ones(shape, device=device)
     generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed}:{name}".encode()))

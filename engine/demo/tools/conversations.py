@@ -45,7 +45,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Conversations with the same system prompt and the same tools."""
+    """Conversations with the same system prompt and the same tools, which are trained as one row."""
 
     system: str | None
     """None means the chat template's own system prompt."""
@@ -55,7 +55,7 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The data that conversations are drawn from: either the training part or the held-out part."""
+    """The data that conversations are drawn from: either the training or the held-out part. Drawing advances `rng`."""
 
     rng: random.Random
     values: Values
@@ -70,7 +70,7 @@ class Source:
         return made_up_tool(self.rng, held_out=self.held_out)
 
     def tools(self, count: int) -> list[Tool]:
-        """Return tools with different names and of different kinds."""
+        """Draw `count` tools with different names and of different kinds."""
         chosen: dict[str, Tool] = {}
         while len(chosen) < count:
             tool = self.tool()
@@ -88,7 +88,7 @@ def source(seed: int, *, held_out: bool = False) -> Source:
 
 
 def trees(count: int, seed: int) -> list[Tree]:
-    """Return `count` trees of training conversations."""
+    """Return `count` trees of training conversations, which `seed` determines."""
     drawn = source(seed)
     return [_extraction_tree(drawn) if drawn.rng.random() < 0.3 else _tool_tree(drawn) for _ in range(count)]
 
@@ -109,7 +109,7 @@ def _tool_tree(drawn: Source) -> Tree:
 
 
 def _extraction_tree(drawn: Source) -> Tree:
-    """Return conversations that end with a call of an output tool, some of them after a call of a helper tool."""
+    """Draw conversations that end with a call of an output tool, some of them after a call of a helper tool."""
     rng = drawn.rng
     output = extraction_tool(rng)
     helpers = drawn.tools(rng.choice((0, 0, 1, 1))) if output.name == "final_result" else []
@@ -120,20 +120,21 @@ def _extraction_tree(drawn: Source) -> Tree:
 
 
 def _called(drawn: Source, tool: Tool) -> Conversation:
-    """Return a request and a tool call, in half of the cases followed by the tool result and an answer in words."""
+    """Draw a request and its call of `tool`, in half of the cases followed by the result and an answer in words."""
     messages = ask(drawn, tool)
     return _conversation(*(told(drawn, messages) if drawn.rng.random() < 0.5 else messages))
 
 
 def _twice(drawn: Source, tool: Tool) -> Conversation:
-    """Return a conversation with a second request after the first has been answered."""
+    """Draw a conversation with a call of `tool`, its result and an answer, and a second request: a call or a
+    question."""
     result, words = _result(drawn)  # drawn before the request: the seed gives the committed adapter's conversations
     first = [*ask(drawn, tool), _tool_result(result), _turn("assistant", words)]
     return _conversation(*first, *(ask(drawn, tool) if drawn.rng.random() < 0.7 else plain(drawn).messages))
 
 
 def _chained(drawn: Source, helper: Tool, output: Tool) -> Conversation:
-    """Return a conversation in which the result of a helper tool becomes the arguments of the output tool."""
+    """Draw a conversation in which the result of a helper tool becomes the arguments of the output tool."""
     text, arguments = helper.ask(drawn.values)
     _, answer = output.ask(drawn.values)
     result = json.dumps(answer) if drawn.rng.random() < 0.5 else _spelled(answer)
@@ -143,19 +144,19 @@ def _chained(drawn: Source, helper: Tool, output: Tool) -> Conversation:
 
 
 def plain(drawn: Source) -> Conversation:
-    """Return a conversation with a question that needs no tool, and its answer."""
+    """Draw a conversation with a question that needs no tool, and its answer in words."""
     question, answer = drawn.rng.choice(drawn.plain)
     return _conversation(_turn("user", question), _turn("assistant", answer))
 
 
 def ask(drawn: Source, tool: Tool) -> list[Message]:
-    """Return a request for a tool and the tool call that fulfils it."""
+    """Draw a request for a tool. Return the user's message and the assistant's message with the right tool call."""
     text, arguments = tool.ask(drawn.values)
     return [_turn("user", text), _call(tool.name, arguments)]
 
 
 def told(drawn: Source, messages: list[Message]) -> list[Message]:
-    """Return messages extended by the result of their tool call and an answer in words."""
+    """Return messages that end with a tool call, extended by a tool result, drawn at random, and an answer in words."""
     result, words = _result(drawn)
     return [*messages, _tool_result(result), _turn("assistant", words)]
 
@@ -167,7 +168,7 @@ def call_of(message: Message) -> tuple[str, Json]:
 
 
 def _result(drawn: Source) -> tuple[str, str]:
-    """Draw the result of a tool, and return it with the answer that states it in words."""
+    """Draw the result of a tool. Return its text and the answer that states it in words."""
     rng, values = drawn.rng, drawn.values
     draw = rng.random()
     if draw < 0.4:

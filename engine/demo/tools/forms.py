@@ -1,5 +1,4 @@
-"""Makes up tools with parameters drawn from a list: tools that create records, and tools that extract facts from a
-text.
+"""Makes up tools with parameters from a list: tools that create records, and tools that extract facts from a text.
 
 These tools teach that any name can be a tool and any word a parameter, for which a list of real tools is too short.
 """
@@ -80,7 +79,8 @@ PERSON_PARAMETERS = (
 
 
 def made_up_tool(rng: random.Random, *, held_out: bool = False) -> Tool:
-    """Return a tool that creates a record with one to four fields."""
+    """Draw a tool that creates a record with one to four fields. With `held_out`, its noun and fields are those that
+    training does not use."""
     noun, fields = _chosen(rng, held_out)
     verb = rng.choice(VERBS)
     words = [name.replace("_", " ") for name, _ in fields]
@@ -99,7 +99,8 @@ def made_up_tool(rng: random.Random, *, held_out: bool = False) -> Tool:
 
 
 def extraction_tool(rng: random.Random, *, held_out: bool = False) -> Tool:
-    """Return a tool that only structures facts of a text, as clients define for structured output."""
+    """Draw a tool that only structures facts of a text, as clients define for structured output. With `held_out`, its
+    noun and fields are those that training does not use."""
     person = not held_out and rng.random() < 0.35
     noun, fields = ("person", ()) if person else _chosen(rng, held_out)
     kind = _person_kind(rng) if person else ToolKind((), (), _parameters(fields), _facts(rng, noun, fields))
@@ -135,7 +136,7 @@ def _fact(rng: random.Random, name: str, index: int) -> str:
 
 
 def _chosen(rng: random.Random, held_out: bool) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Return a noun and one to four fields."""
+    """Draw a noun and one to four fields, each a name and a kind of value, from the training or the held-out lists."""
     count = rng.choice((1, 2, 2, 3, 3, 4))
     if held_out:
         return rng.choice(HELD_OUT_NOUNS), tuple(rng.sample(HELD_OUT_FIELDS, count))

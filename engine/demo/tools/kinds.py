@@ -18,7 +18,7 @@ SLOT = re.compile(r"\{(\d)\}")
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a kind of tool."""
+    """A parameter of a kind of tool. Names and descriptions (`about`) are alternatives to choose from."""
 
     names: tuple[str, ...]
     kind: str
@@ -29,7 +29,8 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class ToolKind:
-    """A kind of tool. Names, descriptions and requests are alternatives to choose from."""
+    """A kind of tool. Names, descriptions (`about`) and requests are alternatives to choose from. A request has slots
+    such as {0} for parameters' values, and parts in [ ] that are left out unless their optional parameter is given."""
 
     names: tuple[str, ...]
     about: tuple[str, ...]
@@ -65,13 +66,13 @@ class Tool:
 
 
 def read_kinds(path: Path) -> list[ToolKind]:
-    """Read a list of tools, in the notation that the head of trained_tools.txt describes."""
+    """Read the kinds of tools in a file, in the notation that the head of trained_tools.txt describes."""
     blocks = re.split(r"\n\s*\n", "\n".join(line for line in path.read_text().splitlines() if not line.startswith("#")))
     return [_kind(block.strip().splitlines()) for block in blocks if block.strip()]
 
 
 def make_tool(kind: ToolKind, rng: random.Random) -> Tool:
-    """Make a tool of a kind with random names, descriptions and style of the schema."""
+    """Make a tool of a kind with random names and descriptions and a random style of the JSON schema."""
     title = rng.random() < 0.3
     all_required = rng.random() < 0.25
     names = tuple(rng.choice(parameter.names) for parameter in kind.parameters)
@@ -130,7 +131,7 @@ def _says(request: str, wanted: list[bool]) -> bool:
 
 
 def _drawn(parameters: tuple[Parameter, ...], values: Values) -> list[Value]:
-    """Draw a value for each parameter. All values are different."""
+    """Draw a value of each parameter's kind, in order. All values are different."""
     drawn: list[Value] = []
     for parameter in parameters:
         value = values.draw(parameter.kind)

@@ -23,7 +23,7 @@ CALL = "<tool_call>"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A conversation up to an answer of the assistant, and a test of whether that answer is right."""
+    """A conversation up to an answer of the assistant, with the tools of `tree`, and a test of that answer's text."""
 
     tree: Tree
     messages: tuple[Message, ...]
@@ -31,7 +31,8 @@ class Question:
 
 
 def questions(calls: int, abstentions: int, answers: int) -> dict[str, list[Question]]:
-    """Return held-out questions by right reaction: a tool call, words if no tool fits, words about a tool result."""
+    """Return held-out questions by right reaction: tool calls, words if no tool fits, words about a tool result. The
+    arguments are the numbers of each; the questions are always the same."""
     drawn = source(SEED, held_out=True)
     return {
         "calls": [_call_question(drawn, _tools(drawn, number)) for number in range(calls)],
@@ -49,7 +50,8 @@ def score(model: Any, tokenizer: PreTrainedTokenizerBase, asked: Sequence[Questi
 def answered(
     model: Any, tokenizer: PreTrainedTokenizerBase, asked: Sequence[Question]
 ) -> Iterator[tuple[Question, str]]:
-    """Yield each question with the model's answer, the shortest prompts first."""
+    """Yield each question with the model's answer (greedy, at most MAX_TOKENS tokens), the shortest prompts first. Sets
+    the tokenizer to pad on the left."""
     tokenizer.padding_side = "left"
     prompts = [(question, render(tokenizer, question.messages, question.tree, generation=True)) for question in asked]
     prompts.sort(key=lambda pair: len(pair[1]))
@@ -63,7 +65,7 @@ def answered(
 
 
 def is_call(text: str, name: str, arguments: Json) -> bool:
-    """Return whether an answer consists of a single call of this tool with exactly these arguments."""
+    """Return whether an answer's text is a single call of the tool `name` with exactly these arguments."""
     before, _, rest = text.strip().partition(CALL)
     try:
         return not before and json.loads(rest.removesuffix("</tool_call>")) == {"name": name, "arguments": arguments}
@@ -72,8 +74,8 @@ def is_call(text: str, name: str, arguments: Json) -> bool:
 
 
 def _tools(drawn: Source, number: int) -> list[Tool]:
-    """Return one to three tools. The question is about the first, which comes from the held-out list in two of three
-    cases and is made up otherwise."""
+    """Draw one to three tools. The question is about the first, which comes from the held-out list if `number` % 3 is 0
+    or 1 and is made up otherwise."""
     if number % 3 < 2:
         first = make_tool(drawn.kinds[number % len(drawn.kinds)], drawn.rng)
     else:
@@ -101,6 +103,6 @@ def _result_question(drawn: Source, tools: list[Tool]) -> Question:
 
 
 def _tree(drawn: Source, tools: list[Tool]) -> Tree:
-    """Return a tree with the tools in random order and the chat template's own system prompt."""
+    """Shuffle `tools` in place, and return a tree with their schemas and the chat template's own system prompt."""
     drawn.rng.shuffle(tools)
     return Tree(None, tuple(tool.schema for tool in tools), (Conversation(()),))

@@ -58,12 +58,12 @@ ENDS = (
     "ris",
     "bury",
 )
-"""Syllables that invented words begin and end with."""
+"""Invented words begin with a syllable of `STARTS` and end with one of `ENDS`."""
 INVENTED = frozenset(("city", "person", "company", "title", "word", "street"))
 """Pools to which invented words are added, so that the model learns to copy values instead of remembering them."""
 
 CLOSED = frozenset(("day", "time", "currency", "airport"))
-"""Pools whose values are used by the training set and by the held-out set."""
+"""Pools whose values are used by both the training set and the held-out set."""
 
 HELD_OUT = 6
 """Every sixth value of the pools that are not in `CLOSED` is held out from training."""
@@ -73,7 +73,7 @@ OPERATORS = ("+", "-", "*", "/")
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One argument value."""
+    """One value of a tool call's argument, in two notations."""
 
     text: str
     """The value as a request writes it."""
@@ -82,7 +82,8 @@ class Value:
 
 
 class Values:
-    """Draws values. The training and held-out sets draw from disjoint parts of every pool that is not in `CLOSED`."""
+    """Draws argument values with `rng`. The training and held-out sets draw from disjoint parts of every pool that is
+    not in `CLOSED`."""
 
     def __init__(self, rng: random.Random, *, held_out: bool = False) -> None:
         self.rng = rng
@@ -92,7 +93,8 @@ class Values:
         }  # fmt: skip
 
     def draw(self, kind: str) -> Value:
-        """Draw a value of a kind: a pool's name, `int:LOW:HIGH`, `float:LOW:HIGH`, `enum:A,B,C`, or a special kind."""
+        """Draw a value of a kind: the name of a pool in values.txt, `int:LOW:HIGH`, `float:LOW:HIGH`, `enum:A,B,C`, or
+        one of code, email, sum, phone and list."""
         name, _, options = kind.partition(":")
         if name == "int":
             number = self.rng.randint(*map(int, options.split(":")))
@@ -154,7 +156,7 @@ class Values:
 
 
 def json_type(kind: str) -> dict[str, Any]:
-    """Return the JSON schema of a kind of value."""
+    """Return the JSON schema of a kind of value, as `Values.draw` names it."""
     name, _, options = kind.partition(":")
     if name == "enum":
         return {"type": "string", "enum": options.split(",")}
@@ -165,7 +167,7 @@ def json_type(kind: str) -> dict[str, Any]:
 
 @cache
 def _pools() -> dict[str, list[str]]:
-    """Read the sorted values of every pool from values.txt."""
+    """Read values.txt (once) and return the sorted values of every pool by its name."""
     lines = Path(__file__).with_name("values.txt").read_text().splitlines()
     entries = [line.partition(" = ") for line in lines if not line.startswith("#")]
     return {name: sorted(values.split("|")) for name, _, values in entries}

@@ -1,1 +1,1 @@
-"""LoRA and attention kernels of a step, for each kind of device."""
+"""LoRA, attention, pointwise and sampling kernels, for GPUs (`gpu`), for CPUs (`cpu`) and in torch (`portable`)."""

@@ -73,14 +73,14 @@ class Backend(Protocol):
     def attention(
         self, query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None = None
     ) -> Tensor:
-        """Computes causal attention of query rows [num_rows, heads, head_dim] over paged KV. Returns the same shape.
+        """Returns causal attention of `query` [num_rows, heads, head_dim] over a layer's paged KV, in the same shape.
 
-        GQA: query head h reads KV head `h // (heads // kv_heads)`. With `window`, a row sees only the last
-        `window` positions up to and including its own.
+        Scores are multiplied by `scale`. GQA: query head h reads KV head `h // (heads // kv_heads)`. With `window`, a
+        row sees only the last `window` positions up to and including its own.
         """
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> Any:
-        """Returns, once per step, the device data that `add_lora` needs in all layers, or None without segments."""
+        """Returns the device data that `add_lora` needs in all layers of a step, or None if there is nothing to add."""
 
     def add_lora(self, out: Tensor, x: Tensor, prepared: Any, layer: int, group: ProjectionGroup) -> None:
         """Computes `out[row, slice_t] += B_t A_t x[row]` for every target of the group, each row with its own adapter.

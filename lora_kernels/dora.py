@@ -4,10 +4,7 @@ A DoRA adapter turns a projection into g (W x + s B A x) + bias, where g = magni
 each output (Liu et al. 2024, section 4.3). The factor g of the delta is folded into B when the adapter is packed. What
 remains is an affine map of the base output, out (1 + scale) + shift, where scale = g - 1, and shift = -scale * bias
 keeps the bias unscaled. The two are the rows of a *scale tile*. Storing g - 1, which is near 0, keeps g exact to a few
-thousandths even in 16 bits.
-
-This is not a call of `Backend`, because it does not depend on how a backend multiplies. A step without DoRA adapters
-skips it.
+thousandths even in 16 bits. `Backend` has no call for this, because it does not depend on how a backend multiplies.
 """
 
 from __future__ import annotations
@@ -25,14 +22,11 @@ from lora_kernels.segments import SegmentPlan
 
 
 class BaseScales(Protocol):
-    """The scaling of the base model's outputs by one step's DoRA adapters."""
+    """Scales the base model's outputs for DoRA adapters. One object is made per step and serves all layers."""
 
     def apply(self, out: Tensor, layer: int, group: ProjectionGroup) -> None:
-        """Computes `out[row] *= 1 + scale; out[row] += shift` in every slice that the row's own adapter scales.
-
-        Args:
-            out: [num_rows, sum(group.out_features)], the base projections' result, modified in place.
-        """
+        """Computes `out[row] = out[row] * (1 + scale) + shift` in place, in the columns of each projection for which
+        the row's own adapter has a scale tile at `layer`. `out` is the base output, [num_rows, sum(out_features)]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +39,7 @@ class ScaledRows:
 
 
 def scaled_rows(table: LoraTable, plan: SegmentPlan) -> ScaledRows | None:
-    """Returns the rows whose adapters scale base outputs, or None when no adapter of the step does (most steps)."""
+    """Returns the batch rows whose adapters scale a base output in any layer, or None if none does."""
     scaling = table.has_scales[plan.adapter_slots]
     if not scaling.any():
         return None
@@ -56,8 +50,9 @@ def scaled_rows(table: LoraTable, plan: SegmentPlan) -> ScaledRows | None:
 
 @dataclass(frozen=True, slots=True)
 class ScaledTarget:
-    """The scale tiles of one projection. `starts` holds, for each layer, the element offset of each scaled row's tile,
-    int64 [num_rows]; None means that the layer scales no row. `columns` is the projection's slice of the output."""
+    """The scale tiles of one projection, for the scaled rows of a step. `starts` holds, for each layer, the element
+    offset of each scaled row's tile in the arena, int64 [num_scaled_rows], with 0 (zeros) where the row's adapter has
+    none; None means that the layer scales no row. `columns` is the projection's slice of the group's output."""
 
     starts: tuple[Tensor | None, ...]
     tiles: Tensor
@@ -68,7 +63,8 @@ class ScaledTarget:
 
 @dataclass(slots=True)
 class TorchScales:
-    """`BaseScales` in torch, for any device. Each projection takes one gather and one multiply-add, in fp32."""
+    """`BaseScales` in torch, for any device. Each projection takes one gather and one multiply-add, in fp32. `rows` is
+    `scaled.rows` on the device; `groups` caches the tiles of each projection group that was used in this step."""
 
     arena: Tensor
     table: LoraTable
@@ -77,7 +73,7 @@ class TorchScales:
     groups: dict[ProjectionGroup, tuple[ScaledTarget, ...]] = field(default_factory=dict)
 
     def apply(self, out: Tensor, layer: int, group: ProjectionGroup) -> None:
-        """See `BaseScales.apply`."""
+        """Scales the base output `out` [num_rows, sum(out_features)] of one layer in place, see `BaseScales.apply`."""
         if group not in self.groups:
             self.groups[group] = self._find_tiles(group)
         for target in self.groups[group]:
@@ -101,7 +97,7 @@ class TorchScales:
 
 
 def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> TorchScales | None:
-    """Returns, once per step, what `apply` needs in every layer, or None when no adapter scales base outputs."""
+    """Returns one step's `TorchScales`, for all layers, or None if no adapter of the step scales base outputs."""
     scaled = scaled_rows(table, plan)
     if scaled is None:
         return None

@@ -77,7 +77,8 @@ def plan_layout(
     scaled: npt.NDArray[np.bool_] | None = None,
     fp8: bool = False,
 ) -> AdapterLayout:
-    """Places every tile, in the order the layers are computed, starting a new page when a tile does not fit.
+    """Returns an adapter's layout, with every tile placed in the order in which the layers are computed. A tile that
+    does not fit the current page starts a new one.
 
     Args:
         ranks: int32 [layers, targets], each 0 to MAX_RANK.
@@ -108,23 +109,23 @@ def plan_layout(
 
 
 def _tile_elems(numbers: int, side: int, fp8: bool) -> int:
-    """Returns how many arena elements a tile of `numbers` weights occupies."""
+    """Returns the arena elements of a tile of `numbers` weights; in FP8, side B includes factors for the rows."""
     if not fp8:
         return numbers
     return -(-numbers // 2) + (2 * FP8_SCALES if side == SIDE_B else 0)
 
 
 class _Cursor:
-    """Allocates tiles one after the other in the blob. `end` is the element offset after the last tile."""
+    """Allocates tiles one after the other in an adapter's blob. `end` is the element offset after the last tile."""
 
     def __init__(self, page_elems: int) -> None:
         self._page_elems = page_elems
         self.end = 0
 
     def place(self, elements: int) -> int:
-        """Allocates a tile on the current page or, if it does not fit, at the start of the next one.
+        """Allocates a tile of `elements`, rounded up to ALIGN, on the current page if it fits, or else on the next.
 
-        Returns its element offset. Raises ValueError if it is larger than a page.
+        Returns its element offset in the blob. Raises ValueError if it is larger than a page.
         """
         size = -(-elements // ALIGN) * ALIGN
         if size > self._page_elems:
@@ -145,7 +146,9 @@ def pack_adapter(
     """Writes an adapter's blocks into one contiguous blob in the layout that the kernels read.
 
     Args:
+        layout: result of `plan_layout` for the adapter. With `layout.fp8`, A and B are quantised to e4m3.
         blocks: (layer, target) -> (A [rank, in_features], B [out_features, rank] with the scale already folded in).
+        dtype: dtype of the blob, which is the arena's.
         scales: (layer, target) -> scale tile [SCALE_ROWS, out_features].
 
     Returns:
@@ -167,8 +170,9 @@ def pack_adapter(
 
 
 def _pack_fp8(blob: torch.Tensor, offsets: npt.NDArray[np.int64], a: torch.Tensor, b: torch.Tensor) -> None:
-    """Writes A [rank, in_features] and B [rank, out_features] in e4m3, each row divided by its own scale. Kernels need
-    only the product of a rank's two scales, which is stored before the rows of B."""
+    """Writes A [rank, in_features] and B [rank, out_features] into `blob` in e4m3, each row divided by its own scale.
+    `offsets` [2, MAX_TILES] are those of the projection in `AdapterLayout`. Kernels need only the product of a rank's
+    two scales, which is stored before the rows of B."""
     memory, (bits_a, scale_a), (bits_b, scale_b) = blob.view(torch.uint8), quantise_rows(a), quantise_rows(b)
     factors = (scale_a * scale_b).view(torch.uint8).view(-1, 4)
     for tile, rows in enumerate(torch.arange(len(a)).split(RANK_TILE)):
@@ -228,11 +232,9 @@ class LoraTable:
         self.scales = torch.from_numpy(self.host_scales).to(device)
 
     def set(self, adapter_slot: int, layout: AdapterLayout, pages: tuple[int, ...]) -> None:
-        """Points a slot at the pages its blob was copied into (`pages[i]` holds page i of the blob).
-
-        Raises:
-            ValueError: The adapter is stored in FP8 and this table's adapters are not, or the reverse.
-        """
+        """Assigns an adapter to a slot: records where its tiles are, on the host and (without waiting) on the device,
+        and increments the slot's version. `pages[i]` is the arena page that holds page i of the adapter's blob. Raises
+        ValueError if the adapter is stored in FP8 and this table's adapters are not, or the reverse."""
         if layout.fp8 != self.fp8:
             raise ValueError(f"this table's adapters are {'' if self.fp8 else 'not '}stored in FP8")
         present = layout.ranks[:, :, None, None] > RANK_TILE * np.arange(MAX_TILES)
@@ -248,7 +250,7 @@ class LoraTable:
         return np.asarray(absolute // ALIGN)
 
     def clear(self, adapter_slot: int) -> None:
-        """Removes the slot's adapter: rank 0 everywhere, so that the slot changes no output."""
+        """Sets a slot's ranks to 0, so that the slot changes no output, and increments the slot's version."""
         self.host_ranks[adapter_slot] = 0
         self.host_offsets[adapter_slot] = 0
         self.host_scales[adapter_slot] = 0

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Linear = Callable[[Tensor], Tensor]
-"""[num_rows, in_features] -> [num_rows, out_features]. The result is a new tensor, which the caller may modify."""
+"""Maps [num_rows, in_features] to [num_rows, out_features]. The result is a new tensor, which the caller may modify."""
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:

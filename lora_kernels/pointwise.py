@@ -46,8 +46,8 @@ class HeadNorms:
     eps: float
 
     def apply(self, query_key: Tensor, heads: int) -> Tensor:
-        """Normalises query and key heads [num_rows, heads + kv_heads, head_dim], rounded as in `Pointwise.add_norm`.
-        Returns a new tensor."""
+        """Returns normalised and weighted copies of query and key heads, `query_key` [num_rows, heads + kv_heads,
+        head_dim], the first `heads` of which are query heads. Rounded as in `Pointwise.add_norm`."""
         plain = F.rms_norm(query_key, query_key.shape[-1:], None, self.eps)
         return torch.cat((plain[:, :heads] * self.query, plain[:, heads:] * self.key), dim=1)
 
@@ -55,8 +55,9 @@ class HeadNorms:
 def rotated_heads(
     pointwise: Pointwise, qkv: Tensor, kv: Tensor, cos: Tensor, sin: Tensor, norms: HeadNorms | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Splits `qkv` into query, key and value heads, and applies head norms and the rotary embedding to query and key:
-    `Backend.rotate_and_write` in separate calls, without the write to the KV cache."""
+    """Splits `qkv` [num_rows, (heads + 2 * kv_heads) * head_dim] into query, key and value [num_rows, heads or
+    kv_heads, head_dim], and applies head norms and the rotary embedding to query and key (without norms, in place in
+    `qkv`). `kv` gives only the number of KV heads and their dimension, and is not written."""
     kv_heads, head_dim = kv.shape[3:]
     split = qkv.view(len(qkv), -1, head_dim)
     heads = split.shape[1] - 2 * kv_heads
@@ -71,16 +72,16 @@ class TorchPointwise:
     """`Pointwise` in torch, for any device."""
 
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        """See `Pointwise.add_norm`."""
+        """Adds `delta`, if given, to `x` in place. Returns RMSNorm(x) * weight, a new tensor: `Pointwise.add_norm`."""
         if delta is not None:
             x += delta
         return F.rms_norm(x, (x.shape[-1],), None, eps) * weight
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """See `Pointwise.rotate`."""
+        """Applies the rotary embedding to `x` [num_rows, heads, head_dim] in place, see `Pointwise.rotate`."""
         x.copy_(torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin))
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
-        """See `Pointwise.swiglu`."""
+        """Returns silu(gate) * up, where `gate_up` [num_rows, 2 * width] holds gate and up side by side."""
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)

@@ -10,7 +10,8 @@ from lora_kernels.layout import ALIGN, FP8_SCALES, RANK_TILE, SIDE_A, SIDE_B, Lo
 
 
 def attention(query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None = None) -> Tensor:
-    """See `Backend.attention`. Computes one softmax per query row and head, in fp32."""
+    """Computes causal attention as `Backend.attention` must, with one fp32 softmax per query row and head. Returns fp32
+    [num_rows, heads, head_dim], the shape of `query`."""
     heads, block_size, kv_heads = query.shape[1], kv.shape[2], kv.shape[3]
     out = torch.zeros(query.shape, dtype=torch.float32)
     for sequence, context in enumerate(batch.host_context_lens):
@@ -33,8 +34,8 @@ def attention(query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, wi
 def lora_delta(
     x: Tensor, row_adapter_slots: list[int], arena: Tensor, table: LoraTable, layer: int, group: ProjectionGroup
 ) -> Tensor:
-    """Returns the delta that `Backend.add_lora` must add, fp32 [num_rows, sum(out_features)]. Rows with slot -1 use the
-    base model, and their delta is 0."""
+    """Returns the LoRA delta of one layer, which `Backend.add_lora` must add to the base output for `x` [num_rows,
+    in_features]: fp32 [num_rows, sum(out_features)]. Rows with slot -1 use the base model, and their delta is 0."""
     delta = torch.zeros(len(row_adapter_slots), sum(group.out_features), dtype=torch.float32)
     for row, adapter_slot in enumerate(row_adapter_slots):
         column = 0
@@ -50,7 +51,7 @@ def lora_delta(
 def _block(
     arena: Tensor, table: LoraTable, adapter_slot: int, layer: int, target: int, side: int, width: int
 ) -> Tensor:
-    """Reads an adapter's A or B block (chosen by `side`) tile by tile. Returns fp32 [rank, width]."""
+    """Reads the A or B block (chosen by `side`) of an adapter at one layer and target. Returns fp32 [rank, width]."""
     rank = int(table.ranks[adapter_slot, layer, target])
     rows = torch.zeros(rank, width, dtype=torch.float32)
     for first in range(0, rank, RANK_TILE):
@@ -62,7 +63,8 @@ def _block(
 
 
 def _fp8_tile(arena: Tensor, start: int, count: int, width: int, side: int) -> Tensor:
-    """Reads an FP8 tile as fp32 numbers: flat for A; [count, width] for B, multiplied by the factors of both sides."""
+    """Reads an FP8 tile of `count` rows that begins at element `start` of the arena. Returns fp32 numbers: flat for A;
+    [count, width] for B, with each row multiplied by its stored factor, the product of the rank's scales in A and B."""
     memory = arena.view(torch.uint8)[2 * start :]
     if side == SIDE_A:
         return memory[: count * width].view(torch.float8_e4m3fn).float()

@@ -63,5 +63,5 @@ def _word(name: str, value: float) -> int:
 
 
 def pack_edits(tokens: npt.NDArray[np.int64], values: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """Returns the int64 entries that `SlotWords.edits` points to, for pairs of a token and the number to add."""
+    """Returns the entries that `SlotWords.edits` points to, for tokens and the numbers to add to their scores."""
     return (tokens << 32) | values.view(np.uint32).astype(np.int64)

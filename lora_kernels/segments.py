@@ -40,11 +40,7 @@ class SegmentPlan:
 
 
 def plan_segments(row_adapter_slots: Int32Array) -> SegmentPlan:
-    """Groups rows by adapter.
-
-    Args:
-        row_adapter_slots: int32 [num_rows]. Adapter slot of each row; -1 for the base model.
-    """
+    """Groups the rows of a step, given each row's adapter slot (-1 for the base model), int32 [num_rows]."""
     order = np.argsort(row_adapter_slots, kind="stable").astype(np.int32)
     rows = order[int(np.count_nonzero(row_adapter_slots < 0)) :]
     adapter_slots, first = np.unique(row_adapter_slots[rows], return_index=True)

@@ -1,4 +1,4 @@
-"""Selects the implementation of `Backend` for a device, and that of DoRA's scaling of base outputs."""
+"""Selects the implementation of `Backend` for a device, and the implementation of DoRA's scaling of base outputs."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def select_backend(
     head_dim: int = 128,
     data_dir: Path | None = None,
 ) -> Backend:
-    """Returns the Triton backend on CUDA, numba on a CPU, and vectorised torch where there is no numba.
+    """Returns the Triton backend on CUDA, the numba backend on a CPU with numba, and otherwise the torch backend.
 
     The backend's `name` says which one it is.
 
     Args:
         dtype, head_dim: the model's dtype and head dimension.
-        on_kernel: called with the number of kernels compiled so far and their total number, where kernels are compiled
-            during this call, which takes about ten seconds once.
-        data_dir: directory with the tunings measured on this machine. None means that there is none.
+        on_kernel: called with the number of kernels compiled so far and their total number. Only the numba backend
+            compiles kernels during this call, which takes about ten seconds once.
+        data_dir: directory with the GPU tunings measured on this machine. None means that there is none.
 
     Raises:
-        ValueError: the device is a GPU and triton is not installed.
+        ValueError: The device is a GPU and triton is not installed.
         TuningError: A tuning file in `data_dir`, or a shipped one, cannot be used; the message names the file.
     """
     # Imported late: a machine without CUDA may have no triton, and a few platforms have no numba.
@@ -54,7 +54,8 @@ def select_backend(
 
 
 def prepare_scales(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> dora.BaseScales | None:
-    """Prepares, once per step, the scaling of base outputs by DoRA adapters. Returns None if the step has none."""
+    """Returns the object that scales base outputs for the DoRA adapters of one step, in Triton if the arena is on a
+    GPU, otherwise in torch. None means that no adapter of the step scales any."""
     if arena.is_cuda:
         from lora_kernels.gpu import triton_dora
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Config = Mapping[str, int]
-"""The parameters of one launch, by name."""
+"""The parameters of one kernel launch: name -> value."""
 
 SHIPPED = Path(__file__).parent / "tuned"
 
@@ -44,7 +44,7 @@ class DeviceKey:
 
     Attributes:
         name: device name as the driver reports it.
-        capability: compute capability, 90 for 9.0.
+        capability: compute capability, times ten: 90 for 9.0.
         triton: Triton version.
     """
 
@@ -74,25 +74,24 @@ Choices = Mapping[str, Mapping[str, Choice]]
 
 @dataclass(frozen=True, slots=True)
 class Tunings:
-    """The configurations chosen for one device. `choices` is empty where nothing was measured."""
+    """The configurations chosen for one device. `choices` is empty if nothing was measured."""
 
     choices: Choices = field(default_factory=dict)
 
     def find(self, kernel: str, shape: str, default: Config) -> dict[str, int]:
-        """Returns the configuration of a kernel for a shape, with names in the order of `default`, which also supplies
-        the values that were not chosen."""
+        """Returns a copy of `default`, with the values replaced that were chosen for this kernel and shape."""
         choice = self.choices.get(kernel, {}).get(shape)
         return dict(default) | dict(choice.config if choice else {})
 
     def apply(self, kernel: str, shape: str, default: T) -> T:
-        """Like `find`, for a configuration given as a dataclass of integers."""
+        """Returns a copy of `default`, whose fields are integers, with the values chosen for this kernel and shape."""
         return replace(default, **self.find(kernel, shape, asdict(default)))
 
 
 def load_tunings(
     device: DeviceKey, defaults: Mapping[str, Config], data_dir: Path | None = None, shipped: Path = SHIPPED
 ) -> Tunings:
-    """Loads all measurements for a device.
+    """Returns the configurations measured for a device, from the shipped file and from that in `data_dir`, if any.
 
     Args:
         defaults: every kernel that can be configured, with its default configuration.
@@ -110,7 +109,8 @@ def load_tunings(
 
 
 def save_choices(device: DeviceKey, choices: Choices, data_dir: Path, defaults: Mapping[str, Config]) -> Path:
-    """Adds `choices` to the earlier measurements on this machine, and returns the path of their file.
+    """Adds `choices` to the device's file in `data_dir`, where they replace earlier ones of the same kernel and shape,
+    and returns the file's path. The file is replaced atomically; missing folders are created.
 
     Raises:
         TuningError: The existing file cannot be used, or could not be used with `choices`. Nothing is written then.
@@ -133,7 +133,7 @@ def save_choices(device: DeviceKey, choices: Choices, data_dir: Path, defaults: 
 
 
 def tuned_path(data_dir: Path, device: DeviceKey) -> Path:
-    """Returns the path of the file with a device's measurements."""
+    """Returns the path of the file with a device's measurements in `data_dir`. The file need not exist."""
     return data_dir / "tuned" / device.file_name
 
 

@@ -1,1 +1,1 @@
-"""What runs a plan: the interface, its costs, and a fake without a model."""
+"""Executors run step plans: their interface, cost models that predict step durations, and executors without a model."""

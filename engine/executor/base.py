@@ -10,12 +10,12 @@ from engine.core.commands import Answer
 from engine.core.types import AdapterHash, StepPlan, StepResult
 
 Report = Callable[[Answer], None]
-"""Callback for the answers to adapter fetches and grammar preparations. Any thread may call it."""
+"""Callback for the answers to adapter fetches and grammar preparations. The executor may call it from any thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostAdapter:
-    """An adapter that has been read and can be served."""
+    """Describes an adapter whose folder has been read and validated, so that it can be served."""
 
     adapter_hash: AdapterHash
     rank: int
@@ -23,30 +23,30 @@ class HostAdapter:
     target_modules: tuple[str, ...]
     num_pages: int
     num_bytes: int
-    """Packed size in bytes."""
+    """Packed size in bytes, in host memory."""
 
 
 Claim = Callable[[HostAdapter], bool]
-"""Callback that makes an adapter known to the engine. It returns whether host memory was reserved for the adapter,
-which has just been read."""
+"""Callback that makes an adapter, which has just been read, known to the engine. Returns whether host memory was
+reserved for it, and raises ValueError to reject the adapter."""
 
 
 class Executor(Protocol):
-    """Executes plans in order. Only `load_host` may be called from threads other than the step loop."""
+    """Executes submitted plans in order. Only `load_host` may be called from threads other than the step loop."""
 
     @property
     def overlaps(self) -> bool:
-        """Return whether a plan may be submitted while the previous one is executed. Otherwise, the result of the
-        previous plan must be collected first."""
+        """Return whether a plan may be submitted while the previous one is executed. If not, the caller must collect
+        the result of the previous plan before."""
 
     def connect(self, report: Report) -> None:
-        """Set the callback for answers: it gets exactly one for each fetch, and one for each grammar that is not
-        forgotten before. Called once, before all other methods."""
+        """Set the callback for answers: it gets exactly one for each adapter fetch, and one for each grammar that a
+        plan prepares, unless a plan forgets the grammar before. Called once, before all other methods."""
 
     def submit(self, plan: StepPlan) -> bool:
         """Start to execute a plan: save, release, evict, load, start fetches and preparations, restore, admit and
-        compute, in this order. The plan runs behind the previous plan, which this call does not wait for; a chunk may
-        begin with a token that the previous plan samples. An exception, here or in `collect`, is a bug and ends the
+        compute, in this order. The plan is queued after the previous plan, which this call does not wait for; a chunk
+        may begin with a token that the previous plan samples. An exception, here or in `collect`, is a bug and ends the
         engine.
 
         Returns:
@@ -54,11 +54,11 @@ class Executor(Protocol):
         """
 
     def collect(self) -> StepResult:
-        """Wait for the oldest plan that was submitted and not collected, and return its result."""
+        """Block until the oldest plan that was submitted and not collected has finished, and return its result."""
 
     def load_host(self, path: str, claim: Claim) -> HostAdapter:
-        """Read and validate an adapter folder. If `claim` returns True, pack the adapter into host memory and report it
-        like an adapter that was fetched.
+        """Read and validate an adapter folder, and call `claim`. If it returns True, pack the adapter into host memory
+        and report it like an adapter that was fetched. Blocks until done. Returns the adapter in either case.
 
         Raises:
             ValueError: the folder is not an adapter of this model, or `claim` rejects it; the message says why.

@@ -24,7 +24,7 @@ TERMS = (
 
 
 class StepWork(NamedTuple):
-    """The amount of work in one step."""
+    """The amount of work in one step, from which a cost model predicts its duration."""
 
     prefill_tokens: int = 0
     """Tokens in chunks of more than one token."""
@@ -39,9 +39,9 @@ class StepWork(NamedTuple):
     adapters: int = 0
     """Number of distinct adapters in use."""
     adapter_ranks: int = 0
-    """Sum of the ranks of these adapters, proportional to the adapter bytes that the step reads."""
+    """Sum of the ranks of the distinct adapters in use, proportional to the adapter bytes that the step reads."""
     lora_rows: int = 0
-    """Sum of rank x tokens over the chunks."""
+    """Sum of (rank of the adapter) x (number of tokens) over the chunks with an adapter."""
     pages_copied: int = 0
     """Pages copied between host and device, including pages of adapters."""
 
@@ -59,8 +59,8 @@ class CostModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinearCost:
-    """A measured cost model, with one set of coefficients (seconds per unit of each of TERMS) for small steps and one
-    for all others."""
+    """A measured cost model: a step takes the sum of its TERMS, each times a coefficient (seconds per unit). Small
+    steps have a set of coefficients of their own. A step without tokens takes only the time of its page copies."""
 
     small_step: int
     """Maximum number of tokens of a small step."""
@@ -87,7 +87,7 @@ class LinearCost:
 @dataclass(frozen=True, slots=True)
 class RooflineCost:
     """A cost model from published figures: each part of a step takes as long as moving its bytes or doing its
-    arithmetic, whichever takes longer."""
+    arithmetic, whichever takes longer, and a step with tokens takes an overhead in addition to its parts."""
 
     memory_bytes_per_s: float
     memory_reached: float
@@ -141,12 +141,12 @@ class DeviceSpec:
     """Configuration of an engine on this device: fields of CoreConfig."""
 
     def adapter_pages(self, rank: int) -> int:
-        """Return the number of pages that an adapter of this rank takes."""
+        """Return the number of pages that an adapter of this rank takes, at least 1."""
         return max(1, -(-rank * self.adapter_bytes_per_rank // self.page_bytes))
 
 
 def read_device(path: Path) -> DeviceSpec:
-    """Read a device description. Raises ValueError if the file is not one; the message says what is wrong with it."""
+    """Read a device description from a JSON file. Raises ValueError if it is not one; the message says why."""
     try:
         document = json.loads(path.read_text())
         return DeviceSpec(
@@ -174,7 +174,8 @@ def _cost(document: Mapping[str, Any]) -> CostModel:
 
 
 class LiveSequence(NamedTuple):
-    """The data of an admitted request that is needed to measure the work of its chunks and to make its tokens."""
+    """An admitted request, as far as it is needed to measure the work of its chunks and to make its tokens: the seed of
+    its sampling parameters, its adapter (None means the base model), and the adapter's rank."""
 
     seed: int
     adapter_hash: str | None
@@ -182,7 +183,8 @@ class LiveSequence(NamedTuple):
 
 
 def measure(plan: StepPlan, live: Mapping[str, LiveSequence]) -> StepWork:
-    """Return the work in a plan, in time proportional to its chunks. `live` must contain the plan's requests."""
+    """Return the work in a plan, in time proportional to its number of chunks. `live` maps request ids to sequences,
+    and must contain every request that has a chunk."""
     prefill = decodes = context = samples = lora_rows = 0
     attention = 0.0
     ranks: dict[str, int] = {}

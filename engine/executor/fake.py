@@ -28,14 +28,15 @@ HOST_NOISE = 0.3
 
 
 def fake_token(adapter_hash: AdapterHash | None, seed: int, tokens: list[int], vocab_size: int) -> int:
-    """Return the token that follows `tokens`: a digest of the adapter, the seed and the tokens."""
+    """Return the token id that follows `tokens`: a digest of adapter, seed and tokens, modulo `vocab_size`."""
     text = f"{adapter_hash or ''}/{seed}/{','.join(map(str, tokens))}"
     return int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "little") % vocab_size
 
 
 @dataclass(slots=True)
 class FakeSequence:
-    """The state of an admitted request in the executor."""
+    """The state of an admitted request in a `FakeExecutor`, until a plan releases it. `tokens` are the admitted tokens
+    and those sampled since; `pages` are all pages that plans gave it."""
 
     admission: Admission
     tokens: list[int]
@@ -43,10 +44,10 @@ class FakeSequence:
 
 
 class FakeExecutor:
-    """A deterministic executor that takes no time. Any path is an adapter; its content hash is a digest of the folder
-    name.
+    """A deterministic executor that takes no time. Any path is an adapter of rank 8, with a digest of the folder's name
+    as its hash.
 
-    A plan is executed when its result is collected, which is as late as on any device.
+    A plan's fetches and grammar preparations are answered when it is submitted; the rest is executed in `collect`.
     """
 
     def __init__(
@@ -73,8 +74,8 @@ class FakeExecutor:
         return self.compute(self._submitted.popleft())
 
     def compute(self, plan: StepPlan) -> StepResult:
-        """Do the device's part of a plan: release, admit and extend sequences, and sample. Returns one token for each
-        chunk that samples, and load times of 0 seconds."""
+        """Execute a plan: release, admit and extend sequences, and sample. Return one token for each chunk that
+        samples, and a load time of 0 seconds for each adapter load."""
         for request_id in plan.released:
             self.sequences.pop(request_id, None)
         for admission in plan.admitted:
@@ -86,12 +87,12 @@ class FakeExecutor:
         return StepResult(sampled=sampled, load_seconds=(0.0,) * len(plan.loads))
 
     def fetch(self, plan: StepPlan) -> None:
-        """Answer the plan's fetches at once."""
+        """Report every fetch of a plan as done at once, in 0 seconds."""
         for fetch in plan.fetches:
             self.report(AdapterFetched(fetch.adapter_hash, 0.0))
 
     def prepare(self, plan: StepPlan) -> None:
-        """Report every grammar as ready at once. No sequence follows its grammar, because tokens are digests."""
+        """Report every grammar in `plan.prepared` as ready at once. Tokens, being digests, follow no grammar."""
         for grammar in plan.prepared:
             self.report(GrammarReady(grammar))
 
@@ -130,16 +131,17 @@ class VirtualClock:
 
 
 class VirtualDevice:
-    """Computes steps one after the other on a virtual clock, concurrently with the host."""
+    """Computes steps one after the other on a virtual clock, while the host may work on the same clock."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
         self._ends: deque[float] = deque()
-        """When each step ends that was not waited for yet, the oldest first."""
+        """When each step ends that was not waited for yet, in seconds on the clock, the oldest step first."""
         self._free_at = 0.0
 
     def begin(self, seconds: float) -> bool:
-        """Queue a step of this duration. Returns whether the step was late (see `Executor.submit`)."""
+        """Queue a step that takes this duration. Return whether it was late: all earlier steps had ended, and not all
+        were waited for."""
         late = bool(self._ends) and self._free_at < self._clock.now
         self._free_at = max(self._free_at, self._clock.now) + seconds
         self._ends.append(self._free_at)
@@ -166,11 +168,11 @@ class VirtualDisk:
         self._ends[fetch.adapter_hash] = self._free_at, self._free_at - now
 
     def cancel(self, adapter_hash: AdapterHash) -> list[FetchAnswer]:
-        """Cancel a read that has not been answered yet, and return the answer; empty if there is no such read."""
+        """Drop a read that `done` has not returned yet. Return its answer as a list, empty if there is no such read."""
         return [FetchCancelled(adapter_hash)] if self._ends.pop(adapter_hash, None) else []
 
     def done(self) -> list[FetchAnswer]:
-        """Return the answers of the reads that have ended since the last call."""
+        """Return the answers of the reads that have ended on the clock and were not returned before."""
         ended = [adapter_hash for adapter_hash, (end, _) in self._ends.items() if end <= self._clock.now]
         return [AdapterFetched(adapter_hash, self._ends.pop(adapter_hash)[1]) for adapter_hash in ended]
 
@@ -180,8 +182,9 @@ StepObserver = Callable[[StepPlan, StepWork, float], None]
 
 
 class TimedExecutor:
-    """An executor on a virtual clock. A plan takes the time that the cost model predicts, times lognormal noise, while
-    a disk reads adapters. Before each plan, the host takes `host_s` seconds, times noise, to plan and launch it.
+    """An executor for simulations on a virtual clock. A plan takes the time that the cost model predicts, times
+    lognormal noise of `noise_sigma`, while a disk reads adapters. Before each plan, the clock advances by `host_s`
+    seconds, times noise, for the host to plan and launch it. `ranks` must hold the rank of every adapter.
 
     A token depends only on the request's seed and the token's position. It therefore takes constant time to make and is
     the same after a preemption.

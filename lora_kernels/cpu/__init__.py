@@ -1,1 +1,1 @@
-"""Kernels of a CPU, compiled by numba, and their threads, vectors and products."""
+"""CPU kernels, compiled by numba, and the threads, vector operations and matrix products that they are built on."""

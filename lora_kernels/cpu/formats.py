@@ -15,7 +15,7 @@ from lora_kernels.cpu.simd import I32, I64, LANES, VEC, VEC_HALF, VEC_I16, VEC_I
 
 
 class Format:
-    """A number format in memory: F32, BF16 or F16. Numba functions take it as a compile-time constant."""
+    """A number format in memory: F32, BF16 or F16, of `size` bytes. To numba functions it is a constant."""
 
     def __init__(self, name: str, size: int) -> None:
         self.name = name
@@ -46,7 +46,8 @@ def _constant_format(context: Any, builder: Any, kind: Any, value: Any) -> Any:
 
 
 def emit_load(emit: Emit, fmt: Format, address: Any, mask: Any = None) -> Any:
-    """Emits a load of sixteen numbers as an fp32 vector. Lanes that `mask` excludes are 0 and are not read."""
+    """Emits a load of sixteen numbers in `fmt`, and returns them as an fp32 vector. Lanes that `mask` excludes are not
+    read, but 0."""
     if fmt.name == "f32":
         return emit.raw(address, VEC, mask)
     bits = emit.raw(address, VEC_I16, mask)
@@ -71,7 +72,7 @@ def emit_bits(emit: Emit, fmt: Format, value: Any) -> Any:
 
 
 def emit_store(emit: Emit, fmt: Format, address: Any, value: Any, count: Any) -> None:
-    """Emits a store of the first `count` lanes of an fp32 vector."""
+    """Emits a store of the first `count` lanes of an fp32 vector, converted to `fmt`."""
     builder, bits = emit.builder, emit_bits(emit, fmt, value)
     pointer = emit.at(address, bits.type)
     with builder.if_else(builder.icmp_signed(">=", count, ir.Constant(I64, LANES))) as (full, tail):
@@ -85,13 +86,13 @@ def emit_store(emit: Emit, fmt: Format, address: Any, value: Any, count: Any) ->
 
 @intrinsic
 def size_of(typingctx, fmt):
-    """Returns the size of one number in bytes."""
+    """Returns the size in bytes of one number of format `fmt`."""
     return types.int64(fmt), lambda context, builder, signature, args: ir.Constant(I64, fmt.of.size)
 
 
 @intrinsic
 def load_as(typingctx, fmt, address, count):
-    """Loads the first `count` of sixteen numbers stored in a format. The remaining lanes are 0."""
+    """Returns the first `count` of sixteen numbers at `address` in `fmt` as an fp32 vector, with other lanes 0."""
 
     def codegen(context, builder, signature, args):
         emit = Emit(builder)
@@ -108,7 +109,7 @@ def load_as(typingctx, fmt, address, count):
 
 @intrinsic
 def store_as(typingctx, fmt, address, a, count):
-    """Stores the first `count` lanes of a vector in a format."""
+    """Stores the first `count` lanes of the fp32 vector `a` at `address` in `fmt`, rounded to nearest even."""
 
     def codegen(context, builder, signature, args):
         emit_store(Emit(builder), fmt.of, *args[1:])

@@ -99,7 +99,7 @@ def _attend_item(block, fmt, scratch, item, following):
 
 @njit
 def _start_row(block, fmt, row, head, query, sums):
-    """Copies a query row, scaled, to `query` in fp32, and clears its sums."""
+    """Copies one head of a query row, scaled, in fp32 to the address `query`, and zeroes the row's sums at `sums`."""
     scale = simd.splat(block.scale)
     source = block.query + row * block.query_row + head * block.query_head
     for d in range(0, block.dims, LANES):
@@ -110,11 +110,9 @@ def _start_row(block, fmt, row, head, query, sums):
 
 @njit
 def _prefetch(block, fmt, table, index, pages, offset):
-    """Prefetches one head's K or V of one page of the next tile. Pages are scattered, so the hardware prefetcher cannot
-    predict the next one.
-
-    Prefetches are issued one page at a time, because the core would stall on more than it can have outstanding.
-    """
+    """Prefetches one head's K or V, at byte `offset` of a page, of page number `index` of the next tile, whose page
+    table is at `table`; does nothing from `pages` on. Pages are scattered, so the hardware prefetcher cannot predict
+    them. They are prefetched one at a time, because the core would stall on more than it can have outstanding."""
     if index < pages:
         start = block.kv + simd.read_i32(table + 4 * index) * block.page + offset
         for token in range(block.block_size):
@@ -141,7 +139,8 @@ def _attend_tile(
     ahead_pages,
     ahead_offset,
 ):
-    """Attends from rows r to r + rows of a KV head to the pages from `table` on. Rows of one position are adjacent."""
+    """Attends from rows r to r + rows of an item's KV head to the tile of tokens from position `tile` on, whose pages
+    are listed at `table`. Updates the rows' `sums`, `maxima` and `totals`, and prefetches the next tile (`ahead`)."""
     simd.stay_apart()
     size = block.block_size
     step = max(1, TILE // size)
@@ -173,8 +172,8 @@ def _attend_tile(
 
 @njit
 def _soften(scores, low, high, stop, maximum, total):
-    """Turns one row's scores [stop] into softmax weights, 0 outside [low, high), and updates its maximum and total.
-    Returns the factor by which the row's earlier sums must be multiplied."""
+    """Turns one row's scores [stop] into softmax weights in place, 0 outside [low, high), and updates the row's running
+    maximum and total. Returns a vector of the factor by which the row's earlier sums must be multiplied."""
     simd.stay_apart()
     for t in range(low):
         simd.write_f32(scores + 4 * t, NEVER)

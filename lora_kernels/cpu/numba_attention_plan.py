@@ -49,8 +49,8 @@ class AttentionArguments(ctypes.Structure):
 
 
 class AttentionForm(NamedTuple):
-    """The parameters that layers must share to use one plan. `kv_shape` and `kv_stride` are those of one layer's KV, in
-    numbers."""
+    """The parameters that layers must share to use one plan: query heads, shape and stride of one layer's KV (in
+    numbers), bytes of a number, factor of the scores, and window (None: no limit)."""
 
     heads: int
     kv_shape: tuple[int, ...]
@@ -62,8 +62,8 @@ class AttentionForm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NumbaAttentionPlan:
-    """A step's argument block and the memory it points to. Each layer sets the addresses `query`, `out` and `kv`, and
-    the strides of the query."""
+    """A step's argument block and the memory it points to, for all layers of one form. Each layer sets the addresses
+    `query`, `out` and `kv`, and the strides of the query, before it runs the kernel."""
 
     block: AttentionArguments
     items: Int32Array
@@ -103,7 +103,8 @@ def plan_items(batch: AttentionBatch, kv_heads: int, threads: int) -> Int32Array
     """Cuts a batch into items. Returns int32 [num_items, 6]: (sequence, first query row, number of query rows, position
     of the first row, first KV head, number of KV heads).
 
-    The longest items come first, so that no thread is left with a long one at the end.
+    An item has all KV heads if that makes four items per thread, otherwise one. The longest items come first, so that
+    no thread is left with a long one at the end.
     """
     starts = np.asarray(batch.host_query_starts)
     contexts = np.asarray(batch.host_context_lens)

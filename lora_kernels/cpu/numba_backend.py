@@ -22,7 +22,8 @@ from lora_kernels.segments import SegmentPlan
 
 
 class NumbaBackend:
-    """`Backend` for CPU tensors. Caches what it derives from the last batch and the last plan, for all layers."""
+    """`Backend` in numba for CPU tensors. Caches its plans of the last batch and its LoRA data of the last segment
+    plan, which all layers share. Kernels are compiled on first use unless `compile` was called."""
 
     def __init__(self) -> None:
         self._team = team()
@@ -35,9 +36,9 @@ class NumbaBackend:
         self._lora: numba_lora.NumbaLora | None = None
 
     def compile(self, dtype: torch.dtype, on_kernel: Callable[[int, int], None]) -> None:
-        """Compiles every kernel for a dtype now instead of on first use.
+        """Compiles every kernel for tensors of `dtype` now instead of on first use.
 
-        `on_kernel` is called with the number of kernels compiled so far and their total number.
+        `on_kernel` is called before each kernel and at the end, with the numbers of kernels compiled and in total.
         """
         compilers: list[Callable[[], object]] = [
             partial(self._kernel, module, dtype) for module in (numba_attention, numba_lora)
@@ -51,19 +52,20 @@ class NumbaBackend:
     def rotate_and_write(
         self, qkv: Tensor, kv: Tensor, batch: AttentionBatch, cos: Tensor, sin: Tensor, norms: HeadNorms | None
     ) -> Tensor:
-        """See `Backend.rotate_and_write`."""
+        """Applies head norms (if any) and the rotary embedding, writes K and V to `kv`, and returns the query
+        [num_rows, heads, head_dim]. May modify `qkv`. See `Backend.rotate_and_write`."""
         query, key, value = rotated_heads(self.pointwise, qkv, kv, cos, sin, norms)
         self.write_kv(kv, key, value, batch)
         return query
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
-        """See `Backend.write_kv`."""
+        """Stores this step's K and V ([num_rows, kv_heads, head_dim]) at `batch.kv_slots` of one layer's KV."""
         self.pointwise.write_kv(kv, key, value, batch.kv_slots)
 
     def attention(
         self, query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None = None
     ) -> Tensor:
-        """See `Backend.attention`."""
+        """Returns causal attention of `query` [num_rows, heads, head_dim] over paged `kv`: see `Backend.attention`."""
         query = query if query.stride(2) == 1 else query.contiguous()
         size = query.element_size()
         form = AttentionForm(query.shape[1], kv.shape, kv.stride(), size, scale, window)
@@ -75,7 +77,8 @@ class NumbaBackend:
         return out
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> numba_lora.NumbaLora | None:
-        """See `Backend.prepare_lora`."""
+        """Returns the LoRA data that all layers of a step share, or None without segments. While plan and adapters stay
+        the same, the last result is returned again."""
         parts = (plan.rows, plan.adapter_slots, plan.starts, table.versions[plan.adapter_slots])
         key = (table, arena.data_ptr(), torch.get_num_threads(), *(part.tobytes() for part in parts))
         if key != self._lora_key:
@@ -86,11 +89,12 @@ class NumbaBackend:
     def add_lora(
         self, out: Tensor, x: Tensor, prepared: numba_lora.NumbaLora, layer: int, group: ProjectionGroup
     ) -> None:
-        """See `Backend.add_lora`."""
+        """Adds B A x of each row's own adapter to `out` [num_rows, sum(out_features)] in place: `Backend.add_lora`."""
         prepared.add(out, x, layer, group, self._team, self._kernel(numba_lora, x.dtype))
 
     def renew(self, tape: Tape, batch: AttentionBatch, prepared: numba_lora.NumbaLora | None) -> None:
-        """Replaces the recorded step's plans on the tape with this step's plans. Call it before playing the tape."""
+        """Replaces the plans on the tape, those of the recorded step, with plans for `batch` and, unless it is None,
+        `prepared`. Call it before playing the tape."""
         for form in tape.forms:
             if isinstance(form, AttentionForm):
                 tape.renew(form, self._attention_plan(form, batch).block)

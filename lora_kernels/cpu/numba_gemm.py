@@ -48,8 +48,8 @@ _PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
 
 
 class GemmArguments(ctypes.Structure):
-    """Argument block: addresses, and strides in bytes. `w` points to the panels, and `bias` to one fp32 for each output
-    of every panel."""
+    """Argument block of the linear layer's kernel: addresses, and strides in bytes. `w` points to the panels, `pairs`
+    is half the number of inputs, and `bias` points to one fp32 for each output of every panel."""
 
     _fields_ = [
         *TICKETS,
@@ -59,7 +59,8 @@ class GemmArguments(ctypes.Structure):
 
 
 class PackedLinear:
-    """A linear layer: bf16 [num_rows, in_features] -> [num_rows, out_features]."""
+    """A linear layer with a packed copy of its weight: bf16 [num_rows, in_features] -> [num_rows, out_features].
+    Requires a weight for which `can_pack` is True."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._features, self._width = weight.shape
@@ -78,7 +79,7 @@ class PackedLinear:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Returns the layer's output, a new tensor. Raises ValueError for an input of another width or dtype."""
+        """Returns the layer's output, a new bf16 tensor. Raises ValueError for an input of another width or dtype."""
         if x.dtype != torch.bfloat16 or x.shape[1] != self._width:
             raise ValueError(f"a linear of bf16 [num_rows, {self._width}] was given {x.dtype} {list(x.shape)}")
         x, rows = x.contiguous(), x.shape[0]
@@ -140,7 +141,8 @@ def _kernel() -> Kernel:
 
 
 def _make_tile(rows: int) -> Any:
-    """Makes an intrinsic that multiplies `rows` rows of x by a panel and stores the first `count` columns in bf16."""
+    """Makes an intrinsic that multiplies `rows` rows of x by a panel, adds the bias, and stores the first `count`
+    columns in bf16. It prefetches the panel at `ahead`."""
 
     def codegen(context, builder, signature, args):
         x, x_row, w, pairs, bias, out, out_row, count, ahead = args

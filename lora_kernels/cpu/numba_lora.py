@@ -71,8 +71,8 @@ def make_kernel(fmt: Format) -> Kernel:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """A projection group's argument block and the memory it points to. `touched` says for each layer whether any
-    adapter touches the group."""
+    """A projection group's argument block and the memory it points to, for all layers of one step. `touched` says for
+    each layer whether any adapter of the step touches the group."""
 
     block: LoraArguments
     targets: Int64Array
@@ -82,7 +82,7 @@ class GroupPlan:
 
 @dataclass(slots=True)
 class NumbaLora:
-    """The data that all layers of a step share. The part of a projection group is made when the group is first used."""
+    """The LoRA data of one step, which all layers share. `groups` caches each projection group's plan."""
 
     arena: Tensor
     table: LoraTable
@@ -91,7 +91,8 @@ class NumbaLora:
     groups: dict[ProjectionGroup, GroupPlan] = field(default_factory=dict)
 
     def add(self, out: Tensor, x: Tensor, layer: int, group: ProjectionGroup, team: Team, kernel: Kernel) -> None:
-        """See `Backend.add_lora`."""
+        """Adds B A x of each row's own adapter to `out` [num_rows, sum(out_features)] in place: `Backend.add_lora`.
+        `kernel`, from `make_kernel` for the dtype of `x`, runs on `team`, unless no adapter touches the layer."""
         plan = self.plan(group)
         block, table = plan.block, self.table
         size = x.element_size()
@@ -102,7 +103,7 @@ class NumbaLora:
         team.run(kernel, block, block.num_items if plan.touched[layer] else 0, group)
 
     def plan(self, group: ProjectionGroup) -> GroupPlan:
-        """Returns the plan of a projection group, which all layers share in this step."""
+        """Returns the plan of a projection group, made on first use, which all layers share in this step."""
         return self.groups.get(group) or self._plan(group)
 
     def _plan(self, group: ProjectionGroup) -> GroupPlan:
@@ -131,19 +132,15 @@ class NumbaLora:
 
 
 def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> NumbaLora | None:
-    """See `Backend.prepare_lora`."""
+    """Returns the LoRA data of one step, or None if it has no segments: `Backend.prepare_lora`."""
     if not plan.num_segments:
         return None
     return NumbaLora(arena, table, plan.rows, cut_tiles(plan, table.max_ranks))
 
 
 def cut_tiles(plan: SegmentPlan, ranks: Int32Array) -> Int32Array:
-    """Cuts segments into tiles of up to four rows, highest ranks first. Returns int32 [num_tiles, 3]: (adapter
-    slot, index of the first row in `plan.rows`, number of rows).
-
-    Args:
-        ranks: int32 [max_adapter_slots]. The largest rank of each slot.
-    """
+    """Cuts segments into tiles of up to four rows, highest ranks first. `ranks` [max_adapter_slots] holds each slot's
+    largest rank. Returns int32 [num_tiles, 3]: (adapter slot, first index into `plan.rows`, number of rows)."""
     counts = -(-plan.lengths // MAX_ROWS)
     segment = np.repeat(np.arange(plan.num_segments), counts)
     within = (np.arange(len(segment)) - np.repeat(np.cumsum(counts) - counts, counts)) * MAX_ROWS
@@ -182,8 +179,8 @@ def _add_item(block, fmt, scratch, item, following):
 
 @njit
 def _is_touched(block, adapter_slot, target):
-    """Returns whether the adapter has a rank at any of an item's targets. A tape runs the kernel for every layer and
-    projection, touched or not."""
+    """Returns whether the adapter has a rank at any of an item's targets, the first of which is at address `target`. A
+    tape runs the kernel for every layer and projection, touched or not."""
     ranks = 0
     for number in range(block.item_targets):
         ranks += _rank(block, (adapter_slot, target + 24 * number))
@@ -192,7 +189,7 @@ def _is_touched(block, adapter_slot, target):
 
 @njit
 def _parts(block, item):
-    """Returns the addresses of an item's tile and of the first of its targets."""
+    """Returns the addresses of the tile and of the first target of item number `item`."""
     parts = block.num_targets // block.item_targets
     return block.tiles + 12 * (item // parts), block.targets + 24 * block.item_targets * (item % parts)
 
@@ -233,7 +230,7 @@ def _rank(block, of):
 @njit
 def _weights(block, fmt, of, following, side, first):
     """Returns the address of the A or B tile that begins at rank `first`, and the distance in bytes from there to the
-    next item's tile, or 0 if that item has none."""
+    tile of `following`, the next item, at that rank, or 0 if the next item has none."""
     here = _tile(block, fmt, of, side, first)
     return here, _tile(block, fmt, following, side, first) - here if first < _rank(block, following) else 0
 

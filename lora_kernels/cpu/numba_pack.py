@@ -2,9 +2,8 @@
 
 Packing is one call that runs without the GIL. In torch it would be ten thousand small operations, and a concurrent
 engine step would wait for the GIL before each of its own. Measured with an adapter of rank 16 (11 MB packed) and a
-decode step of 45 ms, both on two cores: tensor by tensor, a fetch takes 81 ms, and steps take 310 ms while fetches
-follow one another. In one call, a fetch takes 18 ms, of which packing takes 10, and steps take 75 to 98 ms with two to
-four fetches each.
+decode step of 45 ms on two cores: in torch, a fetch takes 81 ms and steps during fetches 310 ms; in one call, a fetch
+takes 18 ms, of which packing takes 10, and steps 75 to 98 ms with two to four fetches each.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def pack_tiles(
     scales: npt.NDArray[np.float32],
     out: npt.NDArray[np.uint16] | npt.NDArray[np.float32],
 ) -> None:
-    """Copies every tile to `out`, multiplied by its scale. Computed in fp32 and rounded once, to nearest even.
+    """Copies every tile to its place in `out`, multiplied by its scale. Computed in fp32 and rounded to nearest even.
 
     Args:
         source: bf16 as uint16, or fp32.
@@ -38,11 +37,7 @@ def pack_tiles(
 
 
 def is_finite(source: npt.NDArray[np.uint16] | npt.NDArray[np.float32], scale: float) -> bool:
-    """Returns whether all numbers are finite and stay so when multiplied by up to `scale`. Runs at memory bandwidth.
-
-    Args:
-        source: bf16 as uint16, or fp32.
-    """
+    """Returns whether all numbers of `source` (bf16 as uint16, or fp32) are finite, also when multiplied by `scale`."""
     bits = source if source.dtype == np.uint16 else source.view(np.uint32)
     largest = np.uint32(_largest_magnitude(bits)) << np.uint32(16 if source.dtype == np.uint16 else 0)
     with np.errstate(over="ignore"):  # an overflow is a result here, not an error
@@ -54,8 +49,8 @@ READ_ONLY = [numba.types.Array(word, 1, "C", readonly=True) for word in WORDS]
 
 
 def compile_kernels(*, to_bf16: bool) -> None:
-    """Compile what packs adapters into an arena of one dtype, or load it from its cache. A compilation takes 2 s for
-    each dtype of a source, so those for the other dtype of an arena are left out."""
+    """Compiles the kernels of `pack_tiles` for bf16 or fp32 output and every dtype of a source, or loads them from the
+    cache. A compilation takes 2 s for each dtype of a source, so kernels for the other dtype of output are left out."""
     for source in READ_ONLY:
         arrays = (source, numba.int64[:, ::1], numba.float32[::1], WORDS[not to_bf16][::1])
         _pack.compile((*arrays, numba.boolean, numba.boolean))
@@ -63,7 +58,8 @@ def compile_kernels(*, to_bf16: bool) -> None:
 
 @numba.njit(error_model="numpy")
 def _turn(source, row_step, column_step, out):
-    """Transposes a block into `out`, walking the source, where numbers of one column of `out` are adjacent."""
+    """Copies a block of the source to `out` [rows, columns], with numbers of a row `column_step` apart in the source,
+    and rows `row_step` apart. Walks columns, because numbers of one column of `out` are adjacent in the source."""
     for i in range(out.shape[1]):
         for number in range(out.shape[0]):
             out[number, i] = source[i * column_step + number * row_step]
@@ -119,7 +115,8 @@ def _pack(source, tiles, scales, out, from_bf16, to_bf16):
     cache=True,
 )
 def _largest_magnitude(bits):
-    """Returns the largest bit pattern without sign. Such patterns order numbers by magnitude, infinity and NaN last."""
+    """Returns the largest bit pattern without sign among bf16 or fp32 numbers, given as their bits in uint16 or uint32.
+    Such patterns order numbers by magnitude, infinity and NaN last."""
     mask = np.uint32(0x7FFF if bits.itemsize == 2 else 0x7FFFFFFF)
     largest = np.uint32(0)
     for i in range(len(bits)):

@@ -15,7 +15,7 @@ from lora_kernels.cpu.openmp import ITEM, TICKETS, Kernel, Team
 from lora_kernels.cpu.simd import LANES
 
 ITEM_NUMBERS = 2048
-"""About how many numbers an item has: processing them takes as long as starting a team."""
+"""Numbers that an item, the rows that a thread takes at a time, has about: as much work as starting a team."""
 
 
 class NormBlock(ctypes.Structure):
@@ -50,15 +50,16 @@ class WriteBlock(ctypes.Structure):
 
 
 class NumbaPointwise:
-    """`Pointwise` for CPU tensors, with numba kernels that a `Team` of threads runs in parallel. It also has
-    `Backend.write_kv`."""
+    """`Pointwise` for CPU tensors, with numba kernels that a `Team` of threads runs in parallel. It also has the KV
+    write. Kernels are compiled on first use, one for each dtype."""
 
     def __init__(self, team: Team) -> None:
         self._team = team
         self._kernels: dict[tuple[str, torch.dtype], Kernel] = {}
 
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        """See `Pointwise.add_norm`. Raises ValueError unless `x` is contiguous."""
+        """Adds `delta`, if given, to `x` in place, and returns RMSNorm(x) * weight, a new tensor: `Pointwise.add_norm`.
+        Raises ValueError unless `x` is contiguous."""
         if not x.is_contiguous():
             raise ValueError(f"rows of strides {x.stride()} cannot be added to in place")
         delta = None if delta is None else delta.contiguous()
@@ -72,7 +73,8 @@ class NumbaPointwise:
         return out
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """See `Pointwise.rotate`. Raises ValueError unless each head, `cos` and `sin` are contiguous."""
+        """Applies the rotary embedding to `x` [num_rows, heads, head_dim] in place, see `Pointwise.rotate`. Raises
+        ValueError unless each head, `cos` and `sin` are contiguous."""
         rows, heads, dims = x.shape
         row, head, one = x.stride()
         if one != 1 or not (cos.is_contiguous() and sin.is_contiguous()):
@@ -85,7 +87,7 @@ class NumbaPointwise:
         self._run("rotate", x.dtype, block)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
-        """See `Pointwise.swiglu`."""
+        """Returns silu(gate) * up, where `gate_up` [num_rows, 2 * width] holds gate and up side by side."""
         gate_up = gate_up.contiguous()
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = self._team.empty((rows, width), gate_up.dtype)
@@ -97,7 +99,7 @@ class NumbaPointwise:
         return out
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
-        """See `Backend.write_kv`."""
+        """Stores K and V [num_rows, kv_heads, head_dim] at `slots` (`page * block_size + offset`) of one layer's KV."""
         key, value = _side_by_side(key), _side_by_side(value)
         size = kv.element_size()
         page, side, token = (stride * size for stride in kv.stride()[:3])
@@ -109,7 +111,7 @@ class NumbaPointwise:
         self._run("write", kv.dtype, block)
 
     def kernel(self, name: str, dtype: torch.dtype) -> Kernel:
-        """Returns the kernel that `MAKERS` has under `name`, compiled on first use."""
+        """Returns the kernel of a name in `MAKERS` for tensors of `dtype`, compiled on first use."""
         if (name, dtype) not in self._kernels:
             self._kernels[name, dtype] = MAKERS[name](FORMATS[dtype])
         return self._kernels[name, dtype]

@@ -1,10 +1,9 @@
 """Records a sequence of kernel runs on a tape, and replays it as one kernel.
 
-Starting a kernel takes 8 us of Python and 2 us of the OpenMP team. A decoding step of 30 layers starts 300 kernels, and
-420 with adapters, which is 4 of its 17 ms with eight rows. A tape runs its kernels one after the other in one parallel
-region, with a barrier after each. They read and write the same memory as when they were recorded: the caller first
-writes a step's new inputs there, and writes what a step plans for all layers (attention's items, LoRA's tiles) into the
-kernels' argument blocks.
+Starting a kernel takes 8 us of Python and 2 us of the OpenMP team; a decoding step of 30 layers starts 300 to 420,
+which is 4 of its 17 ms with eight rows. A tape runs its kernels one after the other in one parallel region, with a
+barrier after each. They read and write the same memory as when they were recorded: the caller first writes a step's new
+inputs there, and writes the step's plans (attention's items, LoRA's tiles) into the kernels' argument blocks.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from lora_kernels.cpu.simd import I64
 T = TypeVar("T")
 
 BLOCK_NUMBERS = 32
-"""Maximum size of an argument block in int64."""
+"""Maximum size of an argument block, in int64 numbers."""
 
 
 class TapeBlock(ctypes.Structure):
-    """Argument block of the player. `calls` is int64 [num_calls, 2]: addresses of a kernel and of its argument block.
-    `barrier` is 0 if there is none."""
+    """Argument block of the kernel that plays a tape. `calls` is the address of int64 [num_calls, 2]: addresses of a
+    kernel and of its argument block. `barrier` is the address of the threads' barrier, or 0 if there is none."""
 
     _fields_ = [*TICKETS, *((name, ctypes.c_int64) for name in ("num_calls", "calls", "barrier"))]
 
@@ -78,8 +77,8 @@ class Workspace:
         return torch.from_numpy(seen).view(dtype).view(tuple(shape))
 
     def let_go(self, tensor: Tensor) -> Tensor:
-        """Returns a tensor over the same memory that does not keep its piece in use, so that later kernels may
-        overwrite its numbers. `tensor` must be one that `empty` returned."""
+        """Returns a tensor over the memory of `tensor`, which must be one that `empty` returned. The new tensor does
+        not keep the memory in use, so that later kernels may overwrite its numbers."""
         [memory] = [piece.memory for piece in self._pieces if piece.memory.data_ptr() == tensor.data_ptr()]
         return memory[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
@@ -91,7 +90,7 @@ class _Call(NamedTuple):
 
 
 class _Recording:
-    """A `TapeRecorder` that collects calls and allocates from a workspace."""
+    """A `TapeRecorder` that copies each run to `calls` and allocates from a workspace."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.calls: list[_Call] = []
@@ -102,10 +101,10 @@ class _Recording:
 
 
 def record(compute: Callable[[], T], workspace: Workspace) -> tuple[Tape, T]:
-    """Runs `compute` and records the kernels that this thread runs meanwhile. Returns their tape and the result.
+    """Runs `compute`, recording the kernels that this thread runs. Returns the tape and the result of `compute`.
 
     Between the first and the last kernel, only kernels may compute, because other computation is not on the tape. The
-    caller must keep the memory that they read and write in place; the tape itself keeps the workspace.
+    caller must keep the memory that kernels read and write in place; the tape itself keeps only the workspace.
     """
     recording = _Recording(workspace)
     with team().recorded_by(recording):
@@ -139,15 +138,13 @@ class Tape:
         return len(self._kernels)
 
     def renew(self, form: Hashable, block: ctypes.Structure) -> None:
-        """Copies this step's plan into the recorded argument blocks of a form: the fields that `of_step` lists.
-
-        The memory that `block` points to must stay in place until the tape has been played.
-        """
+        """Copies this step's plan from `block` into the argument blocks that were recorded with `form`: the fields that
+        the block class names in `of_step`. What `block` points to must stay in place until the tape has been played."""
         columns, names = _of_step(type(block))
         self._blocks[np.ix_(self._planned[form], columns)] = [getattr(block, name) for name in names]
 
     def play(self) -> None:
-        """Runs all recorded calls again."""
+        """Runs all recorded calls again, in order, on torch's threads. Returns when all are done."""
         self._blocks[:, : len(TICKETS)] = 0
         threads = torch.get_num_threads() if team().is_parallel else 1
         self._block.barrier = team().barrier if threads > 1 else 0

@@ -2,9 +2,8 @@
 
 torch, oneDNN and MKL share one OpenMP team, whose threads spin for a while after each operation. A second thread pool
 would compete for the same cores. Kernels are therefore C functions that run on that team, through `GOMP_parallel` of
-the same library that torch has loaded. Measured on two cores, a linear followed by a kernel that takes 52 us alone
-takes 0.36 ms, of which starting the team is 2 us. It takes 0.45 ms with the kernel as numba's own parallel loop, and 8
-ms, the time the system lets a thread spin, on the team of another libgomp.
+the same library that torch has loaded. Measured on two cores, a linear and a kernel of 52 us take 0.36 ms, 0.45 ms with
+the kernel as numba's own parallel loop, and 8 ms (how long threads spin) on the team of another libgomp.
 """
 
 from __future__ import annotations
@@ -27,13 +26,14 @@ from torch import Tensor
 MAPS = Path("/proc/self/maps")
 HERE = Path(__file__).parent
 TICKETS = [("item", ctypes.c_int64), ("thread", ctypes.c_int64)]
-"""The first fields of every argument block, both initially 0: counters from which threads draw their next item and
+"""The first fields of every argument block, 0 before each run: counters from which threads draw their next item and
 their own thread number."""
 ITEM, THREAD = 0, 1
 
 
 class Kernel:
-    """A compiled function that takes the address of one argument block."""
+    """A C function, compiled when the object is made, that takes the address of one argument block. `address` is the
+    function's address; `alone` calls it on the calling thread."""
 
     def __init__(self, function: Callable[[Any], None], block: type[ctypes.Structure]) -> None:
         record = numba.from_dtype(np.dtype(block))
@@ -43,7 +43,8 @@ class Kernel:
 
 
 class TapeRecorder(Protocol):
-    """Receives every kernel run while recording, and allocates the tensors that kernels pass to each other."""
+    """Receives, through `take`, the kernel, argument block and form of every run while a thread records, and allocates,
+    through `empty`, the tensors that kernels pass to each other."""
 
     def take(self, kernel: Kernel, block: ctypes.Structure, form: Hashable) -> None: ...
 
@@ -55,11 +56,11 @@ class _OfThread(threading.local):
 
 
 _OWN = _OfThread()
-"""The calling thread's recorder, shared by all teams."""
+"""Holds each thread's own recorder, or None while that thread does not record."""
 
 
 class Team:
-    """Runs kernels on torch's OpenMP team.
+    """Runs kernels on torch's OpenMP team. `team` returns the process's only object.
 
     Attributes:
         is_parallel: False where torch's OpenMP library cannot be called; kernels then run on the calling thread alone.
@@ -79,8 +80,8 @@ class Team:
 
     @contextmanager
     def recorded_by(self, recorder: TapeRecorder) -> Iterator[None]:
-        """Passes every kernel that this thread runs in the context to `recorder` as well as running it. Contexts must
-        not be nested."""
+        """Within the context, passes every kernel that this thread runs to `recorder` before running it, and lets
+        `recorder` allocate what `empty` returns. Contexts must not be nested."""
         _OWN.recorder = recorder
         try:
             yield
@@ -88,14 +89,15 @@ class Team:
             _OWN.recorder = None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Returns an uninitialised tensor for a kernel to fill, from the recorder if there is one."""
+        """Returns an uninitialised CPU tensor, allocated by the recorder if this thread records."""
         if _OWN.recorder is not None:
             return _OWN.recorder.empty(shape, dtype)
         return torch.empty(shape, dtype=dtype)
 
     def run(self, kernel: Kernel, block: ctypes.Structure, num_items: int, form: Hashable = None) -> None:
-        """Runs a kernel, and returns when every thread has drawn an item beyond the last. A single item runs on the
-        calling thread, and without items the kernel is not called.
+        """Passes a run to the recorder, if this thread records, and runs the kernel on up to `num_items` of torch's
+        threads, which draw items from `block.item`. Returns when all have finished. A single item runs on the calling
+        thread, and without items the kernel is not called.
 
         Args:
             form: key of the plan that fills the block anew in each step, or None if there is none. See `Tape.renew`.
@@ -119,7 +121,8 @@ def team() -> Team:
 
 
 def _compile(function: Callable[[Any], None], signature: Any) -> Any:
-    """Compiles a function, cached on disk beside the sources if that directory is writable, else in numba's own cache.
+    """Returns a numba C function of this signature, compiled or loaded from a cache: on disk beside the sources if that
+    directory is writable, else numba's own.
 
     To decide whether a cached function is stale, numba looks only at the function's own file and never at the functions
     it calls. The cache directory beside the sources is therefore named by a hash of all source files.
@@ -145,9 +148,7 @@ def find_libgomp(maps: str, torch_folder: Path) -> str | None:
     """Returns the path of the libgomp that torch uses: the one that is mapped from torch's own folder or, if none is,
     the only one that is mapped. None means that there is none, or that there are several.
 
-    Other libraries bring a libgomp of their own, whose threads would be a second pool, which this module avoids: beside
-    torch's pool on two cores, every operation of either was measured to take 8 ms, after which the system lets the
-    other run.
+    Other libraries bring a libgomp of their own, whose threads would be the second pool that this module avoids.
 
     Args:
         maps: the text of /proc/self/maps.

@@ -70,7 +70,7 @@ class Emit:
         return self.call("llvm.fma.v16f32", VEC, a, b, c)
 
     def raw(self, address: Any, of: Any, mask: Any | None) -> Any:
-        """Loads a vector of type `of` from memory. Lanes that `mask` excludes are 0 and are not read."""
+        """Returns a vector of type `of` loaded from `address`. Lanes that `mask` excludes are 0 and are not read."""
         size = of.element.width // 8 if isinstance(of.element, ir.IntType) else 4
         pointer = self.at(address, of)
         if mask is None:
@@ -104,7 +104,7 @@ class Emit:
 
     @contextmanager
     def loop(self, start: Any, stop: Any, step: int) -> Any:
-        """Emits a counted loop over int64 and yields the counter."""
+        """Emits a loop over an int64 counter in [start, stop), and yields the counter. The context emits the body."""
         with cgutils.for_range_slice(self.builder, start, stop, ir.Constant(I64, step), inc=True) as (index, _):
             yield index
 
@@ -125,13 +125,13 @@ def every(value: Any, of: ir.VectorType) -> ir.Constant:
 
 @intrinsic
 def load(typingctx, address):
-    """Loads sixteen fp32 numbers."""
+    """Returns the sixteen fp32 numbers at a byte address as a vector."""
     return vector(types.int64), lambda context, builder, signature, args: Emit(builder).raw(args[0], VEC, None)
 
 
 @intrinsic
 def store(typingctx, address, a):
-    """Stores sixteen fp32 numbers."""
+    """Stores the sixteen fp32 numbers of `a` at a byte address."""
 
     def codegen(context, builder, signature, args):
         builder.store(args[1], Emit(builder).at(args[0], VEC), align=4)
@@ -178,7 +178,7 @@ def maximum(typingctx, a, b):
 
 @intrinsic
 def total(typingctx, a):
-    """Returns the sum of the lanes, added as a tree."""
+    """Returns the sum of the lanes, fp32, added as a tree."""
 
     def codegen(context, builder, signature, args):
         zero = ir.Constant(F32, -0.0)
@@ -197,7 +197,7 @@ def largest(typingctx, a):
 
 @intrinsic
 def first(typingctx, a):
-    """Returns lane 0."""
+    """Returns lane 0 as fp32."""
 
     def codegen(context, builder, signature, args):
         return builder.extract_element(args[0], ir.Constant(I32, 0))
@@ -230,7 +230,7 @@ def exp(typingctx, a):
 
 @intrinsic
 def read_f32(typingctx, address):
-    """Loads one fp32 number."""
+    """Returns the fp32 number at a byte address."""
 
     def codegen(context, builder, signature, args):
         return builder.load(Emit(builder).at(args[0], F32), align=4)
@@ -274,8 +274,8 @@ def prefetch(typingctx, address):
 
 @intrinsic
 def take_ticket(typingctx, block, index):
-    """Atomically adds 1 to an int64 of an argument block and returns its old value. Threads of a team use it to share
-    out work."""
+    """Atomically adds 1 to int64 number `index` of an argument block, and returns its old value. Threads of a team use
+    it to share out work."""
 
     def codegen(context, builder, signature, args):
         place = builder.gep(builder.bitcast(args[0], I64.as_pointer()), [args[1]], source_etype=I64)

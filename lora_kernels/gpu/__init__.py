@@ -1,1 +1,1 @@
-"""Kernels of a GPU, written in Triton, with their plans and tunings."""
+"""GPU kernels, written in Triton, with the plans that the host makes for them and their launch configurations."""

@@ -14,7 +14,7 @@ from lora_kernels.gpu.triton_decode import DecodeTuning, DecodeWorkspace, decode
 from lora_kernels.gpu.triton_prefill import PrefillPlan, PrefillTuning, plan_prefill, prefill
 
 BLOCK_ELEMENTS = 8192
-"""Numbers in a block of K or V: 16 KiB in 16 bits."""
+"""Numbers in a block of K or V that a decode program reads at once: 16 KiB in 16 bits."""
 LARGEST_BLOCK = 128
 EXTRA_BYTES = 13 << 10
 """Shared memory, in bytes, that a decode program needs besides its blocks: query, weights, layout changes, and the
@@ -50,8 +50,8 @@ def find_processor(device: torch.device) -> Processor:
 
 
 def decode_tuning(head_dim: int, dtype: torch.dtype, processor: Processor) -> DecodeTuning:
-    """Returns the default decode tuning for KV of `dtype`. A program has three blocks of K and V in shared memory if
-    two such programs fit on a multiprocessor, otherwise two."""
+    """Returns the default decode tuning for KV of `dtype` on a GPU. A program has three blocks of K and V in shared
+    memory if two such programs fit on a multiprocessor, otherwise two."""
     block_d = block_width(head_dim)
     block_n = min(LARGEST_BLOCK, BLOCK_ELEMENTS // block_d)
     block_bytes = 2 * block_n * block_d * dtype.itemsize
@@ -92,8 +92,8 @@ class PagedAttention:
         self._plans: dict[int | None, PrefillPlan] = {}
 
     def reserve(self, max_seqs: int, heads: int, kv: Tensor) -> None:
-        """Allocates the decode workspace (`workspace_bytes` of memory) once and for all. From then on, batches with
-        more than `max_seqs` decodes are refused.
+        """Allocates the decode workspace (`workspace_bytes` of memory) for good: it is not enlarged any more, and calls
+        with more than `max_seqs` decodes raise ValueError.
 
         Args:
             heads: query heads of a layer.
@@ -103,13 +103,13 @@ class PagedAttention:
         self._is_reserved = True
 
     def decode_tuning(self, kv: Tensor) -> DecodeTuning:
-        """Returns the tuning with which decoding from `kv` is launched."""
+        """Returns the tuning for decoding from `kv`: the given one or, by default, that for the first `kv` seen."""
         if self._decode is None:
             self._decode = decode_tuning(kv.shape[-1], kv.dtype, find_processor(kv.device))
         return self._decode
 
     def prefill_tuning(self, kv: Tensor) -> PrefillTuning:
-        """Returns the tuning with which prefill over `kv` is launched."""
+        """Returns the tuning for prefill over `kv`: the given one or, by default, that for the first `kv` seen."""
         if self._prefill is None:
             self._prefill = prefill_tuning(kv.shape[-1], kv.dtype, find_processor(kv.device))
         return self._prefill
@@ -123,11 +123,8 @@ class PagedAttention:
         window: int | None = None,
         kv_scales: Tensor | None = None,
     ) -> Tensor:
-        """See `Backend.attention`, and `AttentionCall` for `kv_scales`.
-
-        Raises:
-            ValueError: The batch has more decodes than were reserved.
-        """
+        """Returns causal attention of `query` [num_rows, heads, head_dim] over paged `kv`: see `Backend.attention`, and
+        `AttentionCall` for `kv_scales`. Raises ValueError if the batch has more decodes than were reserved."""
         if batch is not self._batch:
             self._batch, self._plans = batch, {}
         call = AttentionCall(torch.empty_like(query), query, kv, scale, window, kv_scales)

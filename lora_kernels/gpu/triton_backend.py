@@ -1,4 +1,4 @@
-"""The Triton backend for CUDA tensors, which also works on CPU tensors under Triton's interpreter."""
+"""The Triton backend, for CUDA tensors, and under Triton's interpreter for CPU tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lora_kernels.segments import Int32Array, SegmentPlan
 
 
 class TritonBackend:
-    """`Backend` in Triton. Caches what it derives from the last batch and the last plan, for all layers."""
+    """`Backend` in Triton. Caches plans of the last batch and LoRA data of the last segment plan, for all layers."""
 
     name = "triton"
 
@@ -30,21 +30,23 @@ class TritonBackend:
     def rotate_and_write(
         self, qkv: Tensor, kv: Tensor, batch: AttentionBatch, cos: Tensor, sin: Tensor, norms: HeadNorms | None
     ) -> Tensor:
-        """See `Backend.rotate_and_write`."""
+        """Applies head norms (if any) and the rotary embedding, writes K and V to `kv`, and returns the query
+        [num_rows, heads, head_dim], a view of `qkv`, which is modified. See `Backend.rotate_and_write`."""
         return triton_pointwise.rotate_and_write(qkv, kv, batch.kv_slots, cos, sin, norms)
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
-        """See `Backend.write_kv`."""
+        """Stores this step's K and V ([num_rows, kv_heads, head_dim]) at `batch.kv_slots` of one layer's KV."""
         triton_kv.write_kv(kv, key, value, batch.kv_slots)
 
     def attention(
         self, query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None = None
     ) -> Tensor:
-        """See `Backend.attention`."""
+        """Returns causal attention of `query` [num_rows, heads, head_dim] over paged `kv`: see `Backend.attention`."""
         return self.paged_attention(query, kv, batch, scale, window)
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> triton_lora_plan.TritonLora | None:
-        """See `Backend.prepare_lora`."""
+        """Returns the LoRA data that all layers of a step share, or None if there is nothing to add. While plan and
+        adapters stay the same, the last result is returned again."""
         parts = (plan.rows, plan.adapter_slots, plan.starts, table.versions[plan.adapter_slots])
         key = (table, arena.data_ptr(), *(part.tobytes() for part in parts))
         if key != self._lora_key:
@@ -55,17 +57,18 @@ class TritonBackend:
     def record_lora(
         self, arena: Tensor, table: LoraTable, workspace: triton_lora_plan.LoraWorkspace
     ) -> triton_lora_plan.TritonLora:
-        """Prepares launches for recording that serve any step the workspace fits. See `triton_lora_plan.record`."""
+        """Returns LoRA data for launches to record, which serve any step whose lists are in `workspace`."""
         return triton_lora_plan.record(arena, table, workspace, workspace.max_rows, self._lora_tuning)
 
     def fill_lora(
         self, host: Int32Array, workspace: triton_lora_plan.LoraWorkspace, table: LoraTable, plan: SegmentPlan
     ) -> int:
-        """See `LoraWorkspace.fill`."""
+        """Writes a step's tile lists into `host`, laid out like `workspace.meta`, and returns how many leading numbers
+        of it to copy there. Raises ValueError if the step does not fit the workspace."""
         return workspace.fill(host, table, plan, self._lora_tuning)
 
     def add_lora(
         self, out: Tensor, x: Tensor, prepared: triton_lora_plan.TritonLora, layer: int, group: ProjectionGroup
     ) -> None:
-        """See `Backend.add_lora`."""
+        """Adds B A x of each row's own adapter to `out` [num_rows, sum(out_features)] in place: `Backend.add_lora`."""
         triton_lora.add(out, x, prepared, layer, group)

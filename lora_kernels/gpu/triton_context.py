@@ -23,7 +23,7 @@ def block_width(head_dim: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """The arguments of one layer's attention in one step.
+    """The arguments of one layer's attention in one step. Kernels fill `out`.
 
     Attributes:
         out, query: [num_rows, heads, head_dim].
@@ -47,7 +47,7 @@ class AttentionCall:
 
     @property
     def strides(self) -> tuple[int, int, int, int]:
-        """The strides, in elements, of the query's rows, the rows of `out`, and pages, and the distance from K to V."""
+        """The strides, in elements, of query rows, `out` rows and pages, and the distance from K to V in a page."""
         return self.query.stride(0), self.out.stride(0), self.kv.stride(0), self.kv.stride(1)
 
     @property
@@ -68,7 +68,7 @@ class AttentionCall:
 
 @triton.jit
 def find_pages(table_ptr, n, end, BLOCK_SIZE: tl.constexpr):
-    """Returns the pages of tokens `n`, and the null page for tokens from `end` on."""
+    """Returns the page of each token position in `n`, from a sequence's block table; page 0 from `end` on."""
     return tl.load(table_ptr + n // BLOCK_SIZE, mask=n < end, other=0)
 
 
@@ -95,7 +95,8 @@ def attend_blocks(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Adds context tokens `begin:end` to the softmax state (peak, norm, total) of query rows. Returns the new state.
+    """Adds context tokens `begin:end` to the softmax state of query rows: the largest score (`peak`), the sum of base-2
+    exponentials of scores times `scale` (`norm`), and that of exponentials times values (`total`), and returns it.
 
     Without EDGE, the tokens must fill whole blocks and be visible to every row, and nothing is masked. If they do not
     fill whole blocks, `position` must be below `end`, which hides the rest of the last block.

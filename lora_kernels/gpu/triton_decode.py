@@ -90,13 +90,13 @@ def decode(
     *,
     may_split: bool = True,
 ) -> None:
-    """Fills the first rows of `call.out`: row i is the newest token of sequence i.
+    """Computes attention into the first rows of `call.out`, where row i is the newest token of sequence i.
 
     The launches do not depend on the numbers in `contexts`, which only the device reads.
 
     Args:
-        contexts: int32 [num_seqs], at most as many as the workspace was made for. Context 0 is padding, and its row of
-            the output becomes zero.
+        contexts: int32 [num_seqs], tokens in each KV cache; at most as many sequences as `workspace` was made for.
+            Context 0 is padding, and its row of the output becomes zero.
         block_tables: int32 [num_seqs, max_blocks].
         may_split: False if the caller knows that no context is longer than `tuning.split_tokens`.
     """
@@ -126,7 +126,7 @@ def decode(
 
 
 def decode_constants(num_seqs: int, group: int, tuning: DecodeTuning) -> dict[str, int]:
-    """Returns the compile-time constants of `decode_kernel` that `AttentionCall.constants` does not have."""
+    """Returns the compile-time constants of `decode_kernel` that are not in `AttentionCall.constants`."""
     return {
         "SEQS": max(LEAST_SEQS, triton.next_power_of_2(num_seqs)),
         "BLOCK_M": max(MIN_DOT, triton.next_power_of_2(group)),
@@ -177,8 +177,9 @@ def decode_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Computes attention of the query heads of one KV head over one split, item after item. `scale` is for base-2
-    exponentials."""
+    """Computes attention of the query heads of one KV head over one split, item after item. Stores the result in
+    `out_ptr`, or as a partial result if the context has several splits, and each sequence's entry for `merge` in
+    `rows_ptr`. `scale` is for base-2 exponentials."""
     index = tl.arange(0, SEQS)
     spans = tl.load(contexts_ptr + index, mask=index < num_seqs, other=0)
     if HAS_WINDOW:

@@ -19,15 +19,15 @@ BLOCK = 1024
 
 @dataclass(frozen=True, slots=True)
 class TritonScales:
-    """`BaseScales` in Triton. `items` is int32 [num_rows, 2] on the device: (batch row, adapter slot) of each scaled
-    row."""
+    """`BaseScales` in Triton, for one step. `items` is int32 [num_scaled_rows, 2] on the device: (batch row, adapter
+    slot) of each row whose adapter scales any base output."""
 
     arena: Tensor
     table: LoraTable
     items: Tensor
 
     def apply(self, out: Tensor, layer: int, group: ProjectionGroup) -> None:
-        """See `BaseScales.apply`."""
+        """Scales the base output `out` [num_rows, sum(out_features)] of one layer in place, see `BaseScales.apply`."""
         _, layers, targets = self.table.scales.shape
         blocks = sum(triton.cdiv(features, BLOCK) for features in group.out_features)
         scale_kernel[(len(self.items), blocks)](
@@ -49,7 +49,7 @@ class TritonScales:
 
 
 def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> TritonScales | None:
-    """See `dora.prepare`. Makes one upload."""
+    """Returns one step's `TritonScales`, for all layers, or None if none of its adapters scales base outputs."""
     scaled = scaled_rows(table, plan)
     if scaled is None:
         return None

@@ -62,7 +62,7 @@ def write_kernel(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Copies K and V of one row to its slot."""
+    """Copies K and V of one row to its slot, scaled and converted like `write_kv`. A negative slot is skipped."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + row)
     if slot >= 0:

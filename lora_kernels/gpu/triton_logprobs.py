@@ -1,4 +1,4 @@
-"""Logprobs of the chosen and the likeliest tokens on a GPU: two launches for all rows that ask, one pass over each."""
+"""Logprobs of the chosen and the likeliest tokens on a GPU: two launches for all requested rows, one pass each."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ CHUNK = 4096
 
 
 def logprobs(logits: Tensor, rows: Tensor, ids: Tensor, width: int, chunk: int = CHUNK) -> Tensor:
-    """Computes logprobs from the model's unmodified logits. Tokens with equal logits are ranked by id.
+    """Returns logprobs under the model's unmodified logits. Tokens with equal logits are ranked by id.
 
     Args:
         logits: [num_rows, vocab_size].
         rows: int32 [num_wanted]. Rows for which logprobs are wanted.
         ids: int64 [num_rows]. The token chosen in each row.
         width: number of likeliest tokens, at most vocab_size.
+        chunk: number of tokens that one program reads.
 
     Returns:
         int32 [num_wanted, 1 + 2 * width]: bits of the chosen token's fp32 logprob, ids of the likeliest tokens in
@@ -51,7 +52,8 @@ def rank_kernel(
     logits_stride,
     CHUNK: tl.constexpr,
 ):
-    """Finds the `width` highest logits of one (row, chunk), its highest logit, and its sum of exponentials."""
+    """Stores the highest logit of one (row, chunk) and its sum of exponentials at `sums_ptr`, and the `width` highest
+    logits and their ids at `tops_ptr` and `top_ids_ptr`."""
     row = tl.load(rows_ptr + tl.program_id(0)).to(tl.int64)
     chunk = tl.program_id(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -88,7 +90,7 @@ def logprob_kernel(
     CHUNKS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Computes one row of the result from its chunks."""
+    """Computes one row of the result of `logprobs` from what `rank_kernel` stored for the row's chunks."""
     wanted = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + wanted).to(tl.int64)
     chunk = tl.arange(0, CHUNKS)

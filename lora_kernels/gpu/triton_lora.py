@@ -28,18 +28,14 @@ LAYOUT = {"ALIGN": ALIGN, "RANK_TILE": RANK_TILE, "MAX_TILES": MAX_TILES}
 
 
 def add(out: Tensor, x: Tensor, prepared: TritonLora, layer: int, group: ProjectionGroup) -> None:
-    """See `Backend.add_lora`."""
+    """Adds B A x of each row's own adapter to `out` [num_rows, sum(out_features)] in place: `Backend.add_lora`."""
     shrink(x, prepared, layer, group)
     expand(out, prepared, layer, group)
 
 
 def shrink(x: Tensor, prepared: TritonLora, layer: int, group: ProjectionGroup) -> None:
-    """Computes the first half of `add`, into `prepared.sums`. It needs only the input of the base projection, and may
-    run concurrently with that projection.
-
-    Args:
-        x: [num_rows, group.in_features].
-    """
+    """Computes A x for `x` [num_rows, group.in_features], the first half of `add`, into `prepared.sums`. It does not
+    need the base projection, and may run concurrently. Raises ValueError if `prepared.sums` has too few parts."""
     tuning, splits = prepared.tuning, prepared.tuning.num_splits(group.in_features)
     if splits * len(group.targets) > len(prepared.sums):
         raise ValueError(f"{group.name} needs {splits * len(group.targets)} sums a rank, not {len(prepared.sums)}")
@@ -62,11 +58,8 @@ def shrink(x: Tensor, prepared: TritonLora, layer: int, group: ProjectionGroup) 
 
 
 def expand(out: Tensor, prepared: TritonLora, layer: int, group: ProjectionGroup) -> None:
-    """Computes the second half of `add`, from `prepared.sums`.
-
-    Args:
-        out: [num_rows, sum(group.out_features)], modified in place.
-    """
+    """Computes the second half of `add`: multiplies `prepared.sums`, which `shrink` filled for the same layer and
+    group, with B, and adds the result to `out` [num_rows, sum(group.out_features)] in place."""
     tuning, splits = prepared.tuning, prepared.tuning.num_splits(group.in_features)
     for tiles, long in ((prepared.lists.rows, False), (prepared.lists.long_rows, True)):
         options = tuning.expand_options(long, splits)
@@ -93,7 +86,7 @@ def _stored(prepared: TritonLora) -> Tensor:
 
 
 def _tables(prepared: TritonLora, tiles: TileList) -> tuple[Tensor, ...]:
-    """Returns the tensors that both kernels take, in the order of their arguments."""
+    """Returns the tensors of sums, tables and tiles that both kernels take, in the order of their arguments."""
     table = prepared.table
     return (prepared.sums, table.offsets, table.ranks, tiles.tiles, tiles.count, prepared.rows)
 
@@ -134,8 +127,8 @@ def shrink_kernel(
     NARROW_ROWS: tl.constexpr,
     NARROW_K: tl.constexpr,
 ):
-    """Computes sums[part, target, rows, ranks] = x[rows, part of K] A^T for one (target, shrink tile, part). With
-    SERIAL, one program computes all parts and stores their sum at part 0."""
+    """Computes sums[part, target, rows, ranks] = x[rows, part of K] A^T for one (target, shrink tile, part), tile after
+    tile. With SERIAL, one program computes all parts and stores their sum at part 0."""
     index = tl.program_id(0)
     target = 0
     for i in tl.static_range(len(GROUP)):
@@ -243,7 +236,7 @@ def expand_kernel(
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Computes out[rows, columns] += (sum of the parts) B, for one (block of columns of one target, row tile)."""
+    """Computes out[rows, columns] += (sum of the parts) B for one block of columns of one target, tile after tile."""
     block = tl.program_id(0)
     index = 0
     target = GROUP[0]

@@ -63,7 +63,7 @@ class TileLists:
 
 @dataclass(frozen=True, slots=True)
 class TritonLora:
-    """The data that all layers of a step share.
+    """The LoRA data of one step, or of one recorded launch sequence, which all layers share.
 
     Attributes:
         arena: flat, in the model's dtype.
@@ -107,7 +107,7 @@ class LoraWorkspace:
         self.sums = make_sums(max_rows, device, self.max_rank, parts) if sums is None else sums
 
     def fill(self, host: Int32Array, table: LoraTable, plan: SegmentPlan, tuning: LoraTuning = SHIPPED) -> int:
-        """Writes a step's lists into host memory laid out like `meta`.
+        """Writes a step's tile lists into `host`, int32 memory laid out like `meta`.
 
         Returns:
             The number of leading numbers of `host` that must be copied to `meta`.
@@ -123,18 +123,18 @@ class LoraWorkspace:
 
 
 def make_sums(max_rows: int, device: torch.device, max_rank: int = MAX_RANK, parts: int = MAX_PARTS) -> Tensor:
-    """Allocates the `sums` of a `LoraWorkspace`."""
+    """Allocates the `sums` of a `LoraWorkspace`: uninitialised fp32 [parts, max_rows, max_rank rounded up to 16]."""
     return torch.empty((parts, max_rows, _round_up(max_rank, RANK_TILE)), dtype=torch.float32, device=device)
 
 
 def workspace_numbers(max_rows: int, max_rank: int = MAX_RANK) -> int:
-    """Returns the size of `LoraWorkspace.meta` in numbers, a multiple of four."""
+    """Returns the size of `LoraWorkspace.meta` in int32 numbers, a multiple of four."""
     return _workspace_sections(max_rows, _round_up(max_rank, RANK_TILE))[-1]
 
 
 def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan, tuning: LoraTuning = SHIPPED) -> TritonLora | None:
-    """Prepares one step whose launches are not recorded, with one upload. See `Backend.prepare_lora`. Returns None also
-    if all adapters have rank 0."""
+    """Returns the LoRA data of one step whose launches are not recorded, or None if no row has an adapter with a rank
+    above 0. Makes one upload and does not wait for it."""
     ranks = table.max_ranks[plan.adapter_slots]
     if not ranks.any():
         return None
@@ -153,7 +153,8 @@ def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan, tuning: LoraTuni
 def record(
     arena: Tensor, table: LoraTable, workspace: LoraWorkspace, num_rows: int, tuning: LoraTuning = SHIPPED
 ) -> TritonLora:
-    """Prepares launches that serve any step of up to `num_rows` rows whose lists `upload` put into the workspace."""
+    """Returns LoRA data for launches that are recorded once. They serve any step of up to `num_rows` rows whose lists
+    have been copied into the workspace (`upload`)."""
     shrink = min(num_rows * workspace.max_rank // RANK_TILE, max(num_rows, tuning.shrink_programs))
     programs = (min(num_rows, tuning.expand_programs), shrink, 0, 0)
     rows = workspace.meta[HEADER : HEADER + workspace.max_rows]
@@ -174,16 +175,16 @@ def upload(workspace: LoraWorkspace, table: LoraTable, plan: SegmentPlan, tuning
 
 
 def _pinned(host: Tensor, device_tensor: Tensor) -> Tensor:
-    """Copies `host` to pinned memory if `device_tensor` is on a GPU. Torch's pool of pinned memory does not reuse the
-    memory before copies from it are done."""
+    """Returns `host`, copied to pinned memory if `device_tensor` is on a GPU. Torch's pool of pinned memory does not
+    reuse the memory before copies from it are done."""
     return host.pin_memory() if device_tensor.is_cuda else host
 
 
 def _cut(
     plan: SegmentPlan, ranks: Int32Array, tuning: LoraTuning, long_from: int
 ) -> tuple[Int32Array, Int32Array, Int32Array, Int32Array]:
-    """Returns the tiles of each list, int32 [num_tiles, 4], in the order of `TileLists`. Segments whose adapter has
-    rank 0 have no tiles."""
+    """Returns the tiles of each list, int32 [num_tiles, 4], in the order of `TileLists`. Segments of at least
+    `long_from` rows are long; those whose adapter has rank 0 have no tiles. `ranks` is each segment's largest rank."""
     long = plan.lengths >= long_from
     if not long.any():
         return *_cut_tiles(plan, ranks, tuning.tile_rows, RANK_TILE), NO_TILES, NO_TILES
@@ -192,8 +193,8 @@ def _cut(
 
 
 def _cut_tiles(plan: SegmentPlan, ranks: Int32Array, tile_rows: int, tile_ranks: int) -> tuple[Int32Array, Int32Array]:
-    """Returns the row tiles of segments with a rank, and the shrink tiles that cover all ranks of each row tile.
-    Adapters with the highest ranks come first."""
+    """Returns the row tiles of segments with a rank, and the shrink tiles that cover all ranks of each row tile, both
+    int32 [num_tiles, 4] as in `TileList`. Adapters with the highest ranks come first."""
     order = np.argsort(-ranks, kind="stable")[: int(np.count_nonzero(ranks))]
     counts = -(-np.diff(plan.starts)[order] // tile_rows)
     segment = np.repeat(order, counts)
@@ -214,14 +215,14 @@ def _within(counts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 
 def _workspace_sections(max_rows: int, max_rank: int) -> tuple[int, ...]:
-    """Returns the sections of a workspace, with room for a row tile per row and for shrink tiles of all its ranks. A
-    workspace has no long segments."""
+    """Returns the sections (see `_sections`) of a workspace, with room for a row tile per row and for shrink tiles of
+    all its ranks. A workspace has no long segments."""
     return _sections(max_rows, (max_rows, max_rows * max_rank // RANK_TILE, 0, 0))
 
 
 def _sections(max_rows: int, capacities: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the indices at which the rows and then each list begin after the header, and at which the last list ends.
-    They are multiples of 16 bytes."""
+    """Returns the indices, in int32 numbers, at which the rows and then each list begin after the header, and at which
+    the last list ends. They are multiples of four, 16 bytes."""
     first_list = HEADER + _round_up(max_rows, 4)
     return (HEADER, *(first_list + 4 * tiles for tiles in itertools.accumulate(capacities, initial=0)))
 

@@ -85,12 +85,12 @@ class LoraTuning:
         self._refuse_warp_groups()
 
     def num_splits(self, in_features: int) -> int:
-        """Returns the number of parts of the inner dimension. It depends only on `in_features`, so that a row's sums
-        are always added in the same way."""
+        """Returns the number of parts into which the inner dimension is cut. It depends only on `in_features`, so that
+        a row's sums are always added in the same way."""
         return min(self.max_splits, -(-in_features // self.k_per_split))
 
     def shrink_options(self, long: bool, fp8: bool) -> dict[str, int]:
-        """Returns the constants and launch options of `shrink_kernel` for long or short segments."""
+        """Returns the constants and launch options of `shrink_kernel` for long or short segments, FP8 or 16-bit A."""
         if long:
             blocks = {"RANKS": self.long_ranks, "ROWS": self.long_rows, "BLOCK_K": self.long_k}
             launch = {"num_warps": self.long_shrink_warps, "num_stages": self.long_shrink_stages}
@@ -100,7 +100,8 @@ class LoraTuning:
         return {"SERIAL": False, "NARROW_ROWS": self.narrow_rows, "NARROW_K": self.narrow_k, **blocks, **launch}
 
     def expand_options(self, long: bool, splits: int) -> dict[str, int]:
-        """Returns the constants and launch options of `expand_kernel`, after a shrink in `splits` parts."""
+        """Returns the constants and launch options of `expand_kernel` for long or short segments. `splits` is the
+        number of parts in which shrink stored the sums of short segments; for long segments it stores one."""
         if long:
             blocks = {"SPLITS": 1, "ROWS": self.long_expand_rows, "BLOCK_N": self.long_expand_block}
             return {**blocks, "num_warps": self.long_expand_warps, "num_stages": self.expand_stages}

@@ -39,7 +39,7 @@ def make_partials(num_parts: int, heads: int, head_dim: int, device: torch.devic
 
 
 def merge(out: Tensor, partials: Partials, rows: Tensor, max_splits: int) -> None:
-    """Merges parts into rows of `out` [num_rows, heads, head_dim].
+    """Computes rows of `out` [num_rows, heads, head_dim] from the partial results of their splits.
 
     Args:
         rows: int32 [num_merged, 3]. (row, its first part, number of its parts). Rows with one part are left unchanged.
@@ -74,8 +74,8 @@ def store_partial(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Stores the softmax state of a tile's rows (`peak` and `norm` [BLOCK_M], `total` [BLOCK_M, BLOCK_D]) as parts
-    `part` of heads `head`, both [BLOCK_M]."""
+    """Stores the softmax state of a tile's rows (`peak` and `norm` [BLOCK_M], `total` [BLOCK_M, BLOCK_D]) in
+    `Partials`, as parts `part` of heads `head`, both [BLOCK_M]. Rows that `mask` excludes are not stored."""
     d = tl.arange(0, BLOCK_D)
     place = part.to(tl.int64) * HEADS + head
     tl.store(totals_ptr + place[:, None] * HEAD_DIM + d[None, :], total, mask=mask[:, None] & (d < HEAD_DIM)[None, :])
@@ -95,7 +95,7 @@ def merge_kernel(
     MAX_SPLITS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Computes one head of one row as the weighted mean of its parts."""
+    """Computes one head of one row as the mean of its parts, weighted by their sums of exponentials."""
     count = tl.load(rows_ptr + tl.program_id(0) * 3 + 2)
     if count > 1:
         row = tl.load(rows_ptr + tl.program_id(0) * 3).to(tl.int64)

@@ -1,8 +1,5 @@
-"""`Pointwise` in Triton, and the steps between a fused QKV projection and attention.
-
-Each call is one launch that reads every number once and writes every number once. docs/kernels-step.md counts the
-bytes.
-"""
+"""`Pointwise` in Triton, and the steps between a fused QKV projection and attention. Each call is one launch that reads
+every number once and writes every number once (docs/kernels-step.md counts the bytes)."""
 
 from __future__ import annotations
 
@@ -18,14 +15,15 @@ NORM_NUMBERS = 512
 """Numbers of a row that one warp normalises."""
 SWIGLU_BLOCK = 1024
 HEAD_TILE = 8
-"""Heads of a row that one program processes."""
+"""Maximum heads of a row that one program processes."""
 
 
 class TritonPointwise:
     """`Pointwise` for CUDA tensors; under Triton's interpreter also for CPU tensors."""
 
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        """See `Pointwise.add_norm`. Raises ValueError unless each row is contiguous."""
+        """Adds `delta`, if given, to `x` in place, and returns RMSNorm(x) * weight, a new tensor: `Pointwise.add_norm`.
+        Raises ValueError unless each row is contiguous."""
         if x.stride(1) != 1 or (delta is not None and delta.stride(1) != 1):
             raise ValueError(f"rows of strides {x.stride()} cannot be added to in place")
         rows, width = x.shape
@@ -46,14 +44,15 @@ class TritonPointwise:
         return out
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """See `Pointwise.rotate`. Raises ValueError unless each row's heads, `cos` and `sin` are contiguous."""
+        """Applies the rotary embedding to `x` [num_rows, heads, head_dim] in place, see `Pointwise.rotate`. Raises
+        ValueError unless each row's heads, `cos` and `sin` are contiguous."""
         _, heads, head_dim = x.shape
         if x.stride()[1:] != (head_dim, 1) or not (cos.is_contiguous() and sin.is_contiguous()):
             raise ValueError(f"heads of strides {x.stride()} cannot be turned in place")
         _launch_heads(x, heads, 0, cos, sin, None, x, cos)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
-        """See `Pointwise.swiglu`."""
+        """Returns silu(gate) * up, where `gate_up` [num_rows, 2 * width] holds gate and up side by side."""
         gate_up = gate_up.contiguous()
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty(rows, width)
@@ -65,7 +64,8 @@ class TritonPointwise:
 def rotate_and_write(
     qkv: Tensor, kv: Tensor, kv_slots: Tensor, cos: Tensor, sin: Tensor, norms: HeadNorms | None
 ) -> Tensor:
-    """See `Backend.rotate_and_write`. Query heads are rotated in place, and keys while they are written to their page.
+    """Applies head norms (if any) and the rotary embedding, writes K and V to `kv` at `kv_slots`, and returns the query
+    [num_rows, heads, head_dim], a view of `qkv`, in which it is changed in place. See `Backend.rotate_and_write`.
 
     K and V of rows with a negative slot, which pad a captured step, are not written. For a KV cache in e4m3 they are
     clamped to its range.
@@ -80,8 +80,8 @@ def rotate_and_write(
 def _launch_heads(
     x: Tensor, heads: int, kv_heads: int, cos: Tensor, sin: Tensor, norms: HeadNorms | None, kv: Tensor, slots: Tensor
 ) -> None:
-    """Launches `heads_kernel`. Without KV heads, `kv` and `slots` may be any tensors, because the kernel does not read
-    them."""
+    """Launches `heads_kernel` for `x` [num_rows, heads + 2 * kv_heads, head_dim]. Without KV heads, `kv` and `slots`
+    may be any tensors, because the kernel does not read them."""
     rows, _, head_dim = x.shape
     heads_kernel[(rows, triton.cdiv(heads, HEAD_TILE) + 2 * triton.cdiv(kv_heads, HEAD_TILE))](
         x,
@@ -108,7 +108,7 @@ def _launch_heads(
 
 
 def norm_tuning(width: int) -> dict[str, int]:
-    """Returns options that keep a row in the registers of one program: 16 numbers per thread, with up to 16 warps."""
+    """Returns options of `norm_kernel` that keep a row in registers: 16 numbers a thread, at most 16 warps."""
     block = triton.next_power_of_2(width)
     return {"BLOCK": block, "num_warps": min(16, max(1, block // NORM_NUMBERS))}
 
@@ -126,7 +126,7 @@ def norm_kernel(
     EPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Computes one row: x += delta in place, out = RMSNorm(x) * weight."""
+    """Computes one row: x += delta in place (with HAS_DELTA), out = RMSNorm(x) * weight."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, BLOCK)
     mask = n < WIDTH
@@ -179,7 +179,7 @@ def heads_kernel(
     HALF: tl.constexpr,
 ):
     """Processes a tile of one row's heads, which are all query, all key or all value heads. Applies the norm and the
-    rotary embedding to query and key heads, and stores query heads in place and the others in their page."""
+    rotary embedding to query and key heads. Stores query heads in place, others at the row's slot, if not negative."""
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     QUERY_TILES: tl.constexpr = (HEADS + TILE - 1) // TILE

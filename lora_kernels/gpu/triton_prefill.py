@@ -55,7 +55,7 @@ class PrefillTuning:
             require_power_of_two(name, getattr(self, name))
 
     def height(self, group: int) -> int:
-        """Returns the (row, head) pairs of a tile, enough to hold at least one query row of `group` heads."""
+        """Returns the (row, head) pairs of a tile, a power of two, at least one query row of `group` heads."""
         return max(self.block_m, MIN_DOT, triton.next_power_of_2(group))
 
 
@@ -78,7 +78,7 @@ class PrefillPlan:
 def plan_prefill(batch: AttentionBatch, call: AttentionCall, tuning: PrefillTuning) -> PrefillPlan:
     """Cuts the chunks of `batch`, which follow its decodes, into tiles, and long contexts of short chunks into splits.
 
-    Items that read most tokens come first, so that the last ones to start are short.
+    Items that read most tokens come first, so that the last ones to start are short. Uploads without waiting.
     """
     tiles = _cut_tiles(batch, call, tuning)
     device, index = batch.query_starts.device, np.repeat(np.arange(len(tiles.chunk)), tiles.counts)
@@ -141,7 +141,7 @@ def _cut_tiles(batch: AttentionBatch, call: AttentionCall, tuning: PrefillTuning
 
 
 def _merged_rows(batch: AttentionBatch, tiles: _Tiles) -> Ints:
-    """Returns, for each row of the split tiles, (row, first part, number of parts), int64 [num_merged, 3]."""
+    """Returns the `rows` argument of `merge` for all rows of the tiles that are split, int64 [num_merged, 3]."""
     split = tiles.counts > 1
     tile = np.repeat(np.arange(len(split)), np.where(split, tiles.rows, 0))
     row = np.concatenate([np.arange(count) for count in tiles.rows[split]])
@@ -155,7 +155,7 @@ def _upload(table: Ints, device: torch.device) -> Tensor:
 
 
 def prefill(call: AttentionCall, batch: AttentionBatch, plan: PrefillPlan, tuning: PrefillTuning) -> None:
-    """Fills the rows of `call.out` that the plan covers."""
+    """Computes attention of a batch's chunks into the rows of `call.out` that `plan` covers, and merges splits."""
     partials = plan.partials
     prefill_kernel[(len(plan.items) * call.kv.shape[3],)](
         call.out,
@@ -182,7 +182,7 @@ def prefill(call: AttentionCall, batch: AttentionBatch, plan: PrefillPlan, tunin
 
 
 def prefill_constants(group: int, split: bool, tuning: PrefillTuning) -> dict[str, int | bool]:
-    """Returns the compile-time constants of `prefill_kernel` that `AttentionCall.constants` does not have."""
+    """Returns the compile-time constants of `prefill_kernel` that are not in `AttentionCall.constants`."""
     return {"SPLIT": split, "BLOCK_M": tuning.height(group), "BLOCK_N": tuning.block_n}
 
 
@@ -217,7 +217,8 @@ def prefill_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Computes one split of one tile for one KV head. `scale` is for base-2 exponentials."""
+    """Computes one split of one tile for one KV head, into `out_ptr` or, if the tile is split, as partial results.
+    `scale` is for base-2 exponentials."""
     kv_head = tl.program_id(0) % KV_HEADS
     item_ptr = items_ptr + tl.program_id(0) // KV_HEADS * 6
     sequence = tl.load(item_ptr)

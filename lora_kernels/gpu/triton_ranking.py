@@ -21,7 +21,7 @@ import triton.language as tl
 COUNT_BITS = tl.constexpr(19)
 COUNT_MASK = tl.constexpr((1 << COUNT_BITS.value) - 1)
 ONE = tl.constexpr(1 << 43)
-"""A probability of 1."""
+"""The integer that stands for a probability of 1."""
 LOWEST = tl.constexpr(-2139095041)
 """The key (see `order_key`) of -inf."""
 BINS = tl.constexpr(256)
@@ -70,7 +70,7 @@ def point_in(mass, seed, position):
 
 @triton.jit
 def field(measured, WEIGH: tl.constexpr):
-    """Returns the probability (with WEIGH) or the number of tokens of a histogram entry."""
+    """Returns the probability (with WEIGH) or else the number of tokens of histogram entries `measured`."""
     if WEIGH:
         return measured >> COUNT_BITS
     return measured & COUNT_MASK
@@ -78,14 +78,14 @@ def field(measured, WEIGH: tl.constexpr):
 
 @triton.jit
 def bin_of(scores, peak):
-    """Returns the histogram bin of each score, int32; BINS for scores that are too low for any bin."""
+    """Returns the histogram bin of each score, int32: 0 at `peak`, higher for lower scores, at most BINS (no bin)."""
     return tl.minimum((peak - scores) * BINS_A_LOGIT, BINS).to(tl.int32)
 
 
 @triton.jit
 def fill_histogram(bins_ptr, row_ptr, n, peak, scale, TILE: tl.constexpr):
-    """Fills the histogram at `bins_ptr`. Returns its cumulative sums, int64 [BINS]: the entry of each bin and the bins
-    before it, see `field`."""
+    """Fills the histogram at `bins_ptr` from the scores `row_ptr[:n]`. Returns its cumulative sums, int64 [BINS]: for
+    each bin the sum of the entries up to that bin, see `field`."""
     bins = tl.arange(0, BINS)
     tl.store(bins_ptr + bins, tl.zeros((BINS,), dtype=tl.int64))
     tl.debug_barrier()
@@ -101,10 +101,8 @@ def fill_histogram(bins_ptr, row_ptr, n, peak, scale, TILE: tl.constexpr):
 
 @triton.jit
 def gather(to_ptr, row_ptr, n, last_bin, least, peak, scale, TILE: tl.constexpr):
-    """Gathers at `to_ptr` the scores of the bins up to `last_bin` that weigh at least `least`.
-
-    Returns their number and their total probability. The last tile is padded with -inf.
-    """
+    """Copies to `to_ptr`, in order, the scores of `row_ptr[:n]` in bins up to `last_bin` whose probability (see
+    `weigh`) is at least `least`. Returns their number and total probability. Pads the last tile with -inf."""
     gathered = n * 0
     mass = tl.zeros((TILE,), dtype=tl.int64)
     for start in range(0, n, TILE):
@@ -160,7 +158,7 @@ def search(ptr, n, low, high, target, peak, scale, WEIGH: tl.constexpr, TILE: tl
 
 @triton.jit
 def tally(ptr, n, low, peak, scale, TILE: tl.constexpr):
-    """Returns the number of scores of `ptr[:n]` with keys of at least `low`, and their probability, both int64."""
+    """Returns how many scores of `ptr[:n]` have keys of at least `low`, and their total probability, both int64."""
     count = tl.zeros((TILE,), dtype=tl.int64)
     mass = tl.zeros((TILE,), dtype=tl.int64)
     for start in range(0, n, TILE):
@@ -174,7 +172,7 @@ def tally(ptr, n, low, peak, scale, TILE: tl.constexpr):
 
 @triton.jit
 def find(ptr, n, key, index, TILE: tl.constexpr):
-    """Returns the place (int64) of the `index`-th (from 0) score of `ptr[:n]` with this key, or of the last such score
+    """Returns the index (int64) in `ptr[:n]` of the `index`-th (from 0) score with this key, or of the last such score
     if there are fewer."""
     place = (n * 0).to(tl.int64)
     seen = place

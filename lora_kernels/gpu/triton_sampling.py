@@ -61,7 +61,8 @@ without overflow."""
 
 @dataclass(frozen=True, slots=True)
 class SamplingTiles:
-    """Tile sizes of the sampling kernels, in tokens. Results do not depend on them.
+    """Tile sizes of the sampling kernels, in tokens. Results depend on `chunk` only through rounding, and not on
+    `tile`.
 
     Attributes:
         chunk: tokens that one program shapes.
@@ -74,7 +75,7 @@ class SamplingTiles:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Memory through which the first launch passes results to the second.
+    """Device memory through which the first launch of `sample` passes results to the second.
 
     Attributes:
         peaks: fp32 [num_rows, num_chunks]. Highest score of each chunk.
@@ -95,7 +96,8 @@ class Work:
 def sample(
     logits: Tensor, slots: Tensor, words: Tensor, last: Tensor, any_filters: bool, tiles: SamplingTiles
 ) -> Tensor:
-    """Chooses the next token of every row and counts it in the row's words.
+    """Chooses the next token of every row, stores it in `last`, and updates the row's words: increments `position` and
+    `num_generated`, and counts the token at `seen`.
 
     Args:
         logits: [num_rows, vocab_size], of any floating dtype; not modified. A row of NaN yields an arbitrary token.
@@ -156,7 +158,8 @@ def score_kernel(
     logits_stride,
     CHUNK: tl.constexpr,
 ):
-    """Shapes the scores of one (row, chunk), and stores the results that `choose_kernel` needs."""
+    """Shapes the scores of one (row, chunk), and stores the chunk's entries in `Work`: highest score and its token, for
+    rows that draw the sum of exponentials, and for rows with filters the scores."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     slot = tl.load(row_slots_ptr + row).to(tl.int64)
@@ -196,7 +199,7 @@ def choose_kernel(
     HAS_FILTERS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Chooses the token of one row, and updates the counts in the row's words."""
+    """Chooses the token of one row, stores it at `ids_ptr` and `last_ptr`, and updates the row's words."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(row_slots_ptr + row).to(tl.int64)
     token = tl.full((), 0, tl.int64)
@@ -259,7 +262,8 @@ def draw_filtered(row_ptr, bins_ptr, word_ptr, peak, scale, padded, TILE: tl.con
     """Samples one token by inverse CDF among the tokens that the filters keep. Returns (int64) the first token, in
     order of scores, at which the cumulative share of the kept probability exceeds the row's uniform random number.
 
-    `row_ptr` points to `padded` scores, followed by room for as many.
+    `row_ptr` points to `padded` scores, followed by room for as many, which is overwritten, as is the histogram
+    `bins_ptr`.
     """
     top_k = tl.load(word_ptr + TOP_K)
     top_p = tl.load(word_ptr + TOP_P)

@@ -26,8 +26,8 @@ DEFAULTS: Mapping[str, Config] = {
     DECODE: asdict(DecodeTuning()),
     PREFILL: asdict(PrefillTuning()),
 }
-"""Every kernel that can be configured, with its parameters and their defaults. For attention, only the names count: its
-defaults follow from the device."""
+"""Every kernel that can be configured, with its parameters and their defaults. For attention, only the names count,
+because the defaults follow from the device."""
 
 
 def device_key(device: torch.device) -> DeviceKey:
@@ -45,20 +45,21 @@ def attention_shape(head_dim: int, dtype: torch.dtype) -> str:
 
 
 def load_backend(device: torch.device, dtype: torch.dtype, head_dim: int, data_dir: Path | None) -> TritonBackend:
-    """Returns the backend of a CUDA device for a model of this dtype and head dimension.
+    """Returns the backend of a CUDA device for a model's dtype and head dimension, in the best known configuration.
 
     Args:
         data_dir: directory in which `python -m benchmarks.gpu.tune` stored this machine's measurements. None means that
             there is none.
 
     Raises:
-        TuningError: A file of measurements there, or a shipped one, cannot be used.
+        TuningError: A file of measurements in `data_dir`, or a shipped one, cannot be used.
     """
     return tuned_backend(load_tunings(device_key(device), DEFAULTS, data_dir), device, dtype, head_dim)
 
 
 def tuned_backend(tunings: Tunings, device: torch.device, dtype: torch.dtype, head_dim: int) -> TritonBackend:
-    """Returns the backend with the configurations chosen in `tunings`, and with defaults where there are none."""
+    """Returns the backend for a model of this dtype and head dimension, with the configurations in `tunings`, and with
+    the device's defaults where there are none."""
     processor, shape = find_processor(device), attention_shape(head_dim, dtype)
     decode = tunings.apply(DECODE, shape, decode_tuning(head_dim, dtype, processor))
     prefill = tunings.apply(PREFILL, shape, prefill_tuning(head_dim, dtype, processor))
@@ -66,6 +67,6 @@ def tuned_backend(tunings: Tunings, device: torch.device, dtype: torch.dtype, he
 
 
 def lora_tuning(tunings: Tunings, dtype: torch.dtype) -> LoraTuning:
-    """Returns the LoRA tuning, merged from the separately tuned configurations of short and long segments."""
+    """Returns the LoRA tuning for a model of `dtype`, merged from configurations of short and of long segments."""
     parts = [tunings.find(kernel, lora_shape(dtype), DEFAULTS[kernel]) for kernel in (LORA_SHORT, LORA_LONG)]
     return replace(LoraTuning(), **parts[0], **parts[1])

@@ -1,1 +1,1 @@
-"""The same operations in plain torch, for devices without kernels of their own."""
+"""The kernels' operations in plain torch, for CPUs without numba."""

@@ -42,7 +42,7 @@ class DecodeChunk:
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """A sequence with several query rows.
+    """A sequence with several query rows. `group` is the number of query heads per KV head.
 
     Attributes:
         start, stop: range of its query rows.
@@ -60,14 +60,15 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class TorchAttentionPlan:
-    """Index tensors that every layer of a step shares."""
+    """Index tensors and masks of one step, which all layers with the same window share."""
 
     decodes: tuple[DecodeChunk, ...]
     prefills: tuple[PrefillChunk, ...]
 
 
 def plan_attention(kv: Tensor, batch: AttentionBatch, group: int, window: int | None) -> TorchAttentionPlan:
-    """Plans the attention of a step. `group` is the number of query heads per KV head."""
+    """Plans the attention of a step, for all layers with KV of the shape and dtype of `kv` and this `window` (see
+    `Backend.attention`). `group` is the number of query heads per KV head."""
     block_size, page_bytes = kv.shape[2], kv[0].numel() * kv.element_size()
     tables = batch.block_tables.numpy()
     lens = np.array(batch.host_context_lens, dtype=np.int64)
@@ -84,7 +85,8 @@ def plan_attention(kv: Tensor, batch: AttentionBatch, group: int, window: int | 
 
 
 def attend(query: Tensor, kv: Tensor, plan: TorchAttentionPlan, scale: float) -> Tensor:
-    """See `Backend.attention`."""
+    """Returns the causal attention of `query` [num_rows, heads, head_dim] over one layer's paged `kv`, in the same
+    shape. Scores are multiplied by `scale`; `plan` must be from `plan_attention` for this step."""
     out = torch.empty_like(query)
     for decode in plan.decodes:
         out[decode.rows] = _attend_decodes(query[decode.rows], kv, decode, scale)
@@ -95,8 +97,8 @@ def attend(query: Tensor, kv: Tensor, plan: TorchAttentionPlan, scale: float) ->
 
 
 def _split_decodes(visible: np.ndarray, num_decodes: int, block_size: int, page_bytes: int) -> list[np.ndarray]:
-    """Sorts decoding sequences by visible tokens, ascending, and splits them into runs whose pages, padded to the
-    longest of the run, fit in `GATHER_BYTES`. Returns the sequence indices of each run."""
+    """Sorts decoding sequences by `visible`, their numbers of visible tokens, ascending, and splits them into runs
+    whose pages, padded to the longest of the run, fit in `GATHER_BYTES`. Returns the sequence indices of each run."""
     order = np.argsort(visible[:num_decodes], kind="stable")
     runs: list[np.ndarray] = []
     start = 0
@@ -151,8 +153,8 @@ def _plan_prefill(
 
 
 def _attend_decodes(query: Tensor, kv: Tensor, chunk: DecodeChunk, scale: float) -> Tensor:
-    """Computes attention for `query` [num_seqs, heads, head_dim]. The query heads of one KV head (GQA) become the query
-    rows of one product."""
+    """Returns the attention of `query` [num_seqs, heads, head_dim], the rows of `chunk`, in the same shape. The query
+    heads of one KV head (GQA) become the query rows of one product."""
     num_seqs, heads, head_dim = query.shape
     key, value = (_gather_decodes(kv[:, side], chunk) for side in (0, 1))
     packed = query.view(num_seqs, key.shape[1], -1, head_dim)
@@ -161,8 +163,8 @@ def _attend_decodes(query: Tensor, kv: Tensor, chunk: DecodeChunk, scale: float)
 
 
 def _gather_decodes(pages: Tensor, chunk: DecodeChunk) -> Tensor:
-    """Gathers K or V from its pages [num_pages, block_size, kv_heads, head_dim]. Returns [num_seqs, kv_heads, tokens,
-    head_dim]."""
+    """Gathers K or V of a chunk's sequences from its pages [num_pages, block_size, kv_heads, head_dim], with 0 in slots
+    that were never written. Returns a copy, [num_seqs, kv_heads, tokens, head_dim]."""
     gathered = pages.index_select(0, chunk.pages).unflatten(0, (len(chunk.rows), -1))
     if chunk.unwritten is not None:
         gathered[:, 0].masked_fill_(chunk.unwritten, 0)
@@ -170,8 +172,8 @@ def _gather_decodes(pages: Tensor, chunk: DecodeChunk) -> Tensor:
 
 
 def _attend_prefill(query: Tensor, kv: Tensor, chunk: PrefillChunk, scale: float) -> Tensor:
-    """Computes attention for `query` [rows, heads, head_dim]. The query heads of one KV head (GQA) become additional
-    query rows of one product."""
+    """Returns the attention of `query` [rows, heads, head_dim], the rows of `chunk`, in the same shape. The query heads
+    of one KV head (GQA) become additional query rows of one product."""
     rows, heads, head_dim = query.shape
     key, value = (
         kv[:, side].index_select(0, chunk.pages).flatten(0, 1)[: chunk.num_tokens].transpose(0, 1)[None]

@@ -23,7 +23,7 @@ MASK_TYPES = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Gathers weight rows of a tile batch from the arena.
+    """Copies a layer's weight rows, each `width` numbers, of one tile batch out of the arena.
 
     Attributes:
         windows: [num_elements - width + 1, width]. A view of the arena whose row i starts at element i.
@@ -64,7 +64,7 @@ class TileWeights:
         shrunk: [num_tiles, tile_rows, targets * inner]. Products of x with A.
         bits: the memory of `shrunk` as integers.
         own: mask of the shape of `bits`, with all bits set at products of a row with its own adapter and none
-            elsewhere, so that it also clears infinities. None means that every tile has one adapter.
+            elsewhere, so that a bitwise AND also clears infinities. None means that every tile has one adapter.
     """
 
     gather: Gather
@@ -89,8 +89,8 @@ class TileWeights:
 
 @dataclass(frozen=True, slots=True)
 class GroupWeights:
-    """A projection group's weights for each tile batch that has any. `touched` [layers][targets] says which projections
-    any adapter touches."""
+    """A projection group's weights, for each tile batch in which an adapter touches the group. `touched`
+    [layers][targets] says which projections any adapter of the step touches."""
 
     batches: tuple[tuple[TileBatch, TileWeights], ...]
     touched: tuple[tuple[bool, ...], ...]
@@ -98,7 +98,8 @@ class GroupWeights:
 
 @dataclass(slots=True)
 class TiledLora:
-    """The data that all layers of a step share. The part of a projection group is made when the group is first used."""
+    """The LoRA data of one step, which all layers share. `tiles` are the step's rows; weights are gathered into
+    `scratch`. `groups` holds the indices of each projection group's weights, computed when the group is first used."""
 
     arena: Tensor
     table: LoraTable
@@ -107,7 +108,7 @@ class TiledLora:
     groups: dict[ProjectionGroup, GroupWeights] = field(default_factory=dict)
 
     def add(self, out: Tensor, x: Tensor, layer: int, group: ProjectionGroup) -> None:
-        """See `Backend.add_lora`."""
+        """Adds B A x of each row's own adapter to `out` [num_rows, sum(out_features)] in place: `Backend.add_lora`."""
         weights = self.weights(group)
         touched = weights.touched[layer]
         if not any(touched):
@@ -136,7 +137,8 @@ class TiledLora:
         )
 
     def _index_tiles(self, tile: TileBatch, group: ProjectionGroup, rank: int) -> TileWeights:
-        """Indexes the weights of a tile batch. `rank` is the largest rank of its adapters in this group."""
+        """Returns where a tile batch's weights of a projection group lie, and allocates its working memory. `rank` is
+        the largest rank of the batch's adapters in this group."""
         num_tiles, adapters = tile.adapter_slots.shape
         starts = [row_starts(self.table, tile.adapter_slots, t, SIDE_A, group.in_features, rank) for t in group.targets]
         gather = self._gather(np.stack(starts, axis=2), group.in_features)
@@ -165,8 +167,8 @@ class TiledLora:
         return tuple(targets)
 
     def _gather(self, starts: IntArray, width: int) -> Gather:
-        """Makes a `Gather` from `starts` [layers, ...]. Gathers share one scratch buffer while it is large enough, so
-        that it stays in cache."""
+        """Returns a `Gather` of rows of `width` numbers that begin at the arena elements `starts` [layers, ...].
+        Gathers share one scratch buffer, so that it stays in cache; a larger one replaces it where it is too small."""
         by_layer = torch.from_numpy(starts.reshape(len(starts), -1)).unbind(0)
         size = by_layer[0].numel() * width
         if self.scratch.numel() < size:
@@ -176,13 +178,14 @@ class TiledLora:
 
 
 def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> TiledLora | None:
-    """See `Backend.prepare_lora`."""
+    """Returns the LoRA data of one step, or None if no row has an adapter with a rank above 0."""
     tiles = cut_tiles(table, plan)
     return TiledLora(arena, table, tiles, scratch=arena.new_empty(0)) if tiles else None
 
 
 def _own_products(tile: TileBatch, rank: int, bits: Tensor) -> Tensor:
-    """Returns the mask described at `TileWeights.own`."""
+    """Returns the mask `TileWeights.own`, of the shape and dtype of `bits`: all bits set where a column is the product
+    of the row with its own adapter, else 0. An adapter has `rank` adjacent columns in each target."""
     adapters = tile.adapter_slots.shape[1]
     of_column = np.arange(bits.shape[2]) // rank % adapters
     return -torch.from_numpy(tile.owners[:, :, None] == of_column).to(bits.dtype)

@@ -1,4 +1,4 @@
-"""The backend in vectorised torch, written for the CPU and correct on any device."""
+"""The backend in vectorised torch, for CPU tensors."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ class TorchBackend:
     def rotate_and_write(
         self, qkv: Tensor, kv: Tensor, batch: AttentionBatch, cos: Tensor, sin: Tensor, norms: HeadNorms | None
     ) -> Tensor:
-        """See `Backend.rotate_and_write`."""
+        """Applies head norms (if any) and the rotary embedding, writes K and V to `kv`, and returns the query
+        [num_rows, heads, head_dim]. May modify `qkv`. See `Backend.rotate_and_write`."""
         query, key, value = rotated_heads(self.pointwise, qkv, kv, cos, sin, norms)
         self.write_kv(kv, key, value, batch)
         return query
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
-        """See `Backend.write_kv`."""
+        """Stores this step's K and V ([num_rows, kv_heads, head_dim]) at `batch.kv_slots` of one layer's KV."""
         self._remember(batch)
         if self._slots is None:
             block_size = kv.shape[2]
@@ -52,7 +53,7 @@ class TorchBackend:
     def attention(
         self, query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None = None
     ) -> Tensor:
-        """See `Backend.attention`."""
+        """Returns causal attention of `query` [num_rows, heads, head_dim] over paged `kv`: see `Backend.attention`."""
         self._remember(batch)
         key = (query.shape[1] // kv.shape[3], window)
         if key not in self._attention_plans:
@@ -60,7 +61,9 @@ class TorchBackend:
         return torch_attention.attend(query, kv, self._attention_plans[key], scale)
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> PreparedLora | None:
-        """See `Backend.prepare_lora`. Stacks few adapters (torch_stacked.py) and tiles many (torch_lora.py)."""
+        """Returns the LoRA data that all layers of one step share: a stack if adapters are few (torch_stacked.py),
+        tiles if they are many (torch_lora.py), or None if there is nothing to add. While the plan and its adapters stay
+        the same, the last result is returned again."""
         parts = (plan.rows, plan.adapter_slots, plan.starts, table.versions[plan.adapter_slots])
         key = (table, arena.data_ptr(), *(part.tobytes() for part in parts))
         if key != self._lora_key:
@@ -72,12 +75,12 @@ class TorchBackend:
         return self._lora
 
     def add_lora(self, out: Tensor, x: Tensor, prepared: PreparedLora, layer: int, group: ProjectionGroup) -> None:
-        """See `Backend.add_lora`."""
+        """Adds B A x of each row's own adapter to `out` [num_rows, sum(out_features)] in place: `Backend.add_lora`."""
         prepared.add(out, x, layer, group)
 
     def _stack_for(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> torch_stacked.Stack | None:
-        """Returns the cached stack if it serves the plan's adapters, otherwise a new one. Returns None where stacking
-        does not pay or the ranks are too large."""
+        """Returns the cached stack if it serves the plan's adapters, otherwise a new one, which is cached. Returns None
+        where stacking does not pay or the sum of the ranks is too large."""
         if not torch_stacked.worth_it(plan):
             return None
         if self._stack is None or not self._stack.serves(arena, table, plan.adapter_slots):
@@ -85,7 +88,7 @@ class TorchBackend:
         return self._stack
 
     def _remember(self, batch: AttentionBatch) -> None:
-        """Drops what was cached for another batch. Comparing identity is enough, because a batch never changes."""
+        """Clears the caches unless they were made for this very object, since a batch never changes."""
         if batch is not self._batch:
             self._batch = batch
             self._slots = None

@@ -3,8 +3,7 @@
 Every row is multiplied with every adapter of the stack, and between shrink and expand the products with other adapters
 are masked out. This wastes arithmetic, but needs two large products per projection group instead of many small ones,
 and gathers no weights while the adapters in use stay the same. Measured on four AVX512-BF16 cores with a 135M model, 32
-decode rows and 8 adapters of rank 8 on all projections, a whole step takes 61 ms; it takes 74 ms with tiles
-(torch_lora.py) and 47 ms without adapters.
+decode rows and 8 adapters of rank 8, a whole step takes 61 ms, with tiles (torch_lora.py) 74 ms, without adapters 47.
 """
 
 from __future__ import annotations
@@ -48,7 +47,8 @@ class GroupStack:
 
 @dataclass(slots=True)
 class Stack:
-    """The stacked weights of some adapters. A projection group's weights are gathered when the group is first used.
+    """The stacked weights of some adapters, used by all steps that it serves (`serves`). A projection group's weights
+    are gathered when the group is first used, and then held in `groups`.
 
     Attributes:
         adapter_slots: int32 [num_adapters], ascending.
@@ -108,8 +108,8 @@ class Stack:
         return GroupStack(tuple(a), tuple(b))
 
     def _starts(self, target: int, side: int, width: int) -> Tensor:
-        """Returns the first element of every stacked row, int64 [layers, inner]; 0, where the arena holds zeros, for
-        rows that an adapter lacks because its rank is lower there."""
+        """Returns the first arena element of every stacked row of A or B (`side`), int64 [layers, inner]; 0, where the
+        arena holds zeros, for rows that an adapter lacks because its rank is lower in that layer and target."""
         largest = int(self.ranks.max())
         adapter_slots = self.adapter_slots[None].astype(np.int64)
         starts: npt.NDArray[np.int64] = row_starts(self.table, adapter_slots, target, side, width, largest)[:, 0]
@@ -123,17 +123,17 @@ class Stack:
 
 @dataclass(slots=True)
 class PreparedStack:
-    """A stack together with the rows of one step."""
+    """The LoRA data of one step: a stack, the step's segments, and tiles for projection groups too large for stacks."""
 
     stack: Stack
     plan: SegmentPlan
     masks: dict[int, Tensor] = field(default_factory=dict)
-    """Number of targets -> mask, for inputs of `mask_rows` rows."""
+    """Number of targets -> mask (see `_mask`) for inputs of `mask_rows` rows."""
     mask_rows: int = -1
     tiles: torch_lora.TiledLora | None = None
 
     def add(self, out: Tensor, x: Tensor, layer: int, group: ProjectionGroup) -> None:
-        """See `Backend.add_lora`."""
+        """Adds B A x of each row's own adapter to `out` [num_rows, sum(out_features)] in place: `Backend.add_lora`."""
         if not self.stack.fits(group):
             self._add_tiles(out, x, layer, group)
             return
@@ -152,8 +152,8 @@ class PreparedStack:
             self.tiles.add(out, x, layer, group)
 
     def _mask(self, x: Tensor, targets: int) -> Tensor:
-        """Returns the mask [num_rows, targets * inner], cached. It has all bits set in the columns of a row's own
-        adapter and none elsewhere, so that a bitwise AND also clears infinities and NaN."""
+        """Returns the mask [num_rows, targets * inner] for the rows of `x`, cached. It has all bits set in the columns
+        of a row's own adapter and none elsewhere, so that a bitwise AND also clears infinities and NaN."""
         if len(x) != self.mask_rows:  # the plan is the same, but the number of rows after its last row differs
             self.masks.clear()
             self.mask_rows = len(x)
@@ -177,5 +177,6 @@ def make_stack(
 
 
 def worth_it(plan: SegmentPlan) -> bool:
-    """Returns whether most rows have an adapter. Stacking multiplies the other rows as well, which is wasted."""
+    """Returns whether more than half of the rows, up to the last row with an adapter, have one. Stacking multiplies the
+    other rows as well, which is wasted."""
     return 2 * len(plan.rows) > int(plan.rows.max(initial=0)) + 1

@@ -57,7 +57,8 @@ class TileBatch:
         return rows.view(*self.owners.shape, -1)
 
     def put_back(self, batch: Tensor, tiles: Tensor) -> None:
-        """Writes tiles that `take` returned back to their rows of `batch`. Views need no copy."""
+        """Writes `tiles`, which `take` returned and the caller modified, to their rows of `batch`, without padding.
+        Does nothing if they are a view of `batch`."""
         if self.span is None:
             rows = tiles.flatten(0, 1)
             batch.index_copy_(0, self.used_rows, rows if self.used is None else rows.index_select(0, self.used))
@@ -115,7 +116,7 @@ def _cut_class(plan: SegmentPlan, segments: npt.NDArray[np.intp], max_rows: int)
 
 
 def row_starts(table: LoraTable, adapter_slots: IntArray, target: int, side: int, width: int, rank: int) -> IntArray:
-    """Returns the first arena element of every row of the adapters' A or B blocks (`side`) at one target.
+    """Returns the arena elements at which the rows (`width` numbers) of A or B blocks (`side`) begin, at one target.
 
     The result is int64 [layers, num_tiles, adapters, rank]; 0 for rows beyond a block's rank and for slot -1.
     """

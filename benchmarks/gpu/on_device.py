@@ -1,6 +1,6 @@
-"""Wraps a backend on a device for callers whose tensors are on the CPU, such as the kernels' own tests.
+"""Wraps a backend on a device so that it takes tensors on the CPU, for the kernels' own tests.
 
-The tests compare small cases with an fp32 reference; only the kernels under test run on the device.
+The tests compare small cases with an fp32 reference on the CPU; only the kernels under test run on the device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lora_kernels.segments import SegmentPlan
 
 
 class OnDevice:
-    """A `Backend` for CPU tensors: copies arguments to the device, and changed tensors back."""
+    """A `Backend` for CPU tensors: copies arguments to the device, and results and changed tensors back."""
 
     def __init__(self, backend: Backend, device: torch.device) -> None:
         self._backend = backend
@@ -68,7 +68,7 @@ class OnDevice:
         out.copy_(there)
 
     def table(self, table: LoraTable) -> LoraTable:
-        """Return a table's copy on the device, brought up to date. Each table keeps the same copy for life."""
+        """Return a table's copy on the device, updated to its present values. A table always gets the same copy."""
         twin = self._tables.get(table)
         if twin is None:
             twin = self._tables[table] = copy.copy(table)
@@ -83,7 +83,8 @@ class OnDevice:
     def prepare_scales(
         self, prepare: Callable[[Tensor, LoraTable, SegmentPlan], Any]
     ) -> Callable[[Tensor, LoraTable, SegmentPlan], Any]:
-        """Wrap a `prepare` function of DoRA's scales for CPU tensors in the same way."""
+        """Return a function like `prepare`, which prepares DoRA's scales on the device, that takes CPU tensors and
+        returns scales for CPU tensors (None if there are none)."""
 
         def prepare_there(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> Any:
             scales = prepare(self._there(arena), self.table(table), plan)
@@ -95,15 +96,15 @@ class OnDevice:
         return copy_with_memory(tensor, self._device)
 
     def _same_batch(self, batch: AttentionBatch) -> AttentionBatch:
-        """Return the batch's copy on the device. The same batch gets the same copy, because backends cache derived data
-        of the last batch."""
+        """Return the copy of a batch on the device: the previous one if the batch is the previous one, because backends
+        cache data derived from their last batch."""
         if self._batch is None or self._batch[0] is not batch:
             self._batch = batch, to_device(batch, self._device)
         return self._batch[1]
 
 
 class PointwiseOnDevice:
-    """A `Pointwise` for CPU tensors: copies arguments to the device, and changed tensors back."""
+    """A `Pointwise` for CPU tensors: copies arguments to the device, and results and changed tensors back."""
 
     def __init__(self, pointwise: Pointwise, device: torch.device) -> None:
         self._pointwise = pointwise
@@ -131,7 +132,7 @@ class PointwiseOnDevice:
 
 
 class ScalesOnDevice:
-    """A `BaseScales` for CPU tensors: copies the output to the device and back."""
+    """A `BaseScales` for CPU tensors: copies the output to the device, applies the scales there, and copies it back."""
 
     def __init__(self, scales: Any, device: torch.device) -> None:
         self._scales = scales
@@ -144,15 +145,15 @@ class ScalesOnDevice:
 
 
 def copy_with_memory(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to a device with the whole storage that it views, so that its strides and the memory around it,
-    which kernels must not touch, are the same as in production."""
+    """Return a copy of a CPU tensor on a device with the whole storage that it views, so that its strides and the
+    memory around it, which kernels must not touch, are as in production."""
     memory = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
     there = torch.empty_like(memory, device=device).copy_(memory)
     return there.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Return a copy of a dataclass with its tensors on a device."""
+    """Return a copy of a dataclass whose tensor fields are on `device`; other fields are shared."""
     assert is_dataclass(value)
     tensors = {item.name: getattr(value, item.name) for item in fields(value)}
     there = {name: tensor.to(device) for name, tensor in tensors.items() if isinstance(tensor, Tensor)}

@@ -185,7 +185,7 @@ class Engine:
                 question()
 
     def _rest(self) -> None:
-        """Sleep until a command or question arrives, and beat meanwhile."""
+        """Sleep until a command or question arrives, and call `beat` before and about once a second meanwhile."""
         self._beat(self.state)
         while not self.inbox.wait(BEAT_S):
             self._beat(self.state)

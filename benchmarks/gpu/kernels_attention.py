@@ -23,7 +23,7 @@ LENGTHS = (128, 256, 384, 512, 768, 1024, 2048, 8192)
 """Context lengths of a typical batch of chats: most are short, a few long."""
 
 Chunks = tuple[tuple[int, int], ...]
-"""(query rows, context) of each sequence."""
+"""(number of query rows, context length in tokens) of each sequence of a batch."""
 
 DECODES: dict[str, Chunks] = {
     "64 x 2,048": ((1, 2048),) * 64,

@@ -37,7 +37,8 @@ class OnDevice:
     def rotate_and_write(
         self, qkv: Tensor, kv: Tensor, batch: AttentionBatch, cos: Tensor, sin: Tensor, norms: HeadNorms | None
     ) -> Tensor:
-        """See `Backend.rotate_and_write`."""
+        """Apply head norms (if any) and rotary embedding to `qkv` on the device, write its keys and values to `kv`, and
+        return the query. Only `kv`, the paged KV of a layer, is changed."""
         there, more = self._there(kv), None if norms is None else to_device(norms, self._device)
         angles = self._there(cos), self._there(sin)
         query = self._backend.rotate_and_write(self._there(qkv), there, self._same_batch(batch), *angles, more)
@@ -45,7 +46,7 @@ class OnDevice:
         return query.to(qkv.device)
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
-        """See `Backend.write_kv`."""
+        """Store the step's keys and values at `batch.kv_slots` of a layer's paged KV `kv`, by way of the device."""
         there = self._there(kv)
         self._backend.write_kv(there, self._there(key), self._there(value), self._same_batch(batch))
         kv.copy_(there)
@@ -53,16 +54,16 @@ class OnDevice:
     def attention(
         self, query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None = None
     ) -> Tensor:
-        """See `Backend.attention`."""
+        """Return causal attention of `query` [num_rows, heads, head_dim] over paged KV, computed on the device."""
         args = self._there(query), self._there(kv), self._same_batch(batch)
         return self._backend.attention(*args, scale, window).to(query.device)
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> Any:
-        """See `Backend.prepare_lora`."""
+        """Return the device data that `add_lora` needs for a step in all layers, made from copies of the arguments."""
         return self._backend.prepare_lora(self._there(arena), self.table(table), plan)
 
     def add_lora(self, out: Tensor, x: Tensor, prepared: Any, layer: int, group: ProjectionGroup) -> None:
-        """See `Backend.add_lora`."""
+        """Add a layer's LoRA deltas of a projection group for the rows `x` to `out` in place, by way of the device."""
         there = self._there(out)
         self._backend.add_lora(there, self._there(x), prepared, layer, group)
         out.copy_(there)
@@ -111,20 +112,21 @@ class PointwiseOnDevice:
         self._device = device
 
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        """See `Pointwise.add_norm`."""
+        """Add `delta`, if given, to `x` in place; return the RMSNorm of the sum times `weight`, computed on the
+        device."""
         there, more = self._there(x), None if delta is None else self._there(delta)
         result = self._pointwise.add_norm(there, more, self._there(weight), eps)
         x.copy_(there)
         return result.to(x.device)
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """See `Pointwise.rotate`."""
+        """Apply the rotary embedding to `x` [num_rows, heads, head_dim] in place, computed on the device."""
         there = self._there(x)
         self._pointwise.rotate(there, self._there(cos), self._there(sin))
         x.copy_(there)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
-        """See `Pointwise.swiglu`."""
+        """Return silu(gate) * up of `gate_up` ([num_rows, 2 * width], side by side), computed on the device."""
         return self._pointwise.swiglu(self._there(gate_up)).to(gate_up.device)
 
     def _there(self, tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Section C: paged attention by vLLM's Triton kernel and FlashInfer, from their wheels, against ours on the same KV."""
+"""Section C: paged attention by vLLM's Triton kernel and FlashInfer, from their wheels, compared with ours."""
 
 from __future__ import annotations
 

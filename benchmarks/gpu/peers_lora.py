@@ -93,11 +93,11 @@ class Vllm:
         self.prepare()
 
     def prepare(self) -> None:
-        """See `Peer.prepare`."""
+        """Update vLLM's metadata on the device from the adapter slots of the step's rows."""
         self._meta.prepare_tensors(self._slots)
 
     def call(self, weights: PaddedWeights, x: Tensor, out: Tensor) -> Call:
-        """See `Peer.call`."""
+        """Return a call that adds a group's deltas for the rows `x` to `out` by vLLM's shrink and expand kernels."""
         rows, most = len(x), max(weights.ranks)
         shrunk = torch.empty(len(weights.a), rows, most, dtype=torch.float32, device=x.device)
         meta = self._meta.meta_args(rows, True)
@@ -120,7 +120,8 @@ class Sglang:
         self._info: Any = self.prepare()
 
     def prepare(self) -> object:
-        """See `Peer.prepare`. The metadata is built on the host, one tensor each, as SGLang's backend does."""
+        """Build the step's segment metadata on the host, a tensor each as in SGLang's backend, and return it on the
+        device."""
         starts, owners = [0], []
         for adapter_slot, rows in enumerate(self._work.lengths):
             for first in range(0, rows, SEGMENT):
@@ -144,7 +145,7 @@ class Sglang:
         )
 
     def call(self, weights: PaddedWeights, x: Tensor, out: Tensor) -> Call:
-        """See `Peer.call`."""
+        """Return a call that adds a group's deltas for the rows `x` to `out` by SGLang's shrink and expand kernels."""
         a, b = self._stack_a(weights), torch.cat(weights.b, dim=1).contiguous()
         widths, slices = weights.group.out_features, len(weights.a)
         offsets = torch.tensor([0, *widths], dtype=torch.int32).cumsum(0).to(x.device)

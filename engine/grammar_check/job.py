@@ -13,7 +13,7 @@ from engine.grammar_check.source import told
 
 LENGTH_BYTES = 4
 THREAD_STACK_BYTES = 8 << 20
-"""Stack size in bytes of the engine's threads that compile the grammars that a worker process has survived."""
+"""Stack size in bytes of the engine's threads that compile grammars, each after a worker process has survived it."""
 
 
 class Reason(Enum):

@@ -78,7 +78,8 @@ class WorkerProcess:
         return self._process.pid
 
     def wait_ready(self) -> None:
-        """Wait until the process accepts grammars. Raises WorkerLost if it does not start."""
+        """Wait until the process accepts grammars. If it does not within `START_SECONDS`, close it and raise
+        WorkerLost."""
         if self._read(time.monotonic() + START_SECONDS) != b"ready":
             self.close()
             raise WorkerLost("a grammar worker did not start")
@@ -124,7 +125,7 @@ class WorkerProcess:
             return
 
     def _answers_by(self, deadline: float) -> bool:
-        """Wait until `deadline` (monotonic seconds) for output or the end of the process; return if either came."""
+        """Wait until `deadline` (monotonic seconds) for output or the process's end; return whether either came."""
         assert self._process.stdout is not None
         poll = select.poll()
         poll.register(self._process.stdout.fileno(), select.POLLIN)

@@ -76,7 +76,7 @@ class TenantTurns(Generic[T]):
         return True
 
     def clear(self) -> list[T]:
-        """Remove and return all waiting items."""
+        """Remove the waiting items of all tenants and return them; items in work are not affected."""
         items = [item for queue in self._waiting.values() for item in queue]
         self._waiting.clear()
         return items

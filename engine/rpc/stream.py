@@ -32,7 +32,8 @@ class EventStream(Protocol):
     def __aiter__(self) -> Self: ...
 
     async def __anext__(self) -> list[TokenEvent]:
-        """Wait for events and return them. Raises EngineUnavailable if the engine is lost midway."""
+        """Wait for events and return all that came. Raises EngineUnavailable if the engine is lost before the last
+        event, StopAsyncIteration after it."""
 
     async def aclose(self) -> None:
         """Abort the request, unless it has ended."""

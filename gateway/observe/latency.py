@@ -26,7 +26,8 @@ infinite."""
 
 
 class Percentiles(Struct, frozen=True):
-    """Percentiles in seconds, interpolated between the bounds of a histogram. They are null if nothing was observed."""
+    """Percentiles in seconds of `count` observations, interpolated between a histogram's bounds; null if there are
+    none."""
 
     p50: float | None = None
     p95: float | None = None
@@ -50,7 +51,8 @@ class Latency:
         return Percentiles(p50, p95, p99, round(rows[-1][1]))
 
     def at(self, histogram: str, lane: Lane, share: float) -> float | None:
-        """Return the percentile at `share` (0 to 1) in seconds; None means that nothing was observed."""
+        """Return the percentile at `share` (0 to 1) of a lane's `histogram` (TTFT, ITL) in seconds; None without
+        data."""
         rows = self.counts.get((histogram, lane_name(lane)), ())
         return percentile(rows, share) if _observed(rows) else None
 

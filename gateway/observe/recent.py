@@ -40,7 +40,7 @@ class RecentRequest(Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     ended: float
-    """Unix seconds."""
+    """When the request ended, in Unix seconds."""
     duration_seconds: float | None
     ttft_seconds: float | None
     tpot_seconds: float | None
@@ -59,7 +59,7 @@ class RecentRequestStore:
         """Do nothing: single tokens are not remembered."""
 
     def finished(self, record: RequestRecord) -> None:
-        """Remember a request that has ended."""
+        """Remember a request that has ended, and also among the failures if it failed."""
         request = _recent(record, self._clock())
         self._all.append(request)
         if request.failed:

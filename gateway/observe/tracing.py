@@ -159,7 +159,7 @@ def _called(record: RequestRecord) -> dict[str, Attribute | None]:
 
 
 def _context(trace: TraceContext | None) -> Context:
-    """Return the parent context of a request's span: the caller's span, or none."""
+    """Return the parent context of a request's span: that of the caller's span, or an empty one if `trace` is None."""
     if trace is None:
         return Context()
     flags = TraceFlags(TraceFlags.SAMPLED if trace.sampled else TraceFlags.DEFAULT)

@@ -15,14 +15,14 @@ LOAD_FORMATS = ("auto", "dummy")
 ADAPTER_DTYPES = ("auto", "fp8")
 KV_DTYPES = ("auto", "fp8")
 SIZES = {"cuda": (256, 2048), "cpu": (32, 256)}
-"""Sequences and tokens of a step for each type of device, unless they are configured. A GPU computes hundreds of tokens
-in the time in which it reads the weights, and a CPU some 25."""
+"""Default (max_seqs, token_budget) of each type of device. A GPU computes hundreds of tokens in the time in which it
+reads the weights, and a CPU some 25."""
 NESTED = {"interactive": LaneGoals, "batch": LaneGoals, "scheduling": Scheduling}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """The model that an engine serves, and the memory and limits that it has.
+    """Configuration of one engine process: its model, number formats, and limits of memory and concurrency.
 
     Raises:
         ValueError: a value is out of range; the message names it and the values allowed.
@@ -61,9 +61,9 @@ class EngineConfig:
     """Maximum number of tokens that one step computes, over all sequences. 0 means 2048 on a GPU and 256 on a CPU."""
     max_resident_adapters: int = 1024
     min_kv_pages: int = 0
-    """Pages of the pool that adapters may never take."""
+    """Number of pages of the pool that are reserved for the KV cache: adapters never take them."""
     max_adapter_pages: int = 0
-    """Maximum number of pages that adapters may take. 0 means all but min_kv_pages."""
+    """Maximum number of pages that adapters may take together. 0 means all but min_kv_pages."""
     adapter_half_life_s: float = 300.0
     """Half-life in seconds of an adapter's popularity: when adapters are evicted, a request that started this long ago
     counts half as much as one that starts now."""
@@ -71,7 +71,7 @@ class EngineConfig:
     """Maximum size of the packed adapters in host memory, in GiB; adapters beyond it are read from disk when a request
     needs them. On a CPU, address space for the maximum is reserved at the start, but memory only as it is used."""
     fetch_threads: int = 2
-    """Threads that read adapters from disk and pack them."""
+    """Number of threads that read adapters from disk and pack them."""
     swap_gb: float = 1.0
     """Host memory for the KV cache of preempted sequences, in GiB, at most a quarter of free memory. 0 disables it."""
     prefix_caching: bool = True
@@ -79,7 +79,7 @@ class EngineConfig:
     """Tenants reuse each other's cached prefixes. A tenant may then find out from cached_tokens and latencies what
     other tenants have sent."""
     threads: int = 0
-    """CPU threads of one operation. 0 means every core that this process may use."""
+    """Number of CPU threads that compute one operation. 0 means every core that this process may use."""
     seed: int = 0
     """Seed of dummy weights."""
     state_dir: str = ""
@@ -113,12 +113,8 @@ class EngineConfig:
             raise ValueError(f"engine.token_budget ({self.token_budget}) must be at least max_seqs ({self.max_seqs})")
 
     def sized(self, seqs: int, tokens: int) -> EngineConfig:
-        """Return a copy that has `max_seqs` and `token_budget`.
-
-        Args:
-            seqs, tokens: their values where the configuration does not set them, such as `SIZES` of a device. If it
-                sets one of them, the other one follows as far as it must.
-        """
+        """Return a copy whose `max_seqs` and `token_budget` are set. Values that are 0 here become `seqs` and `tokens`,
+        such as `SIZES` of a device, changed as far as needed so that the token budget is at least `max_seqs`."""
         seqs = self.max_seqs or min(seqs, self.token_budget or seqs)
         return replace(self, max_seqs=seqs, token_budget=self.token_budget or max(tokens, seqs))
 
@@ -127,6 +123,7 @@ class EngineConfig:
 
     @classmethod
     def from_json(cls, text: str) -> EngineConfig:
-        """Parse the output of `to_json`. Raises ValueError if a value is not valid, TypeError if a name is unknown."""
+        """Return the configuration that `to_json` wrote. Raises ValueError for an invalid value, TypeError for an
+        unknown name."""
         values: dict[str, Any] = json.loads(text)
         return cls(**values | {name: kind(**values[name]) for name, kind in NESTED.items() if name in values})

@@ -29,11 +29,12 @@ BEAT_S = 1.0
 
 
 class EngineStopped(RuntimeError):
-    """The step loop has ended, so that no question is answered any more."""
+    """The step loop has ended, so that it answers no further questions."""
 
 
 class Inbox:
-    """Commands and questions from other threads, which the step loop takes between two steps."""
+    """Thread-safe queue of commands and questions to the step loop, which handles them between two steps. A question is
+    a function that the loop calls."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -48,7 +49,7 @@ class Inbox:
         self._arrived.set()
 
     def ask(self, question: Callable[[], None]) -> None:
-        """Queue a question. Raises EngineStopped if the inbox is closed."""
+        """Queue a question and wake the loop. Raises EngineStopped if the inbox is closed."""
         with self._lock:
             if self._closed:
                 raise EngineStopped("the engine has stopped")
@@ -64,7 +65,8 @@ class Inbox:
         self._arrived.set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait at most `timeout` seconds (None means no limit) for a command or question; return whether one came."""
+        """Wait at most `timeout` seconds (None: no limit) for a command, a question or `wake`; return whether one
+        came."""
         return self._arrived.wait(timeout)
 
     def drain(self) -> list[Command]:
@@ -80,14 +82,14 @@ class Inbox:
         return questions
 
     def close(self) -> list[Callable[[], None]]:
-        """Accept no more questions; return the questions that are still open."""
+        """Accept no more questions; remove and return those that are still open. Commands are accepted as before."""
         with self._lock:
             self._closed = True
         return self.drain_questions()
 
 
 class Folders:
-    """One lock for each adapter folder that is being read or that a caller waits for."""
+    """Locks by adapter folder. A lock exists while its folder is being read or a caller waits to read it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -110,8 +112,9 @@ class Folders:
 
 
 class Engine:
-    """Runs requests to their end. `step` and `run` belong to one thread, and any other thread may call all other
-    methods. `look` and `stop` may be called from the loop's thread, too."""
+    """Executes requests on one device: holds the scheduling state, runs the step loop and answers questions about the
+    state. `step` and `run` belong to one thread, and any other thread may call all other methods. `look` and `stop` may
+    be called from the loop's thread, too."""
 
     def __init__(
         self,
@@ -122,7 +125,8 @@ class Engine:
         sleep: Callable[[float], None] = time.sleep,
         beat: Callable[[EngineState], None] = lambda state: None,
     ) -> None:
-        """`beat` is called before each step is submitted, and about once a second while there is no work."""
+        """`policy` defaults to the one in the configuration. `beat` is called with the state before each step is
+        submitted, and about once a second while there is no work. The executor's reports go to the engine's inbox."""
         self.state = state
         self.executor = executor
         self.policy = policy or make_policy(state.config.scheduling)
@@ -140,8 +144,9 @@ class Engine:
         executor.connect(self.inbox.put)
 
     def step(self) -> list[TokenEvent]:
-        """Plan one step over all running sequences, submit it, and return the events of the oldest step under way: of
-        this step or, if the executor overlaps steps, of the step before it, if any."""
+        """Apply the commands that have arrived, plan one step over all running sequences (later if the device is still
+        busy), and submit it. Return the events of the oldest step under way: of this step or, if the executor overlaps
+        steps, of the step before it, if any."""
         now = self.pace.rest(self.state)
         with self._changing:
             apply_commands(self.state, self.inbox.drain())
@@ -156,7 +161,9 @@ class Engine:
             return absorb(self.state, result, self.clock())
 
     def run(self, deliver: Callable[[list[TokenEvent]], None]) -> None:
-        """Step while there is work and sleep while there is none, until `stop` is called."""
+        """Run steps until `stop` is called, and sleep while there is no work. Each step's events, if any, go to
+        `deliver`, and questions are answered after it. Finally, even after an exception, the inbox is closed and its
+        questions answered."""
         with self._loop:
             self._run(deliver)
 
@@ -178,7 +185,7 @@ class Engine:
                 question()
 
     def _rest(self) -> None:
-        """Sleep until a command or question arrives, and beat meanwhile."""
+        """Sleep until a command or question arrives, and call `beat` before and about once a second meanwhile."""
         self._beat(self.state)
         while not self.inbox.wait(BEAT_S):
             self._beat(self.state)
@@ -192,7 +199,8 @@ class Engine:
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
-        """Answer the questions that were asked before a step after that step, when all earlier commands are applied."""
+        """On entry, take the questions that have been asked; on exit, after a step that applies all earlier commands,
+        answer them."""
         questions = self.inbox.drain_questions()
         try:
             yield
@@ -205,8 +213,9 @@ class Engine:
         self.inbox.wake()
 
     def inspect(self, question: Callable[[EngineState], T], timeout: float = 30.0) -> T:
-        """Return the answer of a question to the state, which is asked between two steps, after all earlier commands
-        have been applied. While no thread runs the loop, the caller's thread asks the question itself.
+        """Return `question(state)`, called by the step loop between two steps, after all earlier commands have been
+        applied; it may change the state. While no thread runs the loop, the caller's thread calls it. Raises what
+        `question` raises.
 
         Raises:
             TimeoutError: no step ended within `timeout` seconds.
@@ -239,13 +248,14 @@ class Engine:
             return answer.result()  # the loop is answering just now
 
     def look(self, question: Callable[[EngineState], T]) -> T:
-        """Return the answer of a read-only question to the state at once, without waiting for a step under way."""
+        """Return `question(state)`, which must only read, at once: it waits for no step that the executor computes."""
         with self._changing:
             return question(self.state)
 
     def load_adapter(self, path: str) -> HostAdapter:
-        """Load an adapter, so that requests submitted from now on can use it. Callers read the same folder one at a
-        time, and different folders concurrently. Raises ValueError with the reason if the adapter is not usable."""
+        """Read an adapter folder, add its adapter to the state and, if there is space, pack it into host memory;
+        requests submitted from now on can use it. Blocks. One folder is read by one caller at a time, different ones
+        concurrently. Raises ValueError with the reason if the adapter is not usable."""
         with self._folders.one_at_a_time(path):
             return self.executor.load_host(path, lambda host: self._claim(path, host))
 
@@ -254,17 +264,14 @@ class Engine:
         return self.inspect(lambda state: add_adapter(state, command))
 
     def pin_adapter(self, adapter_hash: AdapterHash, pinned: bool) -> None:
-        """Pin an adapter, so that it stays on the device once it has been loaded there, or unpin it. Raises ValueError
-        with the reason if the adapter is not loaded, or if pinning it would leave too little room."""
+        """Pin an adapter (or unpin it, if not `pinned`), so that it stays on the device once it has been loaded there.
+        Raises ValueError with the reason if the adapter is not loaded, or if pinning it would leave too little room."""
         self.inspect(lambda state: pin_adapter(state, adapter_hash, pinned))
 
     def unload_adapter(self, adapter_hash: AdapterHash, drain_seconds: float) -> int:
-        """Wait for the requests of an adapter to end, abort those that are left after `drain_seconds`, and free the
-        adapter's memory in every tier. An adapter that is loaded again meanwhile stays, and so do its requests.
-
-        Returns:
-            The number of requests aborted.
-        """
+        """Refuse new requests for an adapter, wait at most `drain_seconds` for the live ones, abort the rest, and block
+        until the adapter's memory is freed in every tier. An adapter that is loaded again meanwhile stays, and so do
+        its requests. Returns the number of requests aborted."""
         self.inbox.put(DropAdapter(adapter_hash))
         deadline = time.monotonic() + drain_seconds
         while self.inspect(lambda state: _has_users(state, adapter_hash)) and time.monotonic() < deadline:

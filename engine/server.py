@@ -56,12 +56,13 @@ GRAMMAR_BYTES_OF_A_SEQUENCE = 8 << 20
 and as many more grammars may be ready for the requests that start next."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SERVER_THREADS = 32
-"""Number of gRPC threads: one for each connected gateway, and some for adapter loads and other calls."""
+"""Number of threads of the gRPC server: one for each connected gateway, and some for adapter loads and other calls."""
 
 
 def await_model(config: EngineConfig, on_progress: Progress, *, fake: bool) -> EngineConfig:
-    """Return the configuration with the model folder that standard input names once the model is prepared. Load all
-    that does not depend on the model meanwhile. End the process if standard input is closed before."""
+    """Return `config` with the path of the model folder, a line that the parent writes to standard input once the model
+    is prepared. Unless `fake`, load the CPU kernels before, and report their progress. Raises SystemExit if standard
+    input ends."""
     if not fake:
         from engine.model.runner import load_cpu_kernels
 
@@ -73,7 +74,8 @@ def await_model(config: EngineConfig, on_progress: Progress, *, fake: bool) -> E
 
 
 def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
-    """Load the model onto this machine's device. Returns the core's configuration, the executor and a description."""
+    """Load the model onto this machine's device, calling `on_progress`, and start the grammar workers. Returns the
+    core's configuration, the executor, and the description of the engine for its gateways."""
     from engine.model.runner import ModelRunner
 
     runner = ModelRunner(config, on_progress)
@@ -94,8 +96,8 @@ def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
 
 
 def build_fake(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
-    """Return what `build_real` returns, with a `FakeExecutor` and without a model, for tests of everything else. Tokens
-    are digests. `on_progress` is not called."""
+    """Return the same kinds of values as `build_real`, with a `FakeExecutor` in place of a model, for tests of
+    everything else: tokens are digests. `on_progress` is not called."""
     config = config.sized(*SIZES["cpu"])
     core = core_config(config, config.num_pages or 4096, 4096, config.max_model_len or 2048, ())
     executor = FakeExecutor()
@@ -107,7 +109,8 @@ def build_fake(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
 def core_config(
     config: EngineConfig, num_pages: int, host_pages: int, max_model_len: int, eos_token_ids: tuple[int, ...]
 ) -> CoreConfig:
-    """Return the core's configuration. A sequence may be as long as both the model and the pool allow."""
+    """Return the scheduler's configuration: `config` (after `sized`) and the sizes given. `max_model_len` is cut to
+    what the page pool can hold."""
     return CoreConfig(
         num_pages=num_pages,
         block_size=config.block_size,
@@ -141,7 +144,8 @@ def serve(
     pulse: Path | None = None,
     previous: str = "",
 ) -> None:
-    """Serve until told to stop.
+    """Load the model, serve gRPC at `address` and run the step loop in this thread until SIGTERM, SIGINT or the end of
+    standard input. Then close the server and the executor and save the step-time model.
 
     Args:
         fake: run without a model.
@@ -188,7 +192,7 @@ def _step_store(config: EngineConfig, info: pb.EngineInfo) -> StepStore | None:
 
 
 def _hardware(config: EngineConfig, info: pb.EngineInfo) -> str:
-    """Return the hardware that a step's duration depends on: the GPU, or the machine type and CPU threads."""
+    """Return a name of the hardware that a step's duration depends on: the GPU, or the machine type and CPU threads."""
     if info.device.startswith("cuda"):
         import torch
 
@@ -198,7 +202,7 @@ def _hardware(config: EngineConfig, info: pb.EngineInfo) -> str:
 
 
 def _keep_saving(engine: Engine, store: StepStore) -> None:
-    """Save the step-time model every minute until the engine stops. A killed process loses at most the last minute."""
+    """Save the step-time model every minute, until the engine stops; skip a save if no step ends in time for it."""
     while True:
         time.sleep(SAVE_EVERY_S)
         try:
@@ -219,14 +223,15 @@ def _listen(service: EngineService, address: str) -> grpc.Server:
 
 
 def _settle_memory() -> None:
-    """Resume garbage collections, which `main` has suspended, for later objects only: those of the libraries live as
-    long as the process. To collect them once would take 0.16 s, and would free 4 % of them."""
+    """Exempt the objects that exist now from garbage collection and enable it again, after `main` has disabled it:
+    objects of the libraries live as long as the process. To collect once would take 0.16 s and free 4 % of them."""
     gc.freeze()
     gc.enable()
 
 
 def _teller(loading: Path | None) -> Progress:
-    """Return a function that logs where a part of the start begins and ends, and writes all of it to a file."""
+    """Return a function of (what, done, total) that reports the progress of the start: it logs where a part begins and
+    ends and, if `loading` is given, writes every call to that file. Errors of writing are ignored."""
 
     def tell(what: str, done: int, total: int) -> None:
         if done in (0, total):
@@ -239,11 +244,8 @@ def _teller(loading: Path | None) -> Progress:
 
 
 def local_address(text: str) -> str:
-    """Check that an address can be reached from this machine alone, because the engine authenticates no caller.
-
-    Raises:
-        argparse.ArgumentTypeError: the address is neither a Unix socket nor a loopback port.
-    """
+    """Return `text` if only this machine can reach the address, because the engine authenticates no caller. Raises
+    argparse.ArgumentTypeError if it is neither a Unix socket (`unix:...`) nor a loopback port."""
     host = text.rpartition(":")[0].strip("[]")
     if not text.startswith("unix:") and host not in LOOPBACK:
         raise argparse.ArgumentTypeError(f"it must be unix:PATH, or a port of {' or '.join(LOOPBACK)}, not {text!r}")

@@ -1,9 +1,9 @@
 """Section A, second half: the engine on the device generates the same tokens as Hugging Face on the CPU in fp32.
 
-It runs a small random model with the base and two adapters mixed, in both lanes, every prompt twice, in a page pool so
-small that sequences are preempted and adapters are evicted. It runs with CUDA graphs and planning ahead, as in
-production on a GPU, and with neither. Hugging Face checks each stream by one forward pass over it: if every token is
-the most likely one after those before it, the stream is the greedy stream.
+A small random model runs with the base and two adapters mixed, in both lanes, every prompt twice, in a page pool so
+small that sequences are preempted and adapters are evicted: with CUDA graphs and planning ahead, as in production on a
+GPU, and with neither. Hugging Face checks each answer by one forward pass over it: if every token is the most likely
+one after those before it, the answer is the greedy one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def run(journal: Journal) -> None:
 
 
 def make_model(folder: Path) -> Path:
-    """Save a random model to `folder`. Its weights are so large that the attended context determines the next token."""
+    """Save a random model to `folder`; return `folder`. Its weights are so large that the context decides each
+    token."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB,
@@ -78,7 +79,7 @@ def make_model(folder: Path) -> Path:
 
 
 def make_adapters(folder: Path) -> dict[str, dict[str, Tensor]]:
-    """Write PEFT adapters to `folder / name`. Returns, for each adapter, the delta of each weight that it changes."""
+    """Write the PEFT adapters of `RANKS` to `folder / name`. Returns adapter name -> weight name -> what it adds."""
     sys.path.insert(0, str(TESTS))
     from tiny_adapters import save_adapter
 
@@ -102,11 +103,9 @@ def check(
     questions: Mapping[str, Answer],
     engine: Engine,
 ) -> dict[str, int]:
-    """Run all requests on an engine and check their tokens. Returns counts of tokens, preemptions and adapter loads.
-
-    Raises:
-        AssertionError: a token, the engine's state or a count is not as expected.
-    """
+    """Run copies of `questions` on an engine and check the answers by `judge`. `scratch` has the adapters, `deltas` is
+    what `make_adapters` returned. Returns counts of tokens, preemptions, page restores, adapter loads and evictions.
+    Raises AssertionError if a token, the engine's state or a count is not as expected."""
     answers = {name: Answer(answer.prompt, answer.adapter) for name, answer in questions.items()}
     ids = {name: engine.load_adapter(str(scratch / name)).adapter_hash for name in RANKS}
     for name, answer in answers.items():
@@ -148,7 +147,8 @@ def make_engine(model: Path, device: str, preemption: str, ahead: bool) -> Engin
 
 
 def request(name: str, answer: Answer, ids: Mapping[str, AdapterHash]) -> Request:
-    """Return a request. The second of each pair is interactive and arrives later, to preempt batch requests."""
+    """Return the engine's request for an answer. The second one of each prompt and adapter (its name ends in /1) is
+    interactive and arrives later, to preempt batch requests. `ids` maps an adapter's name to its hash."""
     interactive = name.endswith("/1")
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     lane = Lane.INTERACTIVE if interactive else Lane.BATCH
@@ -167,11 +167,9 @@ def run_to_end(engine: Engine, answers: Mapping[str, Answer]) -> None:
 
 @torch.inference_mode()
 def judge(model: Path, delta: Mapping[str, Tensor], answers: Sequence[Answer], adapter: str | None) -> int:
-    """Check the streams of one adapter against Hugging Face. Returns how many tokens rounding cannot have changed.
-
-    Raises:
-        AssertionError: one of those tokens is not Hugging Face's.
-    """
+    """Check the answers of one adapter (None: the base model) against Hugging Face's model with `delta` added to its
+    weights. Returns how many tokens rounding cannot have changed. Raises AssertionError if one of those is not Hugging
+    Face's."""
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     for name, value in delta.items():
         reference.get_parameter(name).add_(value)

@@ -1,6 +1,6 @@
 """Section A: checks every kernel at the 8B shape in bf16, on the device, against products and softmaxes in fp32.
 
-Unowned memory is NaN, and a row must have the same bits regardless of the other rows in its batch.
+Unowned memory is NaN, and a row must have the same bits whatever the other rows in its batch are.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lora_kernels.segments import plan_segments
 
 LEAST_S = 2.0
 Check = Callable[[], float | None]
-"""Returns the relative error. None means that bits were compared. Raises AssertionError if the check fails."""
+"""Returns a relative error, or None if bits were compared. Raises AssertionError if the check fails."""
 
 
 def run(journal: Journal) -> None:
@@ -43,7 +43,7 @@ def run(journal: Journal) -> None:
 
 
 def big_checks(tiny: bool, device: torch.device) -> Iterator[tuple[str, Check]]:
-    """Yield the checks at the 8B shape: of the results' accuracy, and of batch-invariant bits."""
+    """Yield (name, check) at the 8B shape: of the accuracy of results, and of batch-invariant bits."""
     spec, dtype = with_layers(model_spec(tiny), 1), model_dtype(tiny)
     lengths = (1, 2, 3) if tiny else (1, 1, 2, 5, 16, 17, 40, 130)
     ranks = (1, 3, 17) if tiny else (8, 64, 16, 1, 33, 128, 256, 8)
@@ -62,7 +62,8 @@ def big_checks(tiny: bool, device: torch.device) -> Iterator[tuple[str, Check]]:
 
 
 def check_lora(bank: AdapterBank, group: ProjectionGroup, lengths: Sequence[int]) -> float:
-    """Check LoRA deltas, added to outputs of the same magnitude, so that errors of both are visible."""
+    """Return the relative error of a group's LoRA deltas, added to outputs of the same magnitude, so that errors of
+    both are visible. `lengths[i]` rows use adapter i. Raises AssertionError if it is too large."""
     out, x = lora_inputs(bank, group, sum(lengths))
     delta = exact_delta(bank, group, lengths, x)
     out *= float(delta.std())
@@ -71,7 +72,7 @@ def check_lora(bank: AdapterBank, group: ProjectionGroup, lengths: Sequence[int]
 
 
 def check_lora_bits(bank: AdapterBank, lengths: Sequence[int]) -> None:
-    """Check that rows of the first adapters have the same bits with and without the rows of the others."""
+    """Check that rows of the first half of the adapters have the same bits with and without the other rows."""
     group, alone = bank.groups[2], lengths[: len(lengths) // 2]
     out, x = lora_inputs(bank, group, sum(lengths))
     together = add_lora(our_backend(bank.arena.device), bank, group, lengths, out, x)[: sum(alone)]
@@ -80,7 +81,7 @@ def check_lora_bits(bank: AdapterBank, lengths: Sequence[int]) -> None:
 
 
 def lora_inputs(bank: AdapterBank, group: ProjectionGroup, rows: int) -> tuple[Tensor, Tensor]:
-    """Return random (base output, x)."""
+    """Return random (base output, x) with `rows` rows in the bank's dtype, always the same ones."""
     generator = torch.Generator(bank.arena.device).manual_seed(0)
     like: dict[str, Any] = {"generator": generator, "device": bank.arena.device}
     out = torch.randn(rows, sum(group.out_features), **like).to(bank.arena.dtype)
@@ -90,7 +91,7 @@ def lora_inputs(bank: AdapterBank, group: ProjectionGroup, rows: int) -> tuple[T
 def add_lora(
     backend: Backend, bank: AdapterBank, group: ProjectionGroup, lengths: Sequence[int], out: Tensor, x: Tensor
 ) -> Tensor:
-    """Return `out` plus the LoRA delta, without changing `out`."""
+    """Return `out` plus the LoRA delta of the first layer, computed by `backend`. `out` is not changed."""
     prepared, result = (
         backend.prepare_lora(bank.arena, bank.table, plan_segments(row_adapter_slots(lengths))),
         out.clone(),
@@ -100,7 +101,7 @@ def add_lora(
 
 
 def exact_delta(bank: AdapterBank, group: ProjectionGroup, lengths: Sequence[int], x: Tensor) -> Tensor:
-    """Compute the LoRA delta in fp32, adapter by adapter."""
+    """Return the LoRA delta [num_rows, sum of out_features], computed in fp32 by torch, adapter by adapter."""
     parts = []
     for adapter_slot, rows in enumerate(x.float().split(list(lengths))):
         deltas = [
@@ -114,7 +115,7 @@ def exact_delta(bank: AdapterBank, group: ProjectionGroup, lengths: Sequence[int
 
 
 def _block(bank: AdapterBank, adapter_slot: int, target: int, side: int, width: int) -> Tensor:
-    """Return A or B of an adapter's projection as [rank, width] in fp32."""
+    """Return A or B (`side`) of an adapter's projection in the bank's first layer as [rank, width] in fp32."""
     rank, tiles = bank.ranks[adapter_slot], []
     for tile in range(-(-rank // RANK_TILE)):
         rows = min(RANK_TILE, rank - tile * RANK_TILE)
@@ -129,7 +130,8 @@ def check_attention(load: AttentionLoad, window: int | None) -> float:
 
 
 def exact_attention(load: AttentionLoad, window: int | None) -> Tensor:
-    """Compute attention in fp32, sequence by sequence."""
+    """Return the attention over the load's first layer, [num_rows, heads, head_dim], computed in fp32 by torch,
+    sequence by sequence. `window` limits the tokens that a query sees; None means no limit."""
     outs, kv = [], load.kv[0]
     group = load.query.shape[1] // kv.shape[3]
     for sequence, (rows, context) in enumerate(load.chunks):
@@ -147,7 +149,7 @@ def exact_attention(load: AttentionLoad, window: int | None) -> Tensor:
 
 
 def check_attention_bits(load: AttentionLoad) -> None:
-    """Check that every sequence has the same bits when it is computed alone, over the same pages."""
+    """Check that every sequence (of one query row) has the same bits when computed alone over the same pages."""
     together = our_backend(load.query.device).attention(load.query, load.kv[0], load.batch, load.scale)
     for sequence, (_, context) in enumerate(load.chunks):
         own = slice(sequence, sequence + 1)
@@ -169,7 +171,7 @@ def check_attention_bits(load: AttentionLoad) -> None:
 def pointwise_checks(
     ours: Pointwise, rows: int, device: torch.device, dtype: torch.dtype
 ) -> Iterator[tuple[str, Check]]:
-    """Yield checks against torch's own operations. Both sides round where Hugging Face's models do."""
+    """Yield (name, check) of kernels against torch's operations. Both sides round where Hugging Face's models do."""
     torchs = TorchPointwise()
 
     def draw(*shape: int) -> Tensor:
@@ -197,12 +199,9 @@ def pointwise_checks(
 
 
 def relative_error(result: Tensor, exact: Tensor, dtype: torch.dtype) -> float:
-    """Return ||result - exact|| / ||exact||.
-
-    Raises:
-        AssertionError: the error is more than rounding to `dtype` once in the middle and once at the end explains, or
-            one number is off by more than twice the rounding of the largest number.
-    """
+    """Return ||result - exact|| / ||exact||. Raises AssertionError if a number is not finite, if the error is more than
+    rounding to `dtype` once in the middle and once at the end explains, or if one number is off by more than twice the
+    rounding of the largest number."""
     assert result.isfinite().all(), f"{int((~result.isfinite()).sum())} numbers are not finite"
     unit = torch.finfo(dtype).eps * (64 if dtype == torch.float32 else 1)
     off = result.float() - exact

@@ -20,8 +20,8 @@ from engine.model.sampler import Sampler
 
 TESTS = Path(__file__).parents[2] / "tests" / "model"
 EQUAL_SHARE = 0.99
-"""Smallest fraction of tokens that must be equal. A draw is within rounding error of a bound once in ten thousand
-times, and some rows have many bounds."""
+"""Minimum share of tokens that must be equal. A draw is within rounding error of a bound once in ten thousand times,
+and some rows have many bounds."""
 LEAST_S = 2.0
 
 
@@ -34,11 +34,8 @@ def run(journal: Journal) -> None:
 
 
 def check(vocab: int, rounds: int, device: torch.device) -> tuple[int, int]:
-    """Sample for requests of every kind on both devices. Returns the number of equal tokens and of all tokens.
-
-    Raises:
-        AssertionError: a greedy token or a logprob differs.
-    """
+    """Sample `rounds` steps of requests of every kind on `device` and on the CPU from the same random logits. Returns
+    the number of equal tokens and of all tokens. Raises AssertionError if a greedy token or a logprob differs."""
     sys.path.insert(0, str(TESTS))
     from device_sampler_checks import MIXED
 
@@ -59,7 +56,7 @@ def check(vocab: int, rounds: int, device: torch.device) -> tuple[int, int]:
 def sample(
     sampler: Sampler | DeviceSampler, logits: torch.Tensor, kinds: Sequence[SamplingParams]
 ) -> list[SampledToken]:
-    """Sample one step of requests, one for each of `kinds`, that have generated one token already."""
+    """Sample one token for each of `kinds`, for requests with a prompt of four tokens and one generated token."""
     names = [f"r{row}" for row in range(len(kinds))]
     for name, params in zip(names, kinds, strict=True):
         sampler.add(name, params, [4, 5, 6, 4, 7], 4)

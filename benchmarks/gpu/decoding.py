@@ -26,13 +26,14 @@ RANKS = (8, 16, 32, 64)
 BASE = "base"
 LEAST_S = 6.0
 SETTLING_STEPS = 4
-"""Steps that run before timing starts, until every step finds the state that the previous one left."""
+"""Number of steps that run before timing starts, until every step finds the state that the previous one left."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the section. In a wave, `batch` requests with prompts of `prompt` tokens decode for `steps` steps; the
-    other fields are sizes of the streams."""
+    """Sizes of the section. In a wave, `batch` requests with prompts of `prompt` tokens decode for `steps` steps. In a
+    stream, `stream_requests` requests have prompts of `stream_prompt` and answers of `stream_tokens` tokens. `zipf` is
+    the number of adapters that are drawn by Zipf's law."""
 
     house: HouseSize
     batch: int
@@ -87,7 +88,8 @@ def waves(journal: Journal, house: House, sizes: Sizes, bandwidth: float) -> Non
 
 
 def plan_waves(house: House, sizes: Sizes) -> Iterator[Wave]:
-    """Yield the waves. The engine knows no adapter during the first; later waves find the registered ones."""
+    """Yield the waves to time, registering their adapters with the engine before each. The engine knows no adapter
+    during the first wave; later waves find those registered before."""
     batch = sizes.batch
     yield Wave(BASE, (None,) * batch)
     own = house.register(spread(RANKS, batch), "a")
@@ -104,12 +106,13 @@ def spread_adapters(adapters: Sequence[AdapterHash], count: int) -> list[Adapter
 
 
 def draw_zipf(adapters: Sequence[AdapterHash], count: int, rng: Random) -> list[AdapterHash]:
-    """Draw adapters, the i-th most popular with a probability proportional to 1 / i."""
+    """Return `count` of `adapters`, drawn at random: the i-th with a probability proportional to 1 / i."""
     return rng.choices(adapters, [1 / (place + 1) for place in range(len(adapters))], k=count)
 
 
 def decode(house: House, wave: Wave, sizes: Sizes, bandwidth: float) -> dict[str, float]:
-    """Measure a wave: tokens per second, step times, and the fraction of a step that reading every byte once takes."""
+    """Time a wave and return its figures: tokens per second, median and p99 of a step in ms, and the limit: the ms that
+    reading every byte once takes at `bandwidth` (bytes per second), also as a share of the median step."""
     seconds, generated, contexts = timed_steps(house, wave, sizes)
     moved = house.weight_bytes() + house.kv_bytes(int(statistics.mean(contexts))) + house.adapter_bytes(wave.ranks)
     step = statistics.median(seconds)
@@ -123,9 +126,10 @@ def decode(house: House, wave: Wave, sizes: Sizes, bandwidth: float) -> dict[str
 
 
 def timed_steps(house: House, wave: Wave, sizes: Sizes) -> tuple[list[float], int, list[int]]:
-    """Time the steps in which all requests of a wave decode.
+    """Prefill a wave, time `sizes.steps` steps in which all of its requests decode, and abort the requests.
 
-    Returns the seconds of each step, the number of generated tokens, and the tokens in the KV cache at each step.
+    Returns the seconds of each step, the number of generated tokens, and the tokens in the KV cache before each step.
+    Raises RuntimeError if requests were preempted.
     """
     engine, counters = house.engine, house.engine.state.counters
     names = start_wave(house, wave, sizes)
@@ -143,7 +147,7 @@ def timed_steps(house: House, wave: Wave, sizes: Sizes) -> tuple[list[float], in
 
 
 def start_wave(house: House, wave: Wave, sizes: Sizes) -> list[str]:
-    """Prefill a wave and step until all of its requests decode. Returns the requests' names."""
+    """Submit a wave's requests and step until all of them decode, and `SETTLING_STEPS` more. Returns their names."""
     engine, names = house.engine, [f"{wave.name}/{index}" for index in range(len(wave.adapters))]
     for index, (name, adapter) in enumerate(zip(names, wave.adapters, strict=True)):
         tokens = sizes.house.max_model_len - sizes.prompt
@@ -167,7 +171,7 @@ def end_wave(house: House, names: Sequence[str]) -> None:
 
 
 def make_request(name: str, prompt: int, tokens: int, adapter_hash: AdapterHash | None, rng: Random) -> Request:
-    """Return a greedy request in the batch lane, because only throughput is measured, not the order of requests."""
+    """Return a greedy request of `prompt` random tokens and exactly `tokens` output tokens, in the batch lane."""
     ids = tuple(rng.randrange(10, 90) for _ in range(prompt))
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     return Request(name, ids, params, adapter_hash, Lane.BATCH, arrival=time.monotonic())
@@ -189,7 +193,8 @@ def streams(journal: Journal, house: House, sizes: Sizes) -> None:
 
 
 def stream(house: House, adapters: Sequence[AdapterHash], sizes: Sizes) -> dict[str, float]:
-    """Measure from the first request to the last token. Returns tokens per second and the numbers of adapter loads."""
+    """Run a stream: one request for each of `adapters`, all submitted at once. Returns tokens per second from the first
+    request to the last token, the seconds, and the numbers of adapters, of loads to the device and of evictions."""
     engine, counters = house.engine, house.engine.state.counters
     loads, evictions = counters.adapter_loads, counters.adapter_evictions
     for index, adapter in enumerate(adapters):

@@ -1,7 +1,7 @@
 """Section E: how much interactive requests and a batch backlog slow each other down on the device.
 
 The real engine runs in its own thread at the 8B shape with adapters of ranks 8 to 64. Interactive requests arrive at
-random times, the same in both runs; the backlog never runs dry. Times are taken where tokens leave the engine.
+random times, the same in all runs; the backlog must not run out. Times are taken where tokens leave the engine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ PAUSE_S = 0.002
 @dataclass(frozen=True)
 class Sizes:
     """Sizes of the section. `window_s` seconds are measured, after `settle_s` seconds in which a backlog fills the
-    engine. Lengths are in tokens."""
+    engine. `rate` interactive requests a second have prompts of `prompt` (least, most) and answers of `tokens` tokens;
+    the `backlog` batch requests have `batch_prompt` and `batch_tokens`."""
 
     house: HouseSize
     window_s: float
@@ -43,7 +44,7 @@ class Sizes:
     batch_prompt: int
     batch_tokens: int
     last_s: float
-    """Seconds after the window in which running requests must end."""
+    """Seconds after the window within which submitted requests must end."""
 
 
 FULL = Sizes(HouseSize(False, 96, 2048, 4096), 7.0, 2.0, 8.0, (64, 512), 32, 600, 512, 192, 10.0)
@@ -51,7 +52,7 @@ TINY = Sizes(HouseSize(True, 6, 48, 128, num_pages=600), 0.7, 0.1, 8.0, (5, 20),
 
 
 class Watch:
-    """Records when and how many tokens left the engine, for each request. Thread-safe."""
+    """Records when and how many tokens left the engine, for each request, and which have ended. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,7 +61,7 @@ class Watch:
         self._error: Exception | None = None
 
     def fail(self, error: Exception) -> None:
-        """Record the error that ended the engine, after which nothing more is delivered."""
+        """Record the error that ended the engine, which `ended` will raise."""
         with self._lock:
             self._error = error
 
@@ -82,12 +83,12 @@ class Watch:
             return self._ended.issuperset(names)
 
     def moments(self, name: str) -> list[float]:
-        """Return the time of each token of a request, in seconds of time.monotonic."""
+        """Return the time of each token of a request, in order, in seconds of time.monotonic."""
         with self._lock:
             return [moment for moment, count in self._seen.get(name, ()) for _ in range(count)]
 
     def tokens(self, prefix: str, begun: float, ended: float) -> int:
-        """Count the tokens within a span of time of all requests whose names begin with `prefix`."""
+        """Count the tokens, from `begun` to `ended` (time.monotonic), of requests whose names begin with `prefix`."""
         with self._lock:
             spans = [times for name, times in self._seen.items() if name.startswith(prefix)]
         return sum(count for times in spans for moment, count in times if begun <= moment < ended)
@@ -96,7 +97,7 @@ class Watch:
 @dataclass(frozen=True)
 class Arrival:
     at: float
-    """Seconds after the beginning of the window."""
+    """Seconds after the beginning of the window at which to submit the request."""
     request: Request
 
 
@@ -115,7 +116,8 @@ def run(journal: Journal) -> None:
 def phase(
     house: House, sizes: Sizes, adapters: Sequence[AdapterHash], name: str, lanes: tuple[bool, bool]
 ) -> dict[str, Value]:
-    """Run one phase and return its figures. `lanes` says which lanes have requests: (interactive, batch)."""
+    """Run one phase and return its figures: `latencies`, and tokens per second of batch requests. `lanes` says which
+    lanes have requests: (interactive, batch). Raises RuntimeError if the backlog ran out or a request did not end."""
     interactive, batch = lanes
     watch = Watch()
     backlog = [batch_request(sizes, adapters, f"{name}/b{i}", Random(i)) for i in range(sizes.backlog if batch else 0)]
@@ -141,7 +143,8 @@ def phase(
 
 @contextmanager
 def running(house: House, watch: Watch) -> Iterator[Engine]:
-    """Run the engine's own loop in a thread until the block ends."""
+    """Run an engine over the house's state and executor in a thread within the block, which gets the engine. Its events
+    go to `watch`. At the end, stop the engine and wait for the thread."""
     engine = Engine(house.engine.state, house.engine.executor)
 
     def loop() -> None:
@@ -160,7 +163,7 @@ def running(house: House, watch: Watch) -> Iterator[Engine]:
 
 
 def plan_arrivals(sizes: Sizes, adapters: Sequence[AdapterHash], prefix: str) -> list[Arrival]:
-    """Return Poisson arrivals, the same in every phase."""
+    """Return Poisson arrivals of interactive requests, `sizes.rate` a second, the same in every phase."""
     arrivals: list[Arrival] = []
     rng, at = Random(0), 0.0
     while (at := at + rng.expovariate(sizes.rate)) < sizes.window_s:
@@ -182,7 +185,8 @@ def draw_prompt(rng: Random, length: int) -> tuple[int, ...]:
 
 
 def submit_in_time(engine: Engine, arrivals: Sequence[Arrival], begun: float) -> dict[str, float]:
-    """Submit each request at its time. Returns name -> scheduled time, from which TTFT is counted."""
+    """Submit each request at its time after `begun` (time.monotonic), sleeping in between. Returns request id ->
+    scheduled time, from which TTFT is counted."""
     submitted = {}
     for arrival in arrivals:
         due = begun + arrival.at
@@ -193,7 +197,8 @@ def submit_in_time(engine: Engine, arrivals: Sequence[Arrival], begun: float) ->
 
 
 def wait_for(watch: Watch, names: Sequence[str], until: float) -> None:
-    """Wait until all named requests have ended. Raises RuntimeError if they have not at the time `until`."""
+    """Block until all named requests have ended. Raises RuntimeError if they have not by `until` (time.monotonic), and
+    the engine's error if it has failed."""
     while not watch.ended(names):
         if time.monotonic() > until:
             raise RuntimeError(f"of {len(names)} requests some did not end")
@@ -201,7 +206,8 @@ def wait_for(watch: Watch, names: Sequence[str], until: float) -> None:
 
 
 def latencies(watch: Watch, submitted: dict[str, float]) -> dict[str, Value]:
-    """Return TTFT and ITL of the interactive requests, in milliseconds."""
+    """Return the number of interactive requests, and p50 and p99 of their TTFT and ITL in ms; empty without requests.
+    `submitted` is what `submit_in_time` returned."""
     if not submitted:
         return {}
     moments = {name: watch.moments(name) for name in submitted}

@@ -1,7 +1,7 @@
 """Section F: decode steps at the 8B shape with and without CUDA graphs and planning ahead (step_modes.py), and a
 profile of decode steps as in production, which shows where the device waits for the host and where it spends its time.
 
-A gap is a span between two kernels in which nothing runs on the device. A gap of more than 50 microseconds is caused by
+A gap is a span between two kernels in which nothing runs on the device. Gaps of more than 50 microseconds are caused by
 the host: planning, launching or waiting.
 """
 
@@ -45,7 +45,8 @@ class Gap:
 
 
 def find_gaps(spans: Iterable[Span], least_us: float) -> list[Gap]:
-    """Return the gaps longer than `least_us`, with the names of the operations around them. Spans may overlap."""
+    """Return the spans of more than `least_us` microseconds in which nothing ran, with the names of the operations
+    before and after. The operations may overlap and come in any order."""
     gaps, last = [], None
     for span in sorted(spans, key=lambda one: one.start):
         if last is not None and span.start - last.end > least_us:
@@ -68,7 +69,7 @@ def run(journal: Journal) -> None:
 
 
 def profiled(house: House, wave: Wave, sizes: Sizes) -> list[Span]:
-    """Profile STEPS decode steps of a wave. Returns the operations that ran on the device.
+    """Prefill a wave, profile STEPS decode steps and abort its requests. Returns the operations that ran on the device.
 
     On a CPU these are torch's operations, which only tests that the profile is parsed correctly.
     """

@@ -1,8 +1,8 @@
-"""Runs the real engine in this process, with a model of random weights and any number of random adapters.
+"""Runs the real engine in this process, with a model of random weights and any number of random adapters ("house").
 
-Two thousand adapters of an 8B model take 300 GB, more than a host has. Here all adapters of the same rank share one
-copy in host memory. Each adapter still has its own identity, load cost and device pages, so that the engine and the
-device do the same work as with distinct adapters.
+Two thousand adapters of an 8B model take 300 GB, more than a host has. So all adapters of the same rank share one copy
+in host memory. Each still has its own identity, load cost and device pages, so that the engine and the device do the
+same work as with distinct adapters.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from engine.model.runner import ModelRunner
 from lora_kernels.layout import AdapterLayout
 
 UNBOUNDED_BYTES = 1 << 60
-"""Limit of host memory for adapters, in effect none, because there is only one copy for each rank."""
+"""Limit in bytes of host memory for adapters, in effect none, because there is only one copy for each rank."""
 
 
 @dataclass(frozen=True)
 class HouseSize:
-    """Sizes of an engine; `num_pages` of 0 means as many pages as the device's memory holds."""
+    """Sizes of an engine, as in EngineConfig. `tiny`: a toy model on the CPU. `num_pages`: 0 means as many as fit."""
 
     tiny: bool
     max_seqs: int
@@ -97,7 +97,7 @@ class House:
     engine: Engine
 
     def register(self, ranks: Sequence[int], name: str) -> list[AdapterHash]:
-        """Register adapters of these ranks with the engine; returns their ids."""
+        """Register one adapter of each rank with the engine, called `name` and its index. Returns their hashes."""
         return [self.engine.load_adapter(f"{rank}/{name}{index}").adapter_hash for index, rank in enumerate(ranks)]
 
     def weight_bytes(self) -> int:
@@ -110,17 +110,18 @@ class House:
         return (linears + spec.vocab_size * spec.hidden_size) * self.runner.dtype.itemsize
 
     def kv_bytes(self, tokens: int) -> int:
-        """Bytes of K and V of `tokens` tokens, in all layers."""
+        """Return the bytes of K and V of `tokens` tokens, in all layers."""
         return tokens * self.runner.page_bytes // BLOCK_SIZE
 
     def adapter_bytes(self, ranks: Sequence[int]) -> int:
-        """Bytes of A and B of one adapter for each rank, in all layers."""
+        """Return the bytes of A and B, in all layers, of one adapter for each of `ranks`."""
         spec = self.runner.spec
         return sum(adapter_elements(spec, rank) for rank in ranks) * spec.layers * self.runner.dtype.itemsize
 
 
 def build_house(size: HouseSize, scratch: Path, tell: Callable[[str], None]) -> House:
-    """Build an engine at the 8B shape, or in toy size, with random weights. `tell` receives progress messages."""
+    """Build an engine with random weights at the 8B shape, or a toy one on the CPU. `scratch` is the folder for its
+    config.json. `tell` receives progress messages."""
     (scratch / "config.json").write_text(json.dumps(model_config(size.tiny)))
     config = EngineConfig(
         str(scratch),

@@ -17,19 +17,19 @@ Value = float | int | str | None
 
 
 class OutOfTime(Exception):
-    """The section's time budget is used up."""
+    """Too little of the section's time budget is left for the next case."""
 
 
 class DeviceLost(Exception):
-    """This process can no longer run anything on the device."""
+    """An error has made the device unusable for this process."""
 
 
 @dataclass
 class Journal:
-    """Writes a section's findings to a file.
+    """Writes a section's findings to a file and prints them; `case` guards each of its cases.
 
     Attributes:
-        path: File of JSON lines.
+        path: File of JSON lines, which are appended.
         deadline: End of the time budget, in seconds of `time.monotonic`.
         tiny: Whether to use toy sizes on the CPU, which proves that the section runs but measures nothing.
         device: Name of a torch device.
@@ -47,12 +47,12 @@ class Journal:
         return self.deadline - time.monotonic()
 
     def row(self, table: str, case: str, **values: Value) -> None:
-        """Write a row of one of the section's tables. Names of values include their units."""
+        """Write and print a row of one of the section's tables. Names of values include their units."""
         self._write({"row": {"table": table, "case": case, "values": values}})
         self.tell(f"{table}: {case}: " + ", ".join(f"{name} {shown(value)}" for name, value in values.items()))
 
     def note(self, text: str) -> None:
-        """Write a note for readers of the tables."""
+        """Write and print a note for readers of the tables."""
         self._write({"note": text})
         self.tell(text)
 
@@ -60,13 +60,13 @@ class Journal:
         self._write({"environment": dict(values)})
 
     def fail(self, case: str, reason: str) -> None:
-        """Record that a case failed."""
+        """Count, write and print that a case failed."""
         self.failures += 1
         self._write({"failure": {"case": case, "reason": reason}})
         self.tell(f"FAILED {case}: {reason}")
 
     def finish(self) -> None:
-        """Record that the section ran to its end."""
+        """Write that the section ran to its end."""
         self._write({"finished": True})
 
     def tell(self, text: str) -> None:
@@ -75,12 +75,9 @@ class Journal:
 
     @contextmanager
     def case(self, name: str, least_s: float = 0.0) -> Iterator[None]:
-        """Run a case of a section in the block. A failure is recorded, and the section continues after the block.
-
-        Raises:
-            OutOfTime: less than `least_s` seconds are left.
-            DeviceLost: the failure has made the device unusable.
-        """
+        """Run a case of a section in the block. A failure is recorded and suppressed, so that the section continues
+        after the block; cached device memory is freed. Raises OutOfTime, on entry, if less than `least_s` seconds are
+        left, and DeviceLost if the failure has made the device unusable."""
         if self.left < least_s or self.left <= 0:
             raise OutOfTime(name)
         try:
@@ -121,10 +118,11 @@ class Journal:
 
 @dataclass
 class Findings:
-    """The contents of a journal.
+    """The contents of a section's journal.
 
     Attributes:
         rows: Table -> [(case, values)], in order.
+        failures: (case, reason), in order.
         finished: Whether the section ran to its end.
     """
 
@@ -136,7 +134,7 @@ class Findings:
 
 
 def read_journal(path: Path) -> Findings:
-    """Read a journal, which may be unfinished. A last line that was cut off is ignored."""
+    """Return the findings in a journal, which may be unfinished or missing. A last line that was cut off is ignored."""
     found = Findings()
     for text in path.read_text().splitlines() if path.is_file() else ():
         try:

@@ -37,7 +37,8 @@ def run(journal: Journal) -> None:
 
 
 def find_tests(device: torch.device) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yield name and function of every check in tests/kernels that uses the backend, and of the DoRA scale checks."""
+    """Yield (name, function without arguments) of every check in tests/kernels that uses the backend, and of the DoRA
+    scale checks, each with a backend of its own on `device`. On a CPU, checks in bf16 are left out."""
     sys.path.insert(0, str(TESTS))
     from backend_checks import CHECKS
     from dora_checks import DORA_CHECKS

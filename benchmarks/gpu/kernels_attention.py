@@ -1,6 +1,6 @@
 """Section B: paged attention at the 8B shape. Decode is compared with its bytes (K and V once), prefill is in TFLOP/s.
 
-A round goes through the KV of several layers, so that no cache holds the KV that is read next.
+A timed round goes through the KV of several layers, so that no cache holds the KV that is read next.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LENGTHS = (128, 256, 384, 512, 768, 1024, 2048, 8192)
 """Context lengths of a typical batch of chats: most are short, a few long."""
 
 Chunks = tuple[tuple[int, int], ...]
-"""(query rows, context) of each sequence."""
+"""(number of query rows, context length in tokens) of each sequence of a batch."""
 
 DECODES: dict[str, Chunks] = {
     "64 x 2,048": ((1, 2048),) * 64,
@@ -65,7 +65,7 @@ def make_load(chunks: Chunks, device: torch.device) -> AttentionLoad:
 
 
 def our_calls(load: AttentionLoad, backend: Backend) -> list[Callable[[], object]]:
-    """Return one call for each layer."""
+    """Return the calls to time: one of the backend's attention for each layer of the load."""
     return [partial(backend.attention, load.query, kv, load.batch, load.scale) for kv in load.kv]
 
 

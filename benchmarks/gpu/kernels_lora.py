@@ -1,4 +1,4 @@
-"""Section B: LoRA kernels against the bytes that they must move: A and B of every adapter once, rows in and out.
+"""Section B: LoRA kernels compared with the bytes that they must move: A and B of every adapter once, rows in and out.
 
 Each case adds all four groups of all layers as one CUDA graph, over so many sets of adapters that no cache holds them.
 Its figures are per layer. The preparation once per step (segments and their upload) is timed separately and included in
@@ -34,13 +34,13 @@ from lora_kernels.segments import plan_segments
 
 MIXED = (8, 16, 32, 64)
 COLD_BYTES = 192 << 20
-"""Size of the adapters that a round goes through; no L2 cache holds a third of it."""
+"""Least size in bytes of the adapters that one timed round reads; no L2 cache holds a third of it."""
 LEAST_S = 4.0
 
 
 @dataclass(frozen=True)
 class LoraWork:
-    """The rows of a step: `lengths[i]` rows use an adapter of rank `ranks[i]`."""
+    """The rows of a step to time: `lengths[i]` rows use an adapter of rank `ranks[i]`."""
 
     name: str
     lengths: tuple[int, ...]
@@ -116,7 +116,7 @@ def measure(work: LoraWork, spec: ModelSpec, bandwidth: float, device: torch.dev
 
 
 def cold_bank(work: LoraWork, spec: ModelSpec, device: torch.device) -> AdapterBank:
-    """Return so many sets of the work's adapters that a round through all of them finds nothing in a cache."""
+    """Return so many sets of the work's adapters that a round through all exceeds any cache; on a CPU, one set."""
     dtype = model_dtype(device.type == "cpu")
     set_bytes = spec.layers * sum(adapter_elements(spec, rank) for rank in work.ranks) * dtype.itemsize
     sets = 1 if device.type == "cpu" else ceil(COLD_BYTES / set_bytes)
@@ -124,7 +124,7 @@ def cold_bank(work: LoraWork, spec: ModelSpec, device: torch.device) -> AdapterB
 
 
 def our_calls(backend: Backend, bank: AdapterBank, work: LoraWork) -> list[Callable[[], object]]:
-    """Return one call for each group of each layer of each set of adapters."""
+    """Return the calls of `add_lora` to time: one for each group of each layer of each set of adapters in the bank."""
     calls: list[Callable[[], object]] = []
     like: dict[str, Any] = {"dtype": bank.arena.dtype, "device": bank.arena.device}
     xs = [torch.empty(work.rows, group.in_features, **like).normal_() for group in bank.groups]
@@ -139,6 +139,6 @@ def our_calls(backend: Backend, bank: AdapterBank, work: LoraWork) -> list[Calla
 
 
 def prepare_anew(backend: Backend, bank: AdapterBank, work: LoraWork) -> None:
-    """Do the preparation of a step whose adapters differ from those of the previous step."""
+    """Do our preparation of a step whose adapters differ from those of the previous step, with new versions."""
     bank.table.versions += 1
     backend.prepare_lora(bank.arena, bank.table, plan_segments(row_adapter_slots(work.lengths)))

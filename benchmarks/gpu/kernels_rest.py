@@ -51,11 +51,11 @@ def run(journal: Journal) -> None:
 
 
 Maker = Callable[[Pointwise], Call]
-"""Returns a call over newly allocated tensors."""
+"""Returns a call of one kernel of a `Pointwise`, over newly allocated random tensors."""
 
 
 def pointwise_works(spec: ModelSpec, rows: int, device: torch.device) -> dict[str, tuple[Maker, int]]:
-    """Return, by name, each kernel's maker of calls and the number of bytes that one call moves."""
+    """Return kernel name -> (maker of calls over `rows` rows, number of bytes that one call moves)."""
     dtype = model_dtype(device.type == "cpu")
 
     def draw(*shape: int) -> Tensor:
@@ -119,7 +119,7 @@ def _against(moved: int, us: float, bandwidth: float) -> dict[str, float]:
 
 
 def sampler(spec: ModelSpec, rows: int, params: SamplingParams, device: torch.device) -> float:
-    """Return the microseconds from logits on the device to tokens on the host."""
+    """Return the median microseconds from the logits of `rows` requests on the device to tokens on the host."""
     ours = make_sampler(spec.vocab_size, device, (), rows)
     names = [f"r{row}" for row in range(rows)]
     for name in names:

@@ -18,7 +18,7 @@ class _Log:
 
 
 def do_without() -> None:
-    """Replace missing packages by stand-ins. Call this before importing the engine.
+    """Replace missing packages by stand-ins in `sys.modules`. Call this before importing the engine.
 
     numba is hidden even if it is installed: GPU code does not need it, and it may not fit the installed numpy.
     """
@@ -36,7 +36,7 @@ def do_without() -> None:
 
 
 def _without_grammars() -> None:
-    """Provide empty llguidance modules for the engine's imports. No request of the suite has a grammar."""
+    """Replace llguidance by empty modules, which the engine can import. No request of the suite has a grammar."""
     matcher = type("LLMatcher", (), {"grammar_from_regex": None})
     parts: dict[str, dict[str, object]] = {
         "llguidance": {"LLMatcher": matcher, "LLParserLimits": dict, "LLTokenizer": None},

@@ -1,6 +1,6 @@
-"""Wraps a backend on a device for callers whose tensors are on the CPU, such as the kernels' own tests.
+"""Wraps a backend on a device so that it takes tensors on the CPU, for the kernels' own tests.
 
-The tests compare small cases with an fp32 reference; only the kernels under test run on the device.
+The tests compare small cases with an fp32 reference on the CPU; only the kernels under test run on the device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lora_kernels.segments import SegmentPlan
 
 
 class OnDevice:
-    """A `Backend` for CPU tensors: copies arguments to the device, and changed tensors back."""
+    """A `Backend` for CPU tensors: copies arguments to the device, and results and changed tensors back."""
 
     def __init__(self, backend: Backend, device: torch.device) -> None:
         self._backend = backend
@@ -37,7 +37,8 @@ class OnDevice:
     def rotate_and_write(
         self, qkv: Tensor, kv: Tensor, batch: AttentionBatch, cos: Tensor, sin: Tensor, norms: HeadNorms | None
     ) -> Tensor:
-        """See `Backend.rotate_and_write`."""
+        """Apply head norms (if any) and rotary embedding to `qkv` on the device, write its keys and values to `kv`, and
+        return the query. Only `kv`, the paged KV of a layer, is changed."""
         there, more = self._there(kv), None if norms is None else to_device(norms, self._device)
         angles = self._there(cos), self._there(sin)
         query = self._backend.rotate_and_write(self._there(qkv), there, self._same_batch(batch), *angles, more)
@@ -45,7 +46,7 @@ class OnDevice:
         return query.to(qkv.device)
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
-        """See `Backend.write_kv`."""
+        """Store the step's keys and values at `batch.kv_slots` of a layer's paged KV `kv`, by way of the device."""
         there = self._there(kv)
         self._backend.write_kv(there, self._there(key), self._there(value), self._same_batch(batch))
         kv.copy_(there)
@@ -53,22 +54,22 @@ class OnDevice:
     def attention(
         self, query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None = None
     ) -> Tensor:
-        """See `Backend.attention`."""
+        """Return causal attention of `query` [num_rows, heads, head_dim] over paged KV, computed on the device."""
         args = self._there(query), self._there(kv), self._same_batch(batch)
         return self._backend.attention(*args, scale, window).to(query.device)
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> Any:
-        """See `Backend.prepare_lora`."""
+        """Return the device data that `add_lora` needs for a step in all layers, made from copies of the arguments."""
         return self._backend.prepare_lora(self._there(arena), self.table(table), plan)
 
     def add_lora(self, out: Tensor, x: Tensor, prepared: Any, layer: int, group: ProjectionGroup) -> None:
-        """See `Backend.add_lora`."""
+        """Add a layer's LoRA deltas of a projection group for the rows `x` to `out` in place, by way of the device."""
         there = self._there(out)
         self._backend.add_lora(there, self._there(x), prepared, layer, group)
         out.copy_(there)
 
     def table(self, table: LoraTable) -> LoraTable:
-        """Return a table's copy on the device, brought up to date. Each table keeps the same copy for life."""
+        """Return a table's copy on the device, updated to its present values. A table always gets the same copy."""
         twin = self._tables.get(table)
         if twin is None:
             twin = self._tables[table] = copy.copy(table)
@@ -83,7 +84,8 @@ class OnDevice:
     def prepare_scales(
         self, prepare: Callable[[Tensor, LoraTable, SegmentPlan], Any]
     ) -> Callable[[Tensor, LoraTable, SegmentPlan], Any]:
-        """Wrap a `prepare` function of DoRA's scales for CPU tensors in the same way."""
+        """Return a function like `prepare`, which prepares DoRA's scales on the device, that takes CPU tensors and
+        returns scales for CPU tensors (None if there are none)."""
 
         def prepare_there(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> Any:
             scales = prepare(self._there(arena), self.table(table), plan)
@@ -95,35 +97,36 @@ class OnDevice:
         return copy_with_memory(tensor, self._device)
 
     def _same_batch(self, batch: AttentionBatch) -> AttentionBatch:
-        """Return the batch's copy on the device. The same batch gets the same copy, because backends cache derived data
-        of the last batch."""
+        """Return the copy of a batch on the device: the previous one if the batch is the previous one, because backends
+        cache data derived from their last batch."""
         if self._batch is None or self._batch[0] is not batch:
             self._batch = batch, to_device(batch, self._device)
         return self._batch[1]
 
 
 class PointwiseOnDevice:
-    """A `Pointwise` for CPU tensors: copies arguments to the device, and changed tensors back."""
+    """A `Pointwise` for CPU tensors: copies arguments to the device, and results and changed tensors back."""
 
     def __init__(self, pointwise: Pointwise, device: torch.device) -> None:
         self._pointwise = pointwise
         self._device = device
 
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        """See `Pointwise.add_norm`."""
+        """Add `delta`, if given, to `x` in place; return the RMSNorm of the sum times `weight`, computed on the
+        device."""
         there, more = self._there(x), None if delta is None else self._there(delta)
         result = self._pointwise.add_norm(there, more, self._there(weight), eps)
         x.copy_(there)
         return result.to(x.device)
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """See `Pointwise.rotate`."""
+        """Apply the rotary embedding to `x` [num_rows, heads, head_dim] in place, computed on the device."""
         there = self._there(x)
         self._pointwise.rotate(there, self._there(cos), self._there(sin))
         x.copy_(there)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
-        """See `Pointwise.swiglu`."""
+        """Return silu(gate) * up of `gate_up` ([num_rows, 2 * width], side by side), computed on the device."""
         return self._pointwise.swiglu(self._there(gate_up)).to(gate_up.device)
 
     def _there(self, tensor: Tensor) -> Tensor:
@@ -131,7 +134,7 @@ class PointwiseOnDevice:
 
 
 class ScalesOnDevice:
-    """A `BaseScales` for CPU tensors: copies the output to the device and back."""
+    """A `BaseScales` for CPU tensors: copies the output to the device, applies the scales there, and copies it back."""
 
     def __init__(self, scales: Any, device: torch.device) -> None:
         self._scales = scales
@@ -144,15 +147,15 @@ class ScalesOnDevice:
 
 
 def copy_with_memory(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to a device with the whole storage that it views, so that its strides and the memory around it,
-    which kernels must not touch, are the same as in production."""
+    """Return a copy of a CPU tensor on a device with the whole storage that it views, so that its strides and the
+    memory around it, which kernels must not touch, are as in production."""
     memory = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
     there = torch.empty_like(memory, device=device).copy_(memory)
     return there.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Return a copy of a dataclass with its tensors on a device."""
+    """Return a copy of a dataclass whose tensor fields are on `device`; other fields are shared."""
     assert is_dataclass(value)
     tensors = {item.name: getattr(value, item.name) for item in fields(value)}
     there = {name: tensor.to(device) for name, tensor in tensors.items() if isinstance(tensor, Tensor)}

@@ -1,4 +1,4 @@
-"""The backend under test, which is the one that an engine on the device uses."""
+"""Our side of every comparison: the backend that an engine on the device uses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lora_kernels.select import select_backend
 
 
 def our_backend(device: torch.device) -> Backend:
-    """Return the backend for a device. On a CPU the same kernels run in Triton's interpreter."""
+    """Return our kernels for a device: what an engine selects on a GPU, or Triton's in its interpreter on a CPU."""
     if device.type == "cpu":
         return TritonBackend()
     return select_backend(device, model_dtype(tiny=False), head_dim=model_spec(tiny=False).head_dim)

@@ -27,7 +27,7 @@ class PeerAbsent(Exception):
 
 
 def find_package(name: str) -> Path:
-    """Return the folder of a peer's package. Raises PeerAbsent."""
+    """Return the folder of a peer's package without importing it. Raises PeerAbsent if it is not on the path."""
     found = find_spec(name)
     if found is None or not found.submodule_search_locations:
         raise PeerAbsent(f"{name} is not importable here: put its wheel, unpacked, on PYTHONPATH")
@@ -35,14 +35,9 @@ def find_package(name: str) -> Path:
 
 
 def load_kernel_module(name: str, standins: Mapping[str, Mapping[str, Any]]) -> ModuleType:
-    """Import a module of a peer.
-
-    Args:
-        standins: Module name -> attributes of the stand-in that replaces it.
-
-    Raises:
-        PeerAbsent: the wheel has no such module, or the module needs more than the stand-ins provide.
-    """
+    """Import module `name` of a peer without running its packages' __init__, and return it. `standins` maps names of
+    modules to the attributes of stand-ins, which replace them in sys.modules for good. Raises PeerAbsent if the wheel
+    has no such module, or if the module needs more than the stand-ins provide."""
     root = name.partition(".")[0]
     folder = find_package(root)
     for standin, values in standins.items():
@@ -58,7 +53,7 @@ def load_kernel_module(name: str, standins: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def _enter_packages(name: str, folder: Path) -> None:
-    """Create the parent packages of a module without running their __init__."""
+    """Put the parent packages of a module, found below `folder`, into sys.modules without running their __init__."""
     parts = name.split(".")
     for depth in range(1, len(parts)):
         package = ".".join(parts[:depth])
@@ -156,7 +151,7 @@ SGLANG: Mapping[str, Mapping[str, Any]] = {
 
 
 def find_module(package: str, file: str) -> str:
-    """Return the dotted name of the module in a package whose file has this name. Raises PeerAbsent."""
+    """Return the dotted name of the module in `package` with the file name `file`. Raises PeerAbsent if none has it."""
     folder = find_package(package)
     found = sorted(folder.rglob(file))
     if not found:

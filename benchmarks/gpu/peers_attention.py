@@ -1,4 +1,4 @@
-"""Section C: paged attention by vLLM's Triton kernel and FlashInfer, from their wheels, against ours on the same KV."""
+"""Section C: paged attention by vLLM's Triton kernel and FlashInfer, from their wheels, compared with ours."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ WORKSPACE_BYTES = 256 << 20
 SEGMENTS = 16
 """Number of segments into which vLLM's decode kernel splits a context if its grid would be small."""
 LEAST_GRID = 128
-"""Number of programs below which vLLM's decode kernel splits contexts."""
+"""Number of programs below which vLLM's decode kernel splits each context into `SEGMENTS` segments."""
 CHOSEN = ("64 x 2,048", "64 of 128 to 8,192", "1 x 32,768", "16 x 1,024", "prompt of 2,048", "chunk of 512 at 16,384")
 
 Attend = Callable[[Tensor], Tensor]
-"""Computes attention over one layer's KV and returns the output."""
+"""Computes attention for a load's queries over one layer's KV, [num_pages, 2, BLOCK_SIZE, kv_heads, head_dim], and
+returns the output, [num_rows, heads, head_dim]."""
 
 
 def vllm_attention(load: AttentionLoad) -> Attend:
-    """Return vLLM's kernel, set up for a batch. Raises PeerAbsent."""
+    """Return vLLM's kernel, set up for a batch. Raises PeerAbsent if vLLM's wheel does not have it."""
     attend = load_kernel_module("vllm.v1.attention.ops.triton_unified_attention", VLLM).unified_attention
     batch, (_, heads, head_dim), kv_heads = load.batch, load.query.shape, load.kv[0].shape[3]
     most = LEAST_GRID // kv_heads
@@ -69,7 +70,8 @@ def vllm_attention(load: AttentionLoad) -> Attend:
 
 
 def flashinfer_attention(load: AttentionLoad) -> Attend:
-    """Return FlashInfer's decode wrapper, or its prefill wrapper if the batch has chunks. Raises PeerAbsent."""
+    """Return FlashInfer's decode kernel, or its prefill kernel if the batch has chunks, set up for the batch. Raises
+    PeerAbsent if FlashInfer is not importable."""
     try:
         flashinfer = import_module("flashinfer")
     except ImportError as error:
@@ -109,7 +111,8 @@ def run(journal: Journal) -> None:
 
 
 def compare(make: Callable[[AttentionLoad], Attend], load: AttentionLoad) -> dict[str, Value]:
-    """Check the peer's result, then time its kernel and ours over the same KV. Times are in microseconds."""
+    """Check the peer's result against fp32 attention (AssertionError), then time its kernel and ours over the same KV.
+    Returns both times in microseconds a layer, their ratio (above 1 if ours is faster), and how they were timed."""
     attend, device = make(load), load.query.device
     relative_error(attend(load.kv[0]), exact_attention(load, None), load.query.dtype)
     calls: list[Call] = [partial(attend, kv) for kv in load.kv]

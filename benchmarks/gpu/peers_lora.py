@@ -1,4 +1,4 @@
-"""Section C: LoRA kernels of vLLM and SGLang (Triton), from their wheels, against ours on the same work.
+"""Section C: LoRA kernels of vLLM and SGLang (Triton), from their wheels, compared with ours on the same work.
 
 Each peer gets its own input format: vLLM gets adapters padded to the largest rank and its count of active adapters,
 SGLang gets real ranks and segments of 16 rows. Everything runs inside CUDA graphs over memory that no cache holds. The
@@ -30,7 +30,7 @@ from lora_kernels.layout import ProjectionGroup
 
 LEAST_S = 6.0
 SEGMENT = 16
-"""Number of rows in SGLang's segments at decode."""
+"""Maximum number of rows in each of SGLang's segments."""
 WORKS = (
     decode_work(64, 64, MIXED),
     decode_work(64, 64, (16,)),
@@ -71,14 +71,14 @@ def padded_weights(
 
 class Peer(Protocol):
     def prepare(self) -> object:
-        """Do the preparation that is needed once per step."""
+        """Prepare and upload a step's metadata, as the peer does once per step."""
 
     def call(self, weights: PaddedWeights, x: Tensor, out: Tensor) -> Call:
-        """Return a call that adds a group's deltas to `out`."""
+        """Return a call that adds the LoRA deltas of a group, computed from `x`, to `out` ([num_rows, ...])."""
 
 
 class Vllm:
-    """vLLM's kernels in vllm.lora.ops.triton_ops."""
+    """The `Peer` of vLLM's kernels in vllm.lora.ops.triton_ops. Raises PeerAbsent without its wheel."""
 
     def __init__(self, work: LoraWork, device: torch.device) -> None:
         folder = "vllm.lora.ops.triton_ops"
@@ -93,11 +93,11 @@ class Vllm:
         self.prepare()
 
     def prepare(self) -> None:
-        """See `Peer.prepare`."""
+        """Update vLLM's metadata on the device from the adapter slots of the step's rows."""
         self._meta.prepare_tensors(self._slots)
 
     def call(self, weights: PaddedWeights, x: Tensor, out: Tensor) -> Call:
-        """See `Peer.call`."""
+        """Return a call that adds a group's deltas for the rows `x` to `out` by vLLM's shrink and expand kernels."""
         rows, most = len(x), max(weights.ranks)
         shrunk = torch.empty(len(weights.a), rows, most, dtype=torch.float32, device=x.device)
         meta = self._meta.meta_args(rows, True)
@@ -110,7 +110,7 @@ class Vllm:
 
 
 class Sglang:
-    """SGLang's chunked SGMV kernels."""
+    """The `Peer` of SGLang's chunked SGMV kernels. Raises PeerAbsent without its wheel."""
 
     def __init__(self, work: LoraWork, device: torch.device) -> None:
         names = [find_module("sglang", f"chunked_sgmv_{side}.py") for side in ("shrink", "expand")]
@@ -120,7 +120,8 @@ class Sglang:
         self._info: Any = self.prepare()
 
     def prepare(self) -> object:
-        """See `Peer.prepare`. The metadata is built on the host, one tensor each, as SGLang's backend does."""
+        """Build the step's segment metadata on the host, a tensor each as in SGLang's backend, and return it on the
+        device."""
         starts, owners = [0], []
         for adapter_slot, rows in enumerate(self._work.lengths):
             for first in range(0, rows, SEGMENT):
@@ -144,7 +145,7 @@ class Sglang:
         )
 
     def call(self, weights: PaddedWeights, x: Tensor, out: Tensor) -> Call:
-        """See `Peer.call`."""
+        """Return a call that adds a group's deltas for the rows `x` to `out` by SGLang's shrink and expand kernels."""
         a, b = self._stack_a(weights), torch.cat(weights.b, dim=1).contiguous()
         widths, slices = weights.group.out_features, len(weights.a)
         offsets = torch.tensor([0, *widths], dtype=torch.int32).cumsum(0).to(x.device)
@@ -185,7 +186,8 @@ def run(journal: Journal) -> None:
 def compare(
     kind: Callable[[LoraWork, torch.device], Peer], work: LoraWork, spec: ModelSpec, device: torch.device
 ) -> dict[str, Value]:
-    """Return the microseconds per layer and of the preparation, theirs and ours, and how much faster ours is."""
+    """Check a peer, then time it and ours. Returns the microseconds per layer and of the preparation, theirs and ours,
+    how many times faster ours is per layer and per step, and how it was timed."""
     check_peer(kind(work, device), work, spec, device)
     theirs = time_calls(peer_calls(kind(work, device), work, spec, device), device)
     their_prepare = time_host(kind(work, device).prepare, device)
@@ -213,7 +215,7 @@ def peer_dtype(device: torch.device) -> torch.dtype:
 
 
 def check_peer(peer: Peer, work: LoraWork, spec: ModelSpec, device: torch.device) -> None:
-    """Check a peer's sums against fp32 products, which proves that it is called correctly. Raises AssertionError."""
+    """Check a peer's deltas against fp32 products: is it called correctly? Raises AssertionError if not."""
     for group in groups_of(spec):
         weights = padded_weights(group, work.ranks, peer_dtype(device), device)
         x, out = peer_tensors(group, work.rows, device)
@@ -228,7 +230,7 @@ def check_peer(peer: Peer, work: LoraWork, spec: ModelSpec, device: torch.device
 
 
 def peer_calls(peer: Peer, work: LoraWork, spec: ModelSpec, device: torch.device) -> list[Call]:
-    """Return one call for each group of so many layers that no cache holds them."""
+    """Return a peer's calls to time: one for each group of so many layers that no cache holds their weights."""
     layer_bytes = max(work.ranks) * len(work.ranks) * adapter_elements(with_layers(spec, 1), 1) * 2
     layers = 1 if device.type == "cpu" else ceil(COLD_BYTES / layer_bytes)
     tensors = {group: peer_tensors(group, work.rows, device) for group in groups_of(spec)}
@@ -240,7 +242,7 @@ def peer_calls(peer: Peer, work: LoraWork, spec: ModelSpec, device: torch.device
 
 
 def peer_tensors(group: ProjectionGroup, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return random (x, output)."""
+    """Return random (x, output) of `rows` rows for a group, in `peer_dtype`."""
     like: dict[str, Any] = {"dtype": peer_dtype(device), "device": device}
     x = torch.empty(rows, group.in_features, **like).normal_()
     return x, torch.empty(rows, sum(group.out_features), **like).normal_()

@@ -1,4 +1,4 @@
-"""Formats the findings of all sections as plain text and as JSON. Needs no torch and uses no terminal colours."""
+"""Formats the findings of all sections as plain text and as JSON. Needs no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OK, FAILED, CUT, CRASHED = "ok", "failed", "out of time", "crashed"
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one section.
+    """The result of one section, which ran for `seconds` in a process of its own.
 
     Attributes:
         status: OK; FAILED if cases failed; CUT if the time was up; CRASHED if its process exited with an error.
@@ -32,7 +32,7 @@ def is_good(outcomes: Sequence[Outcome]) -> bool:
 
 
 def document(outcomes: Sequence[Outcome], date: str, command: str) -> dict[str, Any]:
-    """Return the JSON document with the findings of all sections."""
+    """Return the findings of all sections, run by `command` on the ISO 8601 `date`, as a document to write as JSON."""
     return {
         "date": date,
         "command": command,
@@ -65,7 +65,7 @@ def file_name(outcomes: Sequence[Outcome], date: str) -> str:
 
 
 def text(outcomes: Sequence[Outcome]) -> str:
-    """Return the full report as plain text for a terminal."""
+    """Return the full report as plain text for a terminal: the environment, and each section with its tables."""
     lines = [f"{name}: {value}" for name, value in environment(outcomes).items()]
     for outcome in outcomes:
         lines += ["", *_section(outcome)]

@@ -35,12 +35,12 @@ from benchmarks.gpu.journal import read_journal  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"
 GRACE_S = 15.0
-"""How long a section may exceed its budget to finish its current case before it is killed."""
+"""Seconds by which a section may exceed its budget to finish its current case before it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section and its `share` of the whole budget. Time that a section does not use goes to the later sections."""
+    """A section and its `share` of the whole time budget. Time that it does not use goes to the later sections."""
 
     title: str
     share: float
@@ -103,7 +103,7 @@ def _command(options: argparse.Namespace) -> str:
 
 
 def _run_section(name: str, budget: float, tiny: bool, scratch: Path) -> report.Outcome:
-    """Run a section in its own process, under Triton's interpreter if `tiny`."""
+    """Run a section in its own process, with a journal in `scratch`; under Triton's interpreter if `tiny`."""
     path = scratch / f"{name}.jsonl"
     words = [sys.executable, "-m", "benchmarks.gpu.section", name, "--journal", str(path), "--budget-s", f"{budget}"]
     print(f"{name}. {SECTIONS[name].title} (at most {budget:.0f} s)", file=sys.stderr, flush=True)
@@ -113,8 +113,8 @@ def _run_section(name: str, budget: float, tiny: bool, scratch: Path) -> report.
 def run_process(
     name: str, words: Sequence[str], budget: float, path: Path, environment: Mapping[str, str]
 ) -> report.Outcome:
-    """Run a section as a process that writes a journal to `path`. It is killed with its children after `budget` seconds
-    plus GRACE_S."""
+    """Run section `name` by the command `words`, which writes a journal to `path`, and return its outcome from the
+    journal and the exit status. After `budget` seconds plus GRACE_S, the process is killed with its children."""
     started = time.monotonic()
     process = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=sys.stderr, start_new_session=True)
     try:

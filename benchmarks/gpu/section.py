@@ -60,7 +60,7 @@ def _run(journal: Journal, modules: tuple[str, ...]) -> int:
 
 
 def describe(tiny: bool) -> dict[str, Value]:
-    """Return the device's properties and the versions of the software that computes on it."""
+    """Return the versions of the software that computes, and the GPU's properties; `tiny` means that there is none."""
     import torch
 
     versions: dict[str, Value] = {
@@ -84,7 +84,7 @@ def describe(tiny: bool) -> dict[str, Value]:
 
 
 def _driver() -> str | None:
-    """Return the driver version from nvidia-smi. None means that there is no nvidia-smi or that it reports none."""
+    """Return the GPU driver's version from nvidia-smi. None means that nvidia-smi is absent or reports none."""
     if shutil.which("nvidia-smi") is None:
         return None
     words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]

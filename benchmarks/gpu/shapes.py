@@ -1,4 +1,4 @@
-"""The model shapes that the suite uses, and adapters and attention batches of these shapes."""
+"""The model shapes that the suite uses, and random adapters and attention batches of these shapes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def model_spec(tiny: bool) -> ModelSpec:
 
 
 def model_dtype(tiny: bool) -> torch.dtype:
-    """Return bf16, or fp32 in toy size, because Triton's interpreter truncates bf16 where a GPU rounds."""
+    """Return bf16; in toy size fp32, because Triton's interpreter truncates bf16 where a GPU rounds."""
     return torch.float32 if tiny else torch.bfloat16
 
 
@@ -74,13 +74,13 @@ def full_layout(spec: ModelSpec, rank: int) -> AdapterLayout:
 
 
 def page_elements(spec: ModelSpec) -> int:
-    """Return the engine's page size in elements, raised to the size of a tile for models with few layers."""
+    """Return the elements of one of the engine's pages, raised to those of a LoRA tile for models with few layers."""
     return max(page_shape(spec, BLOCK_SIZE).elements, RANK_TILE * int(target_widths(spec).max()))
 
 
 @dataclass(frozen=True)
 class AdapterBank:
-    """Random adapters on a device, in slots 0, 1, ... of `table`.
+    """Random adapters on a device, in adapter slots 0, 1, ... of `table`.
 
     Attributes:
         ranks: Rank of each adapter.
@@ -98,7 +98,7 @@ class AdapterBank:
 
 
 def make_bank(spec: ModelSpec, ranks: Sequence[int], dtype: torch.dtype, device: torch.device) -> AdapterBank:
-    """Create one adapter for each rank, in consecutive pages."""
+    """Create one random adapter for each rank, with this rank on all projections, in consecutive pages on `device`."""
     page_elems = page_elements(spec)
     layouts = {rank: full_layout(spec, rank) for rank in set(ranks)}
     table = LoraTable(len(ranks), spec.layers, len(TARGETS), page_elems, device)
@@ -113,7 +113,8 @@ def make_bank(spec: ModelSpec, ranks: Sequence[int], dtype: torch.dtype, device:
 
 
 def lora_bytes(bank: AdapterBank, adapter_slots: Sequence[int], rows: int) -> int:
-    """Return the bytes that one layer must move: A and B of every adapter once, x once, the output read and written."""
+    """Return the bytes that one layer must move for `rows` rows: A and B of the adapters in `adapter_slots` once, the
+    inputs once, and the outputs read and written."""
     weights = sum(adapter_elements(bank.spec, bank.ranks[adapter_slot]) for adapter_slot in adapter_slots)
     io = sum(rows * (group.in_features + 2 * sum(group.out_features)) for group in bank.groups)
     return (weights + io) * bank.arena.itemsize
@@ -131,7 +132,7 @@ def row_adapter_slots(lengths: Sequence[int], first: int = 0) -> npt.NDArray[np.
 
 @dataclass(frozen=True)
 class AttentionLoad:
-    """A ragged batch over the paged KV of some layers.
+    """Queries of sequences of different lengths, and the paged KV of some layers. `scale` multiplies the scores.
 
     Attributes:
         query: [num_rows, heads, head_dim].
@@ -147,18 +148,18 @@ class AttentionLoad:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of K and V of all context tokens in one layer, read once."""
+        """Number of bytes of K and V of all context tokens in one layer."""
         _, _, _, kv_heads, head_dim = self.kv[0].shape
         return sum(context for _, context in self.chunks) * 2 * kv_heads * head_dim * self.query.itemsize
 
     @property
     def io_bytes(self) -> int:
-        """Bytes that attention in one layer must move: `kv_bytes` plus query and output."""
+        """Number of bytes that attention in one layer must move: `kv_bytes` plus query and output."""
         return self.kv_bytes + 2 * self.query.nbytes
 
     @property
     def flops(self) -> int:
-        """Floating point operations of both products, for the pairs of query and key that the causal mask allows."""
+        """Floating point operations of both products in a layer, for the query-key pairs that the mask allows."""
         seen = sum(rows * context - rows * (rows - 1) // 2 for rows, context in self.chunks)
         return 4 * seen * self.query.shape[1] * self.query.shape[2]
 
@@ -166,7 +167,8 @@ class AttentionLoad:
 def attention_load(
     spec: ModelSpec, chunks: Sequence[tuple[int, int]], layers: int, dtype: torch.dtype, device: torch.device
 ) -> AttentionLoad:
-    """Create sequences in scattered pages, those with one query row first. Unowned memory is NaN, page 0 is zero."""
+    """Return a load of random queries and KV for `chunks`, (query rows, context length) of each sequence, those with
+    one query row first. Pages are in random order; memory that no sequence owns is NaN, and page 0 is zero."""
     ordered = tuple(sorted(chunks, key=lambda chunk: chunk[0] != 1))
     blocks = [-(-context // BLOCK_SIZE) for _, context in ordered]
     num_pages = sum(blocks) + 2
@@ -188,7 +190,7 @@ def attention_load(
 def attention_batch(
     chunks: Sequence[tuple[int, int]], pages: Sequence[npt.NDArray[np.int64]], device: torch.device
 ) -> AttentionBatch:
-    """Return the batch's index tensors. `pages[i]` are the pages of sequence i."""
+    """Return the index tensors, on `device`, of sequences with `chunks` (query rows, context) and `pages`, in order."""
     lengths, contexts = (np.array(column) for column in zip(*chunks, strict=True))
     starts = np.append(0, np.cumsum(lengths))
     tables = np.zeros((len(chunks), max(len(own) for own in pages)), dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Section F, first half: how much CUDA graphs and planning a step ahead speed up decode steps, alone and together."""
+"""Section F, first half: how much CUDA graphs and planning a step ahead speed up decode steps, each and together."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ MODES = (Mode(True, True), Mode(True, False), Mode(False, True), Mode(False, Fal
 
 @contextmanager
 def stepping(house: House, mode: Mode) -> Iterator[None]:
-    """Make the engine step in a mode inside the block. It must have no requests before and after."""
+    """In the block, make the engine use CUDA graphs and overlapped steps as `mode` says. On enter and exit, steps under
+    way are absorbed; the engine must have no requests then."""
     runner = house.runner
     _settle(house)
     graphs = runner._steps._graphs if mode.graphs else None
@@ -42,14 +43,15 @@ def stepping(house: House, mode: Mode) -> Iterator[None]:
 
 
 def _settle(house: House) -> None:
-    """Absorb the results of steps under way, so that the next step is the only one in flight."""
+    """Collect and absorb the results of steps under way. Raises RuntimeError if a request was refused."""
     engine = house.engine
     while engine.state.under_way:
         check_events(absorb(engine.state, engine.executor.collect(), engine.clock()))
 
 
 def measure_modes(journal: Journal, house: House, sizes: Sizes, adapters: Sequence[AdapterHash]) -> None:
-    """Measure every mode that this device supports, with and without adapters, and report the cost of capturing."""
+    """Write to the journal the step times and tokens per second of every mode that this device supports, for the base
+    model and with `adapters`, and what capturing the graphs cost."""
     if house.runner.captured is None:
         journal.note("CUDA graphs are left out: there are none on a CPU")
     else:

@@ -1,4 +1,4 @@
-"""Times calls on a device, inside CUDA graphs if they can be captured, with caches as cold as in production."""
+"""Times calls on a device, inside CUDA graphs if they can be captured, after flushing the caches, as in production."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from benchmarks.gpu.journal import first_line
 Call = Callable[[], object]
 
 FLUSH_BYTES = 256 << 20
-"""Size of the buffer that is written between two timings to flush caches: several times any L2."""
+"""Size in bytes of the buffer that is written between two timings to flush caches: several times any L2."""
 COPY_BYTES = 1 << 30
 WARMUPS = 2
 MOST_REPEATS = 30
 ENOUGH_S = 0.25
-"""Total measured time after which no more repetitions are needed for the median."""
+"""Total seconds of measured time after which no more repetitions are needed for the median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Timing:
 
 
 def time_calls(calls: Sequence[Call], device: torch.device) -> Timing:
-    """Return the median time of a round through all calls, divided by their number.
+    """Return the time of one call: the median time of a round through all calls, divided by their number.
 
     Pass so many calls over different memory that together they exceed the L2, which is flushed only between rounds.
     """
@@ -59,7 +59,7 @@ def time_host(call: Call, device: torch.device, repeats: int = 20) -> float:
 
 
 def copy_bandwidth(device: torch.device, tiny: bool = False) -> float:
-    """Return the bytes per second read and written by a large copy within the device, the limit for memory-bound
+    """Return the bytes per second, read plus written, of a large copy within the device: the limit of memory-bound
     kernels."""
     count = (1 << 20) if tiny else COPY_BYTES
     source = torch.ones(count, dtype=torch.uint8, device=device)
@@ -73,7 +73,8 @@ def _round(calls: Sequence[Call]) -> None:
 
 
 def _capture(calls: Sequence[Call]) -> tuple[Call, str]:
-    """Capture one round as a CUDA graph. Returns a function that runs it, and how it is timed."""
+    """Capture one round through `calls` as a CUDA graph and replay it once. Returns a function that runs a round, and
+    how it is timed: "graph", or "events" if capturing failed, which is printed."""
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
@@ -88,7 +89,7 @@ def _capture(calls: Sequence[Call]) -> tuple[Call, str]:
 
 
 def _events(play: Call) -> float:
-    """Return the median microseconds of a round, timed by CUDA events after flushing the caches."""
+    """Return the median microseconds of `play`, which runs a round, timed by CUDA events after flushing the caches."""
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     taken: list[float] = []
     while len(taken) < 5 or (len(taken) < MOST_REPEATS and sum(taken) < ENOUGH_S * 1e6):

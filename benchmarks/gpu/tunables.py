@@ -63,13 +63,13 @@ VARIANTS: Mapping[str, Variants] = {
         "split_tokens": (1024, 2048, 4096),
     },
 }
-"""Values to try, by kernel and parameter, the most important parameter first. The splitting of LoRA's sums is not
-varied, because it determines the bits of the result."""
+"""Values to try, by kernel and parameter, the most important parameter first. Parameters that split LoRA's sums are not
+varied, because they determine the bits of the result."""
 LORA_WORKS: Mapping[str, tuple[LoraWork, LoraWork]] = {
     LORA_SHORT: (decode_work(64, 64, MIXED), LoraWork("tiny", (2, 1), (5, 3))),
     LORA_LONG: (decode_work(4096, 4, MIXED), LoraWork("tiny", (20, 4), (5, 3))),
 }
-"""Work in full size and in toy size, by kernel."""
+"""LoRA kernel -> the rows that it is tuned on, in full size and in toy size."""
 ATTENTION_WORKS: Mapping[str, tuple[Chunks, Chunks]] = {
     DECODE: (DECODES["64 of 128 to 8,192"], TINY_DECODES["2 of 20"]),
     PREFILL: (PREFILLS["4 chunks of 512 at 4,096"], TINY_PREFILLS["chunk of 4 at 12"]),
@@ -77,7 +77,7 @@ ATTENTION_WORKS: Mapping[str, tuple[Chunks, Chunks]] = {
 
 
 def make_subject(kernel: str, device: torch.device) -> Subject:
-    """Return a kernel to tune with its inputs on the device, in toy size on a CPU."""
+    """Return a kernel to tune, by name, with its inputs allocated on `device`; in toy size if that is a CPU."""
     make = lora_subject if kernel in LORA_WORKS else attention_subject
     return make(kernel, device)
 
@@ -91,7 +91,8 @@ def lora_subject(kernel: str, device: torch.device) -> Subject:
 
 
 def lora_runs(bank: AdapterBank, work: LoraWork, config: Config) -> list[Run]:
-    """Return one launch for each group and layer, over the first set of adapters, whose layers exceed any cache."""
+    """Return the launches to time with a configuration: one for each group and layer, over the first `len(work.ranks)`
+    adapters of the bank, whose layers together exceed any cache."""
     backend: Backend = TritonBackend(replace(LoraTuning(), **config))
     prepared = backend.prepare_lora(bank.arena, bank.table, plan_segments(row_adapter_slots(work.lengths)))
     generator = torch.Generator(bank.arena.device).manual_seed(0)
@@ -128,11 +129,11 @@ def prefilling(config: Config) -> PagedAttention:
 
 
 def attention_runs(load: AttentionLoad, make: Callable[[Config], PagedAttention], config: Config) -> list[Run]:
-    """Return one launch for each layer."""
+    """Return the launches to time for a configuration: one of `make(config)` for each layer of the load."""
     attend = make(config)
     return [partial(attend, load.query, kv, load.batch, load.scale) for kv in load.kv]
 
 
 def all_subjects(kernels: Sequence[str], device: torch.device) -> Iterator[Subject]:
-    """Yield the kernels one after the other, so that only one kernel's inputs are in memory at a time."""
+    """Yield each kernel's subject when it is asked for, so that only one kernel's inputs are in memory at a time."""
     return (make_subject(kernel, device) for kernel in kernels)

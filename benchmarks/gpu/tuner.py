@@ -27,7 +27,7 @@ class Subject:
         kernel, shape: Keys under which the chosen configuration is stored.
         default: Configuration that is used if nothing was measured.
         variants: Parameter -> values to try, the most important parameter first.
-        prepare: Returns the launches to time for a configuration, over memory that no cache holds. The result of the
+        prepare: Returns the launches to time with a configuration, over memory that no cache holds. The result of the
             first is checked. Raises ValueError if the configuration is invalid.
     """
 
@@ -43,15 +43,10 @@ class Subject:
 
 
 def tune(subject: Subject, time: Callable[[Sequence[Run]], float], tell: Tell) -> Choice:
-    """Return the fastest configuration whose result equals the default's.
-
-    Args:
-        time: Returns the microseconds of one launch.
-        tell: Called with a line about every configuration that is tried.
-
-    Raises:
-        ValueError: the default itself cannot be launched.
-    """
+    """Return the fastest configuration found whose result equals the default's up to rounding, varying one parameter
+    after the other, with its microseconds and the default's. `time` returns the microseconds of one of the launches
+    that it is given; `tell` is called with a line about each configuration tried. Raises ValueError if the default
+    itself cannot be launched."""
     expected, default_us = _measure(subject, subject.default, time)
     tell(f"{subject.name}: default {default_us:.1f} us")
     best, best_us = dict(subject.default), default_us
@@ -73,8 +68,8 @@ def _neighbours(config: Config, name: str, values: Sequence[int]) -> Iterator[di
 def _try(
     subject: Subject, config: Config, expected: Tensor, time: Callable[[Sequence[Run]], float], tell: Tell
 ) -> float | None:
-    """Return the microseconds of a launch. None means that the configuration is invalid, does not fit the device, or
-    gives a different result."""
+    """Return the microseconds of a launch and report them, or what failed, by `tell`. None means that the configuration
+    is invalid, does not fit the device, or gives a different result."""
     changed = ", ".join(f"{name} {value}" for name, value in config.items() if value != subject.default[name])
     try:
         result, us = _measure(subject, config, time)
@@ -103,7 +98,7 @@ def _is_same(result: Tensor, expected: Tensor) -> bool:
 
 
 def _is_lost(expected: Tensor) -> bool:
-    """Return whether an error has corrupted the CUDA context, so that no later measurement would be valid."""
+    """Return whether an error has corrupted the CUDA context, so that `expected`, a tensor on it, is unreadable."""
     try:
         expected.sum().item()
     except RuntimeError:

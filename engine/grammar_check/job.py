@@ -13,20 +13,20 @@ from engine.grammar_check.source import told
 
 LENGTH_BYTES = 4
 THREAD_STACK_BYTES = 8 << 20
-"""Stack size in bytes of the engine's threads that compile the grammars that a worker process has survived."""
+"""Stack size in bytes of the engine's threads that compile grammars, each after a worker process has survived it."""
 
 
 class Reason(Enum):
     """Why a grammar was not accepted. The values are labels of a metric."""
 
     INVALID = "invalid"
-    """The library refuses the grammar and says why."""
+    """The grammar library (llguidance) rejects the grammar; `Verdict.message` is its error."""
     CPU = "cpu"
     """Compiling took more CPU time than a grammar may take."""
     MEMORY = "memory"
     """Compiling took more memory than a grammar may take."""
     CRASHED = "crashed"
-    """The library crashed, for example because its stack overflowed."""
+    """The library crashed the worker process, for example by a stack overflow, or panicked."""
     QUEUE = "queue"
     """The tenant has too many grammars waiting already."""
     UNDECIDED = "undecided"
@@ -34,41 +34,41 @@ class Reason(Enum):
 
 
 DEATHS = frozenset({Reason.CPU, Reason.MEMORY, Reason.CRASHED})
-"""Reasons that mean that the grammar ended a worker process."""
+"""Reasons that mean that the grammar ended its worker process or used up a limit, so that the worker is replaced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The outcome of one check. `reason` is None if the grammar can be followed; else `message` explains it."""
+    """The outcome of checking one grammar. `reason` is None if it is sound; otherwise `message` explains why not."""
 
     reason: Reason | None = None
     message: str = ""
     num_bytes: int = 0
-    """Memory that the compiled grammar holds, where a worker with a vocabulary has measured it."""
+    """Memory in bytes that the compiled grammar holds, if a worker with a vocabulary has measured it; otherwise 0."""
 
 
 SOUND = Verdict()
 
 
 def refusal(why: str) -> Verdict:
-    """The verdict on a grammar that the library refuses."""
+    """Return the verdict INVALID, whose message is the library's error `why`, shortened by `told`."""
     return Verdict(Reason.INVALID, told(why))
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The tokens of a model, with which an engine's workers also compute masks."""
+    """The tokens of a model. A worker that has them also compiles grammars for the tokens and computes masks."""
 
     file: str
     """Path of the model's tokenizer.json."""
     size: int
-    """Number of columns of the logits."""
+    """Number of token ids, which is the number of columns of the model's logits."""
     eos_token_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """Limits of the resources that one grammar may use, and the vocabulary that it is tried with."""
+    """Limits of the resources that checking one grammar may use, and the vocabulary with which the grammar is tried."""
 
     cpu_seconds: float = 2.0
     """Limit in seconds of CPU time, not of wall time, so that a busy machine does not refuse sound grammars."""
@@ -94,7 +94,7 @@ class WorkerLimits:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A worker's answer. `spent` says that the worker has grown and should be replaced."""
+    """A worker's reply to one grammar. `spent` means that its memory has grown so far that it should be replaced."""
 
     verdict: Verdict
     spent: bool = False
@@ -133,13 +133,13 @@ def decode_reply(body: bytes) -> Reply:
 
 
 def write_frame(file: IO[bytes], body: bytes) -> None:
-    """Write one message: its length as a big-endian integer, then its bytes."""
+    """Write one message to `file` and flush it: the length of `body` as a 4-byte big-endian integer, then `body`."""
     file.write(len(body).to_bytes(LENGTH_BYTES, "big") + body)
     file.flush()
 
 
 def read_frame(file: IO[bytes]) -> bytes | None:
-    """Read one message. None means that the other side has closed the pipe."""
+    """Wait for one message of `write_frame` and return its body. None means that the writer has closed the pipe."""
     head = file.read(LENGTH_BYTES)
     if len(head) < LENGTH_BYTES:
         return None

@@ -21,8 +21,8 @@ log = structlog.get_logger("grammars")
 
 WORKERS = 2
 COSTLY_SECONDS = 0.1
-"""A grammar that takes longer than this is costly; the replacement of its worker counts. Tenants whose last grammar was
-costly may not use all workers at once, so that a worker is left for the other tenants."""
+"""Wall time in seconds above which a check, including the replacement of its worker, counts as costly. Tenants whose
+last grammar was costly may not use all workers at once, so that a worker is left for the other tenants."""
 ATTEMPTS = 2
 """Maximum number of attempts to check a grammar if its worker is ended from outside."""
 RESTART_SECONDS = 1.0
@@ -42,7 +42,7 @@ class _Job:
 
 @dataclass(eq=False, slots=True)
 class _Ask:
-    """One caller's place in its tenant's queue."""
+    """One caller's request for a verdict, queued for its tenant. Several requests may share one `_Job`."""
 
     job: _Job
     future: Future[Verdict]
@@ -50,34 +50,35 @@ class _Ask:
 
 @dataclass(slots=True)
 class PoolCounts:
-    """Totals since the pool started."""
+    """Totals of a `GrammarPool` since it was created. The pool's threads update them."""
 
     refused: Counter[Reason] = field(default_factory=Counter)
     """Number of verdicts given other than "sound", by reason."""
     replaced: int = 0
-    """Number of worker processes that died or were replaced."""
+    """Number of worker processes that were replaced because they died, hung or were spent."""
     answered: int = 0
-    """Number of verdicts given, including remembered ones."""
+    """Number of verdicts given to callers, including remembered ones. Cancelled requests are not counted."""
     waited_seconds: float = 0.0
-    """Time between a request for a verdict and the verdict, summed over `answered`."""
+    """Seconds between `submit` and its verdict, summed over all `answered` requests."""
 
 
 UNHURRIED_S = 10.0
-"""Value of `start_after` for a server, which is ready by then."""
+"""Seconds for `GrammarPool(start_after=...)` in a server process, which has finished its own start by then."""
 
 
 class GrammarPool:
-    """Checks grammars in child processes. Thread-safe.
+    """Checks grammars in child processes and remembers the verdicts. Thread-safe. The creator must call `close`.
 
     Args:
-        limits: limits of the resources that one grammar may use.
-        workers: number of worker processes.
-        at_once: grammars of one tenant that may be compiled at the same time; fewer than `workers`, so that
-            one worker is left for other tenants.
-        queued: grammars of one tenant that may wait.
-        kept: number of verdicts to remember.
-        start_after: seconds after which the workers are started, if no grammar comes earlier. Each takes half a second
-            of a core, which a server that is starting needs itself.
+        limits: limits of the resources that one grammar may use. None means the defaults.
+        workers: number of worker processes, each owned by a thread of the pool.
+        at_once: maximum number of one tenant's grammars that are compiled at the same time; fewer than `workers`, so
+            that one worker is left for other tenants.
+        queued: maximum number of one tenant's grammars that wait; `submit` refuses further ones.
+        kept: maximum number of verdicts to remember.
+        start_after: seconds after which the workers are started, if no grammar comes earlier; 0 starts them at once.
+            Each takes half a second of a core to start, which a server that is starting needs itself.
+        clock: monotonic time in seconds.
     """
 
     def __init__(
@@ -120,7 +121,10 @@ class GrammarPool:
             return [worker.pid for worker in self._workers.values()]
 
     def submit(self, tenant: str, grammar: Grammar) -> Future[Verdict]:
-        """Request a verdict. Cancelling the future leaves the tenant's queue. This method never raises."""
+        """Queue the check of a grammar and return a future of its verdict at once, starting the workers if need be.
+        Never raises. A remembered verdict, a full queue of the tenant (QUEUE) or a closed pool (UNDECIDED) sets the
+        future immediately; equal grammars share one check. Cancelling the future removes the request from the tenant's
+        queue."""
         future: Future[Verdict] = Future()
         key, now = Key.of(grammar), self._clock()
         future.add_done_callback(lambda done: self._count(done, now))
@@ -132,7 +136,7 @@ class GrammarPool:
         return future
 
     def close(self) -> None:
-        """End the workers. Grammars that still wait get the verdict UNDECIDED."""
+        """Kill the workers and join the pool's threads. Callers that still wait get the verdict UNDECIDED."""
         with self._changed:
             self._closing = True
             self._turns.clear()
@@ -157,7 +161,9 @@ class GrammarPool:
                     thread.start()
 
     def _enqueue(self, tenant: str, key: Key, grammar: Grammar, future: Future[Verdict]) -> Verdict | None:
-        """Queue a grammar. Returns a verdict if it cannot be queued, None otherwise."""
+        """Queue a request, or add its future to an equal grammar's check that has begun. The lock must be held. Returns
+        None, or the verdict if the request is not queued: UNDECIDED if the pool is closing, QUEUE if the tenant's queue
+        is full."""
         if self._closing:
             return _undecided("the server is stopping")
         job = self._jobs.get(key) or _Job(key, grammar)
@@ -174,7 +180,7 @@ class GrammarPool:
         return None
 
     def _leave(self, tenant: str, ask: _Ask) -> None:
-        """Remove a caller that has cancelled its future from the queue."""
+        """Remove a request with a cancelled future from its tenant's queue, and the job if no other caller wants it."""
         with self._changed:
             self._turns.remove(tenant, ask)
             ask.job.asks = [future for future in ask.job.asks if future is not ask.future]
@@ -191,7 +197,7 @@ class GrammarPool:
                 self.counts.refused[reason] += 1
 
     def _serve(self, number: int) -> None:
-        """Run one thread: own a worker process and have it check one grammar after the other until the pool closes."""
+        """Run one thread: start worker process `number`, have it check grammars until the pool closes, and end it."""
         worker = self._start(number)
         try:
             while worker is not None and (turn := self._next()) is not None:
@@ -208,7 +214,8 @@ class GrammarPool:
                 self._workers.pop(number, None)
 
     def _next(self) -> tuple[str, _Job] | None:
-        """Wait for the next grammar and return its tenant and job. None means that the pool closes."""
+        """Wait until a grammar may be checked, mark its job as begun, and return its tenant and job. Jobs without
+        callers or begun before are skipped. None means that the pool closes."""
         with self._changed:
             while not self._closing:
                 turn = self._turns.take()
@@ -223,8 +230,9 @@ class GrammarPool:
             return None
 
     def _check(self, number: int, worker: WorkerProcess, job: _Job) -> WorkerProcess | None:
-        """Check one grammar and give its verdict to the callers. Returns the worker for the next grammar; None means
-        that the pool closes."""
+        """Check a job's grammar and give its callers the verdict: UNDECIDED if the worker was lost in all `ATTEMPTS`.
+        Returns the worker for the next grammar, which replaces `worker` if that was lost or is spent; None means that
+        the pool closes."""
         current: WorkerProcess | None = worker
         verdict = _undecided("its worker was ended from outside")
         for _ in range(ATTEMPTS):
@@ -245,7 +253,7 @@ class GrammarPool:
         return current
 
     def _settle(self, job: _Job, verdict: Verdict) -> None:
-        """Remember a verdict and give it to all callers of the job."""
+        """Remember a job's verdict and resolve its callers' futures. A verdict in `DEATHS` is logged as a warning."""
         if verdict.reason in DEATHS:
             log.warning("grammar_refused", reason=verdict.reason.value, kind=job.grammar.kind.value)
         with self._changed:
@@ -261,7 +269,8 @@ class GrammarPool:
         return self._start(number)
 
     def _start(self, number: int) -> WorkerProcess | None:
-        """Start a worker and wait until it is ready. None means that the pool closes."""
+        """Start worker process `number` and wait until it is ready. A failure is logged and retried each second. None
+        means that the pool closes."""
         while not self._closing:
             try:
                 worker = self._launch(number)

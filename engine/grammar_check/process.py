@@ -30,9 +30,9 @@ ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 120.0
 """Seconds that a worker may take to start. A machine that imports the library more slowly cannot check grammars."""
 PATIENT_SECONDS = 0.25
-"""Seconds after which a grammar is compiled at a low priority, so that it hardly delays other tenants' tokens."""
+"""Seconds of compiling after which a worker gets a low priority, so that it hardly delays other tenants' tokens."""
 LOW_PRIORITY = 5
-"""Niceness that leaves the worker a quarter of a contended core. With less, grammars would hold workers for minutes."""
+"""Niceness that leaves the worker a quarter of a contended core. A smaller share would block workers for minutes."""
 MAX_REPLY_BYTES = 1 << 20
 """Maximum size of a reply in bytes. A worker that announces more is broken."""
 WALL_SECONDS = 60.0
@@ -52,11 +52,12 @@ OUT_OF_MEMORY = b"memory allocation of"
 
 
 class WorkerLost(Exception):
-    """The worker died or hung for a reason other than the grammar."""
+    """The worker died, hung or sent nonsense for a reason other than the grammar, which gets no verdict from it."""
 
 
 class WorkerProcess:
-    """One child process. Only the thread that made it may use it: the child dies with that thread."""
+    """A child process that the constructor starts and that checks one grammar at a time. Only the thread that created
+    it may use it, except for `kill`: the child dies with that thread."""
 
     def __init__(self, limits: WorkerLimits) -> None:
         self._limits = limits
@@ -70,24 +71,23 @@ class WorkerProcess:
             start_new_session=True,
         )
         self.spent = False
-        """True means that the process should be replaced before the next grammar."""
+        """True means that the process must check no further grammar: it died, grew or has a low priority."""
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def wait_ready(self) -> None:
-        """Wait until the process accepts grammars. Raises WorkerLost if it does not start."""
+        """Wait until the process accepts grammars. If it does not within `START_SECONDS`, close it and raise
+        WorkerLost."""
         if self._read(time.monotonic() + START_SECONDS) != b"ready":
             self.close()
             raise WorkerLost("a grammar worker did not start")
 
     def ask(self, grammar: Grammar) -> Reply:
-        """Check one grammar. A process that does not survive it is `spent`.
-
-        Raises:
-            WorkerLost: the process was killed from outside, or the machine was too busy to finish in time.
-        """
+        """Have the process check one grammar and wait for its reply. A crash and an exceeded limit are verdicts, too. A
+        process that dies, hangs or takes longer than `PATIENT_SECONDS`, which lowers its priority, is `spent`
+        afterwards. Raises WorkerLost if it was ended from outside or gave no valid reply within `WALL_SECONDS`."""
         assert self._process.stdin is not None
         try:
             write_frame(self._process.stdin, encode_grammar(grammar))
@@ -108,7 +108,7 @@ class WorkerProcess:
         self._process.kill()
 
     def close(self) -> None:
-        """End the process now and reap it."""
+        """Kill the process, wait until it has ended, and close its pipes."""
         self._process.kill()
         self._process.wait()
         for file in (self._process.stdin, self._process.stdout, self._complaints):
@@ -117,7 +117,7 @@ class WorkerProcess:
                 file.close()
 
     def _yield_to_others(self) -> None:
-        """Lower the priority of the process. It cannot be raised again, so the process is replaced afterwards."""
+        """Lower the priority of the process and mark it as `spent`, because the priority cannot be raised again."""
         self.spent = True
         try:
             os.setpriority(os.PRIO_PROCESS, self.pid, LOW_PRIORITY)
@@ -125,18 +125,15 @@ class WorkerProcess:
             return
 
     def _answers_by(self, deadline: float) -> bool:
-        """Wait until `deadline` (monotonic seconds) for output or the end of the process; return if either came."""
+        """Wait until `deadline` (monotonic seconds) for output or the process's end; return whether either came."""
         assert self._process.stdout is not None
         poll = select.poll()
         poll.register(self._process.stdout.fileno(), select.POLLIN)
         return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
     def _read(self, deadline: float) -> bytes | None:
-        """Read one message. None means that the process has died or has not answered in time.
-
-        Raises:
-            WorkerLost: the announced message is too long.
-        """
+        """Return the body of the process's next message. None means that the process has died or sent none before
+        `deadline` (monotonic seconds). Raises WorkerLost if the message is longer than `MAX_REPLY_BYTES`."""
         assert self._process.stdout is not None
         head = self._read_bytes(LENGTH_BYTES, deadline)
         if head is None:
@@ -157,7 +154,8 @@ class WorkerProcess:
         return parts
 
     def _post_mortem(self) -> Verdict:
-        """Return the verdict on a grammar whose worker gave no answer. Raises WorkerLost if the cause is another."""
+        """Mark a process without reply as `spent` and return the verdict that follows from the signal that ended it.
+        Raises WorkerLost if it still runs or was not ended by the grammar."""
         self.spent = True
         try:
             status = self._process.wait(1.0)

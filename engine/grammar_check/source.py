@@ -17,8 +17,8 @@ from engine.core.grammars import Grammar, GrammarKind
 
 MAX_CHARACTERS = 65_536
 """Maximum length of a grammar's text in characters. Sound grammars of this length compile in 0.2 s on a slow core and
-hold 7 MB. Hostile grammars of 31 characters crash the library, and others compute and allocate without end before the
-limits below apply: `engine.grammar_check` bounds those."""
+hold 7 MB. Hostile grammars of 31 characters crash the library, and others compute and allocate without end before
+`LIMITS` applies; only worker processes stop those."""
 MAX_TOLD = 500
 """Maximum length of an error message in characters."""
 WHITESPACE = r"[\x20\x0A\x0D\x09]{0,20}"
@@ -32,21 +32,22 @@ LIMITS = LLParserLimits(
     max_grammar_size=50_000,
     verbose_errors=False,
 )
-"""Bounds on a compiled grammar and on each step with it. The library counts work instead of time, so that a grammar
-passes on every machine or on none. Hostile grammars that compile (nested repetitions, exponential automata) cost at
-most 40 ms in a step and hold at most 40 MB. These limits do not bound compiling itself: intersections of patterns
-and large `multipleOf` take seconds and gigabytes regardless, which only the limits of a worker process stop."""
+"""llguidance's bounds on a compiled grammar and on each step with it. The library counts work instead of time, so that
+a grammar passes on every machine or on none. Hostile grammars that compile (nested repetitions, exponential automata)
+cost at most 40 ms in a step and hold at most 40 MB. Compiling itself is not bounded: intersections of patterns and
+large `multipleOf` take seconds and gigabytes, which only the limits of a worker process stop."""
 
 
 def library_source(grammar: Grammar) -> str:
-    """Convert a grammar to the format of llguidance. Raises ValueError if the text is malformed or too long."""
+    """Return a grammar's text in the format of llguidance. Raises ValueError if the text is malformed or too long."""
     if len(grammar.text) > MAX_CHARACTERS:
         raise ValueError(f"it is {len(grammar.text)} characters long, and may be {MAX_CHARACTERS}")
     return _SOURCES[grammar.kind](grammar.text)
 
 
 def objection(grammar: Grammar) -> str:
-    """Return what is wrong with a grammar for any model; empty if nothing is. See the module docstring for dangers."""
+    """Return llguidance's error on a grammar, checked without a model's tokens; empty if it is valid. A hostile grammar
+    may crash the process or take minutes."""
     try:
         return told(LLMatcher.validate_grammar(library_source(grammar), limits=LIMITS))
     except ValueError as error:
@@ -54,25 +55,23 @@ def objection(grammar: Grammar) -> str:
 
 
 def told(error: str) -> str:
-    """Shorten an error of the library, which may quote the whole grammar, and drop the marker at its end."""
+    """Return an error of the library, which may quote the whole grammar, cut to `MAX_TOLD` characters, without its
+    marker."""
     text = error.removesuffix("<non-verbose/>").strip()
     return text if len(text) <= MAX_TOLD else f"{text[:MAX_TOLD]} ..."
 
 
 def inline_schema(schema: Mapping[str, Any]) -> str:
-    """Return a JSON schema as a part of a Lark grammar. It is enforced as strictly as a schema that stands alone.
-
-    Raises:
-        ValueError: the schema demands something that no grammar can express.
-    """
+    """Return the text `%json {...}` with which a Lark grammar includes a JSON schema, enforced as strictly as one that
+    stands alone. Raises ValueError if the schema demands something that no grammar can express."""
     return "%json " + json.dumps(
         {**without_idle_keywords(schema), "x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": False}}
     )
 
 
 def _json_source(schema: str) -> str:
-    """Convert a JSON schema so that the library refuses keywords that it cannot enforce, even if the schema itself
-    allows it to ignore them."""
+    """Return a JSON schema in llguidance's format, which refuses keywords that it cannot enforce even if the schema
+    allows to ignore them. Raises ValueError if the text is no JSON object or demands `uniqueItems`."""
     try:
         document = json.loads(schema)
     except (ValueError, RecursionError) as error:
@@ -94,7 +93,8 @@ def _without_idle_keywords(document: dict[str, Any]) -> Any:
 
 
 def _context_free_source(text: str) -> str:
-    """Convert a grammar in Lark's notation or in GBNF (the notation of llama.cpp; the EBNF of xgrammar is similar)."""
+    """Convert a grammar in Lark's notation or GBNF (llama.cpp's) to llguidance's format. Raises ValueError on an
+    error."""
     try:
         return LLMatcher.grammar_from_lark(any_to_lark(text))
     except Exception as error:  # the library raises nothing more specific
@@ -130,11 +130,8 @@ _BY_NAME = frozenset(("$defs", "definitions", "dependentSchemas", "patternProper
 
 
 def without_idle_keywords(schema: Any) -> Any:
-    """Return the schema without `uniqueItems` where it demands nothing: where it is false, or at most one item fits.
-
-    Raises:
-        ValueError: `uniqueItems` demands something. No grammar can express it, and no approximation is made.
-    """
+    """Return a copy of a JSON schema without `uniqueItems` where it demands nothing: where it is false, or at most one
+    item fits. Raises ValueError where it demands something: no grammar can express it, and no approximation is made."""
     if not isinstance(schema, Mapping):
         return schema
     kept = {}

@@ -20,7 +20,7 @@ _MALLOC_FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "f
 
 
 class Trial:
-    """Compiles a grammar, computes its first mask and follows random tokens: the operations that the engine will do."""
+    """Compiles a grammar for a model's tokens, computes its first mask and follows random tokens, as an engine does."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._mask = allocate_token_bitmask(1, vocabulary.size)
@@ -28,7 +28,8 @@ class Trial:
         self._tokenizer = LLTokenizer(text, n_vocab=vocabulary.size, eos_token=list(vocabulary.eos_token_ids))
 
     def __call__(self, grammar: Grammar) -> Verdict:
-        """Return the verdict on a grammar and the memory that it holds. Raises ValueError if the text is malformed."""
+        """Return INVALID if the library rejects the grammar, otherwise a sound verdict with the bytes that the grammar
+        holds. Raises ValueError if its text is malformed."""
         before = _bytes_in_use()
         matcher = LLMatcher(self._tokenizer, library_source(grammar), log_level=0, limits=LIMITS)
         if not matcher.is_error():
@@ -39,8 +40,8 @@ class Trial:
         return Verdict(num_bytes=max(0, _bytes_in_use() - before))
 
     def _walk(self, matcher: LLMatcher, rng: random.Random) -> None:
-        """Follow random tokens. A matcher that fails here is no reason to refuse the grammar, because only some answers
-        make it fail; the engine reports such failures."""
+        """Have the matcher follow up to `WALK_STEPS` random allowed tokens. A matcher that fails midway is no reason to
+        refuse the grammar, because only some answers make it fail; the engine reports such failures."""
         for _ in range(WALK_STEPS):
             fill_next_token_bitmask(matcher, self._mask)
             token = self._some_token(rng)
@@ -48,7 +49,7 @@ class Trial:
                 return
 
     def _some_token(self, rng: random.Random) -> int | None:
-        """Return a random token that the mask allows, not uniformly distributed. None means that it allows no token."""
+        """Return a random token id that the mask allows, not uniformly distributed. None means that it allows none."""
         places = np.flatnonzero(self._mask[0])
         if not len(places):
             return None
@@ -64,7 +65,7 @@ class _MallocInfo(ctypes.Structure):
 
 
 def _bytes_in_use() -> int:
-    """Return the bytes that this process has allocated and not freed; 0 if the C library is not glibc."""
+    """Return the bytes that this process has allocated and not freed; 0 if the C library lacks `mallinfo2`."""
     try:
         mallinfo2 = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError):

@@ -9,16 +9,16 @@ T = TypeVar("T")
 
 
 class QueueFull(Exception):
-    """The tenant has as many items waiting as one tenant may have."""
+    """Raised by `TenantTurns.put`: the tenant has as many items waiting as one tenant may have."""
 
 
 class TenantTurns(Generic[T]):
-    """A queue that serves tenants round robin. Not thread-safe.
+    """A queue of items that serves the tenants round robin, each tenant's oldest item first. Not thread-safe.
 
     Args:
-        at_once: items of one tenant that may be in work at the same time.
-        most: items of one tenant that may wait.
-        costly_at_once: items that all tenants whose last item was costly may have in work together.
+        at_once: maximum number of one tenant's items that may be in work at the same time.
+        most: maximum number of one tenant's items that may wait.
+        costly_at_once: maximum number of items in work of all tenants together whose last item was costly.
     """
 
     def __init__(self, at_once: int, most: int, costly_at_once: int) -> None:
@@ -35,13 +35,14 @@ class TenantTurns(Generic[T]):
         return sum(map(len, self._waiting.values()))
 
     def put(self, tenant: str, item: T) -> None:
-        """Append an item to a tenant's queue. Raises QueueFull."""
+        """Append an item to a tenant's queue. Raises QueueFull if the tenant has `most` items waiting."""
         if len(self._waiting.get(tenant, ())) >= self._most:
             raise QueueFull
         self._waiting.setdefault(tenant, deque()).append(item)
 
     def take(self) -> tuple[str, T] | None:
-        """Return the next tenant and its oldest item, in work until `done`. None means that no item may begin."""
+        """Remove the oldest item of the next tenant that may begin one and return (tenant, item); call `done`
+        afterwards. None means that no item waits or that none may begin."""
         for tenant, queue in self._waiting.items():
             if self._may_begin(tenant):
                 item = queue.popleft()
@@ -52,8 +53,8 @@ class TenantTurns(Generic[T]):
         return None
 
     def done(self, tenant: str, was_costly: bool | None = None) -> None:
-        """Record that an item is no longer in work. `was_costly` decides how the tenant's next items are treated; None
-        means that the item was not processed, so that this does not change."""
+        """Record that an item of `tenant`, returned by `take`, is no longer in work. `was_costly` says whether the
+        tenant counts as costly from now on; None, for an item that was not processed, changes nothing."""
         self._in_work[tenant] -= 1
         if not self._in_work[tenant]:
             del self._in_work[tenant]
@@ -66,7 +67,7 @@ class TenantTurns(Generic[T]):
         return tenant not in self._costly or sum(self._in_work[one] for one in self._costly) < self._costly_at_once
 
     def remove(self, tenant: str, item: T) -> bool:
-        """Remove a waiting item. Returns False if the item no longer waits."""
+        """Remove a tenant's waiting item. Returns False, and does nothing, if the item does not wait."""
         queue = self._waiting.get(tenant)
         if queue is None or item not in queue:
             return False
@@ -75,7 +76,7 @@ class TenantTurns(Generic[T]):
         return True
 
     def clear(self) -> list[T]:
-        """Remove and return all waiting items."""
+        """Remove the waiting items of all tenants and return them; items in work are not affected."""
         items = [item for queue in self._waiting.values() for item in queue]
         self._waiting.clear()
         return items

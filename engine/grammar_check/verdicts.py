@@ -10,12 +10,13 @@ from engine.grammar_check.job import DEATHS, Key, Reason, Verdict
 KEPT = 4096
 """Maximum number of remembered verdicts; each takes less than a kilobyte."""
 DEATH_SECONDS = 600.0
-"""Seconds for which a verdict that followed from a worker's death is kept. The death may have had another cause than
-the grammar, such as a machine that was out of memory."""
+"""Seconds for which a verdict whose reason is in `DEATHS` is remembered. The worker's death may have had another cause
+than the grammar, such as a machine that was out of memory."""
 
 
 class Verdicts:
-    """An LRU cache of verdicts. Verdicts that say nothing about the grammar are not kept. Not thread-safe."""
+    """LRU cache of at most `kept` verdicts by grammar hash, without those that say nothing about the grammar
+    (UNDECIDED, QUEUE). `clock` returns seconds. Not thread-safe."""
 
     def __init__(self, clock: Callable[[], float], kept: int = KEPT) -> None:
         self._clock = clock
@@ -27,7 +28,7 @@ class Verdicts:
         return len(self._known)
 
     def get(self, key: Key) -> Verdict | None:
-        """Return the verdict on a grammar. None means that there is none or that it has expired."""
+        """Return the remembered verdict on a grammar, now the most recently used. None means that none is valid."""
         found = self._known.get(key)
         if found is None:
             return None

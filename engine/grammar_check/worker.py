@@ -32,10 +32,10 @@ from engine.grammar_check.source import objection
 IS_LINUX = sys.platform == "linux"
 PR_SET_PDEATHSIG = 1
 WARM_UP = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')
-"""The first grammar of a worker. It makes the library do its one-time initialization, which would otherwise count
-towards the limits of a tenant's grammar."""
+"""Grammar that a worker compiles before it is ready. It makes the library do its one-time initialization, which would
+otherwise count towards the limits of a tenant's grammar."""
 GROWTH_BYTES = 96 << 20
-"""Growth in bytes after which a worker is replaced, because the allocator does not return all memory to the system."""
+"""Growth of the address space in bytes after which a worker is replaced, because malloc does not return all memory."""
 
 
 def main() -> None:
@@ -56,7 +56,8 @@ def main() -> None:
 
 
 def examine(grammar: Grammar, judge: Callable[[Grammar], Verdict]) -> Verdict:
-    """Compile a grammar and return the verdict on it. Exceptions of the library become verdicts."""
+    """Return the verdict of `judge` on a grammar. Exceptions become verdicts: MEMORY for MemoryError, INVALID for
+    others, CRASHED for a panic of the library. Only SystemExit and KeyboardInterrupt are raised."""
     try:
         return judge(grammar)
     except MemoryError:
@@ -70,7 +71,7 @@ def examine(grammar: Grammar, judge: Callable[[Grammar], Verdict]) -> Verdict:
 
 
 def _judge(vocabulary: Vocabulary | None) -> Callable[[Grammar], Verdict]:
-    """Return the function that checks grammars. With a vocabulary, it uses a model's tokens and imports numpy."""
+    """Return the function that checks a grammar: a `Trial` with the vocabulary's tokens, or `objection` without one."""
     if vocabulary is None:
         return lambda grammar: refusal(why) if (why := objection(grammar)) else SOUND
     from engine.grammar_check.trial import Trial
@@ -87,7 +88,7 @@ def address_space() -> int:
 
 
 def _arm(limits: WorkerLimits) -> None:
-    """Limit the next grammar: SIGPROF ends this process after the CPU time, and allocations beyond the memory fail."""
+    """Limit the next grammar: SIGPROF ends this process after the CPU time, and on Linux larger allocations fail."""
     if IS_LINUX:
         import resource
 
@@ -96,7 +97,7 @@ def _arm(limits: WorkerLimits) -> None:
 
 
 def _disarm() -> None:
-    """Lift the limits, so that the reply can be written even if the grammar has used them up."""
+    """Lift the CPU and memory limits, so that the reply can be written even if the grammar has used them up."""
     signal.setitimer(signal.ITIMER_PROF, 0)
     if IS_LINUX:
         import resource
@@ -112,7 +113,7 @@ def _limit_stack(stack_bytes: int) -> None:
 
 
 def _die_with_parent(parent: int) -> None:
-    """Have the system kill this process when its parent dies, even in the middle of a grammar."""
+    """On Linux, have the system kill this process when process `parent` dies. Exit if `parent` is gone already."""
     if IS_LINUX:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:

@@ -1,1 +1,1 @@
-"""What an engine process keeps on its machine: files, locks, its pulse, its log and the models it finds."""
+"""Files, locks, log, liveness and shutdown of an engine process on its machine, and the models that the machine has."""

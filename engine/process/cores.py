@@ -11,11 +11,11 @@ MOUNTS = Path("/sys/fs/cgroup")
 
 
 def usable_cores(cgroup: Path = CGROUP, mounts: Path = MOUNTS) -> int:
-    """Return the number of threads that can compute at once, at least one.
+    """Return the number of threads that can compute at once, at least one: the number of processors that the scheduler
+    may put this process on or, if lower, the CPU quota (Linux, rounded down) of its control group or of one above it.
 
-    It is the number of processors that the scheduler may put this process on, or the CPU quota of its control group
-    (Linux, version 1 or 2) or of one above it, rounded down. All threads spend a quota together; once it is spent,
-    all of them stop until the next period. With one thread more than the quota allows, every step would be stopped.
+    All threads spend a quota together; once it is spent, all of them stop until the next period. With one thread more
+    than the quota allows, every step would be stopped. `cgroup` and `mounts` are Linux's files, replaced in tests.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -23,7 +23,8 @@ def usable_cores(cgroup: Path = CGROUP, mounts: Path = MOUNTS) -> int:
 
 
 def _quotas(cgroup: Path, mounts: Path) -> Iterator[float]:
-    """Yield the CPU quotas that apply to this process, in processors."""
+    """Yield the CPU quotas, in processors, of this process's control groups (version 1 and 2) and of all groups above
+    them. Yields none if the file `cgroup` cannot be read."""
     try:
         lines = cgroup.read_text().splitlines()
     except OSError:
@@ -38,7 +39,7 @@ def _quotas(cgroup: Path, mounts: Path) -> Iterator[float]:
 
 
 def _upward(path: str) -> Iterator[str]:
-    """Yield a control group's path and those of all above it, relative to the root of the hierarchy."""
+    """Yield a control group's path and those of all groups above it, without leading slash; the root is ""."""
     parts = [part for part in path.split("/") if part]
     for count in range(len(parts), -1, -1):
         yield "/".join(parts[:count])

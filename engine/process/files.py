@@ -1,4 +1,4 @@
-"""Paths of the data directory, and locks on its folders, which the kernel releases when their holder ends."""
+"""Paths in the data directory, and `flock` locks on its folders, which the kernel releases when their process ends."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TextIO
 
 UNLOCKED_S = 60.0
-"""Seconds for which a new folder may be without a lock."""
+"""Seconds after its last change for which an unfinished folder without a lock is not taken for an abandoned one."""
 
 
 def default_data_dir(env: Mapping[str, str]) -> Path:
-    """Return the folder of converted models and the embedded store: $LORALANE_DATA_DIR, or `loralane` in the XDG data
-    folder."""
+    """Return the default folder of converted models and the embedded store, read from the environment `env`:
+    $LORALANE_DATA_DIR, or `loralane` in the XDG data folder. The folder need not exist."""
     if env.get("LORALANE_DATA_DIR"):
         return Path(env["LORALANE_DATA_DIR"])
     return Path(env.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "loralane"
@@ -29,19 +29,20 @@ def partial_prefix(name: str, pid: int) -> str:
 
 
 def partials(data_dir: Path, pid: int) -> list[Path]:
-    """Return the unfinished model folders of process `pid`."""
+    """Return the sorted paths of the unfinished model folders, in `data_dir`/models, that process `pid` has created."""
     return sorted((data_dir / "models").glob(f".*-{pid}-*"))
 
 
 def remove_partials(data_dir: Path, pid: int) -> None:
-    """Remove the unfinished model folders of process `pid`, which has ended."""
+    """Remove the unfinished model folders of process `pid`, which has ended. Errors are ignored."""
     for folder in partials(data_dir, pid):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
 def filling(folder: Path) -> Iterator[None]:
-    """Keep `remove_abandoned` of other processes from removing an unfinished folder while the block runs."""
+    """While the block runs, hold a lock on an unfinished folder, so that `remove_abandoned` of other processes spares
+    it. Waits for the lock on entry."""
     directory = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)
@@ -51,9 +52,9 @@ def filling(folder: Path) -> Iterator[None]:
 
 
 def remove_abandoned(folders: Path) -> None:
-    """Remove the unfinished folders in `folders` whose processes have ended without removing them.
+    """Remove the unfinished folders in `folders` that no process has locked with `filling`: their processes have ended.
 
-    Folders younger than a minute are left: their process may not have locked them yet.
+    Folders changed less than a minute ago are left, as they may not be locked yet. Errors are ignored.
     """
     for folder in folders.glob(".*-*-*"):
         with suppress(OSError):
@@ -73,15 +74,14 @@ def _is_locked(folder: Path) -> bool:
 
 
 LOCK = "lock"
-"""The file in a folder that is locked while a process uses the folder."""
+"""Name of the file in a folder that is locked while a process uses the folder."""
 
 
 @contextmanager
 def in_use(folder: Path) -> Iterator[None]:
-    """Keep other processes from removing a folder while the block runs. Several processes may use a folder at once.
-
-    A folder that cannot be written to is not locked.
-    """
+    """While the block runs, hold a shared lock on a folder, so that `take` fails for other processes. Creates the
+    folder; if it cannot be written to, nothing is locked. On entry, waits while another process has taken the
+    folder."""
     file = _lock_file(folder)
     try:
         if file is not None:
@@ -101,11 +101,9 @@ def _lock_file(folder: Path) -> TextIO | None:
 
 
 def take(folder: Path) -> TextIO | None:
-    """Lock a folder for this process alone.
-
-    Returns:
-        The lock file; the lock is held while it is open. None means that another process uses the folder.
-    """
+    """Try to lock a folder for this process alone, without waiting. Returns the lock file, which holds the lock until
+    it is closed; None means that another process uses the folder. Raises FileNotFoundError if the folder was never
+    `in_use`."""
     file = (folder / LOCK).open("r")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -27,27 +27,25 @@ log = structlog.get_logger("engine")
 
 
 class LoadAttempts:
-    """Counts the unfinished loads of each adapter across engine processes. Thread-safe."""
+    """Counts the unfinished loads of each adapter across engine processes, in one file per adapter. Thread-safe."""
 
     def __init__(self, folder: Path | None) -> None:
-        """`folder` outlives the process, and is created when it is needed. None means that nothing is counted."""
+        """`folder`, created when needed, keeps the count files from process to process. None disables counting."""
         self._folder = folder
         self._lost = _read_all(folder) if folder else {}
         """Count file -> number of loads during which earlier processes ended."""
         self._own: Counter[Path] = Counter()
-        """Count file -> number of loads that are under way in this process."""
+        """Count file -> number of loads of its adapter that are under way in this process."""
         self._changed = threading.Condition()
         self._together = 0
         self._alone = False
-        """True means that a suspect adapter is being loaded, or waits until no other load is under way."""
+        """True means that an adapter with unfinished loads is being loaded, or waits for the other loads to end."""
 
     @contextmanager
     def counted(self, path: str) -> Iterator[None]:
-        """Count a load of the adapter at `path` while the block runs.
-
-        Raises:
-            ValueError: too many loads of this adapter have ended with the process.
-        """
+        """While the block loads the adapter at `path`, keep a count file, which remains if the process dies. The block
+        first waits while an adapter with unfinished loads is being loaded; such an adapter, logged, waits for all other
+        loads to end. Raises ValueError if `MOST_LOST` loads of this adapter have ended with the process."""
         if self._folder is None:
             yield
             return
@@ -66,7 +64,7 @@ class LoadAttempts:
                 self._end(count)
 
     def forget(self) -> None:
-        """Remove the files of loads under way, because the process ends on request and not because of a load."""
+        """Remove the count files of loads under way, because the process ends on request and not because of a load."""
         for count in tuple(self._own):
             _remove(count)
 

@@ -17,18 +17,19 @@ import structlog
 from structlog.typing import ExcInfo
 
 MOST_LINES = 10_000
-"""Maximum number of lines that wait to be written. Lines beyond it are lost."""
+"""Maximum number of lines that wait to be written. Further lines are lost."""
 GATHERING_S = 0.02
 """Seconds for which lines are gathered into one write, so that the writing thread wakes up rarely."""
 LAST_WRITE_S = 1.0
-"""Seconds that a process that ends waits for its last lines to be written."""
+"""Seconds that an ending process waits for its last lines to be written."""
 
 
 class LossyStream:
-    """A text stream that writes lines in a thread of its own, so that a slow disk or an unread pipe delays no caller.
+    """A text stream whose `write` only queues a line, which a thread writes to `stream`: a slow disk or an unread pipe
+    delays no caller (a write to a file on a busy disk took 270 ms).
 
-    A write to a file on a busy disk took 270 ms, during which the event loop served no request. Lines that cannot be
-    written are lost; the next successful write begins with a line that reports their number.
+    Lines beyond `MOST_LINES`, and those whose write fails, are lost; the next write begins with a line with their
+    number.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -51,10 +52,11 @@ class LossyStream:
         return len(line)
 
     def flush(self) -> None:
-        """Do nothing: the thread flushes."""
+        """Do nothing: the thread flushes after each of its writes."""
 
     def close(self, seconds: float = LAST_WRITE_S) -> None:
-        """Wait at most `seconds` for all lines to be written. A later line starts the thread again."""
+        """Wait at most `seconds` for the queued lines to be written and the thread to end. A later line starts
+        another."""
         if self._thread is None:
             return
         if not self._thread.is_alive() and self._lines.qsize():
@@ -105,13 +107,15 @@ _STREAMS: WeakSet[LossyStream] = WeakSet()
 
 @atexit.register
 def write_last_lines() -> None:
-    """Have all streams write their waiting lines. Called at exit, or by a process that skips exit handlers."""
+    """Close all `LossyStream`s, each of which waits at most `LAST_WRITE_S` for its lines. Runs at exit; a process that
+    skips exit handlers calls it."""
     for stream in list(_STREAMS):
         stream.close()
 
 
 def log_renderers(stream: TextIO) -> list[Any]:
-    """Return structlog's last processors: they render JSON lines or, on a terminal, short lines with the time."""
+    """Return the last processors of a structlog configuration, which render JSON lines with an ISO time or, if `stream`
+    is a terminal, short lines with the time of day and escaped control characters."""
     if not stream.isatty():
         return [structlog.processors.TimeStamper(fmt="iso"), structlog.processors.JSONRenderer()]
     console = structlog.dev.ConsoleRenderer(pad_event_to=0, exception_formatter=_write_traceback)
@@ -124,14 +128,15 @@ def lossy_loggers(stream: TextIO) -> Any:
 
 
 def printable(text: str) -> str:
-    """Escape the control characters of a text, because a text sent by a client may contain commands to a terminal."""
+    """Return a text with non-printable characters escaped: a client's text may contain commands to a terminal."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def _harmless(logger: Any, method: str, words: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Escape the text values of a log line. Other values are rendered by `repr`, which escapes them, as JSON does."""
+    """Structlog processor that returns the log line's values with control characters of texts escaped. Other values are
+    left to `repr`, which escapes them."""
     return {name: printable(value) if isinstance(value, str) else value for name, value in words.items()}
 
 

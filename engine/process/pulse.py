@@ -1,12 +1,12 @@
-"""Small shared files in which an engine process records how far its start is, that its step loop is alive, and which
-requests it computes.
+"""Small files through which an engine process shows its parent how far its start is, that its step loop is alive, and
+which requests it computes.
 
-The process that started the engine reads the file: a step loop that has not written a beat within the time that it
-announced has hung and cannot answer a call. When the engine process has ended, the file still names the requests of the
-step under way, so that a request that makes engines crash can be found.
+The parent reads them: a step loop that has not written a beat within the time that it announced has hung. When the
+engine process has ended, the file still names the requests of the step under way, so that a request that makes engines
+crash can be found.
 
-Both processes map the file into memory, so that a beat costs microseconds and no system call. A sequence number that is
-odd during a write tells the reader to read again (a seqlock).
+Both processes map the pulse file into memory, so that a beat costs microseconds and no system call. A sequence number
+that is odd during a write tells the reader to read again (a seqlock).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from typing import NamedTuple
 HEADER = struct.Struct("<QddI")
 """Header of the file: sequence number, seconds on the system's monotonic clock, patience in seconds, bytes of text."""
 FILE_BYTES = 1 << 18
-"""Size of the file in bytes: room for some 5,000 request ids, where a step has hundreds."""
+"""Size of the file in bytes: enough for some 5,000 request ids, where a step has hundreds. More are cut off."""
 MAX_READS = 1000
-"""Attempts to find an even sequence number. After them, the content is read as it is: the writer has died."""
+"""Attempts to find an even sequence number. Then the content is used as it is, because the writer has died."""
 
 
 class Beat(NamedTuple):
-    """State of an engine's step loop, as read from its pulse file."""
+    """Last sign of life of an engine's step loop, as read from its pulse file."""
 
     life: str
-    """The id of the process."""
+    """Id of the engine process (`EngineInfo.life`)."""
     at: float
     """When the loop last wrote a beat, in seconds on the system's monotonic clock."""
     patience: float
@@ -41,7 +41,7 @@ class Beat(NamedTuple):
 
 
 class Loading(NamedTuple):
-    """How far the start of an engine process has come, in its own words."""
+    """Progress of an engine process's start: the current part `what`, in words, is `done` of `total` units."""
 
     what: str
     done: int
@@ -49,12 +49,12 @@ class Loading(NamedTuple):
 
 
 def write_loading(path: Path, loading: Loading) -> None:
-    """Leave a message for `read_loading`."""
+    """Replace the file's content with the progress as JSON, for `read_loading`. Raises OSError."""
     path.write_text(json.dumps(loading))
 
 
 def read_loading(path: Path) -> Loading | None:
-    """Return the last message; None means that there is none yet, or that it is being written."""
+    """Return the last progress written; None means that the file is missing or is being written."""
     try:
         what, done, total = json.loads(path.read_text())
         return Loading(str(what), int(done), int(total))
@@ -63,10 +63,10 @@ def read_loading(path: Path) -> Loading | None:
 
 
 class Pulse:
-    """The writing end of the pulse file, used by the step loop alone."""
+    """The writing end of the pulse file of engine process `life`. Only the step loop uses it."""
 
     def __init__(self, path: Path, life: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Create the file, which holds no beat yet."""
+        """Create or overwrite the file at `path`, without a beat, and map it into memory."""
         path.write_bytes(bytes(FILE_BYTES))
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), FILE_BYTES)
@@ -75,7 +75,7 @@ class Pulse:
         self._number = 0
 
     def beat(self, patience: float, request_ids: Iterable[str] = ()) -> None:
-        """Record that the loop is alive, computes these requests, and will beat again within `patience` seconds."""
+        """Record that the step loop is alive, computes `request_ids`, and will beat again within `patience` seconds."""
         text = "\n".join((self._life, *request_ids)).encode()[: FILE_BYTES - HEADER.size]
         HEADER.pack_into(self._memory, 0, self._number + 1, self._clock(), patience, len(text))
         self._memory[HEADER.size : HEADER.size + len(text)] = text
@@ -84,7 +84,8 @@ class Pulse:
 
 
 def read_beat(path: Path) -> Beat | None:
-    """Return the last beat. None means that there is no file or no beat in it, because the step loop has not begun."""
+    """Return the last beat in a pulse file. None means that there is no file, or that the loop has not begun to
+    beat."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), FILE_BYTES, prot=mmap.PROT_READ) as memory:
             return _read(memory)

@@ -1,4 +1,4 @@
-"""Keeps the step-time model on disk between two engine processes, so that a restart is warm."""
+"""Keeps the step-time model on disk between two engine processes, so that predictions are good after a restart."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ log = structlog.get_logger("engine")
 
 
 class StepStore:
-    """The file with the step-time model of one device and model. The duration of a step depends on nothing else that
-    outlasts the process.
+    """The file with the step-time model of one device and model, on which alone the duration of a step depends.
 
     Args:
-        folder: parent folder, created by the first save.
+        folder: parent folder of `step_time/`, created by the first save.
         subject: names the device, its threads, the dtype and the model; the file name is made from it.
     """
 
@@ -27,7 +26,8 @@ class StepStore:
         self._path = folder / "step_time" / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', subject)}.json"
 
     def load(self, model: StepTimeModel) -> bool:
-        """Load the saved values into `model`; return whether there were any. Logs and ignores an unreadable file."""
+        """Load the saved values into `model`; return whether there were any. An unreadable file is logged and
+        ignored."""
         if not self._path.is_file():
             return False
         try:
@@ -38,7 +38,7 @@ class StepStore:
         return True
 
     def save(self, saved: dict[str, object]) -> None:
-        """Write the output of `StepTimeModel.to_json()` atomically: a crash leaves the old file. Errors are logged."""
+        """Atomically replace the file with `saved`, the output of `StepTimeModel.to_json()`. Errors are only logged."""
         temporary = self._path.with_suffix(f".{os.getpid()}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Ways in which a process learns from outside that it must stop, and what its parent process says on standard input.
+"""Calls a function when the process must stop: on a signal, or at the end of standard input. Reads lines from it, too.
 
 Standard input is read with `os.read` in place of `sys.stdin`: if a thread still holds the lock of `sys.stdin` when the
 interpreter ends, that is a fatal error.
@@ -15,11 +15,11 @@ READ_BYTES = 4096
 
 
 def stop_with_signals(stop: Callable[[], object]) -> None:
-    """Call `stop` in a thread on SIGTERM or SIGINT.
+    """Have a new thread call `stop` once, on the first SIGTERM or SIGINT; the process then no longer ends by them
+    itself. Call this in the main thread.
 
-    The thread waits for the byte that Python writes to a pipe when a signal arrives. A signal handler alone would not
-    do: Python runs it in the main thread, which sleeps in an idle engine, forever if another thread received the
-    signal.
+    A signal handler alone would not do: Python runs it in the main thread, which sleeps in an idle engine. The new
+    thread waits for the byte that Python writes to a pipe when a signal arrives.
     """
     told, tell = os.pipe()
     os.set_blocking(tell, False)
@@ -35,7 +35,7 @@ def stop_with_signals(stop: Callable[[], object]) -> None:
 
 
 def stop_with_stdin(stop: Callable[[], object]) -> None:
-    """Call `stop` in a thread at the end of standard input, which is a pipe from the process that started this one."""
+    """Have a new thread read and discard standard input, a pipe from the parent process, and call `stop` at its end."""
 
     def wait() -> None:
         while os.read(0, READ_BYTES):
@@ -46,7 +46,8 @@ def stop_with_stdin(stop: Callable[[], object]) -> None:
 
 
 def read_line_of_stdin() -> str:
-    """Return the next line of standard input, without its end. Raises EOFError if standard input ends before."""
+    """Wait for a line of standard input, behind which nothing may follow yet, and return it without its newline. Raises
+    EOFError if standard input ends before."""
     line = b""
     while not line.endswith(b"\n"):
         if not (read := os.read(0, READ_BYTES)):

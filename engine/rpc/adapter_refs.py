@@ -8,27 +8,24 @@ from engine.core.types import AdapterHash
 
 
 class Holders:
-    """The gateways that hold each adapter, by the id that each gateway gives its session. Thread-safe."""
+    """Records which gateways hold, and thus may use, each adapter, by the id of each gateway's session. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: dict[AdapterHash, set[str]] = {}
         self._now = 0
-        """Logical time: number of times that the engine was told to unload an adapter."""
+        """Logical time: number of times that `let_go` has returned True, for the engine to unload an adapter."""
         self._dropped: dict[AdapterHash, int] = {}
         """Logical time at which the engine was last told to unload each adapter."""
 
     def now(self) -> int:
-        """Return the logical time, to be passed to `hold`."""
+        """Return the logical time. A caller that begins to load an adapter passes it to `hold` afterwards."""
         with self._lock:
             return self._now
 
     def hold(self, adapter_hash: AdapterHash, gateway: str, since: int) -> bool:
-        """Record that a gateway holds an adapter that it began to load at `since`.
-
-        Returns:
-            False if the engine was told to unload the adapter since then; the caller must load it again.
-        """
+        """Record that a gateway holds an adapter, which was loaded from the logical time `since` on. Returns False, and
+        records nothing, if the engine was told to unload the adapter after `since`; the caller must load it again."""
         with self._lock:
             if self._dropped.get(adapter_hash, 0) > since:
                 return False
@@ -36,8 +33,8 @@ class Holders:
             return True
 
     def let_go(self, adapter_hash: AdapterHash, gateway: str) -> bool:
-        """Record that a gateway releases an adapter. Returns True if no gateway holds it any more, so that the engine
-        must be told to unload it."""
+        """Record that a gateway releases an adapter. Returns True if no gateway holds it any more; the caller must then
+        have the engine unload it."""
         with self._lock:
             holders = self._held.get(adapter_hash, set())
             holders.discard(gateway)

@@ -24,7 +24,7 @@ log = structlog.get_logger("engine.rpc.client")
 
 RECONNECT_SECONDS = 0.1
 RECONNECT_MS = 100
-"""Milliseconds between two attempts to connect to an engine's socket. An attempt is cheap: it is local."""
+"""Milliseconds between gRPC's attempts to connect to an engine's socket. An attempt is cheap: it is local."""
 STATS_SECONDS = 10.0
 """Timeout in seconds of calls that the engine answers between two steps: an engine whose step takes longer is treated
 as unavailable."""
@@ -55,7 +55,7 @@ class EngineApi(Protocol):
         """Return whether the client is connected to an engine whose model is loaded."""
 
     async def wait_ready(self) -> None:
-        """Wait until the engine is ready."""
+        """Wait until `ready` is true, without a time limit."""
 
     def generate(self, request: Request) -> EventStream:
         """Submit a request at once and return the stream of its events. The caller must close the stream, for example
@@ -66,7 +66,7 @@ class EngineApi(Protocol):
         """
 
     async def load_adapter(self, path: str) -> pb.AdapterInfo:
-        """Load an adapter folder, so that requests may use the adapter.
+        """Load the adapter folder at `path`, so that requests may use the adapter, and return its hash, rank and sizes.
 
         Raises:
             AdapterRejected: the adapter cannot be served, or took too long to read.
@@ -74,11 +74,9 @@ class EngineApi(Protocol):
         """
 
     async def unload_adapter(self, adapter_hash: AdapterHash, drain_seconds: float) -> int:
-        """Unload an adapter and return the number of requests that were aborted when the drain time was over.
-
-        Raises:
-            EngineUnavailable: the engine is gone or does not answer.
-        """
+        """Release an adapter. If no other gateway holds it, the engine unloads it once its requests have ended, and
+        aborts those left after `drain_seconds`. Returns the number of aborted ones. Raises EngineUnavailable if the
+        engine does not answer."""
 
     async def pin_adapter(self, adapter_hash: AdapterHash, pinned: bool) -> None:
         """Pin an adapter, so that it stays on the device once it has been loaded there, or unpin it.
@@ -100,27 +98,24 @@ class EngineApi(Protocol):
         """Return the live requests of all gateways, at most `limit` of them in full. Raises EngineUnavailable."""
 
     async def cancel(self, request_ids: Iterable[str]) -> int:
-        """End requests of any gateway, given the ids that they were submitted with; return how many were still live.
-
-        Raises:
-            EngineUnavailable: the engine is gone or does not answer.
-        """
+        """End requests of any gateway, given their engine request ids, with an error; return how many were still live.
+        Raises EngineUnavailable if the engine is gone or does not answer."""
 
     async def set_lane(self, lane: Lane, mode: LaneMode) -> None:
         """Set a lane's mode for all gateways, until the engine restarts. Raises LaneRejected or EngineUnavailable."""
 
     async def set_goals(self, lane: Lane, goals: LaneGoals) -> None:
-        """Set a lane's goals for all gateways, until the engine restarts. Raises EngineUnavailable."""
+        """Set a lane's latency goals for all gateways, until the engine restarts. Raises EngineUnavailable."""
 
 
 class EngineClient:
-    """An `EngineApi` over one gRPC channel. It reconnects until it is closed. When a connection breaks, the streams of
-    all requests in flight end with EngineLost.
+    """An `EngineApi` over one gRPC channel. After `start`, it reconnects until it is closed. When a connection breaks,
+    the streams of all requests in flight end with EngineLost.
 
     Args:
         address: where the engine listens, e.g. `unix:/path/to/socket`.
         on_connect: awaited after each connection, before the client counts as ready; it restores the adapters.
-        load_seconds: how long the engine may take to read an adapter.
+        load_seconds: timeout of `load_adapter` in seconds.
     """
 
     def __init__(
@@ -151,7 +146,7 @@ class EngineClient:
         return self._ready.is_set()
 
     async def start(self) -> None:
-        """Begin to connect in the background; `wait_ready` waits for the connection."""
+        """Begin to connect, and to reconnect, in a background task; `wait_ready` waits for the connection."""
         self._task = asyncio.create_task(self._stay_connected(), name="engine-client")
 
     async def wait_ready(self) -> None:
@@ -255,7 +250,7 @@ class EngineClient:
             await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _connect_once(self) -> None:
-        """Open a session and serve it until it ends."""
+        """Wait for the engine, open a session, await `on_connect`, become ready and dispatch events until the end."""
         self.info.CopyFrom(await self._stub.Describe(pb.DescribeRequest(), wait_for_ready=True))
         commands: asyncio.Queue[pb.Command] = asyncio.Queue()
         self._identity = ((GATEWAY, uuid.uuid4().hex),)
@@ -291,7 +286,7 @@ class EngineClient:
                 del self._streams[told.request_id]
 
     def _abort(self, request_id: str, commands: asyncio.Queue[pb.Command]) -> None:
-        """Abort a request unless it has ended. `commands` is the queue of the session in which it was submitted."""
+        """Drop a request's stream and abort it through `commands`, the queue of its session, unless it has ended."""
         if self._streams.pop(request_id, None) is not None:
             commands.put_nowait(pb.Command(abort=pb.Abort(request_id=request_id)))
 

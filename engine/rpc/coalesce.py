@@ -10,7 +10,8 @@ from engine.core.types import TokenEvent, TokenLogprobs
 
 
 def merge_events(events: Iterable[TokenEvent]) -> list[TokenEvent]:
-    """Merge the events of several steps so that each request has one. A final event without a token stays separate."""
+    """Merge the events of several steps, given in order, so that each request has one. A final event without a token
+    stays a separate event."""
     runs: list[list[TokenEvent]] = []
     own: dict[str, list[TokenEvent]] = {}
     for event in events:
@@ -24,7 +25,8 @@ def merge_events(events: Iterable[TokenEvent]) -> list[TokenEvent]:
 
 
 def merge_request_events(events: Sequence[TokenEvent]) -> TokenEvent:
-    """Merge the events of one request, given in order, into one event."""
+    """Merge the events of one request, given in order, into one: tokens and logprobs are joined, `num_cached` is the
+    least and `device_seconds` the greatest value, the waits are those of the first event, all else of the last."""
     if len(events) == 1:
         return events[0]
     return events[-1]._replace(
@@ -38,7 +40,8 @@ def merge_request_events(events: Sequence[TokenEvent]) -> TokenEvent:
 
 
 def split_per_token(event: TokenEvent) -> Sequence[TokenEvent]:
-    """Split an event into one event for each token, with its log probabilities; the last one carries the finish."""
+    """Split an event into one for each token, with the token's log probabilities; the last one has the finish reason
+    and the refusal. An event with fewer than two tokens is returned as it is."""
     if len(event.tokens) < 2:
         return (event,)
     rest = event.num_cached, None, event.device_seconds, event.wait, event.adapter_wait

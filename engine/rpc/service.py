@@ -26,7 +26,7 @@ class EngineService(pb_grpc.EngineServicer):
     """Thread-safe gRPC service of one engine. The step loop calls `deliver`; gRPC's threads call all other methods."""
 
     def __init__(self, engine: Engine, info: pb.EngineInfo, attempts: LoadAttempts | None = None) -> None:
-        """`attempts` counts loads of adapters. None means that they are not counted."""
+        """`info` is what `Describe` returns. `attempts` counts adapter loads. None means that they are not counted."""
         self._engine = engine
         self._info = info
         self._attempts = attempts or LoadAttempts(None)
@@ -36,7 +36,8 @@ class EngineService(pb_grpc.EngineServicer):
         self._holders = Holders()
 
     def deliver(self, events: list[TokenEvent]) -> None:
-        """Give each session its events of one step in a single call."""
+        """Queue the events of one step at the sessions that submitted the requests, with one call for each session, and
+        forget the requests that have ended."""
         theirs: dict[GatewaySession, list[TokenEvent]] = {}
         with self._lock:
             for event in events:
@@ -131,13 +132,9 @@ class EngineService(pb_grpc.EngineServicer):
         return pb.SetGoalsResponse()
 
     def _load(self, path: str, gateway: str) -> HostAdapter:
-        """Load an adapter and record that a gateway holds it, again if the engine was told to unload it meanwhile.
-
-        Raises:
-            ValueError: the adapter is not usable, or its loads have killed too many engine processes.
-            OSError: its files cannot be read.
-            TimeoutError: no step ended in time.
-        """
+        """Load the adapter at `path`, record that `gateway` holds it, and return it. If the engine was told to unload
+        it meanwhile, load it once more. Raises ValueError if the adapter is not usable or its loads have killed too
+        many engine processes, OSError if its files cannot be read, TimeoutError if no step ended in time."""
         while True:
             began = self._holders.now()
             with self._attempts.counted(path):

@@ -12,7 +12,7 @@ from engine.rpc.coalesce import merge_events
 from engine.rpc.wire import event_to_pb
 
 MAX_EVENTS = 1024
-"""Maximum number of events gathered into one message for a gateway that is behind, before events of the same request
+"""Maximum number of events gathered into one message for a gateway that reads slowly, before events of the same request
 are merged; the last step may exceed it."""
 HOLD_SECONDS = 0.05
 """Seconds for which tokens that no client waits for are held back. Sent at once, with a step every 2 ms, they cost a
@@ -20,7 +20,8 @@ gateway 280 us a step for one request and 420 us for sixteen; held back, 31 us a
 
 
 class GatewaySession:
-    """Queue of events about one gateway's requests. The step loop calls `put`; a gRPC thread calls `messages`."""
+    """Queue of events about the requests of one gateway, for as long as its `Session` call lasts. The step loop calls
+    `put`; a gRPC thread calls `messages`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.ended = False
@@ -31,12 +32,13 @@ class GatewaySession:
         self._clock = clock
 
     def expect(self, request_id: str, *, whole: bool) -> None:
-        """Announce a request. `whole` says that its client does not wait for single tokens."""
+        """Announce a request before its events. `whole`: its client waits for no single tokens, which may be held
+        back."""
         if whole:
             self._whole[request_id] = False
 
     def put(self, events: list[TokenEvent]) -> None:
-        """Queue the events that a step has for this gateway."""
+        """Queue the events that one step has for this gateway; `messages` yields them."""
         waited_for = [self._is_waited_for(event) for event in events]
         self._outbox.put((events, any(waited_for)))
 
@@ -44,8 +46,8 @@ class GatewaySession:
         self._outbox.put(None)
 
     def messages(self) -> Iterator[pb.StepEvents]:
-        """Yield messages until the session ends: one for each step, or one for several steps if the gateway is behind
-        or no client waits for their tokens."""
+        """Yield messages, waiting for events, until `end` is called: one for each step, or one for several steps if the
+        gateway reads slowly or no client waits for their tokens."""
         is_open = True
         while is_open:
             events, is_open = self._gathered()
@@ -53,8 +55,8 @@ class GatewaySession:
                 yield pb.StepEvents(events=map(event_to_pb, merge_events(events)))
 
     def _gathered(self) -> tuple[list[TokenEvent], bool]:
-        """Return all queued events, after at most `HOLD_SECONDS` or as soon as a client waits for one of them, and
-        whether more may come."""
+        """Wait for events and return them, with False if the session has ended: all that are queued and, while no
+        client waits for any, those of the next `HOLD_SECONDS`."""
         events: list[TokenEvent] = []
         until = 0.0
         """Time on the clock until which further events are gathered; 0 means until the queue is empty."""
@@ -74,8 +76,8 @@ class GatewaySession:
         return events, True
 
     def _is_waited_for(self, event: TokenEvent) -> bool:
-        """Return whether a client waits for an event: always, except for tokens between the first and the last of an
-        answer that is wanted whole."""
+        """Record a request's progress by an event, and return whether a client waits for the event: always, except for
+        tokens between the first and the last of an answer that is wanted whole."""
         has_begun = self._whole.get(event.request_id)
         if has_begun is None:
             return True

@@ -153,10 +153,10 @@ def _batch(state: EngineState) -> Figures:
 
 
 def live_requests(state: EngineState, now: float, limit: int) -> pb.RequestsResponse:
-    """Return the live requests: running ones first, then waiting ones, at most `limit` of them in full.
+    """Return the number of live requests, the tokens that each tenant has reserved, and at most `limit` requests in
+    full: running ones first, then waiting ones. `now` is on the engine's clock.
 
-    One walk over all of them sums up the tokens that each tenant has reserved, so that a queue of ten thousand requests
-    costs a few milliseconds.
+    One walk over all requests sums up the tokens, so that a queue of ten thousand costs a few milliseconds.
     """
     reserved: Counter[str] = Counter()
     for seq in state.sequences.values():

@@ -14,11 +14,11 @@ class EngineUnavailable(Exception):
 
 
 class EngineLost(EngineUnavailable):
-    """The engine process ended while it held the request."""
+    """The engine process ended, or the connection to it broke, while it held the request."""
 
 
 class GivenUp(EngineUnavailable):
-    """The request is not resubmitted to another engine process."""
+    """The request ends with this error, because it is not resubmitted to another engine process."""
 
 
 class CrashesEngines(GivenUp):
@@ -32,19 +32,20 @@ class EventStream(Protocol):
     def __aiter__(self) -> Self: ...
 
     async def __anext__(self) -> list[TokenEvent]:
-        """Wait for events and return them. Raises EngineUnavailable if the engine is lost midway."""
+        """Wait for events and return all that came. Raises EngineUnavailable if the engine is lost before the last
+        event, StopAsyncIteration after it."""
 
     async def aclose(self) -> None:
         """Abort the request, unless it has ended."""
 
 
 class Arrivals:
-    """An `EventStream` that is fed by `put` and `lose`."""
+    """The `EventStream` of one request, which `EngineClient` fills with `put` and ends with `lose`."""
 
     __slots__ = ("_abandon", "_events", "_is_lost", "_is_over", "_reader")
 
     def __init__(self, abandon: Callable[[], None]) -> None:
-        """`abandon` is called when the reader closes the stream before the request has ended."""
+        """`abandon` is called when the reader closes the stream before it has read the final event."""
         self._abandon = abandon
         self._events: list[TokenEvent] = []
         self._is_lost = False

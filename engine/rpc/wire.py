@@ -18,7 +18,7 @@ from engine.core.types import (
 from engine.pb import engine_pb2 as pb
 
 GATEWAY = "loralane-gateway"
-"""gRPC metadata key whose value, an id of the session, tells the gateways of one engine apart."""
+"""gRPC metadata key of a session's id, by which the engine tells its gateways apart."""
 
 _FINISH: dict[FinishReason | None, pb.FinishReason] = {
     None: pb.FINISH_REASON_NONE,
@@ -129,7 +129,7 @@ def lane_mode_from_pb(mode: pb.LaneMode) -> LaneMode:
 
 
 def request_from_pb(message: pb.Submit, arrival: float) -> Request:
-    """Convert a message to a request. `arrival` is on the engine's clock, and so is the deadline of the result."""
+    """Convert a message to a request. `arrival`, and so the deadline of the result, is on the engine's clock."""
     deadline = _optional(message, "deadline_seconds")
     return Request(
         id=message.request_id,

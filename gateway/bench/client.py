@@ -35,7 +35,7 @@ _decode = msgspec.json.Decoder(Chunk).decode
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server, and the request fields that it accepts."""
+    """A server to measure, the API key for it, and the optional request fields that it accepts."""
 
     url: str
     """Base URL, with or without /v1."""
@@ -48,7 +48,8 @@ class Target:
 
     @property
     def address(self) -> tuple[str, int, bool]:
-        """Return host, port and whether the server uses TLS. Raises ValueError."""
+        """Return host, port and whether to use TLS. Raises ValueError if the URL has no host or another scheme than
+        HTTP(S)."""
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"the URL must begin with http:// or https:// and name a host, not {self.url!r}")
@@ -64,7 +65,7 @@ class Target:
         return {"authorization": f"Bearer {self.key}"} if self.key else {}
 
     def message(self, item: BenchRequest) -> bytes:
-        """Return the whole HTTP request for `item`, headers and body."""
+        """Return the bytes of a whole HTTP request, headers and body, for a streamed greedy completion of `item`."""
         body = msgspec.json.encode(self._body(item))
         headers = {"host": urlsplit(self.url).netloc, "content-type": "application/json", **self.headers}
         headers |= {"accept": "text/event-stream", "connection": "close", "content-length": str(len(body))}
@@ -86,7 +87,8 @@ class Target:
 
 
 class Exchange(asyncio.Protocol):
-    """Sends one request as soon as it is connected, and fills in `stream` as the answer arrives."""
+    """Protocol of one connection: sends `message` once connected, and fills in `stream` as the answer arrives, in
+    seconds since `began` (of `time.perf_counter`). `done` is set when the answer has ended or failed."""
 
     def __init__(self, message: bytes, stream: Stream, began: float) -> None:
         self._message = message
@@ -149,7 +151,8 @@ class Exchange(asyncio.Protocol):
         self._stream.usage = chunk.usage or self._stream.usage
 
     def _end(self, error: str | None) -> None:
-        """End the exchange with a kind of error, or None for success. Only the first call has an effect."""
+        """Record the end and its error (None for success), set `done` and close the connection. Later calls have no
+        effect."""
         if not self.done.done():
             self._stream.error = error
             self._stream.ended = time.perf_counter() - self._began
@@ -169,7 +172,8 @@ def error_code(body: bytes) -> str:
 
 
 class Client:
-    """Sends requests to one target. An async context manager, which resolves the host name once for all requests.
+    """Sends requests to one target. An async context manager: entering it opens a first connection, which checks that
+    the server accepts connections and resolves the host name for all requests.
 
     Raises:
         OSError: on entering, no connection to the target can be made.
@@ -198,10 +202,9 @@ class Client:
         """Do nothing: every request has closed its own connection."""
 
     async def send(self, item: BenchRequest, began: float) -> Stream:
-        """Send a request and return its outcome when it has ended. A failure is part of the outcome and is not raised.
-
-        `began` is time.perf_counter() at the beginning of the run.
-        """
+        """Send a request over a connection of its own and return its outcome when it has ended, or failed after at most
+        `timeout_s`. Failures are part of the outcome and are not raised. `began` is time.perf_counter() at the
+        beginning of the run."""
         stream = Stream(item, sent=time.perf_counter() - began)
         try:
             async with asyncio.timeout(self._timeout_s):

@@ -31,7 +31,7 @@ class Settings:
     url: str
     plan: Plan
     warmup: int = 8
-    """Number of requests sent all at once before the run, and not measured."""
+    """Number of requests sent all at once before the run, and not measured. 0 means none."""
     concurrency: int | None = None
     timeout_s: float = 600.0
     tiers: bool = True
@@ -44,7 +44,8 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class RequestRow:
-    """The outcome of one request. Times are in seconds; `sent` counts from the beginning of the run."""
+    """The outcome of one request. Times are in seconds; `sent` counts from the beginning of the run, `e2e` and `ttft`
+    from `sent`. Latencies are None if the request failed or has too few tokens."""
 
     lane: str
     model: str
@@ -75,12 +76,13 @@ class Document:
 
 
 def read(text: bytes | str) -> Document:
-    """Parse a document. Raises msgspec.DecodeError if `text` is not one."""
+    """Parse a document that `write` returned. Raises msgspec.DecodeError if `text` is not one."""
     return msgspec.json.decode(text, type=Document)
 
 
 def document(settings: Settings, streams: Sequence[Stream]) -> Document:
-    """Measure a finished run. Lanes without requests have no report."""
+    """Measure a finished run, given the outcomes of its requests in `streams`. Lanes without requests have no
+    report."""
     reports = []
     for lane in settings.plan.lanes:
         own = [stream for stream in streams if stream.item.lane == lane.name]
@@ -91,7 +93,7 @@ def document(settings: Settings, streams: Sequence[Stream]) -> Document:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the software that measured, and the platform that it ran on."""
+    """Return, by name, the versions of the software that measured and of Python, and the platform."""
     names = ("loralane", "httptools", *(() if sys.platform == "win32" else ("uvloop",)))
     return {name: version(name) for name in names} | {
         "python": platform.python_version(),

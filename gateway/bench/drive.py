@@ -1,4 +1,4 @@
-"""Sends a run's requests in an open loop: each at its arrival time, independent of how the others fare."""
+"""Sends a run's requests in an open loop: each at its arrival time, whether or not earlier ones have ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.bench.plan import BenchRequest
 from gateway.bench.stream import Stream
 
 LEAD_SECONDS = 0.1
-"""Seconds from the start of a run to its first request, so that setup does not count as lateness."""
+"""Seconds from the start of a run to the zero of its arrival times, so that setup does not count as lateness."""
 
 
 async def drive(
@@ -26,11 +26,13 @@ async def drive(
     stop_after: str | None = None,
     on_end: Callable[[Stream], None] = lambda stream: None,
 ) -> list[Stream]:
-    """Send `items`, which are in order of arrival, and return their outcomes in the order they were sent.
+    """Send `items`, which are in order of arrival, wait for their ends, and return their outcomes in the order of
+    `items`. A failed request is an outcome. Garbage collection is disabled meanwhile.
 
     Args:
         concurrency: maximum number of requests at once. A request over it waits, and its latencies count from when it
             is sent. None means that every request is sent at its arrival time.
+        timeout_s: seconds after which a request fails, connecting included.
         stop_after: a lane; when all of its requests have ended, requests of other lanes not sent yet are left out.
         on_end: called with the outcome of every request as it ends.
 
@@ -62,7 +64,7 @@ async def drive(
 
 
 async def _until(due: float, stop: asyncio.Event) -> bool:
-    """Sleep until `due`, or until `stop` is set. Returns False if `stop` is set: the request is no longer wanted."""
+    """Sleep until `due`, in seconds of `time.perf_counter`, or until `stop` is set. Returns False if `stop` is set."""
     delay = due - time.perf_counter()
     if delay > 0:
         with suppress(TimeoutError):
@@ -72,7 +74,8 @@ async def _until(due: float, stop: asyncio.Event) -> bool:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Disable garbage collection: a full collection would stall every stream while it traverses all prompts."""
+    """Disable garbage collection in the block, after a full collection, and enable it at the end: a collection within
+    the block would stall every stream while it traverses all prompts."""
     gc.collect()
     gc.disable()
     try:

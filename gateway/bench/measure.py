@@ -14,7 +14,7 @@ from gateway.bench.stream import Stream
 
 @dataclass(frozen=True, slots=True)
 class BenchPercentiles:
-    """Percentiles in seconds, linearly interpolated."""
+    """Percentiles of latencies in seconds, linearly interpolated, and the number of samples."""
 
     p50: float
     p90: float
@@ -24,7 +24,7 @@ class BenchPercentiles:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Requests that met their lane's objective. A failed request does not meet it."""
+    """How many of a lane's requests met the lane's objective `slo`. A failed request does not meet it."""
 
     slo: LatencyObjective
     met: int
@@ -35,7 +35,8 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True)
 class LaneResults:
-    """Results of one lane. Latencies are of requests that succeeded; None means that there are no samples."""
+    """Results of one lane. Latencies and tokens are of requests that succeeded; None means that there are no
+    samples."""
 
     lane: str
     requests: int
@@ -73,7 +74,7 @@ def percentiles(samples: Sequence[float]) -> BenchPercentiles | None:
 
 
 def report(lane: str, streams: Sequence[Stream], slo: LatencyObjective | None = None) -> LaneResults:
-    """Measure the requests of one lane, which must have at least one."""
+    """Return the results of one lane, whose outcomes are `streams`, at least one. Without `slo` there is no goodput."""
     good = [stream for stream in streams if succeeded(stream)]
     seconds = max(stream.ended for stream in streams) - min(stream.sent for stream in streams)
     tokens, chunks = sum(stream.tokens for stream in good), sum(len(stream.times) for stream in good)
@@ -106,10 +107,8 @@ def goodput(streams: Sequence[Stream], slo: LatencyObjective, seconds: float) ->
 
 
 def meets_objective(stream: Stream, slo: LatencyObjective) -> bool:
-    """Return whether a request met the objective.
-
-    The ITL limit applies to the request's own 99th percentile, so that one stall in a long answer is tolerated.
-    """
+    """Return whether a request succeeded within all limits of the objective. The ITL limit applies to the request's own
+    99th percentile, so that one stall in a long answer is tolerated."""
     if not succeeded(stream):
         return False
     itl = percentiles(stream.gaps)
@@ -122,7 +121,7 @@ def succeeded(stream: Stream) -> bool:
 
 
 def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
-    """Return the length of the union of intervals (start, end)."""
+    """Return the length in seconds of the union of intervals (start, end), which may overlap."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))

@@ -1,4 +1,4 @@
-"""The workload of a run and the requests generated from it. A seed makes them the same for every server."""
+"""The workload of a run and the requests generated from it: always the same ones for the same seeds."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ TRACE_BOUNDS = Lengths(1, 2**31)
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """A request to send: a prompt of token ids and the exact number of tokens to generate."""
+    """A request to send: a prompt of token ids and the exact number of tokens to generate (`max_tokens`)."""
 
     model: str
     prompt: Sequence[int]
     max_tokens: int
     lane: str = "default"
     at: float = 0.0
-    """Seconds after the beginning of the run."""
+    """Arrival time: when to send the request, in seconds after the beginning of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,13 @@ class Plan:
     trace: str | None = None
     """Path of the trace that lanes with neither `n` nor `rate` replay."""
     rate_scale: float = 1.0
-    """Factor by which the trace is replayed faster."""
+    """Factor by which the trace is replayed faster: its arrival times are divided by it."""
     duration: float | None = None
     """Seconds from the beginning of the run after which no request arrives. None means no limit."""
     seed: int = 0
     prompts: int = 0
-    """Second seed, which changes the prompts' tokens and nothing else: a prefix cache has none from an earlier run."""
+    """Second seed, which changes the tokens of prompts and nothing else, so that a server's prefix cache has none of an
+    earlier run's."""
     token_ids: tuple[int, int] = (1000, 30_000)
     """Range of token ids that prompts are drawn from; its end is excluded."""
 
@@ -78,15 +79,13 @@ class Plan:
                 raise SpecError(f"{name} must be finite and not negative, not {value}")
 
     def items(self, trace: Sequence[Arrival] = ()) -> list[BenchRequest]:
-        """Return the requests in order of arrival. `trace` is what lanes with neither `n` nor `rate` replay."""
+        """Return the requests of all lanes in order of arrival. Lanes with neither `n` nor `rate` replay `trace`."""
         lanes = [self._lane(lane, trace) for lane in self.lanes]
         return sorted(chain.from_iterable(lanes), key=lambda item: item.at)
 
     def warmup(self, count: int) -> list[BenchRequest]:
-        """Return `count` requests that arrive at once, with the lanes' lengths and prompts that the run does not send.
-
-        Models take turns within each lane; of all these requests every `len(lanes)`-th is kept.
-        """
+        """Return `count` requests that arrive at once, with the lanes' lengths, models in turn, and prompts that the
+        run does not send. Each lane makes up `count` of them, of which every `len(lanes)`-th is kept."""
         shapes = tuple(replace(lane, n=count, rate=None, start=0.0) for lane in self.lanes)
         other = replace(self, lanes=shapes, zipf=None, trace=None, duration=None, seed=self.seed + 1_000_003)
         return other.items()[:: len(shapes)]
@@ -118,9 +117,8 @@ class Plan:
 
     def _prompt(self, row: Arrival, rng: random.Random) -> Sequence[int]:
         """Return a prompt as an array of 32-bit ids, since the prompts of a trace together are many millions of ids.
-
-        The tokens of a trace's blocks depend on their ids only, so that requests share prefixes as in the trace.
-        """
+        First come the tokens of the trace's blocks, which depend on the blocks' ids only, so that requests share
+        prefixes as in the trace; the rest is drawn from `rng`."""
         shared = [_tokens(random.Random(block), BLOCK_TOKENS, self.token_ids) for block in row.blocks]
         ids = array("I", chain.from_iterable(shared))[: row.prompt_tokens]
         ids.extend(_tokens(rng, row.prompt_tokens - len(ids), self.token_ids))
@@ -139,8 +137,8 @@ class Plan:
 
 
 def arrivals(lane: LaneSpec, rng: random.Random) -> Iterator[float]:
-    """Yield a lane's arrival times in seconds. Gaps are Gamma-distributed with mean 1/rate and the lane's CV; without a
-    rate they are 0."""
+    """Yield a lane's `n` arrival times in seconds from the beginning of the run (without end if `n` is None). Gaps are
+    Gamma-distributed with mean 1/rate and the lane's CV; without a rate they are 0."""
     at, count = lane.start, 0
     while lane.n is None or count < lane.n:
         if lane.rate:

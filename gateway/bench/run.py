@@ -28,7 +28,7 @@ REFRESH_SECONDS = 0.5
 
 
 class BenchError(Exception):
-    """The run could not be made; the message is for people."""
+    """The run could not be made; the message tells the user why."""
 
 
 def served_models(target: Target) -> list[str]:
@@ -45,7 +45,8 @@ def served_models(target: Target) -> list[str]:
 
 
 def run(settings: Settings, key: str, console: Console) -> Document:
-    """Make a run and measure it. Raises BenchError, and ValueError or OSError for a trace that cannot be read."""
+    """Make a run, with progress bars on `console`, and return its measurements. `key` is the API key. Raises
+    BenchError, and ValueError or OSError for a trace that cannot be read."""
     target = Target(settings.url, key, settings.tiers, settings.extensions)
     plan = settings.plan
     items = plan.items(read_trace(Path(plan.trace)) if plan.trace else ())
@@ -68,7 +69,7 @@ async def _run(settings: Settings, target: Target, items: Sequence[BenchRequest]
 
 
 async def warm_up(target: Target, items: Sequence[BenchRequest], timeout_s: float) -> None:
-    """Send the warm-up requests. Raises BenchError if none of them succeeds: then there is nothing to measure."""
+    """Send the warm-up requests and wait for their ends. Raises BenchError if none of them succeeds."""
     streams = await drive(target, items, timeout_s=timeout_s)
     if not any(succeeded(stream) for stream in streams):
         kinds = Counter(stream.error or "no tokens" for stream in streams)
@@ -76,7 +77,8 @@ async def warm_up(target: Target, items: Sequence[BenchRequest], timeout_s: floa
 
 
 class LaneProgressBars:
-    """Progress bars of how many requests of each lane have ended. An async context manager."""
+    """Progress bars of how many requests of each lane have ended, shown on a terminal between enter and exit of this
+    async context manager. `count` advances them."""
 
     def __init__(self, items: Sequence[BenchRequest], console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

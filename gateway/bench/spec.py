@@ -47,7 +47,7 @@ class Lengths:
         return max(1, round(rng.lognormvariate(math.log(self.low) - variance / 2, math.sqrt(variance))))
 
     def bound(self, length: int) -> int:
-        """Clamp a length of a trace to low..high, or to 1..high if the distribution is log-normal."""
+        """Return a trace's length clamped to low..high, or to 1..high if the distribution is log-normal."""
         return min(max(length, 1 if self.cv else self.low), self.high)
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class LatencyObjective:
 
 @dataclass(frozen=True, slots=True)
 class LaneSpec:
-    """The requests of one lane.
+    """The requests of one lane: how many, when they arrive and how long they are.
 
     Raises:
         SpecError: a value is out of range.
@@ -105,11 +105,8 @@ class LaneSpec:
 
 
 def parse_lane(text: str) -> LaneSpec:
-    """Parse `NAME` or `NAME:key=value,...`.
-
-    Raises:
-        SpecError: the lane or a key is wrong; the message names it and what is known.
-    """
+    """Parse a lane as written on the command line, `NAME` or `NAME:key=value,...`, into its specification. Raises
+    SpecError if the name, a key or a value is wrong; the message says which, and what is known."""
     name, _, rest = text.partition(":")
     given = [_pair(item) for item in rest.split(",") if item.strip()]
     pairs = dict(given)
@@ -136,7 +133,7 @@ def parse_lengths(text: str) -> Lengths:
 
 
 def parse_range(text: str) -> tuple[int, int]:
-    """Parse a range such as `1000-30000`, of which the end is excluded."""
+    """Parse a range of token ids such as `1000-30000` into (low, high), whose end is excluded. Raises SpecError."""
     low, _, high = text.partition("-")
     if not (low.isdecimal() and high.isdecimal() and int(low) < int(high)):
         raise SpecError(f"a range is written LOW-HIGH, as 1000-30000, not {text!r}")
@@ -146,7 +143,7 @@ def parse_range(text: str) -> tuple[int, int]:
 
 
 def parse_seconds(text: str) -> float:
-    """Parse a time such as `0.5`, `0.5s` or `500ms` and return it in seconds."""
+    """Parse a time such as `0.5`, `0.5s` or `500ms` and return it in seconds. Raises ValueError."""
     scale = 1000.0 if text.endswith("ms") else 1.0
     seconds = float(text.removesuffix("ms").removesuffix("s")) / scale
     if not 0 <= seconds < math.inf:

@@ -34,7 +34,7 @@ class ReportedUsage(msgspec.Struct):
 
 
 class Chunk(msgspec.Struct):
-    """The fields of a completion chunk that are measured."""
+    """One event of a streamed completion, with the fields that are measured."""
 
     choices: list[Choice] = []
     usage: ReportedUsage | None = None
@@ -43,7 +43,7 @@ class Chunk(msgspec.Struct):
 
 @dataclass(slots=True)
 class Stream:
-    """The outcome of one request. Times are in seconds since the beginning of the run."""
+    """The timed outcome of one request. All times are in seconds since the beginning of the run."""
 
     item: BenchRequest
     sent: float
@@ -59,7 +59,7 @@ class Stream:
 
     @property
     def tokens(self) -> int:
-        """Output tokens as the server's usage counts them, or as they arrived if the server sends no usage."""
+        """Number of output tokens: as the server's usage counts them or, without usage, as they arrived."""
         counted = self.usage.completion_tokens if self.usage else None
         return sum(self.chunk_tokens) if counted is None else counted
 
@@ -70,7 +70,7 @@ class Stream:
 
     @property
     def late(self) -> float:
-        """Seconds by which the client sent the request after its arrival time, waits for `concurrency` included."""
+        """Seconds from the request's arrival time to when the client sent it, waits for `concurrency` included."""
         return self.sent - self.item.at
 
     @property

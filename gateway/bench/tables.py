@@ -39,7 +39,8 @@ def latency_table(reports: Sequence[LaneResults]) -> Table:
 
 
 def remarks(reports: Sequence[LaneResults]) -> list[str]:
-    """Return warnings about what may distort the tables: failures, answers cut short, grouped tokens, late sending."""
+    """Return warnings about what may distort the tables: failures, answers cut short, several tokens a chunk, late
+    sending."""
     found = []
     for lane in reports:
         found += [f"{lane.lane}: {count} failed: {kind}" for kind, count in lane.errors.items()]

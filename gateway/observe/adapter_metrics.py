@@ -1,4 +1,4 @@
-"""Metrics by adapter name: the traffic that a gateway counts, and where its engine holds each adapter at a scrape."""
+"""Prometheus metrics by adapter name: the traffic that a gateway counts, and where its engine holds each adapter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OTHER = "other"
 
 
 class AdapterTraffic:
-    """Counts requests of adapters, and their tokens. Requests of the base model are not counted here."""
+    """Counts ended requests and charged tokens by adapter name. Requests of the base model are not counted."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._seen: set[str] = set()
@@ -35,7 +35,7 @@ class AdapterTraffic:
         )
 
     def finished(self, record: RequestRecord) -> None:
-        """Count a request that has ended, if it used an adapter."""
+        """Count a request that has ended, if it used an adapter, and its tokens, if the caller is charged for them."""
         if not record.adapter:
             return
         name = self._label(record.adapter)

@@ -1,4 +1,4 @@
-"""State of an engine at the moment of a scrape, as Prometheus metrics."""
+"""Prometheus metrics of an engine's state at the moment of a scrape."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from gateway.observe.adapter_metrics import adapter_gauges
 from gateway.observe.vllm_requests import ENGINE, LABELS
 
 MAX_TENANTS = 20
-"""Maximum number of tenants with a label of their own: those with the most device time. The others share `other`."""
+"""Maximum number of tenants with a label of their own: those with the most device seconds. The others share `other`."""
 
 GOAL = ("lane", "goal")
-"""Labels of metrics of a lane's goals. The goals are ttft and itl."""
+"""Labels of metrics of a lane's goals. Values of `goal` are `ttft` and `itl`."""
 MODES = ("redis", "degraded", "closed", "open")
 
 PAGES = {
@@ -84,7 +84,7 @@ TENANT_GAUGES = {
 
 
 class EngineMetrics(Collector):
-    """Metrics of one snapshot of an engine's state, collected once."""
+    """Prometheus collector of one snapshot of an engine's state, made for one scrape."""
 
     def __init__(
         self,
@@ -93,13 +93,8 @@ class EngineMetrics(Collector):
         limiter_modes: Collection[str],
         model: str,
     ) -> None:
-        """
-        Args:
-            stats: state of the engine. None means that there is no engine now.
-            names: adapter hash -> all its names.
-            limiter_modes: modes of the limits in force.
-            model: name of the base model.
-        """
+        """`stats` is None if there is no engine now. `names` maps an adapter hash to all its names, `limiter_modes` are
+        the modes of the limits in force, and `model` is the name of the base model."""
         self._model = model
         self._stats = stats
         self._names = names
@@ -212,7 +207,7 @@ def _adapter_metrics(stats: pb.EngineStats) -> Iterator[Metric]:
 
 
 def _vllm_metrics(stats: pb.EngineStats, model: str) -> Iterator[Metric]:
-    """Yield metrics under the names that dashboards and autoscalers made for vLLM query."""
+    """Yield figures of the engine under the names that dashboards and autoscalers made for vLLM query."""
     usage = stats.kv_pages / stats.total_pages if stats.total_pages else 0.0
     gauges = {
         "num_requests_running": ("Running requests.", sum(lane.running for lane in stats.lanes)),
@@ -237,7 +232,7 @@ def _vllm_metrics(stats: pb.EngineStats, model: str) -> Iterator[Metric]:
 
 
 def _sleep_state(model: str) -> Metric:
-    """Return the sleep state, which is always `awake`. Without it, vLLM's dashboard shows the server as down."""
+    """Return the sleep state gauge, which is always `awake`. Without it, vLLM's dashboard shows the server as down."""
     family = GaugeMetricFamily("vllm:engine_sleep_state", "1 for the state it is in.", labels=(*LABELS, "sleep_state"))
     for state in SLEEP_STATES:
         family.add_metric([model, ENGINE, state], float(state == "awake"))
@@ -245,8 +240,9 @@ def _sleep_state(model: str) -> Metric:
 
 
 def _iteration_tokens(stats: pb.EngineStats, model: str) -> Metric:
-    """Return a histogram of tokens per step. vLLM's dashboard reads only its count, which is the number of steps. The
-    engine reports the sum of their tokens and not those of each step, so that the only bucket is +Inf."""
+    """Return a histogram whose count is the number of steps, which alone vLLM's dashboard reads, and whose sum is the
+    number of tokens that they computed. The engine does not report the tokens of each step, so the only bucket is
+    +Inf."""
     computed = stats.prompt_tokens - stats.cached_tokens + stats.generated_tokens
     family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens per engine step.", labels=LABELS)
     family.add_metric([model, ENGINE], [("+Inf", stats.steps)], computed)
@@ -254,10 +250,10 @@ def _iteration_tokens(stats: pb.EngineStats, model: str) -> Metric:
 
 
 def _lora_info(stats: pb.EngineStats, names: Mapping[str, Sequence[str]]) -> Metric:
-    """Return the adapters in use and waited for, which cluster routers read to send a request to an engine that has its
-    adapter. The value is a Unix time, as in vLLM.
+    """Return a gauge whose labels list the names of adapters with running and with waiting requests, which cluster
+    routers read to send a request to an engine that has its adapter. The value is a Unix time, as in vLLM.
 
-    An engine counts by adapter hash; an adapter with several names is reported under each of them.
+    `names` maps an adapter hash to all its names; an adapter is reported under each of them.
     """
     running = _names((adapter.adapter for adapter in stats.adapters if adapter.running), names)
     waiting = _names((adapter.adapter for adapter in stats.adapters if adapter.waiting), names)

@@ -1,6 +1,6 @@
-"""Figures of the last hours for the console's charts, kept in two ring buffers in this gateway process.
+"""The last hours' figures for the console's charts, kept in two ring buffers in this gateway process.
 
-A sampler adds one point every `FINE_SECONDS`. The fine ring holds the last half hour of points, the coarse ring the
+A sampler adds one point every `FINE_SECONDS`. The fine ring holds the points of the last half hour, the coarse ring the
 means of `COARSE_POINTS` consecutive points for a day. Both are bounded, to 1,800 points together.
 """
 
@@ -39,7 +39,7 @@ class HistoryPoints(Struct, frozen=True):
 
 
 class History:
-    """Bounded memory of figures over time."""
+    """The last day's figures as points in time, in bounded memory (see the module)."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         """`clock` returns Unix seconds."""
@@ -49,7 +49,8 @@ class History:
         self._pending: list[Figures] = []
 
     def add(self, figures: Figures) -> None:
-        """Append one point at the current time."""
+        """Append one point at the current time and, if it is the last of `COARSE_POINTS`, their means to the coarse
+        ring."""
         now = self._clock()
         self._fine.append((now, figures))
         self._pending.append(figures)
@@ -64,7 +65,7 @@ class History:
         return _rounded(self._fine[-1][1].get(name))
 
     def read(self, minutes: int) -> HistoryPoints:
-        """Return the points of the last `minutes`, from the fine ring where it reaches back that far."""
+        """Return the points of the last `minutes`: fine ones if that ring covers them, otherwise coarse ones."""
         fine = minutes * 60 <= FINE_KEPT * FINE_SECONDS
         step = FINE_SECONDS if fine else FINE_SECONDS * COARSE_POINTS
         since = self._clock() - minutes * 60
@@ -72,7 +73,7 @@ class History:
         return HistoryPoints(step, [when for when, _ in points], _columns([figures for _, figures in points]))
 
     def _minutes(self) -> list[tuple[float, Figures]]:
-        """Return the coarse points; the last one is the mean of the minute that is not over yet."""
+        """Return (time, figures) of the coarse points; the last one is the mean of the minute that is not over yet."""
         begun = [(self._fine[-1][0], _means(self._pending))] if self._pending else []
         return [*self._coarse, *begun]
 
@@ -83,7 +84,7 @@ def _columns(points: Sequence[Figures]) -> dict[str, list[float | None]]:
 
 
 def _means(points: Sequence[Figures]) -> dict[str, float | None]:
-    """Average each figure over the points at which it was known."""
+    """Return the mean of each figure over the points at which it was known; None if it never was."""
     names = dict.fromkeys(name for point in points for name in point)
     return {name: _mean([value for point in points if (value := point.get(name)) is not None]) for name in names}
 

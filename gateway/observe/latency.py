@@ -18,15 +18,16 @@ TTFT, ITL = "loralane_time_to_first_token_seconds", "loralane_inter_token_latenc
 
 WINDOW_SECONDS = 300.0
 SAMPLE_SECONDS = 10.0
-"""Minimum time between two remembered counts. A window may be longer than WINDOW_SECONDS by at most this time."""
+"""Minimum seconds between two remembered counts. A window may be longer than WINDOW_SECONDS by at most this time."""
 
 Counts = Mapping[tuple[str, str], Sequence[tuple[float, float]]]
-"""(Histogram, lane) -> pairs of (upper bound in seconds, number of observations up to that bound). Bounds rise to
-infinity."""
+"""(Histogram, lane) -> rows of (upper bound in seconds, number of observations up to that bound), the last bound
+infinite."""
 
 
 class Percentiles(Struct, frozen=True):
-    """Percentiles in seconds, interpolated between the bounds of a histogram. They are null if nothing was observed."""
+    """Percentiles in seconds of `count` observations, interpolated between a histogram's bounds; null if there are
+    none."""
 
     p50: float | None = None
     p95: float | None = None
@@ -36,11 +37,11 @@ class Percentiles(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Latencies of the requests that the metrics counted in one window."""
+    """Latencies of the requests that the metrics counted in one window, as `LatencyWindow.read` returns them."""
 
     window_seconds: float
     counts: Counts
-    """Counts of the window alone."""
+    """Cumulative histogram counts of the observations in the window alone."""
 
     def get(self, histogram: str, lane: Lane) -> Percentiles:
         rows = self.counts.get((histogram, lane_name(lane)), ())
@@ -50,14 +51,16 @@ class Latency:
         return Percentiles(p50, p95, p99, round(rows[-1][1]))
 
     def at(self, histogram: str, lane: Lane, share: float) -> float | None:
-        """Return the percentile at `share` (0 to 1) in seconds; None means that nothing was observed."""
+        """Return the percentile at `share` (0 to 1) of a lane's `histogram` (TTFT, ITL) in seconds; None without
+        data."""
         rows = self.counts.get((histogram, lane_name(lane)), ())
         return percentile(rows, share) if _observed(rows) else None
 
 
 class LatencyWindow:
-    """Computes latencies over a sliding window by remembering earlier counts. Counts are remembered only when `read` is
-    called, so that a read after a long pause covers everything since the last remembered count."""
+    """Computes latencies over about the last `WINDOW_SECONDS` as differences from remembered counts. Counts are
+    remembered only when `read` is called: a read after a long pause covers everything since the last remembered
+    count."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]], clock: Callable[[], float] = time.monotonic) -> None:
         """`collect` returns metrics that include the histograms TTFT and ITL by lane. `clock` returns seconds."""
@@ -85,7 +88,7 @@ class LatencyWindow:
 
 
 def _grown(now: Sequence[tuple[float, float]], before: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Subtract earlier cumulative counts of one histogram from later ones."""
+    """Return later cumulative counts of one histogram, minus the earlier ones of the same bounds."""
     earlier = dict(before)
     return [(bound, count - earlier.get(bound, 0.0)) for bound, count in now]
 
@@ -95,8 +98,8 @@ def _observed(rows: Sequence[tuple[float, float]]) -> bool:
 
 
 def percentile(rows: Sequence[tuple[float, float]], share: float) -> float:
-    """Return the value below which a share (0 to 1) of the observations lies, assuming that they are spread evenly in
-    their bucket. Those beyond the last finite bound count as that bound."""
+    """Return the value in seconds below which a share (0 to 1) of the observations lies, interpolated within its
+    bucket. `rows` are as in `Counts` and not empty. A value beyond the last finite bound is returned as that bound."""
     wanted = share * rows[-1][1]
     low = below = 0.0
     for bound, count in rows:

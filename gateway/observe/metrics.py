@@ -27,7 +27,7 @@ from gateway.requests.record import RequestRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_TENANTS = 100
-"""Maximum number of tenants with a label of their own. Tenants seen later share `other`."""
+"""Maximum number of tenants with a label of their own: those seen first. The others share `other`."""
 
 # Bounds of histograms, in seconds. They include the lanes' default goals, so that the share of tokens in time can be
 # read exactly. A GPU produces a token every few milliseconds, and batch work may wait for an hour.
@@ -50,7 +50,7 @@ DECISIONS = ("admitted", "rate_limit_exceeded", "insufficient_quota", "limiter_u
 
 
 class Metrics:
-    """An `Observer` that counts requests and renders the text of /metrics."""
+    """An `Observer` that counts this process's requests in Prometheus metrics and renders the text of /metrics."""
 
     def __init__(
         self, goals: Mapping[Lane, LaneGoals] = DEFAULT_GOALS, shared: Path | None = None, model: str = ""
@@ -103,7 +103,7 @@ class Metrics:
         self.static = StaticMetrics(goals, model)
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metrics of requests, without the engine's state."""
+        """Return the metric families of requests, counted by all processes if `shared`, without the engine's state."""
         return self._counted().collect()
 
     def inter_token(self, lane: Lane, seconds: float) -> None:
@@ -138,7 +138,7 @@ class Metrics:
         self._webhooks.labels(outcome).inc()
 
     def register(self, collector: Collector) -> None:
-        """Add a collector to /metrics, which is collected at every scrape."""
+        """Have `collector` be collected at every scrape, in addition to the metrics of this class."""
         self._extra.register(collector)
 
     def render(
@@ -149,14 +149,9 @@ class Metrics:
         *,
         tenants: bool = True,
     ) -> bytes:
-        """Render the text of /metrics.
-
-        Args:
-            stats: state of the engine. None means that there is no engine now.
-            names: adapter hash -> all its names.
-            limiter_modes: modes of the limits in force.
-            tenants: False leaves out tenants' names and shares.
-        """
+        """Return the text of /metrics: counts of requests, registered collectors and the engine's state. `stats` is
+        None if there is no engine now; `names` maps an adapter hash to all its names; `limiter_modes` are the modes of
+        the limits in force. Unless `tenants`, tenants' names and shares are left out."""
         counted = list(self.collect())
         engine = EngineMetrics(stats, names, limiter_modes, self._model)
         rest = (self._vllm.summed(counted), self._extra.collect(), self.static.collect(), engine.collect())
@@ -227,7 +222,7 @@ class Metrics:
 
 
 class CollectedFamilies(Collector):
-    """Collector of metric families that were already collected."""
+    """Prometheus collector that returns metric families which were collected before."""
 
     def __init__(self, families: Sequence[Metric]) -> None:
         self._families = families
@@ -237,7 +232,7 @@ class CollectedFamilies(Collector):
 
 
 class StaticMetrics(Collector):
-    """Metrics that requests do not change: the version, the base model and the goals of the lanes."""
+    """Prometheus collector of the version, the base model and the lanes' `goals`, which a reload replaces."""
 
     def __init__(self, goals: Mapping[Lane, LaneGoals], model: str) -> None:
         self._labels = (version("loralane"), model)
@@ -264,7 +259,7 @@ TENANT = "tenant"
 
 
 def without_tenants(families: Iterable[Metric]) -> Iterator[Metric]:
-    """Drop the label `tenant`. Counters and histograms are summed over tenants; gauges by tenant are left out."""
+    """Drop the label `tenant`: counters and histograms are summed over tenants, gauges by tenant are left out."""
     for family in families:
         if not any(TENANT in sample.labels for sample in family.samples):
             yield family

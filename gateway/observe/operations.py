@@ -1,7 +1,7 @@
-"""Operators' view and control of lanes and live requests, independent of the protocol.
+"""What operators see and change of lanes and live requests, for the HTTP and gRPC admin APIs.
 
-The data comes from the engine, because the engine knows the requests of all gateway processes that share it and decides
-which ones start. Only the percentiles come from the metrics of this gateway process.
+The data comes from the engine, which knows the requests of all gateway processes that share it and decides which ones
+start. Only the percentiles come from the metrics of this gateway process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UNPROMISED = 0.95
 MOST_LISTED = 200
 ALL = 2**32 - 1
 SHORTEST_ID = 6
-"""Minimum length of an id's beginning that is accepted in place of the id, if it is unambiguous."""
+"""Minimum number of characters of an id that are accepted as its unambiguous beginning in place of the id."""
 
 
 class LaneStatus(Struct, frozen=True):
@@ -116,10 +116,8 @@ class EngineStatus(Struct, frozen=True):
 
 
 class Operations:
-    """Shows and controls lanes and live requests. Methods that ask the engine raise ApiError: ENGINE_UNAVAILABLE.
-
-    Answers of the engine are cached for one second and shared by all callers.
-    """
+    """Shows and controls lanes and live requests. Methods that ask the engine raise ApiError: ENGINE_UNAVAILABLE if it
+    does not answer. Its answers are cached for one second and shared by all callers."""
 
     def __init__(self, engine: EngineApi, latency: LatencyWindow, static: StaticMetrics, served_name: str) -> None:
         """`static` holds the lanes' goals, which follow the configuration. `served_name` is the base model's name."""
@@ -137,7 +135,8 @@ class Operations:
         return await self._lanes.get()
 
     async def set_mode(self, name: str, action: str) -> LaneStatus:
-        """Set the mode of a lane for all gateways, from the engine's next step on. `action` is pause, drain or resume.
+        """Set the mode of lane `name` for all gateways, from the engine's next step on, and return the lane's new
+        status. `action` is pause, drain or resume.
 
         Raises:
             ApiError: INVALID_REQUEST, there is no such lane or the engine's scheduling policy has no lanes.
@@ -153,7 +152,8 @@ class Operations:
         return next(status for status in await self.lanes() if status.lane == name)
 
     async def requests(self) -> LiveRequests:
-        """Return the running requests, then the waiting ones, from at most MOST_LISTED answers."""
+        """Return the running requests, then the waiting ones, of the first MOST_LISTED live answers, and the number of
+        all."""
         with _engine_answers():
             live = await self._requests.get()
         return LiveRequests(_grouped(live.requests), live.total)
@@ -181,7 +181,7 @@ class Operations:
             poll.forget()
 
     async def reserved(self) -> Mapping[str, int]:
-        """Return the tokens that live requests have reserved and may still use, by tenant."""
+        """Return, by tenant, the tokens that live requests have reserved of the tenant's limits and may still use."""
         with _engine_answers():
             return (await self._requests.get()).reserved_tokens
 
@@ -194,7 +194,7 @@ class Operations:
         return EngineStatus(self._served_name, info.model, info.device, rate, **figures)
 
     async def tenants(self) -> Mapping[str, tuple[int, int]]:
-        """Return the numbers of running and waiting requests, by tenant."""
+        """Return (running, waiting): the numbers of live requests in the engine, by tenant, over both lanes."""
         with _engine_answers():
             stats = await self._stats.get()
         found: dict[str, tuple[int, int]] = {}
@@ -204,11 +204,9 @@ class Operations:
         return found
 
     def latencies_at_goal(self) -> Mapping[str, float | None]:
-        """Return TTFT and ITL of each lane in seconds, by figure, such as `interactive.ttft_at_goal`.
-
-        The percentile is the lane's attainment goal, or `UNPROMISED` for a lane without one. None means that nothing
-        was observed.
-        """
+        """Return recent TTFT and ITL of each lane in seconds, under keys such as `interactive.ttft_at_goal`, at a
+        percentile: the lane's attainment goal, or `UNPROMISED` for a lane without one. None means that nothing was
+        observed."""
         latency, goals = self._latency.read(), self._static.goals
         return {
             f"{name}.{kind}_at_goal": latency.at(histogram, lane, goals[lane].attainment or UNPROMISED)
@@ -258,7 +256,8 @@ def _lane_status(stats: pb.LaneStats, latency: Latency, goals: LaneGoals) -> Lan
 
 
 def _grouped(answers: Sequence[pb.LiveRequest]) -> list[LiveRequest]:
-    """Combine the answers of each request; return running requests first, then waiting ones, each oldest first."""
+    """Combine the answers of each request. Returns running requests first, then waiting ones, the oldest of each
+    first."""
     by_id = sorted(answers, key=attrgetter("origin.id"))
     requests = [_live_request(list(group)) for _, group in groupby(by_id, key=attrgetter("origin.id"))]
     return sorted(requests, key=lambda request: (request.state == "queued", -request.age_seconds))

@@ -1,4 +1,4 @@
-"""Metrics of a gateway process itself: its grammar workers, its event loop, and tokens missing in the usage books."""
+"""Prometheus metrics of a gateway process: grammar checks, event loop tasks, and used tokens that are not recorded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.grammar_check.pool import GrammarPool
 
 
 class GrammarMetrics(Collector):
-    """Counts since this gateway process started."""
+    """Prometheus collector of the grammar pool's totals since this gateway process started."""
 
     def __init__(self, pool: GrammarPool) -> None:
         self._pool = pool
@@ -36,7 +36,7 @@ class GrammarMetrics(Collector):
 
 
 class LoopMetrics(Collector):
-    """Counts the tasks of the process that answers the scrape. Each of several gateway processes reports its own."""
+    """Prometheus collector of the number of asyncio tasks in `loop`, that is, of this gateway process alone."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -47,7 +47,7 @@ class LoopMetrics(Collector):
 
 
 class UndeliveredUsage(Protocol):
-    """Numbers of used tokens that are not in the usage books."""
+    """Counts of used tokens that are not in the usage records: still to be delivered to Redis, or lost."""
 
     @property
     def undelivered_tokens(self) -> int: ...

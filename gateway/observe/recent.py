@@ -1,4 +1,4 @@
-"""Memory of the last requests that ended and the last that failed in this gateway process, for the console."""
+"""Memory of the last requests that ended and the last that failed in this gateway process, shown by the console."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ class RecentRequest(Struct, frozen=True):
     failed: bool
     """True means that it counts as a failure: a status of 400 or more, but not 499."""
     code: str
-    """The error code; empty if the request succeeded."""
+    """The error code of the answer; empty if the request succeeded."""
     finish: str
     prompt_tokens: int
     completion_tokens: int
     ended: float
-    """Unix seconds."""
+    """When the request ended, in Unix seconds."""
     duration_seconds: float | None
     ttft_seconds: float | None
     tpot_seconds: float | None
 
 
 class RecentRequestStore:
-    """An observer that remembers requests when they end. Failures also have a separate list, so that successes cannot
-    push them out: on a busy gateway the last failure may be thousands of requests ago."""
+    """An `Observer` that remembers the last `KEPT` requests that ended and, in a list of their own, the last `KEPT`
+    failures, as on a busy gateway successes would soon push them out. `clock` returns Unix seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -59,14 +59,14 @@ class RecentRequestStore:
         """Do nothing: single tokens are not remembered."""
 
     def finished(self, record: RequestRecord) -> None:
-        """Remember a request that has ended."""
+        """Remember a request that has ended, and also among the failures if it failed."""
         request = _recent(record, self._clock())
         self._all.append(request)
         if request.failed:
             self._failed.append(request)
 
     def read(self, which: Literal["all", "failed"], limit: int) -> list[RecentRequest]:
-        """Return at most `limit` requests, the newest first."""
+        """Return at most `limit` of the remembered requests, or of the failures, the newest first."""
         kept = self._failed if which == "failed" else self._all
         return list(reversed(kept))[:limit]
 

@@ -14,11 +14,12 @@ from gateway.core.lanes import lane_name
 from gateway.requests.record import RequestRecord
 
 LONGEST_NAME = 200
-"""Maximum length in characters."""
+"""Maximum length, in characters, of a model name in logs and spans."""
 
 
 class RequestLog:
-    """An `Observer` that writes one line per request to a stream: JSON or, on a terminal, a short readable line."""
+    """An `Observer` that queues a line for each ended request to a stream: JSON or, on a terminal, a short readable
+    line."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         """`stream`: None means standard output."""
@@ -41,7 +42,7 @@ class RequestLog:
 
 
 def access_line(record: RequestRecord, now: datetime) -> str:
-    """Return the line about a request for an operator who watches the terminal, about 80 columns wide."""
+    """Return the line about an ended request for an operator's terminal, about 80 columns wide. `now` is local time."""
     times = [("first token", record.ttft_seconds), ("in all", record.duration_seconds)]
     parts = [
         f"{now:%H:%M:%S} {record.status}",
@@ -55,12 +56,13 @@ def access_line(record: RequestRecord, now: datetime) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace characters in a caller's text that a terminal would interpret, such as escape sequences and line ends."""
+    """Return a caller's text with `?` for characters that a terminal would interpret, such as escapes and line ends."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def log_fields(record: RequestRecord) -> dict[str, Any]:
-    """Return the fields of a log line. All fields are always present; null means unknown or never reached."""
+    """Return the fields of a request's JSON log line. All fields are always present; None means unknown or never
+    reached."""
     return {
         "id": record.id,
         "request_id": record.request_id,
@@ -94,7 +96,7 @@ def log_fields(record: RequestRecord) -> dict[str, Any]:
 
 
 def clip_name(name: str) -> str:
-    """Shorten a name to LONGEST_NAME characters. Callers can send names of any length; no served name is longer."""
+    """Return a name cut to LONGEST_NAME characters and `...`, as callers can send any. No served name is longer."""
     return name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME] + "..."
 
 

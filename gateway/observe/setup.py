@@ -13,11 +13,9 @@ from gateway.requests.observers import Observer
 
 @asynccontextmanager
 async def open_observers(config: ObservabilityConfig) -> AsyncIterator[tuple[Observer, ...]]:
-    """Open the configured observers. Traces come first, because the log includes the id of a trace that begins here.
-
-    Raises:
-        ConfigError: traces are configured, and the extra `otel` is not installed.
-    """
+    """On enter, yield the observers that `config` asks for: traces, then the request log, which includes the ids of
+    traces. On exit, export the remaining spans. Raises ConfigError if traces are configured without the extra `otel`
+    installed."""
     log = (RequestLog(),) if config.request_log else ()
     if not config.traces.endpoint:
         yield log

@@ -35,7 +35,7 @@ from gateway.observe.request_log import clip_name
 from gateway.requests.record import RequestRecord
 
 EXPORT_SECONDS = 2.0
-"""Timeout of one export, including retries. Closing waits for the exports of the remaining spans, four at most."""
+"""Timeout in seconds of one export with its retries. Closing exports the remaining spans, in four exports at most."""
 
 OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
 """HTTP route -> operation name of the GenAI conventions. gRPC methods take both chats and texts and are not listed."""
@@ -44,7 +44,8 @@ Attribute = str | int | float | tuple[str, ...]
 
 
 class Tracing:
-    """An `Observer` that makes spans of sampled requests and writes their trace id to the request record."""
+    """An `Observer` that makes the spans of sampled requests at their end and writes the trace id to the request
+    record."""
 
     def __init__(
         self,
@@ -54,12 +55,9 @@ class Tracing:
         clock: Callable[[], float] = time.monotonic,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """
-        Args:
-            ratio: share of traces to sample that begin here (0 to 1). For other traces, the caller has decided.
-            clock: seconds on the clock of the records' times.
-            wall_ns: nanoseconds since 1970.
-        """
+        """`processor`, such as `collector`, receives the ended spans. `ratio` is the share (0 to 1) of traces to sample
+        that begin here; for other traces, the caller has decided. `clock` returns seconds on the clock of the records'
+        times, `wall_ns` nanoseconds since 1970."""
         resource = Resource.create({"service.name": "loralane", "service.version": version("loralane")})
         sampler = ParentBased(TraceIdRatioBased(ratio))
         self._provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
@@ -89,7 +87,7 @@ class Tracing:
         span.end(None if record.ended is None else _ns(record.ended, offset))
 
     async def close(self) -> None:
-        """Export the remaining spans."""
+        """Export the remaining spans in a thread and wait for it."""
         await asyncio.to_thread(self._provider.shutdown)
 
     def _phases(self, record: RequestRecord, context: Context, offset: int) -> None:
@@ -103,8 +101,9 @@ class Tracing:
     def _phase(
         self, name: str, start: float | None, end: float | None, context: Context, offset: int
     ) -> Context | None:
-        """Add the span of a phase and return the context for its children. None means that the request did not finish
-        the phase."""
+        """Add the span of a phase, if the request finished it: `start` and `end` are seconds on the records' clock,
+        `offset` what to add to them in nanoseconds for Unix time. Returns the context for the span's children, or None
+        without a span."""
         if start is None or end is None:
             return None
         span = self._tracer.start_span(name, context=context, start_time=_ns(start, offset))
@@ -113,17 +112,14 @@ class Tracing:
 
 
 def collector(endpoint: str) -> SpanProcessor:
-    """Return a processor that sends batches of spans to an OTLP/HTTP collector from a thread. Spans that the collector
-    does not accept are dropped.
-
-    Args:
-        endpoint: base URL of the collector, such as http://127.0.0.1:4318.
-    """
+    """Return a processor that sends batches of spans from a thread to the OTLP/HTTP collector with the base URL
+    `endpoint`, such as http://127.0.0.1:4318. Spans that the collector does not accept are dropped."""
     return BatchSpanProcessor(OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=EXPORT_SECONDS))
 
 
 def _name(record: RequestRecord) -> str:
-    """Return a span name of low cardinality: it includes an adapter's name only if that adapter exists."""
+    """Return a request's operation and, if it used an adapter that exists, the adapter's name: few different span
+    names."""
     return f"{_operation(record)} {record.adapter}" if record.adapter else _operation(record)
 
 
@@ -132,7 +128,7 @@ def _operation(record: RequestRecord) -> str:
 
 
 def _attributes(record: RequestRecord) -> Iterator[tuple[str, Attribute]]:
-    """Yield the known attributes of a request. They never contain its text or its key."""
+    """Yield the known attributes of a request as (name, value). They never contain its text or its key."""
     known: dict[str, Attribute | None] = {
         **_called(record),
         "gen_ai.operation.name": _operation(record),
@@ -163,7 +159,7 @@ def _called(record: RequestRecord) -> dict[str, Attribute | None]:
 
 
 def _context(trace: TraceContext | None) -> Context:
-    """Return the parent context of a request's span: the caller's span, or none."""
+    """Return the parent context of a request's span: that of the caller's span, or an empty one if `trace` is None."""
     if trace is None:
         return Context()
     flags = TraceFlags(TraceFlags.SAMPLED if trace.sampled else TraceFlags.DEFAULT)

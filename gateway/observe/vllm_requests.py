@@ -28,17 +28,17 @@ SUMMED = {
     "vllm:request_time_per_output_token_seconds": "loralane_time_per_output_token_seconds",
     "vllm:request_queue_time_seconds": "loralane_queue_time_seconds",
 }
-"""vLLM's histogram -> loralane's histogram by lane. `time_per_output_token_seconds` is vLLM's older name of
-`inter_token_latency_seconds`."""
+"""vLLM's histogram -> loralane's histogram by lane, which is summed. `time_per_output_token_seconds` is vLLM's older
+name of `inter_token_latency_seconds`."""
 REASONS = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}
 """Finish of a request record -> vLLM's finished_reason."""
 
 
 class VllmRequests:
-    """Counts requests that were submitted to the engine."""
+    """Metrics under vLLM's names of requests that were submitted to the engine, registered when an instance is made."""
 
     def __init__(self, model: str, registry: CollectorRegistry) -> None:
-        """`model`: name of the base model, with which vLLM also labels requests of adapters."""
+        """`model`: name of the base model, which labels every request, also those of adapters, as in vLLM."""
         self._labels = (model, ENGINE)
         self._registry = registry
         self._duration = self._histogram("e2e_request_latency_seconds", "Arrival to end.", SECONDS)
@@ -56,7 +56,8 @@ class VllmRequests:
         self._ended = {finish: ended.labels(*self._labels, reason) for finish, reason in REASONS.items()}
 
     def finished(self, record: RequestRecord) -> None:
-        """Count a request that has ended. Requests that never reached the engine are not in vLLM's series."""
+        """Count a request that has ended, its latencies and its tokens, unless it never reached the engine, as in
+        vLLM."""
         if record.submitted is None:
             return
         self._ended[record.finish].inc()
@@ -78,7 +79,7 @@ class VllmRequests:
             self._longest.observe(max(record.lengths.values()))
 
     def summed(self, counted: Iterable[Metric]) -> Iterator[Metric]:
-        """Yield vLLM's latency histograms, summed from loralane's histograms by lane."""
+        """Yield vLLM's latency histograms (`SUMMED`): those of loralane in `counted`, summed over the lanes."""
         by_name = {family.name: family for family in counted}
         for name, source in SUMMED.items():
             yield self._over_lanes(name, by_name[source])

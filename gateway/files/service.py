@@ -74,8 +74,8 @@ class Files:
         self, tenant: str, chunks: AsyncIterator[bytes], *, expected: int = 0
     ) -> AsyncGenerator[Upload, None]:
         """Receive, charge and store the content of a file whose name and purpose may come after it. Yield the complete
-        upload for `keep_upload`. On exit, an upload that was not kept is deleted and refunded. `expected` bytes, of
-        which at least so many will come, are charged first, so that an upload over the quota fails early.
+        upload for `keep_upload`. On exit, an upload that was not kept is deleted and refunded. `expected`, a minimum of
+        the size in bytes, is charged first, so that an upload over the quota fails early.
 
         Raises ApiError: REQUEST_TOO_LARGE, INSUFFICIENT_QUOTA.
         """

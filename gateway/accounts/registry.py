@@ -79,8 +79,8 @@ class AccountRegistry:
         return self._mirror.authenticate(token)
 
     def holder(self, tenant: str, key_id: str) -> Principal | KeyLapse:
-        """Return the tenant of the key with which a batch was requested, in its current state, or the reason why the
-        work must stop: the tenant or key is deleted or disabled, or the key is another tenant's."""
+        """Return the principal with which work, such as a batch, was requested earlier, with the tenant's present
+        settings, or the reason why the work must stop: the tenant or key is deleted or disabled."""
         return self._mirror.holder(tenant, key_id)
 
     async def start(self) -> None:

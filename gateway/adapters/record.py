@@ -34,7 +34,7 @@ class AdapterRecord:
     """Largest rank of the adapter's modules."""
     target_modules: tuple[str, ...]
     pages: int
-    """Number of pages that the adapter takes on a device."""
+    """Number of memory pages that the adapter takes on a device."""
     bytes: int
     """Size of the packed adapter in bytes."""
     created: float

@@ -113,7 +113,7 @@ class AdapterRegistry:
         await self._mirror.close()
 
     async def wait_until_released(self) -> None:
-        """Wait until replaced and removed versions are gone from the engine."""
+        """Wait until replaced and removed versions have been released, at most until their drain times end."""
         await self._mirror.wait_until_released()
 
     def pick(self, name: str) -> AdapterRecord:
@@ -269,8 +269,8 @@ class AdapterRegistry:
 
     @asynccontextmanager
     async def _content(self, name: str, source: str, previous: AdapterRecord | None) -> AsyncIterator[AdapterRecord]:
-        """Yield the record of `name` with the present content of `source`, or `previous` with it, while the engine
-        holds that version. On exit the hold is released. Raises ApiError."""
+        """Load the adapter at `source` into the engine, and yield `previous` (None: a new record of `name`) with that
+        source and its content. On exit, the engine's version is released. Raises ApiError."""
         folder, now = await self._sources.fetch(source), self._clock()
         async with self._versions.loaded(folder) as info:
             base = replace(previous, source=source) if previous else new_record(name, source, now)

@@ -27,7 +27,7 @@ async def watch(
     before: dict[str, AdapterStatus] = {}
     first = True
     while not stopping.is_set():
-        change = registry.next_change  # taken before the look, so that none falls between the two
+        change = registry.next_change  # fetched before the statuses, so that no change is missed
         now = {status.name: status for status in await registry.statuses()}
         difference = _difference(before, now)
         if first or difference.adapters or difference.removed:

@@ -90,7 +90,7 @@ class Dispatcher:
             work.end()
         await self._wait_for_works()
         await cancel_until_done(*self._works, *others)
-        with suppress(ApiError):  # then other processes take this stop for a crash
+        with suppress(ApiError):  # other processes then count this stop as a crash
             await self._leases.hand_back()
 
     async def _wait_for_works(self) -> None:
@@ -110,7 +110,7 @@ class Dispatcher:
 
     async def _keep_counting(self) -> None:
         while True:
-            with suppress(ApiError):  # then the last count stands
+            with suppress(ApiError):  # the previous count remains
                 self.open = await self._context.store.count()
             await asyncio.sleep(COUNT_SECONDS)
 

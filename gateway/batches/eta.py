@@ -19,7 +19,7 @@ MOST_OPEN = 256
 
 class EtaEstimator:
     """Estimates the ends of batches, for all requests of a gateway. It reads the open batches and the engine's
-    statistics at most once per polling interval of `SharedPoll`."""
+    statistics at most once a second each."""
 
     def __init__(self, batches: Batches, engine: EngineApi) -> None:
         self._batches = batches

@@ -99,8 +99,8 @@ log = structlog.get_logger("batches")
 
 
 class StraySweeper:
-    """Deletes objects of batches that have no work left. They exist if a gateway stalled during the end of a batch and
-    wrote objects afterwards, or if Redis lost its data."""
+    """Deletes objects of batches that are not in the index of open batches. They exist if a gateway stalled during the
+    end of a batch and wrote objects afterwards, or if Redis lost its data."""
 
     def __init__(self, storage: Storage, store: BatchStore, strays: NameAgeTracker | None = None) -> None:
         """`strays` tracks how long stray objects have been seen; by default, the limit is GRACE_SECONDS."""

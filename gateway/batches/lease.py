@@ -24,8 +24,8 @@ stop its lines, commit the answers that it has and release the lease, which is n
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A leased task. A batch has one task at a time, except for its shards: validate, then all shards in parallel, then
-    finalize, then sweep.
+    """One task of a batch that a process has leased. A batch has one task at a time, except for its shards: validate,
+    then all shards in parallel, then finalize, then sweep.
 
     Positions are places in the batch's index (`gateway.batches.line_reader`), which has the lines in the order in which
     they run best. A shard is a range of positions. The task `sweep` belongs to a batch that has ended: its folder is to

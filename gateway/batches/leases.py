@@ -125,7 +125,7 @@ class LeaseKeeper:
             self._heard(each, standings[each.lease], asked)
 
     def _heard(self, held: HeldLease, standing: str, asked: float) -> None:
-        if id(held.work) not in self._held:  # done, while the question was on its way
+        if id(held.work) not in self._held:  # the work ended while the renewal was under way
             return
         if standing == "lost":
             held.on_lease_lost()

@@ -26,7 +26,7 @@ PART_LINES = 64
 PART_SECONDS = 1.0
 """Seconds after the first uncommitted answer when answers are committed, or earlier if there are PART_LINES of them."""
 MAX_WAITING_BYTES = 8 * 2**20
-"""Bytes of uncommitted answers at which a commit is due and `wait_for_room` blocks."""
+"""Bytes of uncommitted answers at which they are committed at once and `wait_for_room` blocks."""
 RETRY_SECONDS = 1.0
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class AnswerBuffer:
             self._room.clear()
 
     async def wait_for_room(self) -> None:
-        """Wait until fewer than MAX_WAITING_BYTES of answers are uncommitted, so that another line may begin."""
+        """Wait while the buffer is full: from MAX_WAITING_BYTES of uncommitted answers until the next commit ends."""
         await self._room.wait()
 
     def close(self) -> None:

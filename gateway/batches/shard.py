@@ -72,7 +72,7 @@ class Shard:
         self._marks = Counter(lease.marks)
         """Number of processes that died while a line ran as their only suspect, by position."""
         self._suspects = asyncio.Lock()
-        """Held by the one suspect line of the shard that waits for its turn or runs."""
+        """Lock that the one suspect line of the shard holds while it waits for its turn or runs."""
         self._left = sum(1 for _ in lease.open_positions())
         self._is_draining = False
         self._deadline = claimed + lease.seconds_left
@@ -196,7 +196,7 @@ class Shard:
             if self._is_suspect(position):
                 async with self._trial(position) as begun:
                     yield begun
-            else:  # the earlier holders of the shard turned out to live
+            else:  # the processes that had the shard before turned out to live
                 yield None
 
     @asynccontextmanager

@@ -96,7 +96,7 @@ class BatchStore:
             await self._leave_index([entry])
             message = f"tenant {batch.tenant} may have {max_open} batches open at once; wait until one has ended"
             raise ApiError(Fault.INSUFFICIENT_QUOTA, message)
-        async with self._client() as client:  # afterwards: a refused batch pushes none out
+        async with self._client() as client:  # last, so that a refused batch displaces none
             pipeline = client.pipeline(transaction=False).zadd(self._newest, {entry: _batch(words).created_at})
             await pipeline.zremrangebyrank(self._newest, 0, -1 - MAX_NEWEST).execute()
         return _batch(words)
@@ -186,8 +186,8 @@ class BatchStore:
 
     async def release(self, lease: Lease, retry_after: float = 0.0) -> None:
         """Release a task, which any process may claim after `retry_after` seconds. A shard without open positions is
-        removed, and after the last one the batch is finalized. Also withdraws what this lease recorded against its
-        process: a lost lease is released to show that the process lives."""
+        removed, and after the last one the batch is finalized. Also removes this lease's loss and marks, which shows
+        that its process lives; a lost lease is released for that reason only."""
         await self._of(lease, "release", ("batchwork", "batchholders", "batchbits"), [int(retry_after * 1000)])
 
     async def begin_trial(self, lease: Lease, position: int | None = None) -> Suspicion | None:
@@ -247,7 +247,7 @@ class BatchStore:
             return int(await client.zcard(self._index))
 
     async def open_ids(self) -> frozenset[str]:
-        """Return the ids of all tenants' batches that may have work left."""
+        """Return the ids of the batches, of all tenants, that may have work left."""
         async with self._client() as client:
             return frozenset(entry.decode().partition("/")[2] for entry in await client.zrange(self._index, 0, -1))
 

@@ -71,7 +71,7 @@ class Validator:
         """Pin and check the input. Return the result and the packed index, which is empty if there are errors. Raises
         ApiError if a later attempt may succeed, and ValidationDied."""
         batch = lease.batch
-        try:  # once more: the gateway that created the batch may have died before it pinned the file
+        try:  # pin again: the gateway that created the batch may have died before it did
             source = await self.files.pin(batch.tenant, batch.input_file_id, batch.id)
             tenant, catalog = self.tenant(batch.tenant)
         except ApiError as error:
@@ -129,7 +129,7 @@ async def _exchange(process: asyncio.subprocess.Process, question: bytes) -> tup
     assert to is not None, "all are pipes"
     assert answer is not None, "all are pipes"
     assert complaint is not None, "all are pipes"
-    with suppress(ConnectionError):  # it has died, and its status says so
+    with suppress(ConnectionError):  # the process has died, and its exit status says so
         to.write(question)
         await to.drain()
     said, complained = await asyncio.gather(answer.read(), complaint.read())

@@ -35,7 +35,7 @@ class StorageBackend(Protocol):
         """Create an object under a name that is not in use, with its folders, and open it for writing."""
 
     def publish(self, partial: str, name: str) -> None:
-        """Rename a complete and closed object to its final name. On return it survives a loss of power."""
+        """Rename a complete and closed object to its final name. On return the object survives a loss of power."""
 
     def open(self, name: str) -> BinaryIO: ...
 
@@ -46,7 +46,7 @@ class StorageBackend(Protocol):
         """Delete an object. Does nothing if it does not exist."""
 
     def list(self, prefix: str) -> list[str]:
-        """Return the names of all objects in the folder `prefix`, which ends with a slash."""
+        """Return the names of all objects below the folder `prefix`, which ends with a slash."""
 
 
 class Folder:

@@ -29,7 +29,7 @@ class FileRecord:
     tenant: str
     bytes: int
     created_at: int
-    """Time at which the upload began."""
+    """Time at which the upload of the file began."""
     filename: str
     purpose: str
     expires_at: int | None

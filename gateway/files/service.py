@@ -102,7 +102,7 @@ class Files:
             return await upload.keep(filename, BATCH_OUTPUT, expires_after or MAX_EXPIRY)
 
     async def get(self, tenant: str, file_id: str) -> FileRecord:
-        """Return the record of a file. Raises ApiError: FILE_NOT_FOUND."""
+        """Return the record of a tenant's file. Raises ApiError: FILE_NOT_FOUND."""
         return await self.registry.find(tenant, checked_id(file_id))
 
     async def list(

@@ -120,8 +120,8 @@ async def connect_cluster(url: str) -> AsyncGenerator[Redis, None]:
     """Yield a client of all nodes of the cluster that `url` is a node of, typed like a single-server client. On exit
     the client is closed. Raises the exceptions of redis-py if the cluster cannot be reached.
 
-    That interface suffices because the keys of each call share one hash tag. The connection pools are not bounded,
-    because a cluster's full pool raises an error where a single server's full pool waits.
+    The interface of a single-server client suffices because the keys of each call share one hash tag. The connection
+    pools are not bounded: a cluster's full pool raises an error where a single server's full pool waits.
     """
     async with RedisCluster.from_url(url, socket_connect_timeout=2.0) as client:
         kind = with_connection_errors(client.connection_kwargs["connection_class"])

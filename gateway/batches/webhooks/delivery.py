@@ -53,7 +53,7 @@ class Courier:
         timing: DeliveryTiming,
     ) -> None:
         self.pending = 0
-        """Number of the tenant's undelivered events at the last claim, less those that ended since."""
+        """Number of the tenant's undelivered events at the last claim, less those delivered or given up since."""
         self._tenant, self._endpoint, self._outbox = tenant, endpoint, outbox
         self._count, self._tls, self._timing = count, tls, timing
         self._closing = False

@@ -21,7 +21,7 @@ class Event:
     """Final status of the batch: completed, failed, expired or cancelled."""
     batch_id: str
     ended_at: int
-    """Unix time in seconds on Redis's clock."""
+    """Time of the batch's end, in Unix seconds on Redis's clock."""
 
     @classmethod
     def parse(cls, word: str) -> Event:

@@ -32,7 +32,7 @@ class FetchLimits:
 
     @classmethod
     def within(cls, seconds: float, num_bytes: int) -> FetchLimits:
-        """Return limits whose deadline is `seconds` from now."""
+        """Return limits of `num_bytes` bytes and a deadline `seconds` from now."""
         return cls(seconds, time.monotonic() + seconds, num_bytes)
 
     def check(self, source: str, num_bytes: int) -> None:
@@ -45,9 +45,9 @@ class FetchLimits:
 
 
 def fetch_hub(repo: str, revision: str | None, cache: Path, bounds: FetchLimits, endpoint: str | None) -> Path:
-    """Download an adapter's two files from a repository of the Hugging Face Hub at `endpoint` (None: the default one),
-    at `revision` (None: the default branch). Return the folder of the snapshot below `cache`. Blocks. Raises ApiError
-    (INVALID_REQUEST) with the reason for every failure."""
+    """Download an adapter's two files from the repository `repo` of the Hugging Face Hub at `endpoint` (None: the
+    default one), at `revision` (None: the default branch). Return the snapshot's folder below `cache`. Blocks. Raises
+    ApiError (INVALID_REQUEST) with the reason for every failure, such as exceeding `bounds`."""
     source = repo if revision is None else f"{repo}@{revision}"
     try:
         info = HfApi(endpoint=endpoint).model_info(repo, revision=revision, files_metadata=True, timeout=bounds.seconds)
@@ -69,8 +69,8 @@ def fetch_hub(repo: str, revision: str | None, cache: Path, bounds: FetchLimits,
 
 def fetch_url(url: str, cache: Path, bounds: FetchLimits) -> Path:
     """Download an adapter's two files from below a URL. Return their folder in `cache`, which is named by the hash of
-    their content and reused if it exists. Blocks. Raises ApiError (INVALID_REQUEST) with the reason for every
-    failure."""
+    their content and reused if it exists. Blocks. Raises ApiError (INVALID_REQUEST) with the reason for every failure,
+    such as exceeding `bounds`."""
     partial_copy = cache / f".{uuid.uuid4().hex}"
     partial_copy.mkdir(parents=True)
     try:

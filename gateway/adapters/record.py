@@ -50,7 +50,8 @@ class AdapterRecord:
     """Number of the registry's change that wrote the record; 0 if the registry does not have it."""
 
     def with_content(self, path: str, info: pb.AdapterInfo, now: float) -> AdapterRecord:
-        """Return a copy with the content that the engine found in the folder `path`. `now` is in Unix seconds."""
+        """Return a copy with `path`, the folder of the files, and what the engine says of their content. `now` is in
+        Unix seconds."""
         return replace(
             self,
             path=path,
@@ -64,7 +65,7 @@ class AdapterRecord:
 
 
 def new_record(name: str, source: str, now: float) -> AdapterRecord:
-    """Return a record with an empty version, to be filled by `with_content`. `now` is in Unix seconds."""
+    """Return a new record with an empty version, to be filled by `with_content`. `now` is in Unix seconds."""
     return AdapterRecord(name, source, "", "", 0, (), 0, 0, created=now, updated=now)
 
 

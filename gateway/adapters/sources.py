@@ -77,8 +77,9 @@ class AdapterSources:
         self._fetches: dict[str, asyncio.Task[Path]] = {}
 
     def allow(self, config: AdaptersConfig, cache: Path) -> None:
-        """Set the allowed sources and the limits of fetches. Folders that were ever preloaded stay allowed: their
-        adapters are served until an operator unloads them, also by a later engine."""
+        """Set the allowed sources and limits from `config`, and the folder for downloads (`cache`). Folders that were
+        ever preloaded stay allowed: their adapters are served until an operator unloads them, also by a later
+        engine."""
         self._preloaded |= set(config.preload.values())
         self._local = LocalSources((*config.roots, cache), self._preloaded)
         self._config, self._cache = config, cache

@@ -131,8 +131,8 @@ class AdapterVersions:
         self._pinned.clear()
 
     async def _load(self, folder: Path) -> pb.AdapterInfo:
-        """Load an adapter and return what the engine says of it. If an unload of the same version ran meanwhile, wait
-        for its end and load again. Raises ApiError: INVALID_REQUEST, ENGINE_UNAVAILABLE."""
+        """Load the adapter in `folder` and return what the engine says of it. If an unload of the same version ran
+        meanwhile, wait for its end and load again. Raises ApiError: INVALID_REQUEST, ENGINE_UNAVAILABLE."""
         while True:
             info, gone = await self._read(folder)
             if info.adapter not in gone:

@@ -46,6 +46,7 @@ class Dispatcher:
     def __init__(self, context: BatchContext, validate: Validate, *, owner: str, lease_seconds: float) -> None:
         """
         Args:
+            context: dependencies of all work on batches.
             validate: checks the input of the batch of a lease and reports the result to the store.
             owner: name of this process in the store.
             lease_seconds: length of a lease.

@@ -79,8 +79,8 @@ class ReadableFile(Protocol):
 
 class BodyParser(Protocol):
     def __call__(self, text: Raw, unknown: UnknownFields) -> tuple[Sampled, GenerateRequest]:
-        """Parse and check the body of a line. Return the body and the request made from it. `unknown` says whether
-        unknown fields are refused. Raises ApiError."""
+        """Parse and check a line's body, the JSON `text`. Return the body and the request made from it. `unknown` says
+        whether unknown fields are refused. Raises ApiError."""
 
 
 class LineError(Exception):
@@ -221,8 +221,8 @@ def _named(query: ModelQuery) -> str:
 
 
 def _beginning(request: GenerateRequest) -> bytes:
-    """Return the beginning of the first prompt, as a sort key. A hash of the tools comes first, where chat templates
-    put them."""
+    """Return up to PREFIX_BYTES of the first prompt, as a sort key, after a hash of the tools, which chat templates put
+    first."""
     prompt = request.prompts[0]
     if isinstance(prompt, tuple):
         return _bytes(" ".join(map(str, prompt[:PREFIX_BYTES])))

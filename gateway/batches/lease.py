@@ -74,8 +74,8 @@ class Lease:
 
 
 def read_lease(task: str, fence: bytes, microseconds_left: bytes, done: bytes, words: Sequence[bytes]) -> Lease:
-    """Return the lease that `claim.lua` describes. `done` is the bitmap of committed positions; `words` are the fields
-    of the batch, each followed by its value."""
+    """Return the lease that `claim.lua` describes: the task's name, its fence, the microseconds left in the batch's
+    window, the bitmap of committed positions, and in `words` the fields of the batch, each followed by its value."""
     fields = dict(zip(words[::2], words[1::2], strict=True))
     batch, left, trial = read_fields(fields), int(microseconds_left) / 1e6, TaskHistory.read(fields, task)
     if task.isdecimal():

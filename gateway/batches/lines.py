@@ -37,8 +37,8 @@ class LineRunner:
         return self.lease.seconds_left - self._age
 
     async def run(self, name: LineName, body: bytes, begun: Callable[[], None]) -> LineAnswer:
-        """Run one line with the request body `body` and return its answer. `begun` is called when the request was
-        admitted and the engine has begun to run it. A key that was deleted or disabled gives an error answer. Raises
+        """Run one line with the request body `body` and return its answer, under the ids in `name`. `begun` is called
+        when the engine has begun to run the request. A key that was deleted or disabled gives an error answer. Raises
         ApiError, without an answer, if `Gateway.generate` does, the body is invalid, or the key is not known yet."""
         principal = self._principal()
         if isinstance(principal, KeyLapse):

@@ -133,7 +133,7 @@ def new_batch_id() -> str:
 
 
 def result_file_id(batch_id: str, kind: Literal["output", "error"]) -> str:
-    """Return the id of a batch's result file. It is derived from the batch id, so finalizing twice writes one file."""
+    """Return the id of a batch's output or error file, derived from the batch id: finalizing twice writes one file."""
     return "file-" + hashlib.sha256(f"{batch_id}/{kind}".encode()).hexdigest()[:24]
 
 

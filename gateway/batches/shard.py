@@ -201,9 +201,9 @@ class Shard:
 
     @asynccontextmanager
     async def _place(self, position: int) -> AsyncIterator[Callable[[], None] | None]:
-        """Wait for the tenant's limits and a place in the engine, which is held until exit. Yield a function to call
-        when the engine has begun to run the line, or None if a suspect wants to be alone: the line must then try
-        again."""
+        """Wait for the tenant's limits and a place in the engine for the line at `position`, held until exit. Yield a
+        function to call when the engine has begun to run the line, or None if a suspect wants to be alone: the line
+        must then try again."""
         quarantine, order = self._context.quarantine, self._order(position)
         await quarantine.until_free()
         async with self.limit_window.attempt(order) as asking, self._context.gate.place(order) as place:

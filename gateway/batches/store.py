@@ -216,7 +216,7 @@ class BatchStore:
         return bool(await self._of(lease, "invalid", self._ending(lease), [msgspec.json.encode(errors)]))
 
     async def parts(self, lease: Lease) -> Sequence[str]:
-        """Return the sorted names of all objects that hold committed answers."""
+        """Return the sorted names of all storage objects that hold committed answers of the lease's batch."""
         [key] = self._keys(lease.tenant, lease.batch_id, "batchparts")
         async with self._client() as client:
             return sorted(name.decode() for name in await client.smembers(key))
@@ -263,8 +263,8 @@ class BatchStore:
     async def _claim(
         self, owner: str, want: Collection[TaskKind], tenant: str, batches: Sequence[Candidate], now: float
     ) -> Lease | None:
-        """Lease a task from one tenant's batches, tried in this order, or return None. Removes batches without work
-        from the index. `now` is Redis's time in Unix seconds."""
+        """Lease a task of a kind in `want` for the process `owner` from one tenant's batches, tried in this order, or
+        return None. Removes batches without work from the index. `now` is Redis's time in Unix seconds."""
         kinds = ("batch", "batchwork", "batchholders", "batchbits")
         keys = [key for one in batches for key in self._keys(tenant, one.id, *kinds)]
         words, *found = await self._run("claim", keys, [self._lease_ms, owner, " ".join(want)])
@@ -278,7 +278,7 @@ class BatchStore:
             await client.zrem(self._index, *entries)
 
     async def _batches(self, places: Iterable[tuple[str, str]]) -> Sequence[Batch]:
-        """Return batches by tenant and id, in no order; those that do not exist are left out."""
+        """Return the batches given by tenant and id, in no particular order, without those that do not exist."""
         groups = groupby(sorted(places), lambda place: place[0])
         calls = [self._read(tenant, [place[1] for place in group]) for tenant, group in groups]
         return [read_fields(words) for page in await asyncio.gather(*calls) for words in page if words]

@@ -116,7 +116,7 @@ class FileRegistry:
 
     async def ids(self, tenant: str, after: str, newest_first: bool) -> list[str] | None:
         """Return the ids of a tenant's files that follow the file `after` (or all if it is empty), sorted by the time
-        when their uploads began. None means that there is no file `after`."""
+        when their uploads began: `newest_first` or oldest first. None means that there is no file `after`."""
         found = await self._do("ids", tenant, after, int(newest_first))
         return None if found is None else [item.decode() for item in found]
 

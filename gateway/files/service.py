@@ -61,9 +61,9 @@ class Files:
         chunks: AsyncIterator[bytes],
         expires_after: int | None = None,
     ) -> FileRecord:
-        """Store the content `chunks` as a new file of the tenant, in constant memory, and return its record.
-        `expires_after` is in seconds from the beginning of the upload; None means MAX_EXPIRY. If an exception is
-        raised, neither bytes nor charges remain. Raises ApiError: INVALID_REQUEST, REQUEST_TOO_LARGE,
+        """Store the content `chunks` as a new file of the tenant, in constant memory, and return its record. `purpose`
+        must be BATCH. The file expires `expires_after` seconds after the upload began (None: MAX_EXPIRY). If an
+        exception is raised, neither bytes nor charges remain. Raises ApiError: INVALID_REQUEST, REQUEST_TOO_LARGE,
         INSUFFICIENT_QUOTA."""
         check_purpose(purpose)
         async with self.receiving(tenant, chunks) as upload:
@@ -114,9 +114,9 @@ class Files:
         limit: int = MAX_PAGE,
         newest_first: bool = True,
     ) -> FilePage:
-        """Return at most `limit` of a tenant's files, sorted by the time their uploads began: those with the purpose
-        (None: any) that follow the file `after`. Raises ApiError (INVALID_REQUEST) if `after` is no file of the
-        tenant."""
+        """Return at most `limit` of a tenant's files, sorted by the time their uploads began (`newest_first`, else
+        oldest first): those with the purpose (None: any) that follow the file `after` (None: from the beginning).
+        Raises ApiError (INVALID_REQUEST) if `after` is no file of the tenant."""
         ids = await self.registry.ids(tenant, after or "", newest_first)
         if ids is None:
             raise invalid_request("after must be the id of a file", "after")
@@ -149,7 +149,7 @@ class Files:
         return await self.registry.pin(tenant, checked_id(file_id), holder, seconds)
 
     async def unpin(self, tenant: str, file_id: str, holder: str) -> None:
-        """Remove a holder's pin. Does nothing if the file or the pin does not exist."""
+        """Remove a holder's pin from a tenant's file. Does nothing if the file or the pin does not exist."""
         await self.registry.unpin(tenant, checked_id(file_id), holder)
 
     async def use(self, tenant: str) -> FileUse:
@@ -161,8 +161,9 @@ class Files:
 
 
 async def keep_upload(upload: Upload, filename: str, purpose: str, expires_after: int | None = None) -> FileRecord:
-    """Make a file of a caller's upload and return its record. The file expires `expires_after` seconds after the upload
-    began (None: MAX_EXPIRY). Raises ApiError (INVALID_REQUEST) for an invalid argument or an empty upload."""
+    """Make a file of a caller's upload, named `filename`, and return its record. `purpose` must be BATCH. The file
+    expires `expires_after` seconds after the upload began (None: MAX_EXPIRY). Raises ApiError (INVALID_REQUEST) for an
+    invalid argument or an empty upload."""
     check_purpose(purpose)
     if not upload.bytes:
         raise invalid_request("the file is empty", "file")

@@ -97,8 +97,8 @@ class Upload:
 async def uploading(
     upload: Upload, chunks: AsyncIterator[bytes], expected: int = 0, most: int | None = None
 ) -> AsyncGenerator[Upload, None]:
-    """Receive `chunks` into `upload` (see `Upload.receive`) and yield it. In the body, `Upload.keep` may be called. On
-    exit, also after an error, the upload is closed."""
+    """Receive `chunks` into `upload`, with `expected` and `most` as in `Upload.receive`, and yield it. In the body,
+    `Upload.keep` may be called. On exit, also after an error, the upload is closed."""
     try:
         await upload.receive(chunks, expected, most)
         yield upload

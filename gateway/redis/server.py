@@ -300,8 +300,8 @@ def listening_pid(socket_path: Path) -> int | None:
 
 
 async def keep_running(server: ValkeyServer, guard: OrphanGuard) -> None:
-    """Check the server every CHECK_SECONDS, forever, and restart it after CHECKS failed checks in a row. Clients
-    reconnect on their own, because the socket's path stays the same."""
+    """Check the server every CHECK_SECONDS, forever. After CHECKS failed checks in a row, restart it with a new guard.
+    Clients reconnect on their own, because the socket's path stays the same."""
     failures = 0
     while True:
         await asyncio.sleep(CHECK_SECONDS)

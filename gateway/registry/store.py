@@ -57,8 +57,9 @@ class RecordStore(Protocol[R]):
         """
 
     async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "") -> int:
-        """Remove a record with its aliases, and remember `seed` for its name. Return the new generation, or 0, changing
-        nothing, if `seed` was the last one applied. Raises ApiError if the stored record is no longer this one."""
+        """Remove a record with its aliases, and remember `seed` for its name. `drain_seconds` goes to all followers
+        (see `RecordChange`). Return the new generation, or 0, changing nothing, if `seed` was the last one applied.
+        Raises ApiError if the stored record is no longer this one."""
 
     async def restore(self, records: Iterable[R]) -> None:
         """Write all records of a lost registry back, under a new generation. Does nothing if a registry exists."""
@@ -137,8 +138,8 @@ class RedisRecordStore(Generic[R]):
         return int(detail or 0)
 
     def _decoded(self, name: bytes, value: bytes) -> R | None:
-        """Decode a stored record ("GENERATION TEXT"). Logs an error and returns None if it is unreadable, so that
-        others are served."""
+        """Decode a record's stored `value` ("GENERATION TEXT"). Log an error and return None if it is unreadable, so
+        that others are served."""
         generation, _, text = value.partition(b" ")
         try:
             return self._kind.decode(text, int(generation))

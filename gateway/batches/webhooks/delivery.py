@@ -118,8 +118,8 @@ class Courier:
         self.pending = max(0, self.pending - 1)
 
     async def _try(self, event: Event, claim: Claim) -> str | None:
-        """Send an event once. Return None for a 2xx status, else the reason of the failure as text, without the parts
-        of the URL that may be secret."""
+        """Send an event once, signed with the time of the claim's clock. Return None for a 2xx status, else the reason
+        of the failure as text, without the parts of the URL that may be secret."""
         body, endpoint = event.body(), self._endpoint
         headers = signed_headers(event, body, endpoint.key, int(claim.now()))
         try:

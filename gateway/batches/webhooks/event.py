@@ -54,8 +54,8 @@ class Event:
 
 
 def signed_headers(event: Event, body: bytes, key: bytes, now: int) -> dict[str, str]:
-    """Return the HTTP headers of a delivery of `body`, with a signature by `key`. `now` is the Unix time in seconds:
-    receivers reject signatures that are more than five minutes old, so each attempt is signed anew."""
+    """Return the HTTP headers of a delivery of `event` with the body `body`, signed with `key`. `now` is the Unix time
+    in seconds: receivers reject signatures that are more than five minutes old, so each attempt is signed anew."""
     signed = f"{event.id}.{now}.".encode() + body
     signature = b64encode(hmac.digest(key, signed, "sha256")).decode()
     return {

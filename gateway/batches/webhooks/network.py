@@ -61,7 +61,8 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
 
 async def post(url: SafeUrl, headers: Mapping[str, str], body: bytes, tls: ssl.SSLContext, *, inner: bool) -> int:
     """Send a POST request and return the status code of the response. The body of the response is not read, and
-    redirects are not followed. `inner` allows addresses of this machine and of private networks.
+    redirects are not followed. `tls` verifies the server; `inner` allows addresses of this machine and of private
+    networks.
 
     Raises UnsafeUrl, without sending, if an address of the host is not allowed; httpcore's exceptions if there is no
     response.

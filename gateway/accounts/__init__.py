@@ -1,1 +1,1 @@
-"""Tenants and their API keys, in a registry in Redis that every gateway follows live (docs/tenants.md)."""
+"""Tenants and their API keys, in a registry in Redis that every gateway follows (docs/tenants.md)."""

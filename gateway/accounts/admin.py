@@ -1,4 +1,4 @@
-"""Operations of operators on tenants and keys, for all protocols: they are checked, then applied to the registry."""
+"""Operators' changes of tenants, used by all protocols: the fields are checked, then written to the registry."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ LIMIT_FIELDS = ("limits", "key_limits", "adapter_limits")
 
 
 class AccountAdmin:
-    """Changes tenants. Methods raise ApiError: INVALID_REQUEST, and those of `AccountRegistry`."""
+    """Changes tenants for operators. Methods raise ApiError: INVALID_REQUEST, and those of `AccountRegistry`."""
 
     def __init__(self, accounts: AccountRegistry, drop_limits: Callable[[str], Awaitable[None]]) -> None:
-        """`drop_limits` deletes the limits of a deleted tenant, so that a new one of the same name does not inherit
-        them."""
+        """`drop_limits` deletes the limits of the tenant that it is called with. It is called after a tenant is
+        deleted, so that a new one of the same name does not inherit them."""
         self.accounts = accounts
         self._drop_limits = drop_limits
 
     async def create(self, name: str, fields: Mapping[str, Any]) -> AccountRecord:
-        """Create a tenant. `fields` are fields of `Tenant`, with lanes given by name and limits as mappings."""
+        """Create a tenant. `fields` are those of `Tenant`, with lanes by name and limits as mappings. Return its
+        record."""
         return await self.accounts.create(changed_tenant(_named(name), fields))
 
     async def change(self, name: str, fields: Mapping[str, Any]) -> AccountRecord:
-        """Change the given fields of a tenant, except limits, which have an administration of their own."""
+        """Change the given fields of a tenant and return its record. Limits are refused (INVALID_REQUEST), because they
+        have an administration of their own, and so is an empty mapping."""
         for field in LIMIT_FIELDS:
             if field in fields:
                 raise invalid_request(f"{field} of a tenant that exists are set by the administration of limits", field)
@@ -78,7 +80,7 @@ def _lane(name: str, field: str) -> Lane:
 
 
 def tenant_json(account: AccountRecord) -> dict[str, Any]:
-    """Return a tenant as operators see it."""
+    """Return a tenant for JSON, as operators see it: lanes by name, times in Unix seconds, without limits."""
     tenant = account.tenant
     assert tenant is not None, "a tenant's record"
     return {
@@ -95,7 +97,7 @@ def tenant_json(account: AccountRecord) -> dict[str, Any]:
 
 
 def key_json(account: AccountRecord) -> dict[str, Any]:
-    """Return a key as operators see it, without its secret."""
+    """Return an API key for JSON, as operators see it, without its secret. Times are in Unix seconds."""
     owner = account.key
     assert owner is not None, "a key's record"
     return {

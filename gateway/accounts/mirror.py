@@ -1,4 +1,4 @@
-"""A gateway's copy of the tenants and keys, with which it authenticates callers."""
+"""A gateway's in-memory copy of the tenants and keys, with which it authenticates callers."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from gateway.registry.record import RecordChange, RegistrySnapshot
 
 
 class AccountMirror:
-    """Copy of the registry. A change takes effect for all requests as soon as it is received."""
+    """`Mirror` of the account registry. A change takes effect for all new requests as soon as it is applied here."""
 
     def __init__(self, admins: Mapping[str, Principal], changed: Callable[[Sequence[Tenant]], None]) -> None:
         """
         Args:
-            admins: administrators by the SHA-256 of their keys.
-            changed: called with all tenants whenever an account changes.
+            admins: administrators by the SHA-256 of their keys in hex. They are not in the registry.
+            changed: called with all tenants whenever a tenant or key changes.
         """
         self.generation = 0
         self.records: dict[str, AccountRecord] = {}
         self._admins = dict(admins)
         self._changed = changed
         self._keys: dict[str, dict[str, AccountRecord]] = {}
-        """Keys by id, then by hash. Ids are not secret: they appear in logs."""
+        """Records of keys by key id, then by hash. Ids are not secret: they appear in logs."""
 
     def apply_change(self, change: RecordChange[AccountRecord]) -> None:
         self.generation = max(self.generation, change.generation)
@@ -48,13 +48,11 @@ class AccountMirror:
         self._tell()
 
     def authenticate(self, token: str | None) -> Principal:
-        """Return the owner of a key, if neither the key nor its tenant is disabled.
+        """Return the tenant or administrator that the API key `token` belongs to. The key is looked up by its id, which
+        is not secret, and its hash is compared in constant time.
 
-        Keys are looked up by their id, which is not secret. The hashes of keys with this id are compared in constant
-        time.
-
-        Raises:
-            ApiError: INVALID_API_KEY. Its message does not repeat the key.
+        Raises ApiError (INVALID_API_KEY) if the key is absent or unknown, or if it or its tenant is disabled. The
+        message does not repeat the key.
         """
         wanted = hash_key(token or "")
         principal = next((who for known, who in self._admins.items() if hmac.compare_digest(wanted, known)), None)

@@ -1,4 +1,4 @@
-"""Registry records of tenants and keys. Only the SHA-256 of a key is stored; the key itself is shown once."""
+"""Registry records of tenants and API keys. Only the SHA-256 of a key is stored; the key itself is shown once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TENANT, KEY = "tenant", "key"
 
 @dataclass(frozen=True, slots=True)
 class KeyOwner:
-    """The tenant and the label of a key."""
+    """The name of the tenant that an API key belongs to, and the key's label."""
 
     tenant: str
     label: str = ""
@@ -26,18 +26,18 @@ class KeyOwner:
 
 @dataclass(frozen=True, slots=True)
 class AccountRecord:
-    """A tenant, or a key of one."""
+    """Registry record of a tenant (`tenant` is set) or of an API key (`key` is set)."""
 
     name: str
-    """`tenant/NAME` or `key/SHA-256`, so that names of tenants and keys never collide."""
+    """`tenant/NAME` or `key/SHA-256` (in hex), so that names of tenants and keys never collide."""
     created: float
-    """Unix time in seconds, like `updated`."""
+    """Time of creation in Unix seconds. `updated` is the time of the last change."""
     updated: float
     tenant: Tenant | None = None
     key: KeyOwner | None = None
     disabled: bool = False
     source: str = ""
-    """Text of the configuration that the account came from. Empty means that the account was created at run time."""
+    """For a configured tenant its settings as JSON, for a configured key the tenant's name, otherwise empty."""
     generation: int = 0
 
     @property
@@ -66,7 +66,8 @@ def encode_account(account: AccountRecord) -> bytes:
 
 
 def decode_account(text: bytes, generation: int) -> AccountRecord:
-    """Read a record. A weight from before weights had bounds is moved to the nearest one."""
+    """Decode a record from JSON and set its generation. A tenant's weight that is out of bounds, as old records
+    allowed, is clamped. Raises MsgspecError."""
     words = msgspec.json.decode(text)
     if tenant := words.get("tenant"):
         tenant["weight"] = min(max(tenant.get("weight", 1.0), MIN_WEIGHT), MAX_WEIGHT)
@@ -81,5 +82,6 @@ ACCOUNTS = RecordKind("tenant or key", encode_account, decode_account, name_conf
 
 
 def account_store(client: Redis, prefix: str = "loralane:") -> RedisRecordStore[AccountRecord]:
-    """Return the store under the keys `{prefix}accounts:{all}:`. It contains hashes of API keys, never the keys."""
+    """Return the Redis store of accounts under the keys `{prefix}accounts:{all}:*`. It holds hashes of API keys
+    only."""
     return RedisRecordStore(client, f"{prefix}accounts:{{all}}:", ACCOUNTS)

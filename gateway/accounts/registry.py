@@ -23,17 +23,17 @@ from gateway.registry.store import RecordStore, StoreAway
 
 KEY_BYTES = 32
 MIN_PREFIX = 6
-"""Minimum length of a prefix of a key's hash that may identify the key."""
+"""Minimum number of hex digits of a key's hash with which an operator may name the key."""
 MAX_LABEL = 128
 GONE = "-"
-"""Seed of a key that the configuration does not contain any more."""
+"""Seed that is stored for a key when it is removed because the configuration no longer contains it."""
 
 log = structlog.get_logger("accounts")
 
 
 @dataclass(frozen=True, slots=True)
 class IssuedKey:
-    """A new key. Only this object has the key itself, on its way to the operator who created it."""
+    """A new API key and its record. Only this object has the secret, on its way to the operator who created the key."""
 
     secret: str
     account: AccountRecord
@@ -43,7 +43,7 @@ class IssuedKey:
 
 
 class AccountRegistry:
-    """Reads and changes tenants and keys.
+    """Reads and changes tenants and API keys, and authenticates callers. Each gateway process has one registry object.
 
     Changes raise ApiError: TENANT_NOT_FOUND, KEY_NOT_FOUND, TENANT_EXISTS, TENANT_CONFLICT, REGISTRY_UNAVAILABLE. A
     change is in effect here when the call returns, and on other gateways as soon as they have received it.
@@ -59,9 +59,9 @@ class AccountRegistry:
         """
         Args:
             store: where the registry is stored.
-            admins: administrators by the SHA-256 of their keys.
-            changed: called with all tenants when an account changes.
-            clock: returns the Unix time.
+            admins: administrators by the SHA-256 of their keys in hex.
+            changed: called with all tenants whenever a tenant or key changes.
+            clock: returns the Unix time in seconds.
         """
         self._store = store
         self._admins = frozenset(admins)
@@ -74,11 +74,13 @@ class AccountRegistry:
         return MappingProxyType(self._mirror.records)
 
     def authenticate(self, token: str | None) -> Principal:
-        """Return the owner of a key. Raises ApiError: INVALID_API_KEY."""
+        """Return the tenant or administrator that the API key `token` belongs to. Raises ApiError (INVALID_API_KEY) if
+        the key is absent, unknown or disabled, or its tenant is disabled."""
         return self._mirror.authenticate(token)
 
     def holder(self, tenant: str, key_id: str) -> Principal | KeyLapse:
-        """Return the current holder of the key that earlier requested work, or why the work must stop."""
+        """Return the principal with which work, such as a batch, was requested earlier, with the tenant's present
+        settings, or the reason why the work must stop: the tenant or key is deleted or disabled."""
         return self._mirror.holder(tenant, key_id)
 
     async def start(self) -> None:
@@ -88,10 +90,11 @@ class AccountRegistry:
         await self._log.close()
 
     async def seed(self, tenant: Tenant, key_hashes: Iterable[str]) -> None:
-        """Apply a configured tenant and its keys, unless the same configuration was applied before: operators' later
-        changes then stand.
+        """Create or update a configured tenant and its keys (SHA-256 in hex), and delete keys that only the previous
+        configuration named. Does nothing if the same configuration was applied before: operators' later changes then
+        stand.
 
-        Keys that the previous configuration named, and this one does not, are deleted.
+        If Redis is away, the records are served here and written later. A TENANT_CONFLICT is only logged.
         """
         hashes = sorted(key_hashes)
         said = json.dumps({"tenant": _said_of(tenant), "keys": hashes}, sort_keys=True)
@@ -111,7 +114,7 @@ class AccountRegistry:
                 self._log.keep(record)
 
     def tenants(self) -> list[AccountRecord]:
-        """Return all tenants, sorted by name."""
+        """Return the records of all tenants, disabled ones included, sorted by name."""
         return [self._mirror.records[name] for name in sorted(self.records) if name.startswith(f"{TENANT}/")]
 
     def tenant(self, name: str) -> AccountRecord:
@@ -135,12 +138,13 @@ class AccountRegistry:
         return await self._write(replace(before, tenant=change(before.tenant)), before)
 
     async def disable(self, name: str, disabled: bool) -> AccountRecord:
-        """Disable or enable a tenant. New requests of a disabled tenant are refused; running ones continue."""
+        """Disable or enable a tenant and return its record. While disabled, new requests are refused; running ones
+        continue."""
         before = self.tenant(name)
         return await self._write(replace(before, disabled=disabled), before)
 
     async def delete(self, name: str) -> int:
-        """Delete a tenant with all its keys. Return the number of keys."""
+        """Delete a tenant with all its keys. Return the number of keys deleted."""
         await self._log.remove(self.tenant(name), None)
         keys = self.keys(name)
         for key in keys:
@@ -148,12 +152,14 @@ class AccountRegistry:
         return len(keys)
 
     def keys(self, tenant: str = "") -> list[AccountRecord]:
-        """Return the keys of one tenant, or of all if `tenant` is empty, sorted by tenant and age, the oldest first."""
+        """Return the records of a tenant's keys, or of all keys if `tenant` is empty, sorted by tenant, then oldest
+        first."""
         found = [record for record in self.records.values() if record.key and tenant in ("", record.key.tenant)]
         return sorted(found, key=lambda record: (record.key.tenant if record.key else "", record.created, record.name))
 
     def key(self, prefix: str) -> AccountRecord:
-        """Return the key whose hash begins with `prefix`: its id, or any prefix that is long enough and unique."""
+        """Return the record of the only key whose hash begins with `prefix`, which must have at least MIN_PREFIX hex
+        digits. Raises ApiError (KEY_NOT_FOUND) if no key or several keys match."""
         found = [key for key in self.keys() if key.key_hash.startswith(prefix)] if len(prefix) >= MIN_PREFIX else []
         if len(found) != 1:
             why = "is no key's" if not found else "is the beginning of several keys"
@@ -169,7 +175,8 @@ class AccountRegistry:
         return IssuedKey(secret, await self._write(record, None))
 
     async def rotate(self, prefix: str, *, keep: bool = False) -> IssuedKey:
-        """Create a new key in place of an old one. The old key is disabled at once unless `keep` is set."""
+        """Create and return a new key with the tenant and label of the key that `prefix` names (see `key`). The old key
+        is disabled at once unless `keep` is set."""
         old = self.key(prefix)
         assert old.key is not None, "a key's record"
         new = await self.create_key(old.key.tenant, old.key.label)
@@ -185,12 +192,14 @@ class AccountRegistry:
         await self._log.remove(self.key(prefix), None)
 
     def _seeded(self, record: AccountRecord) -> AccountRecord:
-        """Return a record with what the configuration says. It keeps `disabled`, which only operators change."""
+        """Return the present record of this name, or `record` if there is none, with the tenant, key and source of
+        `record`. `disabled` stays as it is, because only operators change it."""
         before = self.records.get(record.name, record)
         return replace(before, tenant=record.tenant, key=record.key, source=record.source, updated=record.updated)
 
     async def _apply_config(self, wanted: Sequence[AccountRecord], gone: Iterable[str]) -> None:
-        """Apply a configuration. The tenant is written last, because its seed states that the rest has been applied."""
+        """Remove the keys with the hashes `gone`, then write the `wanted` records, each with its source as seed. The
+        tenant is last, because its seed states that the rest has been applied."""
         for key_hash in gone:
             await self._remove(f"{KEY}/{key_hash}", seed=GONE)
         for record in wanted:
@@ -214,8 +223,8 @@ async def open_accounts(
     changed: Callable[[Sequence[Tenant]], None],
     seeds: Iterable[tuple[Tenant, Iterable[str]]],
 ) -> AsyncIterator[AccountRegistry]:
-    """Open the registry and follow it until the context is left. `seeds` has the configured tenants, each with the
-    SHA-256 of its keys."""
+    """Yield a registry that follows the store until the context is left. Before, apply the configured tenants in
+    `seeds`, each with the SHA-256 of its keys. `admins` and `changed` are those of `AccountRegistry`."""
     accounts = AccountRegistry(store, admins, changed)
     await accounts.start()
     try:
@@ -227,8 +236,8 @@ async def open_accounts(
 
 
 def _said_of(tenant: Tenant) -> dict[str, Any]:
-    """Return a tenant's fields for its seed. A field that was added after seeds were already stored in Redis is left
-    out while it has its default: otherwise an upgrade would apply the configuration again, over operators' changes."""
+    """Return a tenant's fields for its seed. `unknown_fields` is left out while it has its default, because older seeds
+    in Redis lack it: otherwise an upgrade would apply the configuration again, over operators' changes."""
     said = dict(msgspec.to_builtins(tenant))
     if tenant.unknown_fields == "ignore":
         del said["unknown_fields"]

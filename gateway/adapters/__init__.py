@@ -1,1 +1,1 @@
-"""Registry of the adapters that are served: their names and versions (docs/adapters.md)."""
+"""Registry of the adapters that are served, under which names and in which versions (docs/adapters.md)."""

@@ -23,7 +23,8 @@ INSTALL = "pip install 'loralane[remote]'"
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """Limits of one fetch: its duration and its number of bytes. `deadline` is on the monotonic clock."""
+    """Limits of one fetch: seconds, the deadline on the monotonic clock, and the number of bytes of all files
+    together."""
 
     seconds: float
     deadline: float
@@ -31,11 +32,12 @@ class FetchLimits:
 
     @classmethod
     def within(cls, seconds: float, num_bytes: int) -> FetchLimits:
-        """Return limits whose time starts now."""
+        """Return limits of `num_bytes` bytes and a deadline `seconds` from now."""
         return cls(seconds, time.monotonic() + seconds, num_bytes)
 
     def check(self, source: str, num_bytes: int) -> None:
-        """Check the limits. Raises ApiError if one is exceeded."""
+        """Raise ApiError (INVALID_REQUEST) if the deadline has passed or `num_bytes`, the total so far, is over the
+        limit. `source` is named in the message."""
         if num_bytes > self.num_bytes:
             raise _failed(source, f"it has over {self.num_bytes / 2**30:g} GiB (adapters.max_fetch_gb)")
         if time.monotonic() > self.deadline:
@@ -43,11 +45,9 @@ class FetchLimits:
 
 
 def fetch_hub(repo: str, revision: str | None, cache: Path, bounds: FetchLimits, endpoint: str | None) -> Path:
-    """Download an adapter's two files from a hub repository. Return the folder of the snapshot, below `cache`.
-
-    Raises:
-        ApiError: INVALID_REQUEST, with the reason.
-    """
+    """Download an adapter's two files from the repository `repo` of the Hugging Face Hub at `endpoint` (None: the
+    default one), at `revision` (None: the default branch). Return the snapshot's folder below `cache`. Blocks. Raises
+    ApiError (INVALID_REQUEST) with the reason for every failure, such as exceeding `bounds`."""
     source = repo if revision is None else f"{repo}@{revision}"
     try:
         info = HfApi(endpoint=endpoint).model_info(repo, revision=revision, files_metadata=True, timeout=bounds.seconds)
@@ -68,12 +68,9 @@ def fetch_hub(repo: str, revision: str | None, cache: Path, bounds: FetchLimits,
 
 
 def fetch_url(url: str, cache: Path, bounds: FetchLimits) -> Path:
-    """Download an adapter's two files from below a URL. Return their folder in `cache`, which is named by their
-    content.
-
-    Raises:
-        ApiError: INVALID_REQUEST, with the reason.
-    """
+    """Download an adapter's two files from below a URL. Return their folder in `cache`, which is named by the hash of
+    their content and reused if it exists. Blocks. Raises ApiError (INVALID_REQUEST) with the reason for every failure,
+    such as exceeding `bounds`."""
     partial_copy = cache / f".{uuid.uuid4().hex}"
     partial_copy.mkdir(parents=True)
     try:
@@ -93,7 +90,8 @@ def fetch_url(url: str, cache: Path, bounds: FetchLimits) -> Path:
 
 
 def _copy(url: str, folder: Path, bounds: FetchLimits) -> str:
-    """Copy both files. Return the hash of their contents."""
+    """Copy both files from below `url` to `folder`. Return the SHA-256 in hex of their contents. Raises ApiError if a
+    limit is exceeded."""
     # A cached instance would answer from listings it made before the files were replaced.
     system, path = fsspec.url_to_fs(url, skip_instance_cache=True)
     digest, copied = hashlib.sha256(), 0
@@ -106,7 +104,8 @@ def _copy(url: str, folder: Path, bounds: FetchLimits) -> str:
 
 
 def _copy_file(source: BinaryIO, file: BinaryIO, url: str, copied: int, bounds: FetchLimits) -> int:
-    """Copy one file. Return the number of bytes copied so far, including this file and the earlier ones (`copied`)."""
+    """Copy one file. `copied` is the number of bytes of earlier files; return the total with this file. `url` is for
+    messages. Raises ApiError as soon as a limit is exceeded."""
     while part := source.read(CHUNK_BYTES):
         copied += len(part)
         bounds.check(url, copied)
@@ -119,7 +118,7 @@ def _failed(source: str, reason: str) -> ApiError:
 
 
 def _reason(error: Exception) -> str:
-    """Return an error as one line of text."""
+    """Return an exception's type and message as one line of at most REASON_CHARS characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = f"{type(error).__name__}: {' '.join(lines)}" if lines else type(error).__name__
     return text if len(text) <= REASON_CHARS else f"{text[: REASON_CHARS - 3]}..."

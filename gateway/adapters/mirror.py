@@ -26,15 +26,16 @@ log = structlog.get_logger("adapters")
 
 
 class AdapterFetcher(Protocol):
-    """Finds the files of adapters."""
+    """Makes the files of adapters available in local folders."""
 
     async def fetch(self, source: str) -> Path:
-        """Return a folder with the files of `source`. Raises ApiError (INVALID_REQUEST) with the reason."""
+        """Return a local folder with the files of `source` (see `AdapterRecord.source`), downloading them if necessary.
+        Raises ApiError (INVALID_REQUEST) with the reason."""
 
 
 class AdapterMirror:
-    """Copy of the registry. Changes are applied in the order of the registry's log. Permissions and aliases change at
-    once.
+    """`Mirror` of the adapter registry, which also makes this gateway's engine follow it. Changes are applied in the
+    order of the registry's log. Permissions and aliases change at once.
 
     Only a new version takes time: until this engine has loaded it, requests use the previous version. A new name has no
     previous version and is not available until then.
@@ -45,13 +46,13 @@ class AdapterMirror:
         self.records: dict[str, AdapterRecord] = {}
         self.aliases: dict[str, str] = {}
         self.tenants: dict[str, tuple[str, ...]] = {}
-        """Tenants that may use an adapter, by name, for adapters that are restricted to some tenants."""
+        """Tenants that may use an adapter, by the adapter's name. Adapters without restriction are not listed."""
         self.served: dict[str, VersionHold] = {}
-        """The version that this gateway's engine serves, by name."""
+        """Hold on the version that this gateway's engine serves to new requests, by adapter name."""
         self.errors: dict[str, str] = {}
-        """Why this gateway does not serve what the registry says, by name."""
+        """Reason, by adapter name, why this gateway does not serve the version that the registry has."""
         self._leaving: dict[asyncio.Task[int], tuple[AdapterHash, str]] = {}
-        """Releases of versions that no new request gets: each version, and the name that it was served under."""
+        """Running releases of versions that no new request gets, each with the version and the name that served it."""
         self._versions = versions
         self._sources = sources
         self.drain_seconds = drain_seconds
@@ -60,11 +61,11 @@ class AdapterMirror:
         engine."""
         self._loads = asyncio.Semaphore(CONCURRENT_LOADS)
         self._bringing: dict[str, asyncio.Event] = {}
-        """Events of the names whose version is being loaded. An event is set when its name has changed again."""
+        """One event for each name whose version is being loaded. Setting the event ends the pause before a retry."""
         self._background: set[asyncio.Task[Any]] = set()
 
     def apply_change(self, change: RecordChange[AdapterRecord]) -> None:
-        """Apply a change: the next of the registry's log, or one of this gateway's own."""
+        """Apply a change of the registry's log: put or remove one record, and take over its generation."""
         self.generation = max(self.generation, change.generation)
         if change.record is None:
             self._remove(change.name, change.drain_seconds)
@@ -72,7 +73,8 @@ class AdapterMirror:
             self.put(change.record)
 
     def apply_snapshot(self, snapshot: RegistrySnapshot[AdapterRecord]) -> None:
-        """Replace all records by a snapshot of the registry."""
+        """Replace all records by those of a snapshot of the registry. Records of an unchanged generation stay as they
+        are."""
         for name in self.records.keys() - snapshot.records.keys():
             self._remove(name, None)
         for name, record in snapshot.records.items():
@@ -82,17 +84,17 @@ class AdapterMirror:
         self.generation = snapshot.generation
 
     def is_current(self, record: AdapterRecord) -> bool:
-        """Return whether this gateway serves the version that the record names."""
+        """Return whether this gateway's engine serves the version in the record under the record's name."""
         hold = self.served.get(record.name)
         return hold is not None and hold.adapter_hash == record.version
 
     async def load_record(self, record: AdapterRecord) -> None:
-        """Load a record's version and serve it. The files are read from where they were last found, else from the
-        record's source.
+        """Load a record's files into the engine, from the folder where they were last found, else from the record's
+        source, and serve them if they are the version that the registry now has for the name. Waits while
+        CONCURRENT_LOADS loads run.
 
-        Raises:
-            ApiError: INVALID_REQUEST, the files are not available, are refused by the engine or are a different
-                version; ENGINE_UNAVAILABLE.
+        Raises ApiError: INVALID_REQUEST if the files are not available, are refused by the engine or are a different
+        version; ENGINE_UNAVAILABLE.
         """
         async with self._loads:
             for place in (record.path, record.source):
@@ -114,7 +116,7 @@ class AdapterMirror:
                 raise invalid_request(message, "lora_path")
 
     def names(self) -> dict[AdapterHash, list[str]]:
-        """Return all names of each version. Names under which new requests no longer find the version come last."""
+        """Return all names of each version. Names under which only running requests still use the version come last."""
         names: dict[AdapterHash, list[str]] = {}
         served = [(hold.adapter_hash, name) for name, hold in self.served.items()]
         for adapter_hash, name in (*served, *self._leaving.values()):
@@ -124,12 +126,13 @@ class AdapterMirror:
         return names
 
     def record_error(self, name: str, error: ApiError) -> None:
-        """Record for operators why this gateway does not serve what the registry says under a name."""
+        """Store and log for operators why this gateway does not serve what the registry has under a name."""
         self.errors[name] = error.message
         log.error("adapter_not_followed", adapter=name, reason=error.message)
 
     def start_loading(self, name: str) -> None:
-        """Start loading a name's version in the background, or retry at once if that is already under way."""
+        """Start loading the version of the adapter `name` in the background, with retries, or retry now if that is
+        under way. Does nothing before the first engine has started."""
         if not self._started:
             return
         if under_way := self._bringing.get(name):
@@ -139,13 +142,13 @@ class AdapterMirror:
             self._spawn(self._keep_bringing(name, self._bringing[name]))
 
     def restart(self) -> None:
-        """Note that a new engine, perhaps the first, has started. It holds no adapters."""
+        """Forget all holds and served versions: a new engine, perhaps the first, has started and has no adapters."""
         self._started = True
         self._versions.forget()
         self.served.clear()
 
     async def wait_until_released(self) -> None:
-        """Wait until replaced and removed versions are released."""
+        """Wait until all replaced and removed versions have been released, at most until their drain times end."""
         while self._leaving:
             await asyncio.wait(self._leaving)
 
@@ -155,7 +158,8 @@ class AdapterMirror:
         await asyncio.gather(*self._background, return_exceptions=True)
 
     def put(self, record: AdapterRecord) -> None:
-        """Serve a record at once if the engine has its version, else as soon as the engine has loaded it."""
+        """Store a record with its aliases and tenants, and serve its version: at once if the engine has it, else as
+        soon as a background task has loaded it."""
         name = record.name
         self._rename(name, record)
         if not self.is_current(record):
@@ -168,7 +172,8 @@ class AdapterMirror:
         self._pin(record.version)
 
     def release_hold(self, name: str, hold: VersionHold, drain_seconds: float | None) -> asyncio.Task[int]:
-        """Release a hold on a version that was served under a name. The task returns the number of aborted requests."""
+        """Start releasing a hold on a version that was served under `name`. The returned task's result is the number of
+        requests aborted at the end of the drain time; a drain time of None means the configured one."""
         seconds = self.drain_seconds if drain_seconds is None else drain_seconds
         task = self._spawn(self._release(hold, seconds))
         self._leaving[task] = (hold.adapter_hash, name)
@@ -189,7 +194,7 @@ class AdapterMirror:
             under_way.set()
 
     def _rename(self, name: str, record: AdapterRecord | None) -> None:
-        """Replace a name's record, aliases and tenants. None removes them."""
+        """Replace the record, aliases and tenants of a name. A record of None removes them."""
         previous = self.records.get(name)
         for alias in previous.aliases if previous else ():
             if self.aliases.get(alias) == name:  # in a new snapshot the alias may belong to another name by now
@@ -211,7 +216,7 @@ class AdapterMirror:
             self.release_hold(name, previous, None)
 
     def _pin(self, adapter_hash: AdapterHash) -> None:
-        """Pin or unpin a version in the engine if that differs from what the records of its names say."""
+        """Start a task that pins or unpins a version in the engine, if its pin differs from what the records demand."""
         if self._wants_pin(adapter_hash) != self._versions.is_pinned(adapter_hash):
             self._spawn(self._sync_pin(adapter_hash))
 
@@ -228,7 +233,8 @@ class AdapterMirror:
         return any(hold is not None and hold.adapter_hash == adapter_hash for hold in pinned)
 
     async def _keep_bringing(self, name: str, changed: asyncio.Event) -> None:
-        """Retry until this gateway serves what the registry says, or the name is removed."""
+        """Load the version of a name until this gateway serves what the registry has, or the name is removed. After a
+        failure, which is recorded, wait 1 to 60 s, or until `changed` is set."""
         delay = FIRST_RETRY_SECONDS
         try:
             while (record := self.records.get(name)) and not self.is_current(record):

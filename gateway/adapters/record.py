@@ -1,4 +1,4 @@
-"""Registry records of adapters, which are the same for all gateways: names, encoding, and their store in Redis."""
+"""Registry records of adapters, which all gateways share: their names, encoding, and store in Redis."""
 
 from __future__ import annotations
 
@@ -21,36 +21,37 @@ MAX_DRAIN_SECONDS = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class AdapterRecord:
-    """A name under which an adapter is served."""
+    """Registry record of a name under which an adapter is served."""
 
     name: str
     source: str
-    """Folder or other source that the operator gave, of a kind that the gateway supports. A reload reads it again."""
+    """Folder, hub id or URL that the operator gave (see `AdapterSources.fetch`). A reload reads the source again."""
     path: str
-    """Folder where the gateway that loaded the adapter last found its files."""
+    """Local folder where the gateway that loaded the adapter last found its files."""
     version: AdapterHash
-    """Content hash. Reloading a name with different files gives a different version."""
+    """Content hash (adapter_hash). Reloading a name with different files gives a different version."""
     rank: int
     """Largest rank of the adapter's modules."""
     target_modules: tuple[str, ...]
     pages: int
-    """Number of pages that the adapter takes on a device."""
+    """Number of memory pages that the adapter takes on a device."""
     bytes: int
     """Size of the packed adapter in bytes."""
     created: float
-    """Unix time in seconds, like `updated`."""
+    """Time of creation in Unix seconds. `updated` is the time of the last change."""
     updated: float
     tenants: tuple[str, ...] = ()
     """Tenants that may use the adapter. Empty means every tenant whose configuration allows it."""
     aliases: tuple[str, ...] = ()
-    """Other names of the adapter, in order."""
+    """Other names under which requests may ask for the adapter, sorted."""
     pinned: bool = False
-    """True if the adapter stays on the device once it is there."""
+    """True if the adapter is not evicted from the device once it is there."""
     generation: int = 0
-    """Generation of the registry when the record was written; 0 if the registry does not have this gateway's record."""
+    """Number of the registry's change that wrote the record; 0 if the registry does not have it."""
 
     def with_content(self, path: str, info: pb.AdapterInfo, now: float) -> AdapterRecord:
-        """Return the record with the content that was found at `path`."""
+        """Return a copy with `path`, the folder of the files, and what the engine says of their content. `now` is in
+        Unix seconds."""
         return replace(
             self,
             path=path,
@@ -64,7 +65,7 @@ class AdapterRecord:
 
 
 def new_record(name: str, source: str, now: float) -> AdapterRecord:
-    """Return a record whose content is still to be read."""
+    """Return a new record with an empty version, to be filled by `with_content`. `now` is in Unix seconds."""
     return AdapterRecord(name, source, "", "", 0, (), 0, 0, created=now, updated=now)
 
 
@@ -73,12 +74,12 @@ def encode_record(record: AdapterRecord) -> bytes:
 
 
 def decode_record(text: bytes, generation: int) -> AdapterRecord:
-    """Decode a record. Unknown fields, which a newer gateway wrote, are ignored."""
+    """Decode a record from JSON and set its generation. Fields that a newer gateway added are ignored."""
     return replace(msgspec.json.decode(text, type=AdapterRecord), generation=generation)
 
 
 def check_drain(seconds: float | None) -> None:
-    """Check the drain time of one unload. Raises ApiError: INVALID_REQUEST."""
+    """Raise ApiError (INVALID_REQUEST) unless `seconds` is None or from 0 to MAX_DRAIN_SECONDS."""
     if seconds is not None and not 0 <= seconds <= MAX_DRAIN_SECONDS:
         raise invalid_request(f"drain_seconds must be from 0 to {MAX_DRAIN_SECONDS:g}", "drain_seconds")
 
@@ -91,7 +92,7 @@ ADAPTERS = RecordKind("adapter", encode_record, decode_record, name_conflict)
 
 
 def adapter_store(client: Redis, base: str, prefix: str = "loralane:") -> RedisRecordStore[AdapterRecord]:
-    """Return the store under the keys `{prefix}adapters:{base}:`. `base` is the base model of these adapters."""
+    """Return the Redis store of a base model's adapter records, under the keys `{prefix}adapters:{base}:*`."""
     return RedisRecordStore(client, f"{prefix}adapters:{{{base}}}:", ADAPTERS)
 
 
@@ -103,16 +104,8 @@ MAX_ALIASES = 64
 
 
 def check_name(name: str, reserved: Collection[str], param: str) -> None:
-    """Check the name of an adapter or an alias.
-
-    Args:
-        name: the name to check.
-        reserved: names of the base model, which are refused.
-        param: the request field that the error names.
-
-    Raises:
-        ApiError: INVALID_REQUEST, the name is malformed or reserved.
-    """
+    """Raise ApiError (INVALID_REQUEST) if the name of an adapter or alias is malformed or among the `reserved` names,
+    those of the base model. `param` is the request field that the error names."""
     if not NAME.fullmatch(name):
         rule = "1 to 128 letters, digits, '_', '.', '-' or '/', beginning with a letter or digit"
         raise invalid_request(f"{param} must be {rule}", param)
@@ -121,7 +114,7 @@ def check_name(name: str, reserved: Collection[str], param: str) -> None:
 
 
 def tenant_list(tenants: Collection[str]) -> tuple[str, ...]:
-    """Return tenant names sorted and without duplicates. Raises ApiError: INVALID_REQUEST, if a name is malformed."""
+    """Return tenant names sorted and without duplicates. Raises ApiError (INVALID_REQUEST) if a name is malformed."""
     for tenant in tenants:
         if not TENANT_NAME.fullmatch(tenant):
             raise invalid_request(f"{tenant!r} is no name of a tenant", "tenants")
@@ -129,14 +122,14 @@ def tenant_list(tenants: Collection[str]) -> tuple[str, ...]:
 
 
 def with_alias(aliases: Collection[str], alias: str) -> tuple[str, ...]:
-    """Return the aliases with one added, sorted. Raises ApiError: INVALID_REQUEST, if they exceed MAX_ALIASES."""
+    """Return the aliases with `alias` added, sorted. Raises ApiError (INVALID_REQUEST) for more than MAX_ALIASES."""
     if len({*aliases, alias}) > MAX_ALIASES:
         raise invalid_request(f"an adapter has at most {MAX_ALIASES} aliases", "alias")
     return tuple(sorted({*aliases, alias}))
 
 
 def without_alias(aliases: Collection[str], alias: str) -> tuple[str, ...]:
-    """Return the aliases with one removed, sorted. Raises ApiError: MODEL_NOT_FOUND, if it is not among them."""
+    """Return the aliases with `alias` removed, sorted. Raises ApiError (MODEL_NOT_FOUND) if it is not among them."""
     if alias not in aliases:
         raise model_not_found(alias)
     return tuple(sorted(set(aliases) - {alias}))

@@ -42,7 +42,8 @@ log = structlog.get_logger("adapters")
 
 
 class AdapterRegistry:
-    """Maps names to adapters. The engine knows adapters only by content hash."""
+    """One gateway's access to the adapter registry: maps names to adapters, which the engine knows only by content
+    hash, and changes the registry for operators."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class AdapterRegistry:
             sources: finds the files of adapters.
             reserved: names that an adapter cannot have, those of the base model.
             drain_seconds: how long requests may continue with a version that is replaced or unloaded.
-            clock: returns the Unix time.
+            clock: returns the Unix time in seconds.
         """
         self._engine = engine
         self._store = store
@@ -76,27 +77,27 @@ class AdapterRegistry:
 
     @property
     def records(self) -> Mapping[str, AdapterRecord]:
-        """Records of the registry, by name."""
+        """Read-only view of the registry's records by adapter name."""
         return MappingProxyType(self._mirror.records)
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """Names of adapters, by alias."""
+        """Read-only view of the adapters' names by alias."""
         return MappingProxyType(self._mirror.aliases)
 
     @property
     def tenants(self) -> Mapping[str, Collection[str]]:
-        """Tenants that may use an adapter, by name, for adapters that are restricted to some tenants."""
+        """Tenants that may use an adapter, by the adapter's name. Adapters without restriction are not listed."""
         return MappingProxyType(self._mirror.tenants)
 
     @property
     def names(self) -> Mapping[AdapterHash, list[str]]:
-        """All names of each version in use."""
+        """Names of each version in use; names under which only running requests use the version come last."""
         return self._mirror.names()
 
     @property
     def next_change(self) -> asyncio.Event:
-        """Event that is set at the next change of the registry."""
+        """Event that is set at the next change of the registry. Each change replaces it, so fetch it anew."""
         return self._log.next_change
 
     def drain_for(self, seconds: float) -> None:
@@ -104,7 +105,7 @@ class AdapterRegistry:
         self._mirror.drain_seconds = seconds
 
     async def start(self) -> None:
-        """Read the registry and follow it in the background."""
+        """Read the registry and follow it in a background task. If Redis is away, the task retries."""
         await self._log.start()
 
     async def close(self) -> None:
@@ -112,15 +113,14 @@ class AdapterRegistry:
         await self._mirror.close()
 
     async def wait_until_released(self) -> None:
-        """Wait until replaced and removed versions are gone from the engine."""
+        """Wait until replaced and removed versions have been released, at most until their drain times end."""
         await self._mirror.wait_until_released()
 
     def pick(self, name: str) -> AdapterRecord:
-        """Return the record that serves a new request under a name. Hold its version with `using` before the next
-        await.
+        """Return the record for a new request that names the adapter `name` (no alias). Its `version` is the one that
+        the engine serves now, which may be the previous one. Enter `using` with that version before the next await.
 
-        Raises:
-            ApiError: MODEL_NOT_FOUND; ENGINE_UNAVAILABLE, this gateway's engine does not have the adapter.
+        Raises ApiError: MODEL_NOT_FOUND; ENGINE_UNAVAILABLE, this gateway's engine does not have the adapter.
         """
         record = self._known(name)
         hold = self._mirror.served.get(name)
@@ -130,13 +130,15 @@ class AdapterRegistry:
         return record if hold.adapter_hash == record.version else replace(record, version=hold.adapter_hash)
 
     def using(self, adapter_hash: AdapterHash | None) -> AbstractContextManager[None]:
-        """Hold a version during a request. It stays in the engine unless the drain time ends first."""
+        """Return a context manager that counts a request as a user of a version (None: the base model). Until exit the
+        version stays in the engine, unless it is unloaded and its drain time ends first."""
         return self._versions.using(adapter_hash)
 
     async def load(
         self, name: str, source: str, *, replace: bool = False, tenants: Collection[str] = ()
     ) -> AdapterRecord:
-        """Serve the adapter at `source` under `name`, restricted to `tenants` if any are given.
+        """Serve the adapter at `source` under `name`, for `tenants` only if any are given. Return its record once that
+        is in effect here. `replace` allows replacing the adapter of this name.
 
         Running requests of a replaced version finish in the background. Aliases and pins are kept, and so are tenants
         if none are given.
@@ -155,20 +157,16 @@ class AdapterRegistry:
             return await self._load(name, source, previous, allowed)
 
     async def reload(self, name: str) -> bool:
-        """Read an adapter's source again. Return whether the record changed; new requests then get the new content.
-
-        Raises:
-            ApiError: MODEL_NOT_FOUND, and those of `load`.
-        """
+        """Read an adapter's source again. Return whether its record changed; new requests then get the new content.
+        Raises ApiError: MODEL_NOT_FOUND, and those of `load`."""
         with self._change(name):
             previous = self._known(name)
             return await self._load(name, previous.source, previous) is not previous
 
     async def unload(self, name: str, drain_seconds: float | None = None) -> int:
-        """Remove an adapter: accept no new requests, and return the number of requests aborted here after the drain
-        time.
-
-        A repeated call while requests still drain waits for the same end.
+        """Remove an adapter from the registry, so that new requests are refused, wait for its running requests here,
+        and return how many were aborted when the drain time ended. A call while an earlier one still drains returns
+        that one's result.
 
         Args:
             name: name of the adapter.
@@ -192,36 +190,31 @@ class AdapterRegistry:
         return 0 if draining is None else await self._drained(name, draining)
 
     async def pin(self, name: str, pinned: bool) -> AdapterRecord:
-        """Pin an adapter, so that it stays on the device once it is there, or unpin it. Raises ApiError."""
+        """Pin an adapter, so that it is not evicted from the device once it is there, or unpin it. Return its record.
+        Raises ApiError: MODEL_NOT_FOUND, ADAPTER_CONFLICT, REGISTRY_UNAVAILABLE."""
         return await self._amend(name, lambda record: replace(record, pinned=pinned))
 
     async def alias(self, name: str, alias: str, *, remove: bool = False) -> AdapterRecord:
-        """Add an alias to an adapter, or remove it.
+        """Add an alias to an adapter, or remove it. Return the adapter's record.
 
-        Raises:
-            ApiError: INVALID_REQUEST, the alias is invalid or there are too many; ADAPTER_CONFLICT, the alias is taken;
-                MODEL_NOT_FOUND, no such adapter, or no such alias of it to remove; REGISTRY_UNAVAILABLE.
+        Raises ApiError: INVALID_REQUEST if the alias is invalid or there are too many; ADAPTER_CONFLICT if the alias is
+        taken; MODEL_NOT_FOUND if there is no such adapter or no such alias to remove; REGISTRY_UNAVAILABLE.
         """
         check_name(alias, self._reserved, "alias")
         change = without_alias if remove else with_alias
         return await self._amend(name, lambda record: replace(record, aliases=change(record.aliases, alias)))
 
     async def allow(self, name: str, tenants: Collection[str]) -> AdapterRecord:
-        """Restrict an adapter to some tenants. If none are given, every tenant whose configuration allows it may use
-        it.
-
-        Raises ApiError: INVALID_REQUEST, and those of `unload`.
-        """
+        """Restrict an adapter to some tenants, and return its record. No tenants means that every tenant whose
+        configuration allows the adapter may use it. Raises ApiError: INVALID_REQUEST, and those of `pin`."""
         allowed = tenant_list(tenants)
         return await self._amend(name, lambda record: replace(record, tenants=allowed))
 
     async def seed(self, name: str, source: str) -> None:
         """Serve an adapter of the configuration. If the configuration named the same source before, operators' later
-        changes stand.
-
-        Raises:
-            ApiError: those of `load`.
-        """
+        changes stand. If Redis is away, the adapter is served here and written to the registry later. Raises the
+        ApiErrors of `load`, and INVALID_REQUEST if the adapter is registered but this gateway's engine does not have
+        it."""
         check_name(name, self._reserved, "lora_name")
         try:
             if await self._store.seed(name) != source:
@@ -237,13 +230,14 @@ class AdapterRegistry:
             raise invalid_request(self._mirror.errors.get(name, "the engine does not have it"), "lora_path")
 
     async def restore(self) -> None:
-        """Load all adapters into a new engine. Adapters whose files changed meanwhile get a new version."""
+        """Load all adapters into a new engine, and return when each was tried. Adapters whose files changed meanwhile
+        get a new version. Failures are recorded for `statuses` and retried in the background."""
         self._mirror.restart()
         await asyncio.gather(*(self._restore_or_note(record) for record in tuple(self.records.values())))
 
     async def statuses(self) -> list[AdapterStatus]:
-        """Return the status of all adapters, sorted by name, with one call to the engine. Without an engine all are on
-        disk."""
+        """Return the status of all adapters, sorted by name, with one call to the engine. While the engine is away, all
+        have the tier "disk" and no statistics."""
         try:
             adapters = (await self._engine.stats()).adapters
         except EngineUnavailable:
@@ -252,7 +246,7 @@ class AdapterRegistry:
         return statuses_of(self._mirror.records, served, self._mirror.errors, adapters)
 
     async def status(self, name: str) -> AdapterStatus:
-        """Return the status of one adapter. Raises ApiError: MODEL_NOT_FOUND."""
+        """Return the status of the adapter `name` (no alias). Raises ApiError: MODEL_NOT_FOUND."""
         found = [status for status in await self.statuses() if status.name == name]
         if not found:
             raise model_not_found(name)
@@ -261,7 +255,9 @@ class AdapterRegistry:
     async def _load(
         self, name: str, source: str, previous: AdapterRecord | None, tenants: tuple[str, ...] = (), seed: str = ""
     ) -> AdapterRecord:
-        """Load an adapter and write its record. Return the new record, or `previous` itself if nothing is new."""
+        """Load an adapter into the engine and write its record, with `previous` as the present one. Return the new
+        record, or `previous` itself if nothing but the time has changed. Empty `tenants` leave those of `previous`.
+        `seed` is the configured source. Raises ApiError."""
         async with self._content(name, source, previous) as record:
             record = replace(record, tenants=tenants) if tenants else record
             if previous and not seed and record == replace(previous, updated=record.updated):
@@ -273,7 +269,8 @@ class AdapterRegistry:
 
     @asynccontextmanager
     async def _content(self, name: str, source: str, previous: AdapterRecord | None) -> AsyncIterator[AdapterRecord]:
-        """Yield the record of `name` with the present content of `source`, which the engine holds meanwhile."""
+        """Load the adapter at `source` into the engine, and yield `previous` (None: a new record of `name`) with that
+        source and its content. On exit, the engine's version is released. Raises ApiError."""
         folder, now = await self._sources.fetch(source), self._clock()
         async with self._versions.loaded(folder) as info:
             base = replace(previous, source=source) if previous else new_record(name, source, now)

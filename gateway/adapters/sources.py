@@ -22,33 +22,30 @@ HUB_ID = re.compile(
 """`org/name`, or `org/name@revision`."""
 FILE_URL = "file://"
 FETCH_THREADS = 4
-"""Maximum number of concurrent downloads. More of them would share the same bandwidth."""
+"""Maximum number of concurrent downloads."""
 
 Work = Callable[[], Path]
 
 
 class LocalSources:
-    """Local folders: those below the roots, and single ones."""
+    """Finds adapters in local folders below the given roots, and in single folders given by path."""
 
     def __init__(self, roots: Collection[Path], folders: Collection[Path] = ()) -> None:
         """
         Args:
             roots: folders below which adapters may lie.
-            folders: further folders with one adapter each. Nothing else is ever read.
+            folders: further folders with one adapter each. No other folder is ever read.
         """
         self._roots = tuple(root.resolve() for root in roots)
         self._folders = frozenset(folder.resolve() for folder in folders)
 
     async def fetch(self, source: str) -> Path:
         """Return the folder of an adapter after resolving symbolic links. `source` is absolute, or relative to a root.
-
-        Raises:
-            ApiError: INVALID_REQUEST, it is not a folder below a root.
-        """
+        Raises ApiError (INVALID_REQUEST) if the folder is neither below a root nor one of the single folders."""
         return self.confine(source)
 
     def confine(self, source: str) -> Path:
-        """Return the folder of an adapter, like `fetch`."""
+        """Return the folder of an adapter as `fetch` does, without awaiting. An absolute path need not exist."""
         with suppress(OSError, ValueError, RuntimeError):  # too long a name, a null byte, a loop of links
             for root in self._roots:
                 folder = (root / source).resolve()
@@ -60,10 +57,10 @@ class LocalSources:
 
 
 class AdapterSources:
-    """Local folders, hub ids and URLs. Concurrent requests for the same source share one fetch.
+    """Makes adapters in folders, on the Hugging Face Hub and at URLs available. Concurrent requests for a source share
+    a fetch.
 
-    A folder below a root is served from where it is. Everything else is fetched anew each time, so that a reload sees
-    what has changed at its source.
+    A folder below a root is served from where it is. Everything else is fetched anew for each load or reload.
     """
 
     def __init__(self, config: AdaptersConfig, cache: Path, hub_endpoint: str | None = None) -> None:
@@ -80,20 +77,19 @@ class AdapterSources:
         self._fetches: dict[str, asyncio.Task[Path]] = {}
 
     def allow(self, config: AdaptersConfig, cache: Path) -> None:
-        """Set the allowed sources. Folders that were ever preloaded stay allowed: their adapters are served until an
-        operator unloads them, by the next engine as well."""
+        """Set the allowed sources and limits from `config`, and the folder for downloads (`cache`). Folders that were
+        ever preloaded stay allowed: their adapters are served until an operator unloads them, also by a later
+        engine."""
         self._preloaded |= set(config.preload.values())
         self._local = LocalSources((*config.roots, cache), self._preloaded)
         self._config, self._cache = config, cache
 
     async def fetch(self, source: str) -> Path:
-        """Return a local folder that holds the adapter.
+        """Return a local folder that holds the adapter at `source`: a folder, absolute or relative to a root; a hub id,
+        `org/name` or `org/name@revision`; or a URL. Hub ids and URLs are downloaded. If the caller is cancelled, the
+        download goes on.
 
-        Args:
-            source: a folder, absolute or relative to a root; a hub id, `org/name` or `org/name@revision`; or a URL.
-
-        Raises:
-            ApiError: INVALID_REQUEST, the source is not allowed, does not exist, is too large or takes too long.
+        Raises ApiError (INVALID_REQUEST) if the source is not allowed, does not exist, is too large or takes too long.
         """
         work = self._work(source)
         if work is None:
@@ -105,11 +101,12 @@ class AdapterSources:
         return await asyncio.shield(self._fetches[source])
 
     def close(self) -> None:
-        """Start no more downloads. A running one ends within its own time limit."""
+        """Cancel downloads that have not started, and start no more. A running one ends within its own time limit."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _work(self, source: str) -> Work | None:
-        """Return a function that fetches a source, or None for a local folder. Raises ApiError if it is not allowed."""
+        """Return a blocking function that downloads `source`, or None for a local folder. Raises ApiError
+        (INVALID_REQUEST) if the configuration does not allow the URL or hub id."""
         if "://" in source and not source.startswith(FILE_URL):
             return self._url_work(source)
         if (hub_id := HUB_ID.fullmatch(source)) and self._config.hub and not self._is_folder(source):

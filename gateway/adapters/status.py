@@ -15,7 +15,8 @@ NOTHING = pb.AdapterStats(state="disk")
 
 
 class AdapterStatus(msgspec.Struct, frozen=True):
-    """Status of one name on this gateway. Fields that `AdapterRecord` has too mean the same.
+    """Status of one adapter name on this gateway. Fields that `AdapterRecord` has too mean the same. The fields from
+    `tier` to `idle_seconds` that the record lacks are the engine's statistics of the served version.
 
     It is a Struct because one list may need thousands: a frozen dataclass of so many fields takes ten times as long to
     make.
@@ -27,16 +28,16 @@ class AdapterStatus(msgspec.Struct, frozen=True):
     """Tier of the served version: disk, fetching, host or resident."""
     version: AdapterHash
     served_version: AdapterHash
-    """Version that requests get on this gateway: `version`, or the previous one while `version` is being loaded. Empty
-    means that requests get none."""
+    """Version that new requests get on this gateway: `version`, or the previous one while `version` is being loaded.
+    Empty means that requests for this name are refused."""
     rank: int
     bytes: int
     pages: int
     running: int
-    """Requests of this version that run in this gateway's engine, under any name."""
+    """Requests of the served version that run in this gateway's engine, under any name; `waiting` ones wait."""
     waiting: int
     hits: int
-    """Requests that found the adapter on the device."""
+    """Number of requests that found the adapter on the device."""
     loads: int
     """Number of copies to the device."""
     fetches: int
@@ -54,7 +55,7 @@ class AdapterStatus(msgspec.Struct, frozen=True):
     updated: float
     generation: int
     error: str
-    """Why this gateway does not serve what the registry says. Empty means that it does."""
+    """Reason why this gateway does not serve the registry's version. Empty means that there is none."""
 
 
 def statuses_of(
@@ -63,8 +64,8 @@ def statuses_of(
     errors: Mapping[str, str],
     adapters: Iterable[pb.AdapterStats],
 ) -> list[AdapterStatus]:
-    """Return the status of all names, sorted by name. `served` and `errors` are by name; `adapters` are the engine's
-    statistics of its versions."""
+    """Return the status of all names in `records`, sorted by name. `served` has the served version by name, `errors`
+    the reason why a version is not served by name, and `adapters` the engine's statistics of its versions."""
     stats = {adapter.adapter: adapter for adapter in adapters}
     return [
         _status(record, served.get(name, ""), errors.get(name, ""), stats.get(served.get(name, ""), NOTHING))

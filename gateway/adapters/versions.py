@@ -23,16 +23,16 @@ log = structlog.get_logger("adapters")
 
 @dataclass(frozen=True, slots=True)
 class VersionHold:
-    """A reference that keeps a version in the engine."""
+    """A reference that keeps a version in the engine. Every hold must be given to `AdapterVersions.release` once."""
 
     adapter_hash: AdapterHash
     engine: int
-    """Number of the engine, which each restart increments. A hold on an earlier engine ended with it."""
+    """Number of the engine process, which each restart increments. A hold on an earlier engine is void."""
 
 
 class AdapterVersions:
-    """Counts holds and requests of versions. A version is unloaded when no name serves it any more and its requests
-    have ended or their drain time is over."""
+    """Counts the holds and requests of each version in the engine. A version is unloaded when its last hold is released
+    and its requests have ended or their drain time is over."""
 
     def __init__(self, engine: EngineApi) -> None:
         self._engine = engine
@@ -40,13 +40,13 @@ class AdapterVersions:
         self._holds: Counter[AdapterHash] = Counter()
         self._users: Counter[AdapterHash] = Counter()
         self._unused: dict[AdapterHash, asyncio.Event] = {}
-        """Events by version, each set and removed when the last request of its version has ended."""
+        """Event of each version that a release waits for. The end of the version's last request sets and removes it."""
         self._draining: Counter[AdapterHash] = Counter()
-        """Number of releases that wait for a version's requests, by version."""
+        """Number of releases, by version, that wait for the version's requests to end."""
         self._drain_until: dict[AdapterHash, float] = {}
-        """Latest drain deadline of a version's releases, on the monotonic clock."""
+        """Latest drain deadline of the releases of each version, on the monotonic clock."""
         self._reading: dict[object, set[AdapterHash]] = {}
-        """Versions that the engine may have unloaded since a load began, for each load under way."""
+        """For each load under way, the versions that were being unloaded meanwhile and must be loaded again."""
         self._dropping: dict[AdapterHash, asyncio.Event] = {}
         self._pinned: set[AdapterHash] = set()
         self._pinning = asyncio.Lock()
@@ -55,19 +55,16 @@ class AdapterVersions:
         return adapter_hash in self._pinned
 
     def hold(self, adapter_hash: AdapterHash) -> VersionHold | None:
-        """Take a hold on a version. None means that the engine does not have it, so it must be loaded."""
+        """Add a hold on a version and return it. None means that the version has none yet and must be loaded."""
         if not self._holds[adapter_hash]:
             return None
         self._holds[adapter_hash] += 1
         return VersionHold(adapter_hash, self._engine_number)
 
     async def release(self, hold: VersionHold, drain_seconds: float) -> int:
-        """Release a hold. After the last one, requests get `drain_seconds` to end; then the version is removed from
-        every tier.
-
-        Returns:
-            The number of requests that were aborted.
-        """
+        """Release a hold. After the last hold, wait up to `drain_seconds` for the version's requests, then unload the
+        version from every tier, unless it got a new hold. Return the number of requests that were aborted; 0 if this
+        call unloaded nothing."""
         adapter_hash = hold.adapter_hash
         if hold.engine != self._engine_number:
             return 0
@@ -89,11 +86,9 @@ class AdapterVersions:
 
     @asynccontextmanager
     async def loaded(self, folder: Path) -> AsyncIterator[pb.AdapterInfo]:
-        """Load an adapter into the engine and hold it until the context is left.
-
-        Raises:
-            ApiError: INVALID_REQUEST, the engine refuses it; ENGINE_UNAVAILABLE.
-        """
+        """Load the adapter in `folder` into the engine, yield what the engine says of it, and hold the version until
+        exit. On exit the version is unloaded, without drain time, if nothing else holds it. Raises ApiError:
+        INVALID_REQUEST, the engine refuses it; ENGINE_UNAVAILABLE."""
         info = await self._load(folder)
         self._holds[info.adapter] += 1
         hold = VersionHold(info.adapter, self._engine_number)
@@ -104,8 +99,8 @@ class AdapterVersions:
 
     @contextmanager
     def using(self, adapter_hash: AdapterHash | None) -> Iterator[None]:
-        """Count a request as a user of a version from its choice on. None means the base model, which is never
-        unloaded."""
+        """Count the body as a request that uses a version, for which `release` waits. None, the base model, is not
+        counted."""
         if adapter_hash is None:
             yield
             return
@@ -120,7 +115,8 @@ class AdapterVersions:
                     unused.set()
 
     async def pin(self, adapter_hash: AdapterHash, pinned: bool) -> None:
-        """Pin or unpin a version. Raises ApiError: INVALID_REQUEST, the engine refuses; ENGINE_UNAVAILABLE."""
+        """Pin or unpin a version in the engine. Raises ApiError: INVALID_REQUEST, the engine refuses;
+        ENGINE_UNAVAILABLE."""
         async with self._pinning:
             if pinned == (adapter_hash in self._pinned):
                 return
@@ -129,14 +125,14 @@ class AdapterVersions:
             (self._pinned.add if pinned else self._pinned.discard)(adapter_hash)
 
     def forget(self) -> None:
-        """Forget all holds and pins, because a new engine has started."""
+        """Void all holds and pins, because a new engine has started."""
         self._engine_number += 1
         self._holds.clear()
         self._pinned.clear()
 
     async def _load(self, folder: Path) -> pb.AdapterInfo:
-        """Load an adapter, and return what the engine says of it. If an unload of the same version began or was under
-        way meanwhile, wait for its end and load again. Raises the refusals of `_refusals`."""
+        """Load the adapter in `folder` and return what the engine says of it. If an unload of the same version ran
+        meanwhile, wait for its end and load again. Raises ApiError: INVALID_REQUEST, ENGINE_UNAVAILABLE."""
         while True:
             info, gone = await self._read(folder)
             if info.adapter not in gone:
@@ -145,7 +141,8 @@ class AdapterVersions:
                 await dropped.wait()
 
     async def _read(self, folder: Path) -> tuple[pb.AdapterInfo, set[AdapterHash]]:
-        """Load an adapter once. Return it, and the versions that the engine was told to unload meanwhile."""
+        """Load an adapter once. Return what the engine says of it, and the versions that were being unloaded
+        meanwhile."""
         token, gone = object(), set(self._dropping)
         self._reading[token] = gone
         try:

@@ -12,7 +12,7 @@ from gateway.adapters.status import AdapterStatus
 
 @dataclass(frozen=True, slots=True)
 class AdapterChanges:
-    """Changes between two polls."""
+    """Differences between two polls of the status of all adapters. `removed` has the names that are gone."""
 
     adapters: tuple[AdapterStatus, ...]
     """Adapters that are new or changed, in their present state."""
@@ -22,14 +22,12 @@ class AdapterChanges:
 async def watch(
     registry: AdapterRegistry, interval_seconds: float, stopping: asyncio.Event
 ) -> AsyncGenerator[AdapterChanges, None]:
-    """Yield all adapters at first, and then differences as they occur, until `stopping` is set.
-
-    The engine is polled every `interval_seconds`, and at once when the registry has changed.
-    """
+    """Yield all adapters at first, even if there are none, and then differences as they occur, until `stopping` is set.
+    The engine is polled every `interval_seconds`, and at once when the registry has changed."""
     before: dict[str, AdapterStatus] = {}
     first = True
     while not stopping.is_set():
-        change = registry.next_change  # taken before the look, so that none falls between the two
+        change = registry.next_change  # fetched before the statuses, so that no change is missed
         now = {status.name: status for status in await registry.statuses()}
         difference = _difference(before, now)
         if first or difference.adapters or difference.removed:
@@ -53,5 +51,5 @@ def _difference(before: Mapping[str, AdapterStatus], now: Mapping[str, AdapterSt
 
 
 def _news(status: AdapterStatus) -> Hashable:
-    """Return the fields whose change is reported. Counts and times are left out: they change with every request."""
+    """Return the fields whose change is reported, for comparison. Counts and times change with every request."""
     return status.generation, status.tier, status.served_version, status.error

@@ -1,1 +1,1 @@
-"""Batches: jobs of many lines that survive the end of any process that works on them (docs/batches.md)."""
+"""Batches: jobs of many request lines, which survive the end of any process that works on them (docs/batches.md)."""

@@ -13,7 +13,7 @@ from gateway.openai.render import encode_json
 from gateway.requests.types import TokenUsage
 
 SUFFIXES = OUTPUT, ERRORS = ".out", ".err"
-"""Suffixes of the names of parts, by the file that they become a piece of."""
+"""Suffixes of the names of objects with committed answers: those for the output file and those for the error file."""
 NEVER_RUN: Mapping[Outcome, tuple[str, str]] = {
     "cancelled": ("batch_cancelled", "the batch was cancelled before this line was answered"),
     "expired": ("batch_expired", "the batch's completion window was over before this line was answered"),
@@ -21,13 +21,13 @@ NEVER_RUN: Mapping[Outcome, tuple[str, str]] = {
 """Error code and message of lines without an answer, by the outcome of the batch."""
 
 ESCAPED = {character.encode(): f"\\u{ord(character):04x}".encode() for character in "\x85\u2028\u2029"}
-"""Escapes of characters that JSON may leave as they are, but that Python's splitlines takes as line ends. Many scripts
-read result files with it."""
+"""JSON escapes of characters (in UTF-8) that JSON allows unescaped, but that Python's splitlines takes as line ends.
+Many scripts read result files with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineName:
-    """Identifies the line that an answer belongs to."""
+    """Identifies one line of a batch's input file, to which an answer belongs."""
 
     batch_id: str
     number: int
@@ -36,22 +36,22 @@ class LineName:
 
     @property
     def answer_id(self) -> str:
-        """Id of the answer. It depends on the line only, so that a file that is written twice has the same content."""
+        """Id of the answer. It is derived from batch id and line number only, so that a rewritten file is the same."""
         digest = hashlib.blake2b(self.request_id.encode(), digest_size=12)
         return f"batch_req_{digest.hexdigest()}"
 
     @property
     def request_id(self) -> str:
-        """Id of the line's request in logs."""
+        """Id of the line's request in logs and answers: `BATCH_ID.NUMBER`."""
         return f"{self.batch_id}.{self.number}"
 
 
 @dataclass(frozen=True, slots=True)
 class LineAnswer:
-    """The result of a line, as it is written to a file."""
+    """The final result of a line, as it is written to the output file or the error file."""
 
     text: bytes
-    """The encoded line, including its newline."""
+    """Encoded JSON line, including its newline."""
     usage: TokenUsage | None = None
     """Tokens and device time of a completed line. None means that the line failed and goes to the error file."""
 
@@ -72,7 +72,7 @@ def completed_answer(name: LineName, body: Any, usage: TokenUsage) -> LineAnswer
 
 
 def failed_answer(name: LineName, error: ApiError) -> LineAnswer:
-    """Return the answer of a line that ran and failed."""
+    """Return the answer of a line that ran and failed, with the error as its HTTP response."""
     return LineAnswer(_line(name, response=_response(name, error.http_status, error.body())))
 
 

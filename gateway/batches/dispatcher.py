@@ -20,19 +20,19 @@ from gateway.core.errors import ApiError
 IDLE_SECONDS = 0.5
 """Seconds between two claims while there is no work."""
 BUSY_SECONDS = 0.05
-"""Seconds between two checks of whether lines are running out."""
+"""Seconds between two attempts to claim while this process has shards with enough lines, or has just claimed work."""
 COUNT_SECONDS = 5.0
 """Seconds between two counts of open batches for metrics."""
 AWAY_SECONDS = 2.0
 """Seconds until a task that failed because Redis or the storage is away is tried again."""
 MAX_SHARDS = 32
 MAX_SLOW = 8
-"""Maximum number of held shards that are slowed by a tenant's limits or on trial. Beyond it, those with the longest
-wait are released, so that other shards get their places."""
+"""Maximum number of held shards that are slowed by a tenant's limits or on trial. Of more, those with the longest wait
+are released, so that other shards can be claimed."""
 MAX_CONTROL_TASKS = 2
 CANCEL_SECONDS = 1.0
 STOP_SECONDS = 5.0
-"""Seconds that running lines get to end when the gateway stops, and again as many to commit their answers."""
+"""Seconds that running work gets to end when the gateway stops, and again as many after it is told to end at once."""
 
 log = structlog.get_logger("batches")
 
@@ -40,12 +40,14 @@ Validate = Callable[[Lease], Coroutine[None, None, None]]
 
 
 class Dispatcher:
-    """Works on batches while its context is entered. On exit, running work gets some time to end."""
+    """Works on batches while its context is entered; one per gateway process. On exit, it claims no more, and running
+    lines get up to STOP_SECONDS to end and again as many to commit their answers; then they are cancelled."""
 
     def __init__(self, context: BatchContext, validate: Validate, *, owner: str, lease_seconds: float) -> None:
         """
         Args:
-            validate: checks the input of the batch of a lease.
+            context: dependencies of all work on batches.
+            validate: checks the input of the batch of a lease and reports the result to the store.
             owner: name of this process in the store.
             lease_seconds: length of a lease.
         """
@@ -55,22 +57,22 @@ class Dispatcher:
         self._leases = LeaseKeeper(context.store, lease_seconds)
         self._works: dict[asyncio.Task[None], Shard | ControlTask] = {}
         self._resting: dict[str, float] = {}
-        """Batches that wait for a tenant's limit: until when, on the loop's clock."""
+        """Times on the loop's clock until which batches that wait for a tenant's limit are not claimed, by batch id."""
         self.open = 0
-        """Number of batches of all tenants with work left, as counted last."""
+        """Number of batches of all tenants with work left, as counted last (every COUNT_SECONDS)."""
         self._control_tasks_at = 0.0
-        """Time on the loop's clock of the next claim of tasks without lines. It is 0 when some work has ended here."""
+        """Time on the loop's clock of the next claim of tasks without lines. The end of any work here sets it to 0."""
         self._news = asyncio.Event()
         self._background: list[asyncio.Task[None]] = []
 
     @property
     def leases(self) -> Mapping[TaskKind, int]:
-        """Number of held leases by kind of task."""
+        """Number of leases that this process holds, by kind of task."""
         return Counter(work.lease.task for work in self._works.values())
 
     @property
     def backlog(self) -> int:
-        """Number of lines held by this process that could enter the engine now."""
+        """Number of lines in this process's shards that could enter the engine now, but have not."""
         return sum(shard.waiting for shard in self._shards)
 
     async def __aenter__(self) -> Dispatcher:
@@ -89,7 +91,7 @@ class Dispatcher:
             work.end()
         await self._wait_for_works()
         await cancel_until_done(*self._works, *others)
-        with suppress(ApiError):  # then other processes take this stop for a crash
+        with suppress(ApiError):  # other processes then count this stop as a crash
             await self._leases.hand_back()
 
     async def _wait_for_works(self) -> None:
@@ -109,19 +111,20 @@ class Dispatcher:
 
     async def _keep_counting(self) -> None:
         while True:
-            with suppress(ApiError):  # then the last count stands
+            with suppress(ApiError):  # the previous count remains
                 self.open = await self._context.store.count()
             await asyncio.sleep(COUNT_SECONDS)
 
     async def _pause(self, seconds: float) -> None:
-        """Sleep, but return early when some work has ended, because the next task of its batch may be ready."""
+        """Sleep for `seconds`, or until some work here has ended, because the next task of its batch may be ready."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._news.wait()
         self._news.clear()
 
     async def _claim_some(self) -> bool:
-        """Claim as much work as there is room for. Return whether anything was claimed."""
+        """Release lost leases and slow shards, then claim and start as much work as there is room for. Return whether
+        any was claimed. Raises ApiError while Redis is away."""
         await self._leases.hand_back()  # first, or this process would claim its own tasks as those of a dead one
         found = await self._claim_control_tasks()
         self._hand_back_slow()
@@ -130,8 +133,8 @@ class Dispatcher:
         return found
 
     async def _claim_control_tasks(self) -> bool:
-        """Claim tasks without lines; return whether there were any. Such a claim looks at every open batch and mostly
-        finds none, so it is rate limited."""
+        """Claim and start tasks without lines, at most MAX_CONTROL_TASKS at once; return whether there were any. Does
+        nothing if called too soon again: such a claim looks at every open batch and mostly finds none."""
         found, now = False, asyncio.get_running_loop().time()
         if now < self._control_tasks_at:
             return found
@@ -202,7 +205,8 @@ class Dispatcher:
         return self._context.gate.wants_more(self.backlog)
 
     def _held_up(self) -> set[str]:
-        """Return ids of batches not to claim more of: their shards here run one line at a time, or wait for limits."""
+        """Return the ids of batches whose shards are not claimed now: they rest, or run one line at a time or wait for
+        limits here."""
         now = asyncio.get_running_loop().time()
         self._resting = {batch: until for batch, until in self._resting.items() if until > now}
         return {*self._resting, *(shard.lease.batch_id for shard in self._shards if shard.is_slow)}
@@ -225,8 +229,8 @@ async def _run_forever(loop: Callable[[], Awaitable[None]]) -> None:
 
 
 async def cancel_until_done(*tasks: asyncio.Task[None]) -> None:
-    """Cancel tasks until they have ended. One cancellation may not be enough: the Redis client may swallow a
-    cancellation that coincides with a reply."""
+    """Cancel tasks again every CANCEL_SECONDS until all have ended: the Redis client may swallow a cancellation that
+    coincides with a reply. Exceptions of the tasks are not raised."""
     while running := [task for task in tasks if not task.done()]:
         for task in running:
             task.cancel()

@@ -18,7 +18,8 @@ MOST_OPEN = 256
 
 
 class EtaEstimator:
-    """Estimates the end of batches. It reads the open batches and the engine's statistics at most once a second."""
+    """Estimates the ends of batches, for all requests of a gateway. It reads the open batches and the engine's
+    statistics at most once a second each."""
 
     def __init__(self, batches: Batches, engine: EngineApi) -> None:
         self._batches = batches
@@ -26,8 +27,8 @@ class EtaEstimator:
         self._stats = SharedPoll(engine.stats)
 
     async def eta(self, batch: Batch) -> float | None:
-        """Return the estimated seconds until the batch's last line has ended. None means that the batch runs no lines,
-        or that no estimate is possible; errors count as the latter, so a missing estimate never fails a request."""
+        """Return the estimated seconds until the batch's last line has ended. None means that the batch is not in
+        progress or that no estimate is possible, also because Redis or the engine is away."""
         if batch.status != "in_progress":
             return None
         try:
@@ -39,13 +40,14 @@ class EtaEstimator:
         return None if speed is None else eta_seconds(_open_job(batch, now), others, speed)
 
     async def _open_jobs(self) -> tuple[float, Sequence[OpenJob]]:
-        """Return Redis's time and the open jobs."""
+        """Return Redis's time in Unix seconds and up to MOST_OPEN open batches. Raises ApiError."""
         now, found = await self._batches.open(MOST_OPEN)
         return now, [_open_job(batch, now) for batch in found]
 
 
 def batch_speed(stats: pb.EngineStats) -> BatchSpeed | None:
-    """Return the speed of batch work. None means that an operator has stopped the batch lane."""
+    """Return the share of the device and the number of running lines of batch work, from the engine's statistics. None
+    means that the batch lane does not run, because an operator has stopped it."""
     lane = next((lane for lane in stats.lanes if lane.lane == pb.LANE_BATCH), None)
     if lane is None or lane.mode != pb.LANE_MODE_OPEN:
         return None

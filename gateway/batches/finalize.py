@@ -1,6 +1,5 @@
-"""Finalizes batches. The output file and the error file get the committed answers, and the error file also explains why
-the remaining lines have no answer. Afterwards everything else of the batch is deleted, as are objects of batches that
-no longer exist."""
+"""Ends batches: writes the output file and the error file from the committed answers, then deletes everything else of
+the batch. Also deletes objects of batches that no longer exist."""
 
 from __future__ import annotations
 
@@ -22,10 +21,10 @@ from gateway.files.sweeper import GRACE_SECONDS, NameAgeTracker
 
 
 async def finalize(store: BatchStore, files: Files, lease: Lease) -> None:
-    """Write the result files and end the batch. Finalizing it again, or concurrently, makes the same files.
+    """Perform a `finalize` task: write the output file and the error file, each if it would have lines, and end the
+    batch. Lines without an answer get an error line. Repeating this, also concurrently, makes the same files.
 
-    Raises:
-        ApiError: the storage or Redis is away; the batch is unchanged.
+    Raises ApiError if the storage or Redis is away; the batch is then unchanged.
     """
     batch, parts = lease.batch, await store.parts(lease)
     entries = await read_index(files.storage, lease)
@@ -39,14 +38,14 @@ async def finalize(store: BatchStore, files: Files, lease: Lease) -> None:
 
 
 async def _adopted(files: Files, batch: Batch, kind: Literal["output", "error"], chunks: AsyncIterator[bytes]) -> str:
-    """Store a result file. Return its id."""
+    """Store `chunks` as a result file of the tenant, charged but never refused, and return its id. Raises ApiError."""
     file_id = result_file_id(batch.id, kind)
     await files.adopt(batch.tenant, file_id, f"{batch.id}_{kind}.jsonl", chunks, batch.output_expires_after)
     return file_id
 
 
 async def concatenated(storage: Storage, names: Iterable[str]) -> AsyncIterator[bytes]:
-    """Yield the contents of several objects, one after the other."""
+    """Yield the contents of the objects `names`, one after the other, in pieces of at most 256 KiB."""
     for name in names:
         async for piece in storage.read(name):
             yield piece
@@ -72,8 +71,8 @@ async def _errors(
 async def _texts(
     pieces: AsyncIterator[bytes], start: int, entries: Iterable[IndexEntry]
 ) -> AsyncIterator[tuple[IndexEntry, bytes]]:
-    """Yield the lines of entries in the order of their offsets, reading the file once. `start` is the offset in the
-    file at which `pieces` begin."""
+    """Yield each entry with its line of the input. `pieces` are the input file's bytes from the offset `start` on, and
+    are read once; `entries` are in the order of their offsets."""
     held = bytearray()
     for entry in entries:
         while start + len(held) < entry.offset + entry.length:
@@ -88,11 +87,8 @@ async def _texts(
 
 
 async def sweep(store: BatchStore, files: Files, lease: Lease) -> None:
-    """Perform a `sweep` task. It can be repeated after it was interrupted.
-
-    Raises:
-        ApiError: REGISTRY_UNAVAILABLE, STORAGE_UNAVAILABLE.
-    """
+    """Perform a `sweep` task: delete an ended batch's objects, unpin its input file and delete its working keys. Can be
+    repeated after an interruption. Raises ApiError: REGISTRY_UNAVAILABLE, STORAGE_UNAVAILABLE."""
     batch = lease.batch
     await files.storage.delete(await files.storage.list(batch.folder))
     await files.unpin(batch.tenant, batch.input_file_id, batch.id)
@@ -103,16 +99,17 @@ log = structlog.get_logger("batches")
 
 
 class StraySweeper:
-    """Deletes stray objects. They exist if a gateway stalled during the end of a batch and wrote its objects
-    afterwards, or if Redis lost its data."""
+    """Deletes objects of batches that are not in the index of open batches. They exist if a gateway stalled during the
+    end of a batch and wrote objects afterwards, or if Redis lost its data."""
 
     def __init__(self, storage: Storage, store: BatchStore, strays: NameAgeTracker | None = None) -> None:
-        """`strays` tracks how long objects have been seen as strays."""
+        """`strays` tracks how long stray objects have been seen; by default, the limit is GRACE_SECONDS."""
         self._storage, self._store = storage, store
         self._strays = strays or NameAgeTracker(GRACE_SECONDS)
 
     async def sweep(self) -> list[str]:
-        """Delete strays. Return their names. Raises ApiError: STORAGE_UNAVAILABLE, REGISTRY_UNAVAILABLE."""
+        """Delete objects that have been strays for long enough, and return their names. Raises ApiError:
+        STORAGE_UNAVAILABLE, REGISTRY_UNAVAILABLE."""
         names = await self._storage.list(FOLDERS)  # first: a batch is in the index before anything is in its folder
         open_ids = await self._store.open_ids()
         doomed = self._strays.names_older_than_limit(name for name in names if name.split("/")[1] not in open_ids)

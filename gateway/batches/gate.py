@@ -26,28 +26,29 @@ log = structlog.get_logger("batches")
 
 
 class EnginePlace:
-    """A line's place in the engine, from its admission by the gate until the line has left the engine."""
+    """Permission of one line to be in the engine, from its admission by the gate until the line has left the engine."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self.has_begun = False
 
     def begin(self) -> None:
-        """Note that the engine has begun to run the line, so that another line may wait there."""
+        """Report that the engine has begun to run the line, so that the gate may admit another line to wait there."""
         self.has_begun = True
         self._gate.began()
 
 
 class Gate:
-    """Admits batch lines to the engine. It is closed while the engine is away or its batch lane is not open."""
+    """Admits this process's batch lines to the engine. It is closed while the engine is away or its batch lane is not
+    open."""
 
     def __init__(self, engine: EngineApi, lane_capacity: Callable[[], int], clock: Callable[[], float]) -> None:
         """
         Args:
             engine: the engine that runs the lines.
-            lane_capacity: returns how many requests this gateway admits to the batch lane; lines of batches use up to
-                half of them.
-            clock: returns the time in seconds.
+            lane_capacity: returns how many requests this gateway admits to the batch lane. Batches use up to half of
+                them.
+            clock: returns a monotonic time in seconds.
         """
         self._engine = engine
         self._lane_capacity = lane_capacity
@@ -61,16 +62,18 @@ class Gate:
 
     @property
     def in_flight(self) -> int:
-        """Number of lines that have a place."""
+        """Number of admitted lines that have not left the engine, including those on their way to it."""
         return self._queue.inside + self._flow.begun
 
     def wants_more(self, waiting: int) -> bool:
-        """Return whether there may soon be room for more lines than those already waiting."""
+        """Return whether the gate is open and `waiting`, the lines that this gateway could send, are fewer than should
+        wait in the engine, so that more should be claimed."""
         return self._passable and waiting < self._flow.target
 
     @asynccontextmanager
     async def place(self, order: Order) -> AsyncIterator[EnginePlace]:
-        """Wait for a place in the engine, and hold it for the block."""
+        """Wait until the line is admitted to the engine, the least `order` first, and yield its place. On exit it is
+        free again."""
         await self._queue.enter(order)
         place = EnginePlace(self)
         try:
@@ -83,17 +86,18 @@ class Gate:
         self._queue.leave()
 
     def close_for(self, seconds: float) -> None:
-        """Admit no line for so many seconds."""
+        """Admit no line for the next `seconds`."""
         self._shut_until = max(self._shut_until, self._clock() + seconds)
 
     async def watch(self) -> None:
-        """Poll the engine forever."""
+        """Poll the engine every POLL_SECONDS, forever."""
         while True:
             await self.poll()
             await asyncio.sleep(POLL_SECONDS)
 
     async def poll(self) -> None:
-        """Poll the engine's batch lane, if lines are here or the gate is closed, and admit lines if there is room."""
+        """Read the batch lane's state from the engine, if there are lines here or the gate is closed, and close or open
+        the gate. Then admit as many queued lines as there is room for."""
         if self._queue.queued or self.in_flight or not self._open:
             try:
                 self._see(await self._engine.stats())
@@ -127,14 +131,15 @@ class Gate:
 
 
 Order = tuple[Any, ...]
-"""Sort key of a waiter. The least goes first."""
+"""Sort key of a waiter in an `AdmissionQueue`. The least is admitted first."""
 
 
 class AdmissionQueue:
-    """Admits waiters in order. An admitted waiter counts as `inside` until `leave`."""
+    """Admits waiting coroutines in order. `inside` counts those admitted, until each calls `leave`; `queued` the
+    others."""
 
     def __init__(self, room: Callable[[], int]) -> None:
-        """`room` returns how many more waiters may be admitted now."""
+        """`room` returns how many more waiters may be admitted now; it is called at each `admit`."""
         self.inside = 0
         self.queued = 0
         self._room = room
@@ -142,7 +147,8 @@ class AdmissionQueue:
         self._waiting: list[tuple[Order, int, asyncio.Future[None]]] = []
 
     async def enter(self, order: Order) -> None:
-        """Wait until admitted. A cancelled waiter takes up no room."""
+        """Wait until admitted; the least `order` goes first, ties in order of arrival. The caller must call `leave`
+        afterwards. A cancelled call leaves the queue by itself."""
         turn = asyncio.get_running_loop().create_future()
         heappush(self._waiting, (order, next(self._numbers), turn))
         self.queued += 1
@@ -161,7 +167,7 @@ class AdmissionQueue:
         self.admit()
 
     def admit(self) -> None:
-        """Admit as many waiters as there is room for. Call this whenever there may be more room."""
+        """Admit as many waiters as `room` allows. Call this whenever there may be more room."""
         room = self._room() if self._waiting else 0
         while room > 0 and self._waiting:
             _, _, turn = heappop(self._waiting)

@@ -1,5 +1,5 @@
-"""Validates a batch's input line by line, with the same checks as for the same requests over HTTP. Memory grows with
-the number of lines only by what the index needs of each line."""
+"""Validates a batch's input line by line, with the same checks as for requests over HTTP, and builds the batch's index.
+Memory grows with the number of lines only by what the index needs of each line."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from gateway.openai.schema import ChatRequest, CompletionRequest, Sampled
 from gateway.requests.types import Chat, GenerateRequest
 
 PIECE_BYTES = 2**20
-"""Number of bytes read at a time."""
+"""Number of bytes that are read from the input file at a time."""
 MAX_ERRORS = 100
-"""Number of errors after which the check stops. More of them do not help to repair a file."""
+"""Number of errors after which the check of an input file stops."""
 PREFIX_BYTES = 192
-"""Length of the prompt prefix by which lines are sorted, so that lines with the same prefix run after each other."""
+"""Bytes of a prompt's prefix by which lines are sorted, so that lines with the same prefix run after each other."""
 SPARE_LEVELS = 200
 """Extra nesting levels that a line must survive: the code that parses the line later runs deeper in the call stack than
 this check, and must get as far."""
 MANY_BRACKETS = 200
-"""Number of brackets up to which a line is never nested too deeply."""
+"""Number of opening brackets up to which a line's nesting depth is not checked."""
 BOM = b"\xef\xbb\xbf"
 """UTF-8 byte order mark, with which some editors begin a file."""
 
 
 class BatchLine(Struct, kw_only=True):
-    """A line of the input file."""
+    """A line of the input file. `body` is the unparsed JSON of the request."""
 
     custom_id: Annotated[str, Meta(min_length=1, max_length=512)]
     method: str
@@ -45,32 +45,33 @@ class BatchLine(Struct, kw_only=True):
 
 
 class CheckParameters(Struct, kw_only=True):
-    """Parameters of a check: the input, and what it is checked against."""
+    """Parameters of the check of an input file: its location, and what its lines are checked against."""
 
     url: str
     """URL of the input file for fsspec."""
     endpoint: str
     bases: tuple[str, ...]
     adapters: frozenset[str]
-    """Adapters that the batch's tenant may use."""
+    """Names of the adapters that the batch's tenant may use. `bases` has names of the base model, `aliases` maps to
+    adapters."""
     aliases: Mapping[str, str]
     max_lines: int
     max_line_bytes: int
     unknown_fields: UnknownFields = "ignore"
-    """The tenant's setting for unknown fields."""
+    """The tenant's setting for request fields that the gateway does not know."""
 
 
 class CheckResult(Struct, kw_only=True):
-    """Result of a check: the number of lines and their model, or errors."""
+    """Result of the check of an input file: the number of lines and their model, or errors if any line is invalid."""
 
     total: int = 0
     model: str | None = None
-    """The model that all lines name. None means that they name several."""
+    """The model or adapter that all lines name. None means that they name several."""
     errors: list[BatchError] = []
 
 
 class ReadableFile(Protocol):
-    """A file that is read in pieces."""
+    """A binary file that is read from the beginning, in pieces."""
 
     def read(self, size: int, /) -> bytes:
         """Return at most `size` bytes, and none at the end of the file."""
@@ -78,11 +79,12 @@ class ReadableFile(Protocol):
 
 class BodyParser(Protocol):
     def __call__(self, text: Raw, unknown: UnknownFields) -> tuple[Sampled, GenerateRequest]:
-        """Parse the body of a line. Raises ApiError."""
+        """Parse and check a line's body, the JSON `text`. Return the body and the request made from it. `unknown` says
+        whether unknown fields are refused. Raises ApiError."""
 
 
 class LineError(Exception):
-    """A line is invalid."""
+    """A line is invalid. Code, message and field are those of `BatchError`."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         self.code, self.message, self.param = code, message, param
@@ -99,11 +101,11 @@ def _completion(text: Raw, unknown: UnknownFields) -> tuple[Sampled, GenerateReq
 
 
 READERS: Mapping[str, BodyParser] = {"/v1/chat/completions": _chat, "/v1/completions": _completion}
-"""Parsers of line bodies by endpoint."""
+"""Functions that parse and check the bodies of lines, by endpoint."""
 
 
 class InputCheck:
-    """Checks one input file."""
+    """Checks one input file and collects its index. An object is used for one `run`."""
 
     def __init__(self, asked: CheckParameters) -> None:
         self._asked = asked
@@ -113,11 +115,12 @@ class InputCheck:
         self._ids: set[bytes] = set()
         self._models: set[str] = set()
         self._lines: list[tuple[str, bytes, int, int, int]] = []
-        """Valid lines: adapter, beginning of the prompt, number, offset and length."""
+        """Valid lines: adapter name, beginning of the prompt, line number, offset and length in bytes."""
         self._errors: list[BatchError] = []
 
     def run(self, file: ReadableFile) -> tuple[CheckResult, bytes]:
-        """Check the file. Return the result and the packed index, empty if there are errors. Raises the file's
+        """Check the file, until MAX_ERRORS errors. Return the result, and the packed index (empty if there are errors)
+        of the lines in the order in which they should run: by adapter, then prompt prefix. Raises the file's
         exceptions."""
         for number, (offset, length, line) in enumerate(split_lines(file, self._asked.max_line_bytes), 1):
             if length and (line is None or line.strip()):
@@ -138,8 +141,8 @@ class InputCheck:
             self._errors.append(BatchError(error.code, error.message, error.param, number))
 
     def _checked(self, line: bytes | None) -> tuple[str, bytes]:
-        """Check one line. Return its adapter, empty for the base model, and its prompt's beginning. Raises
-        LineError."""
+        """Check one line (None: it is too long), and note its id and model. Return the name of its adapter, empty for
+        the base model, and the beginning of its prompt. Raises LineError."""
         if line is None:
             raise LineError("line_too_long", f"a line has at most {self._asked.max_line_bytes} bytes")
         request = self._decoded(line)
@@ -187,7 +190,8 @@ class InputCheck:
 
 
 def split_lines(file: ReadableFile, max_bytes: int) -> Iterator[tuple[int, int, bytes | None]]:
-    """Yield offset, length and text of each line, without its newline. Text longer than `max_bytes` is None."""
+    """Yield the offset, the length and the text of each line, without the newline, in bytes. The text is None if it is
+    longer than `max_bytes`. A byte order mark at the beginning is skipped."""
     offset, length, kept = 0, 0, bytearray()
     first = True
     while piece := file.read(PIECE_BYTES):
@@ -212,12 +216,13 @@ def split_lines(file: ReadableFile, max_bytes: int) -> Iterator[tuple[int, int, 
 
 
 def _named(query: ModelQuery) -> str:
-    """Return the name of the model that answers: the adapter, if one is named beside the model."""
+    """Return the name of the model that a request asks for: the adapter, if one is named beside the model."""
     return query.adapter_id or query.lora_path or query.model
 
 
 def _beginning(request: GenerateRequest) -> bytes:
-    """Return the beginning of the first prompt. Tools come first, because chat templates put them there."""
+    """Return up to PREFIX_BYTES of the first prompt, as a sort key, after a hash of the tools, which chat templates put
+    first."""
     prompt = request.prompts[0]
     if isinstance(prompt, tuple):
         return _bytes(" ".join(map(str, prompt[:PREFIX_BYTES])))

@@ -1,4 +1,4 @@
-"""Leases of batch tasks: a worker leases one task for a limited time, identified by a fence."""
+"""Leases of batch tasks: a process leases one task for a limited time, identified by a fence."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from gateway.batches.trial import TaskHistory
 TaskKind = Literal["validate", "shard", "finalize", "sweep"]
 ALL_TASKS: frozenset[TaskKind] = frozenset(("validate", "shard", "finalize", "sweep"))
 SMALL_TASKS: frozenset[TaskKind] = ALL_TASKS - {"shard"}
-"""Tasks that take only seconds. Workers claim them separately too, or they would wait behind more urgent batches."""
+"""Tasks that take only seconds. They are claimed separately, or they would wait for shards of more urgent batches."""
 SHARD_SIZE = 128
-"""Number of positions in a shard. It is a multiple of 8, so that each shard has whole bytes in the bitmap."""
+"""Number of positions (lines) in a shard. It is a multiple of 8, so that each shard has whole bytes in the bitmap."""
 
 Standing = Literal["yours", "lost", "ending"]
-"""State of a lease. `lost` means that another process has the task or that the task is over; nothing that the holder
-still does counts. `ending` means that the batch is being cancelled or its window is over: the holder must stop its
-lines, commit what is done and release. Such a lease is no longer extended."""
+"""State of a lease in Redis. `yours`: it is valid. `lost`: another process has the task or the task is over; nothing
+that the holder still does counts. `ending`: the batch is being cancelled or its window is over. The holder must then
+stop its lines, commit the answers that it has and release the lease, which is no longer extended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A leased task. A batch has one task at a time, except for its shards: validate, then all shards in parallel, then
-    finalize, then sweep.
+    """One task of a batch that a process has leased. A batch has one task at a time, except for its shards: validate,
+    then all shards in parallel, then finalize, then sweep.
 
     Positions are places in the batch's index (`gateway.batches.line_reader`), which has the lines in the order in which
     they run best. A shard is a range of positions. The task `sweep` belongs to a batch that has ended: its folder is to
@@ -46,9 +46,10 @@ class Lease:
     done: bytes = field(default=b"", compare=False, repr=False)
     """Bitmap of the positions from `first` on, most significant bit first: set if an answer was already committed."""
     losses: int = field(default=0, compare=False)
-    """Number of processes that may have died of this task: each leased it and neither released it nor came back."""
+    """Number of processes that leased the task, and may have died of it: they neither released it nor reported
+    since."""
     marks: Mapping[int, int] = field(default_factory=dict, compare=False, repr=False)
-    """How many processes died while a line ran alone on trial, by the line's position (`gateway.batches.trial`)."""
+    """For each position whose line ran alone, on trial, when its process died: how often (`gateway.batches.trial`)."""
 
     @property
     def batch_id(self) -> str:
@@ -68,12 +69,13 @@ class Lease:
         return byte < len(self.done) and bool(self.done[byte] & 0x80 >> bit)
 
     def open_positions(self) -> Iterator[int]:
-        """Iterate over the positions without a committed answer, in order."""
+        """Yield the positions from `first` to `last` without a committed answer, in order."""
         return (position for position in range(self.first, self.last) if not self.is_done(position))
 
 
 def read_lease(task: str, fence: bytes, microseconds_left: bytes, done: bytes, words: Sequence[bytes]) -> Lease:
-    """Read what `claim.lua` returns: `words` are the fields of the batch, each followed by its value."""
+    """Return the lease that `claim.lua` describes: the task's name, its fence, the microseconds left in the batch's
+    window, the bitmap of committed positions, and in `words` the fields of the batch, each followed by its value."""
     fields = dict(zip(words[::2], words[1::2], strict=True))
     batch, left, trial = read_fields(fields), int(microseconds_left) / 1e6, TaskHistory.read(fields, task)
     if task.isdecimal():

@@ -1,4 +1,4 @@
-"""Renews the leases that a gateway holds, and tells the work under a lease when the lease ends."""
+"""Renews the leases that a gateway holds, and stops the work under a lease when the lease or the batch ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.batches.store import BatchStore
 from gateway.core.errors import ApiError
 
 RENEW_SECONDS = 1.0
-"""Maximum seconds between renewals, which also tell that a batch is being cancelled or its window is over."""
+"""Maximum seconds between renewals. A renewal also reports that a batch is being cancelled or its window is over."""
 RENEWALS = 5
 """Minimum number of renewals within the term of a lease."""
 
@@ -22,31 +22,31 @@ log = structlog.get_logger("batches")
 
 
 class LeasedWork(Protocol):
-    """Work that is done under a lease."""
+    """Work that is done under a lease, either a shard or a control task. `LeaseKeeper` calls its methods."""
 
     is_lost: bool
-    """True once the work has been told that its lease is lost."""
+    """True once `on_lease_lost` was called, or the work itself found that its lease is lost."""
 
     def on_lease_lost(self) -> None:
-        """Stop, because the lease is lost and no further commit counts."""
+        """Stop at once, because the lease is lost and no further commit counts. Does not wait for the end."""
 
     def end(self) -> None:
-        """Stop because the batch is ending, and keep what is done."""
+        """Begin to stop because the batch is ending, but commit the answers that exist. Does not wait for that."""
 
 
 class HeldLease:
-    """A held lease, with a timer for its term. The term is counted from before the lease was requested, so it never
-    ends later here than in Redis."""
+    """A lease that this process holds, with a timer that calls `on_lease_lost` when its term ends. The term is counted
+    from before the lease was requested, so it never ends later here than in Redis."""
 
     def __init__(self, lease: Lease, work: LeasedWork, given_up: Callable[[Lease], None]) -> None:
-        """`given_up` is called when the lease is lost."""
+        """`given_up` is called with the lease when the lease is lost, before `work.on_lease_lost`."""
         self.lease = lease
         self.work = work
         self._given_up = given_up
         self._timer: asyncio.TimerHandle | None = None
 
     def extend(self, until: float) -> None:
-        """Let the lease run out at `until`, on the loop's clock."""
+        """Restart the timer, so that the lease runs out at `until`, on the loop's clock."""
         self.close()
         self._timer = asyncio.get_running_loop().call_at(until, self._ran_out)
 
@@ -64,15 +64,15 @@ class HeldLease:
 
 
 class LeaseKeeper:
-    """Keeps leases while their work goes on. Times are in seconds on the loop's clock, never on other clocks."""
+    """Renews one gateway process's leases while their work goes on. Times are in seconds on the event loop's clock."""
 
     def __init__(self, store: BatchStore, seconds: float) -> None:
-        """`seconds` is the term of a lease."""
+        """`seconds` is the term of a lease, as in the store."""
         self._store = store
         self._seconds = seconds
         self._held: dict[int, HeldLease] = {}
         self._given_up: dict[Lease, None] = {}
-        """Leases that ran out or were taken while this process lived. They are released when Redis answers."""
+        """Leases that ran out or were lost while this process lived. `hand_back` releases them when Redis answers."""
         self._away = False
 
     def __len__(self) -> int:
@@ -80,14 +80,9 @@ class LeaseKeeper:
 
     @contextmanager
     def holding(self, lease: Lease, asked: float, work: LeasedWork) -> Iterator[None]:
-        """Register a lease and its work for renewal (see `keep`) while the block runs.
-
-        If the lease is lost or runs out, the work is told by `lose`; if its batch is ending, by `end`. Leaving the
-        block does not release the lease.
-
-        Args:
-            asked: when the lease's claim was sent, on the loop's clock. The term counts from then.
-        """
+        """Have `keep` renew a lease while the body runs. Calls `work.on_lease_lost` if the lease is lost or runs out,
+        and `work.end` if its batch is ending. Leaving the body does not release the lease. `asked` is when the claim
+        was sent, on the loop's clock: the term counts from then."""
         held = self._held[id(work)] = HeldLease(lease, work, self.give_up)
         held.extend(asked + self._seconds)
         try:
@@ -97,25 +92,25 @@ class LeaseKeeper:
             del self._held[id(work)]
 
     def give_up(self, lease: Lease) -> None:
-        """Mark a lease to be released before more is claimed, so that Redis does not take this process for dead."""
+        """Register a lease that `hand_back` will release, so that Redis does not count this process as dead."""
         self._given_up[lease] = None
 
     async def hand_back(self) -> None:
-        """Release all leases that were given up. Raises ApiError (REGISTRY_UNAVAILABLE) and keeps the rest for
-        later."""
+        """Release all leases registered by `give_up`. Raises ApiError (REGISTRY_UNAVAILABLE); the rest stay
+        registered."""
         for lease in tuple(self._given_up):
             await self._store.release(lease)
             del self._given_up[lease]
 
     async def keep(self) -> None:
-        """Renew all held leases periodically, forever."""
+        """Renew all held leases, forever: every RENEW_SECONDS, or RENEWALS times in a term if that is sooner."""
         while True:
             await asyncio.sleep(min(RENEW_SECONDS, self._seconds / RENEWALS))
             await self.renew()
 
     async def renew(self) -> None:
-        """Renew all held leases and tell the work of each if its lease is lost or its batch is ending. While Redis is
-        away the leases run out, and their work stops."""
+        """Renew all held leases once. Calls `on_lease_lost` or `end` of the work whose lease is lost or whose batch is
+        ending. If Redis is away, logs that once and raises nothing; the leases then run out, which stops their work."""
         held = tuple(self._held.values())
         asked = asyncio.get_running_loop().time()
         try:
@@ -130,7 +125,7 @@ class LeaseKeeper:
             self._heard(each, standings[each.lease], asked)
 
     def _heard(self, held: HeldLease, standing: str, asked: float) -> None:
-        if id(held.work) not in self._held:  # done, while the question was on its way
+        if id(held.work) not in self._held:  # the work ended while the renewal was under way
             return
         if standing == "lost":
             held.on_lease_lost()

@@ -1,5 +1,4 @@
-"""The index of a batch, which says where each line lies in the input file, and the reader of a shard's lines. Small
-lines that lie close together are read together."""
+"""The index of a batch, which says where each line lies in the input file, and the reader of a shard's lines."""
 
 from __future__ import annotations
 
@@ -13,20 +12,20 @@ from gateway.files.service import Files
 from gateway.files.storage import Storage
 
 SMALL_BYTES = 16 * 2**10
-"""Maximum length of lines that are read when the shard begins (2 MiB in total). Others are read when they run."""
+"""Maximum bytes of lines that are read when the shard begins (2 MiB in total). Longer ones are read when they run."""
 GAP_BYTES = 2**10
-"""Maximum gap between two lines that are read together. Its bytes are read and dropped."""
+"""Maximum gap in bytes between two lines that are read in one call. The gap's bytes are read and dropped."""
 SPAN_BYTES = 256 * 2**10
 
 
 class LineReader:
-    """The lines of one shard. Every method raises ApiError like `Files`."""
+    """Reads the lines of one shard from the input file `source`. Every method raises ApiError like `Files`."""
 
     def __init__(self, files: Files, source: FileRecord) -> None:
         self._files = files
         self._source = source
         self._kept: dict[int, bytes] = {}
-        """Lines that were read ahead, by position."""
+        """Texts of the lines that were read ahead, by position."""
 
     async def read_ahead(self, entries: Iterable[IndexEntry]) -> None:
         for span in _spans(entries):
@@ -44,7 +43,8 @@ class LineReader:
 
 
 def _spans(entries: Iterable[IndexEntry]) -> Iterator[list[IndexEntry]]:
-    """Group the small lines into spans that are worth one read each, in the order of their offsets."""
+    """Group the entries of small lines that lie close together into spans of at most SPAN_BYTES bytes, which are read
+    in one call, in the order of their offsets. Long lines are left out."""
     span: list[IndexEntry] = []
     for entry in sorted((entry for entry in entries if entry.length <= SMALL_BYTES), key=lambda entry: entry.offset):
         end = entry.offset + entry.length
@@ -58,30 +58,27 @@ def _spans(entries: Iterable[IndexEntry]) -> Iterator[list[IndexEntry]]:
 
 
 RECORD = Struct("<IQI")
-"""Packed format of an entry: number, offset and length of a line."""
+"""Packed format of an index entry: line number (4 bytes), offset (8) and length (4)."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
     position: int
     line: int
-    """Number of the line in the input, from 1."""
+    """Number of the line in the input file, from 1."""
     offset: int
-    """Offset of the line in the input, in bytes. `length` is in bytes too and excludes the line's newline."""
+    """Offset of the line in the input file, in bytes. `length` is in bytes too and excludes the line's newline."""
     length: int
 
 
 def pack_index(lines: Iterable[tuple[int, int, int]]) -> bytes:
-    """Pack a whole index from the numbers, offsets and lengths of lines in the order of positions."""
+    """Return an index as bytes. `lines` has each line's number, offset and length, in the order of positions."""
     return b"".join(RECORD.pack(*line) for line in lines)
 
 
 async def read_index(storage: Storage, lease: Lease) -> list[IndexEntry]:
-    """Read the index entries of a lease's positions that are not committed yet, in order.
-
-    Raises:
-        ApiError: STORAGE_UNAVAILABLE.
-    """
+    """Return the index entries of those positions of a lease that have no committed answer, in the order of positions.
+    Raises ApiError: STORAGE_UNAVAILABLE."""
     size = lease.last - lease.first
     if not size:
         return []

@@ -1,4 +1,4 @@
-"""Runs single lines of a batch: each is the same request that its body would be over HTTP, with the same answer."""
+"""Runs single lines of a batch: each is the request that its body would be over HTTP, and gets the same answer."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from gateway.openai.calls import CALLS
 from gateway.requests.service import Gateway
 
 UNHEARD_SECONDS = 5.0
-"""Seconds after a claim in which an unknown key is not taken for deleted, as it may be too new to be known here."""
+"""Seconds after a claim in which an unknown key is not taken for deleted: it may be too new to be known here."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineRunner:
-    """Runs the lines of one shard."""
+    """Runs the lines of one shard in the batch lane, for the key that the batch was requested with."""
 
     gateway: Gateway
     holders: KeyHolders
     lease: Lease
     claimed: float
-    """When the lease was claimed, on the loop's clock."""
+    """Time on the loop's clock at which the lease was claimed."""
 
     @property
     def left(self) -> float:
@@ -37,11 +37,9 @@ class LineRunner:
         return self.lease.seconds_left - self._age
 
     async def run(self, name: LineName, body: bytes, begun: Callable[[], None]) -> LineAnswer:
-        """Run one line and return its answer. `begun` is called when the engine has begun to run it.
-
-        Raises:
-            ApiError: those of `Gateway.generate`, or the body is invalid; the line has no answer yet.
-        """
+        """Run one line with the request body `body` and return its answer, under the ids in `name`. `begun` is called
+        when the engine has begun to run the request. A key that was deleted or disabled gives an error answer. Raises
+        ApiError, without an answer, if `Gateway.generate` does, the body is invalid, or the key is not known yet."""
         principal = self._principal()
         if isinstance(principal, KeyLapse):
             return unrun_answer(name, *principal.value)
@@ -61,8 +59,8 @@ class LineRunner:
         return asyncio.get_running_loop().time() - self.claimed
 
     def _principal(self) -> Principal | KeyLapse:
-        """Return the caller that the line is charged to, or why it must not run. Raises ApiError if that is not known
-        yet."""
+        """Return the caller that the lines are charged to, or the reason why they must not run. Raises ApiError
+        (REGISTRY_UNAVAILABLE) in the first UNHEARD_SECONDS if the key is unknown."""
         found = self.holders.holder(self.lease.tenant, self.lease.batch.key_id)
         if isinstance(found, KeyLapse) and not found.is_certain and self._age < UNHEARD_SECONDS:
             raise unavailable(Fault.REGISTRY_UNAVAILABLE, "the key is not known here yet")

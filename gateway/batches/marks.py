@@ -20,14 +20,11 @@ async def under_mark(
     *,
     stays: Callable[[BaseException], bool] = lambda error: False,
 ) -> AsyncIterator[Suspicion | None]:
-    """Mark a line, or the lease's task, before the block runs, and remove the mark if this process survived the block.
+    """Mark a line, or the lease's task, in Redis while the body runs: the mark remains if this process dies. Yield what
+    other processes have recorded of it, or None, without a mark, if the lease is lost. On exit the mark is removed,
+    also after an exception or a cancellation, unless `stays(exception)` is true.
 
-    Args:
-        position: position of the line. None means the task itself.
-        stays: returns whether the mark stays after an exception that the block raised.
-
-    Yields:
-        What other processes have recorded. None means that the lease is lost, and nothing is marked.
+    `position` is that of the line; None means the task itself. Raises ApiError on enter if Redis is away.
     """
     marking = asyncio.create_task(store.begin_trial(lease, position))
     try:

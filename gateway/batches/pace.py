@@ -10,15 +10,15 @@ from math import inf
 from gateway.batches.gate import AdmissionQueue, Order
 
 FIRST_WINDOW = 16
-"""Lines that may ask at once before any has been admitted."""
+"""Number of lines that may ask the limits at once before any was admitted."""
 FORGOTTEN_SECONDS = 30.0
-"""Seconds after the last refusal until it is forgotten."""
+"""Seconds after its last refusal for which a shard counts as limited."""
 TIMER_SECONDS = 0.01
-"""Margin in seconds, because the loop's timers may fire early."""
+"""Margin in seconds that is added to the timer for the next attempt, because the loop's timers may fire early."""
 
 
 class LimitAttempt:
-    """A line's request to the limits, until it is admitted or has ended."""
+    """One line's request to the tenant's limits. Call `admitted` when it was granted; `is_over` is then True."""
 
     def __init__(self, window: LimitWindow) -> None:
         self._limits = window
@@ -30,11 +30,9 @@ class LimitAttempt:
 
 
 class LimitWindow:
-    """Window of the lines that ask the limits at once. After a refusal, one line asks when the wait is over, and each
-    admitted line lets one more ask at once.
-
-    Lines that wait here hold no place in the engine.
-    """
+    """Window of a shard's lines that ask the tenant's limits at once: FIRST_WINDOW at first, one more for each admitted
+    line. After a refusal, the window is one and opens when the wait is over. Lines that wait here hold no place in the
+    engine."""
 
     def __init__(self) -> None:
         self._queue = AdmissionQueue(self._room)
@@ -49,12 +47,13 @@ class LimitWindow:
 
     @property
     def seconds_to_next(self) -> float:
-        """Seconds until the next line asks."""
+        """Seconds until another line may ask the limits; 0 if no refusal's wait is running."""
         return max(0.0, self._rest_until - asyncio.get_running_loop().time())
 
     @asynccontextmanager
     async def attempt(self, order: Order) -> AsyncIterator[LimitAttempt]:
-        """Wait until the line may ask the limits."""
+        """Wait until the line may ask the limits, the least `order` first, and yield its attempt. On exit, an attempt
+        that was not admitted leaves the window."""
         await self._queue.enter(order)
         asking = LimitAttempt(self)
         try:
@@ -68,7 +67,7 @@ class LimitWindow:
         self._queue.leave()
 
     def refused(self, seconds: float) -> None:
-        """Note that a limit refused a line. `seconds` is the time after which asking again is useful."""
+        """Report that a limit refused a line: reduce the window to one and let no line ask for `seconds`."""
         loop = asyncio.get_running_loop()
         self._window, self._refused_at = 1, loop.time()
         self._rest_until = max(self._rest_until, loop.time() + seconds)

@@ -24,9 +24,9 @@ from gateway.files.storage import Storage
 
 PART_LINES = 64
 PART_SECONDS = 1.0
-"""Answers are committed after this many seconds, or as soon as there are PART_LINES of them."""
+"""Seconds after the first uncommitted answer when answers are committed, or earlier if there are PART_LINES of them."""
 MAX_WAITING_BYTES = 8 * 2**20
-"""Bytes of uncommitted answers at which no more lines are begun."""
+"""Bytes of uncommitted answers at which they are committed at once and `wait_for_room` blocks."""
 RETRY_SECONDS = 1.0
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ log = structlog.get_logger("batches")
 
 
 class AnswerBuffer:
-    """Collects and commits the answers of one shard under one lease."""
+    """Collects the answers of one shard under one lease (`add`), while `commit` runs and commits them in batches."""
 
     def __init__(self, store: BatchStore, storage: Storage, lease: Lease) -> None:
         self._store = store
@@ -63,17 +63,19 @@ class AnswerBuffer:
             self._room.clear()
 
     async def wait_for_room(self) -> None:
-        """Wait until another line may begin."""
+        """Wait while the buffer is full: from MAX_WAITING_BYTES of uncommitted answers until the next commit ends."""
         await self._room.wait()
 
     def close(self) -> None:
-        """Note that no more answers will come."""
+        """Tell `commit` that no more answers will come, so that it commits the rest and returns."""
         self._closed = True
         self._first.set()
         self._many.set()
 
     async def commit(self) -> bool:
-        """Commit answers as they come until `close`, however long it takes. False means that the lease is lost."""
+        """Commit answers as they come until `close` was called and none is left; retry while Redis or the storage is
+        away. False means that the lease is lost; uncommitted answers are then dropped. Raises ValueError like
+        `BatchStore.commit`."""
         held = True
         while held and not (self._closed and not self._answers):
             await self._first.wait()
@@ -99,7 +101,8 @@ class AnswerBuffer:
         return held
 
     async def _write(self, answers: dict[int, LineAnswer]) -> list[str]:
-        """Write answers to one object for output and one for errors, if there are any. Return the objects' names."""
+        """Write answers by position to one object for the output file and one for the error file, each if it has any.
+        Return the names of the objects. Raises ApiError."""
         self._count += 1
         parts = []
         for ending in SUFFIXES:
@@ -110,7 +113,7 @@ class AnswerBuffer:
         return parts
 
     async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Retry `work` while the storage or Redis is away. If the lease is lost meanwhile, the caller is cancelled."""
+        """Return the result of `work`. While `work` raises ApiError, log that and try again every RETRY_SECONDS."""
         while True:
             try:
                 return await work()

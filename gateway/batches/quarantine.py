@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 
 class Quarantine:
-    """Lets suspects run one at a time, with no other line or task beside them.
+    """Lets suspect lines and tasks run one at a time, while no other line or task of a batch runs in this process.
 
     If a suspect kept other work waiting, the next suspect waits for as long as the last one took. A tenant whose lines
     are suspect thus takes at most half of the process's time from other tenants.
@@ -24,7 +24,7 @@ class Quarantine:
         self._has_kept_out = False
         """True if the last suspect kept other work waiting."""
         self._rest = 0.0
-        """Seconds that the last suspect took, from asking to be alone until its end."""
+        """Seconds from the last suspect's request to be alone until its end."""
 
     async def until_free(self) -> None:
         """Wait until no suspect runs or waits to be alone."""
@@ -33,7 +33,7 @@ class Quarantine:
 
     @asynccontextmanager
     async def together(self) -> AsyncIterator[None]:
-        """Wait until no suspect wants to be alone, and count the block as work that runs together."""
+        """Wait until no suspect runs or waits to be alone, and count the body as ordinary work until exit."""
         while not self.enter():
             await self.until_free()
         try:
@@ -42,7 +42,8 @@ class Quarantine:
             self.leave()
 
     def enter(self) -> bool:
-        """Count a line or task as work that runs together. False means that a suspect wants to be alone."""
+        """Count a line or task as running ordinary work and return True, or return False if a suspect runs or waits to
+        be alone. After True, the caller must call `leave`."""
         if not self._is_free.is_set():
             return False
         self._together += 1
@@ -50,20 +51,21 @@ class Quarantine:
         return True
 
     def leave(self) -> None:
-        """Count a line or task as ended."""
+        """Count a line or task that `enter` counted as ended, which may let a waiting suspect run."""
         self._together -= 1
         if self._together == 0:
             self._is_empty.set()
 
     @asynccontextmanager
     async def suspect_turn(self) -> AsyncIterator[None]:
-        """Wait for a suspect's turn. Other work goes on until the suspect runs `exclusively`."""
+        """Wait until no other suspect has the turn, and hold it for the body. Ordinary work goes on meanwhile."""
         async with self._turn:
             yield
 
     @asynccontextmanager
     async def exclusively(self) -> AsyncIterator[None]:
-        """In a `suspect_turn`, wait until no other line or task runs, and keep others out until the block ends."""
+        """In a `suspect_turn`, first pause if the last suspect kept other work waiting, then admit no more ordinary
+        work and wait until none runs. On exit, ordinary work is admitted again."""
         if self._has_kept_out:
             await asyncio.sleep(self._rest)
         loop = asyncio.get_running_loop()
@@ -78,6 +80,6 @@ class Quarantine:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Keep all other work out for the block, as soon as it is the caller's turn."""
+        """Run the body as a suspect: wait for the turn, then until no other work on batches runs, and admit none."""
         async with self.suspect_turn(), self.exclusively():
             yield

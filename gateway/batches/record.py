@@ -31,7 +31,7 @@ MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512
 
 @dataclass(frozen=True, slots=True)
 class BatchError:
-    """An error that made a batch fail. It concerns one line or the whole input file."""
+    """An error that made a batch fail, in a line or in the whole input file. `param` is the field that is invalid."""
 
     code: str
     message: str
@@ -45,13 +45,13 @@ class BatchError:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Totals over lines that have ended: numbers of lines, their tokens and their device time."""
+    """Totals over the lines of a batch that have ended: numbers of lines, their tokens and their device time."""
 
     completed: int = 0
     failed: int = 0
     input_tokens: int = 0
     cached_tokens: int = 0
-    """Input tokens that were found in the prefix cache."""
+    """Input tokens that were found in the prefix cache. They are part of `input_tokens`."""
     output_tokens: int = 0
     device_us: int = 0
     """Device time of the completed lines, in microseconds."""
@@ -59,7 +59,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class NewBatch:
-    """A batch as a tenant requests it."""
+    """A batch as a tenant requests it, with the id that it will have."""
 
     id: str
     tenant: str
@@ -70,8 +70,7 @@ class NewBatch:
     completion_window: str
     metadata: Mapping[str, str] | None = None
     output_expires_after: int | None = None
-    """Seconds for which the output files are kept. None means that the tenant asked for no period: they then expire
-    after MAX_EXPIRY (`gateway.files.service`)."""
+    """Seconds after which the output files expire. None means MAX_EXPIRY (`gateway.files.service`)."""
 
     @property
     def window_s(self) -> int:
@@ -81,7 +80,8 @@ class NewBatch:
 
 @dataclass(frozen=True, slots=True)
 class Batch(NewBatch):
-    """A batch with its state. Times are Unix seconds on Redis's clock; None means that the state was not reached."""
+    """A batch with its state. Times are Unix seconds on Redis's clock; `STATUS_at` of None means that the batch never
+    had that status. `expires_at` is the end of the completion window."""
 
     status: Status = "validating"
     created_at: int = 0
@@ -102,9 +102,9 @@ class Batch(NewBatch):
     output_file_id: str | None = None
     error_file_id: str | None = None
     outcome: Outcome | None = None
-    """The status with which the batch will end. It is set when finalizing begins."""
+    """The status with which the batch will end. It is None until finalizing begins."""
     shard_size: int = 0
-    """Number of positions in each shard, except that the last shard may have fewer."""
+    """Number of positions in each shard; the last shard may have fewer. 0 until the input is validated."""
     index_fence: int = 0
     """Fence of the lease under which the input was validated; 0 until then."""
 
@@ -118,8 +118,9 @@ class Batch(NewBatch):
         return f"{FOLDERS}{self.id}/"
 
     def index_name(self, fence: int) -> str:
-        """Name of the index object, which maps positions to lines. Each validating lease writes its own object, because
-        the models may have changed between two validations and with them the order of the lines."""
+        """Return the name of the index object, which maps positions to lines, as written under the lease with this
+        `fence`. Each validating lease writes its own, because adapters, and so the order of lines, may change between
+        validations."""
         return f"{self.folder}index-{fence}"
 
 
@@ -132,12 +133,13 @@ def new_batch_id() -> str:
 
 
 def result_file_id(batch_id: str, kind: Literal["output", "error"]) -> str:
-    """Return the id of a result file. It is derived from the batch, so finalizing twice writes the same files."""
+    """Return the id of a batch's output or error file, derived from the batch id: finalizing twice writes one file."""
     return "file-" + hashlib.sha256(f"{batch_id}/{kind}".encode()).hexdigest()[:24]
 
 
 def window_seconds(window: str) -> int:
-    """Parse a completion window like 24h, 90s, 30m or 7d into seconds. Raises ApiError: INVALID_REQUEST."""
+    """Parse a completion window like 24h, 90s, 30m or 7d, at most 30d, into seconds. Raises ApiError:
+    INVALID_REQUEST."""
     found = WINDOW.fullmatch(window)
     seconds = int(found[1]) * UNIT_SECONDS[found[2]] if found else 0
     if not 0 < seconds <= MAX_WINDOW_SECONDS:
@@ -147,7 +149,7 @@ def window_seconds(window: str) -> int:
 
 
 def check_metadata(metadata: Mapping[str, str] | None) -> None:
-    """Check the metadata of a new batch. Raises ApiError: INVALID_REQUEST."""
+    """Raise ApiError (INVALID_REQUEST) if the metadata of a new batch has too many pairs or too long keys or values."""
     if metadata is None:
         return
     if len(metadata) > MAX_PAIRS:
@@ -159,12 +161,12 @@ def check_metadata(metadata: Mapping[str, str] | None) -> None:
 
 
 def batch_not_found(batch_id: str) -> ApiError:
-    """Return the error for a batch that does not exist or is another tenant's. The message does not tell which."""
+    """Return the error for a batch id that does not exist or is another tenant's. The message does not tell which."""
     return ApiError(Fault.BATCH_NOT_FOUND, f"there is no batch {batch_id[:64]!r}", "batch_id")
 
 
 def batch_json(batch: Batch) -> dict[str, Any]:
-    """Return the batch as OpenAI's batch object."""
+    """Return the batch as OpenAI's batch object, for JSON."""
     tally = batch.tally
     errors = {"object": "list", "data": [error.json() for error in batch.errors]} if batch.errors else None
     return {
@@ -196,14 +198,14 @@ def _usage(tally: Tally) -> dict[str, Any]:
 
 
 def new_fields(batch: NewBatch) -> list[str | bytes | int]:
-    """Return the fields that Redis stores for a new batch: names, each followed by its value."""
+    """Return the fields of a new batch's Redis hash: names, each followed by its value. None is left out."""
     values = {item.name: getattr(batch, item.name) for item in fields(NewBatch)}
     values["metadata"] = None if batch.metadata is None else msgspec.json.encode(batch.metadata)
     return [word for name, value in values.items() if value is not None for word in (name, value)]
 
 
 def read_fields(words: Mapping[bytes, bytes]) -> Batch:
-    """Read a batch from its fields in Redis: those of `new_fields` and those that were added later."""
+    """Read a batch from its Redis hash, which has the fields of `new_fields` and those that scripts added later."""
     texts = {key.decode(): value.decode() for key, value in words.items()}
     values: dict[str, Any] = {item.name: texts[item.name] for item in fields(Batch) if item.name in texts}
     for name in (*TIMES, "output_expires_after", "total", "shard_size", "index_fence"):

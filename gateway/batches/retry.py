@@ -10,26 +10,27 @@ from gateway.core.errors import ApiError, Fault
 
 FEW_TRIES: Mapping[Fault, int] = {Fault.MODEL_NOT_FOUND: 4, Fault.INTERNAL: 5}
 """Faults that may be transient, with the number of tries after which they are final. A gateway may learn of an adapter
-a moment after another one has checked the line, and a bug may occur only beside other requests."""
+a moment after the gateway that validated the line, and a bug may occur only beside other requests."""
 FINAL = (Fault.CANCELLED, Fault.ENGINE_CRASHED)
-"""Faults that another try would not change or would make worse."""
+"""Faults that are never tried again, because another try would change nothing or do more harm."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
 QUOTA_PAUSE_S = 60.0
-"""Seconds until a spent daily quota is tried again, because an operator may have changed it."""
+"""Seconds until a spent daily quota is tried again, because an operator may have raised it."""
 
 
 def is_tenant_limit(error: ApiError) -> bool:
-    """Return whether the tenant's own limit refused the line; other tenants' lines may then go on."""
+    """Return whether a limit of the tenant refused the line, so that other tenants' lines may go on."""
     return error.fault in (Fault.RATE_LIMIT_EXCEEDED, Fault.INSUFFICIENT_QUOTA)
 
 
 def retry_delay(error: ApiError, tries: int, now: float, left: float) -> float | None:
-    """Return the seconds until a line is tried again. None means that the error is its answer.
+    """Return the seconds until a line is tried again: what a limit or the error asks for, else a random, growing
+    backoff. None means that the error is the line's answer.
 
     Args:
         error: the failure of the last try.
-        tries: number of tries that ended with this fault.
-        now: Unix time.
+        tries: number of tries that ended with the same fault.
+        now: Unix time in seconds.
         left: seconds left in the batch's window.
     """
     if error.fault is Fault.RATE_LIMIT_EXCEEDED:
@@ -44,7 +45,7 @@ def retry_delay(error: ApiError, tries: int, now: float, left: float) -> float |
 
 
 def next_utc_day(now: float) -> float:
-    """Return the Unix time at which the day of `now` ends in UTC, as limits count days."""
+    """Return the Unix time of the first midnight UTC after `now` (Unix seconds), when daily limits renew."""
     today = datetime.fromtimestamp(now, UTC).date()
     return datetime.combine(today + timedelta(days=1), time(), UTC).timestamp()
 

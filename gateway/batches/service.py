@@ -26,22 +26,22 @@ from gateway.files.service import MAX_EXPIRY, MIN_EXPIRY, Files
 ENDPOINTS: tuple[str, ...] = get_args(BatchEndpoint)
 DEFAULT_PAGE, MAX_PAGE = 20, 100
 CREATING_SECONDS = 600.0
-"""Seconds for which the input is pinned while its batch is created. A gateway may die before it unpins the input."""
+"""Seconds for which the input is pinned while its batch is created, in case the gateway dies before it unpins it."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """A caller's request for a batch."""
+    """A caller's request for a new batch, with unchecked fields."""
 
     endpoint: str
     input_file_id: str
     completion_window: str
     metadata: Mapping[str, str] | None = None
     output_expires_after: int | None = None
-    """Seconds for which the output files are kept after they are written. None means MAX_EXPIRY."""
+    """Seconds after which the output files expire, once they are written. None means MAX_EXPIRY."""
 
     def check(self) -> None:
-        """Check the fields. Raises ApiError (INVALID_REQUEST) that names the invalid field."""
+        """Check the fields. Raises ApiError (INVALID_REQUEST) that names the first invalid field."""
         if self.endpoint not in ENDPOINTS:
             message = f"endpoint must be one of {', '.join(ENDPOINTS)}, not {self.endpoint[:MAX_QUOTED]!r}"
             raise invalid_request(message, "endpoint")
@@ -53,23 +53,22 @@ class BatchRequest:
 
 
 class Batches:
-    """Operations on batches. Every method raises ApiError (REGISTRY_UNAVAILABLE) while Redis is away.
+    """Operations on batches for tenants and administrators. Methods raise ApiError (REGISTRY_UNAVAILABLE) if Redis is
+    away.
 
     Callers see only the batches of their own tenant: others give the same BATCH_NOT_FOUND as batches that do not exist.
     """
 
     def __init__(self, store: BatchStore, files: Files, max_open: int) -> None:
-        """`max_open` is the number of batches that one tenant may have open at once."""
+        """`max_open` is the number of batches that one tenant may have at once that have not ended."""
         self._store = store
         self._files = files
         self._max_open = max_open
 
     async def create(self, principal: Principal, request: BatchRequest) -> Batch:
-        """Create a batch. Its lines are charged to the key of the principal.
-
-        Raises:
-            ApiError: INVALID_REQUEST, FILE_NOT_FOUND, INSUFFICIENT_QUOTA. In all three cases no batch was created.
-        """
+        """Create a batch from an uploaded file, which is pinned until the batch has ended, and return it. Its lines are
+        charged to the principal's key. Raises ApiError: INVALID_REQUEST, FILE_NOT_FOUND, INSUFFICIENT_QUOTA (too many
+        open batches). In all three cases no batch was created."""
         request.check()
         tenant = principal.tenant.name
         new = NewBatch(
@@ -100,35 +99,35 @@ class Batches:
     async def list(
         self, principal: Principal, after: str | None = None, limit: int = DEFAULT_PAGE
     ) -> tuple[Sequence[Batch], bool]:
-        """Return a page of batches, newest first, and whether there are more. Raises ApiError: INVALID_REQUEST."""
+        """Return at most `limit` batches of the caller's tenant that follow the batch `after`, newest first, and
+        whether there are more. Raises ApiError (INVALID_REQUEST) if there is no such `after` or `limit` is out of
+        bounds."""
         if not 1 <= limit <= MAX_PAGE:
             raise invalid_request(f"limit must be a number from 1 to {MAX_PAGE}", "limit")
         return await self._store.list(principal.tenant.name, after, limit)
 
     async def open(self, most: int) -> tuple[float, Sequence[Batch]]:
-        """Return Redis's time and up to `most` open batches of all tenants, for estimates; tenants must never see
-        them."""
+        """Return Redis's time in Unix seconds and the up to `most` open batches of all tenants with the earliest
+        deadlines, in no order. They are for estimates; tenants must never see them."""
         return await self._store.open(most)
 
     async def cancel(self, principal: Principal, batch_id: str) -> Batch:
-        """Cancel a batch. Running lines are aborted, and answered ones are kept. Repeating the call changes nothing.
-
-        Raises:
-            ApiError: BATCH_NOT_FOUND; BATCH_CONFLICT, no line is left to cancel.
-        """
+        """Cancel a batch of the caller's tenant and return it. Lines not answered are dropped and running ones aborted;
+        answers that exist are kept. Repeating the call changes nothing. Raises ApiError: BATCH_NOT_FOUND;
+        BATCH_CONFLICT if no line is left to cancel."""
         return await self._store.cancel(principal.tenant.name, _checked(batch_id))
 
     async def of_tenant(self, tenant: str) -> Sequence[Batch]:
-        """Return the newest batches of a tenant, at most MAX_PAGE of them, to an administrator."""
+        """Return the newest batches of any tenant, at most MAX_PAGE, newest first. For administrators."""
         found, _ = await self._store.list(tenant, None, MAX_PAGE)
         return found
 
     async def newest(self) -> Sequence[Batch]:
-        """Return the newest batches of all tenants, at most MAX_PAGE of them, to an administrator."""
+        """Return the newest batches of all tenants, at most MAX_PAGE, newest first. For administrators."""
         return await self._store.newest(MAX_PAGE)
 
     async def cancel_for(self, tenant: str, batch_id: str) -> Batch:
-        """Cancel a batch of any tenant for an administrator. Raises ApiError as `cancel` does."""
+        """Cancel a batch of any tenant and return it, for administrators. Raises ApiError as `cancel` does."""
         return await self._store.cancel(tenant, _checked(batch_id))
 
     async def _pin(self, new: NewBatch) -> None:

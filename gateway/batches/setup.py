@@ -41,11 +41,11 @@ from gateway.requests.service import Gateway
 async def open_batches(
     redis: Redis, data_dir: Path, config: Config, gateway: Gateway, accounts: AccountRegistry, metrics: Metrics
 ) -> AsyncIterator[tuple[Files, Batches]]:
-    """Open files and batches. While the context is entered, sweep leftovers and, unless `batches.workers` is off, work
-    on batches and deliver webhook events.
+    """Yield the operations on files and batches. While the context is entered, background tasks delete leftovers and,
+    unless `batches.workers` is off, work on batches and deliver webhook events. On exit they are stopped and the
+    storage is closed.
 
-    Raises:
-        ConfigError: the storage or the webhooks need a package that is not installed.
+    Raises ConfigError if the storage cannot be opened, or it or the webhooks need a package that is not installed.
     """
     async with AsyncExitStack() as stack:
         storage = stack.enter_context(closing(open_storage(config.batches.storage, data_dir)))
@@ -84,7 +84,8 @@ async def dispatching(
     metrics: Metrics,
     config: Config,
 ) -> AsyncIterator[None]:
-    """Work on batches while the context is entered. A line may be as long as the body of an HTTP request."""
+    """Run a `Dispatcher`, with metrics, while the context is entered. A line may be as long as the body of an HTTP
+    request."""
     gate = Gate(gateway.engine, lambda: gateway.lane_capacity[Lane.BATCH], asyncio.get_running_loop().time)
     context = BatchContext(store, files, gateway, accounts, gate, metrics.batch_line)
     bounds = config.batches.max_lines, config.http.max_body_bytes
@@ -96,7 +97,8 @@ async def dispatching(
 
 
 def _tenants(gateway: Gateway, accounts: AccountRegistry) -> Callable[[str], tuple[Tenant, Catalog]]:
-    """Return a function that finds a tenant and its models. The function raises ApiError: TENANT_NOT_FOUND."""
+    """Return a function from a tenant's name to the tenant and its models. The function raises ApiError:
+    TENANT_NOT_FOUND."""
 
     def found(name: str) -> tuple[Tenant, Catalog]:
         tenant = accounts.tenant(name).tenant

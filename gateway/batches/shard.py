@@ -31,16 +31,16 @@ from gateway.files.service import Files
 from gateway.requests.service import Gateway
 
 LONG_REST_SECONDS = 5.0
-"""Wait for a limit, in seconds, from which on a shard is released: a lease is only for running work."""
+"""Seconds to wait for a limit from which on the shard is released: a lease is only for running work."""
 REST_SECONDS = 60.0
-"""Maximum seconds that a shard rests after its release. It is short because limits can be changed."""
+"""Maximum seconds for which a released shard is not claimed again. It is short because limits can be changed."""
 
 log = structlog.get_logger("batches")
 
 
 @dataclass(frozen=True, slots=True)
 class BatchContext:
-    """Dependencies of all work on batches."""
+    """Dependencies of all work on batches in one gateway process."""
 
     store: BatchStore
     files: Files
@@ -48,16 +48,16 @@ class BatchContext:
     holders: KeyHolders
     gate: Gate
     count: Callable[[str], None]
-    """Callback for every answered line, with its result: completed or failed."""
+    """Called for every answered line with its result, "completed" or "failed", for metrics."""
     quarantine: Quarantine = field(default_factory=Quarantine)
 
 
 class Shard:
-    """`LeasedWork` on a shard. Each line is an asyncio task that waits for the tenant's limits, then for a place in the
-    engine."""
+    """`LeasedWork` on one shard, from its claim to its release. Each line is an asyncio task that waits for the
+    tenant's limits, then for a place in the engine."""
 
     def __init__(self, context: BatchContext, lease: Lease, claimed: float) -> None:
-        """`claimed` is the time of the claim, on the loop's clock."""
+        """`claimed` is the time on the loop's clock at which the claim of the lease was sent."""
         self.lease = lease
         self.limit_window = LimitWindow()
         self._context = context
@@ -66,28 +66,25 @@ class Shard:
         self._running: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._inside: set[asyncio.Task[None]] = set()
-        """Tasks of the lines that have a place in the engine."""
+        """Tasks of the lines that have a place in the engine. `drain` lets them finish."""
         self._losses = lease.losses
-        """Number of processes that may have died of the shard's lines."""
+        """Number of processes that may have died of the shard's lines. While it is not 0, all lines are suspects."""
         self._marks = Counter(lease.marks)
-        """Number of processes that died while a line was their only suspect, by position."""
+        """Number of processes that died while a line ran as their only suspect, by position."""
         self._suspects = asyncio.Lock()
-        """Held by the one suspect line of the shard that waits for its turn or runs."""
+        """Lock that the one suspect line of the shard holds while it waits for its turn or runs."""
         self._left = sum(1 for _ in lease.open_positions())
         self._is_draining = False
         self._deadline = claimed + lease.seconds_left
         self.rests_until = 0.0
-        """Time on the loop's clock until which the shard is not claimed again after its release."""
+        """Time on the loop's clock until which no process claims the shard again after its release."""
         self.is_lost = False
 
     async def run(self) -> None:
         """Run until every line is answered or the shard is told to stop. Answers are committed, and then the shard is
-        released.
+        released. If the task is cancelled, as by `on_lease_lost`, only what was already committed remains.
 
-        If it is cancelled, as by `on_lease_lost`, only what was already committed remains.
-
-        Raises:
-            ApiError: the lines could not be read, or the shard could not be released.
+        Raises ApiError if the lines cannot be read or the shard cannot be released.
         """
         self._running = asyncio.current_task()
         source = await self._context.files.get(self.lease.tenant, self.lease.batch.input_file_id)
@@ -104,7 +101,8 @@ class Shard:
         await self._context.store.release(self.lease, max(0.0, self.rests_until - self._now()))
 
     def _in_order(self, entries: Sequence[IndexEntry]) -> Sequence[IndexEntry]:
-        """Return the lines in the order in which they begin. Lines that ran alone when a process died come last."""
+        """Return the lines in the order in which they begin, those with the most marks last. Logs that a shard is
+        suspect."""
         if self._losses:
             log.warning(
                 "batch_shard_on_trial", batch=self.lease.batch_id, task=self.lease.task_name, losses=self._losses
@@ -118,7 +116,7 @@ class Shard:
 
     @property
     def waiting(self) -> int:
-        """Number of lines that could enter the engine now."""
+        """Number of lines that could enter the engine now; 0 if the shard is slow or draining."""
         return 0 if self._is_draining or self.is_slow else self._left - len(self._inside)
 
     def on_lease_lost(self) -> None:
@@ -133,7 +131,8 @@ class Shard:
             task.cancel()
 
     def drain(self, rest: float = 0.0) -> None:
-        """Begin no more lines. After its release the shard is not claimed again for `rest` seconds."""
+        """Begin no more lines; those in the engine finish. No process claims the released shard again for `rest`
+        seconds."""
         self._is_draining = True
         self.rests_until = max(self.rests_until, self._now() + rest)
         for task in self._tasks - self._inside:
@@ -157,7 +156,8 @@ class Shard:
             self._context.count("failed" if answer.usage is None else "completed")
 
     async def _attempt(self, reader: LineReader, entry: IndexEntry, tries: Counter[Fault]) -> LineAnswer | None:
-        """Try to answer a line once. None means that it may be tried again. `tries` counts failed attempts by fault."""
+        """Wait for a turn and try to answer a line once. After a failure that may pass, count its fault in `tries` and
+        wait. None means that the line may be tried again."""
         name = LineName(self.lease.batch_id, entry.line, "")
         await self._parts.wait_for_room()
         try:
@@ -186,7 +186,7 @@ class Shard:
 
     @asynccontextmanager
     async def _turn(self, position: int) -> AsyncIterator[Callable[[], None] | None]:
-        """Wait until a line may run, alone if processes may have died of it. Yields as `_place`."""
+        """Wait until a line may run; a suspect runs alone. Yields what `_place` yields."""
         if not self._is_suspect(position):
             async with self._place(position) as begun:
                 yield begun
@@ -196,13 +196,14 @@ class Shard:
             if self._is_suspect(position):
                 async with self._trial(position) as begun:
                     yield begun
-            else:  # the earlier holders of the shard turned out to live
+            else:  # the processes that had the shard before turned out to live
                 yield None
 
     @asynccontextmanager
     async def _place(self, position: int) -> AsyncIterator[Callable[[], None] | None]:
-        """Wait for a place in the engine. Yields a function to call when the engine has begun to run the line, or None
-        if a suspect wants to be alone."""
+        """Wait for the tenant's limits and a place in the engine for the line at `position`, held until exit. Yield a
+        function to call when the engine has begun to run the line, or None if a suspect wants to be alone: the line
+        must then try again."""
         quarantine, order = self._context.quarantine, self._order(position)
         await quarantine.until_free()
         async with self.limit_window.attempt(order) as asking, self._context.gate.place(order) as place:
@@ -222,7 +223,8 @@ class Shard:
 
     @asynccontextmanager
     async def _trial(self, position: int) -> AsyncIterator[Callable[[], None] | None]:
-        """Run a suspect line alone, under a mark. Yields as `_place`."""
+        """Wait for a suspect's turn and a place in the engine, set the line's mark in Redis, and let no other batch
+        line run until exit. Yields what `_place` yields; None means that the lease is lost."""
         quarantine = self._context.quarantine
         async with (
             quarantine.suspect_turn(),
@@ -243,7 +245,7 @@ class Shard:
 
     @contextmanager
     def _inside_engine(self) -> Iterator[None]:
-        """Count the current task among the running ones, which `drain` lets finish."""
+        """Add the current task to those that `drain` lets finish, until exit."""
         task = asyncio.current_task()
         assert task is not None, "lines are tasks"
         self._inside.add(task)
@@ -253,7 +255,8 @@ class Shard:
             self._inside.discard(task)
 
     async def _wait(self, failure: ApiError, seconds: float) -> None:
-        """Wait until another attempt may succeed. The line holds no place meanwhile."""
+        """Wait before the next attempt of a line, which holds no place meanwhile. If a limit of the tenant or a full
+        lane refused it, make the shard or the gate wait instead; a long wait for a limit drains the shard."""
         if is_tenant_limit(failure):
             self.limit_window.refused(seconds)
             if seconds >= LONG_REST_SECONDS:

@@ -45,21 +45,18 @@ SCRIPTS = (
     *("validated", "invalid", "finished", "swept"),
 )
 OF_TENANT = frozenset(("batches", "batchesopen", "webhooks"))
-"""Kinds of keys that exist once per tenant."""
+"""Kinds of keys that exist once per tenant. Those of other kinds exist once per batch."""
 PAGE = 256
-"""Number of index entries read at a time."""
+"""Number of index entries that `claim` reads at a time."""
 MAX_NEWEST = 1000
 """Number of newest batches, over all tenants, that an operator can list."""
 TOGETHER = 32
-"""Number of batches of one tenant that one call looks at."""
+"""Number of batches of one tenant in which one script call looks for a task."""
 
 
 class BatchStore:
-    """Creates, changes and leases batches in Redis.
-
-    Every method raises ApiError (REGISTRY_UNAVAILABLE) while Redis is away; it is then unknown whether the change
-    happened.
-    """
+    """Creates, changes and leases batches in Redis. Every method raises ApiError (REGISTRY_UNAVAILABLE) while Redis is
+    away; it is then unknown whether the change happened."""
 
     def __init__(
         self,
@@ -74,10 +71,10 @@ class BatchStore:
         """
         Args:
             lease_seconds: length of a lease.
-            retention_seconds: how long a batch is remembered after its end.
+            retention_seconds: how long the record of a batch is kept after its end.
             timeout: time limit of one call, in seconds.
             prefix: prefix of all keys.
-            told: tenants that have an outbox for webhook events.
+            told: tenants that have an outbox for webhook events, which the end of a batch fills.
         """
         self._told = frozenset(told)
         self._calls = RedisCalls.without_breaker(client, prefix, timeout)
@@ -89,11 +86,8 @@ class BatchStore:
         self._scripts = {name: Script.load("job.lua", f"{name}.lua", package=PACKAGE) for name in SCRIPTS}
 
     async def create(self, batch: NewBatch, max_open: int) -> Batch:
-        """Create a batch; repeating the call changes nothing.
-
-        Raises:
-            ApiError: INSUFFICIENT_QUOTA, the tenant already has `max_open` batches that have not ended.
-        """
+        """Create a batch and its `validate` task, and return the batch; repeating the call changes nothing. Raises
+        ApiError (INSUFFICIENT_QUOTA) if the tenant already has `max_open` batches that have not ended."""
         entry = index_entry(batch.tenant, batch.id)
         await self._run("enter", [self._index], [entry, batch.window_s])
         keys = self._keys(batch.tenant, batch.id, "batch", "batchwork", "batches", "batchesopen")
@@ -102,7 +96,7 @@ class BatchStore:
             await self._leave_index([entry])
             message = f"tenant {batch.tenant} may have {max_open} batches open at once; wait until one has ended"
             raise ApiError(Fault.INSUFFICIENT_QUOTA, message)
-        async with self._client() as client:  # afterwards: a refused batch pushes none out
+        async with self._client() as client:  # last, so that a refused batch displaces none
             pipeline = client.pipeline(transaction=False).zadd(self._newest, {entry: _batch(words).created_at})
             await pipeline.zremrangebyrank(self._newest, 0, -1 - MAX_NEWEST).execute()
         return _batch(words)
@@ -115,11 +109,8 @@ class BatchStore:
         return read_fields(words)
 
     async def list(self, tenant: str, after: str | None = None, limit: int = 20) -> tuple[Sequence[Batch], bool]:
-        """Return a page of a tenant's batches, newest first, and whether there are more.
-
-        Raises:
-            ApiError: INVALID_REQUEST, `after` is not a batch of the tenant.
-        """
+        """Return at most `limit` of a tenant's batches that follow `after` (None: from the newest), newest first, and
+        whether there are more. Raises ApiError (INVALID_REQUEST) if `after` is not a batch of the tenant."""
         [everything] = self._keys(tenant, "", "batches")
         while True:
             async with self._client() as client:
@@ -136,11 +127,8 @@ class BatchStore:
                 await client.zrem(everything, *forgotten)
 
     async def cancel(self, tenant: str, batch_id: str) -> Batch:
-        """Cancel a batch; repeating the call changes nothing.
-
-        Raises:
-            ApiError: BATCH_NOT_FOUND; BATCH_CONFLICT, no line is left to cancel.
-        """
+        """Give a batch the status "cancelling" and return it; repeating the call changes nothing. Its lines stop when
+        the leases are next renewed. Raises ApiError: BATCH_NOT_FOUND; BATCH_CONFLICT, no line is left to cancel."""
         words = await self._run("cancel", self._keys(tenant, batch_id, "batch"), [])
         if not words:
             raise batch_not_found(batch_id)
@@ -152,10 +140,11 @@ class BatchStore:
     async def claim(
         self, owner: str, want: Collection[TaskKind] = ALL_TASKS, skip: Collection[str] = ()
     ) -> Lease | None:
-        """Lease a task that has no holder, or whose lease has run out, from the most urgent batch that has one.
+        """Lease a task that has no holder, or whose lease has run out, from the most urgent batch that has one. None
+        means that no task is available.
 
-        Batches are equally urgent if the time left in their windows is the same to a factor of two. Tenants of equally
-        urgent batches take turns, and each tenant's earliest deadline goes first. Returns None if no task is available.
+        Batches are equally urgent if the time left in their windows lies between the same powers of two. Tenants of
+        equally urgent batches take turns, and each tenant's earliest deadline goes first.
 
         Args:
             owner: name of this process.
@@ -178,19 +167,16 @@ class BatchStore:
         return None
 
     async def renew(self, leases: Sequence[Lease]) -> dict[Lease, Standing]:
-        """Extend each lease by its full length unless its standing is `lost` or `ending`. Return the standings."""
+        """Extend each lease to `lease_seconds` from now unless its standing is `lost` or `ending`. Return the
+        standings."""
         calls = [self._of(lease, "renew", ("batchwork", "batchholders"), [self._lease_ms]) for lease in leases]
         return {lease: word.decode() for lease, word in zip(leases, await asyncio.gather(*calls), strict=True)}
 
     async def commit(self, lease: Lease, parts: Sequence[str], positions: Sequence[int], tally: Tally) -> bool:
-        """Commit the answers to `positions`, which are stored in the objects named `parts`: all of them or none.
-
-        Repeating the call with the same parts changes nothing. False means that the lease is lost and nothing was
-        committed.
-
-        Raises:
-            ValueError: a position is outside the shard or was committed before; nothing was committed.
-        """
+        """Commit the answers to `positions`, which are stored in the objects named `parts`, and add `tally` to the
+        batch: all of them or none. Repeating the call with the same parts changes nothing. False means that the lease
+        is lost and nothing was committed. Raises ValueError, committing nothing, if a position is outside the shard or
+        was committed before."""
         counts = [word for name in COUNTS for word in (name, getattr(tally, name))]
         args: list[Argument] = [len(parts), *parts, len(positions), *positions, *counts]
         committed = await self._of(lease, "commit", ("batchholders", "batchbits", "batchparts"), args)
@@ -199,70 +185,75 @@ class BatchStore:
         return bool(committed)
 
     async def release(self, lease: Lease, retry_after: float = 0.0) -> None:
-        """Release a task, which other processes may claim after `retry_after` seconds. A shard whose positions are all
-        committed is removed. Releasing a lost lease shows that its process lives, so the task does not count as lost
-        with it."""
+        """Release a task, which any process may claim after `retry_after` seconds. A shard without open positions is
+        removed, and after the last one the batch is finalized. Also removes this lease's loss and marks, which shows
+        that its process lives; a lost lease is released for that reason only."""
         await self._of(lease, "release", ("batchwork", "batchholders", "batchbits"), [int(retry_after * 1000)])
 
     async def begin_trial(self, lease: Lease, position: int | None = None) -> Suspicion | None:
-        """Mark a line, or the task itself if `position` is None. Returns None, without a mark, if the lease is lost."""
+        """Mark a line, or the task itself if `position` is None, as running alone in this process. Return what other
+        processes recorded; None, without a mark, means that the lease is lost."""
         found = await self._mark(lease, position, "begin")
         return Suspicion(*found) if found else None
 
     async def end_trial(self, lease: Lease, position: int | None = None) -> None:
-        """Remove a mark, because this process survived the line, or the task itself if `position` is None."""
+        """Remove this lease's mark of a line, or of the task itself if `position` is None: the process survived."""
         await self._mark(lease, position, "end")
 
     async def keep_mark(self, lease: Lease, position: int | None = None) -> None:
-        """Make a mark permanent, although this process survived."""
+        """Make this lease's mark permanent although the process survived, because the line or task failed by a bug."""
         await self._mark(lease, position, "keep", secrets.token_hex(4))
 
     async def validated(self, lease: Lease, total: int, model: str | None = None) -> bool:
-        """Open the shards of `total` validated lines, or finalize a batch that is ending. False means a lost lease."""
+        """Report valid input: create the shards of `total` lines and set the model, or turn a batch that is ending to
+        its `finalize` task. False means that the lease is lost."""
         args: list[Argument] = [total, SHARD_SIZE, model or ""]
         return bool(await self._of(lease, "validated", ("batchwork", "batchholders"), args))
 
     async def invalid(self, lease: Lease, errors: Sequence[BatchError]) -> bool:
-        """End the batch as failed. A batch that was cancelled while it was validated is finalized instead, and one that
-        was cancelled and cannot be finalized ends as cancelled. False means that the lease is lost."""
+        """End the batch as failed, with errors. A batch that was cancelled while it was validated is finalized instead,
+        and one that was cancelled and cannot be finalized ends as cancelled. False means that the lease is lost."""
         return bool(await self._of(lease, "invalid", self._ending(lease), [msgspec.json.encode(errors)]))
 
     async def parts(self, lease: Lease) -> Sequence[str]:
-        """Return the sorted names of all objects that hold committed answers."""
+        """Return the sorted names of all storage objects that hold committed answers of the lease's batch."""
         [key] = self._keys(lease.tenant, lease.batch_id, "batchparts")
         async with self._client() as client:
             return sorted(name.decode() for name in await client.smembers(key))
 
     async def finished(self, lease: Lease, output_file_id: str | None, error_file_id: str | None) -> bool:
-        """End the batch with the status given by its outcome. False means that the lease is lost."""
+        """Store the ids of the result files and end the batch as its outcome says. False means that the lease is
+        lost."""
         args: list[Argument] = [output_file_id or "", error_file_id or ""]
         return bool(await self._of(lease, "finished", self._ending(lease), args))
 
     async def open(self, most: int) -> tuple[float, Sequence[Batch]]:
-        """Return Redis's time (Unix seconds) and up to `most` batches with work left, the earliest deadline first."""
+        """Return Redis's time in Unix seconds and, in no order, the up to `most` batches with the earliest deadlines
+        that may have work left."""
         now, found = await self._run("look", [self._index], [0, most - 1])
         return int(now) / 1e6, await self._batches([(one.tenant, one.id) for one in parse_candidates(found)])
 
     async def newest(self, most: int) -> Sequence[Batch]:
-        """Return the newest batches of all tenants, the newest first. Batches that are forgotten are left out."""
+        """Return up to `most` of the newest batches of all tenants, newest first, without those whose record has
+        expired."""
         async with self._client() as client:
             found = await client.zrevrange(self._newest, 0, most - 1)
         batches = await self._batches(tuple(entry.decode().split("/")) for entry in found)
         return sorted(batches, key=lambda batch: batch.created_at, reverse=True)
 
     async def count(self) -> int:
-        """Return the number of batches, of all tenants, that have work left."""
+        """Return the number of batches, of all tenants, that may have work left."""
         async with self._client() as client:
             return int(await client.zcard(self._index))
 
     async def open_ids(self) -> frozenset[str]:
-        """Return the ids of all tenants' batches that may have work left."""
+        """Return the ids of the batches, of all tenants, that may have work left."""
         async with self._client() as client:
             return frozenset(entry.decode().partition("/")[2] for entry in await client.zrange(self._index, 0, -1))
 
     async def swept(self, lease: Lease) -> bool:
-        """Delete a batch's keys, except the record, which expires after the retention time. False means a lost
-        lease."""
+        """Delete an ended batch's working keys and its index entry. Its record remains for `retention_seconds`. False
+        means that the lease is lost."""
         kinds = ("batchwork", "batchholders", "batchbits", "batchparts")
         if not await self._of(lease, "swept", kinds, [self._retention_ms]):
             return False
@@ -272,7 +263,8 @@ class BatchStore:
     async def _claim(
         self, owner: str, want: Collection[TaskKind], tenant: str, batches: Sequence[Candidate], now: float
     ) -> Lease | None:
-        """Lease a task from one tenant's batches, tried in this order. Batches without work left leave the index."""
+        """Lease a task of a kind in `want` for the process `owner` from one tenant's batches, tried in this order, or
+        return None. Removes batches without work from the index. `now` is Redis's time in Unix seconds."""
         kinds = ("batch", "batchwork", "batchholders", "batchbits")
         keys = [key for one in batches for key in self._keys(tenant, one.id, *kinds)]
         words, *found = await self._run("claim", keys, [self._lease_ms, owner, " ".join(want)])
@@ -286,13 +278,13 @@ class BatchStore:
             await client.zrem(self._index, *entries)
 
     async def _batches(self, places: Iterable[tuple[str, str]]) -> Sequence[Batch]:
-        """Return batches by tenant and id, in no order; those that do not exist are left out."""
+        """Return the batches given by tenant and id, in no particular order, without those that do not exist."""
         groups = groupby(sorted(places), lambda place: place[0])
         calls = [self._read(tenant, [place[1] for place in group]) for tenant, group in groups]
         return [read_fields(words) for page in await asyncio.gather(*calls) for words in page if words]
 
     async def _read(self, tenant: str, ids: Sequence[str]) -> Sequence[Mapping[bytes, bytes]]:
-        """Return the fields of each batch; they are empty if the batch does not exist."""
+        """Return the Redis fields of each batch, in the order of `ids`; they are empty if the batch does not exist."""
         async with self._client() as client:
             pipeline = client.pipeline(transaction=False)
             for key in (self._keys(tenant, batch_id, "batch")[0] for batch_id in ids):
@@ -300,7 +292,7 @@ class BatchStore:
             return await pipeline.execute()
 
     def _ending(self, lease: Lease) -> tuple[str, ...]:
-        """Kinds of keys that are touched when a batch ends."""
+        """Return the kinds of keys that scripts need to end a batch of the lease's tenant."""
         kinds = ("batchwork", "batchholders", "batchesopen")
         return (*kinds, "webhooks") if lease.tenant in self._told else kinds
 
@@ -310,7 +302,8 @@ class BatchStore:
         )
 
     async def _of(self, lease: Lease, script: str, kinds: Sequence[str], args: Sequence[Argument]) -> Any:
-        """Run a script that concerns one lease."""
+        """Run a script on the keys of a lease's batch and return its reply. The lease's task and fence precede
+        `args`."""
         keys = self._keys(lease.tenant, lease.batch_id, "batch", *kinds)
         return await self._run(script, keys, [lease.task_name, str(lease.fence), *args])
 
@@ -337,5 +330,5 @@ def _answering() -> Iterator[None]:
 
 
 def _batch(words: Sequence[bytes]) -> Batch:
-    """Read a batch from a list of fields, each followed by its value."""
+    """Read a batch from a list of field names, each followed by its value."""
     return read_fields(dict(zip(words[::2], words[1::2], strict=True)))

@@ -20,7 +20,8 @@ log = structlog.get_logger("batches")
 
 
 class ControlTask:
-    """A `LeasedWork` that is completed as a whole or released unchanged.
+    """`LeasedWork` on a task without lines, which is completed as a whole or released unchanged. Its creation starts
+    it.
 
     A task whose last holder never released it is suspect, because its process may have died of it. It is tried while
     this process does no other work on batches, with a mark in Redis, and it is given up when it has `MOST_MARKS` marks.
@@ -34,7 +35,8 @@ class ControlTask:
         quarantine: Quarantine,
         work: Callable[[], Awaitable[None]],
     ) -> None:
-        """`work` performs the task. It raises ApiError if the same may succeed later."""
+        """`work` performs the task. It raises ApiError if a later attempt may succeed; other exceptions count against
+        it."""
         self.lease = lease
         self._store = store
         self._files = files
@@ -44,7 +46,8 @@ class ControlTask:
         self.is_lost = False
 
     async def run(self) -> None:
-        """Perform the task. Raises the exceptions of `work`."""
+        """Wait for the end of the task. Raises the exceptions of `work`. Releases a task that `end` or `drain`
+        stopped."""
         try:
             await asyncio.wait([self._task])
         except asyncio.CancelledError:
@@ -64,7 +67,7 @@ class ControlTask:
         self._task.cancel()
 
     def drain(self) -> None:
-        """Stop; another gateway may do the task at once."""
+        """Stop the task, which `run` then releases, so that another gateway may perform it at once."""
         self.end()
 
     async def _do(self) -> None:
@@ -78,7 +81,8 @@ class ControlTask:
                 await self._try()
 
     async def _try(self) -> None:
-        """Perform the task under a mark, which stays if the process dies or `work` raises anything but ApiError."""
+        """Perform a suspect task under a mark, or give it up if it has MOST_MARKS marks. The mark remains if the
+        process dies or `work` raises anything but ApiError or a cancellation."""
         async with under_mark(self._store, self.lease, stays=_is_blamed) as suspicion:
             if suspicion is None:
                 self.on_lease_lost()
@@ -89,18 +93,15 @@ class ControlTask:
 
 
 def _is_blamed(error: BaseException) -> bool:
-    """Return whether a failure counts against a task: neither a cancellation nor one that may pass does."""
+    """Return whether an exception counts against the task. A cancellation or an ApiError, which may pass, does not."""
     return not isinstance(error, ApiError | asyncio.CancelledError)
 
 
 async def give_up(store: BatchStore, files: Files, lease: Lease) -> None:
-    """End a batch whose task will not be tried again.
+    """End a batch whose task will not be tried again, and log that.
 
     A batch that could not be validated or finalized ends as failed. One that could not be swept has already ended: its
-    objects are left to `gateway.batches.finalize`, which removes them an hour later.
-
-    Raises:
-        ApiError: Redis is away; the batch is unchanged.
+    input is unpinned, and `StraySweeper` deletes its objects an hour later. Raises ApiError if Redis is away.
     """
     log.error("batch_task_given_up", batch=lease.batch_id, task=lease.task_name, marks=MOST_MARKS)
     if lease.task == "sweep":

@@ -9,38 +9,38 @@ from itertools import count
 from gateway.core.eta import urgency
 
 CREATING_SECONDS = 3600
-"""Seconds after its window when an index entry without a batch is dropped: its batch was never created."""
+"""Seconds after the end of its window when an index entry without a batch is removed: the batch was never created."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An entry of the shared index of batches. Only a claim shows whether the batch has a task (see `TaskKind`) that
-    can be done now."""
+    """An entry of the shared index of batches. Only a claim shows whether the batch has a task (see `TaskKind`) now."""
 
     tenant: str
     id: str
     deadline: float
-    """End of the batch's window, in Unix seconds."""
+    """End of the batch's completion window, in Unix seconds."""
 
     def is_over(self, word: bytes, now: float) -> bool:
-        """Return whether the batch has no work left. `word` is what `claim.lua` found under its entry."""
+        """Return whether to remove the index entry, because the batch has no work left or was never created. `word` is
+        what `claim.lua` returned for the batch; `now` is in Unix seconds."""
         return word == b"over" or (word == b"absent" and now > self.deadline + CREATING_SECONDS)
 
 
 class TenantClaimOrder:
-    """Turns of tenants whose batches are equally urgent, in this process."""
+    """Remembers when this process last claimed work of each tenant, so that equally urgent tenants take turns."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
         self._last: dict[str, int] = {}
-        """Sequence number of the last claim here of each tenant's work."""
+        """Sequence number of this process's last claim of each tenant's work. The lowest number is the longest ago."""
 
     def claimed(self, tenant: str) -> None:
         self._last[tenant] = next(self._numbers)
 
     def by_urgency(self, candidates: Iterable[Candidate], now: float) -> list[Candidate]:
-        """Sort candidates, the most urgent first; equally urgent ones by how long their tenant has waited, longest
-        first."""
+        """Return candidates sorted by urgency class (the most urgent first), then by how long ago their tenant's work
+        was claimed (longest first), then by deadline. `now` is in Unix seconds."""
 
         def place(one: Candidate) -> tuple[int, int, str, float]:
             return urgency(one.deadline - now), self._last.get(one.tenant, 0), one.tenant, one.deadline
@@ -49,11 +49,11 @@ class TenantClaimOrder:
 
 
 def index_entry(tenant: str, batch_id: str) -> str:
-    """Return the index entry of a batch."""
+    """Return the index entry of a batch, `TENANT/ID`."""
     return f"{tenant}/{batch_id}"
 
 
 def parse_candidates(found: Sequence[bytes]) -> list[Candidate]:
-    """Parse index entries, each followed by its deadline."""
+    """Parse index entries, each followed by its deadline, as `look.lua` returns them."""
     places = [entry.decode().partition("/") for entry in found[::2]]
     return [Candidate(tenant, i, float(due)) for (tenant, _, i), due in zip(places, found[1::2], strict=True)]

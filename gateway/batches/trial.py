@@ -32,26 +32,26 @@ LOST_MESSAGE = (
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """Records in Redis about a line or a task that is about to be tried."""
+    """What Redis has recorded about a line or task that is about to be tried, without this lease's own mark."""
 
     losses: int
-    """Number of processes that may have died of the task."""
+    """Number of processes that leased the task and may have died of it."""
     marks: int
-    """Number of processes that ended while they ran the line, or the task, as their only suspect."""
+    """Number of earlier trials of the line or task in which its process died or it failed by a bug."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskHistory:
-    """Records in Redis about a task and its lines when the task is claimed."""
+    """What Redis has recorded about a task and the lines of its batch when the task is claimed."""
 
     losses: int
-    """Number of processes that may have died of the task."""
+    """Number of processes that leased the task and may have died of it."""
     marks: Mapping[int, int]
     """Number of marks of each marked line of the batch, by position."""
 
     @classmethod
     def read(cls, fields: Mapping[bytes, bytes], task: str) -> TaskHistory:
-        """Read the losses of `task` and the marks of lines from the fields of a batch in Redis."""
+        """Read the losses of `task` and the marks of lines from a batch's Redis hash."""
         marks = {name[5:]: len(value.split()) for name, value in fields.items() if name.startswith(b"mark:")}
         lines = {int(name): count for name, count in marks.items() if name.isdigit()}
         return cls(len(fields.get(f"lost:{task}".encode(), b"").split()), lines)

@@ -21,17 +21,18 @@ from gateway.batches.input import CheckParameters, InputCheck
 
 NICENESS = 10
 STORAGE_STATUS = 75
-"""Exit status which means that the storage failed and the same may succeed later (EX_TEMPFAIL of sysexits.h)."""
+"""Exit status if the storage failed, so that a later attempt may succeed (EX_TEMPFAIL of sysexits.h)."""
 
 T = TypeVar("T")
 
 
 class StorageFailed(Exception):
-    """The storage could not be read. The cause is the exception of its library."""
+    """The storage could not be read. `__cause__` is the exception of its library."""
 
 
 class StoredFile:
-    """The input file as the check reads it. All exceptions of the storage's library become StorageFailed."""
+    """The input file at an fsspec URL, open for reading. Methods raise StorageFailed for any exception of the
+    library."""
 
     def __init__(self, url: str) -> None:
         self._file: BinaryIO = _asked_of_storage(lambda: fsspec.open(url, "rb").open())
@@ -54,7 +55,7 @@ def main() -> None:
 
 
 def _asked_of_storage(work: Callable[[], T]) -> T:
-    """Call the storage's library. Raises StorageFailed in place of its exceptions."""
+    """Return the result of `work`, a call of the storage's library. Raises StorageFailed in place of any exception."""
     try:
         return work()
     except Exception as error:  # storage libraries raise what they like
@@ -62,7 +63,8 @@ def _asked_of_storage(work: Callable[[], T]) -> T:
 
 
 def _end_with_parent() -> None:
-    """End this process when standard input ends. It bypasses sys.stdin, whose lock would break the process's exit."""
+    """Block until standard input ends, then end this process with status 1. Bypasses sys.stdin, whose lock hangs the
+    exit."""
     while os.read(sys.stdin.fileno(), 1):
         pass
     os._exit(1)

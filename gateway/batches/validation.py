@@ -1,4 +1,4 @@
-"""The first task of a batch: check its input in a separate process, and write its index."""
+"""Performs the first task of a batch: check its input in a separate process, and write its index."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ UNHEARD_SECONDS = 2.0
 of an adapter that another gateway loaded for the batch."""
 RETRY_SECONDS = 2.0
 SHOWN_BYTES = 2000
-"""Maximum number of bytes of a failed process's standard error that are logged."""
+"""Maximum number of bytes at the end of a failed process's standard error that are logged."""
 
 log = structlog.get_logger("batches")
 
 
 class ValidationDied(Exception):
-    """The process that checked an input died, or failed for a reason that should not exist."""
+    """The process that checked an input died, or failed for another reason than the storage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Validator:
-    """Performs `validate` tasks. If it is cancelled, it kills its process and leaves the task to be tried again."""
+    """Performs `validate` tasks, for one gateway process."""
 
     store: BatchStore
     files: Files
     tenant: Callable[[str], tuple[Tenant, Catalog]]
-    """Returns a tenant by name, and the models that it may use. Raises ApiError: TENANT_NOT_FOUND."""
+    """Returns the tenant of a name, and the models that it may use. Raises ApiError: TENANT_NOT_FOUND."""
     max_lines: int
     max_line_bytes: int
 
     async def run(self, lease: Lease) -> None:
-        """Validate the batch: on return it is validated, has failed, or was released to be tried again.
+        """Validate the batch of a lease: on return it is validated, has failed, or was released to be tried again
+        because Redis or the storage is away or a model may be too new. A cancellation kills the checking process.
 
-        Raises:
-            ValidationDied: the task is not released, so that the attempt counts against it.
+        Raises ValidationDied if that process died. The task is not released then, so that the attempt counts.
         """
         try:
             found, index = await self._found(lease)
@@ -68,9 +68,10 @@ class Validator:
                 await self.store.release(lease, RETRY_SECONDS)
 
     async def _found(self, lease: Lease) -> tuple[CheckResult, bytes]:
-        """Check the input. Return the result and the index. Raises ApiError if the same may succeed later."""
+        """Pin and check the input. Return the result and the packed index, which is empty if there are errors. Raises
+        ApiError if a later attempt may succeed, and ValidationDied."""
         batch = lease.batch
-        try:  # once more: the gateway that created the batch may have died before it pinned the file
+        try:  # pin again: the gateway that created the batch may have died before it did
             source = await self.files.pin(batch.tenant, batch.input_file_id, batch.id)
             tenant, catalog = self.tenant(batch.tenant)
         except ApiError as error:
@@ -97,12 +98,8 @@ class Validator:
 
 
 async def check_in_process(asked: CheckParameters) -> tuple[CheckResult, bytes]:
-    """Check an input in a separate process. Return the result and the index.
-
-    Raises:
-        ApiError: STORAGE_UNAVAILABLE.
-        ValidationDied: the process ended without an answer.
-    """
+    """Check an input file in a separate process, which is killed if the caller is cancelled. Return the result and the
+    packed index. Raises ApiError (STORAGE_UNAVAILABLE), or ValidationDied if the process fails otherwise."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gateway.batches.validate"),
         stdin=asyncio.subprocess.PIPE,
@@ -126,13 +123,13 @@ async def check_in_process(asked: CheckParameters) -> tuple[CheckResult, bytes]:
 
 
 async def _exchange(process: asyncio.subprocess.Process, question: bytes) -> tuple[bytes, bytes]:
-    """Send the question and return all standard output and standard error. Standard input stays open, because the
-    process exits when it closes."""
+    """Send `question` to the process and return its whole standard output and standard error. Standard input stays
+    open, because the process exits when it is closed."""
     to, answer, complaint = process.stdin, process.stdout, process.stderr
     assert to is not None, "all are pipes"
     assert answer is not None, "all are pipes"
     assert complaint is not None, "all are pipes"
-    with suppress(ConnectionError):  # it has died, and its status says so
+    with suppress(ConnectionError):  # the process has died, and its exit status says so
         to.write(question)
         await to.drain()
     said, complained = await asyncio.gather(answer.read(), complaint.read())

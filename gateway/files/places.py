@@ -18,23 +18,24 @@ from fsspec.implementations.local import LocalFileSystem
 
 TRIES = 5
 BLOCK_BYTES = 8 * 2**20
-"""Block size for object stores. One block is held in memory for each object that is being written or read."""
+"""Block size in bytes for object stores. One block is held in memory for each object that is being written or read."""
 
 T = TypeVar("T")
 
 
 class StorageBackend(Protocol):
-    """A place for objects. Every method raises the exceptions of its storage, including OSError."""
+    """A place that stores objects by name, such as a folder. All methods block and raise the exceptions of the
+    storage's library, including OSError. `open` opens an object for reading."""
 
     @property
     def url(self) -> str:
-        """URL with which another process opens the place through fsspec."""
+        """URL with which another process opens the place through fsspec. `/NAME` is appended for an object."""
 
     def create(self, name: str) -> BinaryIO:
-        """Create an object and open it for writing."""
+        """Create an object under a name that is not in use, with its folders, and open it for writing."""
 
     def publish(self, partial: str, name: str) -> None:
-        """Rename a complete and closed object to its final name. On return it survives a loss of power."""
+        """Rename a complete and closed object to its final name. On return the object survives a loss of power."""
 
     def open(self, name: str) -> BinaryIO: ...
 
@@ -42,14 +43,14 @@ class StorageBackend(Protocol):
         """Return the size of an object in bytes. None means that it does not exist."""
 
     def delete(self, name: str) -> None:
-        """Delete an object, if it exists."""
+        """Delete an object. Does nothing if it does not exist."""
 
     def list(self, prefix: str) -> list[str]:
-        """Return the names of all objects in the folder `prefix`, which ends with a slash."""
+        """Return the names of all objects below the folder `prefix`, which ends with a slash."""
 
 
 class Folder:
-    """A local or mounted folder."""
+    """`StorageBackend` in a local or mounted folder, which is created if it does not exist."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.resolve()
@@ -91,7 +92,8 @@ class Folder:
         return [path.relative_to(self._root).as_posix() for path in found]
 
     def _within(self, folder: Path, work: Callable[[], T]) -> T:
-        """Run `work` in `folder`, again if another process meanwhile removes the folder because it is empty."""
+        """Create `folder` and return the result of `work`; try again (TRIES in all) if another process removes the
+        empty folder."""
         for _ in range(TRIES - 1):
             with suppress(FileNotFoundError):
                 self._make(folder)
@@ -106,12 +108,13 @@ class Folder:
             _sync(folder.parent)
 
     def _above(self, path: Path) -> Iterator[Path]:
-        """Iterate over the folders between the path and the root (exclusive), from the innermost."""
+        """Yield the folders between the path and the root (both exclusive), the innermost first."""
         return (folder for folder in path.parents if folder != self._root and folder.is_relative_to(self._root))
 
 
 class ObjectStore:
-    """An object store such as S3 or Google Cloud Storage. It has no folders, and renaming copies on the server."""
+    """`StorageBackend` in an object store such as S3 or Google Cloud Storage, through the fsspec filesystem `system`.
+    It has no folders; `publish` copies the object within the store."""
 
     def __init__(self, system: Any, root: str, url: str) -> None:
         self._system, self._root, self._url = system, root.rstrip("/"), url.rstrip("/")
@@ -152,7 +155,8 @@ def folder_url(folder: Path) -> str:
 
 
 def storage_backend(url: str) -> StorageBackend:
-    """Return the place with a URL. Raises ImportError or ValueError if no installed package supports the URL."""
+    """Return the backend for an fsspec URL. Raises ImportError or ValueError if no installed package supports the
+    URL."""
     # Cached listings must not be used, because they may lack what other gateways wrote.
     system, path = fsspec.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)
     if isinstance(system, LocalFileSystem):
@@ -161,7 +165,7 @@ def storage_backend(url: str) -> StorageBackend:
 
 
 def _sync(path: Path) -> None:
-    """Make what was written to a file, or the entries of a folder, survive a loss of power."""
+    """Block until what was written to a file, or the entries of a folder, is on the disk (fsync)."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

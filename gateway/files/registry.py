@@ -26,18 +26,18 @@ from gateway.redis.client import Argument, RedisCalls, Script, StoreError
 
 CALL_SECONDS = 2.0
 LEASE_SECONDS = 60.0
-"""Time after which an upload is no longer charged if its gateway died."""
+"""Seconds after its last renewal when an upload is refunded, because its gateway may have died."""
 KINDS = ("records", "order", "expiry", "use", "held", "leases", "pins")
 AT_ONCE = 500
-"""Maximum number of records in one call, because Redis does nothing else during a script."""
+"""Maximum number of records in one call, because Redis runs nothing else during a script."""
 FULL, CROWDED, LOST = 0, -1, -1
 ABSENT, PINNED = 0, -1
-"""Results of the script when an operation was not done."""
+"""Results of the script `remove` when nothing was removed: no such file; a batch has pinned the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileQuota:
-    """Maximum charge of one tenant."""
+    """Maximum total bytes and number of files, uploads under way included, that one tenant may be charged for."""
 
     bytes: int
     files: int
@@ -48,7 +48,7 @@ UNBOUNDED = FileQuota(2**53, 2**53)
 
 @dataclass(frozen=True, slots=True)
 class FileUse:
-    """Current charge of one tenant: its files and its uploads."""
+    """Bytes and number of files that one tenant is charged for now, uploads under way included."""
 
     bytes: int
     files: int
@@ -56,7 +56,7 @@ class FileUse:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """An upload under way, and the quota of its tenant."""
+    """An upload under way: its tenant, the id of the future file, the upload's unique token and the tenant's quota."""
 
     tenant: str
     file_id: str
@@ -65,7 +65,8 @@ class Reservation:
 
 
 class FileRegistry:
-    """Records of files in Redis. Every method raises ApiError (REGISTRY_UNAVAILABLE) while Redis is away."""
+    """Records of files, and the tenants' charges for files and uploads, in Redis. Every method raises ApiError
+    (REGISTRY_UNAVAILABLE) while Redis is away."""
 
     def __init__(self, client: Redis, *, prefix: str = "loralane:", lease_seconds: float = LEASE_SECONDS) -> None:
         self._calls = RedisCalls.without_breaker(client, prefix, CALL_SECONDS)
@@ -74,11 +75,8 @@ class FileRegistry:
         self.lease_seconds = lease_seconds
 
     async def reserve(self, upload: Reservation, num_bytes: int = 0) -> int:
-        """Begin an upload: charge for a file and its first `num_bytes`. Return the time in Unix milliseconds.
-
-        Raises:
-            ApiError: INSUFFICIENT_QUOTA.
-        """
+        """Begin an upload: charge its tenant for one file and its first `num_bytes`, under a lease of `lease_seconds`.
+        Return the time of beginning in Unix milliseconds on Redis's clock. Raises ApiError: INSUFFICIENT_QUOTA."""
         bounds = (self._lease_ms, upload.quota.bytes, upload.quota.files)
         outcome, began_ms = await self._do("reserve", upload.tenant, upload.token, num_bytes, *bounds)
         if outcome == FULL:
@@ -88,11 +86,8 @@ class FileRegistry:
         return int(began_ms)
 
     async def hold(self, upload: Reservation, num_bytes: int) -> None:
-        """Charge an upload for `num_bytes` in total, before they are written, and renew its lease.
-
-        Raises:
-            ApiError: INSUFFICIENT_QUOTA; REGISTRY_UNAVAILABLE, also if the lease ran out.
-        """
+        """Set an upload's charge to `num_bytes` in total and renew its lease. Call this before the bytes are written.
+        Raises ApiError: INSUFFICIENT_QUOTA; REGISTRY_UNAVAILABLE, also if the lease ran out."""
         most = upload.quota.bytes
         outcome = await self._do("hold", upload.tenant, upload.token, num_bytes, self._lease_ms, most)
         if outcome == FULL:
@@ -101,35 +96,38 @@ class FileRegistry:
             raise lease_expired()
 
     async def drop(self, upload: Reservation) -> None:
-        """Refund what an upload was charged for."""
+        """End an upload and refund its charge. Does nothing if the upload has ended."""
         await self._do("drop", upload.tenant, upload.token)
 
     async def keep(self, record: FileRecord, began_ms: int) -> FileRecord | None:
-        """Make a file of the upload with the record's token, at most once per id. Return the record that is then
-        stored, which may be that of another upload with the same id. None means that the lease ran out."""
+        """Make a file of the upload with the record's token, charged by the record's size. `began_ms` is the result of
+        `reserve`. Return the stored record. If the id has a file already, refund the upload and return that file's
+        record. None means that the lease ran out."""
         ends = "" if record.expires_at is None else record.expires_at * 1000
         kept = await self._do("keep", record.tenant, record.token, record.id, encode(record), began_ms, ends)
         return None if kept is None else decode(kept)
 
     async def find(self, tenant: str, file_id: str) -> FileRecord:
-        """Return the record of a file. Raises ApiError: FILE_NOT_FOUND."""
+        """Return the record of a file that exists and has not expired. Raises ApiError: FILE_NOT_FOUND."""
         found = await self._do("read", tenant, file_id)
         if not found:
             raise file_not_found(file_id)
         return decode(found[0])
 
     async def ids(self, tenant: str, after: str, newest_first: bool) -> list[str] | None:
-        """Return the ids of all files after the file `after`, or of all if it is empty; None if there is no such
-        file."""
+        """Return the ids of a tenant's files that follow the file `after` (or all if it is empty), sorted by the time
+        when their uploads began: `newest_first` or oldest first. None means that there is no file `after`."""
         found = await self._do("ids", tenant, after, int(newest_first))
         return None if found is None else [item.decode() for item in found]
 
     async def read(self, tenant: str, ids: Sequence[str]) -> list[FileRecord]:
-        """Return the records of the files that exist, in the order of `ids`, of which there are at most `AT_ONCE`."""
+        """Return the records of those of the files `ids` (at most AT_ONCE) that exist and have not expired, in that
+        order."""
         return [decode(text) for text in await self._do("read", tenant, *ids)]
 
     async def remove(self, tenant: str, file_id: str) -> FileRecord:
-        """Remove the record of a file and return it. Raises ApiError: FILE_NOT_FOUND, FILE_IN_USE."""
+        """Remove the record of a file, refund its charge, and return the record. The object is not deleted. Raises
+        ApiError: FILE_NOT_FOUND; FILE_IN_USE if the file is pinned."""
         removed = await self._do("remove", tenant, file_id)
         if removed == ABSENT:
             raise file_not_found(file_id)
@@ -138,7 +136,8 @@ class FileRegistry:
         return decode(removed)
 
     async def pin(self, tenant: str, file_id: str, holder: str, seconds: float) -> FileRecord:
-        """Pin a file for `holder`: it is neither deleted nor expires for `seconds`. Raises ApiError: FILE_NOT_FOUND."""
+        """Pin a file for `holder`: for `seconds` it neither expires nor can be deleted. A new call replaces the
+        holder's earlier pin. Return its record. Raises ApiError: FILE_NOT_FOUND."""
         record = await self._do("pin", tenant, file_id, holder, int(seconds * 1000))
         if record is None:
             raise file_not_found(file_id)
@@ -148,13 +147,9 @@ class FileRegistry:
         await self._do("unpin", tenant, file_id, holder)
 
     async def sweep(self, tenant: str, tokens: Sequence[str]) -> tuple[list[FileRecord], set[str]]:
-        """End expired files and leases. Return the records of the files removed for that, and those tokens that belong
-        to a file or an upload.
-
-        Args:
-            tenant: the tenant whose files and uploads are swept.
-            tokens: tokens to check, at most `AT_ONCE`.
-        """
+        """Remove a tenant's expired files and refund uploads whose lease ran out. Return the records of the removed
+        files, whose objects remain to be deleted, and those of `tokens` (at most AT_ONCE) that belong to a file or an
+        upload."""
         gone, known = await self._do("sweep", tenant, *tokens)
         return [decode(text) for text in gone], {token.decode() for token in known}
 

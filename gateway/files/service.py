@@ -17,7 +17,7 @@ DAY = 86_400
 MIN_EXPIRY, MAX_EXPIRY = 3600, 30 * DAY
 """OpenAI's bounds of `expires_after`, in seconds. Files expire after the maximum unless the caller asks for less."""
 PIN_SECONDS = 60.0 * DAY
-"""Seconds after which a pin ends if its holder died. It is longer than any job."""
+"""Seconds after which a pin ends if its holder died. It is longer than any batch."""
 MAX_FILENAME = 512
 MAX_PAGE = 10_000
 
@@ -37,15 +37,15 @@ class FileLimits:
 
 @dataclass(frozen=True, slots=True)
 class FilePage:
-    """A page of a list of files."""
+    """A page of a list of files; `has_more` is True if more files follow."""
 
     data: list[FileRecord]
     has_more: bool
 
 
 class Files:
-    """Operations on files. Every method raises ApiError: REGISTRY_UNAVAILABLE if Redis is away, STORAGE_UNAVAILABLE if
-    the storage is.
+    """Operations on files, one object per gateway process. Every method raises ApiError: REGISTRY_UNAVAILABLE if Redis
+    is away, STORAGE_UNAVAILABLE if the storage is.
 
     Callers see only the files of their own `tenant`: others give the same FILE_NOT_FOUND as files that do not exist.
     """
@@ -61,12 +61,10 @@ class Files:
         chunks: AsyncIterator[bytes],
         expires_after: int | None = None,
     ) -> FileRecord:
-        """Store an uploaded file, in constant memory. If an exception is raised, neither its bytes nor its charges
-        remain.
-
-        Raises:
-            ApiError: INVALID_REQUEST, REQUEST_TOO_LARGE, INSUFFICIENT_QUOTA.
-        """
+        """Store the content `chunks` as a new file of the tenant, in constant memory, and return its record. `purpose`
+        must be BATCH. The file expires `expires_after` seconds after the upload began (None: MAX_EXPIRY). If an
+        exception is raised, neither bytes nor charges remain. Raises ApiError: INVALID_REQUEST, REQUEST_TOO_LARGE,
+        INSUFFICIENT_QUOTA."""
         check_purpose(purpose)
         async with self.receiving(tenant, chunks) as upload:
             return await keep_upload(upload, filename, purpose, expires_after)
@@ -75,13 +73,11 @@ class Files:
     async def receiving(
         self, tenant: str, chunks: AsyncIterator[bytes], *, expected: int = 0
     ) -> AsyncGenerator[Upload, None]:
-        """Receive the content of a file whose name and purpose may come after it. Yields an upload for `keep_upload`.
+        """Receive, charge and store the content of a file whose name and purpose may come after it. Yield the complete
+        upload for `keep_upload`. On exit, an upload that was not kept is deleted and refunded. `expected`, a minimum of
+        the size in bytes, is charged first, so that an upload over the quota fails early.
 
-        Args:
-            tenant: the tenant that is charged.
-            chunks: the content.
-            expected: minimum number of bytes that will come, so that an upload that exceeds the quota is refused at
-                once.
+        Raises ApiError: REQUEST_TOO_LARGE, INSUFFICIENT_QUOTA.
         """
         file_id = new_file_id()
         upload = self._upload(Reservation(tenant, file_id, file_id, self.limits.quota))
@@ -96,16 +92,17 @@ class Files:
         chunks: AsyncIterator[bytes],
         expires_after: int | None = None,
     ) -> FileRecord:
-        """Store a file that a job has written. It is charged, but never refused for the quota.
+        """Store a result file of a batch under a given id, and return its record. It is charged, but never refused for
+        the quota. It expires `expires_after` seconds after the beginning of the upload (None: MAX_EXPIRY).
 
-        The first upload with an id makes the file, and later ones return that file. `chunks` are read in any case.
+        The first upload with an id makes the file; later ones return that file's record. `chunks` are read in any case.
         """
         token = f"{checked_id(file_id)}.{secrets.token_hex(4)}"
         async with uploading(self._upload(Reservation(tenant, file_id, token, UNBOUNDED)), chunks) as upload:
             return await upload.keep(filename, BATCH_OUTPUT, expires_after or MAX_EXPIRY)
 
     async def get(self, tenant: str, file_id: str) -> FileRecord:
-        """Return the record of a file. Raises ApiError: FILE_NOT_FOUND."""
+        """Return the record of a tenant's file. Raises ApiError: FILE_NOT_FOUND."""
         return await self.registry.find(tenant, checked_id(file_id))
 
     async def list(
@@ -117,8 +114,9 @@ class Files:
         limit: int = MAX_PAGE,
         newest_first: bool = True,
     ) -> FilePage:
-        """Return a page of files by the time their uploads began. Raises ApiError: INVALID_REQUEST, `after` is no
-        file."""
+        """Return at most `limit` of a tenant's files, sorted by the time their uploads began (`newest_first`, else
+        oldest first): those with the purpose (None: any) that follow the file `after` (None: from the beginning).
+        Raises ApiError (INVALID_REQUEST) if `after` is no file of the tenant."""
         ids = await self.registry.ids(tenant, after or "", newest_first)
         if ids is None:
             raise invalid_request("after must be the id of a file", "after")
@@ -131,32 +129,31 @@ class Files:
         return FilePage(found[:limit], len(found) > limit)
 
     async def delete(self, tenant: str, file_id: str) -> None:
-        """Delete a file. Raises ApiError: FILE_NOT_FOUND, FILE_IN_USE."""
+        """Delete a file's record and its content. If deleting the content fails, the sweeper does it later. Raises
+        ApiError: FILE_NOT_FOUND, FILE_IN_USE."""
         record = await self.registry.remove(tenant, checked_id(file_id))
         await self.storage.discard([record.object_name])
 
     def content(self, record: FileRecord, start: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
-        """Yield `length` bytes of the content in pieces of at most 256 KiB. A length of None means up to the end."""
+        """Yield `length` bytes (None: all) of a file's content from the offset `start`, in pieces of at most 256
+        KiB."""
         return self.storage.read(record.object_name, start, length)
 
     def url(self, record: FileRecord) -> str:
-        """Return the URL of the content for another process that reads it with fsspec."""
+        """Return the URL of a file's content for another process that reads it with fsspec."""
         return self.storage.url(record.object_name)
 
     async def pin(self, tenant: str, file_id: str, holder: str, *, seconds: float = PIN_SECONDS) -> FileRecord:
-        """Protect a file from deletion and expiry until `holder` unpins it, at most for `seconds`.
-
-        Raises:
-            ApiError: FILE_NOT_FOUND.
-        """
+        """Protect a file from deletion and expiry until `holder` (e.g. a batch's id) unpins it, at most for `seconds`.
+        Return the file's record. Raises ApiError: FILE_NOT_FOUND."""
         return await self.registry.pin(tenant, checked_id(file_id), holder, seconds)
 
     async def unpin(self, tenant: str, file_id: str, holder: str) -> None:
-        """Remove a holder's pin. Does nothing if the file or the pin does not exist."""
+        """Remove a holder's pin from a tenant's file. Does nothing if the file or the pin does not exist."""
         await self.registry.unpin(tenant, checked_id(file_id), holder)
 
     async def use(self, tenant: str) -> FileUse:
-        """Return what a tenant is charged for: its files and its uploads under way."""
+        """Return the bytes and number of files that a tenant is charged for, uploads under way included."""
         return await self.registry.use(tenant)
 
     def _upload(self, reservation: Reservation) -> Upload:
@@ -164,7 +161,9 @@ class Files:
 
 
 async def keep_upload(upload: Upload, filename: str, purpose: str, expires_after: int | None = None) -> FileRecord:
-    """Make a file of a caller's upload. Raises ApiError: INVALID_REQUEST."""
+    """Make a file of a caller's upload, named `filename`, and return its record. `purpose` must be BATCH. The file
+    expires `expires_after` seconds after the upload began (None: MAX_EXPIRY). Raises ApiError (INVALID_REQUEST) for an
+    invalid argument or an empty upload."""
     check_purpose(purpose)
     if not upload.bytes:
         raise invalid_request("the file is empty", "file")
@@ -176,6 +175,6 @@ async def keep_upload(upload: Upload, filename: str, purpose: str, expires_after
 
 
 def check_purpose(purpose: str) -> None:
-    """Check the purpose of a caller's file. Raises ApiError: INVALID_REQUEST."""
+    """Raise ApiError (INVALID_REQUEST) if the purpose of a caller's file is not BATCH."""
     if purpose != BATCH:
         raise invalid_request(f"purpose must be {BATCH!r}: files here are input of batches", "purpose")

@@ -1,4 +1,4 @@
-"""Storage of objects that are written once and read in pieces. The event loop never waits for a disk."""
+"""Storage of objects that are written once and read in pieces. All blocking calls run in threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = structlog.get_logger("files")
 
 READ_BYTES = 256 * 2**10
 PARTIAL = "partial/"
-"""Prefix of the names of objects that are not complete yet."""
+"""Prefix of the names of objects that are still being written."""
 THREADS = 8
 INSTALL = "pip install 'loralane[remote]'"
 
@@ -28,17 +28,15 @@ T = TypeVar("T")
 
 class Storage:
     """Stores immutable objects under names that the gateway makes. An object exists completely or not at all, and is
-    durable once it exists.
-
-    Every method raises ApiError (STORAGE_UNAVAILABLE) if the storage is full, away or broken; the log has the cause.
-    """
+    durable once it exists. Methods raise ApiError (STORAGE_UNAVAILABLE) if the storage is full, away or broken, and log
+    the cause."""
 
     def __init__(self, place: StorageBackend) -> None:
         self._place = place
         self._threads = ThreadPoolExecutor(THREADS, "storage")
 
     def close(self) -> None:
-        """Cancel waiting operations and accept no new ones."""
+        """Cancel operations that have not started, and accept no new ones. Running ones continue."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def url(self, name: str) -> str:
@@ -64,7 +62,7 @@ class Storage:
         return written
 
     async def read(self, name: str, start: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
-        """Yield `length` bytes in pieces of at most 256 KiB. A length of None means up to the end."""
+        """Yield `length` bytes (None: all) of an object from the offset `start`, in pieces of at most 256 KiB."""
         file = await self._opened(self._place.open, name)
         try:
             await self._run(file.seek, start)
@@ -83,18 +81,18 @@ class Storage:
         return await self._run(self._place.size, name)
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete objects, those that exist."""
+        """Delete the objects with these names. Names that do not exist are ignored."""
         await self._run(self._delete, names)
 
     async def discard(self, names: Sequence[str]) -> None:
-        """Delete objects that are no longer needed. If that fails, it raises nothing and leaves them to the sweeper."""
+        """Delete objects that are no longer needed. A failure is only logged: the sweeper deletes them later."""
         try:
             await self.delete(names)
         except ApiError:
             log.warning("objects_left", names=names)
 
     async def list(self, prefix: str) -> list[str]:
-        """Return the names that begin with `prefix`, which ends with a slash."""
+        """Return the names of all objects that begin with `prefix`, which ends with a slash."""
         return await self._run(self._place.list, prefix)
 
     def _delete(self, names: Sequence[str]) -> None:
@@ -102,7 +100,8 @@ class Storage:
             self._place.delete(name)
 
     async def _opened(self, opener: Callable[[str], BinaryIO], name: str) -> BinaryIO:
-        """Open an object in a thread. If the caller is cancelled meanwhile, the opened file is closed."""
+        """Return the file that `opener(name)` opens in a thread. If the caller is cancelled meanwhile, the file is
+        closed."""
         opened: list[BinaryIO] = []
         try:
             await self._run(lambda: opened.append(opener(name)))
@@ -113,8 +112,9 @@ class Storage:
         return opened[0]
 
     async def _run(self, work: Callable[..., T], *args: object) -> T:
-        """Run `work` in a thread. A cancelled caller still waits for it, because a file may be closed only when no
-        thread is writing to it."""
+        """Run `work` in a thread and return its result. A cancelled caller still waits for the end of `work`, because a
+        file may be closed only when no thread writes to it. Any exception is logged and raised as ApiError
+        (STORAGE_UNAVAILABLE)."""
         job = asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
         try:
             return await asyncio.shield(job)
@@ -129,7 +129,8 @@ class Storage:
 
 
 def open_storage(url: str, data_dir: Path) -> Storage:
-    """Open the storage at `url`. An empty URL means a folder in `data_dir`. Raises ConfigError."""
+    """Open the storage at an fsspec URL. An empty URL means the folder `files` in `data_dir`. Raises ConfigError if the
+    URL is invalid, needs a package that is not installed, or the folder cannot be created."""
     try:
         return Storage(storage_backend(url or folder_url((data_dir / "files").resolve())))
     except ImportError as error:

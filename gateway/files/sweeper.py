@@ -1,4 +1,4 @@
-"""Deletes expired files and objects without an owner. Every gateway sweeps; concurrent sweeps do no harm."""
+"""Deletes expired files, and objects that belong to no file. Every gateway sweeps; concurrent sweeps do no harm."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ log = structlog.get_logger("files")
 
 INTERVAL_SECONDS = 600.0
 GRACE_SECONDS = 3600.0
-"""Seconds for which an object must have been without an owner before it is deleted: Redis may have started without its
-data, and an operator may notice in time."""
+"""Seconds for which an object must have been seen to belong to no file before it is deleted: Redis may have started
+without its data, and an operator may notice in time."""
 PARTIAL_SECONDS = 86_400.0
-"""Age in seconds at which an incomplete object is deleted. No upload takes longer."""
+"""Seconds for which an incomplete object must have been seen before it is deleted. No upload takes longer."""
 
 
 class NameAgeTracker:
-    """Measures how long names have been seen without a gap, on a monotonic clock. A new process begins anew."""
+    """Measures for how long each name has been seen without a gap, in memory. A new process begins anew."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._clock = seconds, clock
         self._since: dict[str, float] = {}
 
     def names_older_than_limit(self, names: Iterable[str]) -> list[str]:
-        """Record the current names. Return those that have been among the names for at least the configured seconds."""
+        """Record the names that exist now and forget others. Return those that have existed in all calls for
+        `seconds`."""
         now = self._clock()
         self._since = {name: self._since.get(name, now) for name in names}
         return [name for name, since in self._since.items() if now - since >= self._seconds]
 
 
 class Sweeper:
-    """Sweeps files for one gateway."""
+    """Deletes the objects of expired files, stray objects and old incomplete objects, in one gateway process."""
 
     def __init__(
         self,
@@ -49,13 +50,14 @@ class Sweeper:
         strays: NameAgeTracker | None = None,
         partials: NameAgeTracker | None = None,
     ) -> None:
-        """`strays` watches objects without an owner, `partials` watches incomplete objects."""
+        """`strays` tracks objects that belong to no file or upload, `partials` tracks incomplete objects."""
         self._storage, self._registry = storage, registry
         self._strays = strays or NameAgeTracker(GRACE_SECONDS)
         self._partials = partials or NameAgeTracker(PARTIAL_SECONDS)
 
     async def sweep(self) -> list[str]:
-        """Delete objects. Return their names. Raises ApiError: STORAGE_UNAVAILABLE, REGISTRY_UNAVAILABLE."""
+        """Remove expired files and refund expired uploads, then delete their objects, stray objects and old incomplete
+        objects. Return the names of the deleted objects. Raises ApiError: STORAGE_UNAVAILABLE, REGISTRY_UNAVAILABLE."""
         expired: set[str] = set()
         strays: set[str] = set()
         for tenant, tokens in _by_tenant(await self._storage.list(OBJECTS)).items():
@@ -73,7 +75,7 @@ class Sweeper:
 
 @asynccontextmanager
 async def sweeping(sweep: Callable[[], Awaitable[object]]) -> AsyncGenerator[None, None]:
-    """Call `sweep` periodically in the background while the context is entered."""
+    """Call `sweep` every INTERVAL_SECONDS in a background task, which is cancelled on exit. ApiErrors are logged."""
     task = asyncio.create_task(_keep_sweeping(sweep), name="sweeper")
     try:
         yield
@@ -83,7 +85,7 @@ async def sweeping(sweep: Callable[[], Awaitable[object]]) -> AsyncGenerator[Non
 
 
 async def _keep_sweeping(sweep: Callable[[], Awaitable[object]]) -> None:
-    """Call `sweep` periodically until cancelled. A failure is retried in the next round."""
+    """Wait INTERVAL_SECONDS and call `sweep`, forever. An ApiError is logged, and the next round tries again."""
     while True:
         await asyncio.sleep(INTERVAL_SECONDS)
         try:
@@ -93,7 +95,7 @@ async def _keep_sweeping(sweep: Callable[[], Awaitable[object]]) -> None:
 
 
 def _by_tenant(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the tokens of objects by tenant."""
+    """Return the tokens in the names of files' objects, by tenant."""
     found: dict[str, list[str]] = defaultdict(list)
     for name in names:
         tenant, _, token = name.removeprefix(OBJECTS).partition("/")

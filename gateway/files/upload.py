@@ -18,11 +18,12 @@ log = structlog.get_logger("files")
 PIECE_BYTES = 2**20
 """Number of bytes that are charged and written at a time."""
 RENEWALS = 3
-"""Number of renewals within the term of a lease, so that two may fail."""
+"""Number of renewals within the term of an upload's lease, so that two of them may fail."""
 
 
 class Upload:
-    """Content that is written and charged, but belongs to no file yet."""
+    """One upload: content that is written and charged, but belongs to no file until `keep`. `bytes` is its size so
+    far."""
 
     def __init__(self, storage: Storage, registry: FileRegistry, reservation: Reservation) -> None:
         self._storage, self._registry, self._reservation = storage, registry, reservation
@@ -34,15 +35,10 @@ class Upload:
         self.bytes = 0
 
     async def receive(self, chunks: AsyncIterator[bytes], expected: int, most: int | None) -> None:
-        """Charge and write the content, and keep the lease renewed until `close`.
+        """Reserve `expected` bytes, then charge and write the content until it ends. The lease is renewed in the
+        background until `close`. `most` is the maximum number of bytes; None means any number.
 
-        Args:
-            chunks: the content.
-            expected: number of bytes that are charged before any has come.
-            most: maximum number of bytes. None means any number.
-
-        Raises:
-            ApiError: REQUEST_TOO_LARGE, INSUFFICIENT_QUOTA, STORAGE_UNAVAILABLE, REGISTRY_UNAVAILABLE.
+        Raises ApiError: REQUEST_TOO_LARGE, INSUFFICIENT_QUOTA, STORAGE_UNAVAILABLE, REGISTRY_UNAVAILABLE.
         """
         self._charged_bytes = expected
         self._began_ms = await self._registry.reserve(self._reservation, expected)
@@ -50,13 +46,9 @@ class Upload:
         await self._storage.write(self._object, self._charged(chunks, most))
 
     async def keep(self, filename: str, purpose: str, expires_after: int | None) -> FileRecord:
-        """Make a file of the content and return its record. If a file with this id exists already, return that one.
-
-        Args:
-            filename: name of the file.
-            purpose: purpose of the file.
-            expires_after: seconds from the beginning of the upload. None means that the file does not expire.
-        """
+        """Make a file of the content and return its record. If a file with this id exists already, return that file's
+        record. `expires_after` is in seconds from the beginning of the upload; None means that the file does not
+        expire. Raises ApiError (REGISTRY_UNAVAILABLE), also if the lease ran out."""
         reserved = self._reservation
         created = self._began_ms // 1000
         ends = None if expires_after is None else created + expires_after
@@ -71,8 +63,8 @@ class Upload:
         return kept
 
     async def close(self) -> None:
-        """Delete and refund an upload that was not kept. If that is unknown, it is left to the sweeper, which asks
-        again."""
+        """Stop renewing the lease and, unless the upload was kept, delete its object and refund its charge. If a
+        failure of Redis left unknown whether it was kept, leave both to the sweeper. Failures are only logged."""
         if self._renewing is not None:
             self._renewing.cancel()
         if self._may_be_kept:
@@ -94,7 +86,7 @@ class Upload:
             yield piece
 
     async def _renew(self) -> None:
-        """Renew the lease while bytes may be slow to come."""
+        """Renew the upload's lease periodically, forever, because bytes may be slow to come."""
         while True:
             await asyncio.sleep(self._registry.lease_seconds / RENEWALS)
             with suppress(ApiError):  # if the lease runs out, the next `hold` or `keep` raises
@@ -105,7 +97,8 @@ class Upload:
 async def uploading(
     upload: Upload, chunks: AsyncIterator[bytes], expected: int = 0, most: int | None = None
 ) -> AsyncGenerator[Upload, None]:
-    """Receive `chunks` as `Upload.receive` does. The block may keep the upload, which is closed afterwards."""
+    """Receive `chunks` into `upload`, with `expected` and `most` as in `Upload.receive`, and yield it. In the body,
+    `Upload.keep` may be called. On exit, also after an error, the upload is closed."""
     try:
         await upload.receive(chunks, expected, most)
         yield upload
@@ -114,7 +107,8 @@ async def uploading(
 
 
 async def _pieces(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yield the same bytes in pieces that are large enough for a call to Redis and a thread."""
+    """Yield the bytes of `chunks` in pieces of at least PIECE_BYTES (but the last), to make fewer calls and thread
+    switches."""
     piece = bytearray()
     async for chunk in chunks:
         piece += chunk

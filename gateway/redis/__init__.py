@@ -1,1 +1,1 @@
-"""The Redis that gateways share: an embedded server, and calls that are batched, timed and cut off when it is away."""
+"""The Redis that all gateways share: an embedded server, and a pipelined client with timeouts and a circuit breaker."""

@@ -20,7 +20,7 @@ Argument = str | int | bytes
 
 
 TIMEOUT_FACTOR = 20
-"""Factor on the usual timeout of a call while Redis is not known to be unavailable: with 50 ms, a second.
+"""Factor on the usual timeout of a call while the circuit breaker is closed: with a timeout of 50 ms, it makes 1 s.
 
 A Redis that is slow because the machine is busy is not unavailable, and gateways that limit by themselves admit more:
 beside six busy processes, one round of six admitted twice its limit when every call had 50 ms. A server that is gone
@@ -29,12 +29,12 @@ refuses connections and is noticed at once; one that does not respond costs the 
 
 
 class StoreError(Exception):
-    """Redis did not answer in time, answered with an error, or was not asked because the circuit breaker is open."""
+    """Redis failed or did not answer in time, or the call was not made because the circuit breaker is open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A Lua script with the SHA-1 digest by which Redis identifies it."""
+    """A Lua script with the SHA-1 digest by which Redis identifies it. `load` joins resource files of a package."""
 
     text: str
     sha: str
@@ -47,7 +47,8 @@ class Script:
 
 
 class RedisCalls:
-    """Calls of one component of the gateway to one Redis server or cluster. Every key begins with `prefix`."""
+    """Calls of one component of the gateway to one Redis server or cluster. Every key begins with `prefix`. Calls
+    report their outcomes to the circuit breaker; only `allowed` and `check_allowed` ask whether it is open."""
 
     def __init__(
         self,
@@ -60,9 +61,9 @@ class RedisCalls:
     ) -> None:
         """
         Args:
-            timeout: seconds for a call that finds out whether Redis is back.
-            answered: called after every call that succeeds.
-            timeout_factor: factor on `timeout` while Redis is not known to be unavailable.
+            timeout: seconds for a call while the breaker is open, which finds out whether Redis is back.
+            answered: called without arguments after every call that succeeds.
+            timeout_factor: factor on `timeout` while the breaker is closed.
         """
         self._client: Any = client
         # A cluster has many connections, and its client knows which one serves a key.
@@ -79,8 +80,8 @@ class RedisCalls:
 
     @classmethod
     def without_breaker(cls, client: Redis | RedisCluster, prefix: str, timeout: float) -> Self:
-        """Create calls that the breaker never stops, for callers with no substitute for Redis. `timeout`: seconds for a
-        call."""
+        """Create calls that no breaker ever stops, for callers with no substitute for Redis. Each may take `timeout`
+        seconds."""
         return cls(client, prefix, timeout, Breaker(1, 0.0, time.monotonic), lambda: None, timeout_factor=1)
 
     @property
@@ -88,22 +89,25 @@ class RedisCalls:
         return not self._breaker.is_open
 
     def allowed(self) -> bool:
-        """Return whether Redis may be called. Returning True while Redis is unavailable uses up the probe of this
-        cooldown."""
+        """Return whether the circuit breaker allows a call to Redis now. While the breaker is open, it allows one call
+        per cooldown, so each True uses up that probe."""
         return self._breaker.allows()
 
     def check_allowed(self) -> None:
-        """Raise StoreError unless Redis may be called."""
+        """Raise StoreError if the circuit breaker allows no call now. Like `allowed`, uses up an open breaker's
+        probe."""
         if not self.allowed():
             raise StoreError("not asked: recent calls failed")
 
     def key(self, kind: str, tenant: str, member: str = "") -> str:
-        """Return the name of a key. Keys of one tenant share the hash tag {tenant}, and so one slot of a cluster."""
+        """Return the Redis key `PREFIX KIND:{TENANT}` (without the space), followed by `:MEMBER` if `member` is given.
+        Keys of one tenant share the hash tag {tenant}, and so one slot of a cluster."""
         key = f"{self._prefix}{kind}:{{{tenant}}}"
         return f"{key}:{member}" if member else key
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        """Run a script and return its reply. Raises StoreError."""
+        """Run a Lua script on `keys` with `args` and return Redis's reply. The text is sent only if Redis does not know
+        the digest. Raises StoreError. The outcome is reported to the breaker, which is not asked before."""
         try:
             try:
                 reply = await self._call("EVALSHA", script.sha, len(keys), *keys, *args)
@@ -115,14 +119,16 @@ class RedisCalls:
         return reply
 
     async def count(self, kind: str) -> int:
-        """Count the keys of one kind over all tenants. Raises StoreError."""
+        """Return the number of keys of one kind over all tenants, found by scanning the whole key space, which may take
+        100 times the usual timeout. Raises StoreError."""
         async with self.guard(timeout_factor=100) as client:
             return len([key async for key in client.scan_iter(f"{self._prefix}{kind}:*", count=1000)])
 
     @asynccontextmanager
     async def guard(self, timeout_factor: int = 1) -> AsyncGenerator[Any, None]:
-        """Yield the client for a body that may take at least `timeout_factor` times `timeout`. Raises StoreError if the
-        body fails or takes longer."""
+        """Yield the Redis client for any commands, with a time limit on the body: `timeout` times the larger of
+        `timeout_factor` and the present factor of other calls. On exit, report the outcome to the breaker. Raises
+        StoreError if the body takes longer or raises RedisError or OSError."""
         try:
             async with loop_timeout(self._timeout, max(timeout_factor, self._timeout_factor())):
                 yield self._client
@@ -147,7 +153,8 @@ class RedisCalls:
 
 
 class Breaker:
-    """Opens after `threshold` failures in a row; while open, lets one call through every `cooldown` seconds."""
+    """Circuit breaker of one component. Opens after `threshold` failures in a row and closes at the next success. While
+    open, allows one probe every `cooldown` seconds. `clock` returns the time in seconds."""
 
     def __init__(self, threshold: int, cooldown: float, clock: Callable[[], float]) -> None:
         self._threshold = threshold
@@ -161,7 +168,7 @@ class Breaker:
         return self._failures >= self._threshold
 
     def allows(self) -> bool:
-        """Return whether a call may be made. True while the circuit is open uses up the probe of this cooldown."""
+        """Return whether a call may be made. While the circuit is open, True is returned only once per cooldown."""
         if not self.is_open:
             return True
         if self._clock() < self._next_probe:
@@ -170,7 +177,8 @@ class Breaker:
         return True
 
     def failed(self, *, certain: bool = False) -> None:
-        """Record a failure. `certain` opens the circuit at once: the call had all the time that it could need."""
+        """Record a failed call and begin a cooldown. `certain` opens the circuit at once: the call timed out although
+        it had the longest time limit."""
         self._failures = self._threshold if certain else self._failures + 1
         self._next_probe = self._clock() + self._cooldown
 

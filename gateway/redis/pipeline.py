@@ -19,27 +19,27 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError, RedisError, ResponseError
 
 TRIES = 2
-"""Attempts for each call. The second one is for a connection that a restarted server has closed. The scripts are
-idempotent, so that repeating one is harmless."""
+"""Maximum attempts for each call. The second attempt is for a connection that a restarted server has closed. Calls must
+therefore be idempotent, as the gateway's scripts are."""
 
 
 @dataclass(slots=True)
 class SentCall:
-    """A call that was sent and is not answered yet."""
+    """A call that was sent to Redis and whose reply has not arrived yet. Replies arrive in the order of sending."""
 
     reply: asyncio.Future[Any]
     since: int
-    """Number of the tick in which the call was sent."""
+    """Number of the `Pipeline` ticker's tick in which the call was sent. A tick lasts 1/SLICES of the usual timeout."""
 
 
 class Pipeline:
-    """A connection that the first call opens, and that the next call opens again after it broke. It is closed with the
-    connection pool of `client`.
+    """One connection from the pool of `client`, shared by all calls. The first call opens the connection, and the next
+    call after a failure opens a new one. The connection is closed with the pool.
 
-    A call that is not answered within `timeout` seconds times the current timeout factor fails, and the connection is
-    closed too, because a connection can be dead without an error. The calls behind it are repeated on a new connection.
-    One ticker watches all calls, which is cheaper than a timer for each call. Like `loop_timeout`, it tolerates stalls
-    of this process.
+    A call that is not answered within `timeout` seconds times `timeout_factor()` raises TimeoutError, and the
+    connection is closed too, because a connection can be dead without an error. Calls that were sent after the
+    timed-out one are repeated on a new connection. One ticker watches all calls, which is cheaper than a timer for each
+    call. Time during which this process's event loop stalls hardly counts, as in `loop_timeout`.
     """
 
     def __init__(self, client: Redis, timeout: float, timeout_factor: Callable[[], int] = lambda: 1) -> None:
@@ -54,7 +54,8 @@ class Pipeline:
         self._ticker = Ticker(timeout / SLICES, self._tick)
 
     async def call(self, *command: str | int | bytes) -> Any:
-        """Send a command and return its reply. Raises RedisError or OSError (which includes TimeoutError)."""
+        """Send a command and return its reply. Sends it once more if the connection breaks. Raises RedisError, also for
+        an error reply, or OSError (which includes TimeoutError)."""
         message: bytes = pack_command(command)  # type: ignore[arg-type]  # its stub means one argument
         for _ in range(TRIES - 1):
             try:
@@ -76,7 +77,8 @@ class Pipeline:
         return await reply
 
     def _tick(self) -> bool:
-        """Fail the oldest call if it has waited too long, and close the connection. Returns whether any call waits."""
+        """Advance the tick count. If the oldest waiting call has used up its time, fail it with TimeoutError and cancel
+        the reader task, which closes the connection. Return whether any call was waiting: if not, the ticker stops."""
         self._ticks += 1
         if not self._waiting:
             return False
@@ -92,7 +94,7 @@ class Pipeline:
             self._reading.cancel()
 
     async def _connected(self) -> Any:
-        """Return the open connection, or open one.
+        """Return the open connection, or open one. Raises TimeoutError or the exceptions of redis-py.
 
         If the connection broke, wait until the reader task has noticed and dropped it. Otherwise redis-py would reopen
         the connection under the reader, and both would wait for one answer forever.
@@ -112,7 +114,8 @@ class Pipeline:
         return self._connection
 
     async def _read(self, connection: Any) -> None:
-        """Read replies until the connection breaks, then fail the calls that wait and release the connection."""
+        """Resolve the waiting calls with the replies, in order, until the connection breaks or the task is cancelled.
+        Then fail all calls that still wait and return the connection, closed, to the pool."""
         failure: Exception = ConnectionError("the server was given up on")
         try:
             while True:
@@ -145,18 +148,19 @@ class Pipeline:
 
 
 def _unheard(reply: asyncio.Future[Any]) -> None:
-    """Mark the reply's exception as retrieved. The call could not be sent and has raised already, so that its reply is
-    not awaited."""
+    """Mark the exception of `reply` as retrieved, so that asyncio does not log it. The call could not be sent and has
+    already raised, so no code awaits `reply`."""
     if not reply.cancelled():
         reply.exception()
 
 
 SLICES = 5
-"""Number of slices in the usual timeout of one call."""
+"""Number of ticks into which the usual timeout of one call is divided."""
 
 
 class Ticker:
-    """Calls `tick` every `seconds` after `start`, while `tick` returns True. Ticks missed in a stall are skipped."""
+    """Repeating timer on the event loop: `start` begins to call `tick` every `seconds`, until `tick` returns False or
+    `stop` is called. Ticks missed in a stall of the loop are skipped. `start` does nothing while the timer runs."""
 
     def __init__(self, seconds: float, tick: Callable[[], bool]) -> None:
         self._seconds = seconds
@@ -180,7 +184,8 @@ class Ticker:
 
 @asynccontextmanager
 async def loop_timeout(seconds: float, timeout_factor: int) -> AsyncGenerator[None, None]:
-    """Raise TimeoutError when the body has taken `timeout_factor` times `seconds`, except for event loop stalls."""
+    """Raise TimeoutError in the body once it has taken `timeout_factor` times `seconds`. Time is counted in ticks of
+    the event loop, so a stall of the loop counts as one tick (1/SLICES of `seconds`) at most."""
     left = SLICES * timeout_factor
 
     def tick() -> bool:

@@ -30,11 +30,11 @@ MAX_CONNECTIONS = 32
 MAX_SOCKET_PATH = 100
 """Maximum length of a socket path in bytes, somewhat below what every platform's socket address holds."""
 START_SECONDS = 60.0
-"""Maximum time for the embedded server to start: reading an append-only file may take a while."""
+"""Maximum seconds for the embedded server to start: reading an append-only file may take a while."""
 STOP_SECONDS = 10.0
 CHECK_SECONDS = 0.5
 CHECKS = 3
-"""Number of consecutive failed checks after which the embedded server is restarted."""
+"""Number of consecutive failed checks, CHECK_SECONDS apart, after which the embedded server is restarted."""
 
 log = structlog.get_logger("redis")
 
@@ -42,20 +42,20 @@ C = TypeVar("C", bound=AbstractConnection)
 
 
 class StoreStartError(Exception):
-    """The store cannot be opened. The message tells the operator why."""
+    """The Redis store cannot be opened. The message tells the operator why."""
 
 
 class DataDirInUseError(StoreStartError):
-    """Another process is serving from the same data folder."""
+    """Another process runs its embedded server in the same data folder."""
 
 
 @asynccontextmanager
 async def open_store(data_dir: Path, url: str = "", *, cluster: bool = False) -> AsyncGenerator[Redis, None]:
-    """Open a client of the server at `url`, or of an embedded server in `data_dir` that ends with this context.
+    """Yield a client of the server at `url` or, if `url` is empty, of an embedded server in `data_dir` that runs while
+    the context is entered. On exit the client is closed.
 
-    `cluster` says that the server at `url` is a node of a cluster, whose other nodes the client discovers.
-
-    This does not wait for an external server: the code that uses the client decides what to do if it is unavailable.
+    `cluster` says that the server at `url` is a node of a cluster, whose other nodes the client discovers. This does
+    not wait for an external server: the code that uses the client decides what to do if the server is unavailable.
 
     Raises:
         DataDirInUseError: another process runs its embedded server in the same `data_dir`.
@@ -67,7 +67,8 @@ async def open_store(data_dir: Path, url: str = "", *, cluster: bool = False) ->
 
 @asynccontextmanager
 async def store_url(data_dir: Path, url: str = "") -> AsyncGenerator[str, None]:
-    """Yield `url`, or the URL of an embedded server as in `open_store`, for processes that create their own clients."""
+    """Yield `url` unchanged if it is not empty. Otherwise run an embedded server in `data_dir` while the context is
+    entered and yield its URL, for processes that create their own clients. Raises the exceptions of `open_store`."""
     if url:
         yield url
         return
@@ -76,13 +77,15 @@ async def store_url(data_dir: Path, url: str = "") -> AsyncGenerator[str, None]:
 
 
 def redis_client(url: str, *, cluster: bool = False) -> AbstractAsyncContextManager[Redis]:
-    """Return a context manager with a client of the server at `url`, or of the cluster that it is a node of."""
+    """Return a context manager that yields a client of the server at `url` or, with `cluster`, of the whole cluster
+    that this server belongs to, and closes the client on exit."""
     return connect_cluster(url) if cluster else connect_server(url)
 
 
 @asynccontextmanager
 async def connect_server(url: str) -> AsyncGenerator[Redis, None]:
-    """Open a client with a bounded pool. One immediate retry covers connections that a restarted server has closed."""
+    """Yield a client of one server, closed on exit. At most MAX_CONNECTIONS calls run at once, and others wait. A
+    failed call is retried once immediately, because a restarted server may have closed the connection."""
     pool = BlockingConnectionPool.from_url(
         url, max_connections=MAX_CONNECTIONS, socket_connect_timeout=2.0, retry=Retry(NoBackoff(), 1)
     )
@@ -95,10 +98,11 @@ async def connect_server(url: str) -> AsyncGenerator[Redis, None]:
 
 
 def with_connection_errors(kind: type[C]) -> type[C]:
-    """Return a subclass of a connection class that raises redis.ConnectionError when it writes to a broken connection.
+    """Return a subclass of the connection class `kind` that raises redis.ConnectionError on writing to a broken
+    connection.
 
-    Writing to a connection that the server has reset raises RuntimeError in uvloop, as if it were a bug, and redis-py
-    does not convert that error. So the client would not retry, and its user would not learn that Redis is unavailable.
+    With uvloop, writing to a connection that the server has reset raises RuntimeError, which redis-py does not convert.
+    So the client would not retry, and its user would not learn that Redis is unavailable.
     """
 
     class WithConnectionErrors(kind):  # type: ignore[valid-type, misc]
@@ -113,10 +117,11 @@ def with_connection_errors(kind: type[C]) -> type[C]:
 
 @asynccontextmanager
 async def connect_cluster(url: str) -> AsyncGenerator[Redis, None]:
-    """Open a client of all nodes of a cluster, with the interface of a single-server client.
+    """Yield a client of all nodes of the cluster that `url` is a node of, typed like a single-server client. On exit
+    the client is closed. Raises the exceptions of redis-py if the cluster cannot be reached.
 
-    That interface suffices because the keys of each call share one hash tag. The connection pools are not bounded,
-    because a cluster's full pool raises an error where a single server's full pool waits.
+    The interface of a single-server client suffices because the keys of each call share one hash tag. The connection
+    pools are not bounded: a cluster's full pool raises an error where a single server's full pool waits.
     """
     async with RedisCluster.from_url(url, socket_connect_timeout=2.0) as client:
         kind = with_connection_errors(client.connection_kwargs["connection_class"])
@@ -128,10 +133,11 @@ async def connect_cluster(url: str) -> AsyncGenerator[Redis, None]:
 
 @asynccontextmanager
 async def embedded_valkey(folder: Path) -> AsyncGenerator[Path, None]:
-    """Run a Valkey with an append-only file in `folder`, reachable only through the unix socket, whose path is yielded.
+    """Run a Valkey server with an append-only file in `folder`, and yield the path of its unix socket, the only way to
+    reach it. The folder is locked meanwhile. Raises StoreStartError.
 
-    The server ends with the gateway process, even if that is killed. A server that was left behind nevertheless is
-    stopped first, and a server that dies is restarted.
+    A server that a killed gateway left in the folder is stopped first, and a server that stops answering is restarted.
+    On exit the server is stopped; if the gateway process is killed, a guard process ends the server.
     """
     folder = created_folder(folder)
     with locked_folder(folder):
@@ -162,8 +168,8 @@ async def embedded_valkey(folder: Path) -> AsyncGenerator[Path, None]:
 
 
 def created_folder(folder: Path) -> Path:
-    """Create the folder and return its absolute path. Raises StoreStartError if the path contains white space, which a
-    Valkey configuration file cannot quote."""
+    """Create the folder and its parents, readable by this user only, and return its absolute path. Raises
+    StoreStartError if the path contains white space, which a Valkey configuration file cannot quote."""
     folder = folder.resolve()
     if any(character.isspace() for character in str(folder)):
         raise StoreStartError(f"the data directory {folder} must not have spaces in its path; use --data-dir")
@@ -173,11 +179,9 @@ def created_folder(folder: Path) -> Path:
 
 @contextmanager
 def locked_folder(folder: Path) -> Generator[None, None, None]:
-    """Hold a lock on the folder, which the kernel releases when the process ends for any reason.
-
-    Raises:
-        DataDirInUseError: another process holds the lock.
-    """
+    """Hold a lock on the file `lock` in `folder` while the context is entered, and write this process's id to the file.
+    The kernel releases the lock when the process ends for any reason. Raises DataDirInUseError if another process holds
+    it."""
     with (folder / "lock").open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -193,11 +197,9 @@ def locked_folder(folder: Path) -> Generator[None, None, None]:
 
 
 def socket_for(folder: Path) -> Path:
-    """Return the socket's path: inside the folder, or below the temporary folder if that path is too long.
-
-    Raises:
-        StoreStartError: the folder below the temporary folder is not private.
-    """
+    """Return the path for the unix socket of the server in `folder`: inside the folder or, if that path exceeds
+    MAX_SOCKET_PATH bytes, in a private folder below the temporary folder, which is created. Raises StoreStartError if
+    that folder is not private."""
     inside = folder / "valkey.sock"
     if len(os.fsencode(inside)) <= MAX_SOCKET_PATH:
         return inside
@@ -206,12 +208,10 @@ def socket_for(folder: Path) -> Path:
 
 
 def _own_folder() -> Path:
-    """Return a private folder below the temporary folder.
+    """Create, if necessary, and return a folder below the temporary folder that only this user can access.
 
-    All users may write to the temporary folder, so another user could create this folder first and pose as the server.
-
-    Raises:
-        StoreStartError: the folder does not belong to this user alone.
+    Another user could create the folder first and pose as the server. Raises StoreStartError if the folder is another
+    user's or others may access it.
     """
     folder = Path(tempfile.gettempdir()) / f"loralane-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -224,8 +224,8 @@ def _own_folder() -> Path:
 class OrphanGuard:
     """Ends the embedded server if the gateway process ends without stopping it, even by SIGKILL.
 
-    A small guard process reads a pipe that only the gateway process can write to, so the kernel tells the guard when
-    the gateway has ended. (Linux's PR_SET_PDEATHSIG would follow the thread that started the server, not the process.)
+    A guard process reads a pipe that only the gateway process can write to; when the gateway ends, the pipe closes and
+    the guard terminates the server. (Linux's PR_SET_PDEATHSIG would follow the thread that started the server.)
     """
 
     SCRIPT = 'cat >/dev/null; kill -TERM "$1" 2>/dev/null'
@@ -235,14 +235,15 @@ class OrphanGuard:
         self._process: subprocess.Popen[bytes] | None = None
 
     def watch(self) -> None:
-        """Guard the server that answers on the socket now, in place of the previously guarded one."""
+        """Kill the previous guard process and start one for the server that answers on the socket now, if one does.
+        Blocks. Raises StoreStartError if a process holds the socket but does not answer."""
         self.release()
         if (pid := listening_pid(self._socket_path)) is not None:
             command = ["/bin/sh", "-c", self.SCRIPT, "loralane-valkey-guard", str(pid)]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env={})
 
     def release(self) -> None:
-        """Stop guarding, because the server has ended or another one takes its place."""
+        """Kill and reap the guard process, if there is one. The server that it guards is left alone."""
         if self._process is None:
             return
         os.killpg(self._process.pid, signal.SIGKILL)
@@ -253,12 +254,10 @@ class OrphanGuard:
 
 
 def start_server(server: ValkeyServer, guard: OrphanGuard) -> None:
-    """Start the server, block until it answers, and guard it.
+    """Start the server, block until it answers (at most START_SECONDS), and have `guard` watch it. Raises
+    StoreStartError.
 
     The server inherits a blocked SIGINT, so that Ctrl-C ends the gateway first and the server last.
-
-    Raises:
-        StoreStartError: the server did not start.
     """
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -271,11 +270,9 @@ def start_server(server: ValkeyServer, guard: OrphanGuard) -> None:
 
 
 def stop_orphan(socket_path: Path) -> None:
-    """End a server that still listens on the socket. Its gateway is gone, because this process holds the folder's lock.
-
-    Raises:
-        StoreStartError: the server does not stop.
-    """
+    """Stop a server that still listens on the socket, by SIGTERM, then SIGKILL; block until it has ended. Does nothing
+    if no server answers. The caller holds the folder's lock, so the gateway of such a server is gone. Raises
+    StoreStartError if the server does not stop within STOP_SECONDS of each signal."""
     if (pid := listening_pid(socket_path)) is None:
         return
     log.warning("orphaned_valkey_stopped", pid=pid, reason="the gateway that started it was killed")
@@ -290,11 +287,8 @@ def stop_orphan(socket_path: Path) -> None:
 
 
 def listening_pid(socket_path: Path) -> int | None:
-    """Return the process id of the server that answers on a socket. None means that no server answers.
-
-    Raises:
-        StoreStartError: a process holds the socket but does not answer.
-    """
+    """Return the process id of the Valkey server that answers on a unix socket. None means that no server answers.
+    Blocks for up to about 5 s. Raises StoreStartError if a process holds the socket but does not answer."""
     try:
         no_retry = redis.retry.Retry(NoBackoff(), 0)
         with redis.Redis(unix_socket_path=str(socket_path), socket_timeout=5.0, retry=no_retry) as client:
@@ -306,7 +300,8 @@ def listening_pid(socket_path: Path) -> int | None:
 
 
 async def keep_running(server: ValkeyServer, guard: OrphanGuard) -> None:
-    """Restart the server whenever it stops answering. Clients reconnect on their own: the socket stays the same."""
+    """Check the server every CHECK_SECONDS, forever. After CHECKS failed checks in a row, restart it with a new guard.
+    Clients reconnect on their own, because the socket's path stays the same."""
     failures = 0
     while True:
         await asyncio.sleep(CHECK_SECONDS)
@@ -318,7 +313,7 @@ async def keep_running(server: ValkeyServer, guard: OrphanGuard) -> None:
 
 
 def restart_server(server: ValkeyServer, guard: OrphanGuard) -> None:
-    """Terminate the server and start it again. A failure to start is only logged."""
+    """Terminate the server and start it again, blocking. If it does not start, that is only logged."""
     server.terminate()
     try:
         start_server(server, guard)

@@ -1,1 +1,2 @@
-"""Named records in Redis that every gateway follows: one script per change, and one ordered log (docs/adapters.md)."""
+"""Registries of named records in Redis, which every gateway follows. Each change is one script call and one log
+entry."""

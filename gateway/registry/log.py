@@ -15,13 +15,13 @@ from gateway.registry.store import RecordStore, StoreAway
 
 RECONNECT_SECONDS = 0.5
 ECHO_SECONDS = 5.0
-"""Seconds that a change may take to come back."""
+"""Maximum seconds between writing a change and reading it back from the log; then the write fails."""
 
 log = structlog.get_logger("registry")
 
 
 class Mirror(Protocol[R]):
-    """A gateway's copy of a registry, in which changes take effect."""
+    """A gateway's in-memory copy of a registry: the records by name, and the generation of the last applied change."""
 
     @property
     def generation(self) -> int: ...
@@ -30,32 +30,33 @@ class Mirror(Protocol[R]):
     def records(self) -> Mapping[str, R]: ...
 
     def apply_change(self, change: RecordChange[R]) -> None:
-        """Apply the next change of the log."""
+        """Apply the next change of the log: put or remove one record, and take over its generation."""
 
     def apply_snapshot(self, snapshot: RegistrySnapshot[R]) -> None:
-        """Replace all records by a snapshot of the registry."""
+        """Replace all records and the generation by those of a snapshot of the registry."""
 
     def put(self, record: R) -> None:
-        """Serve a record that is not from the registry."""
+        """Add or replace a record that the registry does not have, such as a configured one while Redis is away."""
 
 
 class RegistryLog(Generic[R]):
-    """Feeds changes of this and other gateways to a mirror, in the order of the log."""
+    """Writes this gateway's changes to the store, and applies all gateways' changes to a mirror in the log's order."""
 
     def __init__(self, store: RecordStore[R], mirror: Mirror[R], noun: str) -> None:
-        """`noun` names the kind of record in logs and error messages."""
+        """`noun` names the kind of record in log events and error messages, e.g. "adapter"."""
         self._store = store
         self._mirror = mirror
         self._noun = noun
         self._unseen: dict[str, R] = {}
-        """Configured records that are served although the registry was away. They are written to it when it is back."""
+        """Configured records, by name, that are served while the registry is away and written to it afterwards."""
         self.next_change = asyncio.Event()
-        """Event that is set, and replaced by a new one, whenever something has changed."""
+        """Event that is set, and replaced by a new one, whenever the mirror was changed or read anew."""
         self._task: asyncio.Task[None] | None = None
         self._closing = False
 
     async def start(self) -> None:
-        """Read the registry and follow it in the background. If it is away, reading it is retried in the background."""
+        """Read the registry into the mirror (if Redis is away, leave it empty) and start a background task that follows
+        the registry."""
         with suppress(StoreAway):
             await self._read_all()
         self._task = asyncio.create_task(self._follow(), name=f"{self._noun}-log")
@@ -67,21 +68,20 @@ class RegistryLog(Generic[R]):
             await asyncio.wait([self._task])
 
     async def put(self, record: R, previous: R | None, *, seed: str = "") -> None:
-        """Write a record in place of `previous`. Returns when the change is in effect here.
-
-        Raises:
-            ApiError: a conflict; REGISTRY_UNAVAILABLE.
-        """
+        """Write a record in place of `previous` (None: there must be none) and wait until the change is in effect here.
+        Does nothing if the configuration already applied `seed`. Raises ApiError: the record kind's conflict error, or
+        REGISTRY_UNAVAILABLE if Redis is away or the change does not come back within ECHO_SECONDS."""
         with writing(self._noun):
             await self._arrival(await self._store.put(record, previous, seed=seed))
 
     async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "") -> None:
-        """Remove a record. Returns when the change is in effect here. Raises ApiError like `put`."""
+        """Remove a record and wait until the change is in effect here. `drain_seconds` and `seed` are stored with the
+        change (see `RecordChange`, `RecordStore.seed`). Raises ApiError like `put`."""
         with writing(self._noun):
             await self._arrival(await self._store.remove(record, drain_seconds, seed=seed))
 
     def keep(self, record: R) -> None:
-        """Serve a configured record although the registry is away, and write it to the registry when that is back."""
+        """Serve a configured record now although the registry is away, and write it to the registry afterwards."""
         self._unseen[record.name] = record
         self._mirror.put(record)
 
@@ -119,8 +119,9 @@ class RegistryLog(Generic[R]):
             self._tell()
 
     async def _read_all(self) -> None:
-        """Replace the mirror's records by those of the registry. If the registry was lost, by a flush or a Redis
-        without persistence, it is restored from the mirror first."""
+        """Replace the mirror's records by those of the registry, after writing the records of `keep` to it. A registry
+        that was lost, by a flush or a Redis without persistence, is first restored from the mirror. Raises
+        StoreAway."""
         snapshot = await self._store.read()
         if not snapshot.generation and self._mirror.generation:
             await self._store.restore(self._mirror.records.values())
@@ -150,7 +151,8 @@ class RegistryLog(Generic[R]):
 
 @contextmanager
 def writing(noun: str) -> Iterator[None]:
-    """Convert failures of the store into the ApiError (REGISTRY_UNAVAILABLE) that an operator gets."""
+    """Convert StoreAway and TimeoutError of the body into ApiError (REGISTRY_UNAVAILABLE). `noun` is for its
+    message."""
     try:
         yield
     except (StoreAway, TimeoutError) as error:

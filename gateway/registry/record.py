@@ -11,21 +11,22 @@ from gateway.core.errors import ApiError
 
 
 class Record(Protocol):
-    """An immutable, named record."""
+    """An immutable, named record of a registry. `aliases` are further names, unique in the registry."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def source(self) -> str:
-        """The configuration that the record came from. A different one is applied again."""
+        """Text of the configuration that the record came from. Only a configuration with a different text is applied
+        again."""
 
     @property
     def aliases(self) -> tuple[str, ...]: ...
 
     @property
     def generation(self) -> int:
-        """Generation of the registry at which the record was written; 0 if the registry does not have it."""
+        """Number of the registry's change that wrote the record; 0 if the registry does not have it."""
 
 
 R = TypeVar("R", bound=Record)
@@ -33,31 +34,31 @@ R = TypeVar("R", bound=Record)
 
 @dataclass(frozen=True, slots=True)
 class RecordKind(Generic[R]):
-    """Name, encoding and errors of one kind of record."""
+    """Name, encoding and errors of one kind of record. `noun` stands in messages; `encode` makes the stored bytes."""
 
     noun: str
     encode: Callable[[R], bytes]
     decode: Callable[[bytes, int], R]
-    """Decodes a record and sets the generation at which it was written."""
+    """Decodes a record from its stored bytes and its generation. Raises ValueError or msgspec.MsgspecError."""
     conflict: Callable[[str], ApiError]
-    """Makes the error for a change that conflicts with an earlier one, from a message."""
+    """Makes the error, from a message, for a change that another change preceded or whose name is taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordChange(Generic[R]):
-    """An entry of a registry's log."""
+    """One entry of a registry's log: the record `name` was written or removed by change number `generation`."""
 
     generation: int
     name: str
     record: R | None
     """The new record. None means that the record was removed."""
     drain_seconds: float | None = None
-    """Seconds that an operator gave running requests of a removed record. None means the configured time."""
+    """Seconds that an operator gave running requests of a removed record to end. None means the configured time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegistrySnapshot(Generic[R]):
-    """A whole registry at one generation. Generation 0 means that it was never written to, or was lost."""
+    """All records of a registry by name. Generation 0 means that the registry was never written to, or was lost."""
 
     generation: int = 0
     records: Mapping[str, R] = field(default_factory=lambda: MappingProxyType({}))

@@ -26,49 +26,50 @@ from gateway.registry.record import R, RecordChange, RecordKind, RegistrySnapsho
 
 CALL_SECONDS = 2.0
 QUIET_SECONDS = 1.0
-"""Seconds without changes after which a follower checks that it has missed none."""
+"""Seconds without changes after which `changes` returns, having checked that none was missed."""
 BATCH = 100
 
 log = structlog.get_logger("registry")
 
 
 class StoreAway(Exception):
-    """Redis does not answer, or not in time."""
+    """Redis failed or did not answer in time."""
 
 
 class RecordStore(Protocol[R]):
-    """Storage of a registry. Every method raises StoreAway."""
+    """Storage of a registry that all gateways share. Every method raises StoreAway. `read` returns all records."""
 
     async def read(self) -> RegistrySnapshot[R]: ...
 
     async def seed(self, name: str) -> str | None:
-        """Return the source that a configuration last named for `name`. None means that none did."""
+        """Return the `seed` last written for `name`: the source that a configuration named. None means that there is
+        none."""
 
     async def changes(self, after: int) -> list[RecordChange[R]] | None:
-        """Return the changes after a generation, as soon as there are any, or an empty list after a while without any.
-
-        None means that changes may be missing, so the whole registry must be read again.
-        """
+        """Return the changes after generation `after` in order, waiting for about a second if there are none yet; then
+        the list is empty. None means that changes may be missing, so the whole registry must be read again."""
 
     async def put(self, record: R, previous: R | None, *, seed: str = "") -> int:
-        """Write a record in place of `previous`. Return its generation, or 0 if this `seed` was applied before.
+        """Write a record in place of `previous`; None means that there must be no record of this name. Return the new
+        generation, or 0, writing nothing, if the non-empty `seed` was the last one applied to this name.
 
-        Raises:
-            ApiError: a conflict. Another change was faster, or a name or alias is taken.
+        Raises ApiError on a conflict: the stored record is not `previous`, or a name or alias is taken.
         """
 
     async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "") -> int:
-        """Remove a record with its aliases. Return the generation. Raises ApiError on a conflict."""
+        """Remove a record with its aliases, and remember `seed` for its name. `drain_seconds` goes to all followers
+        (see `RecordChange`). Return the new generation, or 0, changing nothing, if `seed` was the last one applied.
+        Raises ApiError if the stored record is no longer this one."""
 
     async def restore(self, records: Iterable[R]) -> None:
-        """Write a lost registry back. Does nothing if there is a registry."""
+        """Write all records of a lost registry back, under a new generation. Does nothing if a registry exists."""
 
 
 class RedisRecordStore(Generic[R]):
-    """`RecordStore` in Redis, shared by all gateways."""
+    """`RecordStore` in Redis, shared by all gateways. Each change runs one Lua script."""
 
     def __init__(self, client: Redis, space: str, kind: RecordKind[R]) -> None:
-        """`space` is the prefix of all keys, with a hash tag."""
+        """`space` is the prefix of all keys, with a hash tag; `kind` encodes the records."""
         self._client = client
         self._kind = kind
         names = ("records", "aliases", "seeds", "generation", "changes")
@@ -137,7 +138,8 @@ class RedisRecordStore(Generic[R]):
         return int(detail or 0)
 
     def _decoded(self, name: bytes, value: bytes) -> R | None:
-        """Decode a record. None means that it cannot be read, which must not keep the others from being served."""
+        """Decode a record's stored `value` ("GENERATION TEXT"). Log an error and return None if it is unreadable, so
+        that others are served."""
         generation, _, text = value.partition(b" ")
         try:
             return self._kind.decode(text, int(generation))
@@ -154,7 +156,8 @@ class RedisRecordStore(Generic[R]):
 
 @asynccontextmanager
 async def _answering(patience: float = 0.0) -> AsyncGenerator[None, None]:
-    """Convert failures of Redis into StoreAway. `patience` is in seconds and is added to the usual time limit."""
+    """Limit the body to CALL_SECONDS plus `patience` seconds. Raises StoreAway for a timeout and for errors of
+    Redis."""
     try:
         async with asyncio.timeout(CALL_SECONDS + patience):
             yield

@@ -1,4 +1,4 @@
-"""Reads usage rows from the Redis hashes that settlements write."""
+"""Reads usage rows from the Redis hashes to which the limiter adds each request's usage."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gateway.redis.client import RedisCalls, StoreError
 
 KEY = re.compile(r"usage:\{(?P<tenant>[^}]+)\}:(?P<day>\d{4}-\d\d-\d\d)$")
 PAGES_AT_ONCE, ROWS_AT_ONCE = 8, 200
-"""Number of pages, and approximate number of rows of each, that one round trip reads. Tokens are delayed by no more
-than that takes."""
+"""Number of pages, and approximate number of rows of each, that one round trip to Redis reads. The event loop and Redis
+are busy only that long, so that tokens of requests are hardly delayed."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsagePage:
-    """The usage rows of one tenant on one day."""
+    """The Redis hash `key` with the usage rows of one tenant on one day (UTC)."""
 
     key: str
     tenant: str
@@ -33,17 +33,14 @@ class UsagePage:
 
 class UsageBooks(Protocol):
     def rows(self, tenant: str, since: date, until: date) -> AsyncGenerator[Sequence[UsageRow], None]:
-        """Yield the rows of one tenant, or of all tenants if `tenant` is empty, in several pieces. Both days are
-        included. Rows of today continue to change.
-
-        Raises:
-            ApiError: LIMITER_UNAVAILABLE, Redis is away.
-        """
+        """Yield the rows of one tenant, or of all tenants if `tenant` is empty, from day `since` to day `until` (both
+        inclusive), in batches. Rows of today continue to change. Raises ApiError (LIMITER_UNAVAILABLE) if Redis is
+        away."""
 
 
 class RedisUsageBooks:
-    """`UsageBooks` in Redis. Its calls are separate from those of the limiter, so that a long report does not keep
-    requests from Redis."""
+    """`UsageBooks` in Redis. Its calls are separate from those of the limiter, so that a long report does not delay
+    requests."""
 
     def __init__(self, client: Redis | RedisCluster, *, timeout: float = 5.0, prefix: str = "loralane:") -> None:
         """`timeout` is the time limit of one round trip, in seconds."""
@@ -61,7 +58,8 @@ class RedisUsageBooks:
             raise unavailable(Fault.LIMITER_UNAVAILABLE, "usage cannot be read while Redis is away") from error
 
     async def _pages(self, tenant: str, since: date, until: date) -> Collection[UsagePage]:
-        """Find pages by scanning the keys, because usage of deleted tenants is reported as well."""
+        """Return the pages of a tenant (empty: of all tenants) in the given days, found by scanning Redis's keys,
+        because usage of deleted tenants is reported as well. Raises StoreError."""
         pattern = f"{self._prefix}usage:{{{tenant or '*'}}}:*"
         async with self._calls.guard() as client:
             keys = {key.decode() async for key in client.scan_iter(pattern, count=1000)}
@@ -70,7 +68,7 @@ class RedisUsageBooks:
         return [page for page in pages if tenant in ("", page.tenant) and since <= page.day <= until]
 
     async def _read(self, pages: Sequence[UsagePage]) -> AsyncGenerator[list[UsageRow], None]:
-        """Yield the rows in pieces. A row that a scan returns twice, as while a hash grows, is yielded once."""
+        """Yield the rows of pages in batches, each row once, although a scan of a growing hash may return one twice."""
         cursors, seen = dict.fromkeys(pages, 0), set[tuple[UsagePage, bytes]]()
         while cursors:
             async with self._calls.guard() as client:

@@ -1,8 +1,7 @@
 """Computes each tenant's usage today and in the last minute from the usage books that all gateways write to.
 
-The books count per day. The difference of two readings about a minute apart is the usage in between. This gateway
-process reads, and keeps its readings, only while an operator watches, so the first reading gives only the usage of
-today.
+The books count per day. The difference of two readings about a minute apart is the usage in between. A gateway process
+reads them only while an operator watches, so the first reading gives only the usage of today.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from gateway.usage.books import UsageBooks
 
 WINDOW_SECONDS = 60.0
 MAX_WINDOW_SECONDS = 1.5 * WINDOW_SECONDS
-"""Maximum age of a reading in seconds. Without it, an operator who comes back would see a difference of hours."""
+"""Maximum age in seconds of the reading with which a new one is compared, so that the difference is not of hours."""
 
 Totals = Mapping[tuple[str, date], Counts]
 """Counts of yesterday and today, by tenant and day."""
@@ -36,13 +35,14 @@ class TenantUsed(Struct, frozen=True):
     today: Used
     """Usage since midnight UTC."""
     recently: Used
-    """Usage in the last `window_seconds`."""
+    """Usage in the last `window_seconds`, by any key, adapter and lane."""
     window_seconds: float
-    """Window in seconds, from 0 to 90: about a minute while an operator watches, 0 for the first reading."""
+    """Seconds from 0 to 90: about a minute while an operator watches, 0 for the first reading."""
 
 
 class LastMinute:
-    """Keeps recent readings of the usage books."""
+    """Computes recent usage from readings of the usage books. Each gateway process has one object, which holds the
+    readings."""
 
     def __init__(self, books: UsageBooks, clock: Callable[[], float] = time.monotonic) -> None:
         self._books = books
@@ -50,7 +50,8 @@ class LastMinute:
         self._looks: deque[tuple[float, Totals]] = deque()
 
     async def read(self) -> Mapping[str, TenantUsed]:
-        """Return every tenant's usage. Raises ApiError (LIMITER_UNAVAILABLE) if Redis is away."""
+        """Read the books, and return the usage of every tenant with rows of today or yesterday, by tenant. Raises
+        ApiError (LIMITER_UNAVAILABLE) if Redis is away."""
         totals, now = await self._totals(), self._clock()
         while self._looks and self._is_spare(now):
             self._looks.popleft()
@@ -67,12 +68,13 @@ class LastMinute:
         }
 
     def _is_spare(self, now: float) -> bool:
-        """Return whether the oldest reading is not needed: a later one is a minute old, or the oldest is too old."""
+        """Return whether to drop the oldest reading: the next one is at least a minute old, or the oldest is too
+        old."""
         later_reaches = len(self._looks) > 1 and self._looks[1][0] <= now - WINDOW_SECONDS
         return later_reaches or self._looks[0][0] < now - MAX_WINDOW_SECONDS
 
     async def _totals(self) -> Totals:
-        """Return the counts of yesterday, which requests that run across midnight still change, and of today."""
+        """Read the counts of today, and those of yesterday, which requests that run across midnight still change."""
         day, totals = today(), dict[tuple[str, date], Counts]()
         async with aclosing(self._books.rows("", day - timedelta(days=1), day)) as pages:
             async for rows in pages:
@@ -87,6 +89,6 @@ def _used(counts: Counts) -> Used:
 
 
 def _growth(now: Counts, before: Counts) -> Counts:
-    """Return the increase of each count. Refunds may make a difference negative; it then counts as zero."""
+    """Return the increase of each count from `before` to `now`. A decrease, caused by refunds, counts as zero."""
     pairs = zip(now.numbers, before.numbers, strict=True)
     return Counts(*(max(0, later - earlier) for later, earlier in pairs))

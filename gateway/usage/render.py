@@ -1,4 +1,4 @@
-"""Renders usage reports as JSON and CSV. Money is a string in both, so that no parser rounds it."""
+"""Renders usage reports as JSON and CSV. Amounts of money are strings in both, so that no parser rounds them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def report_json(report: UsageSummary) -> dict[str, Any]:
 
 
 def report_head(report: UsageSummary) -> dict[str, Any]:
-    """Return the fields of a report other than its lines and their total."""
+    """Return the fields of a report in JSON other than `usage` and `total`: its days, grouping and currency."""
     query = report.query
     days = {"from": query.since.isoformat(), "to": query.until.isoformat()}
     return {**days, "group_by": list(query.group_by), "currency": report.currency}
@@ -48,7 +48,8 @@ def report_csv(report: UsageSummary) -> str:
 
 
 def csv_text(group_by: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return lines as CSV (RFC 4180): a header row, then one row per line, without their total."""
+    """Return lines of `line_fields` with a currency as CSV (RFC 4180): a header row, then one row per line, no
+    total."""
     out = StringIO()
     writer = csv.DictWriter(out, [*group_by, *FIGURES, *MONEY, "currency"], extrasaction="ignore")
     writer.writeheader()
@@ -57,7 +58,7 @@ def csv_text(group_by: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> str
 
 
 def money(value: Decimal | None) -> str | None:
-    """Format an amount without an exponent or trailing zeros: 0.15, 12, 0."""
+    """Return an amount as text without an exponent or trailing zeros: 0.15, 12, 0. None stays None."""
     if value is None:
         return None
     whole, point, rest = f"{value:f}".partition(".")

@@ -22,21 +22,21 @@ DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
 LANES: tuple[LaneName, ...] = get_args(LaneName)
 DEFAULT_GROUPS: tuple[Dimension, ...] = ("tenant", "adapter", "lane")
 MAX_LINES = 100_000
-"""Maximum number of lines of a report, about as many as a spreadsheet opens."""
+"""Maximum number of lines of a report. It is about the number of rows that a spreadsheet opens."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageQuery:
-    """Filters and grouping of a report. An empty filter matches everything."""
+    """Filters and grouping of a usage report, from the day `since` (UTC). An empty filter matches everything."""
 
     since: date
     until: date
     """Last day of the report, inclusive."""
     tenant: str = ""
     key: str = ""
-    """Id of a key."""
+    """Id of an API key."""
     adapter: str = ""
-    """Shell-style pattern of adapter names."""
+    """Shell-style pattern for the name of the adapter or base model."""
     lane: str = ""
     group_by: tuple[Dimension, ...] = DEFAULT_GROUPS
     """Dimensions by which rows are grouped into lines. An empty tuple gives one line for everything."""
@@ -49,17 +49,17 @@ class UsageQuery:
 
 @dataclass(frozen=True, slots=True)
 class UsageGroup:
-    """The sum of a group of rows."""
+    """One line of a report: the sum of all rows with the same values of the requested dimensions."""
 
     group: Mapping[str, str]
-    """Value of each requested dimension; days as YYYY-MM-DD."""
+    """Value of each requested dimension by its name; days as YYYY-MM-DD."""
     counts: Counts
     amount: Decimal | None
-    """Price of the tokens. None means that no prices are configured."""
+    """Price of the tokens in the report's currency. None means that no prices are configured."""
     cost: Decimal | None
-    """Cost of the device time. None means that no price of it is configured."""
+    """Cost of the device time, in the report's currency. None means that no cost per device hour is configured."""
     cost_per_million: Decimal | None
-    """Cost per million tokens, prompt and completion alike. None means that it is unknown or there are no tokens."""
+    """Cost of the device time per million tokens, prompt and completion alike. None means no `cost` or no tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class UsageSum:
 
 
 class UsageTally:
-    """Adds up rows and makes the report."""
+    """Sums rows for one query and makes the report."""
 
     def __init__(self, query: UsageQuery, billing: BillingConfig) -> None:
         self._query = query
@@ -90,7 +90,8 @@ class UsageTally:
         self._sums: dict[tuple[str, ...], UsageSum] = {}
 
     def add(self, rows: Sequence[UsageRow]) -> None:
-        """Add the rows that match the query. Raises ApiError (INVALID_REQUEST) if the report would be too long."""
+        """Add the rows that match the query. Raises ApiError (INVALID_REQUEST) if the report exceeds MAX_LINES
+        lines."""
         for row in rows:
             if row.counts and self._query.wants(row):
                 group = tuple(_value(row, name) for name in self._query.group_by)
@@ -115,13 +116,10 @@ class UsageTally:
 
 
 def parse_query(given: Mapping[str, str]) -> UsageQuery:
-    """Parse a query from the parameters tenant, key, adapter, lane, from, to and group_by. Absent or empty ones have
-    defaults.
+    """Return the query given by the parameters tenant, key, adapter, lane, from, to and group_by. Absent or empty ones
+    have defaults: `to` is today (UTC), `from` the first day of the month of `to`.
 
-    The default of `from` is the first day of the month of `to`; the default of `to` is today.
-
-    Raises:
-        ApiError: INVALID_REQUEST, naming the invalid parameter.
+    Raises ApiError (INVALID_REQUEST) that names the invalid parameter.
     """
     until = _day(given, "to") or today()
     since = _day(given, "from") or until.replace(day=1)
@@ -167,9 +165,9 @@ class UsageAdmin:
         self.last_minute = LastMinute(books)
 
     async def report(self, query: UsageQuery) -> UsageSummary:
-        """Return a report. Rows are added up a few at a time, and the lines are made in a thread, so that a report
-        delays no tokens. Callers that render many lines must do that in a thread, too. Raises ApiError:
-        INVALID_REQUEST, LIMITER_UNAVAILABLE."""
+        """Read the rows that the query asks for and return their report. Rows are added up a few at a time, and the
+        lines are made in a thread, so that a report delays no tokens. Callers that render many lines must do that in a
+        thread, too. Raises ApiError: INVALID_REQUEST, LIMITER_UNAVAILABLE."""
         tally = UsageTally(query, self._billing)
         async with aclosing(self._books.rows(query.tenant, query.since, query.until)) as pages:
             async for rows in pages:

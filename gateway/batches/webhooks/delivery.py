@@ -27,20 +27,21 @@ from gateway.core.safe_url import UnsafeUrl
 from gateway.redis.client import RedisCalls, StoreError
 
 AT_ONCE = 4
-"""Maximum number of concurrent deliveries to one endpoint."""
+"""Maximum number of events that one process claims and delivers at once for one tenant."""
 CALL_SECONDS = 2.0
 """Timeout of one call to Redis, in seconds."""
 GONE = 410
 GONE_REASON = f"http {GONE}"
 
 Count = Callable[[str], None]
-"""Callback that receives the result of every attempt: delivered, failed (will be tried again) or given_up."""
+"""Callback that receives the result of every attempt: "delivered", "failed" (will be tried again) or "given_up"."""
 
 log = structlog.get_logger("webhooks")
 
 
 class Courier:
-    """Delivers one tenant's events until it is closed. A slow receiver does not delay other tenants."""
+    """Delivers one tenant's events in a background task, from its creation until `close`. Each tenant has its own, so
+    that a slow receiver does not delay others."""
 
     def __init__(
         self,
@@ -52,14 +53,14 @@ class Courier:
         timing: DeliveryTiming,
     ) -> None:
         self.pending = 0
-        """Number of the tenant's events that were not yet delivered at the last claim."""
+        """Number of the tenant's undelivered events at the last claim, less those delivered or given up since."""
         self._tenant, self._endpoint, self._outbox = tenant, endpoint, outbox
         self._count, self._tls, self._timing = count, tls, timing
         self._closing = False
         self._task = asyncio.create_task(self._run(), name=f"webhooks-{tenant}")
 
     async def close(self) -> None:
-        """Stop delivering. Events whose delivery was under way are left to other gateways."""
+        """Stop delivering and wait for the end of the task. Events under way are left to other gateways."""
         self._closing = True  # redis-py may swallow a cancellation that meets it between two reads
         self._task.cancel()
         await asyncio.wait([self._task])
@@ -81,7 +82,7 @@ class Courier:
                 await asyncio.sleep(self._timing.poll)
 
     async def _turn(self) -> bool:
-        """Claim and deliver the events that are due. Return whether there were any."""
+        """Claim and deliver the events that are due. Return whether there were any. Raises StoreError."""
         claim = await self._outbox.claim(self._timing.lease, AT_ONCE)
         self.pending = claim.pending
         results = await asyncio.gather(*(self._deliver(event, claim) for event in claim.events), return_exceptions=True)
@@ -91,7 +92,9 @@ class Courier:
         return bool(claim.events)
 
     async def _deliver(self, event: Event, claim: Claim) -> None:
-        """Deliver one event. Raises StoreError if the outcome could not be stored; it is then delivered again."""
+        """Deliver one event and remove it from the outbox. After a failure, put it off, or give it up if it is too old
+        or the status is 410. Events of a type that the tenant did not choose are only removed. Raises StoreError if the
+        outcome could not be stored; the event is then delivered again."""
         if event.type not in self._endpoint.events:
             await self._outbox.remove(event)
             return
@@ -115,8 +118,8 @@ class Courier:
         self.pending = max(0, self.pending - 1)
 
     async def _try(self, event: Event, claim: Claim) -> str | None:
-        """Send an event once. Return None if the receiver accepted it, else the reason of the failure, without the
-        parts of the URL that may be secret."""
+        """Send an event once, signed with the time of the claim's clock. Return None for a 2xx status, else the reason
+        of the failure as text, without the parts of the URL that may be secret."""
         body, endpoint = event.body(), self._endpoint
         headers = signed_headers(event, body, endpoint.key, int(claim.now()))
         try:
@@ -139,12 +142,12 @@ async def delivering(
     tls: ssl.SSLContext | None = None,
     timing: DeliveryTiming | None = None,
 ) -> AsyncIterator[list[Courier]]:
-    """Deliver the tenants' events to their endpoints until the context is left.
+    """Start a courier for each tenant in `endpoints` and yield all of them. On exit they are closed.
 
     Args:
         prefix: prefix of all Redis keys.
-        tls: context with the trusted certificate authorities. None means the default authorities, or those of
-            SSL_CERT_FILE.
+        count: called with the result of every attempt.
+        tls: context with the trusted certificate authorities. None means the default ones, or those of SSL_CERT_FILE.
     """
     calls = RedisCalls.without_breaker(client, prefix, CALL_SECONDS)
     trusted, timing = tls or httpx.create_ssl_context(), timing or DeliveryTiming()
@@ -166,18 +169,18 @@ class DeliveryTiming:
     """Timing of deliveries. All values are in seconds."""
 
     poll: float = 1.0
-    """Pause between two polls of the outbox."""
+    """Pause between two polls of an outbox without due events."""
     timeout: float = 10.0
     """Time limit of one attempt, from resolving the host name to receiving the status line."""
     lease: float = 30.0
-    """Time after which another gateway may claim the event. It is long enough for a delivery and a slow Redis."""
+    """Time after which another gateway may claim a claimed event. It is longer than a delivery with a slow Redis."""
     first_retry: float = 5.0
     longest_retry: float = 3 * 3600.0
     give_up: float = 3 * DAY
-    """Age at which an event is given up. OpenAI tries as long."""
+    """Age at which a failed event is given up."""
 
     def retry_in(self, age: float) -> float:
-        """Return the seconds until an event of this age (in seconds) is tried again: as long as its age, give or take
-        half, within the bounds. The age thus about doubles between attempts, and a server that comes back is not hit by
-        all events at once."""
+        """Return the seconds until an event of this age (in seconds) is tried again: its age, at least `first_retry`
+        and at most `longest_retry`, times a random factor from 0.5 to 1.5. The age thus about doubles between attempts,
+        and a server that comes back is not hit by all events at once."""
         return min(max(age, self.first_retry), self.longest_retry) * uniform(0.5, 1.5)

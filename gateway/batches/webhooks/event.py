@@ -14,18 +14,18 @@ USER_AGENT = f"loralane/{version('loralane')}"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """The end of a batch. A batch ends only once, so the event's id is derived from the batch id and is the same for
-    every gateway and every attempt."""
+    """The end of a batch, of which a tenant is notified. The event's id is derived from the batch id and is the same
+    for every gateway and every attempt."""
 
     status: str
     """Final status of the batch: completed, failed, expired or cancelled."""
     batch_id: str
     ended_at: int
-    """Unix time in seconds on Redis's clock."""
+    """Time of the batch's end, in Unix seconds on Redis's clock."""
 
     @classmethod
     def parse(cls, word: str) -> Event:
-        """Parse an event as the outbox stores it (see `encoded`). Raises ValueError."""
+        """Parse an event from the text that `encoded` returns. Raises ValueError."""
         status, batch_id, ended_at = word.split(" ")
         return cls(status, batch_id, int(ended_at))
 
@@ -54,8 +54,8 @@ class Event:
 
 
 def signed_headers(event: Event, body: bytes, key: bytes, now: int) -> dict[str, str]:
-    """Return the HTTP headers of a delivery. `now` is the Unix time in seconds. Receivers reject signatures that are
-    more than five minutes old, so each attempt is signed anew."""
+    """Return the HTTP headers of a delivery of `event` with the body `body`, signed with `key`. `now` is the Unix time
+    in seconds: receivers reject signatures that are more than five minutes old, so each attempt is signed anew."""
     signed = f"{event.id}.{now}.".encode() + body
     signature = b64encode(hmac.digest(key, signed, "sha256")).decode()
     return {

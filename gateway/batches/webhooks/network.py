@@ -1,9 +1,6 @@
 """Connections to checked addresses only: the host name is resolved here, and the connection goes to the address that
-was checked.
-
-TLS still verifies the host name. No other code resolves the name, so it cannot change to another address between the
-check and the connection (DNS rebinding).
-"""
+was checked. TLS still verifies the host name. No other code resolves the name, so it cannot change to another address
+between the check and the connection (DNS rebinding)."""
 
 from __future__ import annotations
 
@@ -19,7 +16,8 @@ from gateway.core.safe_url import Address, SafeUrl, check_addresses
 
 
 class CheckedNetwork(httpcore.AsyncNetworkBackend):
-    """Network backend of httpcore. Raises UnsafeUrl if a request must not go to a host's addresses."""
+    """Network backend of httpcore that resolves and checks host names. Raises UnsafeUrl if a request must not go to one
+    of a host's addresses."""
 
     def __init__(self, *, inner: bool) -> None:
         """`inner` also allows addresses of this machine and of private networks."""
@@ -62,15 +60,12 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
 
 
 async def post(url: SafeUrl, headers: Mapping[str, str], body: bytes, tls: ssl.SSLContext, *, inner: bool) -> int:
-    """Send a POST request and return the status code of the response. Nothing else of it is read, and redirects are not
-    followed.
+    """Send a POST request and return the status code of the response. The body of the response is not read, and
+    redirects are not followed. `tls` verifies the server; `inner` allows addresses of this machine and of private
+    networks.
 
-    Args:
-        inner: whether addresses of this machine and of private networks are allowed.
-
-    Raises:
-        httpcore exceptions: there was no response.
-        UnsafeUrl: a request must not go to this address.
+    Raises UnsafeUrl, without sending, if an address of the host is not allowed; httpcore's exceptions if there is no
+    response.
     """
     place = httpcore.URL(scheme=url.scheme, host=url.host, port=url.port, target=url.target)
     sent = {"host": url.authority, "content-length": str(len(body)), "connection": "close", **headers}

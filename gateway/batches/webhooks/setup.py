@@ -1,4 +1,4 @@
-"""Starts what the configuration section `batches.webhooks` asks for."""
+"""Starts the delivery of webhook events to the endpoints in the configuration section `batches.webhooks`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ from gateway.observe.metrics import Metrics
 async def open_webhooks(
     client: Redis, prefix: str, endpoints: Mapping[str, WebhookConfig], metrics: Metrics
 ) -> AsyncIterator[None]:
-    """Deliver webhook events until the context is left. `prefix` is the prefix of all Redis keys.
-
-    Raises:
-        ConfigError: endpoints are configured, but the extra `webhooks` is not installed.
-    """
+    """Deliver webhook events to the `endpoints` (by tenant) and export metrics until the context is left. `prefix` is
+    the prefix of all Redis keys. Raises ConfigError if the extra `webhooks` is not installed, but endpoints are
+    configured."""
     if not endpoints:
         metrics.register(WebhookMetrics(()))
         yield
@@ -43,7 +41,7 @@ class PendingEvents(Protocol):
 
 
 class WebhookMetrics(Collector):
-    """Exports the size of the outbox. All gateways share the outbox, so read one gateway's metric, not their sum."""
+    """Exports the number of undelivered events. All gateways share the outbox, so read one gateway's metric only."""
 
     def __init__(self, couriers: Collection[PendingEvents]) -> None:
         self._couriers = couriers

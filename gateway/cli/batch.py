@@ -28,7 +28,7 @@ app = typer.Typer(
 
 NOT_ENDED, CUT_SHORT = 3, 4
 EXIT_CODES = {"completed": 0, "failed": 1, "expired": CUT_SHORT, "cancelled": CUT_SHORT}
-CODES_TEXT = "Exit status: 0: completed; 1: failed, or an error; 3: not ended yet; 4: expired or cancelled."
+CODES_TEXT = "Exit status: 0 completed, 1 failed (or an error), 3 not ended yet, 4 expired or cancelled."
 
 BatchId = Annotated[str, typer.Argument(metavar="ID", help="Id of the job, as `submit` and `list` print it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the job as JSON, with the fields of the HTTP API.")]
@@ -43,7 +43,9 @@ def submit(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="Requests, one a line.")],
     endpoint: Annotated[str, typer.Option(help="API path of the requests; default: the `url` of the lines.")] = "",
     window: Annotated[str, typer.Option(help="Time in which the job should end, as in 90s, 30m, 24h, 7d.")] = "24h",
-    metadata: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Job's label; repeatable.")] = None,
+    metadata: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Text to store with the job; repeatable.")
+    ] = None,
     watch_it: Annotated[bool, typer.Option("--watch", help="Follow the job until it ends.")] = False,
     output: Output = None,
     errors: Errors = None,

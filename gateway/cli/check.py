@@ -1,4 +1,4 @@
-"""`loralane check`: validates a configuration, and explains what it comes to on this machine."""
+"""`loralane check`: validates a configuration, and explains what follows from it on this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ console = Console(stderr=True)
 
 def check(
     file: Annotated[Path | None, typer.Argument(help="YAML configuration file; default: the embedded demo.")] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Print what follows from it on this machine.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Also print device, memory, limits and ports.")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of converted models; default: as for serve.")] = None,
 ) -> None:
     """Validate a configuration file, and report all errors at once. Environment variables that it names must be set.

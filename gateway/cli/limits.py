@@ -62,7 +62,7 @@ def set_limits(
     when_redis_is_away: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="LIMIT=POLICY", help="degraded, closed or open; repeatable. none: the installation's default."
+            metavar="LIMIT=POLICY", help="Policy of a limit: degraded, closed or open; repeatable. none: the default."
         ),
     ] = None,
     key_id: KeyId = "",

@@ -27,9 +27,16 @@ def serve(
     config: Annotated[Path | None, typer.Option(help="YAML configuration file; default: the embedded demo.")] = None,
     model: Annotated[str | None, typer.Option(help="Base model: a folder, GGUF file or Hugging Face id.")] = None,
     dtype: Annotated[str | None, typer.Option(help=f"Data type of weights: {', '.join(DTYPES)}.")] = None,
-    load_format: Annotated[str | None, typer.Option(help=f"Weights: {', '.join(LOAD_FORMATS)} (random).")] = None,
-    lora: Annotated[list[str] | None, typer.Option(metavar="NAME=DIR", help="Adapter to serve; repeatable.")] = None,
-    adapter_root: Annotated[list[Path] | None, typer.Option(help="Folder of loadable adapters; repeatable.")] = None,
+    load_format: Annotated[
+        str | None, typer.Option(help=f"Source of the weights: {', '.join(LOAD_FORMATS)} (random weights).")
+    ] = None,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=DIR", help="Adapter to load at start: its name and PEFT folder; repeatable."),
+    ] = None,
+    adapter_root: Annotated[
+        list[Path] | None, typer.Option(help="Folder below which adapters may be loaded while serving; repeatable.")
+    ] = None,
     http_port: Annotated[
         int | None, typer.Option(parser=integer_parser(0, 65535), help="HTTP port; 0: any free port; default: 8000.")
     ] = None,

@@ -125,7 +125,7 @@ def resolve(value: Any, env: Mapping[str, str], where: str = "") -> Any:
 
 
 def _resolve_items(value: dict[str, Any] | list[Any], env: Mapping[str, str], where: str) -> Any:
-    """Resolve each item of a mapping or a list."""
+    """Resolve each item of a mapping or a list; one that references an unset variable becomes `Unresolved`."""
     found: dict[Any, Any] = {}
     is_list = isinstance(value, list)
     for key, item in enumerate(value) if isinstance(value, list) else value.items():

@@ -214,7 +214,7 @@ class Decision(Struct, frozen=True):
 
     admitted: bool
     buckets: tuple[Bucket, ...]
-    """The buckets as of now, charged if the reservation was admitted."""
+    """The buckets as of the reservation's `now`, charged if the reservation was admitted."""
     charges: tuple[BucketCharge, ...]
     """The charge on each bucket; empty if the reservation was refused."""
     misses: tuple[tuple[LimitName, ...], ...]

@@ -26,7 +26,8 @@ def unix_us() -> int:
 
 
 class LocalLimiter:
-    """A `Limiter` that grants each of `replicas` gateways an equal share of every limit whose policy is not `open`.
+    """A `Limiter` in memory that enforces this gateway's share, one of `replicas`, of every limit whose policy is not
+    `open`; a limit whose policy is `open` is lifted.
 
     Each scope starts from the bucket that Redis returned with its last grant to this gateway. This gateway's share of
     the use at that time counts as used here. Of the requests that were running then, this gateway's own fill its share

@@ -124,7 +124,7 @@ class PendingSettlements:
             await self.usage_spool.deliver()
 
     def _keep_trying(self) -> None:
-        """Start a task that retries until everything is delivered, even if no other call reaches Redis meanwhile."""
+        """Start a task, unless one runs, that retries every RETRY_SECONDS until nothing waits for delivery."""
         if self.is_due and (self._retrying is None or self._retrying.done()):
             self._retrying = asyncio.create_task(self._keep_delivering(), name="limiter-retries")
 

@@ -14,8 +14,8 @@ from gateway.serve.launch import Launch
 
 READY, LISTEN, LISTENING, ANNOUNCE = b"ready\n", b"listen\n", b"listening\n", b"announce\n"
 FOLLOW, FOLLOWING, SEED = b"follow\n", b"following\n", b"seed\n"
-"""New orders come after FOLLOW, and FOLLOWING is its answer. The answer to SEED is a line of JSON: the adapters that
-cannot be served, by name, and why."""
+"""The fleet sends FOLLOW before new orders, which the process answers with FOLLOWING when they are applied, and SEED,
+which it answers with a line of JSON: adapter -> reason for adapters that cannot be served."""
 
 
 @dataclass(frozen=True, slots=True)

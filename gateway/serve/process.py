@@ -53,7 +53,8 @@ class _ToStructlog(logging.Handler):
 
 
 def run_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on uvloop, or on asyncio's own event loop on Windows; returns its result."""
+    """Run a coroutine on a new uvloop event loop (on Windows asyncio's) and return its result; then undo
+    `gc.freeze`."""
     if sys.platform == "win32":
         return asyncio.run(work)
     from uvloop import new_event_loop

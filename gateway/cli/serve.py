@@ -51,7 +51,9 @@ def serve(
         typer.Option(help="Folder of models and store; default: LORALANE_DATA_DIR or ~/.local/share/loralane."),
     ] = None,
 ) -> None:
-    """Serve a base model and its adapters over HTTP and gRPC. Options override the configuration file.
+    """Serve a base model and its adapters over HTTP and gRPC.
+
+    Options override settings of the configuration file; --lora and --adapter-root add to it.
 
     - `loralane serve` runs the demo: SmolLM2 with four adapters, on loopback.
     - `loralane serve --model ./llama-3-8b --lora support=./loras/support`

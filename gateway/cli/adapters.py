@@ -30,7 +30,7 @@ VERSION_CHARS = 12
 
 
 class SortKey(StrEnum):
-    """Sort keys of `adapters ls`. Names and tiers ascend, numbers descend, and last use puts the most recent first."""
+    """Sort keys of `adapters ls`. Names and tiers ascend, numbers descend; `last-use` puts the most recent first."""
 
     name = "name"
     tier = "tier"
@@ -60,17 +60,17 @@ ORDERS: dict[SortKey, Callable[[pb.Adapter], Any]] = {
 }
 
 
-app = typer.Typer(help="See and change which adapters a running gateway serves.", no_args_is_help=True)
+app = typer.Typer(help="Show and change which adapters a running gateway serves.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="Name of the adapter.")]
 
 
 @app.command("ls")
 def list_adapters(
-    pattern: Annotated[str, typer.Argument(help="Names or aliases to list, as in 'team/*'.")] = "*",
-    tier: Annotated[str | None, typer.Option(help=f"Only those in one tier: {', '.join(TIERS)}.")] = None,
-    sort: Annotated[SortKey, typer.Option(help="What to sort by.")] = SortKey.name,
+    pattern: Annotated[str, typer.Argument(help="Pattern of names or aliases, as in 'team/*'.")] = "*",
+    tier: Annotated[str | None, typer.Option(help=f"Only adapters in this tier: {', '.join(TIERS)}.")] = None,
+    sort: Annotated[SortKey, typer.Option(help="Column to sort by; numbers descend.")] = SortKey.name,
     as_json: AsJson = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on, once a second, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh the table every second until Ctrl-C.")] = False,
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
@@ -105,10 +105,10 @@ def show(name: Name, as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: Ad
 
 @app.command()
 def load(
-    name: Annotated[str, typer.Argument(help="Name to serve it under.")],
-    path: Annotated[str, typer.Argument(help="PEFT folder below a root of the gateway, or a hub id or URL it allows.")],
+    name: Annotated[str, typer.Argument(help="Name to serve the adapter under.")],
+    path: Annotated[str, typer.Argument(help="PEFT folder below an adapter root, or a Hugging Face id or URL.")],
     replace_loaded: Annotated[bool, typer.Option("--replace", help="Replace the version served now.")] = False,
-    tenant: Annotated[list[str] | None, typer.Option(help="Keep it for this tenant; repeatable.")] = None,
+    tenant: Annotated[list[str] | None, typer.Option(help="Tenant that may use it; repeatable; default: all.")] = None,
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
@@ -131,7 +131,7 @@ def reload(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> N
 @app.command()
 def unload(
     name: Annotated[str, typer.Argument(help="Adapter to take out of service.")],
-    drain: Annotated[float, typer.Option(help="Seconds running requests may go on; 0: the gateway's default.")] = 0.0,
+    drain: Annotated[float, typer.Option(help="Seconds that running requests have; 0: adapters.drain_seconds.")] = 0.0,
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
@@ -143,7 +143,7 @@ def unload(
 
 @app.command()
 def pin(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """Keep an adapter on the device once it is there."""
+    """Pin an adapter: once it is on the device, it is not evicted."""
     with _admin(url, key) as client:
         client.pin(name, pinned=True)
     console.print(f"[green]{name}[/green] is pinned")
@@ -151,7 +151,7 @@ def pin(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None
 
 @app.command()
 def unpin(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """Let an adapter be evicted from the device again."""
+    """Unpin an adapter, so that it may be evicted from the device again."""
     with _admin(url, key) as client:
         client.pin(name, pinned=False)
     console.print(f"[green]{name}[/green] is not pinned")
@@ -160,8 +160,8 @@ def unpin(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> No
 @app.command()
 def alias(
     name: Name,
-    other: Annotated[str, typer.Argument(metavar="ALIAS", help="Another name for it.")],
-    remove: Annotated[bool, typer.Option("--remove", help="Take the alias away.")] = False,
+    other: Annotated[str, typer.Argument(metavar="ALIAS", help="Other name to add.")],
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the alias in place of adding it.")] = False,
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
@@ -174,7 +174,7 @@ def alias(
 @app.command()
 def allow(
     name: Name,
-    tenants: Annotated[list[str] | None, typer.Argument(help="It is for these alone; none: for every tenant.")] = None,
+    tenants: Annotated[list[str] | None, typer.Argument(help="The only tenants that may use it; none: all.")] = None,
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
@@ -224,7 +224,7 @@ class AdaptersClient(AdminClient):
 def matching_adapters(
     adapters: Iterable[pb.Adapter], pattern: str, tier: str | None, sort: SortKey
 ) -> list[pb.Adapter]:
-    """Return the adapters whose name or an alias matches the shell pattern, sorted; a `tier` of None means any tier."""
+    """Return the adapters in `tier` (None: any) whose name or an alias matches the shell pattern, sorted by `sort`."""
     found = [
         adapter
         for adapter in adapters
@@ -245,7 +245,7 @@ def adapter_table(adapters: Iterable[pb.Adapter]) -> Table:
 
 
 def adapter_facts(adapter: pb.Adapter) -> Table:
-    """Return a table of all fields of one adapter, one a row."""
+    """Return a table with a row for each field of one adapter: its name and its value."""
     table = Table.grid(padding=(0, 2))
     for name, value in adapter_json(adapter).items():
         table.add_row(Text(name, style="dim"), Text(_fact(name, value)))
@@ -253,7 +253,7 @@ def adapter_facts(adapter: pb.Adapter) -> Table:
 
 
 def adapter_json(adapter: pb.Adapter) -> dict[str, Any]:
-    """Return all fields of an adapter, named as in the HTTP API."""
+    """Return the fields of an adapter as JSON values, with the names of the HTTP API."""
     return message_json(adapter)
 
 

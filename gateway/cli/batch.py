@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gateway.cli.batch_client import BatchClient, Json
 
 app = typer.Typer(
-    help="Hand in files of requests as jobs of the batch lane, follow them, and fetch their answers.",
+    help="Submit files of requests as jobs of the batch lane, follow them, and fetch their answers.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -31,20 +31,22 @@ EXIT_CODES = {"completed": 0, "failed": 1, "expired": CUT_SHORT, "cancelled": CU
 CODES_TEXT = "Exit status: 0 completed, 1 failed (or an error), 3 not ended yet, 4 expired or cancelled."
 
 BatchId = Annotated[str, typer.Argument(metavar="ID", help="Id of the job, as `submit` and `list` print it.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON: the job as the HTTP API has it.")]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="File for the answers.")]
-Errors = Annotated[Path | None, typer.Option("--errors", help="File for the lines that failed; default: beside it.")]
-Timeout = Annotated[float | None, typer.Option(min=0, help="Seconds after which to stop waiting; 0: look once.")]
-Interval = Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the job as JSON, with the fields of the HTTP API.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="File for the answers once the job has ended.")]
+Errors = Annotated[Path | None, typer.Option("--errors", help="File for failed lines; default: named like --output.")]
+Timeout = Annotated[float | None, typer.Option(min=0, help="Maximum seconds to wait; 0: query once; default: none.")]
+Interval = Annotated[float, typer.Option(min=0.1, help="Seconds between two queries.")]
 
 
 @app.command(epilog=CODES_TEXT)
 def submit(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="Requests, one a line.")],
-    endpoint: Annotated[str, typer.Option(help="Default: what the file's lines name.")] = "",
-    window: Annotated[str, typer.Option(help="When it should have ended by: 24h, 90s, 30m, 7d.")] = "24h",
-    metadata: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Kept with it; repeatable.")] = None,
-    watch_it: Annotated[bool, typer.Option("--watch", help="Follow it to its end.")] = False,
+    endpoint: Annotated[str, typer.Option(help="API path of the requests; default: the `url` of the lines.")] = "",
+    window: Annotated[str, typer.Option(help="Time in which the job should end, as in 90s, 30m, 24h, 7d.")] = "24h",
+    metadata: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Text to store with the job; repeatable.")
+    ] = None,
+    watch_it: Annotated[bool, typer.Option("--watch", help="Follow the job until it ends.")] = False,
     output: Output = None,
     errors: Errors = None,
     timeout: Timeout = None,
@@ -76,7 +78,7 @@ def submit(
 def status(
     batch_id: BatchId, as_json: AsJson = False, url: ServerUrl = LOCAL_URL, key: UserKey = DEMO_TENANT_KEY
 ) -> None:
-    """Show all that is known of a job: `loralane batch status batch_6f... --json`."""
+    """Show the state and all fields of a job: `loralane batch status batch_6f... --json`."""
     with _client(url, key) as client:
         batch = client.get(batch_id)
     if as_json:
@@ -89,8 +91,8 @@ def status(
 
 @app.command("list")
 def list_batches(
-    limit: Annotated[int, typer.Option(parser=integer_parser(1, 100), help="How many.")] = 20,
-    after: Annotated[str, typer.Option(metavar="ID", help="Those older than this one.")] = "",
+    limit: Annotated[int, typer.Option(parser=integer_parser(1, 100), help="Maximum number of jobs.")] = 20,
+    after: Annotated[str, typer.Option(metavar="ID", help="List only jobs older than this one.")] = "",
     as_json: AsJson = False,
     url: ServerUrl = LOCAL_URL,
     key: UserKey = DEMO_TENANT_KEY,
@@ -165,7 +167,8 @@ def download(
 
 
 def _submitted(client: BatchClient, file: Path, endpoint: str, window: str, metadata: dict[str, str]) -> Json:
-    """Check a file, upload it and create the job."""
+    """Check a file of requests, upload it and create a job with it; returns the job. An empty `endpoint` means that of
+    the file's lines. An invalid file ends the command with an error."""
     with _transfer() as progress:
         looked = _looked(file, progress)
         with progress.open(file, "rb", description="sending") as content:
@@ -191,7 +194,8 @@ def _followed(
     output: Path | None,
     errors: Path | None,
 ) -> NoReturn:
-    """Follow a job until it ends, `timeout` seconds pass or Ctrl-C, then end the command with the job's exit status."""
+    """Show a job's progress until it ends, `timeout` seconds pass or Ctrl-C; save its answers to `output`, if given and
+    the job has ended; then end the command with the exit status of the job's state."""
     from gateway.cli.batch_watch import BatchBar, poll_batch
 
     with BatchBar(console) as bar, until_interrupted():
@@ -218,7 +222,8 @@ def _tell_end(batch: Json) -> None:
 
 
 def _saved(client: BatchClient, batch: Json, output: Path | None, errors: Path | None) -> bool:
-    """Save a job's answers and errors. Returns False if it has neither."""
+    """Download a job's answers and failed lines to the files `output` and `errors`; None means the default names.
+    Returns False if the job has neither."""
     from gateway.cli.batch_client import output_name
 
     if errors is None:
@@ -271,7 +276,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _check_targets(*paths: Path | None) -> None:
-    """Check that output files can be written, before the work begins. Raises typer.BadParameter."""
+    """Check that the files of --output and --errors, if given, can be written. Raises typer.BadParameter."""
     for path, option in zip(paths, ("--output", "--errors"), strict=True):
         if path is not None:
             try:

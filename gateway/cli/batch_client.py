@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 
 class BatchClientError(Exception):
-    """A request failed, and trying again would not help; the message is for people."""
+    """A request failed, and trying again would not help; the message is shown to users."""
 
 
 class AwayError(BatchClientError):
@@ -32,8 +32,8 @@ class AwayError(BatchClientError):
 
 
 class BatchClient:
-    """A context manager around one connection pool. Calls raise BatchClientError, or AwayError if it is worth
-    waiting."""
+    """HTTP client of one gateway, with one connection pool: a context manager that closes it. Calls return parsed JSON,
+    and raise BatchClientError, or its subclass AwayError if a retry may succeed."""
 
     def __init__(self, url: str, key: str) -> None:
         self._http = open_http(url, key)
@@ -47,7 +47,7 @@ class BatchClient:
         self._http.close()
 
     def upload(self, name: str, content: BinaryIO) -> Json:
-        """Upload a file and return its file object. `content` is read in pieces, as fast as the gateway takes them."""
+        """Upload `content`, read in pieces, as a batch input file called `name`; returns the API's file object."""
         parts = {"file": (name, content, "application/jsonl")}
         return self._ask("POST", "/v1/files", data={"purpose": "batch"}, files=parts)
 
@@ -59,7 +59,7 @@ class BatchClient:
         return self._ask("GET", f"/v1/batches/{batch_id}")
 
     def batches(self, limit: int, after: str) -> list[Json]:
-        """Return at most `limit` jobs, newest first, from those older than the job `after` if it is not empty."""
+        """Return at most `limit` jobs, newest first; only those older than the job `after`, unless `after` is empty."""
         after_it = {"after": after} if after else {}
         return self._ask("GET", "/v1/batches", params={"limit": limit, **after_it})["data"]
 
@@ -67,7 +67,7 @@ class BatchClient:
         return self._ask("POST", f"/v1/batches/{batch_id}/cancel")
 
     def size(self, file_id: str) -> int:
-        """Return the size of a file in bytes."""
+        """Query and return the size of a file in bytes."""
         return self._ask("GET", f"/v1/files/{file_id}")["bytes"]
 
     def content(self, file_id: str) -> Iterator[bytes]:
@@ -103,7 +103,7 @@ def _check(response: httpx.Response) -> None:
 
 @contextmanager
 def reporting_errors(client: BatchClient) -> Iterator[BatchClient]:
-    """Yield the client. Its errors end the command with a one-line message."""
+    """Yield the client, and close it at the end. A BatchClientError is printed and ends the command with status 1."""
     try:
         with client:
             yield client
@@ -112,7 +112,8 @@ def reporting_errors(client: BatchClient) -> Iterator[BatchClient]:
 
 
 def save(client: BatchClient, file_id: str, target: BinaryIO, expected: int) -> Iterator[int]:
-    """Write a file's bytes to `target`, and yield the number written so far. Raises AwayError if bytes are missing."""
+    """Download a file to `target`, yielding the bytes written so far. Raises AwayError if they are not `expected`
+    bytes."""
     done = 0
     for piece in client.content(file_id):
         done += target.write(piece)
@@ -122,5 +123,5 @@ def save(client: BatchClient, file_id: str, target: BinaryIO, expected: int) -> 
 
 
 def output_name(batch: Json, kind: str) -> Path:
-    """Return the default path of a job's results. `kind` is output or errors."""
+    """Return the default path of a job's results, ID.KIND.jsonl. `kind` is output or errors."""
     return Path(f"{batch['id']}.{kind}.jsonl")

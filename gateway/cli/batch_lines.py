@@ -1,4 +1,4 @@
-"""Checks a batch's input file before it is uploaded, so that errors of form show in a second."""
+"""Checks a batch's input file before it is uploaded, so that errors of form are reported within a second."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONGEST_LINE = 64 * 2**20
 BOM = b"\xef\xbb\xbf"
 """UTF-8 byte order mark, with which some editors begin a file."""
 MOST_TOLD = 10
-"""Number of wrong lines after which the check stops."""
+"""Number of invalid lines after which the check stops."""
 
 
 class Body(msgspec.Struct):
@@ -31,7 +31,7 @@ class InputLine(msgspec.Struct):
 
 
 class LinesError(ValueError):
-    """The gateway would refuse the file; the message has one line for each of the first few wrong lines."""
+    """The gateway would refuse the file; the message has one line for each of the first MOST_TOLD invalid lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,8 @@ class CheckedInput:
 
 
 def check_input(file: BinaryIO) -> CheckedInput:
-    """Check a file line by line, and return its number of lines and its endpoint. Raises LinesError."""
+    """Check the lines of a batch input file (JSON, unique custom_ids, one endpoint, no streaming), and return the
+    number of lines and the endpoint. Raises LinesError for invalid lines or an empty file."""
     seen: dict[str, int] = {}
     endpoint = ""
     wrong: list[str] = []
@@ -64,7 +65,8 @@ def check_input(file: BinaryIO) -> CheckedInput:
 
 
 def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield non-blank lines with their numbers, from 1. A line over LONGEST_LINE comes in parts, which are not JSON."""
+    """Yield the number, from 1, and the text of each line that is not blank, without a byte order mark. A line over
+    LONGEST_LINE bytes is yielded in parts, which are not valid JSON."""
     for number, text in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
         line = text.removeprefix(BOM) if number == 1 else text
         if line.strip():
@@ -79,7 +81,8 @@ def _read(text: bytes) -> tuple[str, InputLine | None]:
 
 
 def _conflict(line: InputLine, seen: dict[str, int], endpoint: str) -> str:
-    """Return how a line contradicts earlier lines or asks for what a batch cannot do, or an empty string."""
+    """Return an error message if a line repeats the custom_id of an earlier line (`seen`: custom_id -> line number),
+    has another endpoint or asks for streaming, otherwise an empty string."""
     if line.custom_id in seen:
         return f"custom_id {line.custom_id!r} is that of line {seen[line.custom_id]}, too"
     if line.url != endpoint:

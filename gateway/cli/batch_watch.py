@@ -27,13 +27,9 @@ Told = Callable[[str], None]
 def poll_batch(
     client: BatchClient, batch_id: str, interval: float, timeout: float | None, told: Told
 ) -> Iterator[Json]:
-    """Poll a job every `interval` seconds and yield its state, until it has ended or `timeout` seconds have passed.
-
-    While the gateway is away, `told` is called with the error message of each attempt.
-
-    Raises:
-        BatchError: there is no such job, or the gateway was away for too long.
-    """
+    """Poll a job every `interval` seconds and yield its JSON, until it has ended or `timeout` seconds (None: no limit)
+    have passed. While the gateway is away, `told` is called with the error message of each attempt. Raises
+    BatchClientError if there is no such job or the gateway is away for more than PATIENCE_S seconds."""
     until = inf if timeout is None else time.monotonic() + timeout
     while True:
         batch = _look(client, batch_id, told)
@@ -59,7 +55,7 @@ def _look(client: BatchClient, batch_id: str, told: Told) -> Json:
 
 
 class BatchBar:
-    """Shows a job's progress: a bar on a terminal, elsewhere a line for each new status. A context manager."""
+    """Context manager that shows a job's progress: a bar on a terminal, elsewhere a line for each new status."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -104,7 +100,7 @@ class BatchBar:
 
 
 class RateColumn(ProgressColumn):
-    """Shows the recent rate in lines per second."""
+    """Column of a progress bar with the recent rate in lines per second."""
 
     def render(self, task: Task) -> Text:
         return Text(f"{task.speed:,.1f} lines/s" if task.speed else "")
@@ -127,7 +123,8 @@ def batches_table(batches: Iterable[Json]) -> Table:
 
 
 def batch_facts(batch: Json) -> Table:
-    """Return a table of the fields of one job, one a row. Fields that are null are left out."""
+    """Return a table with a row for each field of a job, in readable units. Null fields and the file's errors are left
+    out."""
     table = Table(box=None, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")

@@ -18,12 +18,12 @@ from gateway.terminal.output import exit_with_error
 
 
 def chat(
-    model: Annotated[str | None, typer.Option(help="Base or adapter name; default: the base.")] = None,
+    model: Annotated[str | None, typer.Option(help="Name of a model or adapter; default: the base model.")] = None,
     url: ServerUrl = LOCAL_URL,
     key: UserKey = DEMO_TENANT_KEY,
-    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt; default: none.")] = None,
 ) -> None:
-    """Chat in the terminal.
+    """Chat with the base model or an adapter in the terminal.
 
     - `loralane chat --model pirate`
     - `loralane --ca ca.pem chat --url https://gateway:8000`
@@ -48,11 +48,12 @@ HELP = """\
 
 
 class ChatError(Exception):
-    """The gateway could not be reached or refused a request, or a command is invalid; the message is for people."""
+    """The gateway could not be reached or refused a request, or a command is invalid; the message is shown to users."""
 
 
 class ChatClient:
-    """Keeps the conversation and prints each answer as it streams."""
+    """A conversation in the terminal: stores its messages, sends questions to the gateway, and prints each answer as it
+    streams. A `model` of None means the base model."""
 
     def __init__(self, url: str, key: str, model: str | None, system: str | None) -> None:
         self._http = open_http(url, key)
@@ -62,11 +63,9 @@ class ChatClient:
         self._messages = [{"role": "system", "content": system}] if system else []
 
     def run(self, console: Console) -> None:
-        """Chat until end of input, Ctrl-C or /exit.
-
-        Raises:
-            ChatError: before the first question, no gateway answers or the model is unknown.
-        """
+        """Read questions and /commands from the console and print the answers, until end of input, Ctrl-C or /exit.
+        Later errors are printed; ChatError is raised only if at the start no gateway answers or the model is
+        unknown."""
         models = self._models()
         self._model = checked_model(self._model or models[0], models)
         _tell(console, f"{self._model}; models: {', '.join(models)}; /help lists the commands")
@@ -148,7 +147,8 @@ class ChatClient:
 
 
 def checked_model(name: str, models: list[str]) -> str:
-    """Return `name`. Raises ChatError if it is not among `models`, those that this key may use."""
+    """Return `name`. Raises ChatError if it is not one of `models`, the models that the key may use; the message lists
+    them and suggests the nearest."""
     if name in models:
         return name
     nearest = get_close_matches(name, models, 1)

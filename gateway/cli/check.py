@@ -1,4 +1,4 @@
-"""`loralane check`: validates a configuration, and explains what it comes to on this machine."""
+"""`loralane check`: validates a configuration, and explains what follows from it on this machine."""
 
 from __future__ import annotations
 
@@ -26,13 +26,11 @@ console = Console(stderr=True)
 
 
 def check(
-    file: Annotated[Path | None, typer.Argument(help="YAML configuration; without it, the embedded demo.")] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Print what it comes to on this machine.")] = False,
-    data_dir: Annotated[Path | None, typer.Option(help="As for `serve`: where converted models are.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="YAML configuration file; default: the embedded demo.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Also print device, memory, limits and ports.")] = False,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of converted models; default: as for serve.")] = None,
 ) -> None:
-    """Validate a configuration file. Environment variables that it names must be set.
-
-    All errors are reported at once.
+    """Validate a configuration file, and report all errors at once. Environment variables that it names must be set.
 
     - `loralane check my.yaml`
     - `loralane check my.yaml --explain` also prints the device, the memory, the limits and the ports that follow
@@ -61,7 +59,8 @@ def _explain(config: Config, data_dir: Path) -> None:
 
 
 def _ask_engine(config: Config, folder: Path | None) -> dict[str, Any]:
-    """Return the answer of `engine.model.explain`. It runs in a process of its own, because it needs torch."""
+    """Run `engine.model.explain` in a process of its own, because it needs torch, and return its answer. Ends the
+    command with an error if this machine cannot serve the model."""
     command = [sys.executable, "-m", "engine.model.explain", config.engine_config(folder).to_json()]
     done = subprocess.run(command, capture_output=True, text=True)
     if not done.stdout:

@@ -28,10 +28,11 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Remove the folders if confirmed. Returns the exit status: 0 if they are removed or there were none, else 1."""
+    """Remove loralane's folders from the data directory, after confirmation. Returns the exit status: 0 if they are
+    removed or there were none; 1 if a gateway uses them or the operator declines."""
     parser = argparse.ArgumentParser(prog="clean_data", description="Remove what loralane keeps in its data directory.")
-    parser.add_argument("--data-dir", type=Path, help="default: as `loralane serve` finds it")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--data-dir", type=Path, help="the data directory; default: that of `loralane serve`")
+    parser.add_argument("--yes", action="store_true", help="remove without asking for confirmation")
     options = parser.parse_args(arguments)
     data_dir = (options.data_dir or default_data_dir(os.environ)).expanduser()
     found = [data_dir / name for name in CONTENTS if os.path.lexists(data_dir / name)]
@@ -59,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def show(data_dir: Path, found: Sequence[Path]) -> None:
-    """Print what would be removed, with its size, and what would not."""
+    """Print the folders `found` that would be removed, with their sizes, and the other entries of the data
+    directory."""
     print(f"This removes from {data_dir}, for good:")
     for folder in found:
         print(f"  {shown(size(folder)):>9}  {folder.name + '/':10} {CONTENTS[folder.name]}")
@@ -68,7 +70,7 @@ def show(data_dir: Path, found: Sequence[Path]) -> None:
 
 
 def is_confirmed() -> bool:
-    """Ask for confirmation on the terminal. Returns False without a terminal."""
+    """Ask for confirmation on the terminal. Returns True for yes; False, after a message, without a terminal."""
     if not sys.stdin.isatty():
         print("there is no terminal to ask on; say YES=1 (or --yes) to remove it", file=sys.stderr)
         return False
@@ -76,7 +78,7 @@ def is_confirmed() -> bool:
 
 
 def size(path: Path) -> int:
-    """Return the total bytes of the files below a folder, without following links."""
+    """Return the total size in bytes of the files below a folder, or of a file. Symbolic links are not followed."""
     if path.is_symlink() or not path.is_dir():
         return path.lstat().st_size
     return sum((Path(root) / name).lstat().st_size for root, _, names in os.walk(path) for name in names)
@@ -90,7 +92,7 @@ def shown(num_bytes: int) -> str:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder, or only the link if it is a symbolic link."""
+    """Remove a folder with its content, or a file. Of a symbolic link only the link is removed."""
     if folder.is_symlink() or not folder.is_dir():
         folder.unlink()
     else:

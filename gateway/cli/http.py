@@ -15,10 +15,11 @@ from gateway.terminal.tls import chosen_tls_files
 
 
 class AdminClient:
-    """A context manager that closes its gRPC channel at the end. Calls raise grpc.RpcError."""
+    """Base of the gRPC clients for administration: a context manager that closes the channel when the block ends. Calls
+    raise grpc.RpcError."""
 
     def __init__(self, target: str, key: str) -> None:
-        """Open a channel to `target`. Raises TlsFileError."""
+        """Open a channel to the gRPC address `target`; calls send the API key `key`. Raises TlsFileError."""
         self._channel = chosen_tls_files().channel(target, [("grpc.max_receive_message_length", -1)])
         self._metadata = (("authorization", f"Bearer {key}"),)
 
@@ -36,7 +37,8 @@ Client = TypeVar("Client", bound=AdminClient)
 
 @contextmanager
 def reporting_errors(client: Client, url: str) -> Iterator[Client]:
-    """Yield the client. If the gateway at `url` refuses a call or does not answer, end the command with one line."""
+    """Yield the client, and close it when the block ends. If the gateway at `url` refuses a call or does not answer,
+    print a one-line error and end the command with status 1."""
     try:
         with client:
             yield client
@@ -57,7 +59,8 @@ TIMEOUT = httpx.Timeout(10.0, read=600.0)
 
 
 def open_http(url: str, key: str) -> httpx.Client:
-    """Return an HTTP client for the gateway at `url` that sends `key`. Raises TlsFileError."""
+    """Return an HTTP client for the gateway at `url` that sends the API key `key` and uses the TLS files of the command
+    line. Raises TlsFileError."""
     headers, tls = {"authorization": f"Bearer {key}"}, chosen_tls_files().context()
     return httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT, verify=tls)
 

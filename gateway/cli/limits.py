@@ -30,15 +30,15 @@ from gateway.pb import limits_pb2 as pb
 from gateway.pb import limits_pb2_grpc as pb_grpc
 from gateway.terminal.output import message_json, print_wide
 
-app = typer.Typer(help="See and change the limits of a running gateway's tenants.", no_args_is_help=True)
+app = typer.Typer(help="Show and change the limits of tenants on a running gateway.", no_args_is_help=True)
 
 NONE = "none"
 
 Tenant = Annotated[str, typer.Argument(help="Name of the tenant.")]
-Tenants = Annotated[str, typer.Argument(help="Name of a tenant; without it, all of them.")]
-KeyId = Annotated[str, typer.Option("--key-id", help="Of one key, by its id; *: of each without its own.")]
-Adapter = Annotated[str, typer.Option("--adapter", help="Of one adapter or the base; *: of each without its own.")]
-Value = Annotated[str | None, typer.Option(metavar="NUMBER", help="600, 100k or 1.5m, or none to lift it.")]
+Tenants = Annotated[str, typer.Argument(help="Name of a tenant; default: all tenants.")]
+KeyId = Annotated[str, typer.Option("--key-id", help="Id of one API key; '*': each key without its own limits.")]
+Adapter = Annotated[str, typer.Option("--adapter", help="One adapter or the base model; '*': each without its own.")]
+Value = Annotated[str | None, typer.Option(metavar="NUMBER", help="New limit, as in 600, 100k or 1.5m; none lifts it.")]
 
 
 @app.command()
@@ -57,12 +57,12 @@ def set_limits(
     concurrent_requests: Value = None,
     tokens_per_day: Value = None,
     shadow: Annotated[
-        list[str] | None, typer.Option(help="A limit that only counts; repeatable, or none: all are in force.")
+        list[str] | None, typer.Option(help="Limit that only counts misses; repeatable. none: enforce all limits.")
     ] = None,
     when_redis_is_away: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="LIMIT=POLICY", help="degraded, closed or open; repeatable, or none: as the installation."
+            metavar="LIMIT=POLICY", help="Policy of a limit: degraded, closed or open; repeatable. none: the default."
         ),
     ] = None,
     key_id: KeyId = "",
@@ -86,13 +86,13 @@ def set_limits(
 @app.command()
 def reset(
     tenant: Tenant,
-    used: Annotated[bool, typer.Option("--used", help="Forget what is in use, and leave the limits.")] = False,
+    used: Annotated[bool, typer.Option("--used", help="Set the counted use to zero, keep the limits.")] = False,
     key_id: KeyId = "",
     adapter: Adapter = "",
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
-    """Restore the configured limits; with --used, keep the limits and forget what is in use."""
+    """Restore the configured limits or, with --used, keep the limits and set the counted use to zero."""
     scope = pb.LimitScope(tenant=tenant, key=key_id, adapter=adapter)
     with _admin(url, key) as client:
         limits = client.reset(scope, used=used)
@@ -161,7 +161,7 @@ class LimitsClient(AdminClient):
         shadow: Sequence[str] | None,
         away: Mapping[str, str] | None = None,
     ) -> pb.LimitEntry:
-        """Change the limits of a scope.
+        """Change the limits of a scope on the gateway; returns the scope's limits after the change.
 
         Args:
             values: limit -> new value; None lifts the limit.
@@ -185,7 +185,8 @@ class LimitsClient(AdminClient):
         return self._stub.Usage(pb.LimitUsageRequest(tenant=tenant), metadata=self._metadata).scopes
 
     def watch(self, tenant: str) -> Iterator[Sequence[pb.ScopeUsage]]:
-        """Yield the usage of all scopes first, then that of the scopes in which it has changed."""
+        """Yield the usage of all scopes of a tenant (empty: of all tenants) first, and then, whenever usage changes,
+        that of the scopes whose usage has changed."""
         for response in self._stub.Watch(pb.WatchLimitsRequest(tenant=tenant), metadata=self._metadata):
             yield response.scopes
 
@@ -236,7 +237,7 @@ def _limit(limits: pb.Limits, name: str) -> str:
 
 
 def _refused(scope: pb.ScopeUsage, name: str) -> str:
-    """Return the local time of the scope's last refusal if this limit was among its causes, otherwise `-`."""
+    """Return the local time (HH:MM:SS) of the scope's last refusal if the limit `name` caused it, otherwise `-`."""
     if name not in scope.refused_by:
         return "-"
     return datetime.fromtimestamp(scope.refused_at).astimezone().strftime("%H:%M:%S")

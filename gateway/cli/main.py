@@ -33,11 +33,12 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 }
 """Subcommand -> its module, and the name in that module of a function or of a typer app with further commands."""
 MARKUP: Literal["markdown"] = "markdown"
-PEM = "PEM file of certificates"
+PEM = "PEM file of"
 
 
 class Commands(TyperGroup):
-    """Imports a subcommand only when it is called: all of them would add a third of a second to a server's start."""
+    """Command group that imports a subcommand's module only when it is called: to import all takes a third of a
+    second."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -45,7 +46,7 @@ class Commands(TyperGroup):
         self.commands = names  # the base class lists these names, and suggests one for a mistyped name
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the click command of that name, or None if there is none."""
+        """Import and return the click command of that name; None if there is no such command."""
         if cmd_name not in COMMANDS:
             return None
         module, name = COMMANDS[cmd_name]
@@ -74,10 +75,14 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    _: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
-    ca: Annotated[Path | None, typer.Option(envvar="LORALANE_CA", help=f"{PEM} believed of servers.")] = None,
-    cert: Annotated[Path | None, typer.Option(envvar="LORALANE_CERT", help=f"{PEM} shown to servers.")] = None,
-    cert_key: Annotated[Path | None, typer.Option(envvar="LORALANE_CERT_KEY", help="Its key, if elsewhere.")] = None,
+    _: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show version.")] = False,
+    ca: Annotated[
+        Path | None, typer.Option(envvar="LORALANE_CA", help=f"{PEM} the CAs to trust; default: the system's.")
+    ] = None,
+    cert: Annotated[Path | None, typer.Option(envvar="LORALANE_CERT", help=f"{PEM} the client certificate.")] = None,
+    cert_key: Annotated[
+        Path | None, typer.Option(envvar="LORALANE_CERT_KEY", help="PEM file of the key of --cert; default: that file.")
+    ] = None,
 ) -> None:
     """A multi-LoRA, priority-lane serving gateway.
 

@@ -29,12 +29,12 @@ from gateway.cli.options import (
 from gateway.pb import operations_pb2 as pb
 from gateway.pb import operations_pb2_grpc as pb_grpc
 
-lanes = typer.Typer(help="See a running gateway's lanes, and pause or drain them.", no_args_is_help=True)
-requests = typer.Typer(help="See a running gateway's live requests, and cancel them.", no_args_is_help=True)
+lanes = typer.Typer(help="Show a running gateway's lanes, and pause or drain them.", no_args_is_help=True)
+requests = typer.Typer(help="Show a running gateway's live requests, and cancel them.", no_args_is_help=True)
 T = TypeVar("T", bound=Message)
 
-Lane = Annotated[str, typer.Argument(help="interactive or batch.")]
-Watch = Annotated[bool, typer.Option("--watch", help="Go on, once a second, until Ctrl-C.")]
+Lane = Annotated[str, typer.Argument(help="Name of the lane: interactive or batch.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Refresh the table every second until Ctrl-C.")]
 
 
 @lanes.command("ls")
@@ -60,7 +60,7 @@ def resume(lane: Lane, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> N
 
 @lanes.command()
 def drain(lane: Lane, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """Take no new requests into a lane, and let those it has taken finish: `loralane lanes drain batch`."""
+    """Drain a lane: refuse new requests, and let accepted ones finish: `loralane lanes drain batch`."""
     _set(lane, "drain", url, key)
 
 
@@ -75,11 +75,11 @@ def list_requests(
 
 @requests.command()
 def cancel(
-    request_id: Annotated[str, typer.Argument(metavar="ID", help="As `ls` shows it, or its first six digits or more.")],
+    request_id: Annotated[str, typer.Argument(metavar="ID", help="Request id, or at least its first 6 characters.")],
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
-    """Cancel a request. The caller gets an error and pays for tokens generated: `loralane requests cancel 3f9a1c`."""
+    """Cancel a request. Its client gets an error; tokens so far are charged: `loralane requests cancel 3f9a1c`."""
     with _admin(url, key) as client:
         ended = client.cancel(request_id)
     tokens = f"{ended.generated_tokens:,} of {ended.max_tokens:,} tokens"
@@ -120,7 +120,7 @@ class OperationsClient(AdminClient):
         return self._lanes.List(pb.ListLanesRequest(), metadata=self._metadata).lanes
 
     def set_lane(self, lane: str, action: str) -> pb.LaneStatus:
-        """Change a lane's mode and return its status. `action` is pause, drain or resume."""
+        """Change a lane's mode on the gateway, and return its new status. `action` is pause, drain or resume."""
         return self._lanes.Set(pb.SetLaneRequest(lane=lane, action=action), metadata=self._metadata)
 
     def requests(self) -> Sequence[pb.LiveRequest]:
@@ -134,7 +134,7 @@ ID_CHARS = 12
 
 
 def lanes_table(lanes: Iterable[pb.LaneStatus]) -> Table:
-    """Return a table with a row for each lane. Latencies are 50th / 95th / 99th percentiles in milliseconds."""
+    """Return a table with a row for each lane. Latencies are shown as p50 / p95 / p99, in milliseconds."""
     table = Table(box=None)
     for title in ("lane", "mode"):
         table.add_column(title, no_wrap=True)

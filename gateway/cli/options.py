@@ -20,7 +20,7 @@ from gateway.terminal.tls import TLS_TARGET, chosen_tls_files
 ASK_SECONDS = 10.0
 
 ServerUrl = Annotated[
-    str, typer.Option("--url", envvar="LORALANE_URL", help="Address of the gateway: http://HOST:PORT, or https://.")
+    str, typer.Option("--url", envvar="LORALANE_URL", help="HTTP address of the gateway: http:// or https://HOST:PORT.")
 ]
 AdminUrl = Annotated[
     str,
@@ -28,16 +28,15 @@ AdminUrl = Annotated[
         "--url",
         "--target",
         envvar="LORALANE_URL",
-        help="Address of the gateway: http://HOST:PORT, or https://; HOST:PORT alone is a gRPC port.",
+        help="HTTP address of the gateway: http:// or https://HOST:PORT. HOST:PORT alone is its gRPC address.",
     ),
 ]
 
 
 def grpc_target(url: str) -> str:
-    """Return the gRPC address of the gateway at `url`, in the form for `TlsFiles.channel`. The gateway names the port.
-
-    An address without a scheme already is a gRPC address. Ends the command if no gateway answers.
-    """
+    """Ask the gateway at the HTTP address `url` for its gRPC port, and return its gRPC address, in the form for
+    `TlsFiles.channel`. An address without a scheme is a gRPC address already and is returned unchanged. Ends the
+    command with an error if no gateway answers."""
     if "://" not in url:
         return url
     import httpx
@@ -61,12 +60,12 @@ console = Console(stderr=True)
 
 DEMO_KEY = "sk-demo-admin"
 
-AdminKey = Annotated[str, typer.Option("--key", envvar="LORALANE_ADMIN_KEY", help="Admin key.")]
+AdminKey = Annotated[str, typer.Option("--key", envvar="LORALANE_ADMIN_KEY", help="API key of an administrator.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, with the fields of the HTTP API.")]
 
 
 def show_messages(table: Table, messages: Iterable[Message], as_json: bool) -> None:
-    """Print messages as JSON if `as_json`, otherwise `table`, which shows the same."""
+    """Print `messages` as a JSON array if `as_json` is True, otherwise the table that the caller made of them."""
     if as_json:
         print(json.dumps([message_json(message) for message in messages], indent=2))
     else:
@@ -75,7 +74,7 @@ def show_messages(table: Table, messages: Iterable[Message], as_json: bool) -> N
 
 @contextmanager
 def until_interrupted() -> Iterator[None]:
-    """End the block without an error on Ctrl-C, which is the normal way to stop watching."""
+    """Suppress the KeyboardInterrupt of Ctrl-C, which ends the block: the normal way to stop watching."""
     try:
         yield
     except KeyboardInterrupt:
@@ -84,4 +83,4 @@ def until_interrupted() -> Iterator[None]:
 
 DEMO_TENANT_KEY = "sk-demo-acme"
 
-UserKey = Annotated[str, typer.Option("--key", envvar="LORALANE_API_KEY", help="API key.")]
+UserKey = Annotated[str, typer.Option("--key", envvar="LORALANE_API_KEY", help="API key of a tenant.")]

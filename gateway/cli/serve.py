@@ -24,24 +24,36 @@ console = Console(stderr=True)
 
 
 def serve(
-    config: Annotated[Path | None, typer.Option(help="YAML configuration; without it, the embedded demo.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model folder, GGUF file or Hugging Face id.")] = None,
-    dtype: Annotated[str | None, typer.Option(help=f"One of {', '.join(DTYPES)}.")] = None,
-    load_format: Annotated[str | None, typer.Option(help=f"One of {', '.join(LOAD_FORMATS)}.")] = None,
-    lora: Annotated[list[str] | None, typer.Option(metavar="NAME=DIR", help="Adapter to serve; repeatable.")] = None,
-    adapter_root: Annotated[list[Path] | None, typer.Option(help="Folder to hot-load from; repeatable.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML configuration file; default: the embedded demo.")] = None,
+    model: Annotated[str | None, typer.Option(help="Base model: a folder, GGUF file or Hugging Face id.")] = None,
+    dtype: Annotated[str | None, typer.Option(help=f"Data type of weights: {', '.join(DTYPES)}.")] = None,
+    load_format: Annotated[
+        str | None, typer.Option(help=f"Source of the weights: {', '.join(LOAD_FORMATS)} (random weights).")
+    ] = None,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=DIR", help="Adapter to load at start: its name and PEFT folder; repeatable."),
+    ] = None,
+    adapter_root: Annotated[
+        list[Path] | None, typer.Option(help="Folder below which adapters may be loaded while serving; repeatable.")
+    ] = None,
     http_port: Annotated[
-        int | None, typer.Option(parser=integer_parser(0, 65535), help="HTTP port; 0 takes any free one.")
+        int | None, typer.Option(parser=integer_parser(0, 65535), help="HTTP port; 0: any free port; default: 8000.")
     ] = None,
     grpc_port: Annotated[
-        int | None, typer.Option(parser=integer_parser(0, 65535), help="gRPC port; 0 takes any free one.")
+        int | None, typer.Option(parser=integer_parser(0, 65535), help="gRPC port; 0: any free port; default: 50051.")
     ] = None,
     gateways: Annotated[
-        int | None, typer.Option(parser=integer_parser(1), help="Gateway processes that share the ports.")
+        int | None, typer.Option(parser=integer_parser(1), help="Number of gateway processes on the ports; default: 1.")
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where converted models and the embedded store live.")] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder of models and store; default: LORALANE_DATA_DIR or ~/.local/share/loralane."),
+    ] = None,
 ) -> None:
     """Serve a base model and its adapters over HTTP and gRPC.
+
+    Options override settings of the configuration file; --lora and --adapter-root add to it.
 
     - `loralane serve` runs the demo: SmolLM2 with four adapters, on loopback.
     - `loralane serve --model ./llama-3-8b --lora support=./loras/support`
@@ -66,7 +78,8 @@ def serve(
 
 
 def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> None:
-    """Run the gateways until they stop. `read` reads the configuration again; None means that it has no file."""
+    """Run the store, the engine and the gateways until they stop. A failed start ends the command with an error; a
+    hurried stop ends the process. `read` reads the configuration again; None means that it has no file."""
     from gateway.serve.stopping import INTERRUPTED, StoppedEarly, default_interrupt, exit_process
 
     gc.disable()  # until the gateway is ready: collections take a sixth of the time of the imports
@@ -101,7 +114,8 @@ def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> N
 
 
 def _with_model(config: Config, model: str | None, *, demo: bool) -> Config:
-    """Replace the model if `model` is given. Drops the demo's adapters and chat template: they fit its model only."""
+    """Return the configuration with another model source, unchanged if `model` is None. If it is the `demo`'s, its
+    adapters and chat template are dropped, because they fit only its model."""
     if model is None:
         return config
     if demo:

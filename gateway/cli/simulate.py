@@ -54,44 +54,44 @@ class Modes:
 
 def simulate(
     trace: Annotated[
-        Path | None, typer.Option(help="Azure CSV, Mooncake JSONL or VTC arena CSV; without it, random arrivals.")
+        Path | None, typer.Option(help="Trace: Azure CSV, Mooncake JSONL or VTC arena CSV; default: random arrivals.")
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="The YAML that `serve` takes: sizes, lanes, scheduling.")] = None,
-    device: Annotated[str, typer.Option(help=f"{', '.join(device_names())} or a JSON file.")] = "h100-8b",
-    policy: Annotated[list[str] | None, typer.Option(help=f"{', '.join(POLICIES)}; repeatable.")] = None,
-    scheduler: Annotated[list[str] | None, typer.Option(help=f"{', '.join(SCHEDULERS)}; repeatable.")] = None,
-    rate_scale: Annotated[float, typer.Option(help="Arrivals are so many times as fast as in the trace.")] = 1.0,
-    duration: Annotated[float | None, typer.Option(help="Only the first so many seconds of the trace.")] = None,
-    rate: Annotated[float, typer.Option(help="Random arrivals: requests/s.")] = 1.0,
-    cv: Annotated[float, typer.Option(help="Random arrivals: 1 is Poisson, 4 is bursty (Gamma).")] = 1.0,
+    config: Annotated[Path | None, typer.Option(help="YAML of `serve`, for sizes, lanes and scheduling.")] = None,
+    device: Annotated[str, typer.Option(help=f"Cost model: {', '.join(device_names())} or a JSON file.")] = "h100-8b",
+    policy: Annotated[list[str] | None, typer.Option(help=f"Policy to run: {', '.join(POLICIES)}; repeatable.")] = None,
+    scheduler: Annotated[list[str] | None, typer.Option(help=f"Batching: {', '.join(SCHEDULERS)}; repeatable.")] = None,
+    rate_scale: Annotated[float, typer.Option(help="Factor by which arrivals are sped up.")] = 1.0,
+    duration: Annotated[float | None, typer.Option(help="Seconds of traffic; default: all, or 600 at random.")] = None,
+    rate: Annotated[float, typer.Option(help="Random arrivals: requests per second.")] = 1.0,
+    cv: Annotated[float, typer.Option(help="Random arrivals: variation of gaps; 1: Poisson, 4: bursty (Gamma).")] = 1.0,
     prompt: Annotated[str, typer.Option(help="Random arrivals: prompt tokens, LOW-HIGH.")] = "256-1024",
     output: Annotated[str, typer.Option(help="Random arrivals: output tokens, LOW-HIGH.")] = "64-256",
     tenants: Annotated[
-        int, typer.Option(parser=integer_parser(), help="Spread the trace over so many tenants; 0: as it is.")
+        int, typer.Option(parser=integer_parser(), help="Number of tenants of the requests; 0: those of the trace.")
     ] = 0,
     adapters: Annotated[
-        int, typer.Option(parser=integer_parser(), help="Adapters the requests are spread over; 0: the base model.")
+        int, typer.Option(parser=integer_parser(), help="Number of adapters of the requests; 0: those of the trace.")
     ] = 0,
-    zipf: Annotated[float, typer.Option(help="Exponent of the adapters' popularity.")] = 1.0,
-    batch_share: Annotated[float, typer.Option(help="Share of the trace's requests that are batch work.")] = 0.0,
+    zipf: Annotated[float, typer.Option(help="Zipf exponent of the adapters' popularity; 0: all alike.")] = 1.0,
+    batch_share: Annotated[float, typer.Option(help="Share of requests moved to the batch lane, 0 to 1.")] = 0.0,
     batch_backlog: Annotated[
-        int, typer.Option(parser=integer_parser(), help="Unfinished batch requests at any time; 0: none.")
+        int, typer.Option(parser=integer_parser(), help="Number of batch requests that are always unfinished.")
     ] = 0,
-    batch_prompt: Annotated[str, typer.Option(help="Of the backlog: prompt tokens, LOW-HIGH.")] = "64-256",
-    batch_output: Annotated[str, typer.Option(help="Of the backlog: output tokens, LOW-HIGH.")] = "64-160",
-    batch_deadline: Annotated[float | None, typer.Option(help="Of the backlog: seconds from arrival.")] = None,
+    batch_prompt: Annotated[str, typer.Option(help="Batch backlog: prompt tokens, LOW-HIGH.")] = "64-256",
+    batch_output: Annotated[str, typer.Option(help="Batch backlog: output tokens, LOW-HIGH.")] = "64-160",
+    batch_deadline: Annotated[float | None, typer.Option(help="Batch backlog: seconds to the deadline.")] = None,
     overlap: Annotated[
         bool, typer.Option("--overlap", help="Plan each step while the one before it is computed, as on a GPU.")
     ] = False,
-    host_ms: Annotated[float, typer.Option(help="What the host takes to plan and launch a step.", min=0)] = 0.0,
+    host_ms: Annotated[float, typer.Option(help="Milliseconds to plan and launch a step on the host.", min=0)] = 0.0,
     goals: Annotated[
-        bool, typer.Option("--goals", help="Judge by the scheduler's goals; adds what they need.")
+        bool, typer.Option("--goals", help="Compare with the scheduler's goals, with the extra runs that this needs.")
     ] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the throughput-latency curve over --rates here.")] = None,
-    rates: Annotated[str, typer.Option(help="Rate scales of --plot.")] = "0.5,1,2,4",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the reports here.")] = None,
-    jobs: Annotated[int, typer.Option(parser=integer_parser(0), help="Simulations at a time; 0: one a core.")] = 0,
-    seed: Annotated[int, typer.Option(parser=integer_parser(), help="The same seed gives the same report.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="File for a plot of throughput and latency at --rates.")] = None,
+    rates: Annotated[str, typer.Option(help="Rate scales of --plot, separated by commas.")] = "0.5,1,2,4",
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for the complete reports, as JSON.")] = None,
+    jobs: Annotated[int, typer.Option(parser=integer_parser(0), help="Simulations at a time; 0: one per core.")] = 0,
+    seed: Annotated[int, typer.Option(parser=integer_parser(), help="Random seed: the same one repeats a run.")] = 0,
 ) -> None:
     """Replay traffic on the real scheduler, with a cost model in the device's place.
 
@@ -121,12 +121,8 @@ def simulate(
 
 
 def _check_outputs(json_file: Path | None, plot: Path | None, *, goals: bool) -> None:
-    """Check that outputs can be written before simulating, so that no results get lost.
-
-    Raises:
-        ValueError: a file cannot be written, or --goals and --plot are both given.
-        PlotUnavailable: the plot cannot be drawn.
-    """
+    """Check, before simulating, that the output files can be written. Raises ValueError if one cannot, or if --goals
+    and --plot are both given, and PlotUnavailable if a plot cannot be drawn."""
     if json_file is not None:
         check_writable(json_file, "--json")
     if plot is None:
@@ -138,11 +134,8 @@ def _check_outputs(json_file: Path | None, plot: Path | None, *, goals: bool) ->
 
 
 def make_setup(device: str, config: Path | None, env: Mapping[str, str]) -> Setup:
-    """Return a device with the sizes of its file, overridden by what a configuration sets.
-
-    Raises:
-        ValueError: the device or the configuration is wrong, or they contradict each other.
-    """
+    """Return the simulated device and engine: the sizes of the device's file, overridden by those that the
+    configuration file `config` sets. Raises ValueError if either is invalid or they contradict each other."""
     spec = find_device(device)
     core = CoreConfig(**spec.engine)
     if config is None:
@@ -154,8 +147,8 @@ def make_setup(device: str, config: Path | None, env: Mapping[str, str]) -> Setu
 
 
 def _chosen(engine: EngineConfig) -> dict[str, Any]:
-    """Return the fields that the configuration sets, which are those that differ from the defaults. The device's file
-    decides the others."""
+    """Return, by name, the values of the engine's fields that differ from the defaults, that is, which the
+    configuration sets. The device's file decides the others."""
     default, names = EngineConfig(model=""), (*FROM_CONFIG, "num_pages", "max_model_len")
     return {name: getattr(engine, name) for name in names if getattr(engine, name) != getattr(default, name)}
 
@@ -163,7 +156,8 @@ def _chosen(engine: EngineConfig) -> dict[str, Any]:
 def _run_curve(
     setup: Setup, scenario: Scenario, modes: Modes, rates: list[float], jobs: int, out: Path
 ) -> dict[str, Report]:
-    """Run every mode at every rate, and draw the curves to `out`."""
+    """Run every policy and scheduler at every rate scale, draw the throughput-latency curves to the file `out`, and
+    return the reports by run name."""
     workloads = {rate: scenario.workload(rate) for rate in sorted(rates)}
     setups = {run_name(p, s): under(setup, p, s) for p in modes.policies for s in modes.schedulers}
     runs = [
@@ -225,7 +219,7 @@ def _write_json(path: Path, setup: Setup, scenario: Scenario, reports: dict[str,
 
 @contextmanager
 def _failures() -> Iterator[None]:
-    """End the command with a one-line message if the block raises an expected error."""
+    """Context manager that prints an expected error of the block and ends the command with status 1."""
     try:
         yield
     except (ValueError, OSError, PlotUnavailable, Stalled) as error:

@@ -14,18 +14,20 @@ from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl, AsJson,
 from gateway.pb import tenants_pb2 as pb
 from gateway.pb import tenants_pb2_grpc as pb_grpc
 
-tenants = typer.Typer(help="See and change the tenants of a running gateway.", no_args_is_help=True)
-keys = typer.Typer(help="See and change tenants' keys on a running gateway.", no_args_is_help=True)
+tenants = typer.Typer(help="Show and change the tenants of a running gateway.", no_args_is_help=True)
+keys = typer.Typer(help="Show and change tenants' API keys on a running gateway.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Name of the tenant.")]
-KeyId = Annotated[str, typer.Argument(metavar="ID", help="Id of the key, or a beginning of it, from six digits.")]
-Lane = Annotated[str | None, typer.Option(metavar="LANE", help="interactive or batch.")]
-Adapters = Annotated[list[str] | None, typer.Option("--adapter", help="Pattern of adapters it may use; repeatable.")]
-Weight = Annotated[float | None, typer.Option(help="Share of the machine against others of its lane.")]
+KeyId = Annotated[str, typer.Argument(metavar="ID", help="Id of the API key, or at least its first 6 digits.")]
+Lane = Annotated[str | None, typer.Option(metavar="LANE", help="Name of a lane: interactive or batch.")]
+Adapters = Annotated[list[str] | None, typer.Option("--adapter", help="Pattern of permitted adapters; repeatable.")]
+Weight = Annotated[float | None, typer.Option(help="Relative share of a lane, 0.001 to 1000; built in: 1.")]
 
 UnknownFields = Annotated[
     str | None,
-    typer.Option(metavar="POLICY", help="ignore or refuse: fields of its requests that the gateway does not know."),
+    typer.Option(
+        metavar="POLICY", help="Treatment of request fields that the gateway does not know: ignore or refuse."
+    ),
 ]
 
 
@@ -57,7 +59,7 @@ def set_tenant(
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
-    """Change what a tenant may do; options not given leave their values. For limits see `loralane limits`."""
+    """Change a tenant's settings; without an option its setting stays unchanged. For limits see `loralane limits`."""
     with _admin(url, key) as client:
         tenant = client.update(name, _fields(default_lane, highest_lane, adapter, weight, unknown_fields))
     show_messages(_tenant_table([tenant]), [tenant], False)
@@ -65,7 +67,7 @@ def set_tenant(
 
 @tenants.command("ls")
 def list_tenants(as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """List tenants."""
+    """List all tenants with their settings."""
     with _admin(url, key) as client:
         found = client.tenants()
     show_messages(_tenant_table(found), found, as_json)
@@ -73,7 +75,7 @@ def list_tenants(as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminK
 
 @tenants.command("show")
 def show_tenant(name: Name, as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """Show one tenant."""
+    """Show the settings of one tenant."""
     with _admin(url, key) as client:
         tenant = client.tenant(name)
     show_messages(_tenant_table([tenant]), [tenant], as_json)
@@ -81,7 +83,7 @@ def show_tenant(name: Name, as_json: AsJson = False, url: AdminUrl = LOCAL_URL, 
 
 @tenants.command("disable")
 def disable_tenant(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """Refuse a tenant's requests, from the next one on."""
+    """Disable a tenant: its requests are refused, from the next one on."""
     with _admin(url, key) as client:
         client.disable(name, enable=False)
     console.print(f"[green]{name}[/green] is disabled")
@@ -89,7 +91,7 @@ def disable_tenant(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_K
 
 @tenants.command("enable")
 def enable_tenant(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """Accept a tenant's requests again."""
+    """Enable a disabled tenant: its requests are accepted again."""
     with _admin(url, key) as client:
         client.disable(name, enable=True)
     console.print(f"[green]{name}[/green] is enabled")
@@ -97,7 +99,7 @@ def enable_tenant(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KE
 
 @tenants.command("delete")
 def delete_tenant(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """Delete a tenant with its keys and limits."""
+    """Delete a tenant with its API keys and limits."""
     with _admin(url, key) as client:
         count = client.delete(name)
     console.print(f"[green]{name}[/green] is deleted, with {count} keys")
@@ -106,23 +108,23 @@ def delete_tenant(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KE
 @keys.command("create")
 def create_key(
     tenant: Name,
-    label: Annotated[str, typer.Option(help="What it is used for.")] = "",
+    label: Annotated[str, typer.Option(help="Remark on the key, such as its use.")] = "",
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
-    """Create a key, which is printed only this once."""
+    """Create an API key for a tenant. It is printed only this once."""
     with _admin(url, key) as client:
         _print_once(client.create_key(tenant, label))
 
 
 @keys.command("ls")
 def list_keys(
-    tenant: Annotated[str, typer.Argument(help="Name of a tenant; without it, all of them.")] = "",
+    tenant: Annotated[str, typer.Argument(help="Name of a tenant; default: all tenants.")] = "",
     as_json: AsJson = False,
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
-    """List keys by their ids."""
+    """List the ids of API keys, with their tenants and labels."""
     with _admin(url, key) as client:
         found = client.keys(tenant)
     show_messages(_key_table(found), found, as_json)
@@ -131,32 +133,32 @@ def list_keys(
 @keys.command("rotate")
 def rotate_key(
     key_id: KeyId,
-    keep: Annotated[bool, typer.Option("--keep", help="Go on accepting the old one.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Do not disable the old key.")] = False,
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
-    """Replace a key: the old one is disabled unless --keep, and the new one is printed only this once."""
+    """Replace an API key: the new key is printed only this once, and the old one is disabled unless --keep is given."""
     with _admin(url, key) as client:
         _print_once(client.rotate(key_id, keep=keep))
 
 
 @keys.command("disable")
 def disable_key(key_id: KeyId, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """Refuse a key from the next request on."""
+    """Disable an API key: requests with it are refused, from the next one on."""
     with _admin(url, key) as client:
         console.print(f"[green]{client.disable_key(key_id, enable=False).id}[/green] is disabled")
 
 
 @keys.command("enable")
 def enable_key(key_id: KeyId, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """Accept a key again."""
+    """Enable a disabled API key."""
     with _admin(url, key) as client:
         console.print(f"[green]{client.disable_key(key_id, enable=True).id}[/green] is enabled")
 
 
 @keys.command("delete")
 def delete_key(key_id: KeyId, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """Delete a key."""
+    """Delete an API key."""
     with _admin(url, key) as client:
         client.delete_key(key_id)
     console.print(f"[green]{key_id}[/green] is deleted")
@@ -229,7 +231,7 @@ class TenantsClient(AdminClient):
         return self._stub.DisableTenant(pb.DisableTenantRequest(name=name, enable=enable), metadata=self._metadata)
 
     def delete(self, name: str) -> int:
-        """Delete a tenant and its keys. Returns the number of keys deleted."""
+        """Delete a tenant and its API keys on the gateway. Returns the number of keys deleted."""
         return self._stub.DeleteTenant(pb.DeleteTenantRequest(name=name), metadata=self._metadata).keys
 
     def create_key(self, tenant: str, label: str) -> pb.NewKey:

@@ -35,14 +35,14 @@ Line = Mapping[str, Any]
 
 
 def usage(
-    tenant: Annotated[str, typer.Option(help="Of one tenant.")] = "",
-    key_id: Annotated[str, typer.Option("--key-id", help="Of one key, by its id.")] = "",
-    adapter: Annotated[str, typer.Option(help="Of adapters by a pattern, as in 'support-*'; the base by name.")] = "",
-    lane: Annotated[str, typer.Option(help="interactive or batch.")] = "",
-    since: Annotated[str, typer.Option("--from", metavar="DAY", help="First day (UTC); default: of this month.")] = "",
-    until: Annotated[str, typer.Option("--to", metavar="DAY", help="Last day, included; default: today.")] = "",
+    tenant: Annotated[str, typer.Option(help="Only usage of this tenant.")] = "",
+    key_id: Annotated[str, typer.Option("--key-id", help="Only usage of the API key with this id.")] = "",
+    adapter: Annotated[str, typer.Option(help="Only these adapters (or the base model), as in 'support-*'.")] = "",
+    lane: Annotated[str, typer.Option(help="Only usage of this lane: interactive or batch.")] = "",
+    since: Annotated[str, typer.Option("--from", metavar="DAY", help="First day, UTC; default: the month's 1st.")] = "",
+    until: Annotated[str, typer.Option("--to", metavar="DAY", help="Last day (UTC), included; default: today.")] = "",
     group_by: Annotated[
-        str, typer.Option("--by", help=f"What to tell apart, of {','.join(DIMENSIONS)}; or none.")
+        str, typer.Option("--by", help=f"Columns to group by, of {','.join(DIMENSIONS)}; none: the total only.")
     ] = "tenant,adapter,lane",
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, without the total.")] = False,
     as_json: AsJson = False,
@@ -72,7 +72,8 @@ def usage(
 
 
 def usage_table(lines: Sequence[Line], total: Line, group_by: Sequence[str], currency: str) -> Table:
-    """Return a table with the total as its last row. Money columns without a total are left out."""
+    """Return a table with a row for each line and the total as its footer; with an empty `group_by`, the total is the
+    only row. Money columns without a total are left out."""
     columns = [*FIGURES, *(name for name in MONEY if total[name] is not None)]
     table = Table(box=None, show_footer=bool(group_by))
     for number, name in enumerate(group_by):
@@ -111,5 +112,5 @@ class UsageClient(AdminClient):
         self._stub = pb_grpc.UsageAdminStub(self._channel)
 
     def report(self, fields: Mapping[str, str]) -> pb.UsageReportResponse:
-        """Return a usage report. `fields` are the fields of UsageReportRequest."""
+        """Query a usage report from the gateway. `fields` are the fields of the message UsageReportRequest."""
         return self._stub.Report(pb.UsageReportRequest(**fields), metadata=self._metadata)

@@ -25,12 +25,13 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A port's certificate chain, its key and the CAs that it trusts: the contents of files that belong together."""
+    """The checked contents of a port's TLS files: certificate chain and key in PEM, CAs for clients, and a TLS context
+    with all of them."""
 
     chain: bytes
     key: bytes
     client_ca: bytes | None
-    """Certificate authorities in PEM. If set, clients must present a certificate that one of them has signed."""
+    """Certificate authorities in PEM. If not None, clients must present a certificate that one of them has signed."""
     context: ssl.SSLContext
 
     def for_grpc(self) -> grpc.ServerCertificateConfiguration:
@@ -45,14 +46,8 @@ class Certificate:
     """
 
     def __init__(self, config: TlsConfig, where: str) -> None:
-        """Read the files.
-
-        Args:
-            where: name of the configuration section, for error messages.
-
-        Raises:
-            ConfigError: a file is missing, cannot be read, has the wrong content, or does not match the others.
-        """
+        """Read the files. `where` is the configuration section, for error messages. Raises ConfigError if a file is
+        missing, cannot be read, has the wrong content, or does not match the others."""
         self._config, self._where = config, where
         self._stamp = _stamp(config)
         self._identity = read_identity(config, where)
@@ -65,7 +60,7 @@ class Certificate:
         return self._identity
 
     def for_http(self) -> ssl.SSLContext:
-        """Return a TLS context that switches each connection to the current identity's context in the handshake."""
+        """Return a TLS context for a server that, in each handshake, uses the files' current identity."""
         context = _context(self._config)
 
         def hand_on(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
@@ -78,7 +73,7 @@ class Certificate:
         shown = self._identity
 
         def renewed() -> grpc.ServerCertificateConfiguration | None:
-            """Return the new configuration. None means that nothing has changed since the last one that gRPC got."""
+            """Return the current configuration, or None if it has not changed since the last one that gRPC got."""
             nonlocal shown
             newest = self.current()
             if newest is shown:
@@ -98,7 +93,8 @@ class Certificate:
 
 
 def read_identity(config: TlsConfig, where: str) -> Identity:
-    """Read and check the files of a port. `where` is the configuration section. Raises ConfigError."""
+    """Read and check a port's TLS files. Raises ConfigError, naming `where`, the configuration section, and the
+    file."""
     chain = _pem(config.cert, f"{where}.cert", CERTIFICATE, "certificate")
     key = _pem(config.key, f"{where}.key", PRIVATE_KEY, "private key")
     if ENCRYPTED in key:
@@ -150,7 +146,7 @@ def _pem(file: Path, where: str, mark: bytes, what: str) -> bytes:
 
 
 def _stamp(config: TlsConfig) -> Stamp:
-    """Return the stamp of all files. A missing file is left out, so that its removal counts as a change."""
+    """Return the stamp of a port's TLS files, which changes when one of them changes or is removed."""
     files = [config.cert, config.key] + ([config.client_ca] if config.client_ca else [])
     return tuple(stamp for file in files if (stamp := _file_stamp(file)))
 

@@ -1,4 +1,4 @@
-"""Compares a new configuration with the running one, and tells which changes apply without a restart."""
+"""Compares a new configuration with the running one, and finds which changes apply without a restart."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ LIVE = ("adapters", "lanes", "limits", "tenants")
 
 
 def merge_live_sections(running: Config, read: Config) -> Config:
-    """Return `running` with the live sections of `read`. Raises ConfigError if the result contradicts itself."""
+    """Return a copy of `running` with the sections LIVE of `read`. Raises ConfigError if the result contradicts
+    itself."""
     return replace(running, **{name: getattr(read, name) for name in LIVE})
 
 
 def need_restart(running: Config, read: Config) -> list[str]:
-    """Return the names of sections that differ and are not live. Their values are left out: they may be secret."""
+    """Return the names of the sections that differ and are not in LIVE. Values are left out: they may be secret."""
     names = [section.name for section in fields(Config) if section.name not in LIVE]
     return [name for name in names if getattr(running, name) != getattr(read, name)]
 
 
 def changes(before: Config, after: Config) -> list[str]:
-    """Return a line for each value in the live sections that differs. Keys are shown by their ids."""
+    """Return a line, with the old and the new value, for each value in the sections LIVE that differs: `+` if it is
+    new, `-` if it is gone. API keys are shown by their ids."""
     old, new = _values(before), _values(after)
     lines = []
     for name in sorted(old.keys() | new.keys()):
@@ -42,8 +44,8 @@ def changes(before: Config, after: Config) -> list[str]:
 
 
 def leftovers(before: Config, after: Config) -> list[str]:
-    """Return a line for each adapter and tenant that `after` no longer names. They stay in force, because the file of
-    another gateway may still name them."""
+    """Return a line for each adapter and tenant that only `before` names. A reload does not remove them, because the
+    file of another gateway may still name them."""
     adapters = before.adapters.preload.keys() - after.adapters.preload.keys()
     tenants = before.tenants.keys() - after.tenants.keys()
     lines = [f"! adapters.preload.{name}: is served until it is unloaded" for name in sorted(adapters)]
@@ -64,7 +66,8 @@ def _flat(where: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _items(value: Any) -> Iterable[tuple[str, Any]] | None:
-    """Return the named parts of a dataclass or mapping; None means that the value has no named parts."""
+    """Return (name, value) for the fields of a dataclass or the items of a mapping, None for any other value. A
+    tenant's keys are given by their ids."""
     if isinstance(value, TenantConfig):
         own = [(name, item) for name, item in _fields(value.tenant) if name != "name"]
         return [*own, ("keys", [key_id(key) for key in value.keys])]

@@ -21,12 +21,9 @@ LIMITS = {
 
 
 def explain(config: Config, data_dir: Path, engine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield a topic and a sentence for each part of a configuration, and then each note, with the topic `note`.
-
-    Args:
-        data_dir: the data directory of the gateway.
-        engine: what the engine says of the machine, from `engine.model.explain`.
-    """
+    """Yield (topic, sentence) for each part of a configuration, and then (`note`, warning) for each risk of it.
+    `data_dir` is the gateway's data directory; `engine` is the engine's report on the machine, from
+    `engine.model.explain`."""
     yield from _engine(config, engine)
     lanes = (("interactive", config.lanes.interactive), ("batch", config.lanes.batch))
     yield from ((f"{name} lane", _lane(lane)) for name, lane in lanes)

@@ -27,21 +27,21 @@ class ConfigError(ValueError):
 
 
 class Problems:
-    """Collects what is wrong with a configuration, so that an operator learns all of it at once."""
+    """Collects the problems of a configuration, so that all of them can be reported at once."""
 
     def __init__(self) -> None:
         self._found: list[str] = []
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Note a ConfigError that is raised inside, and go on."""
+        """Context manager that records a ConfigError of the block, one problem for each line, and suppresses it."""
         try:
             yield
         except ConfigError as error:
             self._found += str(error).splitlines()
 
     def raise_all(self) -> None:
-        """Raise ConfigError with one problem per line, if any was noted."""
+        """Raise ConfigError with one recorded problem per line; do nothing if there are none."""
         if self._found:
             raise ConfigError("\n".join(dict.fromkeys(self._found)))
 
@@ -77,7 +77,8 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
 
 
 def as_mapping(value: Any, where: str) -> dict[str, Any]:
-    """Return a section as a mapping; one left empty in the file is an empty mapping. Raises ConfigError."""
+    """Return a section as a mapping; None, an empty section of the file, gives an empty one. Raises ConfigError, with
+    the place `where`, for any other value."""
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
@@ -87,7 +88,8 @@ def as_mapping(value: Any, where: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Unresolved:
-    """Placeholder for a string that references an environment variable which is not set."""
+    """Placeholder in a YAML document for a string that references an environment variable which is not set. `convert`
+    raises `problem` as a ConfigError."""
 
     problem: str
 
@@ -101,7 +103,8 @@ def _unresolved(value: Any) -> list[str]:
 
 
 def resolve(value: Any, env: Mapping[str, str], where: str = "") -> Any:
-    """Return `value` with every ${NAME} and ${NAME:-default} in its strings replaced from `env`.
+    """Return a copy of `value` with every ${NAME} and ${NAME:-default} in its strings replaced from `env`. `where` is
+    the place of the value in the file, for messages.
 
     If a variable is not set, a string inside a mapping or a list becomes `Unresolved`, which `convert` refuses; if
     `value` itself is the string, ConfigError is raised.
@@ -122,7 +125,7 @@ def resolve(value: Any, env: Mapping[str, str], where: str = "") -> Any:
 
 
 def _resolve_items(value: dict[str, Any] | list[Any], env: Mapping[str, str], where: str) -> Any:
-    """Resolve each item of a mapping or a list."""
+    """Resolve each item of a mapping or a list; one that references an unset variable becomes `Unresolved`."""
     found: dict[Any, Any] = {}
     is_list = isinstance(value, list)
     for key, item in enumerate(value) if isinstance(value, list) else value.items():
@@ -135,7 +138,7 @@ def _resolve_items(value: dict[str, Any] | list[Any], env: Mapping[str, str], wh
 
 
 def check_keys(given: Mapping[str, Any], known: list[str], where: str) -> None:
-    """Raise ConfigError if there are unknown keys; it names each of them with the nearest known key."""
+    """Raise ConfigError if keys of `given` are not `known`; the message names each, with the nearest known key."""
     problems = Problems()
     for key in given:
         if key not in known:
@@ -147,16 +150,14 @@ def check_keys(given: Mapping[str, Any], known: list[str], where: str) -> None:
 
 
 def build(cls: type[T], value: Any, where: str, base: Path, **given: Any) -> T:
-    """Build a dataclass from a mapping of its fields.
+    """Return an instance of the dataclass `cls`, whose fields a section of the file sets. Raises ConfigError, with all
+    problems, if a key is unknown or missing, or a value has a wrong type or is refused by the dataclass.
 
     Args:
-        value: the mapping from the file.
-        where: place of the mapping in the file, for messages.
+        value: the section, as a mapping of fields to values; None means an empty one.
+        where: place of the section in the file, for messages.
         base: the folder that relative paths start from.
         given: fields that the file may not set, with their values.
-
-    Raises:
-        ConfigError: a key is unknown or missing, or a value has a wrong type or is refused by the dataclass.
     """
     section = as_mapping(value, where)
     hints = get_type_hints(cls)
@@ -181,7 +182,8 @@ def build(cls: type[T], value: Any, where: str, base: Path, **given: Any) -> T:
 
 
 def read_each(section: Mapping[str, Any], read: Callable[[str, Any], T]) -> dict[str, T]:
-    """Apply `read` to every entry of a section. Raises ConfigError with the problems of all entries."""
+    """Return the results of `read(name, item)` for the entries of a section, by name. Raises ConfigError with the
+    problems of all entries."""
     problems, found = Problems(), {}
     for name, item in section.items():
         with problems.noting():
@@ -191,10 +193,9 @@ def read_each(section: Mapping[str, Any], read: Callable[[str, Any], T]) -> dict
 
 
 def convert(value: Any, kind: Any, where: str, base: Path) -> Any:
-    """Convert a value from the file to the type `kind`. Raises ConfigError.
-
-    Numbers and booleans may be strings, as they are when they come from a reference. Integers may also be written like
-    `100k`. Relative paths start from `base`.
+    """Convert a value from the file to the type `kind`, which may be a dataclass. Raises ConfigError, naming the place
+    `where`. Numbers and booleans may be strings, as they are when they come from a ${NAME}. Integers may also be
+    written like `100k`. Relative paths start from the folder `base`.
     """
     if isinstance(value, Unresolved):
         raise ConfigError(value.problem)
@@ -232,7 +233,7 @@ def convert(value: Any, kind: Any, where: str, base: Path) -> Any:
 
 
 def _section(kind: Any) -> type | None:
-    """Return the dataclass that `kind` is, also as `kind | None`; None means that `kind` is another type."""
+    """Return the dataclass D if the type `kind` is D or `D | None`, otherwise None."""
     kinds = [each for each in get_args(kind) if each is not NoneType] if get_origin(kind) is UnionType else [kind]
     return kinds[0] if len(kinds) == 1 and isinstance(kinds[0], type) and is_dataclass(kinds[0]) else None
 

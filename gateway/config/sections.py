@@ -55,7 +55,7 @@ def _url_prefix(value: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The base model."""
+    """The base model that is served."""
 
     source: str = "embedded"
     """A model folder, a GGUF file, a Hugging Face id, or `embedded`, the small model that comes with the package."""
@@ -75,9 +75,9 @@ class AdaptersConfig:
     preload: Mapping[str, Path] = field(default_factory=dict)
     """Adapters to load at start: PEFT folders by served name."""
     drain_seconds: float = 30.0
-    """How long running requests of an adapter that is unloaded may go on before they are aborted."""
+    """Seconds that running requests of an adapter that is unloaded have before they are aborted."""
     load_timeout_s: float = 300.0
-    """How long the engine may take to read an adapter."""
+    """Seconds that the engine may take to read an adapter."""
     hub: tuple[str, ...] = ()
     """Patterns of Hugging Face ids, such as `acme/*`, that may be fetched. If empty, the hub is never contacted."""
     urls: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class AdaptersConfig:
     cache: Path | None = None
     """Folder for fetched adapters. None means the folder `fetched` in the data directory."""
     fetch_timeout_s: float = 600.0
-    """How long the fetch of one adapter may take."""
+    """Seconds that the fetch of one adapter may take."""
     max_fetch_gb: float = 8.0
     """Maximum size of one fetched adapter, in GiB. Rank 256 on every projection of an 8B model takes 2.5 in bf16."""
 
@@ -99,7 +99,7 @@ class AdaptersConfig:
 
 @dataclass(frozen=True, slots=True)
 class LaneConfig:
-    """How many requests of a lane are admitted, and the lane's goals, in the same fields as in LaneGoals."""
+    """Capacity and latency goals of one lane. The fields of the goals are those of LaneGoals."""
 
     max_requests: int
     """Maximum number of answers of this lane in the gateway, waiting and running: a request with `n: 4` counts as four.
@@ -159,10 +159,10 @@ class LimitsConfig:
     requests get 503, and with `open` requests are not limited. A limit may override it in its own
     `when_redis_is_away`."""
     replicas: int = 1
-    """Number of gateways that share one Redis. While it is away, each grants an equal share of every limit."""
+    """Number of gateways that share one Redis. While Redis is away, each grants an equal share of every limit."""
     lease_seconds: float = 30.0
-    """Length of a request's lease, which is renewed while the request runs. When a gateway dies, its running requests
-    stop counting against the limits after this time."""
+    """Seconds after which a request's lease expires unless its gateway renews it. When a gateway dies, its running
+    requests stop counting against the limits after this time."""
 
     def __post_init__(self) -> None:
         _at_least(1, replicas=self.replicas, lease_seconds=self.lease_seconds)
@@ -176,7 +176,7 @@ class RedisConfig:
     cluster: bool = False
     """The server at `url` is a node of a Redis Cluster."""
     timeout_ms: float = 50.0
-    """Timeout of one call of the limiter."""
+    """Timeout of one call of the limiter, in milliseconds, while Redis is unavailable; 20 times as long otherwise."""
     key_prefix: str = "loralane:"
 
     def __post_init__(self) -> None:
@@ -195,7 +195,7 @@ class RedisConfig:
 
 @dataclass(frozen=True, slots=True)
 class BatchesConfig:
-    """Uploaded files, and the batch jobs that use them."""
+    """Limits and storage of uploaded files and of the batch jobs that use them."""
 
     storage: str = field(default="", repr=False)
     """Where file contents are stored: an fsspec URL, such as s3://bucket/loralane. Empty means a folder in the data
@@ -205,17 +205,17 @@ class BatchesConfig:
     max_lines: int = 50_000
     """Maximum number of lines of one job."""
     tenant_bytes: int = 10 * 2**30
-    """Maximum size of all files of one tenant. Files that jobs write count towards it, but are never refused."""
+    """Maximum bytes of all files of one tenant. Files that jobs write count towards it, but are never refused."""
     tenant_files: int = 10_000
     tenant_jobs: int = 100
     """Maximum number of open jobs of one tenant."""
     workers: bool = True
     """True means that this gateway works on jobs. If false, it accepts jobs and leaves the work to other gateways."""
     lease_s: float = 15.0
-    """Length of a lease on a piece of work, which a gateway renews while it works. When a gateway dies, other gateways
-    take over its work after this time."""
+    """Seconds after which a lease on a piece of work expires unless its gateway renews it. When a gateway dies, other
+    gateways take over its work after this time."""
     retention_days: float = 30.0
-    """How long the record of a job is kept after its end."""
+    """Days after its end at which the record of a job is deleted."""
     webhooks: Mapping[str, WebhookConfig] = field(default_factory=dict)
     """Webhook endpoints by tenant, which are notified when a batch has ended. They need the extra `webhooks`."""
 
@@ -238,10 +238,11 @@ class HttpConfig:
     """None means plain HTTP."""
     max_body_bytes: int = 8 * 2**20
     request_timeout_s: float = 600.0
-    """Maximum time from a request's arrival to its last token. A client may ask for less."""
+    """Maximum seconds from a request's arrival to its last token. A client may ask for less."""
     first_token_timeout_s: float = 120.0
     engine_wait_s: float = 60.0
-    """How long a request waits for the next engine process each time that the engine process ends; then it gets 503."""
+    """Seconds that a request waits for the next engine process each time that an engine process ends; then it gets
+    503."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may call the API, except for administration. A port of `*` matches any port."""
 
@@ -278,7 +279,7 @@ class AdminConfig:
     """HTTP port for the admin API, the console and /metrics, which `http.port` then no longer serves. 0 means any free
     port. None means that `http.port` serves them."""
     grpc_port: int | None = None
-    """gRPC port for the admin services, likewise. None means that `grpc.port` serves them."""
+    """gRPC port for the admin services, which `grpc.port` then no longer serves. 0 means any free port."""
     host: str = "127.0.0.1"
     """Host of `port` and `grpc_port`."""
     tls: TlsConfig | None = None

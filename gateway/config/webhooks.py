@@ -16,7 +16,7 @@ SECRET_BYTES = (24, 64)
 
 @dataclass(frozen=True, slots=True)
 class WebhookConfig:
-    """The webhook endpoint of one tenant."""
+    """The webhook endpoint of one tenant. Raises ValueError for an invalid event, URL or secret."""
 
     url: str = field(repr=False)
     secret: str = field(repr=False)
@@ -35,7 +35,7 @@ class WebhookConfig:
         self.key  # noqa: B018 - raises
 
     def _check_place(self) -> None:
-        """Check the URL, and the host if it is an address. Host names are not resolved here. Raises ValueError."""
+        """Check the URL and, if its host is an IP address, that requests may go there. Raises ValueError."""
         try:
             host = self.place.host
             if is_address(host):

@@ -77,11 +77,11 @@ reasons; for experiments, the file may set them in `engine.scheduling.advanced`.
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All sections of a configuration. Raises ConfigError if they contradict each other."""
+    """The complete, valid configuration: all sections of the file. Raises ConfigError if they contradict each other."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     engine: EngineConfig = field(default_factory=lambda: EngineConfig(model=""))
-    """The section `engine` alone. `engine_config` adds the values that other sections define."""
+    """The section `engine` of the file. `engine_config` adds the values that other sections define."""
     adapters: AdaptersConfig = field(default_factory=AdaptersConfig)
     lanes: LanesConfig = field(default_factory=LanesConfig)
     tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
@@ -114,16 +114,16 @@ class Config:
                     raise ConfigError(f"{section}.host: {host} would offer demo keys to others; use keys of your own")
 
     def _hosts(self) -> list[tuple[str, str]]:
-        """Return the sections that have listening ports, with their hosts."""
+        """Return (section, host) for each section that has listening ports."""
         hosts = [("http", self.http.host), ("grpc", self.grpc.host)]
         return hosts if self.admin.port is None else [*hosts, ("admin", self.admin.host)]
 
     def engine_config(self, folder: Path | None, state_dir: Path | None = None) -> EngineConfig:
-        """Return the complete configuration of the engine process.
+        """Return the complete configuration of the engine process: the section `engine`, with the lanes' goals.
 
         Args:
             folder: folder of the prepared model. None means that the model is still being prepared.
-            state_dir: where the engine may store what it learns about this machine. None means that it stores nothing.
+            state_dir: folder in which the engine stores what it learns about this machine. None means nowhere.
         """
         return replace(
             self.engine,
@@ -139,13 +139,11 @@ class Config:
 
 
 def load_config(path: Path | None, env: Mapping[str, str]) -> Config:
-    """Load the configuration from a file, or the demo's if `path` is None.
+    """Read and validate the configuration in a YAML file; return that of the demo if `path` is None. Raises
+    ConfigError, whose message names the place of each problem, one per line.
 
-    Values from `env` replace ${NAME} references; its REDIS_URL applies if the file has no redis.url. Relative paths in
-    the file start from its folder.
-
-    Raises:
-        ConfigError: the message names the place of each problem, and the values that are known there.
+    Variables of `env` replace ${NAME} references; REDIS_URL in `env` applies if the file has no redis.url. Relative
+    paths in the file start from the file's folder.
     """
     config = demo_config() if path is None else parse_config(read_yaml(path), env, path.resolve().parent)
     if config.redis.url or not env.get("REDIS_URL"):
@@ -154,8 +152,9 @@ def load_config(path: Path | None, env: Mapping[str, str]) -> Config:
 
 
 def parse_config(document: Mapping[str, Any], env: Mapping[str, str], base: Path) -> Config:
-    """Convert a YAML document to a `Config`. Raises ConfigError with all problems of the sections or, if there are
-    none, with the first contradiction between them."""
+    """Convert a parsed YAML document to a `Config`, with ${NAME} references replaced from `env` and relative paths from
+    the folder `base`. Raises ConfigError with all problems of the sections or, if there are none, with the first
+    contradiction between them."""
     problems, kinds = Problems(), get_type_hints(Config)
     sections: dict[str, Any] = {}
     with problems.noting():
@@ -181,7 +180,8 @@ def _engine(value: Any, env: Mapping[str, str], base: Path) -> EngineConfig:
 
 
 def _scheduling(value: Any, base: Path) -> dict[str, Any]:
-    """Return the section `engine.scheduling` with the settings of its part `advanced` beside the others."""
+    """Return the section `engine.scheduling` with the settings of its part `advanced` merged into it. Raises
+    ConfigError for unknown keys and for settings that are in the wrong one of the two places."""
     where = "engine.scheduling"
     section = dict(as_mapping(value, where))
     advanced = as_mapping(section.pop("advanced", None), f"{where}.advanced")
@@ -203,7 +203,7 @@ def _scheduling(value: Any, base: Path) -> dict[str, Any]:
 
 
 def demo_config() -> Config:
-    """Return the configuration that is used without a file. configs/demo.yaml spells it out."""
+    """Return the demo's configuration, which is used without a file. configs/demo.yaml is its YAML form."""
     acme = Tenant("acme", limits=Limits(1_000_000, 1_000_000_000))
     globex = Tenant("globex", limits=Limits(600, 200_000))
     return Config(
@@ -256,7 +256,7 @@ def _admin(value: Any, env: Mapping[str, str], base: Path) -> AdminConfig:
 
 
 def _check_secrets(batches: Any) -> None:
-    """Raise ConfigError if the file contains the secret of a webhook instead of a ${VARIABLE}."""
+    """Raise ConfigError if the section `batches` contains the secret of a webhook instead of a ${VARIABLE}."""
     endpoints = as_mapping(as_mapping(batches, "batches").get("webhooks"), "batches.webhooks")
     for tenant, endpoint in endpoints.items():
         where = f"batches.webhooks.{tenant}"
@@ -272,7 +272,8 @@ def _key_hashes(value: Any, env: Mapping[str, str], where: str) -> tuple[str, ..
 
 
 def _key_hash(text: Any, env: Mapping[str, str], where: str) -> str:
-    """Return the SHA-256, in hex, of a key that is given as a ${VARIABLE}, as a hash, or as one of the demo's keys."""
+    """Return the SHA-256, in hex, of an API key that the file gives as a ${VARIABLE}, as sha256:HEX, or as one of the
+    demo's keys. Raises ConfigError for any other text and for keys that are too short."""
     if isinstance(text, str) and (hashed := HASHED.fullmatch(text)):
         return hashed[1]
     if text not in DEMO_KEYS and not (isinstance(text, str) and FROM_ENVIRONMENT.fullmatch(text)):

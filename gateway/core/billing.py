@@ -25,13 +25,14 @@ LaneName = Literal["interactive", "batch"]
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Price of a million tokens of each kind, with the conditions that a usage row must meet for it to apply."""
+    """One entry of the price list: prices of a million tokens, and the conditions on the usage rows that it applies to.
+    Raises ValueError for a price that is negative, above MOST, or has more than six decimals."""
 
     prompt: Decimal
-    """Price of prompt tokens that were not found in the prefix cache."""
+    """Price of a million prompt tokens that were not found in the prefix cache, in the configured currency."""
     completion: Decimal
     cached: Decimal | None = None
-    """Price of prompt tokens found in the prefix cache. None means that they cost as much as other prompt tokens."""
+    """Price of a million prompt tokens found in the prefix cache. None means that they cost `prompt`."""
     lane: LaneName | None = None
     """The lane that this price applies to. None means both lanes."""
     adapter: str = "*"
@@ -53,7 +54,7 @@ class Price:
         return in_time and self.lane in (None, row.name.lane) and fnmatchcase(row.name.adapter, self.adapter)
 
     def price_tokens(self, counts: Counts) -> Decimal:
-        """Return the exact price of these token counts, in the configured currency."""
+        """Return the exact price of `counts`' prompt, cached and completion tokens, in the configured currency."""
         cached = self.prompt if self.cached is None else self.cached
         fresh_tokens = counts.prompt_tokens - counts.cached_tokens
         amount = fresh_tokens * self.prompt + counts.cached_tokens * cached + counts.completion_tokens * self.completion
@@ -62,11 +63,12 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class BillingConfig:
-    """Configuration of usage records: how long they are kept, and at what prices they are billed."""
+    """The configuration section `billing`: how long usage records are stored, and at what prices they are billed.
+    Raises ValueError for a value that is out of range."""
 
     currency: str = "USD"
     device_hour: Decimal = Decimal(0)
-    """Cost of one hour of the engine's device. 0 means that costs are not reported."""
+    """Cost of one hour of the engine's device, in `currency`. 0 means that costs are not reported."""
     prices: tuple[Price, ...] = ()
     """Prices, of which the first that fits a row applies. The last must fit every row. Without any price, amounts are
     not reported."""
@@ -83,18 +85,17 @@ class BillingConfig:
             raise ValueError(f"retention_days must be between 1 and 36500, not {self.retention_days}")
 
     def amount(self, row: UsageRow) -> Decimal | None:
-        """Return the price of a row's tokens. None means that no prices are configured."""
+        """Return the exact price of a row's tokens, in `currency`. None means that no prices are configured."""
         return price_for(self.prices, row).price_tokens(row.counts) if self.prices else None
 
     def cost(self, device_us: int) -> Decimal | None:
-        """Return the cost of device time, rounded to a billionth. None means that no `device_hour` is configured."""
+        """Return the cost of `device_us` microseconds of device time, in `currency`, rounded to a billionth. None means
+        that `device_hour` is 0."""
         return (device_us * self.device_hour / DEVICE_US_PER_HOUR).quantize(COST_PLACES) if self.device_hour else None
 
     def cost_per_million(self, counts: Counts) -> Decimal | None:
-        """Return the cost of a million tokens, prompt and completion alike, at this ratio of device time to tokens.
-
-        None means that no `device_hour` is configured or that there are no tokens.
-        """
+        """Return the average cost of a million tokens, prompt and completion alike, at the device time that `counts`
+        needed for its tokens, in `currency`, rounded to a billionth. None means no `device_hour` or no tokens."""
         if not (self.device_hour and counts.tokens):
             return None
         cost = counts.device_us * self.device_hour / DEVICE_US_PER_HOUR

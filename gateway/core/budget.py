@@ -39,7 +39,7 @@ Kind = Literal["requests", "tokens"]
 
 
 class Allowance(Struct, frozen=True):
-    """State of one limit, as reported to the caller."""
+    """State of one per-minute limit, in requests or tokens, as reported to clients in x-ratelimit headers."""
 
     limit: int
     remaining: int
@@ -48,7 +48,8 @@ class Allowance(Struct, frozen=True):
 
 
 class Meter(Struct, frozen=True):
-    """State of one per-minute limit of one scope at one instant."""
+    """State of one per-minute limit of one scope at one instant. `used` is in requests or tokens and may exceed
+    `limit` (debt). `shadow` means that a request that does not fit is counted as a miss but is not refused."""
 
     limit: int | None = None
     """Rate per minute and maximum burst. None means that this is neither limited nor counted."""
@@ -58,24 +59,28 @@ class Meter(Struct, frozen=True):
     """Policy of this limit while Redis is away. None means that the installation's default applies."""
 
     def drained(self, elapsed: int) -> Meter:
-        """Return the meter as it is `elapsed` microseconds later."""
+        """Return a copy whose use has drained at `limit` per minute for `elapsed` microseconds, at most to zero. A
+        negative `elapsed` counts as 0. Without a limit the use becomes zero."""
         if self.limit is None:
             return replace(self, used=0.0)
         return replace(self, used=max(0.0, self.used - float(max(0, elapsed)) * self.limit / MINUTE))
 
     def charged(self, amount: int) -> Meter:
-        """Return the meter with `amount` added to its use. A negative amount reduces the use, at most to zero."""
+        """Return a copy with `amount` requests or tokens added to its use; a negative amount reduces the use, at most
+        to zero. A meter without a limit is returned unchanged."""
         return self if self.limit is None else replace(self, used=max(0.0, self.used + amount))
 
     def fits(self, amount: int) -> bool:
         return self.limit is None or self.used + amount <= self.limit + SLACK
 
     def counts(self, amount: int) -> bool:
-        """Return whether an admitted request is charged to this meter. A meter in shadow is charged only if it fits."""
+        """Return whether an admitted request is charged to this meter: it has a limit and, if it is in shadow, `amount`
+        fits."""
         return self.limit is not None and (not self.shadow or self.fits(amount))
 
     def wait(self, amount: int) -> float | None:
-        """Return the seconds until `amount` fits if nothing else is charged. None means that it exceeds the limit."""
+        """Return the seconds until `amount` fits if nothing else is charged; 0 if it fits now or there is no limit.
+        None means that `amount` alone exceeds the limit, so that it never fits."""
         if self.limit is None:
             return 0.0
         return None if amount > self.limit else max(0.0, self.used + amount - self.limit) / self.limit * 60
@@ -91,8 +96,8 @@ class Meter(Struct, frozen=True):
 class CountMeter(Struct, frozen=True):
     """Limit and use of a count that does not drain with time: concurrent requests, or tokens used today.
 
-    A `limit` of None means no limit. `shadow` means that a miss is noted but does not refuse. `away` is the policy that
-    applies while Redis is away.
+    A `limit` of None means no limit. `shadow` means that a request that does not fit is counted as a miss but is not
+    refused. `away` is the policy that applies while Redis is unavailable.
     """
 
     limit: int | None = None
@@ -111,7 +116,8 @@ MeterOrCount = TypeVar("MeterOrCount", Meter, CountMeter)
 
 
 class Bucket(Struct, frozen=True):
-    """All counters of one scope, as of the time `at` in microseconds."""
+    """Limits and use of one scope as of the time `at`, in microseconds since 1970: requests and tokens per minute, the
+    number of running requests, and today's tokens."""
 
     requests: Meter
     tokens: Meter
@@ -133,7 +139,7 @@ class Bucket(Struct, frozen=True):
         return tuple(zip(LIMIT_NAMES, (self.requests, self.tokens, self.running, self.today), strict=True))
 
     def with_limits(self, limits: Limits) -> Bucket:
-        """Return a bucket with the same use and other limits."""
+        """Return a copy with the same use, whose limits, shadow flags and policies are those of `limits`."""
         pairs = zip(("requests", "tokens", "running", "today"), LIMIT_NAMES, strict=True)
         return replace(self, **{field: _limited(getattr(self, field), limits, name) for field, name in pairs})
 
@@ -143,14 +149,15 @@ class Bucket(Struct, frozen=True):
         return Bucket(self.requests.drained(elapsed), self.tokens.drained(elapsed), now, self.running, today)
 
     def misses(self, tokens: int) -> tuple[LimitName, ...]:
-        """Return the limits, including those in shadow, that one more request with this many tokens does not fit."""
+        """Return the names of the limits, including those in shadow, that one more request of `tokens` tokens would
+        exceed."""
         return tuple(name for name, meter in self.meters() if not meter.fits(_amount(name, tokens)))
 
     def admits(self, tokens: int) -> bool:
         return all(meter.shadow or meter.fits(_amount(name, tokens)) for name, meter in self.meters())
 
     def charge(self, tokens: int) -> BucketCharge:
-        """Return what admitting a request with this many tokens charges to this bucket."""
+        """Return the amounts that admitting a request of `tokens` tokens would charge; the bucket stays unchanged."""
         return BucketCharge(
             1 if self.requests.counts(1) else None,
             tokens if self.tokens.counts(tokens) else None,
@@ -159,8 +166,8 @@ class Bucket(Struct, frozen=True):
         )
 
     def has_headroom(self, tokens: int, share: float) -> bool:
-        """Return whether one more request with this many tokens keeps the use of every limit that is not in shadow
-        within `share` of that limit."""
+        """Return whether the use of every limit, except those in shadow, would be at most `share` (0 to 1) of the limit
+        after one more request of `tokens` tokens."""
         return all(
             meter.limit is None or meter.shadow or meter.used + _amount(name, tokens) <= meter.limit * share
             for name, meter in self.meters()
@@ -183,17 +190,18 @@ def _limited(meter: MeterOrCount, limits: Limits, name: LimitName) -> MeterOrCou
 
 
 def _amount(name: LimitName, tokens: int) -> int:
-    """Return what one request with this many tokens charges to a limit: its tokens, or 1 for limits on requests."""
+    """Return the amount that one request charges to a limit: `tokens` for a limit on tokens, 1 for one on requests."""
     return tokens if name.startswith("tokens") else 1
 
 
 class BucketCharge(Struct, frozen=True):
     """Amounts that one reservation charged to one bucket. None means that the meter was not charged: it has no limit,
-    or the limit is in shadow and would have refused the request."""
+    or the limit is in shadow and would have refused the request. The slot of the running request is not listed."""
 
     requests: int | None
     tokens: int | None
     today: int
+    """Tokens added to the day's count."""
     day: int
     """Day of the charge, counted from 1970. Once that day is over, settling no longer corrects `today`."""
 
@@ -202,17 +210,18 @@ class BucketCharge(Struct, frozen=True):
 
 
 class Decision(Struct, frozen=True):
-    """Outcome of one reservation. The tuples have one entry for each bucket."""
+    """Outcome of `reserve`. The tuples have one entry for each bucket, in the order in which `reserve` got them."""
 
     admitted: bool
     buckets: tuple[Bucket, ...]
-    """The buckets as of now, charged if the reservation was admitted."""
+    """The buckets as of the reservation's `now`, charged if the reservation was admitted."""
     charges: tuple[BucketCharge, ...]
     """The charge on each bucket; empty if the reservation was refused."""
     misses: tuple[tuple[LimitName, ...], ...]
     """Limits of each bucket that the reservation did not fit, whether enforced or in shadow."""
     tokens: int
-    """The tokens that were asked for; where they were a guess, the guess after it was cut to the smallest bucket."""
+    """Tokens that the reservation was for: those requested or, if they were a guess, the guess after `reserve` cut it
+    to the smallest token limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +230,7 @@ class LimitRefusal:
 
     name: LimitName
     scope: int
-    """Index of the bucket that refused."""
+    """Index of the refusing bucket in the sequence that `explain_refusal` got."""
     limit: int
     wait: float | None
     """Seconds until the reservation can fit. None means that waiting does not help."""
@@ -232,14 +241,15 @@ class LimitRefusal:
 
 
 def reserve(buckets: Sequence[Bucket], tokens: int, now: int, least: int | None = None) -> Decision:
-    """Charge one request and `tokens` tokens to every bucket, or to none if any bucket refuses.
+    """Compute a reservation: drain the buckets to `now`, then charge one request and `tokens` tokens to every bucket,
+    or to none if an enforced limit of any bucket refuses. The given buckets stay unchanged; the result has new ones.
 
     Args:
         buckets: the buckets of the scopes that the request belongs to.
         tokens: tokens to reserve.
-        now: the current time in microseconds.
-        least: a value means that `tokens` is a guess, which is cut to the smallest limit but never below `least`. None
-            means that `tokens` is not a guess.
+        now: the current time in microseconds since 1970.
+        least: a value means that `tokens` is a guess, which is cut to the smallest enforced token limit but not below
+            `least`. None means that `tokens` is not a guess.
     """
     current = tuple(bucket.drained(now) for bucket in buckets)
     tokens = tokens if least is None else max(least, int(min(tokens, _smallest(current))))
@@ -258,15 +268,11 @@ def _smallest(buckets: Sequence[Bucket]) -> float:
 
 
 def settle(bucket: Bucket, charge: BucketCharge, requests: int, tokens: int, now: int) -> Bucket:
-    """Correct a reservation's charge on one bucket to what was really used, and end its concurrent request. Returns the
-    bucket as of `now`.
+    """Return a copy of `bucket`, drained to `now` (microseconds since 1970), with a reservation's charge corrected to
+    the `requests` and `tokens` that were really used and with one running request fewer.
 
-    A meter per minute that the reservation did not charge stays uncharged, so that settling creates no debt on it.
+    A per-minute meter that the reservation did not charge stays uncharged, so that settling creates no debt on it.
     Today's tokens are corrected only if the charge was made today.
-
-    Args:
-        requests, tokens: what was really used.
-        now: time in microseconds.
     """
     today = tokens - charge.today if now // DAY == charge.day else 0
     return bucket.drained(now).charged(
@@ -279,7 +285,8 @@ def _correction(charged: int | None, actual: int) -> int:
 
 
 def explain_refusal(buckets: Sequence[Bucket], tokens: int) -> LimitRefusal:
-    """Return the refusal with the longest wait, given the buckets of a refused reservation as `reserve` left them."""
+    """Return the enforced limit with the longest wait (None being the longest) among those that a refused reservation
+    does not fit. `buckets` and `tokens` are those of the refused `Decision`."""
     refusals = [
         LimitRefusal(name, scope, meter.limit, _wait(meter, name, tokens))
         for scope, bucket in enumerate(buckets)
@@ -290,8 +297,8 @@ def explain_refusal(buckets: Sequence[Bucket], tokens: int) -> LimitRefusal:
 
 
 def _wait(meter: Meter | CountMeter, name: LimitName, tokens: int) -> float | None:
-    """Return the seconds to wait for a limit. None means that waiting does not help; it is also returned for a spent
-    daily limit, so that clients do not retry for hours."""
+    """Return the seconds until a request of `tokens` tokens can fit a limit; SLOT_WAIT for concurrent requests. None
+    means that waiting does not help; it is also returned for a daily limit, so that clients do not retry for hours."""
     if isinstance(meter, Meter):
         return meter.wait(_amount(name, tokens))
     return SLOT_WAIT if name == "concurrent_requests" else None

@@ -41,6 +41,7 @@ class FaultRow:
     grpc_status: str
     """Name of a member of `grpc.StatusCode`."""
     type: str
+    """`error.type` of the JSON body. `code` is `error.code` of the same body."""
     code: str | None
     should_retry: bool | None = None
     """Value of the x-should-retry header, sent where a client's guess from the status alone would be wrong. None means
@@ -48,7 +49,7 @@ class FaultRow:
 
 
 class Fault(Enum):
-    """The error table. A member's name says what happened; its `row` says how that is sent."""
+    """The error table. A member's name says what happened; its `row` is the representation sent to callers."""
 
     row: FaultRow
 
@@ -101,9 +102,9 @@ class ApiError(Exception):
     fault: Fault
     message: str
     param: str | None = None
-    """The request field that caused the error."""
+    """The request field that caused the error. None means that no single field did."""
     retry_after: float | None = None
-    """Seconds until the same request can succeed."""
+    """Seconds until the same request can succeed. None means that this is unknown or that a retry does not help."""
     limit_kind: Literal["requests", "tokens"] | None = None
     """Kind of limit that refused the request, set for RATE_LIMIT_EXCEEDED; it replaces the error's type."""
     extra_headers: Mapping[str, str] = field(default_factory=dict)
@@ -116,7 +117,7 @@ class ApiError(Exception):
 
     @property
     def reason(self) -> str:
-        """The message for logs, with the cause appended. Callers do not receive the cause."""
+        """The message for logs, followed by the exception's `__cause__`, if any. Callers do not receive the cause."""
         return f"{self.message}: {self.__cause__}" if self.__cause__ else self.message
 
     @property
@@ -140,13 +141,13 @@ class ApiError(Exception):
         return self.fault.row.should_retry
 
     def body(self) -> dict[str, Any]:
-        """Return the JSON body that OpenAI clients parse."""
+        """Return the JSON body that OpenAI clients parse: `error` with its message, type, param and code."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": error}
 
     def headers(self) -> dict[str, str]:
-        """Return the response headers, with lower-case names. Waits are rounded up, so that a client that waits this
-        long waits long enough."""
+        """Return the response headers, with lower-case names: `extra_headers`; if `retry_after` is set, retry-after in
+        seconds and retry-after-ms, rounded up to at least 1; and x-should-retry if the fault has it."""
         headers = dict(self.extra_headers)
         if self.retry_after is not None:
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
@@ -165,10 +166,10 @@ def unsupported_parameter(param: str, why: str = "is not supported") -> ApiError
 
 
 def context_length_exceeded(num_tokens: int, max_tokens: int, param: str = "messages") -> ApiError:
-    """Return the error for a request that exceeds the context length.
+    """Return the error for a request that needs `num_tokens` tokens where the model's context holds `max_tokens`.
 
     The first half of the message is the wording of OpenAI and vLLM, by which litellm and other clients tell this error
-    from any other 400.
+    from any other 400. `param` is the request field to blame.
     """
     message = f"This model's maximum context length is {max_tokens} tokens, and the request needs {num_tokens}"
     return ApiError(Fault.CONTEXT_LENGTH_EXCEEDED, message, param)
@@ -216,10 +217,11 @@ def request_too_large(max_bytes: int) -> ApiError:
 
 
 def unavailable(fault: Fault, message: str, retry_after: float = 1.0) -> ApiError:
-    """Return one of the 503 errors: shared capacity is lacking, and a retry after `retry_after` seconds may succeed."""
+    """Return a 503 error, whose `fault` the caller chooses: a retry after `retry_after` seconds may succeed."""
     return ApiError(fault, message, retry_after=retry_after)
 
 
 def internal(request_id: str) -> ApiError:
-    """Return the error for a bug in the gateway. It has no details; the log has them under the same request id."""
+    """Return the INTERNAL error for a bug in the gateway. Its message has only the request id, under which the log has
+    the details."""
     return ApiError(Fault.INTERNAL, f"internal error; request id {request_id}")

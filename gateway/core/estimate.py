@@ -10,23 +10,24 @@ FIRST_GUESS = 1024.0
 
 
 class OutputAverages:
-    """Moving averages of answer lengths in tokens, one for each pair of tenant and adapter.
+    """Exponential moving averages of answer lengths in tokens, one for each pair of tenant and adapter.
 
     They are separate for each tenant so that what a tenant has to reserve reveals nothing about other tenants' answers.
-    The engine uses the same figures.
+    The gateway reserves tokens by them and sends them to the engine with each request.
     """
 
     def __init__(self) -> None:
         self._means: dict[tuple[str, str | None], float] = {}
 
     def average(self, tenant: str, adapter: str | None) -> float:
-        """Return the average output tokens of an answer, or `FIRST_GUESS` before the first answer.
+        """Return the average output tokens of a tenant's answers from an adapter, or FIRST_GUESS before the first one.
 
         An `adapter` of None means the base model.
         """
         return self._means.get((tenant, adapter), FIRST_GUESS)
 
     def add(self, tenant: str, adapter: str | None, tokens: float) -> None:
-        """Add the length of an answer that ended by itself to its average."""
+        """Update the average of a tenant and an adapter with the length, in tokens, of an answer that ended by itself.
+        The first answer becomes the average."""
         mean = self._means.get((tenant, adapter), tokens)
         self._means[tenant, adapter] = mean + WEIGHT * (tokens - mean)

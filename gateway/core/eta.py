@@ -4,10 +4,8 @@ device that batch work gets.
 The work ahead of a job's end consists of its own lines, the lines of its tenant's jobs that are due sooner, and the
 lines of other tenants' jobs that are more urgent. Equally urgent jobs of other tenants take turns with it. A line is
 assumed to need the average device time of the finished lines of its job; if its job has none, the average of the job
-whose end is estimated; if that has none either, the average of all jobs.
-
-Token costs as the engine learns them were tried first. They cover only some twenty steps, so that on a busy machine one
-job's estimate was 500 s and 6,000 s within a minute, and they require the lengths of the lines as well.
+whose end is estimated; if that has none either, the average of all jobs. Token costs that the engine learns are not
+used: they cover some twenty steps, so that one job's estimate was 500 s and 6,000 s within a minute.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from statistics import fmean
 
 @dataclass(frozen=True, slots=True)
 class OpenJob:
-    """Remaining work of an unfinished batch job."""
+    """Snapshot of an unfinished batch job's remaining work, as input of an estimate."""
 
     id: str
     tenant: str
@@ -43,21 +41,19 @@ class BatchSpeed:
     """Current speed of batch work."""
 
     share: float
-    """Recent share of the device's time that batch work got."""
+    """Recent share of the device's time that batch work got, from 0 to 1."""
     running: int = 0
     """Number of lines that the engine is running. They are assumed to be half done on average."""
 
 
 def urgency(seconds_left: float) -> int:
-    """Return the urgency class of a job with this much of its window left; the lowest class goes first.
-
-    Jobs whose remaining windows lie between the same powers of two are equally urgent.
-    """
+    """Return the urgency class of a job with `seconds_left` seconds of its completion window left: the logarithm to
+    base 2, rounded down. Jobs of a lower class run first; jobs of the same class are equally urgent."""
     return int(log2(max(1.0, seconds_left)))
 
 
 def eta_seconds(job: OpenJob, others: Collection[OpenJob], speed: BatchSpeed) -> float | None:
-    """Return the estimated seconds until the last line of `job` has ended.
+    """Return the estimated seconds until the last line of `job` has ended. `others` are all other open jobs.
 
     None means that no estimate is possible: no line of any job has ended, or batch work gets no device time.
     """

@@ -22,7 +22,7 @@ MEMORY = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """State of the batch lane as seen by one gateway. All counts are in lines."""
+    """Snapshot of the batch lane as one gateway sees it. All counts are lines of batch jobs."""
 
     running: int = 0
     """Lines of all gateways that ran in the engine at the last poll."""
@@ -33,7 +33,7 @@ class Flow:
     begun: int = 0
     """Lines of this gateway that the engine has begun to run."""
     rate: float = 0.0
-    """Lines of this gateway that end per second."""
+    """Lines of this gateway that end per second, as a moving average over polls."""
 
     @property
     def target(self) -> int:
@@ -50,13 +50,13 @@ class Flow:
         return max(0, min(wanted, most - self.waiting - self.begun))
 
     def after_poll(self, running: int, waiting: int, ended: int, seconds: float) -> Flow:
-        """Return the state after a poll of the engine.
+        """Return a copy with the counts that a poll of the engine reported and with the rate updated.
 
         Args:
             running: lines of all gateways that run in the batch lane.
             waiting: lines of all gateways that wait in the batch lane.
             ended: lines of this gateway that ended since the last poll.
-            seconds: time since the last poll.
+            seconds: time since the last poll. The rate stays unchanged if it is not positive.
         """
         rate = MEMORY * self.rate + (1 - MEMORY) * ended / seconds if seconds > 0 else self.rate
         return replace(self, running=running, others=max(0, waiting - self.waiting), rate=rate)

@@ -15,25 +15,18 @@ LANE_OF_TIER: Mapping[str | None, Lane | None] = MappingProxyType(
 TIER_OF_LANE: Mapping[Lane, str] = MappingProxyType({Lane.INTERACTIVE: "priority", Lane.BATCH: "flex"})
 
 DEFAULT_TIER = "default"
-"""The tier of an answer to a request that asked for no lane."""
+"""Value of `service_tier` in an answer whose request asked for no lane."""
 
 
 def answer_tier(asked: Lane | None, effective: Lane) -> str:
-    """Return the tier that an answer names.
-
-    Args:
-        asked: the lane that the request asked for; None means that it left the choice to the tenant's default.
-        effective: the lane that served it.
-    """
+    """Return the value of an answer's `service_tier`: DEFAULT_TIER if the request asked for no lane (`asked` is None),
+    otherwise the tier of `effective`, the lane that served the request."""
     return DEFAULT_TIER if asked is None else TIER_OF_LANE[effective]
 
 
 def requested_lane(service_tier: str | None) -> Lane | None:
-    """Return the lane that a service tier asks for. None means the tenant's default lane.
-
-    Raises:
-        ApiError: INVALID_REQUEST, no such tier.
-    """
+    """Return the lane that a request's `service_tier` asks for. None, for the tiers auto, default and scale and for no
+    tier, means the tenant's default lane. Raises ApiError: INVALID_REQUEST, for an unknown tier."""
     if service_tier not in LANE_OF_TIER:
         names = ", ".join(sorted(tier for tier in LANE_OF_TIER if tier))
         raise invalid_request(f"service_tier must be one of {names}, not {service_tier!r}", "service_tier")
@@ -41,5 +34,5 @@ def requested_lane(service_tier: str | None) -> Lane | None:
 
 
 def lane_name(lane: Lane) -> str:
-    """Return the lane's name as it appears in headers, metrics and logs."""
+    """Return the lane's name in lower case, as it appears in headers, metrics and logs."""
     return lane.name.lower()

@@ -23,12 +23,13 @@ ScopeKind = Literal["tenant", "key", "adapter"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one scope. None means no limit."""
+    """Limits of one scope; None means no limit. Raises ValueError for a limit that is not from 1 to MAX_LIMIT, and for
+    an unknown name or policy."""
 
     requests_per_minute: int | None = None
-    """Rate of a token bucket that holds one minute's worth."""
+    """Refill rate and capacity of a token bucket: a burst of one minute's requests is allowed."""
     tokens_per_minute: int | None = None
-    """Rate of a token bucket that holds one minute's worth."""
+    """Refill rate and capacity of a token bucket: a burst of one minute's tokens is allowed."""
     concurrent_requests: int | None = None
     tokens_per_day: int | None = None
     """Maximum tokens in a calendar day, in UTC."""
@@ -55,11 +56,8 @@ class Limits:
         return value
 
     def changed(self, changes: Mapping[str, Any]) -> Limits:
-        """Return the limits with the named fields changed. A value of None lifts a limit.
-
-        Raises:
-            ValueError: a field is unknown, or a value is not valid.
-        """
+        """Return a copy in which the fields named by the keys of `changes` have the new values. None lifts a limit.
+        Raises ValueError for an unknown field or an invalid value."""
         values = self.values()
         unknown = [name for name in changes if name not in values]
         if unknown:
@@ -70,9 +68,7 @@ class Limits:
 
     def policies(self, default: Policy) -> frozenset[Policy]:
         """Return the policies that the enforced limits (set and not in shadow) follow while Redis is unavailable.
-
-        `default` is the policy of limits that name none.
-        """
+        Limits without a policy of their own follow `default`."""
         enforced = [name for name in LIMIT_NAMES if self.value(name) is not None and name not in self.shadow]
         return frozenset(self.when_redis_is_away.get(name, default) for name in enforced)
 
@@ -86,11 +82,11 @@ class Limits:
         return self.changed(shares)
 
     def values(self) -> dict[str, Any]:
-        """Return all fields by name."""
+        """Return the values of all fields by field name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def set_values(self) -> dict[str, Any]:
-        """Return the fields that are set, by name."""
+        """Return the values of the fields that are neither None nor empty, by field name."""
         return {name: value for name, value in self.values().items() if value not in (None, (), {})}
 
 
@@ -98,7 +94,7 @@ NO_LIMITS = Limits()
 
 
 def _share(limit: int | None, replicas: int) -> int | None:
-    """Return one replica's share of a limit, at least 1."""
+    """Return one replica's share of a limit: the quotient, rounded down, but at least 1. None stays None."""
     return None if limit is None else max(1, limit // replicas)
 
 
@@ -132,7 +128,8 @@ class Scope:
 
     @property
     def each(self) -> Scope | None:
-        """The scope whose limits apply if this scope has no limits of its own. None for a tenant's own scope."""
+        """Scope of each key or each adapter of the tenant, whose limits apply if this scope has none of its own. None
+        for a tenant's own scope."""
         if self.key:
             return Scope(self.tenant, key=EACH)
         return Scope(self.tenant, adapter=EACH) if self.adapter else None
@@ -147,7 +144,7 @@ class Scope:
 
 
 def scope_named(tenant: str, name: str) -> Scope:
-    """Return the scope of a tenant with the given name; the inverse of `Scope.name`."""
+    """Return the scope of a tenant that has this `Scope.name`: `tenant`, `key:ID` or `adapter:NAME`."""
     kind, _, member = name.partition(":")
     if kind == "tenant":
         return Scope(tenant)

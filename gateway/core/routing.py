@@ -22,7 +22,7 @@ class ModelQuery(Struct, frozen=True):
 
 
 class Catalog(Struct, frozen=True):
-    """The model names that are valid at this moment."""
+    """Snapshot of the model names that are valid when a request is resolved."""
 
     bases: tuple[str, ...]
     """Names of the base model, the canonical one first."""
@@ -38,7 +38,7 @@ class Catalog(Struct, frozen=True):
         return tenant.may_use(adapter) and tenant.name in self.tenants.get(adapter, (tenant.name,))
 
     def adapter(self, name: str) -> str | None:
-        """Return the adapter with this name or alias. None means that there is none."""
+        """Return the name of the adapter that has this name or alias. None means that there is no such adapter."""
         name = self.aliases.get(name, name)
         return name if name in self.adapters else None
 
@@ -47,8 +47,8 @@ def resolve(query: ModelQuery, catalog: Catalog, tenant: Tenant) -> str | None:
     """Return the name of the adapter that serves a request. None means the base model.
 
     Raises:
-        ApiError: MODEL_NOT_FOUND, a name is unknown or not this tenant's; INVALID_REQUEST, two names contradict
-            each other.
+        ApiError: MODEL_NOT_FOUND, a name is unknown or not permitted to this tenant; INVALID_REQUEST, two fields name
+            different adapters.
     """
     adapter = _from_model(query.model, catalog, tenant)
     for param in ("adapter_id", "lora_path"):
@@ -75,10 +75,8 @@ def _from_model(model: str, catalog: Catalog, tenant: Tenant) -> str | None:
 
 
 def _permitted(name: str, asked: str, catalog: Catalog, tenant: Tenant) -> str:
-    """Return the adapter behind a name, if the tenant may use it.
-
-    `asked` is the name as the request spelled it. Raises ApiError: MODEL_NOT_FOUND.
-    """
+    """Return the name of the adapter with this name or alias, if the tenant may use it. Raises ApiError:
+    MODEL_NOT_FOUND, whose message quotes `asked`, the name as the request spelled it."""
     adapter = catalog.adapter(name)
     if adapter is None or not catalog.permits(tenant, adapter):
         raise model_not_found(asked)

@@ -1,10 +1,9 @@
 """Checks of URLs and addresses that a caller named, before the gateway sends a request there.
 
-A server that fetches URLs for its callers can be made to talk to its own network (server-side request forgery): to a
-database on loopback, or to a cloud's metadata service, which returns the machine's credentials. Checking the URL alone
-is not enough, because its host may resolve to any address, and to a different one next time. Therefore this module
-checks the URL and every address that its host resolves to, and the code that connects uses a checked address
-(`gateway.batches.webhooks.network`).
+A server that fetches URLs for its callers can be made to talk to its own network (server-side request forgery), such as
+a cloud's metadata service, which returns the machine's credentials. A host may resolve to any address, and to another
+one next time. Therefore this module checks the URL and every address that its host resolves to, and the code that
+connects (`gateway.batches.webhooks.network`) uses a checked address.
 """
 
 from __future__ import annotations
@@ -70,7 +69,8 @@ class SafeUrl:
 
 
 def parse_url(text: str, *, plain: bool = False) -> SafeUrl:
-    """Parse and check a URL. `plain` also allows http://. Raises UnsafeUrl."""
+    """Parse a URL and check its syntax, without resolving its host. `plain` allows http:// besides https://. Raises
+    UnsafeUrl if the URL is malformed, too long, of another scheme, or has a user, a password or a fragment."""
     if len(text) > MAX_URL_CHARS or UNFIT.search(text):
         raise UnsafeUrl(f"a URL has at most {MAX_URL_CHARS} characters, and no spaces or backslashes")
     try:
@@ -86,7 +86,7 @@ def parse_url(text: str, *, plain: bool = False) -> SafeUrl:
 
 
 def check_addresses(host: str, found: Sequence[str], *, inner: bool = False) -> list[Address]:
-    """Return the addresses that a host resolves to, if requests may go to every one of them.
+    """Parse and return the addresses that a host was resolved to, if requests may go to every one of them.
 
     A single address that is not allowed is enough to refuse the host, because no honest host has such a mixture.
 
@@ -110,7 +110,8 @@ def check_addresses(host: str, found: Sequence[str], *, inner: bool = False) -> 
 
 
 def is_fit(address: Address, *, inner: bool = False) -> bool:
-    """Return whether requests may go to an address. `inner` also allows this machine and private networks."""
+    """Return whether requests may go to an address: a public one or, with `inner`, this machine or a private network.
+    Addresses of cloud metadata services are never allowed. IPv4 addresses embedded in IPv6 are checked as IPv4."""
     address = _unwrapped(address)
     if address in METADATA:
         return False
@@ -154,7 +155,7 @@ def _parsed(host: str, text: str) -> Address:
 
 
 def _place(parts: SplitResult) -> tuple[str, int]:
-    """Return the host and port of a URL. Raises UnsafeUrl."""
+    """Return the host in lower case and the port of a URL, by default that of its scheme. Raises UnsafeUrl."""
     found = AUTHORITY.fullmatch(parts.netloc.lower())
     port = int(found["port"] or DEFAULT_PORTS[parts.scheme]) if found else 0
     if not found or not 0 < port <= MAX_PORT:
@@ -169,11 +170,8 @@ ORIGIN = re.compile(r"https?://(?P<host>[a-z0-9]([a-z0-9.-]*[a-z0-9])?|\[[0-9a-f
 
 
 def check_origin(value: str) -> None:
-    """Check one configured origin.
-
-    Raises:
-        ValueError: browsers never send an origin like this, so it would allow nothing.
-    """
+    """Check one configured origin. Raises ValueError if it is neither `*` nor an origin in the form that browsers send,
+    so that it would allow nothing."""
     if value != ANY and not ORIGIN.fullmatch(value):
         raise ValueError(
             f"cors_origins must hold origins such as https://chat.example.com or http://localhost:*, in lower case and "
@@ -182,11 +180,7 @@ def check_origin(value: str) -> None:
 
 
 def check_origins(values: Sequence[str]) -> None:
-    """Check the configured origins.
-
-    Raises:
-        ValueError: one of them is not a valid origin, or `*` stands beside other origins.
-    """
+    """Check the configured origins. Raises ValueError if one of them is not valid, or `*` stands beside others."""
     for value in values:
         check_origin(value)
     if ANY in values and len(values) > 1:
@@ -194,7 +188,8 @@ def check_origins(values: Sequence[str]) -> None:
 
 
 def origin_pattern(values: Sequence[str]) -> str:
-    """Return a regular expression that fully matches the allowed origins. A port of `*` matches any port, or none."""
+    """Return a regular expression whose full match is one of the allowed origins. A port of `*` matches any port or
+    none. `*` alone is not a wildcard here: the caller must handle it."""
     return "|".join(_pattern(value) for value in values)
 
 

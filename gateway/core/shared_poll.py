@@ -13,7 +13,8 @@ SHARED_POLL_SECONDS = 1.0
 
 
 class SharedPoll(Generic[T]):
-    """Calls `look` at most once in `seconds` for all callers together: a hundred open consoles cost as much as one."""
+    """Cache of the result of `look`, which is called at most once in `seconds` for all callers of `get` together,
+    except after a failure or a `forget`. `clock` returns monotonic seconds."""
 
     def __init__(
         self,
@@ -28,7 +29,8 @@ class SharedPoll(Generic[T]):
         self._seen: asyncio.Future[T] | None = None
 
     async def get(self) -> T:
-        """Return the result of a `look` that began at most `seconds` ago. Exceptions are passed on and not cached."""
+        """Return the result of a call of `look` that began at most `seconds` ago; start a call if there is none. An
+        exception of `look` is raised to all waiting callers and not cached. Cancelling `get` does not cancel `look`."""
         if self._seen is None or self._clock() >= self._until:
             self._seen = asyncio.ensure_future(self._look())
             self._until = self._clock() + self._seconds

@@ -23,7 +23,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One customer of this installation."""
+    """Settings of one customer of this installation. Raises ValueError for an invalid name, lane or weight."""
 
     name: str
     default_lane: Lane = Lane.INTERACTIVE
@@ -57,8 +57,8 @@ class Tenant:
         return any(fnmatchcase(adapter, pattern) for pattern in self.adapters)
 
     def effective_lane(self, asked: Lane | None) -> Lane:
-        """Return the lane that serves a request: the lane it asks for or, for None, the default, clamped to
-        `highest_lane`."""
+        """Return the lane that serves a request of this tenant: `asked` or, if None, `default_lane`; but `highest_lane`
+        if that lane is higher than the tenant may use."""
         return max(self.default_lane if asked is None else asked, self.highest_lane)
 
 
@@ -67,7 +67,7 @@ ADMIN_TENANT = Tenant("admin")
 
 
 class Principal(Struct, frozen=True):
-    """An authenticated caller."""
+    """An authenticated caller: the tenant and the id of the API key with which a request came."""
 
     tenant: Tenant
     key_id: str
@@ -75,12 +75,8 @@ class Principal(Struct, frozen=True):
     is_admin: bool = False
 
     def as_tenant(self) -> Principal:
-        """Return this caller if it is a tenant.
-
-        Raises:
-            ApiError: FORBIDDEN, the caller is an administrator. Generation always belongs to a tenant and counts
-                against its limits.
-        """
+        """Return this caller if it is a tenant. Raises ApiError: FORBIDDEN, for an administrator, because generation
+        always counts against a tenant's limits."""
         if self.is_admin:
             raise forbidden("an administrator's key administers; this needs a tenant's key")
         return self
@@ -102,7 +98,7 @@ def key_id(key_hash: str) -> str:
 
 
 class KeyLapse(Enum):
-    """Reason why work that was requested with a key is stopped. A value holds the error code and the message."""
+    """Reason why work that was requested earlier with a key is stopped. A value is a pair of error code and message."""
 
     TENANT_GONE = ("tenant_gone", "the tenant that asked for this is no more")
     TENANT_SUSPENDED = ("tenant_suspended", "the tenant that asked for this is suspended")
@@ -117,19 +113,16 @@ class KeyLapse(Enum):
 
 
 class KeyHolders(Protocol):
-    """Looks up the current holder of a key by its id."""
+    """Looks up the current caller that a key id stands for, for work such as batch jobs that outlives its request."""
 
     def holder(self, tenant: str, key_id: str) -> Principal | KeyLapse:
-        """Return the caller on whose behalf earlier requested work continues, in its current state, or the reason why
-        the work must stop."""
+        """Return the caller with the tenant's present settings or, if the tenant or the key is missing or disabled, the
+        reason why work requested with this key must stop."""
 
 
 class Authenticator(Protocol):
     """Identifies callers by their API keys."""
 
     def authenticate(self, token: str | None) -> Principal:
-        """Return the caller that a key belongs to. None means that the request has no key.
-
-        Raises:
-            ApiError: INVALID_API_KEY. The message does not repeat the key.
-        """
+        """Return the caller that the API key `token` belongs to; None means that the request has no key. Raises
+        ApiError: INVALID_API_KEY, without repeating the key, if it is missing or not valid."""

@@ -40,7 +40,7 @@ UNKNOWN = Ingress()
 
 
 def trace_context_from(traceparent: str) -> TraceContext | None:
-    """Parse the value of a traceparent header. None means that it is empty or not valid according to the specification.
+    """Parse the value of a traceparent header. Returns None if it is empty or not valid according to the specification.
 
     A later version may have more fields after the flags. Version ff and ids that are all zeros are not valid.
     """
@@ -60,13 +60,11 @@ SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 def request_id_from(asked: str) -> str:
-    """Return the caller's own id if it is safe in headers and logs, otherwise a new one."""
+    """Return the request id `asked` for by the caller if it is safe in headers and logs (1 to 128 letters, digits and
+    `._:-`), otherwise a new id with the prefix `req-`."""
     return asked if SANE_ID.fullmatch(asked) else f"req-{new_id()}"
 
 
 def new_id() -> str:
-    """Return a unique id of 32 hex digits.
-
-    The id is not secret, so it does not use the operating system's randomness, which costs more than everything else.
-    """
+    """Return a unique id of 32 hex digits. It is not secret, so the operating system's slow randomness is not used."""
     return f"{random.getrandbits(128):032x}"

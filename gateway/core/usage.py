@@ -18,7 +18,8 @@ EPOCH = date(1970, 1, 1)
 
 
 class Counts(Struct, frozen=True):
-    """Usage counts. All are integers, so that sums are exact. Redis stores them in the order of the fields."""
+    """Usage counts, which can be added; false if all are zero. All are integers, so that sums are exact. Redis stores
+    them in the order of the fields."""
 
     requests: int = 0
     """Requests that were sent to an engine, whether or not the engine began to run them."""
@@ -50,7 +51,7 @@ class Counts(Struct, frozen=True):
 
     @classmethod
     def read(cls, words: str) -> Counts:
-        """Parse the result of `encoded`. Raises ValueError."""
+        """Return the counts that `encoded` wrote as `words`. Raises ValueError if a word is no integer."""
         return cls(*map(int, words.split()))
 
 
@@ -58,25 +59,25 @@ NOTHING = Counts()
 
 
 class RowName(Struct, frozen=True):
-    """Names a usage row of one tenant and day by its lane, the id of its API key, and its adapter (or base model)."""
+    """Identifies a usage row within one tenant and day: lane, id of the API key, and name of the adapter or base model.
+    Its string form is `lane:key:adapter`."""
 
     lane: str
     key: str
-    """Id of the key."""
     adapter: str
-    """Name of the adapter or of the base model."""
 
     def __str__(self) -> str:
         return f"{self.lane}:{self.key}:{self.adapter}"
 
     @property
     def others(self) -> RowName:
-        """Name of the row that is used instead once a day has the maximum number of rows."""
+        """Name of the collecting row, with the same lane and OTHERS as key and adapter, to which usage is added instead
+        once a day has the maximum number of rows."""
         return RowName(self.lane, OTHERS, OTHERS)
 
     @classmethod
     def read(cls, text: str) -> RowName:
-        """Parse the result of `str`. Only the adapter's name may contain colons. Raises ValueError."""
+        """Parse the string form `lane:key:adapter`. Only the adapter's name may contain colons. Raises ValueError."""
         lane, key, adapter = text.split(":", 2)
         return cls(lane, key, adapter)
 

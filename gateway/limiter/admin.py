@@ -22,11 +22,12 @@ class LimitAdmin:
         self._limiter = limiter
 
     async def get(self, tenant: str = "") -> list[StoredLimits]:
-        """Return the limits stored for one tenant, or for all tenants if the name is empty."""
+        """Return the limits stored for each scope of one tenant, or of all tenants if the name is empty."""
         return [entry for name in self._tenants(tenant) for entry in await self._limiter.entries(name)]
 
     async def set(self, scope: Scope, changes: Mapping[str, Any]) -> StoredLimits:
-        """Change limits of a scope. The change applies to the next request on every gateway."""
+        """Change the limits of a scope that are the keys of `changes` (fields of `Limits`; None lifts a limit), from
+        the next request on every gateway. Returns the scope's limits after the change."""
         self._tenants(scope.tenant)
         if not changes:
             raise invalid_request("there is nothing to change: name a limit")
@@ -37,7 +38,8 @@ class LimitAdmin:
         return StoredLimits(scope, await self._limiter.set_limits(scope, changes), "live")
 
     async def reset(self, scope: Scope, *, used: bool) -> Limits:
-        """Restore the configured limits or, with `used`, reset the counted use. Returns the limits then in force."""
+        """Restore a scope's configured limits or, with `used`, set its counted use to zero and keep the limits. Returns
+        the limits that are then in force."""
         self._tenants(scope.tenant)
         if used and scope.member == EACH:
             raise invalid_request("what is in use is forgotten for one key or adapter, not for each", scope.kind)
@@ -48,16 +50,14 @@ class LimitAdmin:
         return await self._limiter.limits(scope)
 
     async def usage(self, tenant: str = "") -> list[ScopeUsage]:
-        """Return the usage of one tenant, or of all tenants if the name is empty."""
+        """Return the usage of each scope of one tenant, or of all tenants if the name is empty."""
         return [used for name in self._tenants(tenant) for used in await self._limiter.usage(name)]
 
     async def watch(
         self, tenant: str, interval_seconds: float, stopping: asyncio.Event
     ) -> AsyncGenerator[list[ScopeUsage], None]:
-        """Yield the usage of all scopes once, then every `interval_seconds` that of the scopes that changed, if any.
-
-        The generator ends when `stopping` is set.
-        """
+        """Yield the usage of all scopes of a tenant (empty: of all tenants), then poll it every `interval_seconds` and
+        yield that of the scopes that have changed, if any. The generator ends when `stopping` is set."""
         before: dict[Scope, ScopeUsage] = {}
         first = True
         while not stopping.is_set():
@@ -81,7 +81,8 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
 
 
 def scope_of(tenant: str, key: str, adapter: str) -> Scope:
-    """Build and validate a scope. Raises ApiError: INVALID_REQUEST."""
+    """Return the scope of a tenant, of one of its keys or of one adapter; an empty `key` or `adapter` means none.
+    Raises ApiError: INVALID_REQUEST, if there is no tenant, both a key and an adapter, or too long a name."""
     if not tenant:
         raise invalid_request("tenant is required", "tenant")
     if max(len(key), len(adapter)) > MAX_MEMBER:

@@ -27,7 +27,7 @@ MODE_HEADER = "x-loralane-limiter"
 
 
 class ReserveRequest(Struct, frozen=True):
-    """A request to be admitted, which may use up to `tokens` tokens (prompt and all outputs)."""
+    """Input of `Limiter.reserve`: a request to admit, which may use up to `tokens` tokens (prompt and all outputs)."""
 
     request_id: str
     tenant: str
@@ -37,10 +37,10 @@ class ReserveRequest(Struct, frozen=True):
     """Name of the adapter that serves the request, or of the base model."""
     lane: str = ""
     used: Callable[[], Counts] = lambda: NOTHING
-    """Returns what the request has used so far; called at each lease renewal and when the request is settled."""
+    """Function that returns what the request has used so far; called at each lease renewal and at the settlement."""
     least: int | None = None
-    """Minimum number of tokens to reserve if `tokens` is a guess, which is cut to the smallest limit. None means that
-    `tokens` is not a guess."""
+    """Minimum number of tokens to reserve if `tokens` is a guess, which is cut to the smallest token limit. None means
+    that `tokens` is not a guess."""
 
     @property
     def scopes(self) -> tuple[Scope, Scope, Scope]:
@@ -75,7 +75,7 @@ class Grant(Struct, frozen=True):
     reserved: int = 0
     """Tokens that the reservation charged."""
     mode: Mode = "redis"
-    """How the request was limited."""
+    """Mode in which this request was limited."""
 
     @property
     def requests(self) -> Allowance | None:
@@ -118,73 +118,73 @@ class Limiter(Protocol):
 
     @property
     def mode(self) -> Mode:
-        """Mode of limits that name no policy of their own."""
+        """Mode in which limits without a policy of their own are enforced now."""
 
     @property
     def modes(self) -> frozenset[Mode]:
-        """Modes of all limits in force."""
+        """Modes in which limits are enforced now; several if limits have different policies and Redis is away."""
 
     def likely_to_grant(self, request: ReserveRequest) -> bool:
-        """Return whether a reservation, which must follow, is almost certain to be granted.
-
-        Work on the request may begin while the reservation is pending. The work is wasted if it is refused.
-        """
+        """Return whether a reservation for `request` is almost certain to be granted. The caller must still reserve,
+        but may begin to work on the request meanwhile; that work is wasted if the reservation is refused."""
 
     async def reserve(self, request: ReserveRequest) -> Grant:
-        """Charge one request and `tokens` tokens to every scope, or charge nothing. If the call is cancelled, nothing
-        stays charged in the end.
+        """Charge one request and its tokens to the scopes of tenant, key and adapter, or to none of them, and return
+        the grant, which the caller must settle or refund. If the call is cancelled, nothing stays charged in the end.
 
         Raises:
-            ApiError: RATE_LIMIT_EXCEEDED with the true wait; INSUFFICIENT_QUOTA if waiting does not help;
-                LIMITER_UNAVAILABLE, never RATE_LIMIT_EXCEEDED, if the gateway is at fault.
+            ApiError: RATE_LIMIT_EXCEEDED with the seconds to wait; INSUFFICIENT_QUOTA if waiting does not help;
+                LIMITER_UNAVAILABLE if limits cannot be checked because Redis is unavailable.
         """
 
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
-        """Correct the reservation to the tokens that were used. The rest is freed; an excess becomes debt."""
+        """End a grant: correct its charge to `actual_tokens` (an excess over the reservation becomes debt), free its
+        slot and count the request's usage."""
 
     async def refund(self, grant: Grant) -> None:
-        """Undo all charges, including that of the request, because the gateway or the engine failed."""
+        """End a grant whose request failed by fault of the gateway or the engine: undo all charges, free its slot."""
 
     async def configure(self, tenants: Iterable[Tenant]) -> None:
-        """Publish the configured limits, and keep those that were changed live. Unknown tenants have no limits."""
+        """Replace the known tenants and publish their limits, except for limits that were changed live. Tenants that
+        are not known have no limits."""
 
     def configure_lazily(self, tenants: Iterable[Tenant]) -> None:
-        """Do the same as `configure`, but publish new limits only before the tenant's next reservation."""
+        """Replace the known tenants, as `configure` does, but publish each one's limits before its next reservation."""
 
     async def drop(self, tenant: str) -> None:
-        """Delete the limits that were changed live and the counted use of a tenant that was removed."""
+        """Delete a removed tenant's stored limits, configured or changed live, and its counted use."""
 
     @property
     def tenants(self) -> Sequence[str]:
         """Names of the tenants whose limits are known, sorted."""
 
     async def limits(self, scope: Scope) -> Limits:
-        """Return the limits in force for a scope."""
+        """Return the limits in force for a scope: its own or, without any, those for each key or adapter."""
 
     async def entries(self, tenant: str) -> Sequence[StoredLimits]:
-        """Return all limits stored for a tenant: its own first, then those of its keys and adapters."""
+        """Return all limits stored for a tenant: first the tenant's, then its keys' and then its adapters'."""
 
     async def set_limits(self, scope: Scope, changes: Mapping[str, Any]) -> Limits:
-        """Change the named limits, by fields of `Limits`, from the next request on. A value of None lifts a limit.
+        """Change the limits that are the keys of `changes` (fields of `Limits`; None lifts a limit) from the next
+        request on, and return the limits then in force.
 
-        A scope without limits of its own starts from the limits in force for it. The change survives restarts. Returns
-        the limits in force afterwards.
+        A scope without limits of its own starts from the limits in force for it. The change survives restarts.
         """
 
     async def restore_limits(self, scope: Scope) -> None:
-        """Restore the configured limits. A key or adapter gets those that its tenant sets for each key or adapter."""
+        """Undo live changes of a scope's limits. A key or adapter gets its tenant's limits for each key or adapter."""
 
     async def forget_use(self, scope: Scope) -> None:
-        """Reset the counted use of a scope, of this minute and of today, to zero. Running requests continue."""
+        """Set a scope's counted use of this minute and of today to zero. Running requests go on and stay counted."""
 
     async def usage(self, tenant: str) -> Sequence[ScopeUsage]:
         """Return the usage of each scope that has its own limits or was used today, the tenant's scope first."""
 
     async def outstanding(self) -> int:
-        """Return the number of reservations that are not settled yet. It is 0 when no request runs."""
+        """Return the number of reservations that are neither settled nor refunded. It is 0 when no request runs."""
 
     async def ping(self) -> bool:
-        """Return whether the store that the limits are kept in can be reached."""
+        """Return whether the store of the limits answers."""
 
     async def close(self) -> None: ...
 
@@ -208,7 +208,8 @@ def rate_headers(buckets: Sequence[Bucket]) -> dict[str, str]:
 
 
 def limit_error(request: ReserveRequest, buckets: Sequence[Bucket]) -> ApiError:
-    """Return the error (429) for a reservation that did not fit the buckets of its scopes."""
+    """Return the error (429) for a refused reservation, with the limit, the wait and x-ratelimit headers. `buckets` are
+    those of the request's scopes, in the order of `request.scopes`, as `reserve` returned them."""
     refusal = explain_refusal(buckets, request.tokens)
     scope = request.scopes[refusal.scope]
     allowed = f"{str(scope).replace(':', ' ', 1)} may {_allowed(refusal)}"

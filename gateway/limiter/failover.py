@@ -41,8 +41,8 @@ class FailoverLimiter:
         """Leases that the local limiter granted, which Redis does not know."""
 
     def set_default_policy(self, policy: Policy, replicas: int, lease_seconds: float) -> None:
-        """Set the default policy, the number of gateways and the lease time for the future. See LocalLimiter and
-        RedisLimiter."""
+        """Set the policy of limits that name none, the number of gateways that share Redis, and the seconds after which
+        a lease expires unless it is renewed. They apply from the next reservation on."""
         self._local.policy, self._local.replicas = policy, replicas
         self._shared.lease_seconds = lease_seconds
 
@@ -57,8 +57,9 @@ class FailoverLimiter:
     def likely_to_grant(self, request: ReserveRequest) -> bool:
         """Return whether a reservation is almost certain to be granted; see `Limiter.likely_to_grant`.
 
-        It is True for at most one reservation at a time, and only if the previous one in its scopes was granted, and so
-        was charged. Otherwise a caller that sends requests and disconnects could make the engine work for nothing.
+        It is True only if Redis is available, no other reservation waits for Redis, the last reservation in each of the
+        request's scopes was granted, and at most half of every limit is in use after this one. Otherwise a client that
+        sends requests and disconnects could make the engine work for nothing.
         """
         return not self._asking and self._shared.available and self._headroom.suffices_for(request)
 
@@ -119,8 +120,8 @@ class FailoverLimiter:
         return self._local.tenants
 
     async def limits(self, scope: Scope) -> Limits:
-        """Return the limits in force; while Redis is unavailable, the last known ones. The same applies to `entries`
-        and `usage`."""
+        """Return the limits in force for a scope or, while Redis is unavailable, those that the local limiter knows.
+        `entries` and `usage` fall back to the local limiter, too."""
         try:
             return await self._shared.limits(scope)
         except StoreError:
@@ -139,8 +140,9 @@ class FailoverLimiter:
             return await self._local.usage(tenant)
 
     async def set_limits(self, scope: Scope, changes: Mapping[str, Any]) -> Limits:
-        """Change limits. Raises ApiError LIMITER_UNAVAILABLE, like `restore_limits` and `forget_use`, because a change
-        must reach every gateway or none."""
+        """Change limits in Redis and then in the local limiter; returns the limits in force. Raises ApiError:
+        LIMITER_UNAVAILABLE while Redis is away, as `restore_limits`, `forget_use` and `drop` do, because a change must
+        reach every gateway or none."""
         with _changing():
             limits = await self._shared.set_limits(scope, changes)
         await self._local.set_limits(scope, limits.values())
@@ -163,12 +165,12 @@ class FailoverLimiter:
 
     @property
     def lost_tokens(self) -> int:
-        """Tokens that were used and will never be counted."""
+        """Tokens that were used and will never be counted in Redis, since this process started."""
         return self._shared.lost_tokens
 
     async def outstanding(self) -> int:
-        """Return the number of reservations that are not settled, of all gateways and of the local limiter. Raises
-        StoreError, because leases in Redis cannot be counted while it is unavailable."""
+        """Return the number of reservations that are not settled, of all gateways in Redis and of the local limiter.
+        Raises StoreError while Redis is unavailable."""
         return await self._shared.outstanding() + await self._local.outstanding()
 
     async def ping(self) -> bool:
@@ -179,7 +181,8 @@ class FailoverLimiter:
         await self._local.close()
 
     async def _reserve_alone(self, request: ReserveRequest) -> Grant:
-        """Reserve with the local limiter, under the strictest policy of the request's limits. Raises ApiError."""
+        """Reserve with the local limiter, under the strictest policy of the request's limits. Raises ApiError:
+        LIMITER_UNAVAILABLE if that policy is `closed`, or what `LocalLimiter.reserve` raises; with the mode header."""
         limits = [await self._local.limits(scope) for scope in request.scopes]
         policies = frozenset().union(*(each.policies(self._local.policy) for each in limits))
         mode: Mode = next((policy for policy in ("closed", "degraded") if policy in policies), "open")
@@ -195,14 +198,16 @@ class FailoverLimiter:
 
     @contextmanager
     def _releasing(self, grant: Grant) -> Iterator[None]:
-        """Release a request in the local limiter after the body has settled it; Redis counts it until then."""
+        """When the block, which settles or refunds a grant of Redis, ends in any way, remove the request from the local
+        limiter's count of running requests."""
         try:
             yield
         finally:
             self._local.release(grant)
 
     def _report(self, reason: str) -> None:
-        """Log a change of mode. `reason` is the error that caused it."""
+        """Log a warning if the mode differs from the one reported last. `reason` is the error that caused the
+        change."""
         if self.mode != self._reported:
             self._reported = self.mode
             log.warning("limiter_mode_changed", mode=self.mode, reason=reason)
@@ -221,7 +226,8 @@ SHARE = 0.5
 
 
 class Headroom:
-    """Buckets of each scope as the last grant left them. They are dropped when the next reservation is requested."""
+    """The last known bucket of each scope, by which a limiter foresees grants. A bucket is remembered from a grant
+    until the next reservation in its scope is requested."""
 
     def __init__(self) -> None:
         self._heard: dict[Scope, Bucket] = {}
@@ -237,6 +243,7 @@ class Headroom:
         self.forget([scope for scope in self._heard if scope.tenant == tenant])
 
     def suffices_for(self, request: ReserveRequest) -> bool:
-        """Return whether all scopes of a request are known to have plenty of room for it."""
+        """Return whether the bucket of each scope of the request is known and, after the request, no limit would be
+        used beyond SHARE."""
         heard = [self._heard.get(scope) for scope in request.scopes]
         return all(bucket is not None and bucket.has_headroom(request.tokens, SHARE) for bucket in heard)

@@ -1,4 +1,4 @@
-"""Limiter in the memory of this process, with the same arithmetic, for the time when Redis is unavailable."""
+"""Limiter in the memory of this process, with the arithmetic of the Redis limiter, for when Redis is unavailable."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def unix_us() -> int:
 
 
 class LocalLimiter:
-    """A `Limiter` that grants each of `replicas` gateways an equal share of every limit whose policy is not `open`.
+    """A `Limiter` in memory that enforces this gateway's share, one of `replicas`, of every limit whose policy is not
+    `open`; a limit whose policy is `open` is lifted.
 
     Each scope starts from the bucket that Redis returned with its last grant to this gateway. This gateway's share of
     the use at that time counts as used here. Of the requests that were running then, this gateway's own fill its share
@@ -39,6 +40,7 @@ class LocalLimiter:
     def __init__(self, replicas: int = 1, clock: Callable[[], int] = unix_us, policy: Policy = "degraded") -> None:
         """
         Args:
+            replicas: number of gateways that share the limits.
             clock: returns microseconds since 1970, like the clock of Redis, because days begin at midnight UTC.
             policy: policy of limits that name none.
         """
@@ -65,12 +67,12 @@ class LocalLimiter:
         return sorted(self._tenants)
 
     def likely_to_grant(self, request: ReserveRequest) -> bool:
-        """Return False: `reserve` answers at once, so that an early start gains no time."""
+        """Return False always: `reserve` answers at once, so that an early start of the work would gain no time."""
         return False
 
     async def reserve(self, request: ReserveRequest) -> Grant:
-        """Reserve in this gateway's share. Raises ApiError: a 429, or LIMITER_UNAVAILABLE if the whole limit has room
-        and only this gateway's share has none."""
+        """Reserve within this gateway's share of the limits; misses are counted. Raises ApiError: a 429 if the whole
+        limits do not fit the request either, LIMITER_UNAVAILABLE if only this gateway's share is used up."""
         scopes, now = request.scopes, self._clock()
         buckets = [self._with_slots(scope, self._bucket(scope), 1) for scope in scopes]
         decision = reserve(buckets, request.tokens, now, request.least)
@@ -144,14 +146,14 @@ class LocalLimiter:
         return usage_of(scope, self._bucket(scope).drained(now), refused, self._last.get(scope))
 
     def policies(self) -> frozenset[Policy]:
-        """Return the policies of all limits in force."""
+        """Return the policies that the enforced limits of all known tenants follow while Redis is unavailable."""
         scopes = {scope for name in self._tenants for scope in _everybody(name)} | self._live.keys()
         return frozenset().union(*(self._limits(scope).policies(self.policy) for scope in scopes))
 
     def adopt(self, grant: Grant) -> None:
-        """Store the limits in force and their use, as a grant of the shared limiter reports them.
+        """Store the limits and use of the scopes of a grant of Redis, and count its request as running until `release`.
 
-        The counts that were made here while Redis was unavailable are dropped, because those of Redis are more exact.
+        Use of these scopes that was counted locally is dropped, because that of Redis is more exact.
         """
         for scope, bucket in zip(grant.request.scopes, grant.buckets, strict=True):
             self._live[scope] = bucket
@@ -160,7 +162,7 @@ class LocalLimiter:
             self._buckets.pop(scope, None)
 
     def release(self, grant: Grant) -> None:
-        """Discount a running request that the shared limiter admitted, after it has ended."""
+        """Remove the request of a grant of Redis, after its end, from the count of running requests of its scopes."""
         for scope in grant.request.scopes:
             if self._elsewhere[scope] > 1:
                 self._elsewhere[scope] -= 1
@@ -191,11 +193,9 @@ class LocalLimiter:
         return self._buckets[scope].with_limits(share)
 
     def _last_known(self, scope: Scope, share: Limits) -> Bucket:
-        """Return the bucket from which this gateway starts in a scope where it has not counted by itself yet.
-
-        It holds this gateway's share of the use that Redis last reported, and everything that the running requests of
-        the local limiter reserved, because Redis does not know these.
-        """
+        """Return the bucket from which this gateway starts to count in a scope: with the limits `share`, this gateway's
+        share of the use that Redis last reported, and all that running requests reserved with this limiter, because
+        Redis does not know these."""
         now = self._clock()
         bucket = self._share_of_known(scope).with_limits(share).drained(now)
         for charges in self._leases.values():
@@ -205,7 +205,8 @@ class LocalLimiter:
         return bucket
 
     def _share_of_known(self, scope: Scope) -> Bucket:
-        """Return this gateway's share of the use that Redis last reported, without running requests."""
+        """Return a bucket with this gateway's share of the use that Redis last reported for a scope, without running
+        requests; an empty bucket if Redis has reported none."""
         known = self._live.get(scope)
         if not isinstance(known, Bucket):
             return Bucket.empty(self._limits(scope))
@@ -222,10 +223,11 @@ class LocalLimiter:
         return -(-used // self.replicas)
 
     def _with_slots(self, scope: Scope, bucket: Bucket, sign: int) -> Bucket:
-        """Add (`sign` 1) or subtract (`sign` -1) this gateway's slots that requests admitted by Redis take.
+        """Return a copy of `bucket` whose count of running requests has `sign` (1 or -1) times the slots of this
+        gateway's share that requests admitted by Redis occupy.
 
-        Those are the slots of this gateway's own requests. If its share of the running requests that Redis last
-        reported exceeded its own requests at that time, the excess is added. The excess stays, because the end of other
+        These are the running requests of this gateway. If its share of the running requests that Redis last reported
+        exceeded its own requests at that time, the excess is added. The excess stays, because the end of other
         gateways' requests is not known while Redis is unavailable.
         """
         known, slots = self._live.get(scope), self._elsewhere.get(scope, 0)

@@ -1,4 +1,4 @@
-"""Settlements and usage that could not be delivered to Redis: they are kept and sent once Redis answers again."""
+"""Queue of settlements and usage that could not be delivered to Redis and are sent once Redis answers again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RETRY_SECONDS = 1.0
 
 
 class Correction(Struct, frozen=True):
-    """Settlement of a reservation: the requests and tokens that it really used."""
+    """Settlement or refund of a reservation: the requests (1, or 0 for a refund) and tokens that it really used."""
 
     grant: Grant
     requests: int
@@ -38,8 +38,11 @@ class Correction(Struct, frozen=True):
 
 
 class PendingSettlements:
-    """Queue of settlements, and of usage of requests that were admitted without Redis. Its methods do not raise
-    when Redis is unavailable."""
+    """Queue of settlements for Redis, and of usage of requests that were admitted without Redis. Its tasks retry until
+    everything is delivered. Methods do not raise when Redis is unavailable.
+
+    `send` sends one correction to Redis and raises StoreError if that fails.
+    """
 
     def __init__(
         self, calls: RedisCalls, usage_spool: UsageSpool, send: Callable[[Correction], Awaitable[int]]
@@ -55,13 +58,13 @@ class PendingSettlements:
 
     @property
     def undelivered_tokens(self) -> int:
-        """Tokens that were used and are not known to be counted. Lease renewals may already have counted a part of the
-        tokens of a settlement that waits."""
+        """Number of tokens that were used and are not known to be counted in Redis. Of a waiting settlement's tokens,
+        lease renewals may have counted a part already."""
         settlements = sum(correction.counts.tokens for correction in self._corrections)
         return settlements + sum(counts.tokens for _, _, counts in self.usage_spool.rows())
 
     async def send_or_queue(self, correction: Correction) -> None:
-        """Send a correction now, or as soon as Redis answers again."""
+        """Send a correction now or, if Redis is unavailable or fails, queue it until Redis answers again."""
         if not self._calls.allowed():
             self.add(correction)
             return
@@ -81,7 +84,7 @@ class PendingSettlements:
         log.error("usage_lost", lease=correction.grant.lease, counts=correction.counts.encoded())
 
     def count(self, grant: Grant) -> None:
-        """Queue the usage of a request that another limiter admitted."""
+        """Queue what the request of a grant that another limiter made has used; a task delivers it to Redis."""
         self.usage_spool.add(grant.request, grant.day, grant.request.used())
         self._keep_trying()
 
@@ -94,7 +97,8 @@ class PendingSettlements:
             self._delivery = asyncio.create_task(self._deliver(), name="limiter-pending")
 
     async def close(self) -> None:
-        """Send what is left, if Redis answers. Each correction or usage row that is lost is logged."""
+        """Stop retrying, try once more to send everything that waits, and log each correction and usage row that is
+        lost because Redis does not answer."""
         if self._retrying is not None:
             self._retrying.cancel()
             await asyncio.wait([self._retrying])
@@ -113,14 +117,14 @@ class PendingSettlements:
             raise
 
     async def _deliver(self) -> None:
-        """Send everything that waits; stop early if Redis is unavailable again."""
+        """Send all waiting corrections and usage; stop without an error if Redis is unavailable again."""
         with suppress(StoreError):
             while self._corrections:
                 await self._send_or_keep(self._corrections.popleft())
             await self.usage_spool.deliver()
 
     def _keep_trying(self) -> None:
-        """Start a task that retries until everything is delivered, even if no other call reaches Redis meanwhile."""
+        """Start a task, unless one runs, that retries every RETRY_SECONDS until nothing waits for delivery."""
         if self.is_due and (self._retrying is None or self._retrying.done()):
             self._retrying = asyncio.create_task(self._keep_delivering(), name="limiter-retries")
 

@@ -21,7 +21,8 @@ _decode_buckets = msgspec.msgpack.Decoder(tuple[Bucket, ...]).decode
 
 
 class PublishedLimits:
-    """Limits in one hash for each tenant: scope name -> limits. All methods that call Redis raise StoreError."""
+    """Reads and writes limits in Redis, where each tenant has one hash: scope name -> limits and their source (`config`
+    or `live`). All async methods raise StoreError if Redis fails."""
 
     def __init__(self, calls: RedisCalls, receipt_ms: int) -> None:
         """`receipt_ms`: time for which a reservation can be settled, in milliseconds."""
@@ -39,8 +40,8 @@ class PublishedLimits:
         return sorted(self._tenants)
 
     async def configure(self, tenants: Iterable[Tenant]) -> None:
-        """Publish the configured limits. Those that cannot be published now are published before the tenant's next
-        reservation."""
+        """Replace the known tenants and publish their limits. After a StoreError, limits that were not published are
+        published before the tenant's next reservation."""
         self._tenants = {}
         self.configure_lazily(tenants)
         for name in tuple(self._tenants):
@@ -66,8 +67,8 @@ class PublishedLimits:
             await self.publish(tenant)
 
     async def publish(self, tenant: str, restore: str = "") -> None:
-        """Publish the configured limits of a tenant; limits that were changed live stay. `restore` names a scope whose
-        live limits are replaced too."""
+        """Write the configured limits of a tenant to Redis, except for scopes whose limits were changed live. `restore`
+        names a scope whose live limits are replaced, too."""
         args: list[str | bytes] = [restore]
         args += [item for name, limits in self._configured(tenant) for item in (name, encode_limits(limits, "config"))]
         await self._calls.run(self._publish_script, [self._calls.key("limits", tenant)], args)
@@ -124,8 +125,8 @@ class PublishedLimits:
 
     async def _scopes(self, tenant: str) -> list[Scope]:
         """Return the scopes of a tenant whose use can be shown, sorted by `Scope.order`: the tenant itself, and the
-        keys and adapters that have limits of their own or a bucket. The defaults for each key and each adapter
-        (EACH) are left out, because nothing is counted under them."""
+        keys and adapters that have limits of their own or a bucket. The defaults for each key and each adapter (EACH)
+        are left out, because nothing is counted under them."""
         own = {entry.scope for entry in await self.entries(tenant)}
         async with self._calls.guard() as client:
             used: set[bytes] = await client.smembers(self._calls.key("scopes", tenant))
@@ -144,15 +145,15 @@ def encode_limits(limits: Limits, source: str) -> bytes:
 
 
 def decode_limits(text: bytes) -> tuple[Limits, str]:
-    """Return the limits and their source, `config` or `live`."""
+    """Parse the JSON of `encode_limits`. Returns the limits and their source, `config` or `live`."""
     fields = msgspec.json.decode(text)
     source = fields.pop("source")
     return Limits().changed(fields), source
 
 
 def decode_buckets(told: bytes) -> tuple[Bucket, ...]:
-    """Decode the buckets in a script's reply. Raises StoreError if a value is out of range, such as tokens of a day
-    beyond 2^63."""
+    """Decode the buckets, in msgpack, of a script's reply. Raises StoreError if a value is out of range, such as tokens
+    of a day beyond 2^63."""
     try:
         return _decode_buckets(told)
     except msgspec.DecodeError as error:
@@ -160,8 +161,8 @@ def decode_buckets(told: bytes) -> tuple[Bucket, ...]:
 
 
 def _last_refusal(text: bytes) -> tuple[int, tuple[LimitName, ...]] | None:
-    """Return the time of the last refusal in microseconds, and the limits that did not fit. None means that there is
-    none."""
+    """Parse the last refusal in a script's reply: its time in microseconds since 1970, and the limits that the request
+    did not fit. Returns None if there was no refusal."""
     if not text:
         return None
     flags, at = text.decode().split()

@@ -49,10 +49,11 @@ RENEWALS = 3
 
 
 class RedisLimiter:
-    """Reserves and settles in Redis. Raises StoreError if the caller needs an answer and Redis gives none.
+    """A `Limiter` in Redis, shared by all gateways. Methods whose callers need an answer raise StoreError if Redis
+    gives none.
 
-    Settlements never raise: those that cannot be delivered are kept and sent once Redis answers again. Leases are
-    short and are renewed until they are settled, so that the leases of a gateway that died expire soon.
+    Settlements and refunds never raise: those that cannot be delivered are queued and sent once Redis answers again. A
+    task renews the leases of running requests, which are short so that those of a gateway that died expire soon.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class RedisLimiter:
     ) -> None:
         """
         Args:
-            timeout: seconds for a call that finds out whether Redis is back; see `RedisCalls`.
+            timeout: seconds that a call to an unavailable Redis may take; see `RedisCalls`.
             lease_seconds: seconds after which a lease expires unless it is renewed.
             threshold: consecutive failures that open the circuit breaker.
             cooldown: seconds between two attempts while the circuit breaker is open.
@@ -103,7 +104,9 @@ class RedisLimiter:
         return self._published.tenants
 
     async def reserve(self, request: ReserveRequest) -> Grant:
-        """Raises ApiError (429) or StoreError."""
+        """Reserve in Redis and return the grant, whose lease is renewed until it is settled or refunded. Raises
+        ApiError (429), or StoreError if Redis gives no answer; the reservation, if it was made, is then undone
+        later."""
         self._calls.check_allowed()
         grant = Grant(new_lease(request), request, "redis")
         try:
@@ -127,10 +130,8 @@ class RedisLimiter:
         await self._correct(Correction(grant, 0, 0))
 
     async def renew(self, grant: Grant) -> int | None:
-        """Extend the lease of a running request, and count what it has used so far. Raises StoreError.
-
-        Returns the Unix time in milliseconds at which its slots expire. None means that it is already settled.
-        """
+        """Extend the lease of a running request, and count in Redis what the request has used so far. Returns the Unix
+        time in milliseconds at which its slots expire, or None if it is already settled. Raises StoreError."""
         request, keys = grant.request, self.keys(grant)
         keys = [keys[0], *keys[5::2], self._terms.key(request.tenant, grant.day)]
         args: list[Argument] = [grant.lease, self._slot_ms, self._receipt_ms]
@@ -139,16 +140,15 @@ class RedisLimiter:
         return int(expiry) if renewed else None
 
     async def configure(self, tenants: Iterable[Tenant]) -> None:
-        """Publish configured limits. Raises StoreError; limits that were not published then are published before the
-        tenant's next reservation."""
+        """Replace the known tenants and publish their limits. After a StoreError, limits that were not published are
+        published before the tenant's next reservation."""
         await self._published.configure(tenants)
 
     def configure_lazily(self, tenants: Iterable[Tenant]) -> None:
         self._published.configure_lazily(tenants)
 
     async def limits(self, scope: Scope) -> Limits:
-        """Return the limits in force. Raises StoreError, like the methods below that read or change limits: a change
-        that was not made is never reported as made."""
+        """Return the limits in force for a scope. Raises StoreError, as all methods that read or change limits do."""
         return await self._published.limits(scope)
 
     async def entries(self, tenant: str) -> Sequence[StoredLimits]:
@@ -174,7 +174,7 @@ class RedisLimiter:
 
     @property
     def undelivered_tokens(self) -> int:
-        """See `PendingSettlements.undelivered_tokens`."""
+        """Number of tokens that were used and are not known to be counted in Redis."""
         return self._pending.undelivered_tokens
 
     @property
@@ -195,13 +195,15 @@ class RedisLimiter:
         return True
 
     async def close(self) -> None:
-        """Send the settlements and usage that wait, if Redis answers. The client stays open; its creator closes it."""
+        """Stop renewing leases, and send the waiting settlements and usage if Redis answers. The Redis client stays
+        open; its creator closes it."""
         if self._renewal is not None:
             self._renewal.cancel()
         await self._pending.close()
 
     async def send_reservation(self, grant: Grant) -> Decision:
-        """Send one reservation and return the decision, without keeping its lease renewed. Raises StoreError."""
+        """Send one reservation to Redis and return the decision, publishing the tenant's limits first if Redis lacks
+        them. The lease is not renewed. Raises StoreError."""
         request = grant.request
         await self._published.ensure(request.tenant)
         terms = [self._slot_ms, self._receipt_ms]
@@ -229,10 +231,8 @@ class RedisLimiter:
         return shared + [self._calls.key(kind, tenant, name) for kind, name in names]
 
     async def send(self, correction: Correction) -> int:
-        """Send a correction and return the time of Redis in microseconds. Repeating one is harmless: the first counts.
-
-        Raises StoreError.
-        """
+        """Send a correction to Redis, and record its tokens as lost if its reservation has expired. Returns the time of
+        Redis in microseconds since 1970. Of repeated corrections only the first takes effect. Raises StoreError."""
         grant, request = correction.grant, correction.grant.request
         amounts = [correction.tokens, correction.requests, int(correction.uncertain)]
         args: list[Argument] = [grant.lease, *amounts, request.key_id, request.adapter]
@@ -244,7 +244,8 @@ class RedisLimiter:
         return int(now)
 
     def count(self, grant: Grant) -> None:
-        """Count the usage of a request that another limiter admitted, exactly once, as soon as Redis answers."""
+        """Queue the usage of the request of a grant that another limiter made; Redis counts it exactly once, as soon as
+        it answers."""
         self._pending.count(grant)
 
     async def _correct(self, correction: Correction) -> None:
@@ -269,7 +270,8 @@ class RedisLimiter:
 
 
 def _misses(flags: bytes) -> tuple[tuple[LimitName, ...], ...]:
-    """Parse the misses in a script's reply: one character for each limit of each scope, '1' if it did not fit."""
+    """Parse the misses in a script's reply, one character for each limit of each scope, '1' for a limit that the
+    request did not fit. Returns the names of these limits for each scope."""
     text, width = flags.decode(), len(LIMIT_NAMES)
     rows = [text[i : i + width] for i in range(0, len(text), width)]
     return tuple(tuple(name for name, flag in zip(LIMIT_NAMES, row, strict=True) if flag == "1") for row in rows)

@@ -11,7 +11,7 @@ from gateway.core.limits import LimitName, Scope
 
 @dataclass(frozen=True, slots=True)
 class LimitUsage:
-    """Usage of one limit of one scope. Use can be counted even if no limit is set."""
+    """Usage of one limit of one scope. `limit` and `remaining` are None if use is counted although no limit is set."""
 
     name: LimitName
     limit: int | None
@@ -19,7 +19,7 @@ class LimitUsage:
     """Requests or tokens: in the token bucket, running now, or today. A value above the limit is debt."""
     remaining: float | None
     reset_seconds: float | None
-    """Seconds until nothing is in use. None means that this is unknown."""
+    """Seconds until the use is zero if nothing is added. None means that this is unknown."""
     shadow: bool
     refused_today: int
     """Requests of today that did not fit this limit. If the limit is in shadow, they were admitted anyway."""
@@ -38,11 +38,12 @@ class ScopeUsage:
 def usage_of(
     scope: Scope, bucket: Bucket, refused: Sequence[int], last: tuple[int, tuple[LimitName, ...]] | None
 ) -> ScopeUsage:
-    """Build the usage of a scope from its bucket.
+    """Return the usage of a scope, computed from its bucket: one entry for each limit that is set or in use.
 
     Args:
         refused: number of requests that did not fit each limit today, in the order of LIMIT_NAMES.
-        last: time of the last refusal in microseconds since 1970, with the limits that the request did not fit.
+        last: time of the last refusal in microseconds since 1970, with the limits that the request did not fit; None
+            means that there was none. Limits in shadow are left out, as they did not refuse it.
     """
     uses = zip(bucket.meters(), refused, strict=True)
     limits = (_usage(name, meter, bucket.at, count) for (name, meter), count in uses)

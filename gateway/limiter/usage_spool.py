@@ -1,7 +1,5 @@
-"""Usage of requests that were admitted without Redis. It is summed in memory until Redis can count it, exactly once.
-
-Redis counts it both as usage and against the day's token limits.
-"""
+"""Usage of requests that were admitted without Redis. It is summed in memory until Redis can count it, exactly once,
+both as usage and against the day's token limits."""
 
 from __future__ import annotations
 
@@ -53,16 +51,16 @@ class UsageTerms:
 
 @dataclass(slots=True)
 class SpoolBatch:
-    """Rows that are being delivered, unchanged until Redis has counted them. Redis recognizes a repeated batch by its
-    number."""
+    """Usage rows of one tenant that are being delivered; they stay unchanged until Redis has counted them. Redis
+    recognizes a repeated batch by its number."""
 
     number: int = 0
     rows: Mapping[RowKey, Counts] = field(default_factory=dict)
 
 
 class UsageSpool:
-    """Usage that waits for delivery. Each batch of a tenant is sent until Redis confirms that it is counted, and only
-    then the next one, so that each batch counts exactly once."""
+    """Usage in memory that waits for delivery to Redis. Each batch of a tenant is sent until Redis confirms that it is
+    counted, and only then the next one, so that each batch counts exactly once."""
 
     def __init__(self, terms: UsageTerms) -> None:
         self._terms = terms
@@ -90,21 +88,21 @@ class UsageSpool:
         return not (self._waiting or any(batch.rows for batch in self._sent.values()))
 
     def rows(self) -> Iterator[tuple[str, RowKey, Counts]]:
-        """Yield tenant, place and counts of every row that is not known to be counted."""
+        """Yield tenant, key (day and name) and counts of every row that is not known to be counted in Redis."""
         for tenant, batch in self._sent.items():
             yield from ((tenant, place, counts) for place, counts in batch.rows.items())
         for tenant, rows in self._waiting.items():
             yield from ((tenant, place, counts) for place, counts in rows.items())
 
     async def deliver(self) -> None:
-        """Deliver all rows. Raises StoreError; rows that were not delivered are kept."""
+        """Send all rows to Redis, until the spool is empty. Raises StoreError; undelivered rows then stay in memory."""
         async with self._turn:
             while not self.is_empty:
                 for tenant in {*self._sent, *self._waiting}:
                     await self._deliver(tenant)
 
     def report_lost(self) -> None:
-        """Log every row that was not delivered, because the rows are lost when this process ends."""
+        """Log every row that was not delivered as lost. Call this when the process is about to end."""
         for tenant, (day, name), counts in self.rows():
             log.error("usage_lost", tenant=tenant, day=day_of(day).isoformat(), row=str(name), counts=counts.encoded())
 

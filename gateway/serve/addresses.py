@@ -1,4 +1,5 @@
-"""Ports of a gateway and their sockets: one HTTP and gRPC pair for the whole API, or two, one for administration."""
+"""Ports of a gateway and their sockets: one pair of HTTP and gRPC ports, or two pairs, the second for
+administration."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class Address:
     """Section of the configuration that the address comes from, for error messages."""
 
     def certificate(self) -> Certificate | None:
-        """Load the certificate; None means that the port has no TLS. Raises ConfigError."""
+        """Read the certificate's files; returns None if the port has no TLS. Raises ConfigError for unusable files."""
         return None if self.tls is None else Certificate(self.tls, f"{self.section}.tls")
 
 
@@ -41,7 +42,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The port numbers of one endpoint."""
+    """The numbers of the open ports of one endpoint, never 0."""
 
     http: int
     grpc: int
@@ -49,7 +50,7 @@ class Ports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """Base of objects that stand for running gateways, whose ports are open."""
+    """Base of the objects that stand for a running gateway or fleet, whose ports are open."""
 
     ports: tuple[Ports, ...]
     """Ports of the public endpoint, followed by those of the admin endpoint if it has its own."""
@@ -66,7 +67,8 @@ class Listening:
 
 
 def endpoints(config: Config) -> tuple[Endpoint, ...]:
-    """Return the endpoints that a configuration asks for: one for tenants and, if any, one for administration."""
+    """Return the endpoints that a configuration asks for: one with the whole API or, if `config.admin` has ports, a
+    public and an admin one."""
     http = Address(config.http.host, config.http.port, config.http.tls, "http")
     grpc = Address(config.grpc.host, config.grpc.port, config.grpc.tls, "grpc")
     admin = config.admin
@@ -83,7 +85,8 @@ def endpoints(config: Config) -> tuple[Endpoint, ...]:
 
 
 def with_ports(config: Config, ports: Sequence[Ports]) -> Config:
-    """Return a copy of `config` with the port numbers that its endpoints were given, in place of 0."""
+    """Return a copy of `config` with the port numbers `ports` in place of its own, which may be 0. `ports` are those of
+    the public endpoint, followed by those of the admin endpoint if there is one."""
     public, *rest = ports
     http, grpc = replace(config.http, port=public.http), replace(config.grpc, port=public.grpc)
     admin = replace(config.admin, port=rest[0].http, grpc_port=rest[0].grpc) if rest else config.admin
@@ -92,13 +95,11 @@ def with_ports(config: Config, ports: Sequence[Ports]) -> Config:
 
 @contextmanager
 def reserve_port(host: str, port: int) -> Iterator[int]:
-    """Reserve a port, without listening, for processes that will share it; yields its number, also for port 0.
+    """Bind a TCP port, without listening, until the block ends, for processes that will share it; yields its number, a
+    free one for port 0. Raises StartError if another process has the port.
 
     The port is bound without SO_REUSEPORT first, which fails if another server has it: two servers that both share a
     port would each silently get half of the other's connections.
-
-    Raises:
-        StartError: another process has the port.
     """
     with bind_socket(host, port) as probe:
         port = probe.getsockname()[1]
@@ -107,7 +108,8 @@ def reserve_port(host: str, port: int) -> Iterator[int]:
 
 
 def bind_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """Return a TCP socket bound to an address. `shared` sets SO_REUSEPORT. Raises StartError if that fails."""
+    """Return a TCP socket that is bound to a host (IPv4, IPv6 or a name) and port, and does not listen yet. `shared`
+    sets SO_REUSEPORT. Raises StartError if the address cannot be bound."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if shared:

@@ -46,7 +46,7 @@ from gateway.usage.books import RedisUsageBooks
 from gateway.usage.report import UsageAdmin
 
 ENGINE_START_SECONDS = 600.0
-"""How long the engine may take to become ready. Reading tens of gigabytes of weights takes minutes."""
+"""Seconds that the engine may take to become ready. Reading tens of gigabytes of weights takes minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +70,17 @@ class BuiltGateway:
 async def built_gateway(
     launch: Launch, backends: Backends, bar: StartBar, supervisor: EngineSupervisor | None = None
 ) -> AsyncIterator[BuiltGateway]:
-    """Build a gateway over a store and an engine that run or are about to run, and close it when the block ends.
+    """Connect a gateway to a running store and to an engine that runs or starts, wait until the engine is ready, and
+    load the configured adapters; yields the gateway, and closes it when the block ends.
 
     Args:
+        backends: addresses of the store and the engine, and the folder of the model.
         bar: shows the progress of the start.
         supervisor: the engine's supervisor, if this process started the engine. If the engine dies before it is ready,
             the start fails at once, because a second attempt would fail too.
 
     Raises:
-        StartError: something that the configuration names is missing or not usable.
+        StartError: the engine does not become ready, or an adapter or the chat template cannot be used.
         ConfigError: a certificate is missing or not usable, or a package that the configuration needs is not installed.
     """
     config = launch.config
@@ -128,7 +130,8 @@ async def built_gateway(
 async def _connect(
     stack: AsyncExitStack, address: str, redis: Redis, config: Config, sources: AdapterSources
 ) -> tuple[EngineClient, AdapterRegistry]:
-    """Start the adapter registry and an engine client, which is ready once the engine has the registry's adapters."""
+    """Start an adapter registry and an engine client, which are closed with `stack`; returns both. On each connection
+    the engine client loads the registry's adapters into the engine before it counts as ready."""
     engine = EngineClient(address, load_seconds=config.adapters.load_timeout_s)
     base = model_name(config)
     adapters = AdapterRegistry(
@@ -147,7 +150,8 @@ async def _connect(
 
 
 async def _load_tokenizer(model_dir: Path, template: Path | None) -> Tokenizer:
-    """Load the tokenizer in a thread. Raises StartError if the configured chat template cannot be used."""
+    """Load the tokenizer of a model folder in a thread, with a chat template of its own or the model's (None). Raises
+    StartError if the given chat template cannot be used."""
     try:
         return await asyncio.to_thread(Tokenizer.load, model_dir, template)
     except (OSError, ValueError) as error:
@@ -179,11 +183,8 @@ def _limiter(config: Config, redis: Redis) -> FailoverLimiter:
 
 
 async def _wait_for_engine(engine: EngineClient, supervisor: EngineSupervisor | None) -> None:
-    """Wait until the engine is ready.
-
-    Raises:
-        StartError: the engine died, or was not ready within `ENGINE_START_SECONDS`.
-    """
+    """Wait until the engine is ready. Raises StartError if it is not ready within ENGINE_START_SECONDS or if, as the
+    supervisor reports, it ended before."""
     ready = engine.wait_ready()
     try:
         async with asyncio.timeout(ENGINE_START_SECONDS):
@@ -193,11 +194,8 @@ async def _wait_for_engine(engine: EngineClient, supervisor: EngineSupervisor | 
 
 
 async def _preload(adapters: AdapterRegistry, config: Config, bar: StartBar) -> None:
-    """Load the adapters that the configuration names.
-
-    Raises:
-        StartError: one or more of them cannot be served.
-    """
+    """Load the adapters that the configuration names, and show the progress on the bar. Raises StartError, whose
+    message lists them, if one or more cannot be served."""
     preload, loaded = config.adapters.preload, 0
 
     def one_done() -> None:

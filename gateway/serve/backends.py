@@ -1,8 +1,7 @@
 """Starts the store and the engine that the gateways of one `loralane serve` share, and prepares the model.
 
 The engine is started before the model is prepared: while a model is fetched or converted, the engine imports its
-libraries and compiles its kernels, and then loads the model. On two cores and with the embedded model a first start
-takes 13 to 16 s in this way, and took 33 s one after the other.
+libraries and compiles its kernels. With the embedded model on two cores, a first start so takes 13 to 16 s, not 33 s.
 """
 
 from __future__ import annotations
@@ -35,23 +34,25 @@ class Backends:
     model_dir: Path
     """Folder of the prepared model, from which a gateway reads the tokenizer."""
     metrics: Path | None = None
-    """Folder in which the processes of one `serve` combine their metrics. None means that there is one process."""
+    """Folder in which the processes of one `serve` combine their metrics. None means that there is one process, whose
+    metrics need no folder."""
 
 
 async def _nothing() -> None:
-    """Return at once."""
+    """Do nothing."""
 
 
 @asynccontextmanager
 async def started_backends(
     launch: Launch, stop: Stop, bar: StartBar, meanwhile: Callable[[], Awaitable[None]] = _nothing
 ) -> AsyncIterator[tuple[Backends, EngineSupervisor]]:
-    """Run the store and the engine until the block ends. The block begins when the model is prepared, and while the
-    engine may still be loading it.
+    """Run the store and the engine until the block ends; yields their addresses and the engine's supervisor. The block
+    begins when the model is prepared; the engine may still be loading it.
 
     Args:
+        stop: kills the engine at a forced stop, and shortens its time to end in a hurried one.
         bar: shows the progress of the preparation and of the engine's start.
-        meanwhile: is run while the engine starts and the model is prepared; the block begins when it, too, is done.
+        meanwhile: awaited while the engine starts and the model is prepared; the block begins when it is done, too.
 
     Raises:
         StoreStartError: the store does not start.
@@ -81,8 +82,8 @@ async def started_backends(
 async def _prepared(
     launch: Launch, supervisor: EngineSupervisor, stop: Stop, bar: StartBar
 ) -> AsyncIterator[asyncio.Task[Path]]:
-    """Prepare the model in a task, which returns its folder. Afterwards let the bar follow the engine's start until the
-    block ends."""
+    """Prepare the model in a task, which is yielded and returns the model's folder. A second task then lets the bar
+    follow the engine's start. Both are cancelled when the block ends."""
     preparing = asyncio.create_task(_prepare(launch, supervisor, stop, bar), name="prepare")
     following = asyncio.create_task(_follow(bar, supervisor, preparing), name="start-bar")
     try:

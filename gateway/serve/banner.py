@@ -22,10 +22,12 @@ QUESTION = "What is the capital of France?"
 
 
 class Banner:
-    """Prints what a gateway serves and how to call it. It shows only the demo's keys, which are public."""
+    """The text that `print` shows: what a gateway serves, and example calls. API keys are shown only if they are the
+    demo's, which are public."""
 
     def __init__(self, config: Config, gateway: Gateway, info: pb.EngineInfo, ports: Sequence[Ports]) -> None:
-        """`ports` are those of the public endpoint, followed by those of the admin endpoint if it has its own."""
+        """`info` is what the engine says of itself. `ports` are those of the public endpoint, followed by those of the
+        admin endpoint if it has its own."""
         self._config = config
         self._gateway = gateway
         self._info = info
@@ -63,7 +65,8 @@ class Banner:
         return table
 
     def _console(self) -> str:
-        """Return the console's URL. The demo's has its key in the fragment, which browsers keep off the network."""
+        """Return the URL of the web console. With the demo's configuration the URL contains the demo's admin key, in
+        the fragment, which browsers do not send."""
         is_demo = DEMO_ADMIN_HASH in self._config.admin.keys
         return f"{self._admin}/console" + (f"#key={DEMO_ADMIN_KEY}" if is_demo else "")
 
@@ -85,8 +88,8 @@ class Banner:
         }
 
     def _commands(self, model: str) -> str:
-        """Return CLI commands that reach this gateway, one in a line. They name its URL, by LORALANE_URL or, if the
-        admin port is another, by --url, unless it is the default one."""
+        """Return example CLI commands for this gateway, one in a line. Unless its URL is the CLI's default, they set
+        LORALANE_URL or, if administration has a port of its own, have --url."""
         lines = [f"loralane chat --model {model}", "loralane adapters ls", "loralane lanes ls --watch"]
         if self._http == LOCAL_URL and self._admin == LOCAL_URL:
             return "\n".join(lines)
@@ -104,5 +107,5 @@ def _url(host: str, port: int, tls: TlsConfig | None) -> str:
 
 
 def _clients(tls: TlsConfig | None) -> str:
-    """Return the part of a line that says which client certificate a port requires, or an empty string."""
+    """Return a remark, for the line of a port, on the client certificate that the port requires; empty if none."""
     return f"  (clients show a certificate of {tls.client_ca.name})" if tls and tls.client_ca else ""

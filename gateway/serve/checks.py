@@ -1,4 +1,4 @@
-"""Checks at the beginning of a start, so that a problem shows before minutes are spent on loading a model."""
+"""Checks at the beginning of a start, so that a problem is reported before minutes are spent on loading a model."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ from gateway.serve.addresses import bind_socket, endpoints
 from gateway.serve.launch import StartError
 
 MIN_FREE_BYTES = 128 * 2**20
-"""Minimum free disk, for the store's append-only file and tenants' files. The conversion of a model needs more, and
-reports it by itself."""
+"""Minimum free disk for the store's append-only file and tenants' files. The conversion of a model needs more and
+checks that by itself."""
 
 
 def check_start(config: Config, data_dir: Path) -> None:
-    """Create the data directory. Check it, the place for temporary folders, the ports, certificates and adapters.
-
-    Raises:
-        StartError: the message lists all problems, one per line.
-    """
+    """Create the data directory, and check it, the place for temporary folders, the ports (by binding them for a
+    moment), the certificates and the folders of adapters. Raises StartError, whose message lists all problems, one per
+    line."""
     folders = [*_directory_problems(config, data_dir), *_temporary_problems()]
     problems = [*folders, *_port_problems(config), *_adapter_problems(config)]
     if problems:
@@ -52,7 +50,8 @@ def _directory_problems(config: Config, data_dir: Path) -> Iterator[str]:
 
 
 def _temporary_problems() -> Iterator[str]:
-    """Try to make a temporary folder. The engine's socket and the metrics of several processes need one."""
+    """Yield a problem if no temporary folder can be made. The engine's socket and the metrics of several processes need
+    one."""
     try:
         with tempfile.TemporaryDirectory(prefix="loralane-"):
             return
@@ -61,7 +60,7 @@ def _temporary_problems() -> Iterator[str]:
 
 
 def _store_problems(data_dir: Path) -> Iterator[str]:
-    """Yield a problem if the embedded store cannot use the data directory, or another gateway's already does."""
+    """Yield a problem if the embedded store cannot use the data directory, or another gateway's store uses it."""
     try:
         with locked_folder(created_folder(data_dir / "valkey")):
             return
@@ -72,7 +71,8 @@ def _store_problems(data_dir: Path) -> Iterator[str]:
 
 
 def _port_problems(config: Config) -> Iterator[str]:
-    """Load the certificates and bind all ports at the same time, so that a port configured twice is found, too."""
+    """Yield a problem for each certificate that cannot be used and each port that is not free. All ports are bound at
+    the same time, so that a port that is configured twice is found, too."""
     with ExitStack() as stack:
         for endpoint in endpoints(config):
             for address in (endpoint.http, endpoint.grpc):

@@ -43,7 +43,7 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class EndpointServers:
-    """An endpoint with the HTTP app and the gRPC server that are ready to listen on its ports."""
+    """The HTTP app and the gRPC server of one endpoint, which do not listen on its ports yet."""
 
     endpoint: Endpoint
     app: ASGIApp
@@ -52,7 +52,8 @@ class EndpointServers:
 
 
 def endpoint_servers(services: Services, config: Config, *, shared: bool) -> tuple[EndpointServers, ...]:
-    """Return each endpoint's servers. `shared` means that other processes use the same ports. Raises ConfigError."""
+    """Create the servers of each configured endpoint, which do not listen yet. `shared` means that other processes use
+    the same ports. Raises ConfigError for an unusable certificate."""
     return tuple(_endpoint_servers(endpoint, services, config, shared) for endpoint in endpoints(config))
 
 
@@ -94,15 +95,11 @@ def _endpoint_servers(endpoint: Endpoint, services: Services, config: Config, sh
 async def listening(
     servers: Sequence[EndpointServers], stop: Stop, *, shared: bool
 ) -> AsyncIterator[tuple[Ports, ...]]:
-    """Listen on the ports of all endpoints until the block ends; yields the ports. Admin ports close last, so that
-    operators can watch until the end.
+    """Listen on the ports of all endpoints until the block ends; yields the port numbers, in the order of `servers`.
 
-    At the end of the block no new connections are accepted. Running requests have the grace period of `stop` to finish;
-    those that still run after it end with an error that says so.
-
-    Raises:
-        StartError: a port is not available.
-        ConfigError: a certificate cannot be used.
+    When the block ends, the ports accept no new connections; running requests may finish during the grace period of
+    `stop`, and those that still run after it end with an error that says so. Admin ports close last, so that operators
+    can watch. Raises StartError if a port is not available, and ConfigError if a certificate cannot be used.
     """
     async with AsyncExitStack() as stack:
         found = [await stack.enter_async_context(_listening_on(each, stop, shared)) for each in reversed(servers)]
@@ -112,7 +109,8 @@ async def listening(
 
 @asynccontextmanager
 async def _listening_on(servers: EndpointServers, stop: Stop, shared: bool) -> AsyncIterator[Ports]:
-    """Open the HTTP and the gRPC port of an endpoint until the block ends, then close both at the same time."""
+    """Listen on the HTTP and the gRPC port of an endpoint until the block ends, then close both at the same time;
+    yields their numbers."""
     http = servers.endpoint.http
     server = HttpServer(servers.app, http.host, http.port, certificate=http.certificate(), shared=shared)
     async with AsyncExitStack() as stack:
@@ -128,7 +126,8 @@ async def _stop_both(http: HttpServer, grpc: GrpcServer, stop: Stop) -> None:
 
 @contextmanager
 def _ending_requests(gateway: Gateway, stop: Stop) -> Iterator[None]:
-    """When the block ends, schedule the end of all running requests for after the grace period."""
+    """When the block ends, schedule a timer that ends all running requests of `gateway` with an error after the grace
+    period of `stop`."""
     try:
         yield
     finally:

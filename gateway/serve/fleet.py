@@ -1,9 +1,8 @@
 """Runs several gateway processes on the same ports, over one engine and one Redis: `loralane serve --gateways N`.
 
-The fleet process itself serves no requests. It starts the store, the engine and the gateways, restarts each of them
-that dies, and stops all of them in order. The kernel distributes connections between the gateways that listen
-(SO_REUSEPORT), so there is no proxy between a client and its gateway, and a gateway that is dead or not ready yet gets
-no connections.
+The fleet process itself serves no requests. It starts the store, the engine and the gateways, restarts engine and
+gateways that die, and stops all in order. The kernel distributes connections between the gateways that listen
+(SO_REUSEPORT): there is no proxy, and a gateway that is dead or not ready yet gets no connections.
 """
 
 from __future__ import annotations
@@ -38,19 +37,21 @@ from gateway.serve.supervisor import NOT_STARTED, Backoff, EngineSupervisor
 log = structlog.get_logger("fleet")
 
 STOP_SECONDS = 40.0
-"""How long a gateway may take to stop before it is killed. Its public ports, and then its admin ports, each give
+"""Seconds that a gateway may take to stop before it is killed. Its public ports, and then its admin ports, each give
 running requests up to ten seconds; then settlements are sent."""
 
 
 class GatewayProcess:
-    """A slot of the fleet: a gateway process, and the successors that replace it when it dies."""
+    """One member of the fleet: a gateway process, and the successors that `run` starts when it dies. The fleet creates
+    it, sets `may_begin` and `may_listen`, and sends it settings through a socket."""
 
     def __init__(self, orders: Orders, stop: Stop) -> None:
         self.ready = asyncio.Event()
-        """Set once the first process has built everything and could open its ports."""
+        """Set once the first process has started completely, except that it does not listen on its ports yet."""
         self.serving = asyncio.Event()
         """Set while a process listens on the ports."""
         self.may_begin = asyncio.Event()
+        """Set by the fleet when processes may get their orders; `may_listen` is set when they may open their ports."""
         self.may_listen = asyncio.Event()
         self.restarts = 0
         self._orders = orders
@@ -63,15 +64,13 @@ class GatewayProcess:
 
     @property
     def pid(self) -> int | None:
-        """The id of the process; None means that no process runs."""
+        """Id of the running gateway process; None means that no process runs."""
         return self._process.pid if self._process and self._process.returncode is None else None
 
     async def run(self) -> None:
-        """Run the process, and restart it with backoff when it dies, until cancelled. Then stop it gracefully.
-
-        Raises:
-            StartError: the first process died before it served; a successor would fail in the same way.
-        """
+        """Run the process, and restart it with backoff when it dies, until the call is cancelled; then stop it
+        gracefully. Raises StartError if the first process died before it served: a successor would fail in the same
+        way."""
         backoff = Backoff()
         try:
             while True:
@@ -87,13 +86,13 @@ class GatewayProcess:
             await self._stop()
 
     def announce(self) -> None:
-        """Tell the process to print the banner."""
+        """Order the process to print the banner on its standard error."""
         if self._writer is not None:
             self._writer.write(ANNOUNCE)
 
     async def apply_settings(self, config: Config) -> None:
-        """Apply another configuration to the process and its successors. A process that does not listen yet is killed,
-        so that its successor starts with the new configuration."""
+        """Send another configuration to the process, and wait until it has applied the settings; successors get it,
+        too. A process that does not listen yet is killed, so that its successor starts with the new configuration."""
         self._orders = replace(self._orders, launch=replace(self._orders.launch, config=config))
         if not self.serving.is_set():
             self._kill()
@@ -103,11 +102,8 @@ class GatewayProcess:
             await self._answer()
 
     async def seed(self) -> dict[str, str]:
-        """Have the process write the tenants and adapters of the configuration from `apply_settings` to the registries.
-
-        Returns:
-            The adapters that cannot be served, by name, and why.
-        """
+        """Order the process to write the tenants and adapters of the configuration from `apply_settings` to the
+        registries, and wait for the answer. Returns adapter -> reason for adapters that cannot be served."""
         if self._writer is None:
             return {}
         self._writer.write(SEED)
@@ -115,7 +111,7 @@ class GatewayProcess:
 
     @property
     def preload(self) -> Mapping[str, Path]:
-        """Adapters that successors of the process load at start, by name."""
+        """Folders of the adapters that successors of the process load at start, by name. Can be set."""
         return self._orders.launch.config.adapters.preload
 
     @preload.setter
@@ -123,19 +119,20 @@ class GatewayProcess:
         self._orders = replace(self._orders, launch=self._orders.launch.preloading(preload))
 
     async def _answer(self) -> bytes:
-        """Read one line from the process. Empty means that it died; its successor starts with the new orders."""
+        """Read and return one line from the process; empty if the process died, whose successor gets the new orders."""
         with suppress(ConnectionError):
             return await self._reader.readline() if self._reader else b""
         return b""
 
     def _kill(self) -> None:
-        """Kill the process, if there is one."""
+        """Kill the process group of the gateway process with SIGKILL, if the process runs."""
         if (pid := self.pid) is not None:
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
 
     async def _try_run_once(self) -> int | None:
-        """Run one process to its end. Returns its exit code; None means that the machine could not start it."""
+        """Run one process to its end. Returns its exit code, or None, after logging the error, if the operating system
+        could not start it."""
         try:
             return await self._run_once()
         except OSError:  # out of processes, memory or descriptors
@@ -143,7 +140,8 @@ class GatewayProcess:
             return None
 
     async def _run_once(self) -> int:
-        """Start one process and wait until it ends; returns its exit code."""
+        """Start one process, send it its orders and wait until it ends; returns its exit code. Raises OSError if it
+        cannot be started."""
         ours, theirs = socket.socketpair()
         with theirs:
             # In its own session, so that Ctrl-C in a terminal reaches only the fleet, which stops all in order.
@@ -198,19 +196,17 @@ class GatewayProcess:
 
 @dataclass(frozen=True, slots=True)
 class Fleet(Listening):
-    """All gateways of a running fleet, and the supervisor of their engine."""
+    """A running fleet: its gateway processes, and the supervisor of their engine."""
 
     members: Sequence[GatewayProcess]
     supervisor: EngineSupervisor
 
     async def apply(self, config: Config) -> Mapping[str, str]:
-        """Apply a configuration that was read again.
+        """Apply a configuration that was read again to all gateways, and the lanes' goals to the next engine process.
+        Returns adapter -> reason for adapters that cannot be served.
 
         All gateways get the new settings before one of them writes the adapters and tenants to the registries, where
         the others find them: by then each gateway is allowed to serve these.
-
-        Returns:
-            The adapters that cannot be served, by name, and why.
         """
         self.supervisor.promise(config.lanes.interactive.goals(), config.lanes.batch.goals())
         config = share_of(with_ports(config, self.ports), len(self.members))
@@ -227,7 +223,7 @@ class Fleet(Listening):
 
 
 async def serve(launch: Launch, console: Console, read: Read | None = None, bar: StartBar | None = None) -> bool:
-    """Serve until a signal says to stop (see `stopping`); returns whether it asked for a hurried stop.
+    """Run a fleet until a signal asks it to stop (see `stopping`); returns whether the stop is a hurried one (Ctrl-C).
 
     Args:
         console: shows messages about a stop, or about a configuration that was read again.
@@ -236,7 +232,7 @@ async def serve(launch: Launch, console: Console, read: Read | None = None, bar:
 
     Raises:
         StoppedEarly: the signal came before all gateways were ready.
-        StartError: see `running_fleet`.
+        StartError: a port is not available, or a process does not start.
     """
     bar = bar or StartBar.hidden()
     stop, asked = Stop(), reload_requested() if read else asyncio.Event()
@@ -256,13 +252,12 @@ async def serve(launch: Launch, console: Console, read: Read | None = None, bar:
 
 @asynccontextmanager
 async def running_fleet(launch: Launch, stop: Stop | None = None, bar: StartBar | None = None) -> AsyncIterator[Fleet]:
-    """Run as many gateways as the configuration says until the block ends. The block begins when all of them serve.
+    """Run the store, the engine and `launch.config.gateways` gateways until the block ends; the block begins when all
+    gateways serve. Raises StartError if a port is not available or a process does not start, and on other systems than
+    Linux.
 
     Args:
         stop: decides how long running requests may take at the end. None means the grace period of an unhurried stop.
-
-    Raises:
-        StartError: a port is not available, or a process does not start.
     """
     stop = stop or Stop()
     if not sys.platform.startswith("linux"):
@@ -285,7 +280,8 @@ def _reserved(stack: ExitStack, endpoint: Endpoint) -> Ports:
 
 @asynccontextmanager
 async def _members_running(members: Sequence[GatewayProcess], supervisor: EngineSupervisor) -> AsyncIterator[None]:
-    """Run the members until the block ends. The block begins when all of them serve.
+    """Run the members until the block ends. The block begins when all of them serve. Raises StartError if a member or
+    the engine ends before.
 
     The first gateway is ready before the others get their orders: by then it has written the configured adapters and
     tenants to the registries. The others import their modules meanwhile, which is most of their start.
@@ -313,7 +309,7 @@ async def _fail_with_engine(supervisor: EngineSupervisor) -> None:
 
 
 async def _wait_all(events: Iterable[asyncio.Event], tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Wait until all events are set. If a task fails before that, raise its exception."""
+    """Wait until all events are set. If one of the tasks fails before that, raise its exception."""
     waiting = asyncio.create_task(_wait_each(events))
     try:
         done, _ = await asyncio.wait((waiting, *tasks), return_when=asyncio.FIRST_COMPLETED)
@@ -329,6 +325,6 @@ async def _wait_each(events: Iterable[asyncio.Event]) -> None:
 
 
 def _environment(metrics: Path | None) -> dict[str, str]:
-    """Return a gateway's environment. With a metrics folder it selects prometheus_client's multiprocess mode, which is
-    chosen when the package is imported."""
+    """Return the environment of a gateway process: this process's and, with a metrics folder, the variable by which
+    prometheus_client chooses its multiprocess mode when it is imported."""
     return {**os.environ, **({"PROMETHEUS_MULTIPROC_DIR": str(metrics)} if metrics else {})}

@@ -20,7 +20,7 @@ class StartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The configuration of a gateway, and what depends on where it runs: its folders and its engine program."""
+    """All that is needed to start a gateway: its configuration, its folders and its engine program."""
 
     config: Config
     model_dir: Path | None
@@ -30,7 +30,8 @@ class Launch:
     """The module that runs as the engine, followed by extra arguments for it."""
 
     def preloading(self, preload: Mapping[str, Path]) -> Launch:
-        """Return a copy that loads other adapters at start."""
+        """Return a copy that loads the adapters `preload` (folders by name) at start in place of the configured
+        ones."""
         return replace(self, config=replace(self.config, adapters=replace(self.config.adapters, preload=preload)))
 
 
@@ -44,8 +45,8 @@ def model_name(config: Config) -> str:
 
 
 def share_of(config: Config, processes: int) -> Config:
-    """Return the configuration of one of several processes: each gets an equal part of the `max_requests` of each lane,
-    rounded up, and of the limits that apply while Redis is away."""
+    """Return the configuration of one of `processes` gateway processes: each gets an equal part of the `max_requests`
+    of each lane, rounded up, and of the limits that apply while Redis is away (`limits.replicas` is multiplied)."""
     interactive, batch = config.lanes.interactive, config.lanes.batch
     lanes = LanesConfig(
         replace(interactive, max_requests=ceil(interactive.max_requests / processes)),

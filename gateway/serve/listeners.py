@@ -23,11 +23,12 @@ log = structlog.get_logger("http")
 
 BACKLOG = 2048
 CUT_SECONDS = 0.1
-"""How long requests whose connections were cut may take to end by themselves before they are cancelled."""
+"""Seconds that requests whose connections were cut may take to end by themselves before they are cancelled."""
 
 
 class HttpServer:
-    """Runs uvicorn on a socket that this class binds: a port in use raises StartError, and port 0 is resolved at once.
+    """One HTTP port: runs uvicorn, from `start` to `stop`, on a socket that this class binds itself, so that a port in
+    use raises StartError and the number for port 0 is known at once.
 
     Args:
         certificate: None means plain HTTP.
@@ -43,14 +44,15 @@ class HttpServer:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
-        """Start to listen; returns the port. Raises StartError if the port is not available."""
+        """Start to listen, in a task; returns the port number. Raises StartError if the port is not available."""
         listener = bind_socket(*self._address, shared=self._shared)
         listener.listen(BACKLOG)
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
         return listener.getsockname()[1]
 
     async def stop(self, seconds: float) -> None:
-        """Accept no more connections, give running requests `seconds` to finish, then cut their connections."""
+        """Accept no more connections, wait up to `seconds` for running requests, cut the connections of those that
+        still run, and return when the server has ended."""
         assert self._task is not None
         self._server.should_exit = True
         done, _ = await asyncio.wait((self._task,), timeout=seconds)
@@ -63,7 +65,8 @@ class HttpServer:
 async def http_port(
     app: ASGIApp, host: str, port: int, *, certificate: Certificate | None = None
 ) -> AsyncIterator[int]:
-    """Serve HTTP until the block ends; yields the port. Raises StartError."""
+    """Serve `app` over HTTP until the block ends; yields the port number. Running requests then have DRAIN_SECONDS to
+    finish. Raises StartError if the port is not available."""
     server = HttpServer(app, host, port, certificate=certificate)
     number = await server.start()
     try:
@@ -73,7 +76,7 @@ async def http_port(
 
 
 async def grpc_port(server: GrpcServer) -> int:
-    """Start a gRPC server; returns its port. Raises StartError."""
+    """Start a gRPC server; returns its port number. Raises StartError if the port is not available."""
     try:
         return await server.start()
     except OSError as error:
@@ -88,7 +91,8 @@ class _Server(uvicorn.Server):
         yield
 
     async def cut_off(self) -> None:
-        """End requests that still run because their clients are silent or because they ignore their deadline."""
+        """End the requests that still run: abort their connections and, CUT_SECONDS later, cancel their tasks. Logs a
+        warning."""
         connections, tasks = list(self.server_state.connections), self.server_state.tasks
         log.warning("requests_cut_off", connections=len(connections))
         for connection in connections:

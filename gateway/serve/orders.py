@@ -14,13 +14,13 @@ from gateway.serve.launch import Launch
 
 READY, LISTEN, LISTENING, ANNOUNCE = b"ready\n", b"listen\n", b"listening\n", b"announce\n"
 FOLLOW, FOLLOWING, SEED = b"follow\n", b"following\n", b"seed\n"
-"""New orders come after FOLLOW, and FOLLOWING is its answer. The answer to SEED is a line of JSON: the adapters that
-cannot be served, by name, and why."""
+"""The fleet sends FOLLOW before new orders, which the process answers with FOLLOWING when they are applied, and SEED,
+which it answers with a line of JSON: adapter -> reason for adapters that cannot be served."""
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """Tells a gateway process which configuration to serve, over which store and engine."""
+    """Message from the fleet to a gateway process: which configuration to serve, with which store and engine."""
 
     number: int
     """Index of the process in the fleet, from 0."""
@@ -28,14 +28,15 @@ class Orders:
     backends: Backends
 
     def write(self, writer: asyncio.StreamWriter) -> None:
-        """Write the orders as msgpack, after a line with their length in bytes. They are data and cannot carry code;
-        `read` validates them like the configuration file."""
+        """Write the orders to a stream as msgpack, after a line with their length in bytes; does not wait. They are
+        data and cannot carry code; `read` validates them like the configuration file."""
         text = msgspec.msgpack.encode(self, enc_hook=_written)
         writer.write(b"%d\n" % len(text) + text)
 
     @classmethod
     async def read(cls, reader: asyncio.StreamReader) -> Orders:
-        """Read what `write` wrote. Raises msgspec.ValidationError."""
+        """Read and validate the orders that `write` wrote. Raises msgspec.ValidationError if they are invalid, and
+        asyncio.IncompleteReadError or ValueError if the stream ends."""
         text = await reader.readexactly(int(await reader.readline()))
         return msgspec.msgpack.decode(text, type=cls, dec_hook=_read)
 

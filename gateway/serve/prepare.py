@@ -20,8 +20,8 @@ from gateway.serve.stopping import Stop
 
 
 def prepared_folder(model: str, data_dir: Path) -> Path | None:
-    """Return the folder of a model that needs no preparation. None means that `prepare` must fetch or convert it, or
-    say why the model cannot be served."""
+    """Return the folder of a model (`model.source` of the configuration) that needs no preparation. None means that
+    `prepare` must fetch or convert the model, or report why it cannot be served."""
     with suppress(ModelNotFound, OSError):
         if (folder := find_prepared(model, data_dir)) is not None:
             return folder.resolve()
@@ -29,12 +29,11 @@ def prepared_folder(model: str, data_dir: Path) -> Path | None:
 
 
 async def prepare(model: str, data_dir: Path, stop: Stop, bar: StartBar) -> Path:
-    """Fetch or convert a model; returns the folder that the engine reads.
-
-    If the call is cancelled, the process ends, and no unfinished files are left.
+    """Fetch or convert a model (`model.source` of the configuration) in a process of its own; returns the folder that
+    the engine reads. If the call is cancelled, the process is killed, and unfinished files are removed.
 
     Args:
-        stop: kills the process at a forced stop.
+        stop: kills the process at a forced stop, and removes unfinished files.
         bar: shows the progress of a conversion.
 
     Raises:
@@ -64,14 +63,15 @@ async def prepare(model: str, data_dir: Path, stop: Stop, bar: StartBar) -> Path
 
 @dataclass(slots=True)
 class _Outcome:
-    """What a converter says at its end."""
+    """The result that the preparing process printed: the model's folder, or the reason for which there is none."""
 
     folder: Path | None = None
     error: str = ""
 
 
 async def _follow(process: asyncio.subprocess.Process, bar: StartBar) -> _Outcome:
-    """Show the converter's progress until the converter ends. Lines that are none of its own are ignored."""
+    """Read the JSON lines that the preparing process prints until it ends: show its progress, and return its result.
+    Other lines are ignored."""
     assert process.stdout is not None
     outcome = _Outcome()
     async for line in process.stdout:
@@ -88,13 +88,13 @@ async def _follow(process: asyncio.subprocess.Process, bar: StartBar) -> _Outcom
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
-    """Kill the converter if it still runs."""
+    """Kill a preparing process with SIGKILL if it still runs."""
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
 
 
 def _end_of(process: asyncio.subprocess.Process) -> str:
-    """Say how a converter ended that gave no reason."""
+    """Return a message on how a preparing process that printed no reason ended."""
     status = process.returncode or 0
     return f"the conversion was killed by signal {-status}" if status < 0 else "the reason is above"

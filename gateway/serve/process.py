@@ -17,19 +17,20 @@ from engine.process.lossy_log import log_renderers, lossy_loggers
 T = TypeVar("T")
 
 COLLECT_AFTER = 10_000
-"""Number of objects that are allocated and not freed before a garbage collection starts. A request allocates some
+"""Number of objects that must be allocated and not freed before a garbage collection starts. A request allocates some
 hundreds and frees all but a few."""
 
 
 def leave_torch_out() -> None:
-    """Prevent the import of torch. Call this before a tokenizer library is imported, which would import torch if it is
-    installed. A gateway does not need torch, which takes two thirds of its memory and of its start time."""
+    """Make every later import of torch in this process fail. Call this before a tokenizer library is imported, which
+    would import torch if it is installed: two thirds of a gateway's memory and start time, which it does not need."""
     logging.getLogger("transformers").addFilter(lambda record: "PyTorch was not found" not in str(record.msg))
     sys.modules["torch"] = None  # type: ignore[assignment]  # what Python itself means by this: there is none
 
 
 def configure_logging() -> None:
-    """Log to standard error: short lines on a terminal, JSON elsewhere. Lines that cannot be written are dropped."""
+    """Configure structlog, and logging from WARNING on, to write to standard error: short lines on a terminal, JSON
+    elsewhere. Lines that cannot be written are dropped."""
     exceptions = [] if sys.stderr.isatty() else [structlog.processors.format_exc_info]
     structlog.configure(
         processors=[
@@ -52,7 +53,8 @@ class _ToStructlog(logging.Handler):
 
 
 def run_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on uvloop, or on asyncio's own event loop on Windows; returns its result."""
+    """Run a coroutine on a new uvloop event loop (on Windows asyncio's) and return its result; then undo
+    `gc.freeze`."""
     if sys.platform == "win32":
         return asyncio.run(work)
     from uvloop import new_event_loop
@@ -65,8 +67,8 @@ def run_loop(work: Coroutine[Any, Any, T]) -> T:
 
 
 def freeze_memory() -> None:
-    """Exclude all objects that exist now from later garbage collections, and make collections rarer. Enable them, if
-    the start has suspended them. A collection now would take 0.1 s and would free one object in a hundred.
+    """Exclude all objects that exist now from later garbage collections, make collections rarer, and enable them, which
+    the start may have suspended.
 
     Libraries and the tokenizer hold half a million objects, which live as long as the process. To traverse them took a
     third of the time of a gateway under load.
@@ -77,7 +79,8 @@ def freeze_memory() -> None:
 
 
 def reload_requested() -> asyncio.Event:
-    """Return an event that SIGHUP sets. From this call on, the signal has no other effect."""
+    """Install a handler for SIGHUP in the running event loop and return the event that it sets. From this call on, the
+    signal has no other effect."""
     event = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, event.set)
     return event

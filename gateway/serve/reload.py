@@ -15,16 +15,17 @@ from gateway.config.whole import Config
 log = structlog.get_logger("reload")
 
 Read = Callable[[], Config]
-"""Reads the file and applies the options of the command line. Raises ValueError if the result cannot be used."""
+"""Returns the configuration of the file and the options of the command line. Raises ValueError if it cannot be used."""
 ApplyConfig = Callable[[Config], Awaitable[Mapping[str, str]]]
-"""Applies a configuration; returns the adapters that cannot be served, by name, and why."""
+"""Applies a configuration to the running gateways; returns adapter -> reason for adapters that cannot be served."""
 
 
 @asynccontextmanager
 async def reloading(
     asked: asyncio.Event, read: Read | None, running: Config, apply: ApplyConfig, console: Console
 ) -> AsyncIterator[None]:
-    """Reload the file whenever `asked` is set, until the block ends. If `read` is None, there is no file to reload."""
+    """Call `reload` in a task whenever `asked` is set, which is then cleared, until the block ends. If `read` is None,
+    there is no file, and nothing is done. `running` is the configuration in force when the block begins."""
     task = asyncio.create_task(_keep_reloading(asked, read, running, apply, console)) if read else None
     try:
         yield
@@ -47,7 +48,8 @@ async def _keep_reloading(
 
 
 async def reload(read: Read, running: Config, apply: ApplyConfig, console: Console) -> Config:
-    """Reload once; returns the configuration that is then in force. A file that cannot be used changes nothing."""
+    """Read the file, apply the sections that need no restart, and print the changes, what needs a restart and what
+    failed. Returns the configuration then in force: `running`, after printing the error, if the file cannot be used."""
     try:
         found = read()
         config = merge_live_sections(running, found)

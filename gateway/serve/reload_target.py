@@ -25,7 +25,8 @@ from gateway.requests.service import Gateway
 
 @dataclass(frozen=True, slots=True)
 class ReloadTarget:
-    """Applies the sections `adapters`, `lanes`, `limits` and `tenants` to a running gateway, as a restart would."""
+    """The parts of a running gateway process to which a reload applies the configuration sections `adapters`, `lanes`,
+    `limits` and `tenants`."""
 
     data_dir: Path
     accounts: AccountRegistry
@@ -37,12 +38,14 @@ class ReloadTarget:
     metrics: Metrics
 
     async def apply(self, config: Config) -> dict[str, str]:
-        """Apply a configuration. Returns the adapters that cannot be served, by name, and why; the rest is in force."""
+        """Apply a configuration: first `apply_settings`, then `seed`. Returns adapter -> reason for adapters that
+        cannot be served; everything else is in force."""
         await self.apply_settings(config)
         return await self.seed(config)
 
     async def apply_settings(self, config: Config) -> None:
-        """Apply the settings that each gateway process keeps itself: limits, adapter sources, timeouts, lane goals."""
+        """Apply the settings that each gateway process holds itself: the limiter's, adapter sources, timeouts, and the
+        lanes' capacities and goals, which are also sent to the engine."""
         limits, adapters = config.limits, config.adapters
         self.limiter.set_default_policy(limits.when_redis_is_away, limits.replicas, limits.lease_seconds)
         self.sources.allow(adapters, adapter_cache(config, self.data_dir))
@@ -51,11 +54,8 @@ class ReloadTarget:
         await self._promise(config.lanes)
 
     async def seed(self, config: Config) -> dict[str, str]:
-        """Write the tenants and adapters to the registries, where all gateways find them.
-
-        Returns:
-            The adapters that cannot be served, by name, and why.
-        """
+        """Write the configured tenants, keys and adapters to the registries, where all gateways find them. Returns
+        adapter -> reason for adapters that cannot be served."""
         for entry in config.tenants.values():
             await self.accounts.seed(entry.tenant, entry.keys)
         return await seed_adapters(self.adapters, config.adapters.preload)
@@ -69,20 +69,16 @@ class ReloadTarget:
 
 
 def adapter_cache(config: Config, data_dir: Path) -> Path:
-    """Return the folder for fetched adapters."""
+    """Return the folder for adapters fetched from a hub or URL: the configured one, or `fetched` in the data
+    directory."""
     return config.adapters.cache or data_dir / "fetched"
 
 
 async def seed_adapters(
     adapters: AdapterRegistry, preload: Mapping[str, Path], one_done: Callable[[], None] = lambda: None
 ) -> dict[str, str]:
-    """Serve the adapters that the configuration names, and call `one_done` after each, even if it failed.
-
-    Several adapters load at a time, because reading one keeps a core busy and leaves the disk idle.
-
-    Returns:
-        The adapters that cannot be served, by name, and why.
-    """
+    """Load the adapters `preload` (folders by name), several at a time, and call `one_done` after each, even if it
+    failed. Returns adapter -> reason for adapters that cannot be served."""
     turns, failed = asyncio.Semaphore(CONCURRENT_LOADS), {}
 
     async def seed(name: str, path: Path) -> None:

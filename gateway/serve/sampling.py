@@ -16,14 +16,15 @@ log = structlog.get_logger("gateway")
 
 
 class HistorySampler:
-    """Turns the engine's counters into rates between two samples."""
+    """Adds points to the console's history. It stores the engine's counters of the last sample to compute rates."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
         self._before: tuple[float, EngineStatus] | None = None
 
     async def sample(self, now: float) -> None:
-        """Add one point to the history. `now` is a monotonic time in seconds. Raises ApiError: ENGINE_UNAVAILABLE."""
+        """Query the engine and add one point to the history: token rates since the last sample, pages, depths of the
+        lanes, latencies. `now` is a monotonic time in seconds. Raises ApiError: ENGINE_UNAVAILABLE."""
         try:
             engine, lanes = await asyncio.gather(self._operations.engine(), self._operations.lanes())
         except ApiError:
@@ -39,7 +40,8 @@ class HistorySampler:
         self._operations.history.add({**rates, **pages, **depths, **self._operations.latencies_at_goal()})
 
     def _rate(self, now: float, engine: EngineStatus, counter: str) -> float | None:
-        """Return the growth of a counter per second. None means a first sample, or a restart of the engine."""
+        """Return the growth of the engine's `counter` per second since the last sample. None means that there is no
+        last sample, or that the counter fell because the engine restarted."""
         if self._before is None:
             return None
         since, before = self._before
@@ -49,7 +51,7 @@ class HistorySampler:
 
 @asynccontextmanager
 async def sampling(operations: Operations) -> AsyncIterator[None]:
-    """Sample the engine every `FINE_SECONDS` until the block ends. No points are added while the engine is away."""
+    """Add a point to the history every FINE_SECONDS, in a task, until the block ends; none while the engine is away."""
     task = asyncio.create_task(_sample_forever(HistorySampler(operations)))
     try:
         yield

@@ -1,7 +1,6 @@
 """Runs one gateway process with its own store and engine: `loralane serve`.
 
-The engine is started before the rest of the gateway is imported. The engine's start is the longest part of a server's
-start, and the gateway's imports, which take two seconds, run on another core at the same time.
+The engine's process is started before the gateway's modules are imported, which takes two seconds on another core.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Running(Listening):
-    """A gateway that serves requests, with its own engine."""
+    """A gateway that serves requests in this process, with its own engine. `running` yields it."""
 
     gateway: Gateway
     engine: EngineClient
@@ -50,7 +49,7 @@ class Running(Listening):
 
 
 async def serve(launch: Launch, console: Console, read: Read | None = None, bar: StartBar | None = None) -> bool:
-    """Serve until a signal says to stop (see `stopping`); returns whether it asked for a hurried stop.
+    """Run a gateway until a signal asks it to stop (see `stopping`); returns whether the stop is hurried (Ctrl-C).
 
     Args:
         console: shows the banner, and messages about a stop or about a configuration that was read again.
@@ -59,7 +58,7 @@ async def serve(launch: Launch, console: Console, read: Read | None = None, bar:
 
     Raises:
         StoppedEarly: the signal came before the gateway was ready.
-        StartError, ConfigError: see `running`.
+        StartError, ConfigError: what `running` raises.
     """
     bar = bar or StartBar.hidden()
     stop, asked = Stop(), reload_requested() if read else asyncio.Event()
@@ -79,7 +78,8 @@ async def serve(launch: Launch, console: Console, read: Read | None = None, bar:
 
 @asynccontextmanager
 async def running(launch: Launch, stop: Stop | None = None, bar: StartBar | None = None) -> AsyncIterator[Running]:
-    """Run a gateway with its store and engine until the block ends. They stop in the reverse order of their start.
+    """Run a store, an engine and a gateway that listens on its ports, until the block ends; then stop them in reverse
+    order. Yields the gateway when it accepts requests.
 
     Args:
         stop: decides how long running requests may take at the end. None means the grace period of an unhurried stop.
@@ -104,10 +104,8 @@ async def running(launch: Launch, stop: Stop | None = None, bar: StartBar | None
 
 
 async def _import_gateway() -> None:
-    """Import the gateway's modules in a thread, while the event loop handles signals and processes.
-
-    The thread is a daemon, so that a process that is told to stop meanwhile need not wait for its end.
-    """
+    """Import the gateway's modules in a thread, while the event loop handles signals, and return when they are
+    imported. Raises what the import raises. The thread is a daemon: a process that stops need not wait for it."""
     loop, imported = asyncio.get_running_loop(), asyncio.Event()
     errors: list[BaseException] = []
 

@@ -11,11 +11,11 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from gateway.serve.supervisor import EngineSupervisor
 
 LOOK_SECONDS = 0.2
-"""Seconds between two looks at how far the engine's start is."""
+"""Seconds between two polls of the engine's progress."""
 
 
 class StartStage(Enum):
-    """A part of the start, in the order in which the parts follow each other."""
+    """Stage of a server's start. The members are in the order in which the stages follow each other."""
 
     CONVERTING = auto()
     STARTING = auto()
@@ -26,23 +26,19 @@ class StartStage(Enum):
 
 
 SECONDS = dict(zip(StartStage, (10.0, 3.0, 1.0, 1.0, 0.5, 0.5), strict=True))
-"""Duration of each stage on two cores with the embedded model, which gives the stage's share of the bar. With a larger
-model the bar moves unevenly."""
+"""Typical duration of each stage in seconds (two cores, the embedded model), which gives the stage's share of the
+bar."""
 ENGINE_STAGES = {
     "compiling kernels": StartStage.COMPILING,
     "loading weights": StartStage.LOADING,
     "capturing graphs": StartStage.CAPTURING,
 }
-"""The stage of each part of the start that an engine reports."""
+"""Text with which an engine reports a part of its start -> stage."""
 
 
 class StartBar:
-    """Shows one bar on a terminal from the first report until the start is over. If the console is not a terminal, it
-    shows nothing.
-
-    Stages follow each other. The first that is reported is where the bar begins; later ones that have nothing to do
-    need not be reported.
-    """
+    """Progress bar for a server's start, shown from the first `report` until `close`; nothing is shown if the console
+    is not a terminal. The bar begins with the stage that is reported first; later stages may be skipped."""
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
@@ -70,7 +66,8 @@ class StartBar:
         return cls(Console(quiet=True, force_interactive=False))
 
     def report(self, stage: StartStage, what: str, share: float = 0.0) -> None:
-        """Say what is being done, and which share of its stage is done, from 0 to 1."""
+        """Show the text `what`, and move the bar, never backwards, to `share` (0 to 1) of a stage. After `close`,
+        nothing is shown."""
         stages, self._first = list(StartStage), self._first or stage
         begun = stages[stages.index(self._first) :]
         before = sum(SECONDS[earlier] for earlier in begun if earlier.value < stage.value)
@@ -81,7 +78,8 @@ class StartBar:
             self._bar.start()
 
     async def follow(self, supervisor: EngineSupervisor) -> None:
-        """Show how far the start of the engine is, until the bar is closed."""
+        """Poll the engine's progress every LOOK_SECONDS and show it, until the bar is closed. Returns at once if the
+        bar is not shown."""
         self.report(StartStage.STARTING, "starting the engine")
         while self._is_shown and not self._is_closed:
             await asyncio.sleep(LOOK_SECONDS)
@@ -91,7 +89,7 @@ class StartBar:
                 self.report(stage, what, loading.done / max(loading.total, 1))
 
     def close(self) -> None:
-        """Remove the bar for good. May be called again."""
+        """Remove the bar from the terminal for good. A second call does nothing."""
         self._is_closed = True
         if self._is_shown:  # or the library would print an empty line
             self._bar.stop()

@@ -35,7 +35,8 @@ class StoppedEarly(Exception):
 
 
 class Stop:
-    """Tells the parts of a process that it must stop, and how soon. Signals reach a `Stop` only after `listen`."""
+    """State of a process's stop, created once per process: `asked` is set when it must stop, and `in_hurry` is True
+    after Ctrl-C. Signals change it only after `listen`."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -45,16 +46,17 @@ class Stop:
 
     @property
     def grace(self) -> float:
-        """Grace period of running requests, in seconds."""
+        """Grace period of running requests in seconds: DRAIN_SECONDS, or HURRY_SECONDS in a hurried stop."""
         return HURRY_SECONDS if self.in_hurry else DRAIN_SECONDS
 
     def time_limit(self, seconds: float) -> float:
-        """Return a time limit for something to end: `seconds`, but at most `HURRY_SECONDS` in a hurried stop."""
+        """Return the seconds that a part of the process may take to end: `seconds`, but at most HURRY_SECONDS in a
+        hurried stop."""
         return min(seconds, HURRY_SECONDS) if self.in_hurry else seconds
 
     def listen(self, *, hangup: bool) -> None:
-        """Handle SIGTERM, SIGINT and, with `hangup`, SIGHUP, which a closed terminal sends. Under nohup SIGHUP stays
-        ignored."""
+        """Install handlers in the running event loop: SIGTERM calls `drain`, SIGINT calls `interrupt` and, with
+        `hangup`, SIGHUP, which a closed terminal sends, calls `drain` unless it is ignored, as under nohup."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.drain)
         loop.add_signal_handler(signal.SIGINT, self.interrupt)
@@ -62,14 +64,15 @@ class Stop:
             loop.add_signal_handler(signal.SIGHUP, self.drain)
 
     def drain(self) -> None:
-        """Ask the process to stop. A start that is not complete is cancelled."""
+        """Set `asked`, so that the process stops, and cancel the task in `starting` if the start is not complete."""
         self.asked.set()
         if self._starting is not None:
             self._starting.cancel()
             self._starting = None
 
     def interrupt(self) -> None:
-        """Ask the process to stop in a hurry. A second call kills this process and its children at once."""
+        """Begin a hurried stop: set `in_hurry`, call `drain`, and start a timer that calls `force` after FORCE_SECONDS.
+        A second call calls `force` at once."""
         if self.in_hurry:
             self.force()
         self.in_hurry = True
@@ -80,11 +83,8 @@ class Stop:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Wrap the start: until `started` is called, a request to stop cancels the current task.
-
-        Raises:
-            StoppedEarly: the process was asked to stop during the start, or before it.
-        """
+        """Context manager for the start: until `started` is called, a request to stop cancels the current task. Raises
+        StoppedEarly if the process was asked to stop during the start, or before it."""
         self._starting = asyncio.current_task()
         try:
             if self.asked.is_set():
@@ -103,11 +103,13 @@ class Stop:
         self._starting = None
 
     def on_force(self, kill: Callable[[], object]) -> None:
-        """Register a callback for `force`, which may call it from any thread. The callback must not wait."""
+        """Register the callback `kill`, which `force` calls, possibly from another thread. It must not block; its
+        exceptions are ignored."""
         self._last.append(kill)
 
     def force(self) -> None:
-        """Call the callbacks that were registered with `on_force`, and end this process without any cleanup."""
+        """Call the callbacks of `on_force`, print that the process is stopped, and end the process with status
+        INTERRUPTED, without any cleanup. Does not return."""
         for kill in self._last:
             with suppress(Exception):
                 kill()
@@ -123,11 +125,8 @@ def tell_stopping(stop: Stop, console: Console) -> None:
 
 
 def exit_process(status: int) -> NoReturn:
-    """End the process without the finalization of Python, which takes a second on a busy machine and only frees memory
-    that the exit frees anyway.
-
-    Call this only after all resources that need closing are closed.
-    """
+    """Write the last log lines, flush the standard streams, and end the process with `status`, without Python's
+    finalization, which takes a second on a busy machine. Call this only after all resources are closed."""
     write_last_lines()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
@@ -137,7 +136,8 @@ def exit_process(status: int) -> NoReturn:
 
 @contextmanager
 def default_interrupt() -> Iterator[None]:
-    """Let Ctrl-C end the process silently inside the block, for a phase in which nothing needs cleanup."""
+    """Within the block, let Ctrl-C end the process at once and without a traceback; then restore the previous handler.
+    Has no effect outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -31,7 +31,7 @@ T = TypeVar("T")
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 10.0
 HEALTHY_SECONDS = 30.0
-"""A process that lived longer than this is restarted after the first backoff."""
+"""A process that lived longer than this is restarted after FIRST_BACKOFF_SECONDS."""
 STOP_SECONDS = 10.0
 SPINS = 500
 """How many iterations an OpenMP thread of the engine spins at a barrier before it sleeps (GOMP_SPINCOUNT). The default
@@ -46,7 +46,8 @@ SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL|REDIS_URL", re.IGNOREC
 
 
 class Backoff:
-    """Computes how long to wait before a process is restarted: twice as long each time that it dies early."""
+    """Computes the seconds to wait before a process is restarted: from FIRST_BACKOFF_SECONDS, twice as long each time
+    that it dies within HEALTHY_SECONDS, up to MAX_BACKOFF_SECONDS."""
 
     def __init__(self) -> None:
         self._next = FIRST_BACKOFF_SECONDS
@@ -56,11 +57,12 @@ class Backoff:
         self._started = time.monotonic()
 
     def reset(self) -> None:
-        """Return to the first backoff, because the process had become ready and its next start may succeed as well."""
+        """Make the next backoff FIRST_BACKOFF_SECONDS. Call this if the process had become ready before it died."""
         self._next = FIRST_BACKOFF_SECONDS
 
     def died(self) -> float:
-        """Note that the process died; returns the seconds to wait before the next start."""
+        """Record that the process died; returns the seconds to wait before the next start, and doubles the next
+        wait."""
         if time.monotonic() - self._started > HEALTHY_SECONDS:
             self._next = FIRST_BACKOFF_SECONDS
         seconds, self._next = self._next, min(2 * self._next, MAX_BACKOFF_SECONDS)
@@ -68,13 +70,13 @@ class Backoff:
 
 
 class EngineSupervisor:
-    """Async context manager that keeps `python -m engine.server` running on a unix socket.
-
-    The engine's standard input is a pipe from the gateway. If the gateway is killed, the pipe closes and the engine
-    stops by itself.
+    """Async context manager that starts `python -m engine.server` on a unix socket, restarts it with backoff when it
+    dies or hangs, and stops it when the block ends. If the gateway is killed, the engine's standard input, a pipe,
+    closes and the engine stops by itself.
 
     Args:
         config: the engine's configuration. Without a model, the engine waits until `name_model` names one.
+        socket: path of the socket. The engine's pulse and progress files are made in the same folder.
         program: the module to run, which must accept the engine's arguments, followed by extra arguments for it.
     """
 
@@ -91,45 +93,44 @@ class EngineSupervisor:
         self._task: asyncio.Task[None] | None = None
         self._exited = asyncio.Event()
         self.stop_seconds = STOP_SECONDS
-        """How many seconds the engine may take to stop before it is killed."""
+        """Seconds that the engine may take to stop, when the block ends, before it is killed."""
 
     @property
     def pid(self) -> int | None:
-        """The id of the engine process; None means that no process runs."""
+        """Id of the running engine process; None means that no process runs."""
         return self._process.pid if self._process and self._process.returncode is None else None
 
     @property
     def loading(self) -> Loading | None:
-        """Progress of the engine's start; None means that the engine has not reported any yet."""
+        """Progress of the engine's start, read from its file; None means that the engine has not reported any yet."""
         return read_loading(self._loading)
 
     def promise(self, interactive: LaneGoals, batch: LaneGoals) -> None:
-        """Set the lanes' goals for the next engine process. The running one is not told."""
+        """Set the lanes' goals for the next engine process. They are not sent to the running one."""
         self._config = replace(self._config, interactive=interactive, batch=batch)
 
     def name_model(self, folder: Path) -> None:
-        """Tell the engine, which was started without a model, which folder to load. Later processes load it, too."""
+        """Send the folder of the prepared model to the engine, which was started without a model and now loads it.
+        Later engine processes are started with it."""
         self._config = replace(self._config, model=str(folder))
         stdin = self._process.stdin if self._process is not None else None
         if self.pid is not None and stdin is not None and not stdin.is_closing():  # the next process gets it otherwise
             stdin.write(f"{folder}\n".encode())
 
     def kill(self) -> None:
-        """Kill the engine and the processes that it has started. This needs no event loop."""
+        """Kill the engine and the processes that it has started with SIGKILL. May be called from any thread."""
         if (pid := self.pid) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
 
     async def wait_first_exit(self) -> None:
-        """Wait until, for the first time, an engine process has ended that the supervisor did not stop."""
+        """Wait until, for the first time, an engine process has ended other than by the end of the block: by itself, or
+        killed because it hung."""
         await self._exited.wait()
 
     async def unless_it_ends(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` and return its result.
-
-        Raises:
-            StartError: an engine process has ended by itself before `work` was done; another one would end, too.
-        """
+        """Await `work` and return its result. If an engine process ends before that, cancel `work` and raise
+        StartError, because the next process would end, too."""
         working, ended = asyncio.create_task(work), asyncio.create_task(self.wait_first_exit())
         try:
             await asyncio.wait((working, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -186,12 +187,9 @@ class EngineSupervisor:
                 log.exception("engine_not_started")
 
     async def _until_it_ends(self, process: asyncio.subprocess.Process, watch: HangWatch) -> bool:
-        """Wait for the end of an engine process, and kill it if it hangs.
-
-        Returns:
-            True if it was killed because it hung. False if it ended by itself, or if a signal such as SIGSTOP had
-            stopped it.
-        """
+        """Wait for the end of an engine process, checking it every LOOK_SECONDS, and kill it if it hangs. Returns True
+        if it was killed because it hung; False if it ended by itself, or was killed while a signal such as SIGSTOP had
+        stopped it."""
         ended = asyncio.ensure_future(process.wait())
         try:
             while not (await asyncio.wait((ended,), timeout=LOOK_SECONDS))[0]:
@@ -206,8 +204,8 @@ class EngineSupervisor:
             ended.cancel()
 
     def _note_end(self, watch: HangWatch, hung: bool) -> bool:
-        """Record for the next engine process how this one ended and which requests it computed. Returns whether it had
-        become ready, that is, whether its step loop had written a beat."""
+        """Record, for the next engine process, whether this one crashed or hung and which requests it was computing.
+        Returns whether it had become ready, that is, whether its step loop had written a beat."""
         assert self._process is not None
         assert self._process.returncode is not None
         beat = watch.last_beat()
@@ -232,6 +230,7 @@ class EngineSupervisor:
 
 
 def _environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the engine's environment: the gateway's, without keys and passwords, and with GOMP_SPINCOUNT."""
+    """Return the engine's environment: the gateway's `env` without variables whose names match SECRET, and with
+    GOMP_SPINCOUNT unless `env` has one of WAIT_SETTINGS."""
     kept = {name: value for name, value in env.items() if not SECRET.search(name)}
     return kept if kept.keys() & WAIT_SETTINGS else kept | {"GOMP_SPINCOUNT": str(SPINS)}

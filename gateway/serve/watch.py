@@ -16,7 +16,7 @@ from pathlib import Path
 from engine.process.pulse import Beat, read_beat
 
 LOOK_SECONDS = 1.0
-"""Interval between two checks."""
+"""Seconds between two checks."""
 OWN_STALL_SECONDS = 2.0
 """A check that is late by more than this never counts the engine as silent: the checking process itself stalled."""
 LOOKS = 2
@@ -26,7 +26,8 @@ CRASHES = frozenset((signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFP
 
 
 class HangWatch:
-    """Watches the pulse file of one engine process."""
+    """Decides from the pulse file of one engine process whether the process hangs and, later, whether it crashed. The
+    supervisor creates one for each process."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """`path` is the pulse file; `clock` is the system's monotonic clock, in seconds."""
@@ -37,14 +38,12 @@ class HangWatch:
         self._out_of_memory = _kills_for_memory()
 
     def last_beat(self) -> Beat | None:
-        """Return the last beat of the step loop; None means that the loop has not begun."""
+        """Read the last beat of the engine's step loop; None means that the loop has not begun."""
         return read_beat(self._path)
 
     def hangs(self, pid: int) -> bool:
-        """Check the pulse once; returns whether the process hangs, which takes `LOOKS` checks in a row to find.
-
-        Call this every `LOOK_SECONDS`.
-        """
+        """Check the pulse of process `pid` once; call this every LOOK_SECONDS. Returns True if this is at least the
+        LOOKS-th check in a row that finds the step loop silent, that is, its beat overdue."""
         now, beat = self._clock(), self.last_beat()
         stalled = now - self._looked > LOOK_SECONDS + OWN_STALL_SECONDS
         self._looked = now
@@ -53,10 +52,10 @@ class HangWatch:
         return self._silent >= LOOKS
 
     def crashed(self, code: int) -> bool:
-        """Return whether something that the process computed may have ended it, by its exit code.
+        """Return whether something that the process computed may have ended it, by its exit code (negative: a signal).
 
-        When memory runs out, the kernel kills a process with SIGKILL, which an operator may send, too. The kernel's
-        count of such kills tells the two apart.
+        That is a positive exit code, one of the signals CRASHES, or SIGKILL if the kernel has since counted a kill for
+        lack of memory: an operator may send SIGKILL, too.
         """
         if code >= 0:
             return code > 0
@@ -64,12 +63,12 @@ class HangWatch:
 
 
 def is_traced(pid: int) -> bool:
-    """Return whether a debugger is attached to a process."""
+    """Return whether a debugger is attached to a process; False where /proc does not exist."""
     return _status(pid).get("TracerPid", "0") != "0"
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a signal has stopped a process (SIGSTOP, or Ctrl-Z)."""
+    """Return whether a signal (SIGSTOP, or Ctrl-Z) has suspended a process; False where /proc does not exist."""
     return _status(pid).get("State", "").startswith("T")
 
 

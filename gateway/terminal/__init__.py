@@ -1,1 +1,1 @@
-"""What every command shows on a terminal, and how clients of a gateway check its certificate."""
+"""Output of commands on a terminal, and the TLS settings of their connections to a gateway."""

@@ -1,4 +1,4 @@
-"""Input and output of commands: counts such as `100k`, files that are checked before work begins, tables and errors."""
+"""Input and output of commands: numbers such as `100k`, checks of output files, tables and error messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ WIDEST = 10_000
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Check that a file could be written at `path` now. Raises ValueError, with a message that names the option."""
+    """Check that a file can be created or overwritten at `path`, without writing it. Raises ValueError, whose message
+    names `option`, the command-line option that gave the path."""
     if not path.parent.is_dir():
         raise ValueError(f"{option} {path}: there is no folder {path.parent}")
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
@@ -32,10 +33,8 @@ def check_writable(path: Path, option: str) -> None:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Write a file atomically: it appears at `path`, complete and synced to disk, when the block ends without an error.
-
-    Otherwise the file that was at `path` before stays.
-    """
+    """Write a file atomically: yields a temporary file in the same folder, which is synced to disk and replaces `path`
+    when the block ends without an error. After an error the temporary file is removed, and `path` stays as it was."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
@@ -48,14 +47,14 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def print_wide(table: Table) -> None:
-    """Print a table at the width it needs: the terminal wraps long lines, and narrower cells would be unreadable."""
+    """Print a table to standard output at the width that its cells need, even if the terminal is narrower and wraps."""
     console = Console()
     needed = console.measure(table, options=console.options.update(max_width=WIDEST)).maximum
     Console(width=max(console.width, needed)).print(table)
 
 
 def message_json(message: Message) -> dict[str, Any]:
-    """Return the fields of a message by name, as JSON values. An absent optional field is None."""
+    """Return all fields of a protobuf message by name, as JSON values. An absent optional field is None."""
     return {field.name: _plain(message, field) for field in message.DESCRIPTOR.fields}
 
 
@@ -69,31 +68,27 @@ def _plain(message: Message, field: Any) -> Any:
 
 
 def no_gateway_message(url: str, reason: str = "") -> str:
-    """Return the error message of a command that cannot reach a gateway.
-
-    `reason` is the message of the HTTP or gRPC library, which is left out if the connection was refused.
-    """
+    """Return the error message of a command that cannot reach a gateway at `url`. It contains `reason`, the message of
+    the HTTP or gRPC library, unless the connection was refused."""
     found = f"No gateway answers at {url}"
     found += f" ({reason})" if reason and "refused" not in reason.lower() else ""
     return f"{found}. Start one with `loralane serve`, or name another with --url or LORALANE_URL."
 
 
 def print_error(message: str) -> None:
-    """Print an error message to standard error."""
+    """Print `error:` and a message, not parsed as markup, to standard error."""
     Console(stderr=True).print(f"[red]error:[/red] {escape(message)}", highlight=False)
 
 
 def exit_with_error(message: str) -> NoReturn:
-    """Print an error message and end the command with status 1."""
+    """Print an error message to standard error and end the command with status 1, by raising typer.Exit."""
     print_error(message)
     raise typer.Exit(1)
 
 
 def integer_parser(least: int | None = None, most: int | None = None) -> Callable[[str | int], int]:
-    """Return a parser for an option with the given bounds. None means no bound.
-
-    The help text shows the name of the returned function as the type of the value.
-    """
+    """Return a parser for whole numbers such as `100k`, from `least` to `most`; None means no bound. The parser raises
+    typer.BadParameter. The help text shows its name, `integer`, as the type of the option."""
 
     def integer(value: str | int) -> int:
         number = _parsed(value) if isinstance(value, str) else value  # a default is a number already

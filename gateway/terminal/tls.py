@@ -15,22 +15,23 @@ TLS_TARGET = "https://"
 
 
 class TlsFileError(Exception):
-    """A certificate or key file cannot be used. The message says which file and why. This error ends the command."""
+    """A certificate or key file cannot be used; the message says which and why. `main` prints it and ends the
+    command."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files for TLS connections to a gateway."""
+    """Paths of the PEM files for TLS connections of a command to a gateway."""
 
     ca: Path | None = None
-    """Certificate authorities that a server's certificate is checked against. None means those of this machine."""
+    """Certificate authorities that a server's certificate is checked against. None means those of the system."""
     cert: Path | None = None
     """Certificate to present to a server that asks for one."""
     key: Path | None = None
     """Private key of `cert`. None means that it is in the same file."""
 
     def context(self) -> ssl.SSLContext:
-        """Return the TLS context for HTTP clients. Raises TlsFileError."""
+        """Return a TLS context with these files for HTTP clients. Raises TlsFileError if a file cannot be used."""
         try:
             context = ssl.create_default_context(cafile=self.ca)
         except OSError as error:
@@ -45,7 +46,8 @@ class TlsFiles:
         return context
 
     def channel(self, target: str, options: list[tuple[str, int]]) -> grpc.Channel:
-        """Open a gRPC channel, with TLS if `target` begins with https://. Raises TlsFileError."""
+        """Open a gRPC channel to `target`: HOST:PORT, or https://HOST:PORT for TLS with these files. `options` are
+        channel options of gRPC. Raises TlsFileError if a file cannot be used."""
         import grpc
 
         if not target.startswith(TLS_TARGET):

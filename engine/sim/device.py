@@ -34,6 +34,12 @@ def find_device(name: str) -> DeviceSpec:
     return spec
 
 
+def copy_bytes_per_s(spec: DeviceSpec) -> float:
+    """Return the rate at which adapters are copied from host memory to the device; for a measured device, which has no
+    such figure, the rate of its disk."""
+    return spec.cost.copy_bytes_per_s if isinstance(spec.cost, RooflineCost) else spec.disk_bytes_per_s
+
+
 def _check(spec: DeviceSpec) -> None:
     """Raise ValueError or TypeError if a figure is out of range or not a number, or if `engine` is not a CoreConfig."""
     for name in ("page_bytes", "adapter_bytes_per_rank", "disk_bytes_per_s"):

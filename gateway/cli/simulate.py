@@ -12,25 +12,25 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from engine.config import EngineConfig
 from engine.core.config import POLICIES, SCHEDULERS, CoreConfig
-from engine.sim.compare import Advance, Run, plan_runs, run_all, run_name, under
+from engine.sim.compare import Run, plan_runs, run_all, run_name, under
 from engine.sim.device import device_names, find_device
 from engine.sim.goals import Judged, judge
 from engine.sim.plot import PlotUnavailable, check_available, draw
 from engine.sim.report import Report
 from engine.sim.run import Setup, Stalled
 from engine.sim.scenario import Scenario
-from engine.sim.synthetic import Sizes
+from engine.sim.synthetic import FlashCrowd, Sizes
 from engine.sim.tables import comparison_tables, goals_table, tenant_table
 from engine.sim.workload import Backlog
+from gateway.cli.simulate_cluster import Cluster, compare_routers, shown_progress
 from gateway.config.whole import load_config
+from gateway.simulation.compare import ROUTERS
 from gateway.terminal.output import check_writable, exit_with_error, integer_parser, print_wide
 
 console = Console()
-progress_console = Console(stderr=True)
 
 FROM_CONFIG = (
     "max_seqs",
@@ -50,6 +50,13 @@ others."""
 class Modes:
     policies: list[str]
     schedulers: list[str]
+
+    @property
+    def only(self) -> tuple[str, str]:
+        """Return the policy and the scheduler. Raises ValueError if there are several."""
+        if len(self.policies) > 1 or len(self.schedulers) > 1:
+            raise ValueError("routers are compared under one --policy and one --scheduler")
+        return self.policies[0], self.schedulers[0]
 
 
 def simulate(
@@ -80,6 +87,14 @@ def simulate(
     batch_prompt: Annotated[str, typer.Option(help="Batch backlog: prompt tokens, LOW-HIGH.")] = "64-256",
     batch_output: Annotated[str, typer.Option(help="Batch backlog: output tokens, LOW-HIGH.")] = "64-160",
     batch_deadline: Annotated[float | None, typer.Option(help="Batch backlog: seconds to the deadline.")] = None,
+    flash_crowd: Annotated[
+        str | None, typer.Option(help="SHARE@START-END: one adapter's share of requests in these seconds.")
+    ] = None,
+    tide: Annotated[float, typer.Option(help="Period in seconds of a rate that rises and falls; 0: none.")] = 0.0,
+    replicas: Annotated[int, typer.Option(min=1, help="Number of engines, each on such a device.")] = 1,
+    router: Annotated[list[str] | None, typer.Option(help=f"Router: {', '.join(ROUTERS)}; repeatable.")] = None,
+    kill: Annotated[float | None, typer.Option(help="Second at which one of the replicas dies.")] = None,
+    add: Annotated[float | None, typer.Option(help="Second at which a replica is added.")] = None,
     overlap: Annotated[
         bool, typer.Option("--overlap", help="Plan each step while the one before it is computed, as on a GPU.")
     ] = False,
@@ -99,19 +114,27 @@ def simulate(
     - `loralane simulate --trace azure.csv --batch-backlog 512 --goals`
     - `loralane simulate --rate 5 --cv 4 --adapters 2000 --policy lanes --policy fcfs`
     - `loralane simulate --trace azure.csv --policy lanes --policy fcfs --rates 0.5,1,2,4 --plot curve.png`
+    - `loralane simulate --rate 60 --adapters 2000 --replicas 8 --router ours --router hash --kill 60`
     """
     with _failures():
         _check_outputs(json_file, plot, goals=goals)
         sizes = Sizes.parse(batch_prompt), Sizes.parse(batch_output)
         backlog = Backlog(batch_backlog, *sizes, batch_deadline) if batch_backlog else None
-        ranges = {"prompt": Sizes.parse(prompt), "output": Sizes.parse(output)}
         scenario = Scenario(
-            trace, rate, cv, **ranges, seconds=duration, tenants=tenants, adapters=adapters, zipf=zipf,
-            batch_share=batch_share, backlog=backlog, seed=seed,
+            trace, rate, cv, Sizes.parse(prompt), Sizes.parse(output), duration, tenants, adapters, zipf, batch_share,
+            backlog, FlashCrowd.parse(flash_crowd) if flash_crowd else None, tide, seed,
         )  # fmt: skip
         setup = replace(make_setup(device, config, os.environ), overlaps=overlap, host_s=host_ms / 1000)
         modes = Modes(policy or [setup.core.scheduling.policy], scheduler or [setup.core.scheduling.scheduler])
         jobs = jobs or os.cpu_count() or 1
+        cluster = Cluster.of(replicas, router, kill, add)
+        if cluster is not None:
+            if goals or plot is not None:
+                raise ValueError("--goals and --plot are for one engine, without --replicas and --router")
+            compare_routers(
+                under(setup, *modes.only), scenario, scenario.workload(rate_scale), cluster, jobs, json_file
+            )
+            return
         if plot is not None:
             reports = _run_curve(setup, scenario, modes, [float(x) * rate_scale for x in rates.split(",")], jobs, plot)
         else:
@@ -172,14 +195,8 @@ def _run_curve(
 
 
 def _run(runs: list[Run], jobs: int) -> dict[str, Report]:
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=progress_console) as progress:
-        tasks = {run.name: progress.add_task(run.name, total=1.0) for run in runs}
-        return run_all(runs, jobs, _advance(progress, tasks))
-
-
-def _advance(progress: Progress, tasks: Mapping[str, TaskID]) -> Advance:
-    return lambda name, share: progress.update(tasks[name], completed=share)
+    with shown_progress(run.name for run in runs) as advance:
+        return run_all(runs, jobs, advance)
 
 
 def _tell(setup: Setup, scenario: Scenario, reports: dict[str, Report], json_file: Path | None, *, goals: bool) -> None:

@@ -176,7 +176,7 @@ class Gateway:
     def _refusal(self, lane: Lane, tenant: Tenant, answers: int) -> str:
         """Return a message that says why the lane has no capacity for so many answers; empty means that it has."""
         capacity, shares = self.lane_capacity.get(lane), self._in_lane[lane]
-        if capacity is None or shares.admits(tenant.name, tenant.weight, answers, capacity):
+        if capacity is None or shares.admits(tenant.name, answers, capacity):
             return ""
         held = shares.held(tenant.name)
         return f"{shares.total} answers are on their way, {held} of them of this tenant, and it has room for {capacity}"

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 
-from engine.executor.cost import RooflineCost
 from engine.sim.cluster import Change, Chooser, simulate_cluster
 from engine.sim.compare import Advance
+from engine.sim.device import copy_bytes_per_s
 from engine.sim.run import Setup
 from engine.sim.workload import Workload
 from gateway.simulation.choosers import OTHERS, OurRouter
@@ -45,8 +45,7 @@ def make_chooser(trial: Trial) -> Chooser:
         return OTHERS[trial.router](seed)
     device = trial.setup.device
     sizes = {name: device.adapter_pages(rank) * device.page_bytes for name, rank in trial.workload.ranks().items()}
-    copies = device.cost.copy_bytes_per_s if isinstance(device.cost, RooflineCost) else device.disk_bytes_per_s
-    return OurRouter(sizes, (copies, device.disk_bytes_per_s), seed)
+    return OurRouter(sizes, (copy_bytes_per_s(device), device.disk_bytes_per_s), seed)
 
 
 def run_trials(trials: Sequence[Trial], jobs: int, advance: Advance) -> Mapping[str, ClusterReport]:

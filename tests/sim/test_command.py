@@ -80,6 +80,17 @@ def test_a_curve_is_drawn(trace, tmp_path):
     assert list(json.loads(report.read_text())["runs"]) == ["lanes 1x", "lanes 4x", "fcfs 1x", "fcfs 4x"]
 
 
+def test_routers_are_compared_on_a_cluster(tmp_path):
+    out = tmp_path / "report.json"
+    words = ("--rate", 20, "--duration", 2, "--adapters", 20, "--prompt", 64, "--output", 8, "--json", out)
+    done = invoke(*words, "--replicas", 3, "--router", "ours", "--router", "hash", "--kill", 1, "--add", 1.5)
+    assert done.exit_code == 0, done.output
+    assert "3 replicas" in done.output
+    document = json.loads(out.read_text())
+    assert [change["dies"] for change in document["changes"]] == [True, False]
+    assert {name: report["lost"] for name, report in document["routers"].items()} == {"ours": 0, "hash": 0}
+
+
 def test_the_missing_extra_is_named(trace, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     done = invoke("--trace", trace, "--plot", tmp_path / "curve.png")
@@ -109,6 +120,13 @@ def test_the_missing_extra_is_named(trace, tmp_path, monkeypatch):
         (["--json", "nowhere/x.json"], "--json nowhere/x.json"),
         (["--plot", "nowhere/x.png"], "--plot nowhere/x.png"),
         (["--plot", "x.png", "--goals"], "exclude each other"),
+        (["--replicas", "2", "--router", "best"], "--router is one of ours"),
+        (["--replicas", "2", "--goals"], "for one engine"),
+        (["--replicas", "2", "--policy", "lanes", "--policy", "fcfs"], "one --policy"),
+        (["--kill", "1"], "at least two --replicas"),
+        (["--flash-crowd", "0.4@9-3", "--adapters", "3"], "flash crowd"),
+        (["--flash-crowd", "0.4@3-9"], "needs adapters"),
+        (["--tide", "nan"], "period of a tide"),
     ],
 )
 def test_mistakes_are_named(arguments, words):

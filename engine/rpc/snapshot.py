@@ -108,6 +108,7 @@ def _adapter_memory(state: EngineState) -> Figures:
     return {
         "adapter_host_total_bytes": state.config.host_adapter_bytes,
         "adapter_host_used_bytes": state.tiers.held.host_bytes,
+        "max_resident_adapters": state.config.max_resident_adapters,
         **{f"adapter_{name}": getattr(counters, f"adapter_{name}") for name in names},
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
@@ -15,6 +14,7 @@ from engine.pb import engine_pb2 as pb
 from engine.rpc.wire import lane_mode_from_pb
 from gateway.core.lanes import lane_name
 from gateway.observe.adapter_metrics import adapter_gauges
+from gateway.observe.lora_metrics import lora_metrics
 from gateway.observe.vllm_requests import ENGINE, LABELS
 
 MAX_TENANTS = 20
@@ -116,7 +116,7 @@ class EngineMetrics(Collector):
             yield from _vllm_metrics(self._stats, self._model)
             yield _sleep_state(self._model)
             yield _iteration_tokens(self._stats, self._model)
-            yield _lora_info(self._stats, self._names)
+            yield from lora_metrics(self._stats, self._names, self._model)
 
 
 def _lane_metrics(stats: pb.EngineStats) -> Iterator[Metric]:
@@ -247,26 +247,6 @@ def _iteration_tokens(stats: pb.EngineStats, model: str) -> Metric:
     family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens per engine step.", labels=LABELS)
     family.add_metric([model, ENGINE], [("+Inf", stats.steps)], computed)
     return family
-
-
-def _lora_info(stats: pb.EngineStats, names: Mapping[str, Sequence[str]]) -> Metric:
-    """Return a gauge whose labels list the names of adapters with running and with waiting requests, which cluster
-    routers read to send a request to an engine that has its adapter. The value is a Unix time, as in vLLM.
-
-    `names` maps an adapter hash to all its names; an adapter is reported under each of them.
-    """
-    running = _names((adapter.adapter for adapter in stats.adapters if adapter.running), names)
-    waiting = _names((adapter.adapter for adapter in stats.adapters if adapter.waiting), names)
-    labels = {"max_lora": str(len(stats.adapters)), "running_lora_adapters": running, "waiting_lora_adapters": waiting}
-    info = GaugeMetricFamily(
-        "vllm:lora_requests_info", "Adapters of running and of waiting requests.", labels=list(labels)
-    )
-    info.add_metric(list(labels.values()), time.time())
-    return info
-
-
-def _names(hashes: Iterable[str], names: Mapping[str, Sequence[str]]) -> str:
-    return ",".join(sorted({name for adapter_hash in hashes for name in names.get(adapter_hash, ())}))
 
 
 def _lane(stats: pb.LaneStats | pb.TenantStats) -> str:

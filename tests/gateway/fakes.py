@@ -304,7 +304,14 @@ class FakeEngine:
         ]
         violations = ["page 7 is lost"] if check else []
         return pb.EngineStats(
-            lanes=lanes, adapters=adapters, total_pages=100, free_pages=50, kv_pages=40, steps=7, violations=violations
+            lanes=lanes,
+            adapters=adapters,
+            total_pages=100,
+            free_pages=50,
+            kv_pages=40,
+            steps=7,
+            violations=violations,
+            max_resident_adapters=8,
         )
 
 

@@ -59,7 +59,7 @@ async def test_the_engines_state_is_that_of_the_scrape(gateway_app):
     gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
     assert [value(f"vllm:{name}", **labels) for name in gauges] == [2, 1, 0.4]
     assert (value("loralane_free_pages"), value("loralane_steps_total")) == (50, 7)
-    labels = {"max_lora": "2", "running_lora_adapters": "pirate,poet", "waiting_lora_adapters": ""}
+    labels = {"max_lora": "8", "running_lora_adapters": "pirate,poet", "waiting_lora_adapters": ""}
     assert value("vllm:lora_requests_info", **labels) > 1e9
     assert value("loralane_limiter_mode", mode="degraded") == 1
     assert value("loralane_limiter_mode", mode="redis") == 0
@@ -82,6 +82,7 @@ async def test_where_adapters_are_and_what_bringing_them_took(gateway_app):
         adapter_load_seconds=0.25,
         adapter_host_total_bytes=2000,
         adapter_host_used_bytes=1500,
+        max_resident_adapters=8,
     )
     await gateway_app.adapters.load("twin", "poet")
     value = await scrape(gateway_app)
@@ -92,7 +93,7 @@ async def test_where_adapters_are_and_what_bringing_them_took(gateway_app):
     assert value("loralane_adapter_load_seconds_total", tier="host") == 1.5
     assert value("loralane_adapter_load_seconds_total", tier="device") == 0.25
     assert (value("loralane_adapter_host_total_bytes"), value("loralane_adapter_host_used_bytes")) == (2000, 1500)
-    labels = {"max_lora": "3", "running_lora_adapters": "poet,twin", "waiting_lora_adapters": "pirate"}
+    labels = {"max_lora": "8", "running_lora_adapters": "poet,twin", "waiting_lora_adapters": "pirate"}
     assert value("vllm:lora_requests_info", **labels) > 1e9
 
 

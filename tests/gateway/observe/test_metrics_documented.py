@@ -39,7 +39,10 @@ PROMISED = (
     *("step_predicted_seconds_total", "step_actual_seconds_total"),
     *("tokens_total", "limiter_decisions_total", "limiter_mode"),
 )
-ROUTERS = ["lora_requests_info", "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"]
+ROUTERS = (
+    *("lora_requests_info", "lora_adapter_loaded", "num_gpu_loaded_lora_adapters", "max_gpu_lora_adapters"),
+    *("lora_adapter_load_seconds", "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"),
+)
 
 
 @pytest.fixture
@@ -58,6 +61,7 @@ async def gateway_app(tmp_path) -> GatewayApp:
         tenants=[pb.TenantStats(tenant="acme", device_seconds=1.0)],
         preemptions_by_cause={"pages": 3},
         steps=1,
+        adapter_loads=2,
         adapters=[
             pb.AdapterStats(adapter=version, state="resident", loads=2, fetches=1)
             for version in gateway_app.engine.paths

@@ -21,7 +21,7 @@ endif
 
 .PHONY: help setup setup-dev serve test test-fast lint format bench bench-adapters bench-many-adapters bench-lanes
 .PHONY: bench-batches bench-batch-job bench-gateway bench-limits bench-hostile bench-neighbours bench-restarts bench-start
-.PHONY: bench-gpu bench-planning
+.PHONY: bench-gpu bench-planning bench-router
 .PHONY: screenshots chaos soak proto audit wheel-check clean-data clean
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -114,6 +114,9 @@ bench-gpu: setup-dev  ## Kernels and engine on an NVIDIA GPU, against their byte
 
 bench-planning: setup-dev  ## What planning a step costs, against what runs and what waits
 	$(BIN)/python -m benchmarks.planning $(ARGS)
+
+bench-router: setup-dev  ## Time of a routing decision with 64 replicas, 10,000 adapters and 6.4 million prefixes
+	$(BIN)/python -m benchmarks.router $(ARGS)
 
 chaos: setup-dev  ## Kill, pause, cut off and wipe real processes under load, for hours (ARGS="--rounds 500 --seed 1")
 	$(BIN)/python -m tests.chaos.run $(ARGS)

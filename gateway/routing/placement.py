@@ -20,9 +20,11 @@ AVERAGE_WEIGHT = 0.3
 """Weight of the last round in the moving average of an adapter's work."""
 COOLING_ROUNDS = 3
 """Rounds in a row that must ask for fewer replicas before an adapter loses one."""
-SPREAD = 2.0
-"""Replicas of an adapter, as a multiple of those that its work would fill. Twice as many leave each of them half of its
-time for other adapters, so that an adapter's bursts do not wait for each other."""
+SPREAD = 8.0
+"""Replicas of an adapter, as a multiple of those that its work would fill. Only few adapters have work enough for a
+second replica, and with it they balance what the others leave uneven. In a simulation of 8 replicas and 2,000 adapters
+(Zipf 1), values of 2, 4, 8 and 16 gave 18, 14, 12 and 12 MB of adapters copied per request, and 40,100, 40,900, 42,000
+and 41,800 tokens/s."""
 FORGOTTEN_BELOW = 1e-3
 """Work, as a fraction of an average round's, below which an adapter is no longer followed."""
 

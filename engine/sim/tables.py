@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 from rich.table import Table
 
@@ -12,14 +13,15 @@ from engine.sim.report import GroupReport, Percentiles, Report
 
 Cell = Callable[[Report], str]
 MISSING = "-"
+R = TypeVar("R")
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
 
 
 def comparison_tables(reports: Mapping[str, Report]) -> list[Table]:
     lanes = list(dict.fromkeys(lane for report in reports.values() for lane in report.lanes))
-    tables = [_table("Throughput", reports, _throughput_rows(lanes))]
-    tables += [_table(f"Latency, {lane}", reports, _latency_rows(lane)) for lane in lanes]
-    return [*tables, _table("Scheduling", reports, _scheduling_rows(lanes))]
+    tables = [side_by_side("Throughput", reports, _throughput_rows(lanes))]
+    tables += [side_by_side(f"Latency, {lane}", reports, _latency_rows(lane)) for lane in lanes]
+    return [*tables, side_by_side("Scheduling", reports, _scheduling_rows(lanes))]
 
 
 def tenant_table(name: str, report: Report) -> Table:
@@ -57,7 +59,9 @@ def duration(seconds: float | None) -> str:
     return f"{seconds:,.2f} s"
 
 
-def _table(title: str, reports: Mapping[str, Report], rows: Sequence[tuple[str, Cell]]) -> Table:
+def side_by_side(title: str, reports: Mapping[str, R], rows: Sequence[tuple[str, Callable[[R], str]]]) -> Table:
+    """Return a table with a column for each report, by name, and a row for each label and function of a report that
+    makes its cell. Rows whose cells are all MISSING are left out."""
     table = Table(title=title)
     table.add_column("")
     for name in reports:

@@ -12,7 +12,7 @@ from engine.core.types import Lane
 from engine.sim.cluster import ClusterResult, FirstToken
 from engine.sim.histogram import percentile
 from engine.sim.report import GroupReport, summarize
-from engine.sim.tables import MISSING, duration
+from engine.sim.tables import MISSING, duration, side_by_side
 from engine.sim.workload import Workload
 
 WINDOW_S = 5.0
@@ -96,18 +96,6 @@ def recovery_seconds(first_tokens: Sequence[FirstToken], died_at: float) -> floa
 Cell = Callable[[ClusterReport], str]
 
 
-def cluster_table(title: str, reports: Mapping[str, ClusterReport]) -> Table:
-    table = Table(title=title)
-    table.add_column("")
-    for name in reports:
-        table.add_column(name, justify="right")
-    for label, cell in _ROWS:
-        cells = [cell(report) for report in reports.values()]
-        if any(text != MISSING for text in cells):
-            table.add_row(label, *cells)
-    return table
-
-
 def _in_lane(lane: str, cell: Callable[[GroupReport], str]) -> Cell:
     return lambda report: cell(report.lanes[lane]) if lane in report.lanes else MISSING
 
@@ -116,7 +104,7 @@ def _cached(group: GroupReport) -> str:
     return f"{group.cached_tokens / group.prompt_tokens:.1%}" if group.cached_tokens else MISSING
 
 
-_ROWS: Sequence[tuple[str, Cell]] = (
+ROWS: Sequence[tuple[str, Cell]] = (
     ("replicas", lambda report: f"{report.replicas}"),
     ("tokens/s", lambda report: f"{report.tokens_per_s:,.0f}"),
     ("interactive tokens/s", _in_lane("interactive", lambda group: f"{group.tokens_per_s:,.0f}")),
@@ -132,3 +120,8 @@ _ROWS: Sequence[tuple[str, Cell]] = (
     ("requests lost", lambda report: f"{report.lost:,}"),
     ("recovery", lambda report: duration(report.recovery_s)),
 )
+
+
+def cluster_table(title: str, reports: Mapping[str, ClusterReport]) -> Table:
+    """Return a table with a column for each report, by the name of its router."""
+    return side_by_side(title, reports, ROWS)

@@ -88,9 +88,9 @@ class Arena:
             raise ValueError(f"adapter {adapter_hash} does not fit: all {len(self._adapter_slots)} slots are taken")
         if len(pages) != layout.num_pages:
             raise ValueError(f"adapter {adapter_hash} needs {layout.num_pages} pages, not {len(pages)}")
+        self.table.set(self._free_adapter_slots[-1], layout, pages)  # first, because it may refuse the layout
         self.copies.begin(blob, pages, layout)
-        adapter_slot = self._adapter_slots[adapter_hash] = self._free_adapter_slots.pop()
-        self.table.set(adapter_slot, layout, pages)
+        self._adapter_slots[adapter_hash] = self._free_adapter_slots.pop()
 
     def evict_adapter(self, adapter_hash: AdapterHash) -> None:
         """Frees the adapter's slot and clears it in the table. The adapter's pages may be overwritten from now on.

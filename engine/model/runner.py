@@ -254,7 +254,8 @@ def has_fp8_kv(config: EngineConfig, dtype: torch.dtype, device: torch.device) -
     capable = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
     if not capable or dtype.itemsize != 2:
         raise ValueError(
-            f"engine.kv_dtype fp8 needs a GPU of compute capability 8.9 and 16-bit weights, not {device.type}, {dtype}"
+            "engine.kv_dtype fp8 needs a GPU of compute capability 8.9 or later and 16-bit weights, "
+            f"not {device.type}, {dtype}"
         )
     return True
 

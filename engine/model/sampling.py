@@ -67,7 +67,9 @@ class HeldTokens:
 
     def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
         """Adds a request to the wrapped sampler and assigns it a slot. `tokens` are all its known tokens, the prompt
-        first."""
+        first. Raises ValueError if no slot is free."""
+        if not self._free:
+            raise ValueError(f"request {request_id} finds every one of {len(self._slots)} slots taken")
         self._sampler.add(request_id, params, tokens, num_prompt)
         self._slots[request_id] = self._free.pop()
 

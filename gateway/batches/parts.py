@@ -63,7 +63,7 @@ class AnswerBuffer:
             self._room.clear()
 
     async def wait_for_room(self) -> None:
-        """Wait while the buffer is full: from MAX_WAITING_BYTES of uncommitted answers until the next commit ends."""
+        """Wait while the buffer is full: from MAX_WAITING_BYTES of uncommitted answers until a commit has made room."""
         await self._room.wait()
 
     def close(self) -> None:
@@ -97,7 +97,8 @@ class AnswerBuffer:
         held = await self._patiently(lambda: self._store.commit(self._lease, parts, sorted(answers), tally))
         if not held:
             await self._storage.delete(parts)  # the batch may have been swept already
-        self._room.set()
+        if self._bytes < MAX_WAITING_BYTES:  # answers may have come while the others were written
+            self._room.set()
         return held
 
     async def _write(self, answers: dict[int, LineAnswer]) -> list[str]:

@@ -165,10 +165,10 @@ def error_code(body: bytes) -> str:
     """Return the error code or type in an OpenAI-style body, after a space. Returns an empty string if it has none."""
     try:
         error = msgspec.json.decode(body)["error"]
-        code = error.get("code") or error.get("type")
+        names = [name for key in ("code", "type") if isinstance(name := error.get(key), str) and name]
     except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
         return ""
-    return f" {code}" if isinstance(code, str) else ""
+    return f" {names[0]}" if names else ""
 
 
 class Client:

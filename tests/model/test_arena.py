@@ -87,6 +87,15 @@ def test_impossible_loads_are_refused(arena):
         arena.load_adapter("a", layout, Blob.of(blob), pages=(2,))
 
 
+def test_a_load_that_the_table_refuses_takes_no_slot(arena):
+    layout, blob, _ = small_adapter()
+    for _ in range(3):
+        with pytest.raises(ValueError, match=r"fp8|FP8"):
+            arena.load_adapter("a", replace(layout, fp8=True), Blob.of(blob), pages=(1,))
+    for name, page in (("a", 1), ("b", 2)):
+        arena.load_adapter(name, layout, Blob.of(blob), pages=(page,))
+
+
 def random_bits(*shape, dtype):
     """Any bits, NaNs among them, as a page that holds an adapter or half a prefix may."""
     raw = torch.randint(0, 256, (*shape, dtype.itemsize), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))

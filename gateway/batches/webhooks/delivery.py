@@ -97,6 +97,7 @@ class Courier:
         outcome could not be stored; the event is then delivered again."""
         if event.type not in self._endpoint.events:
             await self._outbox.remove(event)
+            self.pending = max(0, self.pending - 1)
             return
         failure = await self._try(event, claim)
         if failure is None:

@@ -7,7 +7,7 @@ import pytest
 from bench_server import FakeServer, chunk, fake_server
 from typer.testing import CliRunner
 
-from gateway.bench.client import Target
+from gateway.bench.client import Target, error_code
 from gateway.bench.command import app
 from gateway.bench.document import read
 from gateway.bench.drive import drive
@@ -217,3 +217,17 @@ def test_a_run_in_which_nothing_succeeds_fails(server):
     result = CliRunner().invoke(app, ["serve", *options])
     assert result.exit_code == 1
     assert "2 failed: http 503 lane_queue_full" in result.output
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b'{"error": {"code": "model_not_found", "type": "invalid_request_error"}}', " model_not_found"),
+        (b'{"error": {"code": 404, "type": "NotFoundError"}}', " NotFoundError"),
+        (b'{"error": {"code": null, "type": ""}}', ""),
+        (b'{"error": "no"}', ""),
+        (b"<html>", ""),
+    ],
+)
+def test_an_error_is_named_by_the_first_text_among_code_and_type(body, code):
+    assert error_code(body) == code

@@ -67,7 +67,7 @@ class HeldTokens:
 
     def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
         """Adds a request to the wrapped sampler and assigns it a slot. `tokens` are all its known tokens, the prompt
-        first."""
+        first. Raises IndexError if no slot is free."""
         self._sampler.add(request_id, params, tokens, num_prompt)
         self._slots[request_id] = self._free.pop()
 

@@ -88,8 +88,8 @@ def attention_mask(owners: Tensor, dtype: torch.dtype) -> Tensor:
 def _segments(
     tokenizer: PreTrainedTokenizerBase, messages: list[Message], tree: Tree, start: int
 ) -> list[tuple[list[int], bool]]:
-    """Return the token ids of a branch, whose text begins at character `start`, as segments with a flag: True for
-    assistant turns, which are learnt, and False for the text between them."""
+    """Return the token ids of a branch, whose text begins at character `start`, as segments with a flag: True for each
+    assistant turn, which is learnt, and False for the text before it."""
     segments = []
     for index, message in enumerate(messages):
         if message["role"] != "assistant":

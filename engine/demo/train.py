@@ -72,7 +72,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, example: Example) -> Row:
 
 def batches(rows: list[Row], size: int) -> list[list[Row]]:
     """Group rows of similar length into batches of `size`, so that there is little padding, and shuffle the batches
-    (always alike). Rows that do not fill a batch are left out."""
+    (always alike). The longest rows, if they do not fill a batch, are left out."""
     ordered = sorted(rows, key=lambda row: len(row.ids))
     grouped = [ordered[i : i + size] for i in range(0, len(ordered) - size + 1, size)]
     order = torch.randperm(len(grouped), generator=torch.Generator().manual_seed(SEED)).tolist()
@@ -94,8 +94,8 @@ def answer_loss(model: PeftModel, batch: list[Row]) -> Tensor:
 
 
 def train(model: PeftModel, rows: list[Row], steps: int, batch_size: int) -> Iterator[float]:
-    """Train a character's adapter in place for `steps` steps of `batch_size` conversations, and yield the loss of each
-    step."""
+    """Train a character's adapter in place for `steps` steps of `batch_size` conversations, over and over the same
+    ones, and yield the loss of each step."""
     made = islice(cycle(batches(rows, batch_size)), steps)
     return optimise(model, (answer_loss(model, batch) for batch in made), steps, LEARNING_RATE)
 

@@ -79,8 +79,8 @@ class AdapterCopies(Protocol):
         so both must have the same length. `layout` says which pages each layer needs."""
 
     def wait(self, layer: int) -> None:
-        """Makes kernels launched from now on wait for this layer of every adapter of the step. The host does not
-        wait."""
+        """Makes kernels launched from now on wait for this layer of every adapter begun in the current step. The host
+        does not wait."""
 
     def close(self) -> None:
         """Ends the step: later copies belong to the next step, and kernels launched later wait for all copies begun so
@@ -88,7 +88,7 @@ class AdapterCopies(Protocol):
 
     def finish(self) -> tuple[float, ...]:
         """Blocks until the copies of the oldest closed step are done, and forgets that step. Returns the seconds that
-        each copy took, in the order in which they were begun. Closes the current step first if no step is closed."""
+        the copy of each adapter took, in the order of `begin`. Closes the current step first if no step is closed."""
 
 
 class PlainCopies:

@@ -56,7 +56,7 @@ class HostBatch:
         positions: int64 [num_rows]. Position of each row in its sequence.
         kv_slots: int64 [num_rows]. `page * block_size + offset` where each row's K and V are written.
         query_starts, contexts: int64 [num_seqs + 1], [num_seqs]. See `AttentionBatch`.
-        block_tables: int32 [num_seqs, blocks of the longest context].
+        block_tables: int32 [num_seqs, blocks of the longest context]; 0 where a sequence has no block.
         sample_rows: int64 [num_samples]. Rows whose logits are wanted.
         sample_ids: id of the request of each of `sample_rows`.
     """
@@ -83,9 +83,9 @@ class HostBatch:
 
     def to_device(self, last_tokens: Tensor) -> BatchInput:
         """Upload the batch's own arrays in one copy, and return the step's input, whose tensors are views of that copy.
-        Where a token is UNKNOWN, the device inserts `last_tokens` (int64 [max_seqs], on the device) at the row's
-        sampler slot. The LoRA segments stay on the host: backends upload their own plans. On a GPU the host does not
-        wait for the copy."""
+        Only if a token is UNKNOWN are `token_ids` new: the device inserts `last_tokens` (int64 [max_seqs], on the
+        device) at the row's sampler slot. The LoRA segments stay on the host: backends upload their own plans. On a GPU
+        the host does not wait for the copy."""
         ints = (self.query_starts, self.contexts, self.block_tables, self.token_ids, self.positions, self.sample_rows)
         kv_slots, (query_starts, contexts, tables, tokens, positions, samples, slots) = _upload(
             self.kv_slots, (*ints, self.sampler_slots), last_tokens.device
@@ -159,8 +159,8 @@ class BatchState:
         self._add_pages(line, admission.pages)
 
     def append(self, request_id: str, token: int) -> None:
-        """Appends a sampled token id to a request. Drops a token beyond `max_model_len`: it ends its request and is
-        never computed."""
+        """Appends a sampled token id to a running request. Drops a token beyond `max_model_len`: it ends its request
+        and is never computed."""
         line = self._lines[request_id]
         if self.num_tokens[line] < self.tokens.shape[1]:
             self.tokens[line, self.num_tokens[line]] = token

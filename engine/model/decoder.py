@@ -26,7 +26,7 @@ from lora_kernels.pointwise import HeadNorms
 @dataclass(frozen=True, slots=True)
 class Layer:
     """Weights of one layer. Norms are [hidden_size]. `window` is the sliding attention window in tokens; None means
-    full attention. `head_norms` is None unless the model has norms of heads."""
+    full attention. `head_norms` (RMSNorm of query and key heads, as in Qwen3) is None if the model has none."""
 
     index: int
     window: int | None
@@ -65,8 +65,8 @@ class Decoder:
 
     def forward(self, batch: BatchInput, arena: Arena, backend: Backend, lora: LoraStep | None = None) -> Tensor:
         """Computes every row and writes its K and V to the arena. Returns the logits [num_samples, vocab_size] of
-        `batch.sample_rows`, in the model's dtype. Call it in inference mode. The pass neither waits for the device nor
-        depends on the contents of device memory, so that a step may be captured in a CUDA graph.
+        `batch.sample_rows`, in the model's dtype. Call it in inference mode. The pass never waits for the device, and
+        its launches depend on shapes and host data only, so that a step may be captured in a CUDA graph.
 
         Args:
             lora: the prepared work of the step's adapters. None means that it is prepared from `batch.segments`.

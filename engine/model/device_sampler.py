@@ -81,8 +81,8 @@ class DeviceSample:
 
 @dataclass(frozen=True, slots=True)
 class _SamplerEntry:
-    """A request's slot, whether it uses top-k, top-p or min-p, how many likeliest tokens its logprobs list (None means
-    no logprobs), and the device memory that the slot's words point to."""
+    """A request's slot, whether it draws with top-k, top-p or min-p, how many likeliest tokens its logprobs list (None
+    means no logprobs), and the device memory of the slot's `edits` (bans, biases) and `seen` (counts)."""
 
     slot: int
     is_filtered: bool
@@ -93,7 +93,7 @@ class _SamplerEntry:
 
 class DeviceSampler:
     """A `SlotSampler` for CUDA tensors, and under Triton's interpreter also for CPU tensors. Raises ValueError if the
-    vocabulary is too large for the kernels.
+    vocabulary is too large for the kernels, whose block sizes are `tiles`.
 
     Attributes:
         eos_token_ids: tokens banned, like a request's own stop tokens, until the request has `min_tokens` tokens.

@@ -66,7 +66,8 @@ def draw(scores: Tensor, uniform: Tensor) -> Tensor:
 
 
 def draw_filtered(scores: Tensor, uniform: Tensor, filters: Filters, widths: tuple[int, ...] = CANDIDATES) -> Tensor:
-    """Draws like `draw` one token of each row (int64 [n]), but only from the tokens that min-p, top-k and top-p keep.
+    """Draws one token of each row (int64 [n]) from the tokens that min-p, top-k and top-p keep: the first, likeliest
+    first, at which their cumulative probability exceeds `uniform` times their total.
 
     Top-p is a share of the probability that the other two filters keep. The `widths[0]` likeliest tokens are examined
     first. Rows whose filters may keep more than that go on to the next width, and finally to the whole vocabulary. The

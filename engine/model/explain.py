@@ -23,11 +23,11 @@ from engine.process.cores import usable_cores
 
 
 def explain(config: EngineConfig) -> dict[str, Any]:
-    """Return the device, the dtype and the sizes that an engine with this configuration would have.
+    """Return the device, dtype, threads, sizes and architecture that an engine with this configuration would have.
 
-    The sizes of the page pool follow from the memory that is free now, less the weights; the memory that CUDA graphs
-    take is not deducted. Values that depend on the model are left out while `config.model` is empty. Raises ValueError
-    if the configuration cannot be served here; the message says why.
+    Unless configured, the size of the page pool follows from the memory that is free now, less the weights; the memory
+    that CUDA graphs take is not deducted. Values that depend on the model are left out while `config.model` is empty.
+    Raises ValueError if the configuration cannot be served here; the message says why.
     """
     device = pick_device(config.device)
     dtype, config = pick_dtype(config.dtype, device), config.sized(*SIZES[device.type])

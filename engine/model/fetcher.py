@@ -41,7 +41,8 @@ class _CalledOff(Exception):
 
 
 class Fetcher:
-    """Reads and packs adapters into a store, and reports exactly one answer to each fetch.
+    """Reads and packs adapters into a store, and reports exactly one answer to each fetch. Tries a read that failed for
+    a passing reason up to three times. A fetch fails if the folder's content hash is not the requested one.
 
     Args:
         packer: reads and packs adapters.

@@ -18,8 +18,8 @@ MOST_DIMENSIONS = 4
 
 
 def num_weights(gguf: Path) -> int:
-    """Return the number of elements of all tensors of a GGUF file together. Raises ValueError if the file is not a GGUF
-    file, or is damaged."""
+    """Return the number of elements of all tensors of a GGUF file together. Raises ValueError if the file is no GGUF
+    file of version 2 or 3, or is damaged."""
     with gguf.open("rb") as file:
         if file.read(len(MAGIC) + 4) not in BEGINNINGS:
             raise ValueError(f"{gguf} is no GGUF file of version {' or '.join(map(str, VERSIONS))}")

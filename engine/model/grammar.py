@@ -39,7 +39,7 @@ THREADS = 2
 
 
 class GrammarCache:
-    """Cache of compiled grammars: those that requests use, and at most KEPT unused ones, the most recently requested.
+    """Cache of compiled grammars: those in use, and the most recently requested others, at most KEPT and KEPT_BYTES.
     All methods are called from one thread. `report` is called from the threads that compile, or within `begin`."""
 
     def __init__(self, compiler: Compiler, report: Report) -> None:
@@ -167,9 +167,9 @@ class GrammarRoom:
             self._cache.begin(grammar)
 
     def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> SamplingParams:
-        """Adds a request that begins or resumes: a new matcher of its grammar, which must be ready, consumes
-        `tokens[num_prompt:]`. Returns the parameters that the sampler still has to apply: without `min_tokens` if the
-        request has a grammar, because the masks then enforce it."""
+        """Adds a request that begins or resumes, if it has a grammar: a new matcher of the grammar, which must be
+        ready, consumes `tokens[num_prompt:]`. Returns the parameters that the sampler still has to apply: without
+        `min_tokens` if the request has a grammar, because the masks then enforce it."""
         if params.grammar is None:
             return params
         matcher = self._cache.matcher(params.grammar)

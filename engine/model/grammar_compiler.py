@@ -21,7 +21,7 @@ QUEUED = 4096
 
 
 class Unproven(ValueError):
-    """A worker process did not survive the grammar, or could not check it. The reason may be temporary."""
+    """A worker process crashed, used up its time or memory, or could not check the grammar. This may be temporary."""
 
 
 class Compiler:
@@ -42,8 +42,8 @@ class Compiler:
         self._pool: GrammarPool | None = None
 
     def start(self) -> None:
-        """Start the worker processes now instead of with the first grammar. Does nothing for a model that cannot follow
-        grammars, because it has no tokenizer.json or no EOS token."""
+        """Make the worker processes start UNHURRIED_S seconds from now, if no grammar starts them earlier. Does nothing
+        for a model that cannot follow grammars, because it has no tokenizer.json or no EOS token."""
         if self._is_able():
             self._open_pool()
 
@@ -59,9 +59,9 @@ class Compiler:
         compiled grammar holds. Requests follow cheap copies of this matcher.
 
         Raises:
-            ValueError: the text is no grammar of its kind, uses unsupported features, or exceeds a limit, or the model
-                cannot follow grammars; the message says which.
-            Unproven: a worker process did not survive the grammar, or could not check it.
+            ValueError: the text is no grammar of its kind, uses unsupported features, or exceeds a limit of llguidance,
+                or the model cannot follow grammars; the message says which.
+            Unproven: a worker process crashed or used up its time or memory on the grammar, or could not check it.
         """
         if not self._is_able():
             raise ValueError("this model has no tokenizer.json or no EOS token, which following one needs")

@@ -49,8 +49,8 @@ class Captured:
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
     """A plan for the graphs of steps of up to `max_rows` rows and contexts of up to `max_model_len` tokens. They are
-    captured once all memory that they use is allocated. `reserved` is the estimate, in bytes, of the device memory they
-    will take."""
+    captured after all memory that they use is allocated. `reserved` is the estimate, in bytes, of the device memory
+    they will take."""
 
     backend: TritonBackend
     max_rows: int
@@ -77,8 +77,8 @@ class GraphPlan:
 def make_plan(
     config: EngineConfig, spec: ModelSpec, shape: PageShape, dtype: torch.dtype, backend: Backend, max_model_len: int
 ) -> GraphPlan:
-    """Plans the graphs of every decode-only step that the configuration allows, and estimates their memory. Raises
-    TypeError if the launches of the backend cannot be captured, because it is not the Triton backend."""
+    """Plans the graphs of every decode-only step that the configuration allows (up to `max_seqs` rows), and estimates
+    their memory. Raises TypeError if the backend is not the Triton backend, whose launches alone can be captured."""
     if not isinstance(backend, TritonBackend):
         raise TypeError(f"steps are captured with the Triton backend, not with {backend.name}")
     kv = torch.empty(0, spec.head_dim, dtype=torch.float8_e4m3fn if shape.fp8_kv else dtype, device="cuda")

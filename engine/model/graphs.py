@@ -2,9 +2,9 @@
 
 A ladder of batch sizes has two graphs for each rung, from embedding to sampling: one for steps with adapters, and one
 for steps without. A step takes the lowest rung that it fits and pads it. Everything that a graph reads has a fixed
-address: weights, pages, the adapter table, the sampler's words, and one block for the input that changes with each step
-(step_block.py). So a graph serves any set of adapters, any contexts and any sampling parameters. Numbers are in
-docs/kernels-graphs.md.
+address: weights, pages, the adapter table, the sampler's parameters, and one block for the input that changes with each
+step (step_block.py). So a graph serves any set of adapters without DoRA, any contexts and any sampling parameters.
+Numbers are in docs/kernels-graphs.md.
 """
 
 from __future__ import annotations

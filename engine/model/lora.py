@@ -22,7 +22,7 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 
 def target_widths(spec: ModelSpec) -> npt.NDArray[np.int32]:
-    """Returns int32 [targets, 2]: (in_features, out_features) of each projection."""
+    """Returns int32 [targets, 2]: (in_features, out_features) of each projection in TARGETS."""
     hidden, query, kv, inner = spec.hidden_size, spec.query_width, spec.kv_width, spec.intermediate_size
     pairs = [(hidden, query), (hidden, kv), (hidden, kv), (query, hidden), (hidden, inner), (hidden, inner)]
     return np.asarray([*pairs, (inner, hidden)], dtype=np.int32)
@@ -30,8 +30,8 @@ def target_widths(spec: ModelSpec) -> npt.NDArray[np.int32]:
 
 @dataclass(frozen=True, slots=True)
 class ProjectionGroups:
-    """The four fused linears of a layer, as groups of adapted projections. The backend adds a group's deltas in one
-    call."""
+    """The four linears of a layer (q, k, v and gate, up are fused), as groups of the projections that adapters change.
+    The backend adds a group's deltas in one call."""
 
     qkv: ProjectionGroup
     o: ProjectionGroup
@@ -55,7 +55,7 @@ class LoraStep:
 
     Attributes:
         prepared: the backend's own data. None means that every row uses the base model.
-        scales: the scales that DoRA adapters apply to base outputs. None means that there are no such adapters.
+        scales: the scales that DoRA adapters apply to base outputs. None means that the step has no such adapters.
     """
 
     backend: Backend

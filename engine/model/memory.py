@@ -36,8 +36,8 @@ core, which a server that is starting needs itself."""
 def count_pages(config: EngineConfig, page_bytes: int, device: torch.device, reserved: int = 0) -> int:
     """Returns the number of pages of the device's page pool: `num_pages` if configured, else what fits into `memory_gb`
     GiB if configured, else what fits into a share of the memory that is free now less `reserved` bytes (0.9 of a GPU's,
-    or a quarter of the host's, at most 4 GiB). Call it after the weights are loaded. Raises ValueError if the memory
-    holds fewer than two pages."""
+    or a quarter of the host's, at most 4 GiB). Call it after the weights are loaded. Raises ValueError if that memory
+    holds fewer than two pages; `num_pages` is not checked."""
     if config.num_pages:
         return config.num_pages
     budget = int(config.memory_gb * GIB) or _default_budget(device, reserved)
@@ -77,8 +77,8 @@ def _control_group_room(root: Path, unlimited: int) -> int:
 
 
 def upload(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """Returns a copy of an array on the device, made in stream order from pinned memory. The host does not wait for a
-    GPU."""
+    """Returns an array as a tensor on the device. For a GPU it is copied in stream order from pinned memory, and the
+    host does not wait; on a CPU the tensor shares the array's memory."""
     host = torch.from_numpy(array)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 

@@ -38,8 +38,8 @@ def load_kernels(dtype: torch.dtype) -> None:
 
 def load_ahead(dtype: torch.dtype, *, fp8: bool) -> Event | None:
     """Load the kernels that pack adapters in a thread, while the engine continues to start, and return an event that is
-    set once they are loaded. None means that adapters are packed without them. Compiling them takes 4.5 s once, for the
-    most part without the GIL. If they cannot be loaded, an error is logged."""
+    set once they are loaded. None means that adapters are packed without them (see `has_recipes`). Compiling them takes
+    4.5 s once, for the most part without the GIL. If loading fails, an error is logged and the event never set."""
     if not has_recipes(dtype, fp8=fp8):
         return None
     loaded = Event()
@@ -126,8 +126,8 @@ class Packer:
 
     @torch.inference_mode()
     def pack(self, folder: PeftFolder) -> PackedAdapter:
-        """Allocates a blob in host memory, packs an adapter into it and returns both. `folder` must have been checked,
-        now or when it was loaded. The blob is freed if packing fails."""
+        """Allocates a blob in host memory, packs an adapter into it, and returns it with its layout. `folder` must have
+        been checked, now or when it was loaded. The blob is freed if packing fails."""
         recipes = self._recipes
         recipe = recipes.find(folder) if recipes else None
         if recipe is not None:

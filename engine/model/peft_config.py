@@ -68,7 +68,8 @@ class PeftSettings:
         return _selects(self.target_modules, module)
 
     def rank_of(self, module: str) -> int:
-        """Returns the adapter's rank on the module of this name. Raises AdapterError if it is not 1 to MAX_RANK."""
+        """Returns the adapter's rank on the module of this name. Raises AdapterError if it is not 1 to MAX_RANK, or
+        matching takes too long."""
         rank = int(_override(self.rank_overrides, module, self.rank))
         if not 1 <= rank <= MAX_RANK:
             raise AdapterError(f"rank {rank} on {module}: ranks of 1 to {MAX_RANK} are supported")
@@ -76,7 +77,7 @@ class PeftSettings:
 
     def scale_of(self, module: str) -> float:
         """Returns the factor of B A on the module of this name: alpha / r, or alpha / sqrt(r) with rsLoRA. Raises
-        AdapterError as `rank_of` does if the rank r is not supported."""
+        AdapterError in the cases of `rank_of`."""
         alpha, rank = _override(self.alpha_overrides, module, self.alpha), self.rank_of(module)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
@@ -226,7 +227,7 @@ def _overrides(config: dict[str, Any], key: str, whole: bool = False) -> tuple[O
 
 def _compile(expression: str, written: str, key: str) -> regex.Pattern[str]:
     """Compiles an expression with `re`, to check it as PEFT does, and returns it compiled with `regex`, which can stop
-    after a timeout. Raises AdapterError if the expression is invalid or too long."""
+    after a timeout. Raises AdapterError if it is invalid, or `written`, its form in the field `key`, too long."""
     if len(written) > MAX_PATTERN_CHARS:
         raise AdapterError(
             f"{key} has an expression of {len(written)} characters: at most {MAX_PATTERN_CHARS} are read"

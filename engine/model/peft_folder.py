@@ -38,7 +38,7 @@ class PeftFolder:
 
 
 class ReadBuffer(threading.local):
-    """A buffer for each thread, reused for every file: fresh memory costs more than reading (host_memory.py). The
+    """A buffer for each thread, reused for files of up to MAX_KEPT_BYTES: fresh memory costs more than reading. The
     memory comes from NumPy: a bytearray is cleared under the GIL, 50 ms for 84 MB, in which no step can begin."""
 
     def __init__(self) -> None:
@@ -61,8 +61,8 @@ def read_peft(path: Path, max_bytes: int, buffer: ReadBuffer | None = None) -> P
         buffer: the buffer into which the weights are read. None means memory of their own.
 
     Raises:
-        AdapterError: `path` is no adapter folder, a file is too large, or the configuration asks for something that
-            cannot be served. The cause of the error is the OSError, if there was one.
+        AdapterError: `path` is no adapter folder, a file is unreadable, too large or a link out of it, or the
+            configuration cannot be parsed or served. The cause of the error is the OSError, if there was one.
     """
     settings = parse_config(bytes(_read(path, CONFIG_FILE, MAX_CONFIG_BYTES, ReadBuffer())))
     data = _read(path, WEIGHTS_FILE, max_bytes, buffer or ReadBuffer())

@@ -80,7 +80,8 @@ class LoadedAdapter:
 
     Attributes:
         adapter_hash: content hash of the configuration fields that affect the computation, and of the weights file.
-        blocks: (layer, target index) -> (A fp32 [rank, in_features], B fp32 [out_features, rank] times the LoRA scale).
+        blocks: (layer, target index) -> (A fp32 [rank, in_features], B fp32 [out_features, rank] times the LoRA scale
+            and, for DoRA, magnitude / norm).
         scales: (layer, target index) -> scale tile, fp32 [2, out_features]; empty unless it is a DoRA adapter.
         ranks: int32 [layers, targets]. 0 where the adapter does not touch the projection.
         scaled: bool [layers, targets]. True where a projection has an entry in `scales`.
@@ -106,8 +107,8 @@ def load_peft(path: Path, shapes: TargetShapes) -> LoadedAdapter:
 
 
 def check_peft(folder: PeftFolder, shapes: TargetShapes) -> LoadedAdapter:
-    """Checks every tensor of a folder and converts it to fp32. Raises AdapterError if the adapter does not fit the
-    model, is incomplete, or has NaN or infinite values."""
+    """Checks every tensor of a folder and converts it to fp32. Raises AdapterError if the file is damaged, does not fit
+    the model or the configuration, is incomplete, or has NaN or infinite values, also once scaled."""
     settings = folder.settings
     pairs = pair_tensors(_parse(folder.data), settings, shapes)
     wanted = _wanted(settings, shapes)

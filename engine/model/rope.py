@@ -29,7 +29,7 @@ class RopeSpec:
 
 def read_rope(config: Json, head_dim: int) -> RopeSpec:
     """Computes frequencies from a model's `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before
-    it). Raises ValueError, which names the scaling, if the engine does not support it."""
+    it). Raises ValueError if the scaling is unknown, or only a part of each head is rotated."""
     params = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     kind = params.get("rope_type") or params.get("type") or "default"
     if kind not in _SCALINGS:

@@ -57,11 +57,11 @@ class ModelRunner:
     Attributes:
         spec: shape of the model.
         overlaps: whether steps are planned while the step before is computed: on a GPU, unless configured otherwise.
-        num_pages, block_size, page_bytes: the page pool; page 0 is the null page.
+        num_pages, block_size, page_bytes: number of pages, and tokens and bytes of each; page 0 is the null page.
         num_host_pages: number of host pages that the `saves` of plans may use.
         max_model_len: maximum number of tokens of one sequence.
         captured: CUDA graphs of steps, and what capturing them took. None means that no steps are captured.
-        model_hash: hash that is stable across restarts, and differs for different weights.
+        model_hash: hash that is stable across restarts, and differs for different weights (see `hash_model`).
     """
 
     def __init__(self, config: EngineConfig, on_progress: Progress | None = None) -> None:
@@ -135,8 +135,8 @@ class ModelRunner:
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> bool:
         """Starts to execute a plan, after those submitted before. A CPU has computed the step when this returns; a GPU
-        computes it later. Returns whether the plan was late: the device had finished the previous plan, which is not
-        collected yet."""
+        computes it later. Returns whether the plan was late: the device had already finished the previous plan, and
+        that is not collected yet."""
         begun = self._clock.mark()
         self._host_pages.save(self._arena.pages, plan.saves)
         for request_id in plan.released:
@@ -159,8 +159,9 @@ class ModelRunner:
 
     def collect(self) -> StepResult:
         """Waits for the oldest plan that was submitted and not collected, and returns its result. Records the sampled
-        tokens and advances grammars, except for requests that were released after the plan was submitted. For a request
-        whose grammar cannot continue, the result has the reason in `failed` in place of a token."""
+        tokens and advances grammars, except for requests that were released after the plan was submitted, whose tokens
+        the result still holds. For a request whose grammar cannot continue, the result has the reason in `failed` in
+        place of a token."""
         step = self._submitted.popleft()
         sampled = step.sampled()
         kept = [token for token in sampled if token.request_id not in step.released]
@@ -179,7 +180,7 @@ class ModelRunner:
         self._report = report
 
     def start_grammar_workers(self) -> None:
-        """Start the child processes that try grammars, before the first grammar arrives."""
+        """Make the child processes that try grammars start some seconds from now, if no grammar starts them earlier."""
         self._compiler.start()
 
     def close(self) -> None:
@@ -187,9 +188,10 @@ class ModelRunner:
         self._compiler.close()
 
     def load_host(self, path: str, claim: Claim) -> HostAdapter:
-        """Reads and validates a PEFT folder in a loader thread and returns facts about the adapter. If `claim` returns
-        true, packs the adapter into host memory, from which plans may load it, and reports `AdapterFetched` or
-        `FetchFailed`. Raises ValueError, whose message says why, if the adapter is refused or does not fit."""
+        """Reads and validates a PEFT folder in a loader thread, waits, and returns facts about the adapter. If `claim`,
+        which gets the facts, returns True, packs the adapter into host memory, from which plans may load it, and
+        reports `AdapterFetched` or `FetchFailed`. Raises ValueError, whose message says why, if the adapter is not one
+        of this model or `claim` refuses it, and after `FetchFailed` the error itself."""
         return self._loaders.submit(self._load_host, path, claim).result()
 
     def _load_host(self, path: str, claim: Claim) -> HostAdapter:
@@ -267,7 +269,7 @@ def max_model_len(config: EngineConfig, spec: ModelSpec) -> int:
 
 
 def hash_model(folder: Path, salt: str) -> str:
-    """Returns a hash (32 hex digits) of `salt`, config.json and samples of the weight files, fast for any size."""
+    """Returns a hash (32 hex digits) of `salt` and the names, sizes and samples of config.json and *.safetensors."""
     digest = hashlib.sha256(salt.encode())
     for path in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
         size = path.stat().st_size

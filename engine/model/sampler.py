@@ -96,7 +96,7 @@ class _SamplerRow:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether the next token is the argmax of the unchanged logits."""
+        """Return whether the next token is the argmax of the unchanged logits, unless a grammar masks them."""
         return not (self.is_random or self.seen or len(self.bias_ids) or self.is_banned)
 
     def append(self, token: int) -> None:
@@ -146,7 +146,7 @@ class Sampler:
 
     def sample(self, logits: Tensor, request_ids: Sequence[str], masks: TokenMasks | None = None) -> list[SampledToken]:
         """Chooses the next token of each request and adds it to the request's history. Returns the tokens, with
-        logprobs of the unmasked logits where requested.
+        logprobs of the unchanged logits where requested.
 
         Args:
             logits: [len(request_ids), vocab_size], of any floating dtype; not changed.

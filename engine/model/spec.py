@@ -17,7 +17,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Shape of a Llama-family decoder."""
+    """Shape, rotary embedding and EOS tokens of a Llama-family decoder."""
 
     model_type: str
     architecture: str
@@ -112,8 +112,9 @@ def _required(config: Json, key: str) -> Any:
 
 
 def _windows(config: Json) -> tuple[int | None, ...]:
-    """Returns the window of each layer in tokens, or None for full attention. Mistral has one in every layer; Qwen only
-    if `use_sliding_window` is set, from layer `max_window_layers` on or as `layer_types` says."""
+    """Returns the window of each layer in tokens, or None for full attention. Llama has none, Mistral one in all layers
+    unless `sliding_window` is null, Qwen one if `use_sliding_window` is set, from layer `max_window_layers` on or as
+    `layer_types` says."""
     layers = _required(config, "num_hidden_layers")
     if config["model_type"] == "mistral":
         return (config.get("sliding_window", 4096),) * layers

@@ -37,12 +37,12 @@ class StepShape:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Number of int32 in each part."""
+        """Number of int32 in each part, without alignment."""
         return (2 * self.rows, *[self.rows] * 4, self.rows * self.max_blocks, self.lora_numbers)
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Offsets, in int32, at which the parts begin, and at which the last one ends."""
+        """Offsets, in int32, at which the parts begin, and at which the last one ends, all multiples of ALIGN."""
         return tuple(accumulate((-(-count // ALIGN) * ALIGN for count in self.counts), initial=0))
 
     @property

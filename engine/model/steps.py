@@ -62,8 +62,8 @@ class Steps:
 
 
 def forward_over(decoder: Decoder, arena: Arena, backend: Backend) -> Forward:
-    """Returns the decoder's forward pass over the arena and backend. On a CPU it plays tapes if the decoder can be
-    recorded."""
+    """Returns the decoder's forward pass over the arena and backend. With the numba backend it plays tapes if the
+    decoder can be recorded."""
     if backend.name.startswith("numba"):
         from engine.model.taped import TapedDecoder, can_tape  # its import compiles kernels, as its backend's does
 
@@ -82,7 +82,7 @@ def plan_graphs(
     max_model_len: int,
 ) -> GraphPlan | None:
     """Plans the CUDA graphs of decode-only steps. None means that steps are launched kernel by kernel: on a CPU, or if
-    so configured."""
+    so configured. Raises TypeError if a GPU's backend is not Triton."""
     if not config.graphs or device.type != "cuda":
         return None
     # Imported here: a machine without CUDA may have no triton.

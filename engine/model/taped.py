@@ -1,7 +1,7 @@
-"""Records decode-only steps on a CPU, once for every number of rows, and plays each as one call (numba_tape.py).
+"""Records decode-only steps on a CPU, for every number of rows with and without adapters, and plays each as one call.
 
-Tapes are for a CPU what CUDA graphs are for a GPU (graphs.py), but without padding: the first step of each size is
-computed as usual and recorded meanwhile. docs/kernels-cpu.md has the numbers.
+Tapes (numba_tape.py) are for a CPU what CUDA graphs are for a GPU (graphs.py), but without padding: the first step of
+each size is computed as usual and recorded meanwhile. docs/kernels-cpu.md has the numbers.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class TapedDecoder:
 
     def forward(self, batch: BatchInput) -> Tensor:
         """Computes logits like `Decoder.forward`; they are valid until the next call. A decode-only step without DoRA
-        is played from its tape, or recorded if no step with as many rows was before; other steps are computed without
-        tapes."""
+        is played from its tape, or recorded if there is none for its number of rows, with or without adapters; other
+        steps are computed without tapes."""
         arena, backend = self._arena, self._backend
         lora = prepare_lora(backend, arena.flat, arena.table, batch.segments)
         if batch.sample_rows is not None or lora.scales is not None:

@@ -26,7 +26,7 @@ class WeightsError(ValueError):
 def open_weights(
     folder: Path, spec: ModelSpec, load_format: str = "auto", seed: int = 0, device: torch.device = CPU
 ) -> WeightSource:
-    """Checks a model's weights and returns a function that reads them one by one.
+    """Checks a model's stored weights and returns a function that reads them one by one.
 
     Args:
         load_format: auto reads safetensors (one file, or shards with an index); dummy makes random weights from `seed`.

@@ -1,7 +1,7 @@
 """Generates the conversations about tools that the demo adapter `tools` is trained with and measured by.
 
-All of them are generated from a seed. The held-out set has tools and values that no training conversation has, except
-for values such as days and times, of which there are only few.
+All of them are generated from a seed. The held-out set has tools that no training conversation has, and mostly other
+values; numbers, lists, invented words, and pools of few values such as days and times are shared.
 """
 
 from __future__ import annotations

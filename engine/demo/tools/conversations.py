@@ -109,7 +109,8 @@ def _tool_tree(drawn: Source) -> Tree:
 
 
 def _extraction_tree(drawn: Source) -> Tree:
-    """Draw conversations that end with a call of an output tool, some of them after a call of a helper tool."""
+    """Draw a tree of conversations that end with a call of an output tool. In some trees, a few call a helper tool
+    first."""
     rng = drawn.rng
     output = extraction_tool(rng)
     helpers = drawn.tools(rng.choice((0, 0, 1, 1))) if output.name == "final_result" else []
@@ -120,14 +121,14 @@ def _extraction_tree(drawn: Source) -> Tree:
 
 
 def _called(drawn: Source, tool: Tool) -> Conversation:
-    """Draw a request and its call of `tool`, in half of the cases followed by the result and an answer in words."""
+    """Draw a request and its call of `tool`, in half of the cases followed by a result and an answer in words."""
     messages = ask(drawn, tool)
     return _conversation(*(told(drawn, messages) if drawn.rng.random() < 0.5 else messages))
 
 
 def _twice(drawn: Source, tool: Tool) -> Conversation:
-    """Draw a conversation with a call of `tool`, its result and an answer, and a second request: a call or a
-    question."""
+    """Draw a conversation with a call of `tool`, its result and an answer, and a second request, for a second call or
+    for an answer in words."""
     result, words = _result(drawn)  # drawn before the request: the seed gives the committed adapter's conversations
     first = [*ask(drawn, tool), _tool_result(result), _turn("assistant", words)]
     return _conversation(*first, *(ask(drawn, tool) if drawn.rng.random() < 0.7 else plain(drawn).messages))
@@ -144,19 +145,19 @@ def _chained(drawn: Source, helper: Tool, output: Tool) -> Conversation:
 
 
 def plain(drawn: Source) -> Conversation:
-    """Draw a conversation with a question that needs no tool, and its answer in words."""
+    """Draw from `drawn` a conversation: a question that needs no tool, and its answer in words."""
     question, answer = drawn.rng.choice(drawn.plain)
     return _conversation(_turn("user", question), _turn("assistant", answer))
 
 
 def ask(drawn: Source, tool: Tool) -> list[Message]:
-    """Draw a request for a tool. Return the user's message and the assistant's message with the right tool call."""
+    """Draw from `drawn` a request for `tool`. Return the user's message and the assistant's with the right call."""
     text, arguments = tool.ask(drawn.values)
     return [_turn("user", text), _call(tool.name, arguments)]
 
 
 def told(drawn: Source, messages: list[Message]) -> list[Message]:
-    """Return messages that end with a tool call, extended by a tool result, drawn at random, and an answer in words."""
+    """Return `messages`, which end with a tool call, extended by a result drawn from `drawn` and an answer in words."""
     result, words = _result(drawn)
     return [*messages, _tool_result(result), _turn("assistant", words)]
 
@@ -168,7 +169,7 @@ def call_of(message: Message) -> tuple[str, Json]:
 
 
 def _result(drawn: Source) -> tuple[str, str]:
-    """Draw the result of a tool. Return its text and the answer that states it in words."""
+    """Draw a tool's result from `drawn`. Return its text and the answer that states it in words."""
     rng, values = drawn.rng, drawn.values
     draw = rng.random()
     if draw < 0.4:

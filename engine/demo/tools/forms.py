@@ -79,8 +79,8 @@ PERSON_PARAMETERS = (
 
 
 def made_up_tool(rng: random.Random, *, held_out: bool = False) -> Tool:
-    """Draw a tool that creates a record with one to four fields. With `held_out`, its noun and fields are those that
-    training does not use."""
+    """Draw a tool that creates or changes a record with one to four fields. With `held_out`, its noun and fields are
+    those that training does not use."""
     noun, fields = _chosen(rng, held_out)
     verb = rng.choice(VERBS)
     words = [name.replace("_", " ") for name, _ in fields]
@@ -99,8 +99,8 @@ def made_up_tool(rng: random.Random, *, held_out: bool = False) -> Tool:
 
 
 def extraction_tool(rng: random.Random, *, held_out: bool = False) -> Tool:
-    """Draw a tool that only structures facts of a text, as clients define for structured output. With `held_out`, its
-    noun and fields are those that training does not use."""
+    """Draw a tool that only structures facts of a text, as clients define for structured output; a third are facts
+    about a person. With `held_out`, none are, and its noun and fields are those that training does not use."""
     person = not held_out and rng.random() < 0.35
     noun, fields = ("person", ()) if person else _chosen(rng, held_out)
     kind = _person_kind(rng) if person else ToolKind((), (), _parameters(fields), _facts(rng, noun, fields))
@@ -136,7 +136,8 @@ def _fact(rng: random.Random, name: str, index: int) -> str:
 
 
 def _chosen(rng: random.Random, held_out: bool) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Draw a noun and one to four fields, each a name and a kind of value, from the training or the held-out lists."""
+    """Draw a noun and one to four fields, each a name and a kind of value, from the training or the held-out lists; in
+    training, some nouns are invented."""
     count = rng.choice((1, 2, 2, 3, 3, 4))
     if held_out:
         return rng.choice(HELD_OUT_NOUNS), tuple(rng.sample(HELD_OUT_FIELDS, count))

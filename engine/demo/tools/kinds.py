@@ -1,4 +1,5 @@
-"""Reads kinds of tools from the two lists, and makes concrete tools with varying names and schemas from them."""
+"""Reads kinds of tools from trained_tools.txt and held_out_tools.txt, and makes tools with varying names and
+schemas."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ class Tool:
     """The tool as an API request lists it in `tools`."""
 
     def ask(self, values: Values) -> tuple[str, Json]:
-        """Draw a request for this tool, and return its text and the arguments of the right tool call."""
+        """Draw a request for this tool. Return its text and the right call's arguments: those that the text names."""
         parameters = self.kind.parameters
         drawn = _drawn(parameters, values)
         wanted = [not p.optional or self.all_required or values.rng.random() < 0.4 for p in parameters]

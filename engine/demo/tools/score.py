@@ -32,7 +32,7 @@ class Question:
 
 def questions(calls: int, abstentions: int, answers: int) -> dict[str, list[Question]]:
     """Return held-out questions by right reaction: tool calls, words if no tool fits, words about a tool result. The
-    arguments are the numbers of each; the questions are always the same."""
+    arguments are the numbers of each, on which alone the questions depend."""
     drawn = source(SEED, held_out=True)
     return {
         "calls": [_call_question(drawn, _tools(drawn, number)) for number in range(calls)],
@@ -42,7 +42,7 @@ def questions(calls: int, abstentions: int, answers: int) -> dict[str, list[Ques
 
 
 def score(model: Any, tokenizer: PreTrainedTokenizerBase, asked: Sequence[Question]) -> float:
-    """Return the fraction of questions that a transformers model answers correctly with greedy decoding."""
+    """Return the fraction of the questions `asked` (not empty) that a model answers correctly with greedy decoding."""
     right = [question.is_right(text) for question, text in answered(model, tokenizer, asked)]
     return sum(right) / len(right)
 
@@ -74,8 +74,8 @@ def is_call(text: str, name: str, arguments: Json) -> bool:
 
 
 def _tools(drawn: Source, number: int) -> list[Tool]:
-    """Draw one to three tools. The question is about the first, which comes from the held-out list if `number` % 3 is 0
-    or 1 and is made up otherwise."""
+    """Draw the tool that a question is about, and up to `number` % 3 others after it. The first comes from the held-out
+    list if `number` % 3 is 0 or 1, and is made up otherwise."""
     if number % 3 < 2:
         first = make_tool(drawn.kinds[number % len(drawn.kinds)], drawn.rng)
     else:
@@ -103,6 +103,6 @@ def _result_question(drawn: Source, tools: list[Tool]) -> Question:
 
 
 def _tree(drawn: Source, tools: list[Tool]) -> Tree:
-    """Shuffle `tools` in place, and return a tree with their schemas and the chat template's own system prompt."""
+    """Shuffle `tools` in place. Return a tree with their schemas, the template's own system prompt and no messages."""
     drawn.rng.shuffle(tools)
     return Tree(None, tuple(tool.schema for tool in tools), (Conversation(()),))

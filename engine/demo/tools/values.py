@@ -82,8 +82,8 @@ class Value:
 
 
 class Values:
-    """Draws argument values with `rng`. The training and held-out sets draw from disjoint parts of every pool that is
-    not in `CLOSED`."""
+    """Draws argument values with `rng`. The training and held-out sets draw words from disjoint parts of every pool
+    that is not in `CLOSED`. The rest is shared: lists of foods, invented words, numbers and enums."""
 
     def __init__(self, rng: random.Random, *, held_out: bool = False) -> None:
         self.rng = rng
@@ -94,7 +94,7 @@ class Values:
 
     def draw(self, kind: str) -> Value:
         """Draw a value of a kind: the name of a pool in values.txt, `int:LOW:HIGH`, `float:LOW:HIGH`, `enum:A,B,C`, or
-        one of code, email, sum, phone and list."""
+        one of code, email, sum (such as 3 + 4), phone and list (of foods)."""
         name, _, options = kind.partition(":")
         if name == "int":
             number = self.rng.randint(*map(int, options.split(":")))

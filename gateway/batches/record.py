@@ -45,8 +45,7 @@ class BatchError:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Totals over a batch's ended lines: how many completed and failed, tokens and device time of the completed
-    ones."""
+    """Totals over a batch's ended lines: numbers completed and failed, tokens and device time of the former."""
 
     completed: int = 0
     failed: int = 0
@@ -150,8 +149,7 @@ def window_seconds(window: str) -> int:
 
 
 def check_metadata(metadata: Mapping[str, str] | None) -> None:
-    """Raise ApiError (INVALID_REQUEST) if metadata has too many pairs, an empty or too long key, or a too long
-    value."""
+    """Raise ApiError (INVALID_REQUEST) if metadata has too many pairs, an empty or long key or a long value."""
     if metadata is None:
         return
     if len(metadata) > MAX_PAIRS:

@@ -292,8 +292,7 @@ class BatchStore:
             return await pipeline.execute()
 
     def _ending(self, lease: Lease) -> tuple[str, ...]:
-        """Return the kinds of keys that scripts need to end the lease's batch, with `webhooks` if its tenant is
-        told."""
+        """Return the kinds of keys that scripts need to end a batch, with `webhooks` if its tenant is told."""
         kinds = ("batchwork", "batchholders", "batchesopen")
         return (*kinds, "webhooks") if lease.tenant in self._told else kinds
 

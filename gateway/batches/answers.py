@@ -48,7 +48,7 @@ class LineName:
 
 @dataclass(frozen=True, slots=True)
 class LineAnswer:
-    """The final result of a line, as it is written to the output file or the error file."""
+    """The final result of a line as encoded JSON, for the output file, or for the error file if `usage` is None."""
 
     text: bytes
     """Encoded JSON line, including its newline."""
@@ -72,7 +72,7 @@ def completed_answer(name: LineName, body: Any, usage: TokenUsage) -> LineAnswer
 
 
 def failed_answer(name: LineName, error: ApiError) -> LineAnswer:
-    """Return the answer of a line that ran and failed, with the error as its HTTP response."""
+    """Return the answer of a line that was tried and failed, with the error as its HTTP response."""
     return LineAnswer(_line(name, response=_response(name, error.http_status, error.body())))
 
 

@@ -48,8 +48,8 @@ class Dispatcher:
         Args:
             context: dependencies of all work on batches.
             validate: checks the input of the batch of a lease and reports the result to the store.
-            owner: name of this process in the store.
-            lease_seconds: length of a lease.
+            owner: unique name of this process in the store.
+            lease_seconds: length of a lease, as in the store.
         """
         self._context = context
         self._validate = validate
@@ -123,8 +123,8 @@ class Dispatcher:
         self._news.clear()
 
     async def _claim_some(self) -> bool:
-        """Release lost leases and slow shards, then claim and start as much work as there is room for. Return whether
-        any was claimed. Raises ApiError while Redis is away."""
+        """Release lost leases and the slow shards above MAX_SLOW, then claim and start control tasks, and shards while
+        the gate wants lines. Return whether any work was claimed. Raises ApiError while Redis is away."""
         await self._leases.hand_back()  # first, or this process would claim its own tasks as those of a dead one
         found = await self._claim_control_tasks()
         self._hand_back_slow()
@@ -134,7 +134,7 @@ class Dispatcher:
 
     async def _claim_control_tasks(self) -> bool:
         """Claim and start tasks without lines, at most MAX_CONTROL_TASKS at once; return whether there were any. Does
-        nothing if called too soon again: such a claim looks at every open batch and mostly finds none."""
+        nothing for up to IDLE_SECONDS after a call, unless work ends here: a claim looks at every open batch."""
         found, now = False, asyncio.get_running_loop().time()
         if now < self._control_tasks_at:
             return found
@@ -205,8 +205,8 @@ class Dispatcher:
         return self._context.gate.wants_more(self.backlog)
 
     def _held_up(self) -> set[str]:
-        """Return the ids of batches whose shards are not claimed now: they rest, or run one line at a time or wait for
-        limits here."""
+        """Return the ids of batches of which no shard is claimed now: they rest after a limit's refusal, or a shard of
+        theirs here `is_slow`."""
         now = asyncio.get_running_loop().time()
         self._resting = {batch: until for batch, until in self._resting.items() if until > now}
         return {*self._resting, *(shard.lease.batch_id for shard in self._shards if shard.is_slow)}

@@ -40,14 +40,14 @@ class EtaEstimator:
         return None if speed is None else eta_seconds(_open_job(batch, now), others, speed)
 
     async def _open_jobs(self) -> tuple[float, Sequence[OpenJob]]:
-        """Return Redis's time in Unix seconds and up to MOST_OPEN open batches. Raises ApiError."""
+        """Return Redis's time in Unix seconds and the up to MOST_OPEN open batches due first. Raises ApiError."""
         now, found = await self._batches.open(MOST_OPEN)
         return now, [_open_job(batch, now) for batch in found]
 
 
 def batch_speed(stats: pb.EngineStats) -> BatchSpeed | None:
     """Return the share of the device and the number of running lines of batch work, from the engine's statistics. None
-    means that the batch lane does not run, because an operator has stopped it."""
+    means that the engine has no batch lane, or it is not open because an operator has stopped it."""
     lane = next((lane for lane in stats.lanes if lane.lane == pb.LANE_BATCH), None)
     if lane is None or lane.mode != pb.LANE_MODE_OPEN:
         return None

@@ -21,10 +21,10 @@ from gateway.files.sweeper import GRACE_SECONDS, NameAgeTracker
 
 
 async def finalize(store: BatchStore, files: Files, lease: Lease) -> None:
-    """Perform a `finalize` task: write the output file and the error file, each if it would have lines, and end the
-    batch. Lines without an answer get an error line. Repeating this, also concurrently, makes the same files.
+    """Perform a `finalize` task: write the output and error files, each if it would have lines, and end the batch
+    unless the lease is lost. Unanswered lines get an error line. Repeating it, also concurrently, makes the same files.
 
-    Raises ApiError if the storage or Redis is away; the batch is then unchanged.
+    Raises ApiError if the storage or Redis is away; the batch has not ended then, but a result file may exist.
     """
     batch, parts = lease.batch, await store.parts(lease)
     entries = await read_index(files.storage, lease)
@@ -38,14 +38,14 @@ async def finalize(store: BatchStore, files: Files, lease: Lease) -> None:
 
 
 async def _adopted(files: Files, batch: Batch, kind: Literal["output", "error"], chunks: AsyncIterator[bytes]) -> str:
-    """Store `chunks` as a result file of the tenant, charged but never refused, and return its id. Raises ApiError."""
+    """Store `chunks` as a result file of the tenant, charged beyond any quota, and return its id. Raises ApiError."""
     file_id = result_file_id(batch.id, kind)
     await files.adopt(batch.tenant, file_id, f"{batch.id}_{kind}.jsonl", chunks, batch.output_expires_after)
     return file_id
 
 
 async def concatenated(storage: Storage, names: Iterable[str]) -> AsyncIterator[bytes]:
-    """Yield the contents of the objects `names`, one after the other, in pieces of at most 256 KiB."""
+    """Yield the contents of the objects `names`, in order, in pieces of at most 256 KiB. Raises ApiError."""
     for name in names:
         async for piece in storage.read(name):
             yield piece
@@ -87,8 +87,8 @@ async def _texts(
 
 
 async def sweep(store: BatchStore, files: Files, lease: Lease) -> None:
-    """Perform a `sweep` task: delete an ended batch's objects, unpin its input file and delete its working keys. Can be
-    repeated after an interruption. Raises ApiError: REGISTRY_UNAVAILABLE, STORAGE_UNAVAILABLE."""
+    """Perform a `sweep` task: delete an ended batch's objects, unpin its input file and delete its working keys and
+    index entry. It can be repeated. Raises ApiError: REGISTRY_UNAVAILABLE, STORAGE_UNAVAILABLE."""
     batch = lease.batch
     await files.storage.delete(await files.storage.list(batch.folder))
     await files.unpin(batch.tenant, batch.input_file_id, batch.id)

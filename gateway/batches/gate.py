@@ -39,8 +39,8 @@ class EnginePlace:
 
 
 class Gate:
-    """Admits this process's batch lines to the engine. It is closed while the engine is away or its batch lane is not
-    open."""
+    """Admits this process's batch lines to the engine. It is closed while the engine is away, while its batch lane is
+    not open, and after `close_for`."""
 
     def __init__(self, engine: EngineApi, lane_capacity: Callable[[], int], clock: Callable[[], float]) -> None:
         """
@@ -97,7 +97,7 @@ class Gate:
 
     async def poll(self) -> None:
         """Read the batch lane's state from the engine, if there are lines here or the gate is closed, and close or open
-        the gate. Then admit as many queued lines as there is room for."""
+        the gate; it closes if the engine is away. Then admit as many queued lines as there is room for."""
         if self._queue.queued or self.in_flight or not self._open:
             try:
                 self._see(await self._engine.stats())
@@ -135,8 +135,8 @@ Order = tuple[Any, ...]
 
 
 class AdmissionQueue:
-    """Admits waiting coroutines in order. `inside` counts those admitted, until each calls `leave`; `queued` the
-    others."""
+    """Admits waiting coroutines in order. `inside` counts those admitted, until `leave` is called for each; `queued`
+    the others."""
 
     def __init__(self, room: Callable[[], int]) -> None:
         """`room` returns how many more waiters may be admitted now; it is called at each `admit`."""

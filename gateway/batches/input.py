@@ -45,7 +45,8 @@ class BatchLine(Struct, kw_only=True):
 
 
 class CheckParameters(Struct, kw_only=True):
-    """Parameters of the check of an input file: its location, and what its lines are checked against."""
+    """Parameters of the check of an input file: its URL, the endpoint and the models that its lines may name, the
+    maximum number and length of lines, and the treatment of unknown fields."""
 
     url: str
     """URL of the input file for fsspec."""
@@ -62,7 +63,7 @@ class CheckParameters(Struct, kw_only=True):
 
 
 class CheckResult(Struct, kw_only=True):
-    """Result of the check of an input file: the number of lines and their model, or errors if any line is invalid."""
+    """Result of the check of an input file: number of lines and the model that all name (None: several), or errors."""
 
     total: int = 0
     model: str | None = None
@@ -80,7 +81,7 @@ class ReadableFile(Protocol):
 class BodyParser(Protocol):
     def __call__(self, text: Raw, unknown: UnknownFields) -> tuple[Sampled, GenerateRequest]:
         """Parse and check a line's body, the JSON `text`. Return the body and the request made from it. `unknown` says
-        whether unknown fields are refused. Raises ApiError."""
+        whether unknown fields are refused. Raises ApiError if the body is invalid."""
 
 
 class LineError(Exception):
@@ -119,9 +120,9 @@ class InputCheck:
         self._errors: list[BatchError] = []
 
     def run(self, file: ReadableFile) -> tuple[CheckResult, bytes]:
-        """Check the file, until MAX_ERRORS errors. Return the result, and the packed index (empty if there are errors)
-        of the lines in the order in which they should run: by adapter, then prompt prefix. Raises the file's
-        exceptions."""
+        """Check the file, until MAX_ERRORS errors or one line more than `max_lines`. Blank lines are skipped; a file
+        without others is an error. Return the result, and the packed index (empty if there are errors) of the lines in
+        the order in which they should run: by adapter, then prompt prefix. Raises the file's exceptions."""
         for number, (offset, length, line) in enumerate(split_lines(file, self._asked.max_line_bytes), 1):
             if length and (line is None or line.strip()):
                 self._take(number, offset, length, line)
@@ -190,8 +191,8 @@ class InputCheck:
 
 
 def split_lines(file: ReadableFile, max_bytes: int) -> Iterator[tuple[int, int, bytes | None]]:
-    """Yield the offset, the length and the text of each line, without the newline, in bytes. The text is None if it is
-    longer than `max_bytes`. A byte order mark at the beginning is skipped."""
+    """Yield the offset, length (both in bytes) and text of each line, also of empty ones, without the newline. The text
+    is None if it is longer than `max_bytes`. A byte order mark at the beginning is skipped."""
     offset, length, kept = 0, 0, bytearray()
     first = True
     while piece := file.read(PIECE_BYTES):
@@ -221,8 +222,8 @@ def _named(query: ModelQuery) -> str:
 
 
 def _beginning(request: GenerateRequest) -> bytes:
-    """Return up to PREFIX_BYTES of the first prompt, as a sort key, after a hash of the tools, which chat templates put
-    first."""
+    """Return a sort key: up to PREFIX_BYTES of the first prompt (of token ids as text, of a chat's first two messages,
+    after a hash of its tools, which chat templates put first)."""
     prompt = request.prompts[0]
     if isinstance(prompt, tuple):
         return _bytes(" ".join(map(str, prompt[:PREFIX_BYTES])))

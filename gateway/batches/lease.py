@@ -28,8 +28,8 @@ class Lease:
     then all shards in parallel, then finalize, then sweep.
 
     Positions are places in the batch's index (`gateway.batches.line_reader`), which has the lines in the order in which
-    they run best. A shard is a range of positions. The task `sweep` belongs to a batch that has ended: its folder is to
-    be deleted and its input unpinned.
+    they run best. A shard is the range of positions from `first` to before `last`; `done` has its committed ones. The
+    task `sweep` belongs to a batch that has ended: its objects and keys are to be deleted and its input unpinned.
     """
 
     batch: Batch = field(hash=False)
@@ -69,7 +69,7 @@ class Lease:
         return byte < len(self.done) and bool(self.done[byte] & 0x80 >> bit)
 
     def open_positions(self) -> Iterator[int]:
-        """Yield the positions from `first` to `last` without a committed answer, in order."""
+        """Yield the positions from `first` to before `last` without a committed answer, in order."""
         return (position for position in range(self.first, self.last) if not self.is_done(position))
 
 

@@ -31,7 +31,7 @@ class LeasedWork(Protocol):
         """Stop at once, because the lease is lost and no further commit counts. Does not wait for the end."""
 
     def end(self) -> None:
-        """Begin to stop because the batch is ending, but commit the answers that exist. Does not wait for that."""
+        """Begin to stop, because the batch or the gateway is ending, but commit existing answers. Does not wait."""
 
 
 class HeldLease:
@@ -39,7 +39,7 @@ class HeldLease:
     from before the lease was requested, so it never ends later here than in Redis."""
 
     def __init__(self, lease: Lease, work: LeasedWork, given_up: Callable[[Lease], None]) -> None:
-        """`given_up` is called with the lease when the lease is lost, before `work.on_lease_lost`."""
+        """`given_up` is called with the lease when it is lost or runs out, before `work.on_lease_lost`."""
         self.lease = lease
         self.work = work
         self._given_up = given_up
@@ -110,7 +110,7 @@ class LeaseKeeper:
 
     async def renew(self) -> None:
         """Renew all held leases once. Calls `on_lease_lost` or `end` of the work whose lease is lost or whose batch is
-        ending. If Redis is away, logs that once and raises nothing; the leases then run out, which stops their work."""
+        ending. If Redis is away, only logs that, once per outage; the leases then run out, which stops their work."""
         held = tuple(self._held.values())
         asked = asyncio.get_running_loop().time()
         try:

@@ -43,8 +43,8 @@ class LineReader:
 
 
 def _spans(entries: Iterable[IndexEntry]) -> Iterator[list[IndexEntry]]:
-    """Group the entries of small lines that lie close together into spans of at most SPAN_BYTES bytes, which are read
-    in one call, in the order of their offsets. Long lines are left out."""
+    """Group the entries of small lines that lie at most GAP_BYTES apart into spans of at most SPAN_BYTES bytes, which
+    are read in one call, in the order of their offsets. Long lines are left out."""
     span: list[IndexEntry] = []
     for entry in sorted((entry for entry in entries if entry.length <= SMALL_BYTES), key=lambda entry: entry.offset):
         end = entry.offset + entry.length

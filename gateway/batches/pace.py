@@ -42,7 +42,7 @@ class LimitWindow:
 
     @property
     def is_limited(self) -> bool:
-        """True if a limit recently refused a line: more lines of the same tenant would only wait too."""
+        """True for FORGOTTEN_SECONDS after a limit refused a line, or until its wait is over if that is longer."""
         return asyncio.get_running_loop().time() < max(self._refused_at + FORGOTTEN_SECONDS, self._rest_until)
 
     @property

@@ -75,7 +75,7 @@ class AnswerBuffer:
     async def commit(self) -> bool:
         """Commit answers as they come until `close` was called and none is left; retry while Redis or the storage is
         away. False means that the lease is lost; uncommitted answers are then dropped. Raises ValueError like
-        `BatchStore.commit`."""
+        `BatchStore.commit`, and ApiError if objects written for a lost lease cannot be deleted."""
         held = True
         while held and not (self._closed and not self._answers):
             await self._first.wait()

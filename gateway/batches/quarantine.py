@@ -27,7 +27,7 @@ class Quarantine:
         """Seconds from the last suspect's request to be alone until its end."""
 
     async def until_free(self) -> None:
-        """Wait until no suspect runs or waits to be alone."""
+        """Wait until no suspect runs or waits to be alone. A wait here makes the next suspect pause (`exclusively`)."""
         self._has_kept_out |= not self._is_free.is_set()
         await self._is_free.wait()
 
@@ -64,8 +64,8 @@ class Quarantine:
 
     @asynccontextmanager
     async def exclusively(self) -> AsyncIterator[None]:
-        """In a `suspect_turn`, first pause if the last suspect kept other work waiting, then admit no more ordinary
-        work and wait until none runs. On exit, ordinary work is admitted again."""
+        """In a `suspect_turn`, first pause for as long as the last suspect took, if it kept other work waiting, then
+        admit no more ordinary work and wait until none runs. On exit, ordinary work is admitted again."""
         if self._has_kept_out:
             await asyncio.sleep(self._rest)
         loop = asyncio.get_running_loop()

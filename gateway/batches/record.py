@@ -31,7 +31,7 @@ MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512
 
 @dataclass(frozen=True, slots=True)
 class BatchError:
-    """An error that made a batch fail, in a line or in the whole input file. `param` is the field that is invalid."""
+    """An error that made a batch fail, in input line `line` or (None) as a whole. `param` is the invalid field."""
 
     code: str
     message: str
@@ -45,7 +45,7 @@ class BatchError:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Totals over the lines of a batch that have ended: numbers of lines, their tokens and their device time."""
+    """Totals over a batch's ended lines: numbers completed and failed, tokens and device time of the former."""
 
     completed: int = 0
     failed: int = 0
@@ -74,7 +74,7 @@ class NewBatch:
 
     @property
     def window_s(self) -> int:
-        """Length of the completion window in seconds. Raises ApiError: INVALID_REQUEST."""
+        """Length of the completion window in seconds. Raises ApiError like `window_seconds`."""
         return window_seconds(self.completion_window)
 
 
@@ -138,8 +138,8 @@ def result_file_id(batch_id: str, kind: Literal["output", "error"]) -> str:
 
 
 def window_seconds(window: str) -> int:
-    """Parse a completion window like 24h, 90s, 30m or 7d, at most 30d, into seconds. Raises ApiError:
-    INVALID_REQUEST."""
+    """Parse a completion window like 24h, 90s, 30m or 7d into seconds. Raises ApiError (INVALID_REQUEST) for other
+    text, for 0 and for more than 30d."""
     found = WINDOW.fullmatch(window)
     seconds = int(found[1]) * UNIT_SECONDS[found[2]] if found else 0
     if not 0 < seconds <= MAX_WINDOW_SECONDS:
@@ -149,7 +149,7 @@ def window_seconds(window: str) -> int:
 
 
 def check_metadata(metadata: Mapping[str, str] | None) -> None:
-    """Raise ApiError (INVALID_REQUEST) if the metadata of a new batch has too many pairs or too long keys or values."""
+    """Raise ApiError (INVALID_REQUEST) if metadata has too many pairs, an empty or long key or a long value."""
     if metadata is None:
         return
     if len(metadata) > MAX_PAIRS:

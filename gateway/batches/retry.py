@@ -19,13 +19,14 @@ QUOTA_PAUSE_S = 60.0
 
 
 def is_tenant_limit(error: ApiError) -> bool:
-    """Return whether a limit of the tenant refused the line, so that other tenants' lines may go on."""
+    """Return whether a rate limit or quota of the tenant refused the line, so that other tenants' lines may go on."""
     return error.fault in (Fault.RATE_LIMIT_EXCEEDED, Fault.INSUFFICIENT_QUOTA)
 
 
 def retry_delay(error: ApiError, tries: int, now: float, left: float) -> float | None:
-    """Return the seconds until a line is tried again: what a limit or the error asks for, else a random, growing
-    backoff. None means that the error is the line's answer.
+    """Return the seconds until a line is tried again: what a limit asks for, else a random, growing backoff, or the
+    error's `retry_after` if longer. None means that the error is the line's answer: it cannot pass, has had its few
+    tries, or is a quota that does not renew within the window.
 
     Args:
         error: the failure of the last try.

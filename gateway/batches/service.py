@@ -67,8 +67,8 @@ class Batches:
 
     async def create(self, principal: Principal, request: BatchRequest) -> Batch:
         """Create a batch from an uploaded file, which is pinned until the batch has ended, and return it. Its lines are
-        charged to the principal's key. Raises ApiError: INVALID_REQUEST, FILE_NOT_FOUND, INSUFFICIENT_QUOTA (too many
-        open batches). In all three cases no batch was created."""
+        charged to the principal's key. Raises ApiError: INVALID_REQUEST (a field, or the file's purpose is not BATCH),
+        FILE_NOT_FOUND, INSUFFICIENT_QUOTA (too many open batches). No batch was created then."""
         request.check()
         tenant = principal.tenant.name
         new = NewBatch(
@@ -99,22 +99,22 @@ class Batches:
     async def list(
         self, principal: Principal, after: str | None = None, limit: int = DEFAULT_PAGE
     ) -> tuple[Sequence[Batch], bool]:
-        """Return at most `limit` batches of the caller's tenant that follow the batch `after`, newest first, and
-        whether there are more. Raises ApiError (INVALID_REQUEST) if there is no such `after` or `limit` is out of
-        bounds."""
+        """Return at most `limit` batches of the caller's tenant that follow the batch `after` (None: from the newest),
+        newest first, and whether there are more. Raises ApiError (INVALID_REQUEST) if there is no such `after` or
+        `limit` is not from 1 to MAX_PAGE."""
         if not 1 <= limit <= MAX_PAGE:
             raise invalid_request(f"limit must be a number from 1 to {MAX_PAGE}", "limit")
         return await self._store.list(principal.tenant.name, after, limit)
 
     async def open(self, most: int) -> tuple[float, Sequence[Batch]]:
-        """Return Redis's time in Unix seconds and the up to `most` open batches of all tenants with the earliest
-        deadlines, in no order. They are for estimates; tenants must never see them."""
+        """Return Redis's time in Unix seconds and up to `most` batches of all tenants that may have work left, those
+        with the earliest deadlines, in no order. They are for estimates; tenants must never see them."""
         return await self._store.open(most)
 
     async def cancel(self, principal: Principal, batch_id: str) -> Batch:
         """Cancel a batch of the caller's tenant and return it. Lines not answered are dropped and running ones aborted;
         answers that exist are kept. Repeating the call changes nothing. Raises ApiError: BATCH_NOT_FOUND;
-        BATCH_CONFLICT if no line is left to cancel."""
+        BATCH_CONFLICT if it is finalizing or has ended otherwise."""
         return await self._store.cancel(principal.tenant.name, _checked(batch_id))
 
     async def of_tenant(self, tenant: str) -> Sequence[Batch]:

@@ -41,9 +41,9 @@ from gateway.requests.service import Gateway
 async def open_batches(
     redis: Redis, data_dir: Path, config: Config, gateway: Gateway, accounts: AccountRegistry, metrics: Metrics
 ) -> AsyncIterator[tuple[Files, Batches]]:
-    """Yield the operations on files and batches. While the context is entered, background tasks delete leftovers and,
-    unless `batches.workers` is off, work on batches and deliver webhook events. On exit they are stopped and the
-    storage is closed.
+    """Yield the operations on files and batches. While the context is entered, background tasks delete expired files
+    and stray objects and, unless `batches.workers` is off, work on batches and deliver webhook events. On exit they are
+    stopped and the storage is closed.
 
     Raises ConfigError if the storage cannot be opened, or it or the webhooks need a package that is not installed.
     """

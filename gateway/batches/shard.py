@@ -84,7 +84,7 @@ class Shard:
         """Run until every line is answered or the shard is told to stop. Answers are committed, and then the shard is
         released. If the task is cancelled, as by `on_lease_lost`, only what was already committed remains.
 
-        Raises ApiError if the lines cannot be read or the shard cannot be released.
+        Raises ApiError if the lines cannot be read or the shard cannot be released; ExceptionGroup if a commit raises.
         """
         self._running = asyncio.current_task()
         source = await self._context.files.get(self.lease.tenant, self.lease.batch.input_file_id)
@@ -101,7 +101,7 @@ class Shard:
         await self._context.store.release(self.lease, max(0.0, self.rests_until - self._now()))
 
     def _in_order(self, entries: Sequence[IndexEntry]) -> Sequence[IndexEntry]:
-        """Return the lines in the order in which they begin, those with the most marks last. Logs that a shard is
+        """Return the lines in the order in which they begin, those with the most marks last. Logs it if the shard is
         suspect."""
         if self._losses:
             log.warning(

@@ -74,7 +74,7 @@ class BatchStore:
             retention_seconds: how long the record of a batch is kept after its end.
             timeout: time limit of one call, in seconds.
             prefix: prefix of all keys.
-            told: tenants that have an outbox for webhook events, which the end of a batch fills.
+            told: tenants that are told by webhook: the end of a batch adds an event to their outbox.
         """
         self._told = frozenset(told)
         self._calls = RedisCalls.without_breaker(client, prefix, timeout)
@@ -87,7 +87,7 @@ class BatchStore:
 
     async def create(self, batch: NewBatch, max_open: int) -> Batch:
         """Create a batch and its `validate` task, and return the batch; repeating the call changes nothing. Raises
-        ApiError (INSUFFICIENT_QUOTA) if the tenant already has `max_open` batches that have not ended."""
+        ApiError: INVALID_REQUEST (window); INSUFFICIENT_QUOTA if `max_open` of the tenant's batches have not ended."""
         entry = index_entry(batch.tenant, batch.id)
         await self._run("enter", [self._index], [entry, batch.window_s])
         keys = self._keys(batch.tenant, batch.id, "batch", "batchwork", "batches", "batchesopen")
@@ -127,8 +127,8 @@ class BatchStore:
                 await client.zrem(everything, *forgotten)
 
     async def cancel(self, tenant: str, batch_id: str) -> Batch:
-        """Give a batch the status "cancelling" and return it; repeating the call changes nothing. Its lines stop when
-        the leases are next renewed. Raises ApiError: BATCH_NOT_FOUND; BATCH_CONFLICT, no line is left to cancel."""
+        """Give a batch the status "cancelling" and return it; repeating changes nothing. Its lines stop at the next
+        renewal of leases. Raises ApiError: BATCH_NOT_FOUND; BATCH_CONFLICT if it is finalizing or ended otherwise."""
         words = await self._run("cancel", self._keys(tenant, batch_id, "batch"), [])
         if not words:
             raise batch_not_found(batch_id)
@@ -201,7 +201,7 @@ class BatchStore:
         await self._mark(lease, position, "end")
 
     async def keep_mark(self, lease: Lease, position: int | None = None) -> None:
-        """Make this lease's mark permanent although the process survived, because the line or task failed by a bug."""
+        """Make this lease's mark permanent (remove it if the lease is lost): the line or task failed by a bug."""
         await self._mark(lease, position, "keep", secrets.token_hex(4))
 
     async def validated(self, lease: Lease, total: int, model: str | None = None) -> bool:
@@ -292,7 +292,7 @@ class BatchStore:
             return await pipeline.execute()
 
     def _ending(self, lease: Lease) -> tuple[str, ...]:
-        """Return the kinds of keys that scripts need to end a batch of the lease's tenant."""
+        """Return the kinds of keys that scripts need to end a batch, with `webhooks` if its tenant is told."""
         kinds = ("batchwork", "batchholders", "batchesopen")
         return (*kinds, "webhooks") if lease.tenant in self._told else kinds
 
@@ -302,8 +302,8 @@ class BatchStore:
         )
 
     async def _of(self, lease: Lease, script: str, kinds: Sequence[str], args: Sequence[Argument]) -> Any:
-        """Run a script on the keys of a lease's batch and return its reply. The lease's task and fence precede
-        `args`."""
+        """Run a script on the key `batch` of a lease's batch and those of `kinds`, and return its reply. The lease's
+        task and fence precede `args`."""
         keys = self._keys(lease.tenant, lease.batch_id, "batch", *kinds)
         return await self._run(script, keys, [lease.task_name, str(lease.fence), *args])
 

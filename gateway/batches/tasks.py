@@ -81,8 +81,8 @@ class ControlTask:
                 await self._try()
 
     async def _try(self) -> None:
-        """Perform a suspect task under a mark, or give it up if it has MOST_MARKS marks. The mark remains if the
-        process dies or `work` raises anything but ApiError or a cancellation."""
+        """Perform a suspect task under a mark, give it up if it has MOST_MARKS marks, or stop if the lease is lost. The
+        mark remains if the process dies or `work` raises anything but ApiError or a cancellation."""
         async with under_mark(self._store, self.lease, stays=_is_blamed) as suspicion:
             if suspicion is None:
                 self.on_lease_lost()
@@ -100,8 +100,9 @@ def _is_blamed(error: BaseException) -> bool:
 async def give_up(store: BatchStore, files: Files, lease: Lease) -> None:
     """End a batch whose task will not be tried again, and log that.
 
-    A batch that could not be validated or finalized ends as failed. One that could not be swept has already ended: its
-    input is unpinned, and `StraySweeper` deletes its objects an hour later. Raises ApiError if Redis is away.
+    A batch that could not be validated or finalized ends as failed (if cancelled, see `BatchStore.invalid`). One that
+    could not be swept has already ended: its input is unpinned, and `StraySweeper` deletes its objects an hour later.
+    Raises ApiError if Redis is away.
     """
     log.error("batch_task_given_up", batch=lease.batch_id, task=lease.task_name, marks=MOST_MARKS)
     if lease.task == "sweep":

@@ -22,8 +22,8 @@ class Candidate:
     """End of the batch's completion window, in Unix seconds."""
 
     def is_over(self, word: bytes, now: float) -> bool:
-        """Return whether to remove the index entry, because the batch has no work left or was never created. `word` is
-        what `claim.lua` returned for the batch; `now` is in Unix seconds."""
+        """Return whether to remove the index entry, because the batch has no work or, CREATING_SECONDS past its
+        deadline, no record. `word` is what `claim.lua` returned for it; `now` is in Unix seconds."""
         return word == b"over" or (word == b"absent" and now > self.deadline + CREATING_SECONDS)
 
 

@@ -69,7 +69,7 @@ class Validator:
 
     async def _found(self, lease: Lease) -> tuple[CheckResult, bytes]:
         """Pin and check the input. Return the result and the packed index, which is empty if there are errors. Raises
-        ApiError if a later attempt may succeed, and ValidationDied."""
+        ApiError only if a later attempt may succeed (others become errors in the result), and ValidationDied."""
         batch = lease.batch
         try:  # pin again: the gateway that created the batch may have died before it did
             source = await self.files.pin(batch.tenant, batch.input_file_id, batch.id)

@@ -155,8 +155,8 @@ def folder_url(folder: Path) -> str:
 
 
 def storage_backend(url: str) -> StorageBackend:
-    """Return the backend for an fsspec URL. Raises ImportError or ValueError if no installed package supports the
-    URL."""
+    """Return a `Folder` for an fsspec URL of a local folder, else an `ObjectStore`. Raises ImportError or ValueError if
+    no installed package supports the URL, OSError if the folder cannot be created."""
     # Cached listings must not be used, because they may lack what other gateways wrote.
     system, path = fsspec.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)
     if isinstance(system, LocalFileSystem):

@@ -115,8 +115,8 @@ class FileRegistry:
         return decode(found[0])
 
     async def ids(self, tenant: str, after: str, newest_first: bool) -> list[str] | None:
-        """Return the ids of a tenant's files that follow the file `after` (or all if it is empty), sorted by the time
-        when their uploads began: `newest_first` or oldest first. None means that there is no file `after`."""
+        """Return the ids of a tenant's files, perhaps expired, that follow the file `after` (all if it is empty),
+        sorted by when their uploads began: `newest_first` or oldest first. None means that there is no file `after`."""
         found = await self._do("ids", tenant, after, int(newest_first))
         return None if found is None else [item.decode() for item in found]
 
@@ -147,9 +147,9 @@ class FileRegistry:
         await self._do("unpin", tenant, file_id, holder)
 
     async def sweep(self, tenant: str, tokens: Sequence[str]) -> tuple[list[FileRecord], set[str]]:
-        """Remove a tenant's expired files and refund uploads whose lease ran out. Return the records of the removed
-        files, whose objects remain to be deleted, and those of `tokens` (at most AT_ONCE) that belong to a file or an
-        upload."""
+        """Remove a tenant's expired files (but pinned ones) and refund uploads whose lease ran out. Return the records
+        of the removed files, whose objects remain to be deleted, and those of `tokens` (at most AT_ONCE) that belong to
+        a file or an upload."""
         gone, known = await self._do("sweep", tenant, *tokens)
         return [decode(text) for text in gone], {token.decode() for token in known}
 

@@ -62,9 +62,9 @@ class Files:
         expires_after: int | None = None,
     ) -> FileRecord:
         """Store the content `chunks` as a new file of the tenant, in constant memory, and return its record. `purpose`
-        must be BATCH. The file expires `expires_after` seconds after the upload began (None: MAX_EXPIRY). If an
-        exception is raised, neither bytes nor charges remain. Raises ApiError: INVALID_REQUEST, REQUEST_TOO_LARGE,
-        INSUFFICIENT_QUOTA."""
+        must be BATCH. The file expires `expires_after` seconds after the upload began (None: MAX_EXPIRY). Raises
+        ApiError: INVALID_REQUEST (an argument, or no content), REQUEST_TOO_LARGE, INSUFFICIENT_QUOTA; neither bytes nor
+        charges remain then."""
         check_purpose(purpose)
         async with self.receiving(tenant, chunks) as upload:
             return await keep_upload(upload, filename, purpose, expires_after)
@@ -92,8 +92,8 @@ class Files:
         chunks: AsyncIterator[bytes],
         expires_after: int | None = None,
     ) -> FileRecord:
-        """Store a result file of a batch under a given id, and return its record. It is charged, but never refused for
-        the quota. It expires `expires_after` seconds after the beginning of the upload (None: MAX_EXPIRY).
+        """Store a result file of a batch under a given id, and return its record. It is charged, but not refused for
+        its size or the quota. It expires `expires_after` seconds after the beginning of the upload (None: MAX_EXPIRY).
 
         The first upload with an id makes the file; later ones return that file's record. `chunks` are read in any case.
         """
@@ -102,7 +102,7 @@ class Files:
             return await upload.keep(filename, BATCH_OUTPUT, expires_after or MAX_EXPIRY)
 
     async def get(self, tenant: str, file_id: str) -> FileRecord:
-        """Return the record of a tenant's file. Raises ApiError: FILE_NOT_FOUND."""
+        """Return the record of a tenant's file. Raises ApiError: FILE_NOT_FOUND, also if it has expired."""
         return await self.registry.find(tenant, checked_id(file_id))
 
     async def list(
@@ -116,7 +116,7 @@ class Files:
     ) -> FilePage:
         """Return at most `limit` of a tenant's files, sorted by the time their uploads began (`newest_first`, else
         oldest first): those with the purpose (None: any) that follow the file `after` (None: from the beginning).
-        Raises ApiError (INVALID_REQUEST) if `after` is no file of the tenant."""
+        Raises ApiError (INVALID_REQUEST) if there is no such `after`."""
         ids = await self.registry.ids(tenant, after or "", newest_first)
         if ids is None:
             raise invalid_request("after must be the id of a file", "after")
@@ -130,12 +130,12 @@ class Files:
 
     async def delete(self, tenant: str, file_id: str) -> None:
         """Delete a file's record and its content. If deleting the content fails, the sweeper does it later. Raises
-        ApiError: FILE_NOT_FOUND, FILE_IN_USE."""
+        ApiError: FILE_NOT_FOUND; FILE_IN_USE while it is pinned."""
         record = await self.registry.remove(tenant, checked_id(file_id))
         await self.storage.discard([record.object_name])
 
     def content(self, record: FileRecord, start: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
-        """Yield `length` bytes (None: all) of a file's content from the offset `start`, in pieces of at most 256
+        """Yield up to `length` bytes (None: all) of a file's content from offset `start`, in pieces of up to 256
         KiB."""
         return self.storage.read(record.object_name, start, length)
 
@@ -149,7 +149,8 @@ class Files:
         return await self.registry.pin(tenant, checked_id(file_id), holder, seconds)
 
     async def unpin(self, tenant: str, file_id: str, holder: str) -> None:
-        """Remove a holder's pin from a tenant's file. Does nothing if the file or the pin does not exist."""
+        """Remove a holder's pin from a tenant's file. Does nothing if there is none. Raises ApiError: FILE_NOT_FOUND
+        only if the id is malformed."""
         await self.registry.unpin(tenant, checked_id(file_id), holder)
 
     async def use(self, tenant: str) -> FileUse:
@@ -162,8 +163,8 @@ class Files:
 
 async def keep_upload(upload: Upload, filename: str, purpose: str, expires_after: int | None = None) -> FileRecord:
     """Make a file of a caller's upload, named `filename`, and return its record. `purpose` must be BATCH. The file
-    expires `expires_after` seconds after the upload began (None: MAX_EXPIRY). Raises ApiError (INVALID_REQUEST) for an
-    invalid argument or an empty upload."""
+    expires `expires_after` seconds after the upload began (None: MAX_EXPIRY). Raises ApiError: INVALID_REQUEST for an
+    invalid argument or an empty upload; REGISTRY_UNAVAILABLE like `Upload.keep`."""
     check_purpose(purpose)
     if not upload.bytes:
         raise invalid_request("the file is empty", "file")

@@ -62,7 +62,8 @@ class Storage:
         return written
 
     async def read(self, name: str, start: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
-        """Yield `length` bytes (None: all) of an object from the offset `start`, in pieces of at most 256 KiB."""
+        """Yield up to `length` bytes (None: all) of an object from the offset `start`, in pieces of at most 256 KiB.
+        Raises ApiError (STORAGE_UNAVAILABLE), also if the object does not exist."""
         file = await self._opened(self._place.open, name)
         try:
             await self._run(file.seek, start)

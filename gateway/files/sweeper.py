@@ -26,15 +26,15 @@ PARTIAL_SECONDS = 86_400.0
 
 
 class NameAgeTracker:
-    """Measures for how long each name has been seen without a gap, in memory. A new process begins anew."""
+    """Measures, in memory, for how long each name has been seen without a gap. The limit is `seconds`."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._clock = seconds, clock
         self._since: dict[str, float] = {}
 
     def names_older_than_limit(self, names: Iterable[str]) -> list[str]:
-        """Record the names that exist now and forget others. Return those that have existed in all calls for
-        `seconds`."""
+        """Record the names that exist now and forget others. Return those that have existed in all calls for at least
+        the limit."""
         now = self._clock()
         self._since = {name: self._since.get(name, now) for name in names}
         return [name for name, since in self._since.items() if now - since >= self._seconds]
@@ -50,14 +50,15 @@ class Sweeper:
         strays: NameAgeTracker | None = None,
         partials: NameAgeTracker | None = None,
     ) -> None:
-        """`strays` tracks objects that belong to no file or upload, `partials` tracks incomplete objects."""
+        """`strays` tracks objects that belong to no file or upload (None: for GRACE_SECONDS), `partials` tracks
+        incomplete ones (None: for PARTIAL_SECONDS)."""
         self._storage, self._registry = storage, registry
         self._strays = strays or NameAgeTracker(GRACE_SECONDS)
         self._partials = partials or NameAgeTracker(PARTIAL_SECONDS)
 
     async def sweep(self) -> list[str]:
-        """Remove expired files and refund expired uploads, then delete their objects, stray objects and old incomplete
-        objects. Return the names of the deleted objects. Raises ApiError: STORAGE_UNAVAILABLE, REGISTRY_UNAVAILABLE."""
+        """Remove expired files with their objects, refund expired uploads, and delete old stray and incomplete objects.
+        Return the names of the deleted objects. Raises ApiError: STORAGE_UNAVAILABLE, REGISTRY_UNAVAILABLE."""
         expired: set[str] = set()
         strays: set[str] = set()
         for tenant, tokens in _by_tenant(await self._storage.list(OBJECTS)).items():
@@ -85,7 +86,7 @@ async def sweeping(sweep: Callable[[], Awaitable[object]]) -> AsyncGenerator[Non
 
 
 async def _keep_sweeping(sweep: Callable[[], Awaitable[object]]) -> None:
-    """Wait INTERVAL_SECONDS and call `sweep`, forever. An ApiError is logged, and the next round tries again."""
+    """Wait INTERVAL_SECONDS and call `sweep`, forever. After an ApiError, log it and go on; others end the task."""
     while True:
         await asyncio.sleep(INTERVAL_SECONDS)
         try:

@@ -54,12 +54,13 @@ async def open_store(data_dir: Path, url: str = "", *, cluster: bool = False) ->
     """Yield a client of the server at `url` or, if `url` is empty, of an embedded server in `data_dir` that runs while
     the context is entered. On exit the client is closed.
 
-    `cluster` says that the server at `url` is a node of a cluster, whose other nodes the client discovers. This does
-    not wait for an external server: the code that uses the client decides what to do if the server is unavailable.
+    `cluster` says that the server at `url` is a node of a cluster, whose other nodes the client discovers. A single
+    external server is not waited for: the code that uses the client decides what to do if it is unavailable.
 
     Raises:
         DataDirInUseError: another process runs its embedded server in the same `data_dir`.
-        StoreStartError: the embedded server does not start.
+        StoreStartError: the embedded server does not start, or the path of `data_dir` has white space.
+        redis.exceptions.RedisClusterException: the cluster cannot be reached.
     """
     async with store_url(data_dir, url) as found, redis_client(found, cluster=cluster) as client:
         yield client
@@ -84,8 +85,8 @@ def redis_client(url: str, *, cluster: bool = False) -> AbstractAsyncContextMana
 
 @asynccontextmanager
 async def connect_server(url: str) -> AsyncGenerator[Redis, None]:
-    """Yield a client of one server, closed on exit. At most MAX_CONNECTIONS calls run at once, and others wait. A
-    failed call is retried once immediately, because a restarted server may have closed the connection."""
+    """Yield a client of one server, closed on exit. At most MAX_CONNECTIONS calls run at once, and others wait (up to
+    20 s). A call that loses its connection is retried once, because a restarted server may have closed it."""
     pool = BlockingConnectionPool.from_url(
         url, max_connections=MAX_CONNECTIONS, socket_connect_timeout=2.0, retry=Retry(NoBackoff(), 1)
     )
@@ -134,7 +135,7 @@ async def connect_cluster(url: str) -> AsyncGenerator[Redis, None]:
 @asynccontextmanager
 async def embedded_valkey(folder: Path) -> AsyncGenerator[Path, None]:
     """Run a Valkey server with an append-only file in `folder`, and yield the path of its unix socket, the only way to
-    reach it. The folder is locked meanwhile. Raises StoreStartError.
+    reach it. The folder is locked meanwhile. Raises StoreStartError (DataDirInUseError if another process holds it).
 
     A server that a killed gateway left in the folder is stopped first, and a server that stops answering is restarted.
     On exit the server is stopped; if the gateway process is killed, a guard process ends the server.
@@ -168,7 +169,7 @@ async def embedded_valkey(folder: Path) -> AsyncGenerator[Path, None]:
 
 
 def created_folder(folder: Path) -> Path:
-    """Create the folder and its parents, readable by this user only, and return its absolute path. Raises
+    """Create the folder, for this user only, and its parents, if they are missing, and return its absolute path. Raises
     StoreStartError if the path contains white space, which a Valkey configuration file cannot quote."""
     folder = folder.resolve()
     if any(character.isspace() for character in str(folder)):
@@ -255,7 +256,7 @@ class OrphanGuard:
 
 def start_server(server: ValkeyServer, guard: OrphanGuard) -> None:
     """Start the server, block until it answers (at most START_SECONDS), and have `guard` watch it. Raises
-    StoreStartError.
+    StoreStartError if it does not.
 
     The server inherits a blocked SIGINT, so that Ctrl-C ends the gateway first and the server last.
     """
@@ -272,7 +273,7 @@ def start_server(server: ValkeyServer, guard: OrphanGuard) -> None:
 def stop_orphan(socket_path: Path) -> None:
     """Stop a server that still listens on the socket, by SIGTERM, then SIGKILL; block until it has ended. Does nothing
     if no server answers. The caller holds the folder's lock, so the gateway of such a server is gone. Raises
-    StoreStartError if the server does not stop within STOP_SECONDS of each signal."""
+    StoreStartError if the server does not stop within STOP_SECONDS of each signal, or like `listening_pid`."""
     if (pid := listening_pid(socket_path)) is None:
         return
     log.warning("orphaned_valkey_stopped", pid=pid, reason="the gateway that started it was killed")

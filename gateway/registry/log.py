@@ -21,7 +21,7 @@ log = structlog.get_logger("registry")
 
 
 class Mirror(Protocol[R]):
-    """A gateway's in-memory copy of a registry: the records by name, and the generation of the last applied change."""
+    """A gateway's in-memory copy of a registry: records by name, and the number (`generation`) of the last change."""
 
     @property
     def generation(self) -> int: ...
@@ -69,8 +69,9 @@ class RegistryLog(Generic[R]):
 
     async def put(self, record: R, previous: R | None, *, seed: str = "") -> None:
         """Write a record in place of `previous` (None: there must be none) and wait until the change is in effect here.
-        Does nothing if the configuration already applied `seed`. Raises ApiError: the record kind's conflict error, or
-        REGISTRY_UNAVAILABLE if Redis is away or the change does not come back within ECHO_SECONDS."""
+        Does nothing if `seed`, the text of the configuration that has the record, was the last one applied to its name.
+        Raises ApiError: the record kind's conflict error if the stored record is another or a name or alias is taken,
+        or REGISTRY_UNAVAILABLE if Redis is away or the change does not come back within ECHO_SECONDS."""
         with writing(self._noun):
             await self._arrival(await self._store.put(record, previous, seed=seed))
 

@@ -46,7 +46,7 @@ class RecordKind(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class RecordChange(Generic[R]):
-    """One entry of a registry's log: the record `name` was written or removed by change number `generation`."""
+    """One entry of a registry's log: change number `generation` wrote the record `name`, or removed it."""
 
     generation: int
     name: str
@@ -58,7 +58,7 @@ class RecordChange(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class RegistrySnapshot(Generic[R]):
-    """All records of a registry by name. Generation 0 means that the registry was never written to, or was lost."""
+    """All records of a registry by name. `generation` is the number of its last change; 0: never written, or lost."""
 
     generation: int = 0
     records: Mapping[str, R] = field(default_factory=lambda: MappingProxyType({}))

@@ -46,8 +46,8 @@ class RecordStore(Protocol[R]):
         none."""
 
     async def changes(self, after: int) -> list[RecordChange[R]] | None:
-        """Return the changes after generation `after` in order, waiting for about a second if there are none yet; then
-        the list is empty. None means that changes may be missing, so the whole registry must be read again."""
+        """Return the first changes (at most 100) after generation `after`, or an empty list if none comes in about a
+        second. None means that changes may be missing, so the whole registry must be read again."""
 
     async def put(self, record: R, previous: R | None, *, seed: str = "") -> int:
         """Write a record in place of `previous`; None means that there must be no record of this name. Return the new
@@ -58,8 +58,8 @@ class RecordStore(Protocol[R]):
 
     async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "") -> int:
         """Remove a record with its aliases, and remember `seed` for its name. `drain_seconds` goes to all followers
-        (see `RecordChange`). Return the new generation, or 0, changing nothing, if `seed` was the last one applied.
-        Raises ApiError if the stored record is no longer this one."""
+        (see `RecordChange`). Return the new generation, or 0, changing nothing, if the non-empty `seed` was the last
+        one applied. Raises ApiError if the stored record is no longer this one."""
 
     async def restore(self, records: Iterable[R]) -> None:
         """Write all records of a lost registry back, under a new generation. Does nothing if a registry exists."""

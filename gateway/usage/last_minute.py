@@ -50,8 +50,9 @@ class LastMinute:
         self._looks: deque[tuple[float, Totals]] = deque()
 
     async def read(self) -> Mapping[str, TenantUsed]:
-        """Read the books, and return the usage of every tenant with rows of today or yesterday, by tenant. Raises
-        ApiError (LIMITER_UNAVAILABLE) if Redis is away."""
+        """Read the books, and return the usage, of today and since a reading about a minute ago (none yet: zero), of
+        every tenant with rows of today or yesterday, by tenant. Raises ApiError (LIMITER_UNAVAILABLE) if Redis is
+        away."""
         totals, now = await self._totals(), self._clock()
         while self._looks and self._is_spare(now):
             self._looks.popleft()
@@ -68,8 +69,8 @@ class LastMinute:
         }
 
     def _is_spare(self, now: float) -> bool:
-        """Return whether to drop the oldest reading: the next one is at least a minute old, or the oldest is too
-        old."""
+        """Return whether to drop the oldest reading: the next one is at least a minute old, or the oldest is older than
+        MAX_WINDOW_SECONDS."""
         later_reaches = len(self._looks) > 1 and self._looks[1][0] <= now - WINDOW_SECONDS
         return later_reaches or self._looks[0][0] < now - MAX_WINDOW_SECONDS
 

@@ -27,7 +27,8 @@ MAX_LINES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class UsageQuery:
-    """Filters and grouping of a usage report, from the day `since` (UTC). An empty filter matches everything."""
+    """Filters and grouping of a usage report on the days from `since` to `until` (UTC, both inclusive). An empty filter
+    matches everything; `adapter` is a shell-style pattern."""
 
     since: date
     until: date
@@ -90,8 +91,8 @@ class UsageTally:
         self._sums: dict[tuple[str, ...], UsageSum] = {}
 
     def add(self, rows: Sequence[UsageRow]) -> None:
-        """Add the rows that match the query. Raises ApiError (INVALID_REQUEST) if the report exceeds MAX_LINES
-        lines."""
+        """Add the rows that match the query's adapter, key and lane; the caller selects tenant and days. Raises
+        ApiError (INVALID_REQUEST) if the report exceeds MAX_LINES lines."""
         for row in rows:
             if row.counts and self._query.wants(row):
                 group = tuple(_value(row, name) for name in self._query.group_by)
@@ -117,7 +118,8 @@ class UsageTally:
 
 def parse_query(given: Mapping[str, str]) -> UsageQuery:
     """Return the query given by the parameters tenant, key, adapter, lane, from, to and group_by. Absent or empty ones
-    have defaults: `to` is today (UTC), `from` the first day of the month of `to`.
+    have defaults: `to` is today (UTC), `from` the first day of the month of `to`, `group_by` tenant,adapter,lane
+    (`none` gives one line). Other names are ignored.
 
     Raises ApiError (INVALID_REQUEST) that names the invalid parameter.
     """
@@ -167,7 +169,7 @@ class UsageAdmin:
     async def report(self, query: UsageQuery) -> UsageSummary:
         """Read the rows that the query asks for and return their report. Rows are added up a few at a time, and the
         lines are made in a thread, so that a report delays no tokens. Callers that render many lines must do that in a
-        thread, too. Raises ApiError: INVALID_REQUEST, LIMITER_UNAVAILABLE."""
+        thread, too. Raises ApiError: INVALID_REQUEST (too many lines), LIMITER_UNAVAILABLE."""
         tally = UsageTally(query, self._billing)
         async with aclosing(self._books.rows(query.tenant, query.since, query.until)) as pages:
             async for rows in pages:

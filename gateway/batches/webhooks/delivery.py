@@ -82,7 +82,7 @@ class Courier:
                 await asyncio.sleep(self._timing.poll)
 
     async def _turn(self) -> bool:
-        """Claim and deliver the events that are due. Return whether there were any. Raises StoreError."""
+        """Claim and deliver up to AT_ONCE events that are due. Return whether there were any. Raises StoreError."""
         claim = await self._outbox.claim(self._timing.lease, AT_ONCE)
         self.pending = claim.pending
         results = await asyncio.gather(*(self._deliver(event, claim) for event in claim.events), return_exceptions=True)
@@ -119,8 +119,8 @@ class Courier:
         self.pending = max(0, self.pending - 1)
 
     async def _try(self, event: Event, claim: Claim) -> str | None:
-        """Send an event once, signed with the time of the claim's clock. Return None for a 2xx status, else the reason
-        of the failure as text, without the parts of the URL that may be secret."""
+        """Send an event once, signed with the current time of `claim.now`. Return None for a 2xx status, else the
+        reason of the failure as text, without the parts of the URL that may be secret."""
         body, endpoint = event.body(), self._endpoint
         headers = signed_headers(event, body, endpoint.key, int(claim.now()))
         try:
@@ -149,6 +149,7 @@ async def delivering(
         prefix: prefix of all Redis keys.
         count: called with the result of every attempt.
         tls: context with the trusted certificate authorities. None means the default ones, or those of SSL_CERT_FILE.
+        timing: None means the defaults of `DeliveryTiming`.
     """
     calls = RedisCalls.without_breaker(client, prefix, CALL_SECONDS)
     trusted, timing = tls or httpx.create_ssl_context(), timing or DeliveryTiming()
@@ -167,7 +168,8 @@ DAY = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class DeliveryTiming:
-    """Timing of deliveries. All values are in seconds."""
+    """Timing of deliveries, in seconds: the pause between polls of an outbox without due events, the time limit of one
+    attempt, the term of a claim, the bounds of the pause before a retry, and the age at which an event is given up."""
 
     poll: float = 1.0
     """Pause between two polls of an outbox without due events."""

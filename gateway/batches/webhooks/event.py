@@ -25,7 +25,7 @@ class Event:
 
     @classmethod
     def parse(cls, word: str) -> Event:
-        """Parse an event from the text that `encoded` returns. Raises ValueError."""
+        """Parse an event from the text that `encoded` returns. Raises ValueError for other text."""
         status, batch_id, ended_at = word.split(" ")
         return cls(status, batch_id, int(ended_at))
 

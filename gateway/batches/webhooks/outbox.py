@@ -32,7 +32,8 @@ class Claim:
 
 
 class Outbox:
-    """Undelivered events of one tenant, to which the script that ends a batch adds. All methods raise StoreError."""
+    """Undelivered events of one tenant, to which the script that ends a batch adds. All methods raise StoreError if
+    Redis fails."""
 
     def __init__(self, calls: RedisCalls, tenant: str) -> None:
         self._calls, self._key = calls, calls.key("webhooks", tenant)

@@ -96,7 +96,7 @@ class AnswerBuffer:
         tally = sum_of_tallies([answer.tally for answer in answers.values()])
         held = await self._patiently(lambda: self._store.commit(self._lease, parts, sorted(answers), tally))
         if not held:
-            await self._storage.delete(parts)  # the batch may have been swept already
+            await self._storage.discard(parts)  # the batch may have been swept already
         if self._bytes < MAX_WAITING_BYTES:  # answers may have come while the others were written
             self._room.set()
         return held

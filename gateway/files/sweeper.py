@@ -76,7 +76,7 @@ class Sweeper:
 
 @asynccontextmanager
 async def sweeping(sweep: Callable[[], Awaitable[object]]) -> AsyncGenerator[None, None]:
-    """Call `sweep` every INTERVAL_SECONDS in a background task, which is cancelled on exit. ApiErrors are logged."""
+    """Call `sweep` every INTERVAL_SECONDS in a background task, which is cancelled on exit. Errors are logged."""
     task = asyncio.create_task(_keep_sweeping(sweep), name="sweeper")
     try:
         yield
@@ -86,13 +86,15 @@ async def sweeping(sweep: Callable[[], Awaitable[object]]) -> AsyncGenerator[Non
 
 
 async def _keep_sweeping(sweep: Callable[[], Awaitable[object]]) -> None:
-    """Wait INTERVAL_SECONDS and call `sweep`, forever. After an ApiError, log it and go on; others end the task."""
+    """Wait INTERVAL_SECONDS and call `sweep`, forever. Log an error and go on."""
     while True:
         await asyncio.sleep(INTERVAL_SECONDS)
         try:
             await sweep()
         except ApiError as error:
             log.warning("sweep_failed", reason=error.message)
+        except Exception:  # a bug must not end the sweeps, without which storage fills up
+            log.exception("sweep_failed")
 
 
 def _by_tenant(names: Iterable[str]) -> dict[str, list[str]]:

@@ -12,12 +12,14 @@ from typing import Any, Self
 
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisClusterException, RedisError
 
 from gateway.redis.pipeline import Pipeline, loop_timeout
 
 Argument = str | int | bytes
-
+FAILURES = (RedisError, RedisClusterException, OSError)
+"""Exceptions of a Redis that does not answer, or not with a reply. RedisClusterException, which a cluster without a
+reachable node raises, is no RedisError."""
 
 TIMEOUT_FACTOR = 20
 """Factor on the usual timeout of a call while the circuit breaker is closed: with a timeout of 50 ms, it makes 1 s.
@@ -113,7 +115,7 @@ class RedisCalls:
                 reply = await self._call("EVALSHA", script.sha, len(keys), *keys, *args)
             except NoScriptError:
                 reply = await self._call("EVAL", script.text, len(keys), *keys, *args)
-        except (RedisError, OSError) as error:
+        except FAILURES as error:
             raise self._failed(error) from error
         self._succeeded()
         return reply
@@ -128,11 +130,11 @@ class RedisCalls:
     async def guard(self, timeout_factor: int = 1) -> AsyncGenerator[Any, None]:
         """Yield the Redis client for any commands, with a time limit on the body: `timeout` times the larger of
         `timeout_factor` and the present factor of other calls. On exit, report the outcome to the breaker. Raises
-        StoreError if the body takes longer or raises RedisError or OSError."""
+        StoreError if the body takes longer or raises one of FAILURES."""
         try:
             async with loop_timeout(self._timeout, max(timeout_factor, self._timeout_factor())):
                 yield self._client
-        except (RedisError, OSError) as error:
+        except FAILURES as error:
             raise self._failed(error) from error
         self._succeeded()
 

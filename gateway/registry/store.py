@@ -20,8 +20,8 @@ from typing import Any, Generic, Protocol
 import msgspec
 import structlog
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
+from gateway.redis.client import FAILURES
 from gateway.registry.record import R, RecordChange, RecordKind, RegistrySnapshot
 
 CALL_SECONDS = 2.0
@@ -161,7 +161,7 @@ async def _answering(patience: float = 0.0) -> AsyncGenerator[None, None]:
     try:
         async with asyncio.timeout(CALL_SECONDS + patience):
             yield
-    except (RedisError, OSError) as error:
+    except FAILURES as error:
         raise StoreAway(f"Redis: {error}" if str(error) else "Redis does not answer") from error
 
 

@@ -17,7 +17,7 @@ from engine.core.types import Lane
 
 @dataclass(slots=True)
 class Account:
-    """Device time that one tenant has received in one lane since the engine started."""
+    """Device time charged to one tenant in one lane since the engine started, with its weight and virtual counter."""
 
     weight: float = 1.0
     served: float = 0.0
@@ -42,8 +42,8 @@ class Accounts:
 
     def arrive(self, lane: Lane, tenant: str, weight: float, waiting: Collection[str], now: float) -> None:
         """Record the arrival and the weight of a tenant's new request. If the tenant has no other waiting request, its
-        counter is raised to the smallest counter of the waiting tenants or, if none waits, of the tenant that last left
-        the queue.
+        counter, if lower, is raised to the smallest counter of the waiting tenants or, if none waits, of the tenant
+        that last left the queue.
 
         Args:
             waiting: tenants with waiting requests in this lane, the new request not included.
@@ -58,8 +58,8 @@ class Accounts:
         account.served = max(account.served, least)
 
     def leave(self, lane: Lane, tenant: str) -> None:
-        """Record that the last waiting request of a tenant started to run or ended. The tenant's counter becomes the
-        minimum for tenants that arrive while none waits."""
+        """Record that the last waiting request of a tenant started to run or ended. The tenant's present counter
+        becomes the minimum for tenants that arrive while none waits."""
         self._last_left[lane] = self.get(lane, tenant).served
 
     def is_shared(self, lane: Lane, waiting: Collection[str], now: float) -> bool:
@@ -70,6 +70,6 @@ class Accounts:
 
     def gap(self, lane: Lane, waiting: Iterable[str]) -> float:
         """Return the largest difference between the counters of the tenants in `waiting`, in device seconds divided by
-        weight."""
+        weight; 0 if there are none."""
         counters = [self.get(lane, tenant).served for tenant in waiting]
         return max(counters) - min(counters) if counters else 0.0

@@ -59,7 +59,8 @@ class AdapterBudget:
         return Room(pages, 0, pages, len(self._tiers.idle) + len(freed) - len(gone))
 
     def idle(self) -> Iterator[Adapter]:
-        """Yield the adapters that may be evicted given what this plan has changed so far, in order of eviction."""
+        """Yield the adapters that may be evicted given what this plan has changed so far, in order of eviction: those
+        idle in the state by worth, then those that its preemptions make idle."""
         for adapter_hash in chain(self._tiers.idle, list(self._freed)):
             if self._may_go(adapter_hash):
                 yield self._adapters[adapter_hash]
@@ -85,8 +86,8 @@ class AdapterBudget:
             self._freed[adapter_hash] = None
 
     def load(self, adapter: Adapter, request_id: str, lane: Lane) -> None:
-        """Take pages for an adapter, as `lane` may take them, and plan its load for `request_id`. The caller makes sure
-        that enough pages are available."""
+        """Take pages for an adapter, of those that `lane` may take, and plan its load, for which the tenant of
+        `request_id` is charged. The caller makes sure that enough pages are available."""
         self.loads[adapter.adapter_hash] = AdapterLoad(
             adapter.adapter_hash, self._pages.take(adapter.num_pages, lane), request_id
         )
@@ -100,9 +101,9 @@ class AdapterBudget:
         self._adapter_slots_left += 1
 
     def freed_by(self, victim: Sequence, let_go: Counter[AdapterHash]) -> Room:
-        """Return the room that the adapter of `victim` would free if the victim were preempted: none if other sequences
-        run with the adapter, if a waiting sequence wants it, or if it is pinned. `let_go` counts the users of each
-        adapter among the victims chosen so far; the call adds this victim in place."""
+        """Return the room that the adapter of `victim` would free if the victim were preempted: none without an
+        adapter, or if sequences other than the chosen victims run with it, the plan wants it or it is pinned. `let_go`
+        counts the users of each adapter among the victims chosen so far; the call adds this victim in place."""
         adapter_hash = victim.request.adapter_hash
         if adapter_hash is None:
             return Room(0)

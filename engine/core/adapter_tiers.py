@@ -13,8 +13,7 @@ from engine.core.types import AdapterHash
 
 
 class Ranking:
-    """A set of adapter hashes, each with a number (its worth), iterated in ascending order of worth: the order of
-    eviction."""
+    """A set of adapter hashes, each with a number (its worth), iterated by ascending worth: the order of eviction."""
 
     def __init__(self) -> None:
         self._worth: dict[AdapterHash, float] = {}
@@ -42,8 +41,8 @@ class Ranking:
 
 
 class Held(NamedTuple):
-    """Resources that one adapter, or all adapters together, hold: device pages, slots of the adapter table, host
-    memory."""
+    """Resources of one adapter, or of all adapters together: device pages and slots of the adapter table that they
+    hold, those that pinned adapters need, host memory, and pages that are idle."""
 
     pages: int = 0
     adapter_slots: int = 0
@@ -76,7 +75,7 @@ class AdapterTiers:
         missing: adapters that live requests need and that are neither resident nor in host memory nor being fetched (an
             ordered set).
         fetching: adapters whose fetch a plan has started and the executor has not answered yet (an ordered set).
-        closing: dropped adapters, which are forgotten when their last request ends (an ordered set).
+        closing: dropped adapters, forgotten when they have no requests and no memory any more (an ordered set).
     """
 
     def __init__(self) -> None:
@@ -100,8 +99,7 @@ class AdapterTiers:
         _keep(self.closing, adapter.adapter_hash, adapter.closing)
 
     def forget(self, adapter: Adapter) -> None:
-        """Remove from the totals and sets an adapter that is neither resident nor in host memory and that has no live
-        requests."""
+        """Remove from the totals and sets an adapter that is in no memory and has no live requests."""
         self._count(self._filed.pop(adapter.adapter_hash), NOTHING)
         self.closing.pop(adapter.adapter_hash, None)
 

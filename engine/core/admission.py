@@ -21,9 +21,9 @@ LEAST_WEIGHT = 1e-6
 
 def fitted(state: EngineState, request: Request) -> Request:
     """Return the request with `max_tokens` and `expected_tokens` cut to the available room, if `max_tokens` is only a
-    ceiling (`expected_tokens` is set); otherwise the request itself. The result leaves room for at least `min_tokens`
-    tokens, and for one token after those that an earlier engine process produced. `refuse` decides afterwards whether
-    the cut request can run."""
+    ceiling (`expected_tokens` is set); otherwise the request itself. Neither is cut below `min_tokens`, nor below one
+    token more than an earlier engine process produced, and a lower `expected_tokens` is raised to that. `refuse`
+    decides afterwards whether the cut request can run."""
     if request.expected_tokens is None:
         return request
     params, most = request.params, _longest(state, request.adapter_hash) - len(request.prompt_ids)
@@ -34,23 +34,24 @@ def fitted(state: EngineState, request: Request) -> Request:
 
 
 def _longest(state: EngineState, adapter_hash: AdapterHash | None) -> int:
-    """Return the length in tokens of the longest sequence that can run with an adapter (None: the base model), given
-    the pages that pinned adapters take."""
+    """Return the length in tokens of the longest sequence that can run with an adapter (None: the base model): at most
+    `max_model_len`, given the pages that pinned adapters take."""
     config = state.config
     pages = config.usable_pages - state.tiers.held.pinned_pages - _own_pages(state, adapter_hash)
     return min(config.max_model_len, pages * config.block_size)
 
 
 def _own_pages(state: EngineState, adapter_hash: AdapterHash | None) -> int:
-    """Return the pages that an adapter needs while a request uses it. It is 0 for no adapter and for a pinned one,
-    whose pages `Held.pinned_pages` counts."""
+    """Return the pages that an adapter needs while a request uses it. It is 0 for no adapter, an unknown one, and a
+    pinned one, whose pages `Held.pinned_pages` counts."""
     adapter = state.adapters.get(adapter_hash or "")
     return adapter.num_pages if adapter and not adapter.pinned else 0
 
 
 def refuse(state: EngineState, request: Request) -> Refusal | None:
-    """Return why a new request is invalid, can never run, or cannot get its adapter now. None means that it can run.
-    The predicted wait and the queue are not considered."""
+    """Return why a new request is invalid (id in use, field out of range, empty prompt, unknown or dropped adapter),
+    can never run (too many tokens, or too few pages beside pinned adapters), or cannot get its adapter now. None means
+    that it can run. The predicted wait and the queue are not considered."""
     config, adapter = state.config, state.adapters.get(request.adapter_hash or "")
     total = len(request.prompt_ids) + request.params.max_tokens
     pages = config.pages_for(total) + state.tiers.held.pinned_pages + _own_pages(state, request.adapter_hash)
@@ -71,8 +72,9 @@ def refuse(state: EngineState, request: Request) -> Refusal | None:
 
 
 def _out_of_reach(state: EngineState, adapter: Adapter, now: float) -> Refusal | None:
-    """Return why a known adapter cannot be used at `now`: pinned adapters leave too few pages or slots, or its last
-    fetch failed and the next attempt is not due yet. None means that it can be used."""
+    """Return why a known adapter cannot be used at `now`: pinned adapters leave too few pages or slots, or it is
+    neither in memory nor being fetched, its last fetch failed and the next attempt is not due yet. None means that it
+    can be used."""
     if not adapter.pinned and not _fits_beside(state.config, state.tiers.held, adapter.num_pages, 0):
         reason = f"adapter {adapter.adapter_hash} needs {adapter.num_pages} pages, and pinned adapters leave it fewer"
         return Refusal(ErrorCode.ADAPTER_UNAVAILABLE, reason)
@@ -82,8 +84,8 @@ def _out_of_reach(state: EngineState, adapter: Adapter, now: float) -> Refusal |
 
 
 def _fits_beside(config: CoreConfig, held: Held, adapter_pages: int, kv_pages: int) -> bool:
-    """Return whether a request can run beside the pinned adapters. `adapter_pages` is the size of its own adapter, or 0
-    if it has none or a pinned one; `kv_pages` is the size of its KV."""
+    """Return whether a request can run beside the pinned adapters. `adapter_pages` is the size in pages of its own
+    adapter, or 0 if it has none or a pinned one; `kv_pages` is that of its KV."""
     pages, adapter_slots = held.pinned_pages + adapter_pages, held.pinned_adapter_slots + (adapter_pages > 0)
     fits = adapter_slots <= config.max_resident_adapters and pages <= config.adapter_pages
     return fits and pages + kv_pages <= config.usable_pages
@@ -97,8 +99,7 @@ def fetch_failed(adapter: Adapter, now: float) -> Refusal:
 
 
 def misfit(config: CoreConfig, num_pages: int, num_bytes: int) -> str:
-    """Return why no request could ever use an adapter of this size in pages and bytes; an empty string means that it
-    fits."""
+    """Return why no request could ever use an adapter of this size in pages and bytes; empty if it fits."""
     most, room = config.adapter_pages, config.host_adapter_bytes
     if num_pages > most:
         return f"the adapter needs {num_pages} pages, adapters may take {most}: give the engine more memory"
@@ -129,8 +130,9 @@ def unpinnable(state: EngineState, adapter: Adapter) -> str:
 
 
 def _out_of_range(request: Request) -> str:
-    """Return the name of a field whose value would corrupt the accounting; an empty string means that none would. A
-    gateway checks these fields too, but other clients may use the engine's protocol."""
+    """Return which field (`weight`, `max_tokens`, `produced`, `deadline`, `ttft` or `itl`) has a value that would
+    corrupt the accounting; an empty string means that none has. A gateway checks these fields too, but other clients
+    may use the engine's protocol."""
     if not LEAST_WEIGHT <= request.weight <= 1 / LEAST_WEIGHT:
         return "weight"
     if request.params.max_tokens < 1:
@@ -144,7 +146,7 @@ def _out_of_range(request: Request) -> str:
 def turn_away(state: EngineState, seq: Sequence) -> Refusal | None:
     """Return why a new request that could run is refused rather than queued, with a Retry-After. None means that it is
     accepted. The request is refused if its lane is draining, or if its predicted wait exceeds the lane's `max_wait_s`
-    or its deadline."""
+    (0: no limit) or ends after its deadline."""
     if state.modes[seq.lane] is LaneMode.DRAINING:
         reason = f"the {seq.lane.name.lower()} lane is being drained and takes no new requests"
         return Refusal(ErrorCode.LANE_QUEUE_FULL, reason, DRAINING_RETRY_S)
@@ -163,8 +165,7 @@ def turn_away(state: EngineState, seq: Sequence) -> Refusal | None:
 
 def queue_full(state: EngineState, seq: Sequence) -> Refusal:
     """Return the refusal for a sequence that finds no place in a full queue, or that loses its place to another one.
-    Its Retry-After is the predicted wait divided by `max_waiting`: the seconds until one place becomes free, at least
-    1."""
+    Its Retry-After is the predicted wait divided by `max_waiting`: the seconds until a place is free, at least 1."""
     wait = max(SHORTEST_RETRY_S, predicted_wait(state, seq.lane, seq.request.deadline) / state.config.max_waiting)
     return Refusal(ErrorCode.LANE_QUEUE_FULL, f"{state.config.max_waiting} requests are waiting already", wait)
 
@@ -191,9 +192,10 @@ def predicted_wait(state: EngineState, lane: Lane, deadline: float | None = None
 
 
 def _batch_wait(state: EngineState, lane: Lane, deadline: float | None) -> float:
-    """Return the predicted seconds until a batch request starts to run: 0 if a slot is free, otherwise the work ahead
-    of it (all waiting work, or the part with earlier deadlines if it has one) divided by the share of device time that
-    batch work has been getting."""
+    """Return the predicted seconds until a batch request starts to run: 0 if slots are free for it and all that wait,
+    otherwise the work ahead of it divided by the share of device time that batch work has been getting, at least
+    `batch_floor`. The work ahead is all waiting work, multiplied by the fraction of waiting deadlines that are not
+    later if the request has one."""
     waiting, ledger = state.waiting, state.ledger
     if waiting.count(lane) + len(state.running) < state.config.max_seqs:
         return 0.0

@@ -29,8 +29,9 @@ from engine.core.types import ErrorCode, FinishReason, Refusal, Request, TokenEv
 
 
 def apply_commands(state: EngineState, commands: Iterable[Command]) -> None:
-    """Apply commands to the state, in order: submit and abort requests, add and drop adapters, and take the answers to
-    fetches and grammar preparations. Refusals and ends of requests are appended to the outbox as events."""
+    """Apply commands to the state, in order: submit and abort requests, add and drop adapters, take answers to fetches
+    and grammar preparations. Refusals and ends of requests are appended to the outbox as events. Raises ValueError for
+    an adapter that no request could ever use."""
     for command in commands:
         match command:
             case Submit(request):
@@ -80,7 +81,7 @@ def _submit(state: EngineState, request: Request) -> None:
 def _make_place(state: EngineState, seq: Sequence) -> Refusal | None:
     """Make sure that the waiting queue has a place for a new sequence. Returns the refusal if it has none, otherwise
     None. If the queue is full, the last request of a lower lane ends with an error instead. If no lower lane has one,
-    the new request is still accepted if its tenant has no waiting requests in the lane, so that no tenant can block the
+    the new request is still accepted if its tenant has no waiting requests in the lane, so that no tenant can block
     others."""
     if len(state.waiting) < state.config.max_waiting:
         return None

@@ -26,8 +26,8 @@ def violations(state: EngineState) -> list[str]:
 
 
 def leftovers(state: EngineState) -> list[str]:
-    """Return, as texts such as "2 pages left", what an engine without live requests should have freed and still holds:
-    pages, sequences, adapter users, fetches that were not cancelled, missing adapters, and grammars."""
+    """Return, in texts such as "2 pages left", what an engine without live requests should have freed: pages (except
+    those of adapters), sequences, adapter users, fetches that were not cancelled, missing adapters, and grammars."""
     held = sum(1 for refs in state.pool.refs if refs) - sum(len(a.pages) for a in state.adapters.values())
     used = [a.adapter_hash for a in state.adapters.values() if a.running or a.live]
     wanted = [name for name in state.tiers.fetching if state.adapters[name].host is HostCopy.FETCHING]
@@ -135,7 +135,7 @@ def _adapters(state: EngineState) -> Iterator[str]:
 
 def _tiers(state: EngineState) -> Iterator[str]:
     """Yield the violations in `AdapterTiers`: the incrementally updated totals, orders and sets must equal a recount
-    over all adapters, and the totals must not exceed the configured capacities."""
+    over all adapters (`fetching` may have fewer), and the totals must not exceed the configured capacities."""
     config, tiers, adapters = state.config, state.tiers, state.adapters.values()
     counted = Held(*map(sum, zip(Held(), *map(Held.by, adapters), strict=True)))
     if tiers.held != counted:

@@ -58,7 +58,7 @@ class Clearing:
         As few of the policy's victims are preempted, in its order, as suffice if all idle adapters were evicted as
         well. Then idle adapters are evicted until there is enough room. Returns False, and changes nothing, if the
         victims that may be preempted for this sequence do not suffice. The search for victims ends at the sequence
-        itself and, for a starting sequence's own lane, at `MOST_DISPLACED` preemptions.
+        itself and, for a starting sequence's own lane, at `MOST_DISPLACED` preemptions in this plan.
 
         Args:
             need: the room to make, in addition to what a starting sequence must leave free.
@@ -101,8 +101,8 @@ class Clearing:
 
     def takes_as(self, seq: Sequence) -> Lane:
         """Return the lane whose permission to take idle prefix pages a sequence has: its own lane. A batch sequence
-        that needs more than half of the pages that are never held for the interactive lane is treated as interactive,
-        because it might never start otherwise."""
+        that needs more than half of the pages that have no adapter and are never held for the interactive lane is
+        treated as interactive, because it might never start otherwise."""
         room = self._config.usable_pages - self._state.adapter_pages - self._state.most_held
         return seq.lane if self._config.pages_for(seq.num_tokens) <= room // 2 else Lane.INTERACTIVE
 
@@ -111,8 +111,8 @@ class Clearing:
 
     def _with_spare(self, need: Room, seq: Sequence) -> Room:
         """Return the room that must be available before a sequence takes `need`. A sequence that is about to start must
-        also leave free the reserved room for adapters and, in the batch lane, the watermark, so that others can
-        grow."""
+        also leave free the reserved room for adapters and, in the batch lane, if others run or start, the watermark, so
+        that they can grow."""
         if seq.pages:
             return need
         spare = seq.lane is not Lane.INTERACTIVE and (self._state.running or self.num_admitted)

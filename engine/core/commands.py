@@ -52,8 +52,8 @@ class AdapterFetched:
 
 @dataclass(frozen=True, slots=True)
 class FetchFailed:
-    """Answer to a fetch: the adapter cannot be read, even after retries. Waiting requests for it end with `reason`
-    unless it is resident on the device."""
+    """Answer to a fetch: the adapter cannot be read, even after retries, or packed, or its folder has changed. Waiting
+    requests for it end with `reason` unless it is resident on the device."""
 
     adapter_hash: AdapterHash
     reason: str
@@ -77,8 +77,8 @@ class GrammarReady:
 
 @dataclass(frozen=True, slots=True)
 class GrammarFailed:
-    """Answer to the preparation of a grammar: its text is not valid, or it is too large. Waiting requests for it end
-    with `reason`."""
+    """Answer to the preparation of a grammar: it is not valid, too large, or could not be compiled. Waiting requests
+    for it end with `reason`."""
 
     grammar: Grammar
     reason: str

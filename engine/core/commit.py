@@ -43,20 +43,20 @@ def abort_users(state: EngineState, adapter_hash: AdapterHash) -> int:
 
 
 def abort(state: EngineState, seq: Sequence) -> None:
-    """End a live request that its client has abandoned, with an ABORT event, and free all that it holds."""
+    """End a live request that its client has abandoned or whose adapter was dropped, with an ABORT event, and free all
+    that it holds."""
     finish(state, seq, TokenEvent(seq.id, finish_reason=FinishReason.ABORT))
 
 
 def finish_early(state: EngineState, seq: Sequence, refusal: Refusal) -> None:
-    """End a live request with an ERROR event that carries `refusal` to the caller, and free all that the request
-    holds."""
+    """End a live request with an ERROR event that carries `refusal` to the client, and free all that it holds."""
     finish(state, seq, TokenEvent(seq.id, finish_reason=FinishReason.ERROR, refusal=refusal))
 
 
 def commit(state: EngineState, plan: StepPlan) -> None:
     """Apply a plan to the state before the executor runs it: preempt and start sequences, move pages and adapters,
-    count chunks as computed, and append the step to `under_way`. This cannot fail, because the plan was made to fit
-    this state."""
+    begin preparations of grammars, count chunks as computed, and append the step to `under_way`. This cannot fail,
+    because the plan was made to fit this state."""
     state.now, state.in_flight = plan.now, plan
     _note_saves(state, plan)
     for request_id, cause in zip(plan.preempted, plan.causes, strict=True):
@@ -85,8 +85,9 @@ def commit(state: EngineState, plan: StepPlan) -> None:
 
 def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEvent]:
     """Apply the result of the oldest step under way, and remove and return all events in the outbox. Sampled tokens are
-    appended to their sequences, the device time is charged to tenants, sequences that reached their end or whose
-    grammar failed are ended, and the ledger learns from the duration. `now` is in seconds on the engine's clock."""
+    appended to their sequences if these still live, the device time is charged to tenants, sequences that reached their
+    end or whose grammar failed are ended, unused dropped adapters are forgotten, and the ledger learns from the
+    duration. `now` is in seconds on the engine's clock."""
     step = state.under_way.popleft()
     state.now, state.absorbed = now, step.plan
     wants_batch = state.may_start(Lane.BATCH) or any(s.lane is Lane.BATCH for s in state.running.values())
@@ -127,7 +128,7 @@ def _preempt(state: EngineState, seq: Sequence) -> None:
 
 def _stop_running(state: EngineState, seq: Sequence) -> None:
     """Free the pages and the adapter of a running sequence, and remove it from the running ones. Pages in the prefix
-    cache become idle."""
+    cache become idle unless other sequences use them."""
     del state.running[seq.id]
     state.prefix.break_promises(seq.page_keys, seq.id)
     _release_pages(state, seq.pages)
@@ -168,8 +169,8 @@ def _stop_waiting(state: EngineState, seq: Sequence) -> None:
 
 
 def _advance(state: EngineState, chunk: ScheduledChunk) -> None:
-    """Count a chunk as computed, and the token that the chunk samples as pending. This is safe before the step has run,
-    because the steps of later plans run after it."""
+    """Give a sequence the new pages of its chunk, count the chunk as computed and the token that it samples as pending,
+    and register full pages. This is safe before the step has run, because the steps of later plans run after it."""
     seq = state.sequences[chunk.request_id]
     if chunk.new_pages:
         state.pool.acquire(chunk.new_pages)
@@ -182,8 +183,7 @@ def _advance(state: EngineState, chunk: ScheduledChunk) -> None:
 
 def _register(state: EngineState, seq: Sequence, before: int) -> None:
     """Add to the prefix cache the pages of a sequence that have become full since `before` tokens were computed. A page
-    is full when all of its tokens are known and computed, or planned to be. Without prefix caching, nothing is
-    added."""
+    is full when all of its tokens are known and computed, or planned to be. Without prefix caching, none is added."""
     size = state.config.block_size
     first, last = before // size, min(seq.num_computed, len(seq.tokens)) // size
     if first == last or not state.config.prefix_caching:
@@ -231,9 +231,9 @@ def finish(state: EngineState, seq: Sequence, event: TokenEvent) -> None:
 
 
 def finish_reason(seq: Sequence, eos_token_ids: tuple[int, ...], max_model_len: int) -> FinishReason | None:
-    """Return why the newest token ends the sequence: STOP for an EOS or stop token after `min_tokens` tokens, LENGTH at
-    `max_tokens` or `max_model_len`. None means that the sequence goes on. With a grammar, an EOS token always ends it,
-    because no token may follow."""
+    """Return why the newest token ends the sequence: STOP for a stop token or, unless `ignore_eos`, an EOS token from
+    token number `min_tokens` on, LENGTH at `max_tokens` or `max_model_len`. None means that the sequence goes on. With
+    a grammar, an EOS token always ends it, because no token may follow."""
     params, token = seq.request.params, seq.tokens[-1]
     if params.grammar is not None and token in eos_token_ids:
         return FinishReason.STOP
@@ -254,8 +254,8 @@ deadline. Looking at a sequence takes one or two microseconds, so the updates ta
 def update_need(state: EngineState, now: float) -> None:
     """Recompute `ledger.need` if the last update is long enough ago. `now` is in seconds on the engine's clock. The
     need is the maximum over all deadlines of (device seconds of work due by the deadline / time left, less a margin /
-    share of device time that batch work has been getting). Work whose deadline has passed does not count, because it is
-    late already and must not make other work late. Waiting work of a paused lane does not count either."""
+    share of device time that batch work has been getting, at least `batch_floor`). Work whose deadline has passed does
+    not count, because it is late already and must not make other work late. Nor does waiting work of a paused lane."""
     ledger = state.ledger
     if now < ledger.need_known_until:
         return

@@ -14,9 +14,9 @@ LONGEST_BACKOFF = 64
 
 
 def add_adapter(state: EngineState, command: AddAdapter) -> bool:
-    """Register an adapter, or restore a dropped one that is still known; its failed fetches are forgotten. Returns
-    whether this call reserved host memory for an adapter that, by the command, has just been read. Raises ValueError,
-    with the reason, if no request could ever use the adapter."""
+    """Register an adapter, or restore a dropped one that is still known; the command's path replaces its path, and its
+    failed fetches are forgotten. Returns whether this call reserved host memory for an adapter that, by the command,
+    has just been read. Raises ValueError, with the reason, if no request could ever use the adapter."""
     if reason := misfit(state.config, command.num_pages, command.num_bytes):
         raise ValueError(reason)
     adapter = state.adapters.get(command.adapter_hash)
@@ -44,7 +44,7 @@ def drop_adapter(state: EngineState, adapter_hash: AdapterHash) -> None:
 def pin_adapter(state: EngineState, adapter_hash: AdapterHash, pinned: bool) -> None:
     """Pin or unpin an adapter. A pinned adapter is not evicted once it is resident. Pinning cuts the `max_tokens` of
     live requests that are only ceilings to the remaining room. Raises ValueError, with the reason, if the adapter is
-    not loaded or would leave too little room if pinned."""
+    unknown, was dropped, or would leave too little room if pinned."""
     adapter = state.adapters.get(adapter_hash)
     if adapter is None or adapter.closing:
         raise ValueError(f"adapter {adapter_hash} is not loaded")
@@ -81,15 +81,16 @@ def start_adapter(state: EngineState, seq: Sequence, plan: StepPlan) -> None:
 
 
 def adapter_wait(state: EngineState, seq: Sequence) -> float:
-    """Return the seconds from a sequence's arrival until its adapter was in host memory; 0 if it was there before."""
+    """Return the seconds from a sequence's arrival until its adapter was in host memory; 0 if it was there before, or
+    if the sequence has no adapter."""
     if not seq.request.adapter_hash:
         return 0.0
     return max(0.0, state.adapters[seq.request.adapter_hash].fetched_at - seq.request.arrival)
 
 
 def move_adapters(state: EngineState, plan: StepPlan) -> None:
-    """Apply what a plan does with adapters to the state and its counters: evictions, loads, freed host copies, fetches
-    and cancelled fetches."""
+    """Apply a plan's evictions, loads, freed host copies, fetches and cancelled fetches of adapters to the state and
+    its counters."""
     for adapter_hash in plan.evicted:
         _evict(state, state.adapters[adapter_hash])
     for load in plan.loads:

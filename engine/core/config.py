@@ -31,8 +31,8 @@ def _check(owner: object, minimum: float, *names: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LaneGoals:
-    """Latency goals of a lane, and the predicted wait beyond which the lane refuses a request. Raises ValueError, which
-    names the value, if one is out of range."""
+    """Latency goals of a lane, the share of tokens that should meet them, and the predicted wait beyond which the lane
+    refuses a request. Raises ValueError, which names the value, if one is out of range."""
 
     ttft_s: float
     """TTFT goal, in seconds from arrival. A request may ask for another goal, of at least a quarter of this one."""
@@ -73,8 +73,9 @@ late."""
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """Rules of the scheduler: how a step is filled, which sequences are preempted, and in which order requests start.
-    Raises ValueError, which names the value, if one is out of range."""
+    """Rules of the scheduler: how a step is filled, which sequences are preempted, in which order requests start, which
+    cached prefixes are held, and how step times are learned. Raises ValueError, which names the value, if one is out of
+    range."""
 
     scheduler: str = "continuous"
     """continuous: requests join and leave at any step. static: `max_seqs` requests are gathered and start together, and
@@ -215,7 +216,8 @@ class Scheduling:
 
 @dataclass(frozen=True, slots=True)
 class CoreConfig:
-    """Sizes and limits that plans must respect. Raises ValueError, which names the value, if one is out of range."""
+    """Sizes and limits that plans must respect, goals of the lanes, and rules of the scheduler. Raises ValueError,
+    which names the value, if one is out of range."""
 
     num_pages: int
     """Pages of device memory in the pool that KV and adapters share. Page 0 is the null page: always zero, never

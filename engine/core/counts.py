@@ -14,7 +14,7 @@ SCALES = {"": 1, "k": 1_000, "m": 1_000_000}
 
 def parse_count(text: str) -> int:
     """Read a whole number such as `600`, `100k`, `1.5m`, `1_000` or `1,000`; k is a thousand and m a million. Raises
-    ValueError if the text is no such number, is not whole, or is larger than `MAX_COUNT`."""
+    ValueError if the text is no such number, not whole, larger than `MAX_COUNT`, or longer than `MAX_TEXT`."""
     match = COUNT.fullmatch(re.sub(r"(?<=\d)[_,](?=\d)", "", text.strip())) if len(text) <= MAX_TEXT else None
     if match is not None:
         whole, _, fraction = match[1].partition(".")

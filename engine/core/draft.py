@@ -37,7 +37,8 @@ each costs microseconds, and a queue may hold a hundred thousand."""
 
 class Draft:
     """Builds one StepPlan from a state and a policy, and changes neither. For each lane, the caller calls `enter`, then
-    `advance` for running and `start` for waiting sequences; `finish` returns the plan."""
+    `advance` for running and `start` for waiting sequences; then `fetch_ahead` and `prepare_ahead` prepare later
+    starts, and `finish` returns the plan."""
 
     def __init__(self, state: EngineState, policy: Policy, now: float) -> None:
         self._state = state
@@ -68,23 +69,20 @@ class Draft:
         self._restores: list[PageCopy] = []
 
     def enter(self, lane: Lane) -> None:
-        """Begin with a lane: all further calls of `advance` and `start` are for sequences of this lane, within its time
-        limit."""
+        """Begin with a lane: further calls of `advance` and `start` are for its sequences, within its time limit."""
         self._lane = lane
         self._budget.enter(lane)
         self._passed_over = 0
 
     @property
     def takes_new(self) -> bool:
-        """Whether waiting sequences of the current lane may start at all; a cheap check before looking at each of
-        them."""
+        """Whether waiting sequences of the current lane may start at all; a cheap check before looking at each."""
         is_full = self._lane is not Lane.INTERACTIVE and self._clearing.slots_left <= 0
         return not (self._no_room or is_full) and (self._budget.is_open or self._policy.gathers)
 
     def advance(self, seq: Sequence) -> None:
         """Schedule the next chunk of a running sequence, as far as the budget grants tokens. If no room can be made for
-        its new pages, the sequence is preempted. Nothing happens to a sequence that waits for a token or is preempted
-        already."""
+        its new pages, the sequence is preempted. Nothing happens to one that waits for a token or is preempted."""
         if seq.waits_for_token or seq.id in self._clearing.preempted:
             return
         start = seq.num_computed
@@ -102,8 +100,9 @@ class Draft:
 
     def start(self, seq: Sequence) -> bool:
         """Start a waiting sequence, with a load of its adapter if needed, or pass it over: if its grammar is not ready,
-        or its adapter is not in host memory, drains, was evicted by this plan or finds no room. Returns whether
-        sequences after it may still start; False means that the lane starts no more in this plan."""
+        another sequence is computing its next prefix page, or its adapter is neither resident nor in host memory, was
+        evicted by this plan, finds no room or time for the copy, or takes no more sequences, to make way for another.
+        Returns whether sequences after it may still start; False means that the lane starts no more in this plan."""
         if not self.takes_new:
             return False
         if self._state.grammars.blocks(seq.request.params.grammar):
@@ -123,8 +122,9 @@ class Draft:
         return self._start_with(adapter, seq)
 
     def fetch_ahead(self, lane: Lane, waiting: Iterable[Sequence]) -> None:
-        """Plan fetches of the missing adapters of a lane's first `prefetch_window` sequences in `waiting`, as far as
-        fetches and host memory are free, and keep the host copies of the others' adapters."""
+        """Plan fetches of the missing adapters of a lane's first `prefetch_window` sequences in `waiting` that this
+        plan does not start, as far as fetches and host memory are free, and keep the host copies that the others
+        need."""
         if not self._fetches.is_open(lane):
             return
         still_waiting = (seq for seq in waiting if seq.id not in self._admitted)
@@ -140,7 +140,7 @@ class Draft:
 
     def prepare_ahead(self, lane: Lane, waiting: Iterable[Sequence]) -> None:
         """Plan preparations of the grammars of a lane's first `prefetch_window` sequences in `waiting`, as far as
-        memory allows."""
+        preparations and memory are free."""
         if self._grammars.is_open(lane):
             for seq in islice(waiting, self._config.prefetch_window):
                 self._grammars.prepare(seq.request, lane)
@@ -180,8 +180,7 @@ class Draft:
         self._chunks[seq.id] = ScheduledChunk(seq.id, start, num_tokens, new_pages, samples)
 
     def _pass_over(self) -> bool:
-        """Count a sequence that is passed over. Returns False if no further sequence of the lane should be looked
-        at."""
+        """Count a sequence that is passed over. Returns False if no more of the lane should be looked at."""
         self._passed_over += 1
         return self._passed_over < MOST_PASSED_OVER
 
@@ -199,9 +198,10 @@ class Draft:
         return self._pass_over()
 
     def _admit(self, seq: Sequence, load: Adapter | None = None) -> bool:
-        """Start a sequence if the budget grants it tokens, its pages find room and the step has time for the copies of
-        KV and adapter. It takes the pages of all its known tokens at once, so that sequences in the middle of their
-        prompts never compete for pages. `load` is the adapter to copy to the device; None means that no copy is needed.
+        """Start a sequence if the budget grants it tokens (or the policy gathers batches), its pages find room and the
+        step has time for the copies of KV and adapter. It takes the pages of all its known tokens at once, so that
+        sequences in the middle of their prompts never compete for pages. `load` is the adapter to copy to the device;
+        None means that no copy is needed.
 
         Returns:
             Whether sequences after it may still start. This is also True if the sequence is skipped because another one
@@ -248,8 +248,8 @@ class Draft:
             self._adapters.start(seq.request.adapter_hash)
 
     def _load_alone(self, adapter: Adapter, seq: Sequence) -> None:
-        """Load the adapter of a batch sequence, if there is room, without starting the sequence, which then starts in
-        the next step: a step that batch work shares often has time for the copy and for nothing else."""
+        """Load the adapter of a batch sequence, if room can be made, without starting the sequence, which then starts
+        in the next step: a step that batch work shares often has time for the copy and for nothing else."""
         if seq.lane is not Lane.INTERACTIVE and self._clearing.make(_room_of(adapter), seq, Cause.ADAPTER):
             self._budget.move_pages(adapter.num_pages)
             self._load(adapter, seq)
@@ -261,7 +261,7 @@ class Draft:
 
     def _keys(self, seq: Sequence) -> list[PrefixKey]:
         """Return the prefix keys of the full pages that may be cached already, leaving at least one token to compute.
-        The list is empty without a prefix cache and host pages."""
+        The list is empty if there is neither a prefix cache nor host pages."""
         if not (self._config.prefix_caching or self._state.host.num_pages):
             return []
         return page_keys(seq, (len(seq.tokens) - 1) // self._config.block_size, self._config.block_size)
@@ -281,8 +281,9 @@ class Draft:
         self._budget.move_pages(len(host_pages))
 
     def _make_way(self, adapter: Adapter, seq: Sequence) -> None:
-        """Handle an adapter that found no room. If its sequence has waited for `adapter_age_s`, reserve room for the
-        adapter and let no more sequences start with the adapter in use that is served most."""
+        """Handle an adapter that found no room. If its sequence arrived `adapter_age_s` ago or earlier, choose the
+        adapter with the most starts among those in use that are not pinned and that no sequence of a more urgent lane
+        runs with: no more sequences start with it, and room is reserved for the adapter that waits."""
         if not self._is_old(seq):
             return
         candidates = [a for a in self._adapters.in_use(seq.lane, self._state.running) if not a.pinned]
@@ -295,7 +296,7 @@ class Draft:
             )
 
     def _is_old(self, seq: Sequence) -> bool:
-        """Return whether a sequence has been waiting for `adapter_age_s` or longer."""
+        """Return whether a sequence arrived `adapter_age_s` ago or earlier."""
         return self._now - seq.request.arrival >= self._config.scheduling.adapter_age_s
 
 

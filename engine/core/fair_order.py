@@ -24,7 +24,8 @@ from engine.core.types import Lane
 
 def fair_order(state: EngineState, lane: Lane, now: float) -> Iterator[Sequence]:
     """Yield the waiting sequences of a lane in the order in which they should start at `now` (seconds on the engine's
-    clock)."""
+    clock): by the counters of their tenants, then by locality. While batch deadlines press, batch sequences with a
+    deadline come first, the earliest deadline first."""
     pressing = lane is not Lane.INTERACTIVE and state.ledger.need >= state.config.scheduling.harvest_below
     if not pressing:
         yield from _by_tenant(state, lane, now)
@@ -67,7 +68,7 @@ def _holding(state: EngineState, lane: Lane) -> Counter[str]:
 
 def _local_first(state: EngineState, queue: Iterable[Sequence], now: float) -> Iterator[Sequence]:
     """Yield a tenant's waiting requests: each time, of the next `locality_window` in order, the one with the best
-    locality, or the first one if it has waited too long."""
+    locality of those with at least the first one's priority, or the first if it waited too long or was preempted."""
     rules, rest = state.config.scheduling, iter(queue)
     window = list(islice(rest, rules.locality_window))
     while window:

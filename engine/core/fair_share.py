@@ -24,8 +24,8 @@ from engine.core.victims import cheapest_first
 
 
 class LaneShares:
-    """Snapshot of the slots and pages that the tenants of a lane hold, made for one decision. `fair` is the fair
-    level."""
+    """Snapshot of the slots and pages that the tenants of a lane hold, made for one decision. `fair` is the fair level,
+    1 over the sum of the weights of the tenants that run or wait in the lane."""
 
     def __init__(self, state: EngineState, lane: Lane) -> None:
         self._config = state.config
@@ -41,7 +41,8 @@ class LaneShares:
         self.fair = 1.0 / (sum(self._weights.values()) or 1.0)
 
     def level(self, tenant: str, slots: int, pages: int) -> float:
-        """Return the level (see the module) that a tenant would have with the given numbers of slots and KV pages."""
+        """Return the level that a tenant would have with the given numbers of slots and KV pages: the larger of its
+        fractions of all slots and of all pages without adapters, divided by its weight."""
         return max(slots / self._config.max_seqs, pages / self._pages) / self._weights.get(tenant, 1.0)
 
     def level_of(self, tenant: str, held: Listed[Sequence]) -> float:
@@ -68,10 +69,10 @@ class LaneShares:
 
 
 def displaceable(state: EngineState, needy: Sequence) -> Iterator[Sequence]:
-    """Yield the running sequences that may be preempted for the waiting sequence `needy`: of the tenant that is then
-    farthest above the fair level, the cheapest to preempt first, but never a tenant's last one. There are none if
-    `needy` would bring its own tenant above that level, unless it is the tenant's first sequence and was rarely
-    preempted."""
+    """Yield the running sequences of other tenants in the lane that may be preempted for the waiting sequence `needy`:
+    of the tenant that is then farthest above the fair level, the cheapest to preempt first, but never a tenant's last
+    one. There are none if `needy` would bring its own tenant above that level, unless the tenant runs no other and it
+    was preempted fewer than `max_preemptions` times."""
     shares = LaneShares(state, needy.lane)
     tenant = needy.request.tenant
     own = shares.held.pop(tenant, [])

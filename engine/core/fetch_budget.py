@@ -27,7 +27,7 @@ class FetchBudget:
         self.kept: set[AdapterHash] = set()
 
     def is_open(self, lane: Lane) -> bool:
-        """Return whether a missing adapter is not fetched yet and one more fetch may be under way for this lane."""
+        """Return whether there is a missing adapter that is not fetched yet, and this lane may start one more fetch."""
         most = self._most if lane is Lane.INTERACTIVE else max(1, self._most - 1)
         under_way = len(self._tiers.fetching) + len(self.fetches)
         return under_way < most and len(self._tiers.missing) > len(self.fetches)
@@ -53,7 +53,7 @@ class FetchBudget:
                 self.dropped[adapter_hash] = None
 
     def cancelled(self) -> tuple[AdapterHash, ...]:
-        """Return the adapters whose fetch is under way and that no live request needs any more."""
+        """Return the adapters whose fetch is under way, not cancelled yet, and that no live request needs any more."""
         under_way = (self._adapters[adapter_hash] for adapter_hash in self._tiers.fetching)
         return tuple(a.adapter_hash for a in under_way if not a.live and a.host is HostCopy.FETCHING)
 

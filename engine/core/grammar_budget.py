@@ -39,9 +39,10 @@ class GrammarBudget:
             self.prepared[grammar] = request
 
     def _has_memory(self, request: Request, lane: Lane) -> bool:
-        """Return whether the request's tenant may have one more grammar in memory. Beyond the capacity a plan starts at
-        most one preparation for each tenant, because the memory that the tenant will hold afterwards is known only when
-        the grammar has been prepared."""
+        """Return whether the request's tenant may have one more grammar in memory: always within the capacity, of which
+        batch requests may fill `BATCH_SHARE`, and beyond it by the tenant's share (see `Shares.admits`). Beyond the
+        capacity a plan starts at most one preparation for each tenant, because the memory that the tenant will hold
+        afterwards is known only when the grammar has been prepared."""
         capacity = self._bytes if lane is Lane.INTERACTIVE else max(1, int(self._bytes * BATCH_SHARE))
         amount = LEAST_BYTES * (len(self.prepared) + 1)
         memory = self._grammars.memory

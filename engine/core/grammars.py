@@ -90,8 +90,7 @@ class Grammars:
         return grammar is not None and self._known[grammar].stage is not Stage.READY
 
     def use(self, grammar: Grammar | None) -> None:
-        """Count a new sequence that needs a grammar, and register the grammar as WANTED if it is new. None is
-        ignored."""
+        """Count a new sequence that needs a grammar, and register a new grammar as WANTED. None is ignored."""
         if grammar is None:
             return
         if grammar not in self._known:
@@ -100,8 +99,8 @@ class Grammars:
         self._known[grammar].live += 1
 
     def leave(self, grammar: Grammar | None) -> None:
-        """Count a sequence that has ended. If no other needs its grammar, the grammar is forgotten, its memory is no
-        longer charged, and the next plan tells the executor. None is ignored."""
+        """Count a sequence that has ended. If no other needs its grammar, it is forgotten and, if its preparation was
+        started, no longer charged, and the next plan tells the executor. None is ignored."""
         if grammar is None:
             return
         entry = self._known[grammar]

@@ -21,8 +21,7 @@ def set_mode(state: EngineState, lane: Lane, mode: LaneMode) -> None:
 
 
 def set_goals(state: EngineState, lane: Lane, goals: LaneGoals) -> None:
-    """Replace the goals of a lane in `state.config`. The due times of tokens that are already expected do not
-    change."""
+    """Replace the goals of a lane in `state.config`. Due times of tokens already expected do not change."""
     interactive, batch = (goals if each is lane else state.config.goals[each] for each in Lane)
     state.config = replace(state.config, interactive=interactive, batch=batch)
 

@@ -44,8 +44,8 @@ def _advance(normal: Matrix, right: list[float], free: set[int], x: list[float])
 
 
 def eliminate(normal: Matrix, right: list[float], order: list[int]) -> list[float]:
-    """Return the solution of the system of the rows and columns in `order`, in that order, by Gaussian elimination. The
-    matrix is positive definite, so that no pivoting is needed."""
+    """Return the x with normal @ x = right, restricted to the rows and columns in `order`, in that order, by Gaussian
+    elimination. The matrix is positive definite, so that no pivoting is needed."""
     rows = [[*(normal[i][j] for j in order), right[i]] for i in order]
     for k, pivot in enumerate(rows):
         for row in rows[k + 1 :]:

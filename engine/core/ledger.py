@@ -47,8 +47,8 @@ class Ratio:
 
 class Charge(NamedTuple):
     """A sequence's part of the device time of one step, for a chunk or for the copy of its adapter (with 0 tokens).
-    `weight` has the unit of `chunk_weight`; `billed` is the part of it without tokens that are computed again after a
-    preemption."""
+    `weight` has the unit of `chunk_weight` (seconds, or tokens while the model is cold); `billed` is the part of it
+    without tokens that are computed again after a preemption."""
 
     account: Account
     seq: Sequence
@@ -73,6 +73,8 @@ class Ledger:
         used_share: fraction of `max_tokens` that answers use, smoothed.
         longest_prompt, longest_output: maximum number of tokens of the prompts and answers so far.
         need: device time that batch deadlines need, as a multiple of what batch work has been getting.
+        need_known_until: when `need` may be computed again.
+        predicted_seconds, actual_seconds: durations of all steps that had a prediction, summed.
     """
 
     def __init__(self, config: CoreConfig) -> None:
@@ -89,7 +91,7 @@ class Ledger:
         self._since_tail = 0
         self._alone_now = self._longer_now = 0.0
         """Predicted seconds of the last step without its batch work, and the factor by which batch work extended it.
-        Both are 0 if the step had no interactive decodes beside batch work."""
+        Both are 0 if the step had no interactive decodes."""
         self._was_shared = self.wants_batch = False
         self._settled = 0.0
         self._tokens = self._late = 0
@@ -117,8 +119,8 @@ class Ledger:
     ) -> None:
         """Learn from a step that lasted from `began` to `now`, in seconds on the engine's clock: train the step-time
         model, charge the device seconds to tenants, lanes and sequences by their parts of the step, and update the
-        prices and `batch_share`. A step without chunks is ignored. `wants_batch` tells whether there is batch work,
-        running or waiting to start."""
+        prices and `batch_share`. A step without chunks or duration is ignored. `wants_batch` tells whether there is
+        batch work, running or waiting to start."""
         plan, seconds = step.plan, now - began
         if seconds <= 0 or not plan.chunks:
             return
@@ -138,8 +140,7 @@ class Ledger:
             self._note_share(batch * seconds / whole if wants_batch else seconds, seconds)
 
     def price(self, prefill_tokens: float, decode_tokens: float) -> float:
-        """Return the device seconds that the given numbers of prompt and answer tokens cost at the current smoothed
-        prices."""
+        """Return the device seconds of the given numbers of prompt and answer tokens at the smoothed prices."""
         return prefill_tokens * self.prefill_price + decode_tokens * self.decode_price
 
     def work_left(self, seq: Sequence) -> float:
@@ -155,15 +156,15 @@ class Ledger:
             self.used_share = _smooth(self.used_share, seq.num_generated / seq.request.params.max_tokens)
 
     def bound(self, max_seqs: int) -> float:
-        """Return the theoretical bound of the service gap between two tenants, in device seconds. This is twice the
-        larger of the cost of the longest prompt and that of a full batch of the longest answers (theorem 4.4 of the
-        paper named in accounts.py). M in the theorem is the number of answer tokens of a running batch; the longest
-        answer so far suffices, because no gap can come from tokens that were not generated."""
+        """Return the theoretical bound of the service gap between two tenants, in device seconds divided by weight.
+        This is twice the larger of the cost of the longest prompt and that of a full batch of the longest answers
+        (theorem 4.4 of the paper named in accounts.py). M in the theorem is the number of answer tokens of a running
+        batch; the longest answer so far suffices, because no gap can come from tokens that were not generated."""
         return 2 * max(self.price(self.longest_prompt, 0), self.price(0, max_seqs * self.longest_output))
 
     def note_token(self, seq: Sequence, now: float) -> None:
         """Count a sequence's new token as in time (`now` is at most `seq.due`) or late, in the attainment of its lane
-        and for `adapt`."""
+        and, after an interactive answer's first token, for `adapt`. Also updates `longest_output`."""
         lane, in_time = seq.request.lane, now <= seq.due
         self.longest_output = max(self.longest_output, seq.num_generated)
         (self.ttft if seq.num_generated == 1 else self.itl)[lane].note(in_time)
@@ -172,9 +173,9 @@ class Ledger:
             self._late += self._was_shared and not in_time
 
     def adapt(self, attainment: float) -> None:
-        """Update `courtesy` and `tail` after a step. `courtesy` halves if an interactive token was late in a step
-        shared with batch work. Otherwise it grows with each step that had interactive tokens, so that it doubles in 1 /
-        (1 - attainment) such steps: the number of tokens of which one may be late."""
+        """Update `courtesy` and `tail` after a step. `courtesy` halves if an interactive token, other than a first one,
+        was late in a step shared with batch work. Otherwise it grows with each step that had such tokens, so that it
+        doubles in 1 / (1 - attainment) such steps: the number of tokens of which one may be late."""
         self._note_alone()
         if self._late:
             self.courtesy = max(LEAST_COURTESY, self.courtesy / 2)
@@ -183,9 +184,9 @@ class Ledger:
         self._tokens = self._late = 0
 
     def _note_alone(self) -> None:
-        """Update `tail` from the last step, as a percentile over tokens, because ITL is reported in this way. A step is
-        weighted by the factor by which batch work extended it, since interactive work alone would have had that many
-        more steps."""
+        """Remember the last step if it had interactive decodes, and compute `tail` from such steps after every
+        `TAIL_EVERY` of them, as a percentile over tokens, because ITL is reported in this way. A step is weighted by
+        the factor by which batch work extended it, since interactive work alone would have had that many more steps."""
         if not (self._alone_now and self._tokens):
             return
         self._alone.append((self._alone_now, self._longer_now * self._tokens))

@@ -31,8 +31,7 @@ class PagePool:
             self.refs[page] += 1
 
     def release(self, pages: Iterable[PageId]) -> list[PageId]:
-        """Remove a reference from each page. Returns the pages left without references, which `reclaim` can put on the
-        free list."""
+        """Remove a reference from each page. Returns pages left without references, which `reclaim` can free."""
         unreferenced = []
         for page in pages:
             self.refs[page] -= 1

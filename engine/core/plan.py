@@ -13,7 +13,7 @@ def plan_step(state: EngineState, policy: Policy, now: float) -> StepPlan:
     lane, running sequences advance and then waiting sequences start, until time, tokens, slots or pages run out. Each
     sequence asks for all its remaining tokens and gets a chunk of the size that the step's budget grants. Paused lanes
     start no sequences. The plan also fetches adapters and prepares grammars for waiting sequences. If a suspect request
-    is on trial (see `Sequence.on_trial`) and can be computed, the plan computes it alone."""
+    is on trial (see `Sequence.on_trial`) and can be computed, it is computed alone, otherwise left out."""
     if state.suspects and (trial := plan_trial(state, policy, now)) is not None:
         return trial
     has_suspects = bool(state.suspects)

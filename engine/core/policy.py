@@ -42,8 +42,9 @@ class Policy(Protocol):
 
 
 class LanePolicy:
-    """The default policy: the interactive lane is served before the batch lane. Within a lane, decodes go before
-    prefills, short prompts before long ones, and tenants that have received less service before others.
+    """The default policy: the interactive lane is served before the batch lane. Within a lane, running decodes go
+    before prefills, and interactive prompts that are long last; waiting requests start by `fair_order`: first those of
+    tenants that have received less service, or batch requests by deadline while deadlines press.
 
     A waiting sequence takes room from lower lanes, whose sequences are preempted in order of the least cost per gain. A
     waiting interactive sequence then takes room from tenants of its lane that hold more than their share. A running
@@ -77,9 +78,9 @@ class LanePolicy:
 
 
 class QueuePolicy:
-    """Serves all requests from a single queue in a fixed order, with a token budget per step and no limit of time, for
-    comparison. The order is first come first served, shortest job first, or priority. Only a running sequence that must
-    grow preempts others, and the last sequence in the order is preempted first."""
+    """Serves all requests from one queue in a fixed order, with a token budget per step and no limit of time, for
+    comparison. The order is first come first served, shortest job first, or priority; running decodes go before
+    prefills. Only a running sequence that must grow preempts others, and the last in the order is preempted first."""
 
     timed, gathers = False, False
 
@@ -97,7 +98,7 @@ class QueuePolicy:
 
 class Batched:
     """Wraps a policy for the static and dynamic schedulers: no sequence starts until the previous batch has ended and
-    `may_form_batch` permits a new one."""
+    `may_form_batch` permits a new one, and steps are limited only by tokens."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

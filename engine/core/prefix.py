@@ -53,8 +53,9 @@ def leading_pages(page_of: Mapping[PrefixKey, int], keys: Iterable[PrefixKey]) -
 
 class PrefixCache:
     """Map between prefix keys and the device pages that hold their KV, and the cached pages without references (`idle`,
-    by lane, the oldest first). Only `commit.py` changes it. A page belongs to the highest lane that ever used it. Idle
-    pages of a lane may only be taken for that lane and higher ones, until `decay` moves them to the batch lane."""
+    by lane, the oldest first). Only `commit.py` changes it. A page belongs to the highest lane that used it
+    (interactive is highest). Idle pages of a lane may only be taken for that lane and higher ones, until `decay` moves
+    them to the batch lane."""
 
     def __init__(self) -> None:
         self.page_of: dict[PrefixKey, PageId] = {}
@@ -78,8 +79,8 @@ class PrefixCache:
         return leading_pages(self.page_of, keys)
 
     def register(self, key: PrefixKey, page: PageId, lane: Lane) -> None:
-        """Add a full page to the cache and end the key's promise. If the key or the page is cached already, that entry
-        remains."""
+        """Add a full page to the cache and end the promise of a request to compute it. If the key or the page is cached
+        already, that entry remains."""
         self.promised.pop(key, None)
         if key not in self.page_of and page not in self.key_of:
             self.page_of[key] = page
@@ -87,22 +88,21 @@ class PrefixCache:
             self.lane_of[page] = lane
 
     def promise(self, keys: list[PrefixKey], request_id: str) -> None:
-        """Record that a request is about to compute the pages of those keys that are neither cached nor promised
-        yet."""
+        """Record that a request is about to compute the pages of those keys that are neither cached nor promised."""
         for key in keys:
             if key not in self.page_of:
                 self.promised.setdefault(key, request_id)
 
     def break_promises(self, keys: list[PrefixKey], request_id: str) -> None:
-        """Remove the promises that a request made for these keys, because it stops running; other requests' promises
-        remain."""
+        """Remove the promises of a request to compute the pages of these keys, because it stops running; other
+        requests' promises remain."""
         for key in keys:
             if self.promised.get(key) == request_id:
                 del self.promised[key]
 
     def park(self, pages: list[PageId], now: float) -> list[PageId]:
-        """Make the unreferenced pages that are cached idle since `now`, and return the others, which can be freed. The
-        last pages are parked first, so that they are evicted before the prefixes that they extend."""
+        """Record those of the unreferenced `pages` that are cached as idle since `now`, and return the others, which
+        can be freed. The last pages are parked first, so that they are evicted before the prefixes that they extend."""
         others = []
         for page in reversed(pages):
             if page in self.key_of:
@@ -166,8 +166,7 @@ class HostTier:
         self.page_of[key], self.key_of[page] = page, key
 
     def touch(self, keys: Iterable[PrefixKey]) -> None:
-        """Move the copies of those keys that are in the tier to the end of the eviction order, because they were
-        used."""
+        """Move the copies of those keys that are in the tier to the end of the eviction order: they were used."""
         for key in keys:
             if key in self.page_of:
                 self.page_of.move_to_end(key)

@@ -28,6 +28,5 @@ class RecentTenants:
             del self._came[next(iter(self._came))]
 
     def has_other(self, tenant: str, now: float) -> bool:
-        """Return whether a tenant other than `tenant` sent a request within the last `RECENT_S` seconds before
-        `now`."""
+        """Return whether a tenant other than `tenant` sent a request within `RECENT_S` seconds before `now`."""
         return any(other != tenant and now - came <= RECENT_S for other, came in self._came.items())

@@ -14,8 +14,7 @@ from engine.core.types import HostPageId, Lane, PageCopy, PrefixKey
 
 
 class Saves:
-    """Chooses the host pages of one plan's saves and restores of KV, as an overlay: the state's host tier is not
-    changed."""
+    """Chooses the host pages of one plan's saves and restores of KV, as an overlay: the host tier is not changed."""
 
     def __init__(self, state: EngineState) -> None:
         self._host = state.host
@@ -35,8 +34,7 @@ class Saves:
         self.checkpoints: dict[str, int] = {}
 
     def match(self, keys: list[PrefixKey]) -> list[HostPageId]:
-        """Return the host pages of the leading keys that can be restored, and pin them against being overwritten until
-        `let_go`."""
+        """Return the host pages of the leading keys that can be restored, and pin them against reuse until `let_go`."""
         if not self._host.page_of:
             return []
         pages = self._host.match(takewhile(lambda key: key not in self._given_up, keys))
@@ -44,22 +42,21 @@ class Saves:
         return pages
 
     def let_go(self, keys: list[PrefixKey]) -> None:
-        """Unpin keys that `match` has pinned and that are not restored after all, so that their host pages may be
-        overwritten."""
+        """Unpin keys that `match` has pinned and that are not restored after all: their pages may be overwritten."""
         self._pinned.subtract(keys)
 
     def preempted(self, seq: Sequence) -> int:
-        """Plan to save the full pages of a preempted sequence that are not on the host yet, and return the number of
-        copies. Nothing is copied if there are no host pages, or if the sequence is a batch one and preemption is
-        `checkpoint`: its pages are then copied while it runs."""
+        """Plan to save the full pages of a preempted sequence that were not copied to the host before, and return the
+        number of copies. Nothing is copied if there are no host pages, or if the sequence is a batch one and preemption
+        is `checkpoint`: its pages are then copied while it runs."""
         if not self._host.num_pages or (self._rules.preemption == "checkpoint" and seq.lane is not Lane.INTERACTIVE):
             return 0
         return self._save(seq, len(seq.pages))
 
     def checkpoint(self, gone: dict[str, Sequence]) -> int:
-        """Plan to save full pages of running batch sequences that are not on the host yet, at most `checkpoint_pages`
-        in all, and return the number of copies: 0 unless preemption is `checkpoint`. The sequences in `gone` (by
-        request id), which this plan preempts, are skipped."""
+        """Plan to save full pages of running batch sequences that were not copied to the host before, at most
+        `checkpoint_pages` in all (0: as many as decodes fill), and return the number of copies: 0 unless preemption is
+        `checkpoint`. The sequences in `gone` (by request id), which this plan preempts, are skipped."""
         if not self._host.num_pages or self._rules.preemption != "checkpoint":
             return 0
         made = 0

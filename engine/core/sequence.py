@@ -63,8 +63,9 @@ class Sequence:
 
     @property
     def on_trial(self) -> bool:
-        """Whether the next tokens must be computed in steps without other requests: the request is suspect and has
-        generated fewer than `TRIAL_TOKENS` (`TRIAL_TOKENS_HELD` if `whole`) tokens in this engine process."""
+        """Whether the next tokens must be computed in steps without other requests: the request is suspect (an engine
+        process crashed while it computed it) and has generated fewer than `TRIAL_TOKENS` (`TRIAL_TOKENS_HELD` if
+        `whole`) tokens in this engine process."""
         if not self.request.suspect:
             return False
         needed = TRIAL_TOKENS_HELD if self.request.whole else TRIAL_TOKENS

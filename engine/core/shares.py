@@ -46,7 +46,8 @@ class Shares:
 
     def admits(self, tenant: str, amount: int, capacity: int) -> bool:
         """Return whether a tenant may take `amount` more of `capacity`, without recording it: True within the capacity,
-        and beyond it if the tenant holds nothing or stays within the share of its recorded weight."""
+        and beyond it if the tenant holds nothing (unless `capacity` is 0) or stays within the share of its recorded
+        weight."""
         if self._total + amount <= capacity:
             return True
         holding = self._holdings.get(tenant)
@@ -55,8 +56,7 @@ class Shares:
         return holding.amount + amount <= capacity * holding.weight / self._weights
 
     def add(self, tenant: str, weight: float, amount: int) -> None:
-        """Add `amount` to what a tenant holds and to the total. `weight` is used only if the tenant held nothing
-        before."""
+        """Add `amount` to what a tenant holds and to the total. `weight` is used only if it held nothing before."""
         if tenant not in self._holdings:
             self._holdings[tenant] = Holding(weight)
             self._weights += weight

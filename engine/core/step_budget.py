@@ -25,7 +25,7 @@ from engine.core.types import AdapterHash, Lane
 
 class StepBudget:
     """The tokens and the predicted time that one step has left; a `Draft` uses it for one plan. With `timed=False`, or
-    while the model is cold, only tokens limit the step."""
+    while the step-time model is cold (has seen too few steps), only tokens limit the step."""
 
     def __init__(self, state: EngineState, now: float, timed: bool) -> None:
         self._state = state
@@ -89,7 +89,7 @@ class StepBudget:
 
     def grant(self, seq: Sequence, start: int, wanted: int) -> int:
         """Add to the step up to `wanted` tokens of a sequence from position `start` on, and return how many fit, which
-        may be 0. One token after position 0 is a decode; anything else is a prompt."""
+        may be 0. One `wanted` token at a position above 0 is a decode; anything else is a prompt."""
         if wanted == 1 and start:
             return int(self._grant_decode(seq, start + 1))
         share = self._share_for(wanted)
@@ -104,7 +104,7 @@ class StepBudget:
 
     def _share_for(self, wanted: int) -> float:
         """Return the share of the remaining step, 0.5 or 1, that a prompt with `wanted` tokens left may take. A long
-        prompt leaves half of each step to the waiting requests of its lane, so that they need not wait for its end."""
+        prompt leaves half of each step to waiting requests of its lane, if any, so that these need not wait."""
         is_long = self._timed and wanted > self._state.config.long_prompt
         return 0.5 if is_long and self._state.waiting.groups(self._lane) else 1.0
 
@@ -197,7 +197,7 @@ class StepBudget:
 
     def _chunk(self, seq: Sequence, start: int, wanted: int, rank: int, share: float) -> int:
         """Return the number of prompt tokens, at most `wanted`, that keep the step's predicted time within the lane's
-        limit. If the step is not timed, that is all of `wanted`.
+        limit. Without a limit, that is all of `wanted`.
 
         The first interactive prompt of a step, and a batch prompt in an empty step, get at least `min_chunk` tokens, or
         `wanted` if that is less. Other batch prompts take what fits, however little: when they waited for room for a
@@ -246,9 +246,10 @@ class StepBudget:
         return min(limit, tail if self._prefill else max(tail, self._rules.full_chunk * self._one_decode))
 
     def _newcomer_limit(self, seq: Sequence) -> float:
-        """Return the seconds to which a prompt may extend the step if it is its tenant's only request; otherwise 0.
-        Such a request does not wait for the decodes of tenants that crowd the lane: its prompt may extend the step to
-        `full_chunk` decodes, as long as no decode of the other tenants becomes late."""
+        """Return the seconds to which a prompt may extend the step if it is its tenant's only request and other tenants
+        crowd the lane; 0 otherwise, or if the lane's limit is as high. Such a request does not wait for the decodes of
+        tenants that crowd the lane: its prompt may extend the step to `full_chunk` decodes, as long as no decode of the
+        other tenants becomes late."""
         longest = self._rules.full_chunk * self._one_decode
         if self._limit >= longest:
             return 0.0
@@ -261,9 +262,9 @@ class StepBudget:
         return min(min(left, default=inf) / self._margin, longest)
 
     def _late_limit(self) -> float:
-        """Return the seconds to which prompts may extend a step whose decodes alone are predicted to be late, or 0 if
-        they are not. Otherwise prompts would get only `min_chunk` tokens per step for as long as there are so many
-        decodes."""
+        """Return the seconds to which prompts may extend a step whose decodes alone are predicted to be late
+        (`itl_stretch` times their prediction), or 0 if they are not. Otherwise prompts would get only `min_chunk`
+        tokens per step for as long as there are so many decodes."""
         alone = self._model.predict(self.features)
         return alone * self._rules.itl_stretch if alone * self._margin >= self._slack else 0.0
 

@@ -49,7 +49,7 @@ class StepFeatures(NamedTuple):
 
     Attributes:
         prefill_tokens: tokens in chunks of more than one token.
-        decode_tokens: chunks of one token.
+        decode_tokens: number of chunks of one token.
         decode_context: sum of the context lengths of those chunks, in tokens.
         prefill_attention: number of query-key pairs of prefill: sum of x * start + x**2 / 2 over chunks of x tokens.
         adapters: number of distinct adapters.
@@ -75,8 +75,8 @@ NOTHING = StepFeatures()
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Coefficients of the model, in seconds: per step, per unit of each feature, and (`beyond`) per token above each
-    knot."""
+    """Coefficients of the model, in seconds: per step, per unit of each feature, and per token above each knot
+    (`beyond`)."""
 
     step: float
     prefill: float
@@ -104,8 +104,8 @@ class Prices:
 
 
 class Memory:
-    """Normal equations of the observed steps of one size (see `StepTimeModel._memories`), in which older steps
-    decay."""
+    """Normal equations of the observed steps of one size (the bit length of a step's number of tokens), in which older
+    steps decay."""
 
     def __init__(self, count: int) -> None:
         self.normal = [[0.0] * count for _ in range(count)]
@@ -126,7 +126,7 @@ class StepTimeModel:
     Args:
         forgetting: factor by which older steps of a size are discounted with each new step of that size.
         knots: token counts above which each further token may cost more.
-        margin_floor, margin_ceiling: range of `margin`.
+        margin_floor, margin_ceiling: range of `margin`, by which callers multiply predictions that must hold.
     """
 
     def __init__(self, forgetting: float, knots: tuple[int, ...], margin_floor: float, margin_ceiling: float) -> None:
@@ -156,7 +156,7 @@ class StepTimeModel:
         return self._seen[tokens.bit_length()] >= SEEN_STEPS
 
     def predict(self, features: StepFeatures) -> float:
-        """Return the predicted seconds of a step with these features, without `margin`; 0 while the model is cold."""
+        """Return the predicted seconds of a step with these features, without `margin`; 0 before `WARM_STEPS` steps."""
         if not self.is_warm:
             return 0.0
         prices = self.prices
@@ -195,8 +195,9 @@ class StepTimeModel:
         return done
 
     def observe(self, features: StepFeatures, seconds: float) -> None:
-        """Learn from a step with these features that took `seconds`. Prices, margin and error are updated after
-        `WARM_STEPS` steps, then every `SOLVE_EVERY` steps and more often for a new size."""
+        """Learn from a step with these features that took `seconds` (for a known size, at most `OUTLIER` times more or
+        less than predicted). Prices, margin and error are updated after `WARM_STEPS` steps, then every `SOLVE_EVERY`
+        steps and more often for a new size."""
         predicted = self.predict(features)
         size = int(features.tokens).bit_length()
         if predicted > 0:
@@ -221,8 +222,8 @@ class StepTimeModel:
         return {"knots": list(self.knots), "prices": self.prices.flat, "memories": memories, "seen": seen}
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Restore the prices and memories from what `to_json` returned. Raises ValueError, KeyError or TypeError if
-        `saved` does not have the form that `to_json` returns for these knots."""
+        """Restore the prices and memories from what `to_json` returned. Raises ValueError, KeyError, TypeError or
+        AttributeError if `saved` does not have the form that `to_json` returns for these knots."""
         count = len(self._scales)
         if list(saved["knots"]) != list(self.knots) or len(saved["prices"]) != count:
             raise ValueError(f"expected {count} terms with knots at {self.knots}")
@@ -268,7 +269,8 @@ def _read_memory(saved: Any, count: int) -> Memory:
 
 
 def solve(square: float, slope: float, room: float) -> int:
-    """Return the largest integer x >= 0 with square * x**2 + slope * x <= room, for non-negative coefficients."""
+    """Return the largest integer x >= 0 with square * x**2 + slope * x <= room, for non-negative coefficients; 0 if
+    `room` is negative, and 1 << 30 if both coefficients are 0."""
     if room <= 0:
         return 0
     if square * room < 1e-6 * slope * slope:

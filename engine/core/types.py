@@ -31,7 +31,7 @@ class Lane(IntEnum):
 
 
 class LaneMode(Enum):
-    """State of a lane, as set by an operator."""
+    """State of a lane, as set by an operator: open, paused or draining."""
 
     OPEN = "open"
     PAUSED = "paused"
@@ -80,8 +80,8 @@ class FinishReason(Enum):
 
 
 class SamplingParams(NamedTuple):
-    """Parameters of one request that control how tokens are sampled. Names and ranges are those of the OpenAI and vLLM
-    APIs."""
+    """Parameters of one request: how its tokens are sampled and reported, and when its answer ends. Names and ranges
+    are those of the OpenAI and vLLM APIs."""
 
     max_tokens: int = 16
     min_tokens: int = 0
@@ -228,11 +228,11 @@ class PageCopy(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """The work of one step. An executor must perform it in this order: save pages, release requests, evict adapters,
-    load adapters, drop and fetch host copies, prepare grammars, restore pages, admit sequences, compute chunks. The
-    plan fits the state that it was made for, so committing it cannot fail. Page ids freed by `released` or `evicted`
-    may be reused by `loads`, `restores`, `admitted` and `chunks` of the same plan; the pages that `saves` copies are
-    still intact when the step begins. Fetches and preparations of grammars are only started by the step: they continue
-    concurrently with this step and later ones."""
+    load adapters, drop host copies, cancel and start fetches, forget and prepare grammars, restore pages, admit
+    sequences, compute chunks. The plan fits the state that it was made for, so committing it cannot fail. Page ids
+    freed by `released` or `evicted` may be reused by `loads`, `restores`, `admitted` and `chunks` of the same plan; the
+    pages that `saves` copies are still intact when the step begins. Fetches and preparations of grammars are only
+    started by the step: they continue concurrently with this step and later ones."""
 
     now: float = 0.0
     """When the plan was made, in seconds on the engine's clock."""
@@ -284,7 +284,8 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural-log probabilities under the model's distribution before penalties and temperature are applied."""
+    """Natural-log probabilities of a sampled token and its likeliest alternatives, under the model's distribution
+    before penalties and temperature are applied."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -299,9 +300,9 @@ class SampledToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Result of a plan, from the executor. Each chunk with `samples` has an entry either in `sampled` or in `failed`.
-    An entry in `failed` holds the request id and the reason why the request's grammar cannot be followed any
-    further."""
+    """Result of a plan, from the executor: sampled tokens and durations. Each chunk with `samples` has an entry either
+    in `sampled` or in `failed`. An entry in `failed` holds the request id and the reason why the request's grammar
+    cannot be followed any further."""
 
     sampled: tuple[SampledToken, ...] = ()
     failed: tuple[tuple[str, str], ...] = ()

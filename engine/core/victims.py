@@ -25,7 +25,8 @@ def _score(state: EngineState, seq: Sequence) -> float:
 
 
 def _cost(state: EngineState, seq: Sequence) -> float:
-    """Return the device seconds that it takes to restore a sequence to its current state after a preemption."""
+    """Return the device seconds that it takes to restore a sequence to its current state after a preemption: to compute
+    the tokens that the host will not have and to copy pages, with those of an adapter that only it uses."""
     size, ledger = state.config.block_size, state.ledger
     per_page = ledger.model.prices.page
     per_token = ledger.prefill_price or 1.0

@@ -32,7 +32,7 @@ class Order:
 
 def order_of(scheduling: Scheduling) -> Order:
     """Return the order of the configured policy: `lanes` has a queue for each lane and tenant, the others have a single
-    one."""
+    one for all requests."""
     if scheduling.policy == "lanes":
         seconds = scheduling.priority_s
         return Order(lambda seq: seq.request.lane, lambda seq: seq.request.tenant, lambda seq: lanes_key(seq, seconds))
@@ -63,7 +63,8 @@ def priority_key(seq: Sequence) -> Key:
 
 
 class WaitingQueue:
-    """Waiting sequences by lane and group, with running totals of tokens. Only `commit.py` and `apply.py` change it."""
+    """Waiting sequences by lane and group (the tenant, or one group for all), with running totals of tokens. Only
+    `commit.py` and `apply.py` change it."""
 
     def __init__(self, order: Order) -> None:
         self.order = order

@@ -41,7 +41,8 @@ class LoraTuning:
             over the tiles beyond it.
 
     Raises:
-        ValueError: A size is not a power of two, or does not fit the others; the message names it.
+        ValueError: A size is not a power of two (`long_from`, stages, programs: not positive), a k is not 32 to 256,
+            `narrow_rows` is above `tile_rows`, a tile is less than an instruction, or one would use wgmma.
     """
 
     k_per_split: int = 1024

@@ -39,7 +39,7 @@ class ScaledRows:
 
 
 def scaled_rows(table: LoraTable, plan: SegmentPlan) -> ScaledRows | None:
-    """Returns the batch rows whose adapters scale a base output in any layer, or None if none does."""
+    """Returns the batch rows whose adapters scale a base output in any layer, or None if there are none."""
     scaling = table.has_scales[plan.adapter_slots]
     if not scaling.any():
         return None

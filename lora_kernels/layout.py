@@ -52,7 +52,7 @@ class ProjectionGroup:
 
 @dataclass(frozen=True, slots=True)
 class AdapterLayout:
-    """Positions of an adapter's tiles, relative to its own pages. They depend on shapes and ranks only.
+    """Positions of an adapter's tiles, relative to its own pages. They do not depend on the weights.
 
     Attributes:
         ranks: int32 [layers, targets]. 0 where the adapter does not touch the projection.

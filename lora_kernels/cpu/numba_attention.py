@@ -112,7 +112,7 @@ def _start_row(block, fmt, row, head, query, sums):
 def _prefetch(block, fmt, table, index, pages, offset):
     """Prefetches one head's K or V, at byte `offset` of a page, of page number `index` of the next tile, whose page
     table is at `table`; does nothing unless `index` is below `pages`, that tile's number of pages. The hardware
-    prefetcher cannot predict scattered pages. The core would stall on more than it can have outstanding."""
+    cannot predict scattered pages; they are prefetched one at a time, because the core stalls on too many at once."""
     if index < pages:
         start = block.kv + simd.read_i32(table + 4 * index) * block.page + offset
         for token in range(block.block_size):

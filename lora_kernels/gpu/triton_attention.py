@@ -103,13 +103,13 @@ class PagedAttention:
         self._is_reserved = True
 
     def decode_tuning(self, kv: Tensor) -> DecodeTuning:
-        """Returns the tuning for decoding from `kv`: the given one or, by default, that for the first `kv` seen."""
+        """Returns the tuning for decoding from `kv`: the constructor's or, by default, that for the first `kv` seen."""
         if self._decode is None:
             self._decode = decode_tuning(kv.shape[-1], kv.dtype, find_processor(kv.device))
         return self._decode
 
     def prefill_tuning(self, kv: Tensor) -> PrefillTuning:
-        """Returns the tuning for prefill over `kv`: the given one or, by default, that for the first `kv` seen."""
+        """Returns the tuning for prefill over `kv`: the constructor's or, by default, that for the first `kv` seen."""
         if self._prefill is None:
             self._prefill = prefill_tuning(kv.shape[-1], kv.dtype, find_processor(kv.device))
         return self._prefill

@@ -1,1 +1,1 @@
-"""LoRA, attention, pointwise and sampling kernels, for GPUs (`gpu`), for CPUs (`cpu`) and in torch (`portable`)."""
+"""LoRA, attention and pointwise kernels, for GPUs (`gpu`, also for sampling), CPUs (`cpu`) and torch (`portable`)."""

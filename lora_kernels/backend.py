@@ -80,7 +80,7 @@ class Backend(Protocol):
         """
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> Any:
-        """Returns the device data that `add_lora` needs in all layers of a step, or None if there is nothing to add."""
+        """Returns the data that `add_lora` needs in all layers of a step. None means that there is nothing to add."""
 
     def add_lora(self, out: Tensor, x: Tensor, prepared: Any, layer: int, group: ProjectionGroup) -> None:
         """Computes `out[row, slice_t] += B_t A_t x[row]` for every target of the group, each row with its own adapter.

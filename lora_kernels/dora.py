@@ -39,7 +39,7 @@ class ScaledRows:
 
 
 def scaled_rows(table: LoraTable, plan: SegmentPlan) -> ScaledRows | None:
-    """Returns the batch rows whose adapters scale a base output in any layer, or None if none does."""
+    """Returns the batch rows whose adapters scale a base output in any layer, or None if there are none."""
     scaling = table.has_scales[plan.adapter_slots]
     if not scaling.any():
         return None
@@ -51,8 +51,8 @@ def scaled_rows(table: LoraTable, plan: SegmentPlan) -> ScaledRows | None:
 @dataclass(frozen=True, slots=True)
 class ScaledTarget:
     """The scale tiles of one projection, for the scaled rows of a step. `starts` holds, for each layer, the element
-    offset of each scaled row's tile in the arena, int64 [num_scaled_rows], with 0 (zeros) where the row's adapter has
-    none; None means that the layer scales no row. `columns` is the projection's slice of the group's output."""
+    offset of each scaled row's tile in the arena, int64 [num_scaled_rows]; 0, where the arena holds zeros, if the row's
+    adapter has none; None if the layer scales no row. `columns` is the projection's slice of the group's output."""
 
     starts: tuple[Tensor | None, ...]
     tiles: Tensor
@@ -63,8 +63,8 @@ class ScaledTarget:
 
 @dataclass(slots=True)
 class TorchScales:
-    """`BaseScales` in torch, for any device. Each projection takes one gather and one multiply-add, in fp32. `rows` is
-    `scaled.rows` on the device; `groups` caches the tiles of each projection group that was used in this step."""
+    """`BaseScales` in torch, for any device, for one step. It computes in fp32 and rounds to the dtype of `out`. `rows`
+    is `scaled.rows` on the device; `groups` caches the tiles of each projection group that was used in this step."""
 
     arena: Tensor
     table: LoraTable

@@ -52,7 +52,7 @@ class ProjectionGroup:
 
 @dataclass(frozen=True, slots=True)
 class AdapterLayout:
-    """Positions of an adapter's tiles, relative to its own pages. They depend on shapes and ranks only.
+    """Positions of an adapter's tiles, relative to its own pages. They do not depend on the weights.
 
     Attributes:
         ranks: int32 [layers, targets]. 0 where the adapter does not touch the projection.
@@ -77,18 +77,18 @@ def plan_layout(
     scaled: npt.NDArray[np.bool_] | None = None,
     fp8: bool = False,
 ) -> AdapterLayout:
-    """Returns an adapter's layout, with every tile placed in the order in which the layers are computed. A tile that
+    """Returns an adapter's layout, with the tiles in the order of layers and, within a layer, of targets. A tile that
     does not fit the current page starts a new one.
 
     Args:
         ranks: int32 [layers, targets], each 0 to MAX_RANK.
         widths: int32 [targets, 2]. (in_features, out_features) of each projection.
         page_elems: elements of one page.
-        scaled: bool [layers, targets]. Projections that have a scale tile. None means that no projection has one.
+        scaled: bool [layers, targets]. Projections that have a scale tile, if their rank is above 0. None means none.
         fp8: whether A and B are stored in e4m3, in an arena of 16-bit elements.
 
     Raises:
-        ValueError: A tile is larger than a page, or a rank is out of range.
+        ValueError: A tile is larger than a page, or a rank is not 0 to MAX_RANK.
     """
     wrong = ranks[(ranks < 0) | (ranks > MAX_RANK)]
     if len(wrong):
@@ -149,7 +149,7 @@ def pack_adapter(
         layout: result of `plan_layout` for the adapter. With `layout.fp8`, A and B are quantised to e4m3.
         blocks: (layer, target) -> (A [rank, in_features], B [out_features, rank] with the scale already folded in).
         dtype: dtype of the blob, which is the arena's.
-        scales: (layer, target) -> scale tile [SCALE_ROWS, out_features].
+        scales: (layer, target) -> scale tile [SCALE_ROWS, out_features], where `layout` has room for one.
 
     Returns:
         [num_pages, page_elems], zero between tiles.
@@ -183,15 +183,16 @@ def _pack_fp8(blob: torch.Tensor, offsets: npt.NDArray[np.int64], a: torch.Tenso
 
 
 def quantise_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantises each row of [rank, width] to e4m3. Returns the bits, uint8 [rank, width], and the scales, fp32
-    [rank, 1], by which the e4m3 numbers must be multiplied to restore the rows."""
+    """Quantises each row of [rank, width] to e4m3, its largest to 448. Returns the bits, uint8 [rank, width], and the
+    scales, fp32 [rank, 1], by which the e4m3 numbers must be multiplied to restore the rows."""
     largest = rows.float().abs().amax(dim=1, keepdim=True)
     scale = torch.where(largest > 0, largest / FP8_MAX, 1.0)
     return (rows.float() / scale).to(torch.float8_e4m3fn).view(torch.uint8), scale
 
 
 class LoraTable:
-    """Maps each adapter slot to its tiles in the arena. The tensors keep their addresses for the table's life.
+    """Maps each adapter slot to its tiles in the arena. The tensors keep their addresses for the table's life. Raises
+    ValueError unless `page_elems` is a multiple of ALIGN.
 
     `ranks`, `offsets` and `scales` are device tensors; each has a copy on the host, named `host_ranks` and so on.
 
@@ -250,7 +251,7 @@ class LoraTable:
         return np.asarray(absolute // ALIGN)
 
     def clear(self, adapter_slot: int) -> None:
-        """Sets a slot's ranks to 0, so that the slot changes no output, and increments the slot's version."""
+        """Sets a slot's ranks, offsets and scales to 0, so that it changes no output, and increments its version."""
         self.host_ranks[adapter_slot] = 0
         self.host_offsets[adapter_slot] = 0
         self.host_scales[adapter_slot] = 0

@@ -17,10 +17,11 @@ def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """Returns a linear layer of `weight` [out_features, in_features] in the fastest form available on its device.
 
     On a CPU the layer holds a packed copy of the weight, and the caller should drop the original; packing pays even
-    where tied embeddings are then stored twice. With AVX512-BF16 the weight is packed for numba_gemm.py, otherwise for
-    oneDNN where oneDNN computes in the weight's dtype. Measured on two cores with AVX512-BF16, all layers of a 135M
-    model for 1 / 32 / 256 rows take 8 / 20 / 126 ms, with oneDNN 13 / 24 / 137 ms, and unpacked 38 ms for 32 rows. The
-    model's 49152-wide head takes 4.7, 6.0 and 8.9 ms for 32 rows (fp32: 44 ms packed, 71 ms unpacked).
+    where tied embeddings are then stored twice. A weight for which `can_pack` is True is packed for numba_gemm.py, and
+    other fp32 and bf16 weights for oneDNN where it computes in their dtype; the rest are not packed. Measured on two
+    cores with AVX512-BF16, all layers of a 135M model for 1 / 32 / 256 rows take 8 / 20 / 126 ms, with oneDNN 13 / 24 /
+    137 ms, and unpacked 38 ms for 32 rows. The model's 49152-wide head takes 4.7, 6.0 and 8.9 ms for 32 rows (fp32:
+    44 ms packed, 71 ms unpacked).
     """
     if weight.device.type == "cpu" and find_spec("numba"):
         # Imported late because a few platforms have no numba.

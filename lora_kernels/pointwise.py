@@ -15,7 +15,7 @@ class Pointwise(Protocol):
     are the same."""
 
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        """Adds `delta`, if given, to `x` in place, and returns the RMSNorm of the sum.
+        """Adds `delta`, if given, to `x` in place, and returns the weighted RMSNorm of the sum, a new tensor.
 
         The sum is normalised in fp32, rounded to the dtype of `x`, and then multiplied by `weight`, in that order.
 

@@ -19,7 +19,7 @@ class SlotWords(NamedTuple):
     """The words of one request. A field's position in the tuple is its index in a row of int64 words.
 
     Attributes:
-        kind: GREEDY, DRAWN or FILTERED.
+        kind: GREEDY (argmax), DRAWN (from all tokens) or FILTERED (from the tokens that top-k, top-p and min-p keep).
         seed: any 64 bits.
         position: index of the next token in its sequence. Kernels increment it, and `num_generated`, after each token.
         min_tokens: stop tokens are banned while `num_generated` is below this number.
@@ -50,7 +50,7 @@ class SlotWords(NamedTuple):
     seen: int
 
     def pack(self) -> npt.NDArray[np.int64]:
-        """Returns the words as int64 [16], with floats as the bits of an fp32 and shares as integers."""
+        """Returns the words as int64 [16], with `top_p` and `min_p` in units of 2^-62 and other floats as fp32 bits."""
         return np.array([_word(name, value) for name, value in self._asdict().items()], dtype=np.uint64).view(np.int64)
 
 

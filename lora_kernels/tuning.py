@@ -74,7 +74,7 @@ Choices = Mapping[str, Mapping[str, Choice]]
 
 @dataclass(frozen=True, slots=True)
 class Tunings:
-    """The configurations chosen for one device. `choices` is empty if nothing was measured."""
+    """The configurations chosen for one device, by kernel and shape; none if nothing was measured."""
 
     choices: Choices = field(default_factory=dict)
 
@@ -98,8 +98,8 @@ def load_tunings(
         data_dir: directory with this machine's own measurements, which take precedence over shipped ones.
 
     Raises:
-        TuningError: A file is damaged, belongs to another device, or names a kernel or a parameter that is not in
-            `defaults`.
+        TuningError: A file is damaged, belongs to another device, names a kernel that is not in `defaults`, does not
+            set exactly the kernel's parameters there, or has a value that is not an integer of at least 0.
     """
     choices: dict[str, dict[str, Choice]] = {}
     for path in (shipped / device.file_name, *((tuned_path(data_dir, device),) if data_dir else ())):
@@ -113,7 +113,7 @@ def save_choices(device: DeviceKey, choices: Choices, data_dir: Path, defaults: 
     and returns the file's path. The file is replaced atomically; missing folders are created.
 
     Raises:
-        TuningError: The existing file cannot be used, or could not be used with `choices`. Nothing is written then.
+        TuningError: The existing file, or the file with `choices` added, cannot be used. Nothing is written then.
     """
     path = tuned_path(data_dir, device)
     known = _read(path, device, defaults) if path.is_file() else {}
@@ -133,7 +133,7 @@ def save_choices(device: DeviceKey, choices: Choices, data_dir: Path, defaults: 
 
 
 def tuned_path(data_dir: Path, device: DeviceKey) -> Path:
-    """Returns the path of the file with a device's measurements in `data_dir`. The file need not exist."""
+    """Returns the path of the file with a device's measurements, below `data_dir`. The file need not exist."""
     return data_dir / "tuned" / device.file_name
 
 

@@ -1,4 +1,4 @@
-"""The interface of executors, which run step plans: on a model on this machine, a cost model, or remote replicas."""
+"""The interface of executors, which run step plans: on a model on this machine, or without one (fake.py)."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ class Executor(Protocol):
         the result of the previous plan before."""
 
     def connect(self, report: Report) -> None:
-        """Set the callback for answers: it gets exactly one for each adapter fetch, and one for each grammar that a
-        plan prepares, unless a plan forgets the grammar before. Called once, before all other methods."""
+        """Set the callback for answers: it gets exactly one for each adapter fetch, cancelled ones included, and one
+        for each grammar that a plan prepares, unless a later plan forgets the grammar before it is ready. Called once,
+        before all other methods."""
 
     def submit(self, plan: StepPlan) -> bool:
-        """Start to execute a plan: save, release, evict, load, start fetches and preparations, restore, admit and
-        compute, in this order. The plan is queued after the previous plan, which this call does not wait for; a chunk
-        may begin with a token that the previous plan samples. An exception, here or in `collect`, is a bug and ends the
-        engine.
+        """Start to execute a plan: save, release, evict, load, drop host copies, cancel and start fetches, forget and
+        prepare grammars, restore, admit and compute, in this order. The plan is queued after the previous plan, which
+        this call does not wait for; a chunk may begin with a token that the previous plan samples. An exception, here
+        or in `collect`, is a bug and ends the engine.
 
         Returns:
             Whether the plan was late: the previous plan had finished already but was not collected yet.
@@ -58,10 +59,11 @@ class Executor(Protocol):
 
     def load_host(self, path: str, claim: Claim) -> HostAdapter:
         """Read and validate an adapter folder, and call `claim`. If it returns True, pack the adapter into host memory
-        and report it like an adapter that was fetched. Blocks until done. Returns the adapter in either case.
+        and report it like an adapter that was fetched. Blocks until done. Returns the adapter's description also if
+        `claim` returns False.
 
         Raises:
-            ValueError: the folder is not an adapter of this model, or `claim` rejects it; the message says why.
+            ValueError: the folder is not an adapter of this model, or `claim` raised it; the message says why.
         """
 
     def close(self) -> None:

@@ -59,8 +59,9 @@ class CostModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinearCost:
-    """A measured cost model: a step takes the sum of its TERMS, each times a coefficient (seconds per unit). Small
-    steps have a set of coefficients of their own. A step without tokens takes only the time of its page copies."""
+    """A measured cost model: a step takes the sum of its TERMS, each times a coefficient (seconds per unit). `small`
+    has the coefficients, in the order of TERMS, of steps of at most `small_step` tokens, `large` those of the others. A
+    step without tokens takes only the time of its page copies."""
 
     small_step: int
     """Maximum number of tokens of a small step."""
@@ -86,8 +87,9 @@ class LinearCost:
 
 @dataclass(frozen=True, slots=True)
 class RooflineCost:
-    """A cost model from published figures: each part of a step takes as long as moving its bytes or doing its
-    arithmetic, whichever takes longer, and a step with tokens takes an overhead in addition to its parts."""
+    """A cost model from published figures. A step takes the sum of its parts: an overhead, if it has tokens; its linear
+    layers and its adapters, each as long as moving their bytes or doing their arithmetic, whichever takes longer;
+    attention of decodes, by its bytes; attention of prefill, by its arithmetic; and page copies, by their bytes."""
 
     memory_bytes_per_s: float
     memory_reached: float
@@ -146,7 +148,8 @@ class DeviceSpec:
 
 
 def read_device(path: Path) -> DeviceSpec:
-    """Read a device description from a JSON file. Raises ValueError if it is not one; the message says why."""
+    """Read a device description from a JSON file. Raises ValueError if the file is not JSON, lacks a field or has an
+    unknown kind of cost model, and OSError if it cannot be read. Types and ranges of values are not checked."""
     try:
         document = json.loads(path.read_text())
         return DeviceSpec(
@@ -175,7 +178,7 @@ def _cost(document: Mapping[str, Any]) -> CostModel:
 
 class LiveSequence(NamedTuple):
     """An admitted request, as far as it is needed to measure the work of its chunks and to make its tokens: the seed of
-    its sampling parameters, its adapter (None means the base model), and the adapter's rank."""
+    its sampling parameters, its adapter (None means the base model), and the adapter's rank (0 without an adapter)."""
 
     seed: int
     adapter_hash: str | None

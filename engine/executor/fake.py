@@ -1,7 +1,7 @@
 """Executors without a model.
 
-`FakeExecutor` is for tests. Each token is a digest of the tokens before it, so that a run that was batched, preempted
-or served from the prefix cache must generate the same tokens as an undisturbed run.
+`FakeExecutor` is for tests. Each token is a digest of its request's adapter, seed and tokens so far, so that a run that
+was batched, preempted or served from the prefix cache must generate the same tokens as an undisturbed run.
 
 `TimedExecutor` is for simulations. Its tokens mean nothing, but on a virtual clock a plan takes as long as it would on
 a given device.
@@ -44,8 +44,8 @@ class FakeSequence:
 
 
 class FakeExecutor:
-    """A deterministic executor that takes no time. Any path is an adapter of rank 8, with a digest of the folder's name
-    as its hash.
+    """A deterministic executor that takes no time. Any path is an adapter of rank 8 that takes `adapter_pages` and
+    `adapter_bytes`, with a digest of the folder's name as its hash.
 
     A plan's fetches and grammar preparations are answered when it is submitted; the rest is executed in `collect`.
     """
@@ -148,7 +148,7 @@ class VirtualDevice:
         return late
 
     def wait(self) -> None:
-        """Advance the clock to the end of the oldest step that was not waited for yet."""
+        """Advance the clock, if it is not there yet, to the end of the oldest step that was not waited for."""
         self._clock.advance_to(self._ends.popleft())
 
 
@@ -168,7 +168,8 @@ class VirtualDisk:
         self._ends[fetch.adapter_hash] = self._free_at, self._free_at - now
 
     def cancel(self, adapter_hash: AdapterHash) -> list[FetchAnswer]:
-        """Drop a read that `done` has not returned yet. Return its answer as a list, empty if there is no such read."""
+        """Drop a read that `done` has not returned yet; reads after it end no sooner. Return a list of its answer,
+        `FetchCancelled`, or an empty list if there is no such read."""
         return [FetchCancelled(adapter_hash)] if self._ends.pop(adapter_hash, None) else []
 
     def done(self) -> list[FetchAnswer]:
@@ -184,7 +185,9 @@ StepObserver = Callable[[StepPlan, StepWork, float], None]
 class TimedExecutor:
     """An executor for simulations on a virtual clock. A plan takes the time that the cost model predicts, times
     lognormal noise of `noise_sigma`, while a disk reads adapters. Before each plan, the clock advances by `host_s`
-    seconds, times noise, for the host to plan and launch it. `ranks` must hold the rank of every adapter.
+    seconds, times noise of `HOST_NOISE`, for the host to plan and launch it. `seed` is for both noises. `ranks` must
+    hold the rank of every adapter. `submit` calls `observe` with each plan and answers its grammar preparations;
+    `collect` answers the fetches that have ended by then or that the plan cancels.
 
     A token depends only on the request's seed and the token's position. It therefore takes constant time to make and is
     the same after a preemption.

@@ -72,7 +72,7 @@ def emit_bits(emit: Emit, fmt: Format, value: Any) -> Any:
 
 
 def emit_store(emit: Emit, fmt: Format, address: Any, value: Any, count: Any) -> None:
-    """Emits a store of the first `count` lanes of an fp32 vector, converted to `fmt`."""
+    """Emits a store of the first min(`count`, 16) lanes of an fp32 vector, converted to `fmt`."""
     builder, bits = emit.builder, emit_bits(emit, fmt, value)
     pointer = emit.at(address, bits.type)
     with builder.if_else(builder.icmp_signed(">=", count, ir.Constant(I64, LANES))) as (full, tail):
@@ -92,7 +92,7 @@ def size_of(typingctx, fmt):
 
 @intrinsic
 def load_as(typingctx, fmt, address, count):
-    """Returns the first `count` of sixteen numbers at `address` in `fmt` as an fp32 vector, with other lanes 0."""
+    """Returns the first min(`count`, 16) numbers at `address` in `fmt` as an fp32 vector, with other lanes 0."""
 
     def codegen(context, builder, signature, args):
         emit = Emit(builder)
@@ -109,7 +109,7 @@ def load_as(typingctx, fmt, address, count):
 
 @intrinsic
 def store_as(typingctx, fmt, address, a, count):
-    """Stores the first `count` lanes of the fp32 vector `a` at `address` in `fmt`, rounded to nearest even."""
+    """Stores the first min(`count`, 16) lanes of the fp32 vector `a` at `address` in `fmt`, rounded to nearest even."""
 
     def codegen(context, builder, signature, args):
         emit_store(Emit(builder), fmt.of, *args[1:])

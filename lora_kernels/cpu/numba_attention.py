@@ -111,8 +111,8 @@ def _start_row(block, fmt, row, head, query, sums):
 @njit
 def _prefetch(block, fmt, table, index, pages, offset):
     """Prefetches one head's K or V, at byte `offset` of a page, of page number `index` of the next tile, whose page
-    table is at `table`; does nothing from `pages` on. Pages are scattered, so the hardware prefetcher cannot predict
-    them. They are prefetched one at a time, because the core would stall on more than it can have outstanding."""
+    table is at `table`; does nothing unless `index` is below `pages`, that tile's number of pages. The hardware
+    cannot predict scattered pages; they are prefetched one at a time, because the core stalls on too many at once."""
     if index < pages:
         start = block.kv + simd.read_i32(table + 4 * index) * block.page + offset
         for token in range(block.block_size):
@@ -139,8 +139,9 @@ def _attend_tile(
     ahead_pages,
     ahead_offset,
 ):
-    """Attends from rows r to r + rows of an item's KV head to the tile of tokens from position `tile` on, whose pages
-    are listed at `table`. Updates the rows' `sums`, `maxima` and `totals`, and prefetches the next tile (`ahead`)."""
+    """Attends from rows r to r + rows (query heads of query rows, the item's first at position `first`) of a KV head to
+    the tile of tokens from position `tile` on, whose pages are listed at `table`. Updates the rows' `sums`, `maxima`
+    and `totals`, and prefetches the next tile, listed at `ahead`. Does nothing if the tile comes after these rows."""
     simd.stay_apart()
     size = block.block_size
     step = max(1, TILE // size)
@@ -172,8 +173,8 @@ def _attend_tile(
 
 @njit
 def _soften(scores, low, high, stop, maximum, total):
-    """Turns one row's scores [stop] into softmax weights in place, 0 outside [low, high), and updates the row's running
-    maximum and total. Returns a vector of the factor by which the row's earlier sums must be multiplied."""
+    """Turns one row's scores [stop] into exp(score - running maximum) in place, 0 outside [low, high), and updates the
+    row's maximum and total. Returns a vector of the factor by which the row's earlier sums must be multiplied."""
     simd.stay_apart()
     for t in range(low):
         simd.write_f32(scores + 4 * t, NEVER)

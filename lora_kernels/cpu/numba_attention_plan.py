@@ -103,8 +103,8 @@ def plan_items(batch: AttentionBatch, kv_heads: int, threads: int) -> Int32Array
     """Cuts a batch into items. Returns int32 [num_items, 6]: (sequence, first query row, number of query rows, position
     of the first row, first KV head, number of KV heads).
 
-    An item has all KV heads if that makes four items per thread, otherwise one. The longest items come first, so that
-    no thread is left with a long one at the end.
+    An item has all KV heads if that makes at least four items per thread, otherwise one. The longest items come first,
+    so that no thread is left with a long one at the end.
     """
     starts = np.asarray(batch.host_query_starts)
     contexts = np.asarray(batch.host_context_lens)

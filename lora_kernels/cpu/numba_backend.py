@@ -36,7 +36,7 @@ class NumbaBackend:
         self._lora: numba_lora.NumbaLora | None = None
 
     def compile(self, dtype: torch.dtype, on_kernel: Callable[[int, int], None]) -> None:
-        """Compiles every kernel for tensors of `dtype` now instead of on first use.
+        """Compiles every kernel of the backend for `dtype`, or loads it from a cache, now instead of on first use.
 
         `on_kernel` is called before each kernel and at the end, with the numbers of kernels compiled and in total.
         """
@@ -77,8 +77,8 @@ class NumbaBackend:
         return out
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> numba_lora.NumbaLora | None:
-        """Returns the LoRA data that all layers of a step share, or None without segments. While plan and adapters stay
-        the same, the last result is returned again."""
+        """Returns the LoRA data that all layers of a step share, or None without segments. While arena, plan, adapters
+        and torch's number of threads stay the same, the last result is returned again."""
         parts = (plan.rows, plan.adapter_slots, plan.starts, table.versions[plan.adapter_slots])
         key = (table, arena.data_ptr(), torch.get_num_threads(), *(part.tobytes() for part in parts))
         if key != self._lora_key:

@@ -79,7 +79,7 @@ class PackedLinear:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Returns the layer's output, a new bf16 tensor. Raises ValueError for an input of another width or dtype."""
+        """Returns the output, a new bf16 tensor. Raises ValueError unless `x` is bf16 [num_rows, in_features]."""
         if x.dtype != torch.bfloat16 or x.shape[1] != self._width:
             raise ValueError(f"a linear of bf16 [num_rows, {self._width}] was given {x.dtype} {list(x.shape)}")
         x, rows = x.contiguous(), x.shape[0]

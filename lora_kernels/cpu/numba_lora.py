@@ -92,7 +92,8 @@ class NumbaLora:
 
     def add(self, out: Tensor, x: Tensor, layer: int, group: ProjectionGroup, team: Team, kernel: Kernel) -> None:
         """Adds B A x of each row's own adapter to `out` [num_rows, sum(out_features)] in place: `Backend.add_lora`.
-        `kernel`, from `make_kernel` for the dtype of `x`, runs on `team`, unless no adapter touches the layer."""
+        `kernel`, from `make_kernel` for the dtype of `x`, runs on `team`; without items, but still recorded, if no
+        adapter of the step touches the group in the layer."""
         plan = self.plan(group)
         block, table = plan.block, self.table
         size = x.element_size()

@@ -29,7 +29,8 @@ def pack_tiles(
 
     Args:
         source: bf16 as uint16, or fp32.
-        tiles: int64 [tiles, 6], see START.
+        tiles: int64 [1 or more, 6]. (first index in `source`, distance of rows and of columns there, number of rows and
+            of columns, first index in `out`, where a tile is stored row by row).
         scales: fp32 [tiles].
         out: bf16 as uint16, or fp32.
     """
@@ -37,7 +38,7 @@ def pack_tiles(
 
 
 def is_finite(source: npt.NDArray[np.uint16] | npt.NDArray[np.float32], scale: float) -> bool:
-    """Returns whether all numbers of `source` (bf16 as uint16, or fp32) are finite, also when multiplied by `scale`."""
+    """Returns whether all numbers of `source` (bf16 as uint16, or fp32) are finite, also times `scale` in fp32."""
     bits = source if source.dtype == np.uint16 else source.view(np.uint32)
     largest = np.uint32(_largest_magnitude(bits)) << np.uint32(16 if source.dtype == np.uint16 else 0)
     with np.errstate(over="ignore"):  # an overflow is a result here, not an error
@@ -49,8 +50,8 @@ READ_ONLY = [numba.types.Array(word, 1, "C", readonly=True) for word in WORDS]
 
 
 def compile_kernels(*, to_bf16: bool) -> None:
-    """Compiles the kernels of `pack_tiles` for bf16 or fp32 output and every dtype of a source, or loads them from the
-    cache. A compilation takes 2 s for each dtype of a source, so kernels for the other dtype of output are left out."""
+    """Compiles the kernels of `pack_tiles` for bf16 (else fp32) output and every dtype of a source, or loads them from
+    the cache. Compilation takes 2 s for each dtype of a source, so kernels for the other output dtype are left out."""
     for source in READ_ONLY:
         arrays = (source, numba.int64[:, ::1], numba.float32[::1], WORDS[not to_bf16][::1])
         _pack.compile((*arrays, numba.boolean, numba.boolean))

@@ -51,7 +51,7 @@ class WriteBlock(ctypes.Structure):
 
 class NumbaPointwise:
     """`Pointwise` for CPU tensors, with numba kernels that a `Team` of threads runs in parallel. It also has the KV
-    write. Kernels are compiled on first use, one for each dtype."""
+    write. Kernels are compiled on first use, one for each operation and dtype."""
 
     def __init__(self, team: Team) -> None:
         self._team = team
@@ -111,7 +111,7 @@ class NumbaPointwise:
         self._run("write", kv.dtype, block)
 
     def kernel(self, name: str, dtype: torch.dtype) -> Kernel:
-        """Returns the kernel of a name in `MAKERS` for tensors of `dtype`, compiled on first use."""
+        """Returns the kernel norm, rotate, swiglu or write (`name`) for tensors of `dtype`, compiled on first use."""
         if (name, dtype) not in self._kernels:
             self._kernels[name, dtype] = MAKERS[name](FORMATS[dtype])
         return self._kernels[name, dtype]

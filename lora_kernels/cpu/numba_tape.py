@@ -77,7 +77,7 @@ class Workspace:
         return torch.from_numpy(seen).view(dtype).view(tuple(shape))
 
     def let_go(self, tensor: Tensor) -> Tensor:
-        """Returns a tensor over the memory of `tensor`, which must be one that `empty` returned. The new tensor does
+        """Returns a tensor over the memory of `tensor`, which must be from `empty` (else ValueError). The new one does
         not keep the memory in use, so that later kernels may overwrite its numbers."""
         [memory] = [piece.memory for piece in self._pieces if piece.memory.data_ptr() == tensor.data_ptr()]
         return memory[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)

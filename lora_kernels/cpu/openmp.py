@@ -97,7 +97,7 @@ class Team:
     def run(self, kernel: Kernel, block: ctypes.Structure, num_items: int, form: Hashable = None) -> None:
         """Passes a run to the recorder, if this thread records, and runs the kernel on up to `num_items` of torch's
         threads, which draw items from `block.item`. Returns when all have finished. A single item runs on the calling
-        thread, and without items the kernel is not called.
+        thread, and without items the kernel is not called, but the run is still recorded.
 
         Args:
             form: key of the plan that fills the block anew in each step, or None if there is none. See `Tape.renew`.

@@ -137,9 +137,9 @@ _mix_1, _mix_2, _mix_3, _mix_4 = (_make_mix(rows) for rows in (1, 2, 3, 4))
 def dot_rows(fmt, rows, x, x_bytes, w, w_bytes, count, width, out, out_bytes, ahead):
     """Computes out[r, n] = x[r] . w[n], for r < rows (at most 4) and n < count. Arrays are byte addresses.
 
-    x is fp32 [rows, width], padded with zeros to a multiple of 16; w is [count, width] in `fmt`; out is fp32 [rows,
-    count rounded up to 4], where numbers beyond `count` are undefined. `x_bytes`, `w_bytes` and `out_bytes` are the
-    distances between rows. `ahead` is the distance in bytes from w to the weights to prefetch, or 0.
+    x is fp32 [rows, width], rows padded with zeros to a multiple of 16; w is [count, width] in `fmt`; out is fp32
+    [rows, count rounded up to 4], where numbers beyond `count` are undefined. `x_bytes`, `w_bytes` and `out_bytes` are
+    the distances between rows. `ahead` is the distance in bytes from w to the weights to prefetch, or 0.
     """
     stay_apart()
     if rows == 1:
@@ -157,7 +157,7 @@ def mix_rows(fmt, rows, p, p_bytes, w, w_bytes, count, width, out, out_bytes, ah
     """Adds to out[r] the sum over n < count of p[r, n] * w[n], for r < rows (at most 4). Arrays are byte addresses.
 
     p is fp32 [rows, count]; w is [count, width] in `fmt`; out is fp32 [rows, width rounded up to 16]. `p_bytes`,
-    `w_bytes` and `out_bytes` are the distances between rows. `ahead` is the distance to weights to prefetch, or 0.
+    `w_bytes` and `out_bytes` are the distances between rows. `ahead` is the distance from w to what to prefetch, or 0.
     """
     stay_apart()
     if rows == 1:

@@ -208,7 +208,7 @@ def first(typingctx, a):
 @intrinsic
 def exp(typingctx, a):
     """Returns e to the power of each lane, with a relative error below 1e-7. Lanes below -87 give 0, and lanes above 88
-    give e to the power of 88."""
+    give e to the power of 88; NaN stays NaN."""
 
     def codegen(context, builder, signature, args):
         emit = Emit(builder)

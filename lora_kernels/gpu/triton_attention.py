@@ -92,8 +92,8 @@ class PagedAttention:
         self._plans: dict[int | None, PrefillPlan] = {}
 
     def reserve(self, max_seqs: int, heads: int, kv: Tensor) -> None:
-        """Allocates the decode workspace (`workspace_bytes` of memory) for good: it is not enlarged any more, and calls
-        with more than `max_seqs` decodes raise ValueError.
+        """Allocates the decode workspace for good (`triton_decode.workspace_bytes` is its size): it is not enlarged any
+        more, and calls with more than `max_seqs` decodes raise ValueError.
 
         Args:
             heads: query heads of a layer.
@@ -103,13 +103,13 @@ class PagedAttention:
         self._is_reserved = True
 
     def decode_tuning(self, kv: Tensor) -> DecodeTuning:
-        """Returns the tuning for decoding from `kv`: the given one or, by default, that for the first `kv` seen."""
+        """Returns the tuning for decoding from `kv`: the constructor's or, by default, that for the first `kv` seen."""
         if self._decode is None:
             self._decode = decode_tuning(kv.shape[-1], kv.dtype, find_processor(kv.device))
         return self._decode
 
     def prefill_tuning(self, kv: Tensor) -> PrefillTuning:
-        """Returns the tuning for prefill over `kv`: the given one or, by default, that for the first `kv` seen."""
+        """Returns the tuning for prefill over `kv`: the constructor's or, by default, that for the first `kv` seen."""
         if self._prefill is None:
             self._prefill = prefill_tuning(kv.shape[-1], kv.dtype, find_processor(kv.device))
         return self._prefill
@@ -124,7 +124,7 @@ class PagedAttention:
         kv_scales: Tensor | None = None,
     ) -> Tensor:
         """Returns causal attention of `query` [num_rows, heads, head_dim] over paged `kv`: see `Backend.attention`, and
-        `AttentionCall` for `kv_scales`. Raises ValueError if the batch has more decodes than were reserved."""
+        `AttentionCall` for `kv_scales`. Raises ValueError if the batch has more decodes than `reserve` allowed."""
         if batch is not self._batch:
             self._batch, self._plans = batch, {}
         call = AttentionCall(torch.empty_like(query), query, kv, scale, window, kv_scales)

@@ -17,7 +17,7 @@ FP8 = torch.float8_e4m3fn
 
 
 def block_width(head_dim: int) -> int:
-    """Returns the number of columns of a tile of heads, a power of two. Columns beyond `head_dim` are unused zeros."""
+    """Returns the columns of a tile of heads: a power of two, at least 16. Those beyond `head_dim` are unused zeros."""
     return max(MIN_DOT, triton.next_power_of_2(head_dim))
 
 
@@ -98,8 +98,9 @@ def attend_blocks(
     """Adds context tokens `begin:end` to the softmax state of query rows: the largest score (`peak`), the sum of base-2
     exponentials of scores times `scale` (`norm`), and that of exponentials times values (`total`), and returns it.
 
-    Without EDGE, the tokens must fill whole blocks and be visible to every row, and nothing is masked. If they do not
-    fill whole blocks, `position` must be below `end`, which hides the rest of the last block.
+    With EDGE, a row sees only tokens up to its `position` and, with HAS_WINDOW, the last `window` of these. Without
+    EDGE, nothing is masked: the tokens must fill whole blocks and be visible to every row. If they do not fill whole
+    blocks, `position` must be below `end`, which hides the rest of the last block.
     """
     step = tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)

@@ -29,14 +29,14 @@ class DecodeTuning:
 
     Attributes:
         block_n: tokens that a program reads at once, a power of two.
-        split_tokens: contexts of at most this many tokens are not split; a multiple of `block_n`.
+        split_tokens: contexts of at most this many visible tokens are not split; a multiple of `block_n`.
         max_splits: maximum splits of a context, a power of two. Contexts longer than `split_tokens * max_splits` get
             longer splits, not more.
         num_warps, num_stages: launch options; a program has `num_stages - 1` blocks of K and V in shared memory.
         programs: number of programs launched, as many as fit on the device at the same time.
 
     Raises:
-        ValueError: A value violates these constraints; the message names it.
+        ValueError: `block_n`, `split_tokens` or `max_splits` breaks these constraints. The others are not checked.
     """
 
     block_n: int = 64
@@ -98,7 +98,7 @@ def decode(
         contexts: int32 [num_seqs], tokens in each KV cache; at most as many sequences as `workspace` was made for.
             Context 0 is padding, and its row of the output becomes zero.
         block_tables: int32 [num_seqs, max_blocks].
-        may_split: False if the caller knows that no context is longer than `tuning.split_tokens`.
+        may_split: False if the caller knows that no row sees more than `tuning.split_tokens` tokens.
     """
     num_seqs, kv_heads = len(contexts), call.kv.shape[3]
     decode_kernel[(min(tuning.programs, num_seqs * kv_heads * tuning.max_splits),)](

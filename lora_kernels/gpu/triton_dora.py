@@ -74,7 +74,7 @@ def scale_kernel(
     BLOCK: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
-    """Computes out[row, columns] = out (1 + scale) + shift, for one (row, block of columns of one target)."""
+    """Computes out[row, columns] = out (1 + scale) + shift, for one (row, block of columns) with a scale tile."""
     block = tl.program_id(1)
     target = GROUP[0]
     features = OUT_FEATURES[0]

@@ -11,7 +11,7 @@ CHUNK = 4096
 
 
 def logprobs(logits: Tensor, rows: Tensor, ids: Tensor, width: int, chunk: int = CHUNK) -> Tensor:
-    """Returns logprobs under the model's unmodified logits. Tokens with equal logits are ranked by id.
+    """Returns logprobs under the model's unmodified logits. Among tokens with equal logits, the lower id ranks first.
 
     Args:
         logits: [num_rows, vocab_size].
@@ -21,8 +21,8 @@ def logprobs(logits: Tensor, rows: Tensor, ids: Tensor, width: int, chunk: int =
         chunk: number of tokens that one program reads.
 
     Returns:
-        int32 [num_wanted, 1 + 2 * width]: bits of the chosen token's fp32 logprob, ids of the likeliest tokens in
-        order, and bits of their logprobs.
+        int32 [num_wanted, 1 + 2 * width]: bits of the chosen token's fp32 logprob, ids of the likeliest tokens from
+        the likeliest down, and bits of their fp32 logprobs.
     """
     wanted, vocab = len(rows), logits.shape[1]
     chunks = triton.cdiv(vocab, chunk)
@@ -52,8 +52,8 @@ def rank_kernel(
     logits_stride,
     CHUNK: tl.constexpr,
 ):
-    """Stores the highest logit of one (row, chunk) and its sum of exponentials at `sums_ptr`, and the `width` highest
-    logits and their ids at `tops_ptr` and `top_ids_ptr`."""
+    """Stores the highest logit of one (row, chunk) and the sum of exponentials of logits less it at `sums_ptr`, and the
+    `width` highest logits and their ids (-1 where the chunk has fewer) at `tops_ptr` and `top_ids_ptr`."""
     row = tl.load(rows_ptr + tl.program_id(0)).to(tl.int64)
     chunk = tl.program_id(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)

@@ -1,4 +1,4 @@
-"""LoRA on a GPU, with two launches per projection group regardless of the number of adapters, targets and ranks.
+"""LoRA on a GPU, for any adapters with two launches per projection group, or four with short and long segments.
 
 Shrink multiplies each tile of rows with some ranks of its adapter's A; expand multiplies the result with B and adds it
 to the base output. Weights are the left operand of a tensor-core product, and rows of the batch are its columns: 16
@@ -34,8 +34,8 @@ def add(out: Tensor, x: Tensor, prepared: TritonLora, layer: int, group: Project
 
 
 def shrink(x: Tensor, prepared: TritonLora, layer: int, group: ProjectionGroup) -> None:
-    """Computes A x for `x` [num_rows, group.in_features], the first half of `add`, into `prepared.sums`. It does not
-    need the base projection, and may run concurrently. Raises ValueError if `prepared.sums` has too few parts."""
+    """Computes A x for `x` [num_rows, group.in_features], the first half of `add`, into `prepared.sums`. It may run
+    while the base projection does. Raises ValueError if splits x targets exceed the parts of `prepared.sums`."""
     tuning, splits = prepared.tuning, prepared.tuning.num_splits(group.in_features)
     if splits * len(group.targets) > len(prepared.sums):
         raise ValueError(f"{group.name} needs {splits * len(group.targets)} sums a rank, not {len(prepared.sums)}")

@@ -107,13 +107,13 @@ class LoraWorkspace:
         self.sums = make_sums(max_rows, device, self.max_rank, parts) if sums is None else sums
 
     def fill(self, host: Int32Array, table: LoraTable, plan: SegmentPlan, tuning: LoraTuning = SHIPPED) -> int:
-        """Writes a step's tile lists into `host`, int32 memory laid out like `meta`.
+        """Writes a step's counts, rows and tile lists into `host`, int32 memory laid out like `meta`.
 
         Returns:
             The number of leading numbers of `host` that must be copied to `meta`.
 
         Raises:
-            ValueError: The step has more rows or a higher rank than the workspace was made for.
+            ValueError: More rows have adapters than `max_rows`, or a rank is above `max_rank` rounded up to 16.
         """
         ranks = table.max_ranks[plan.adapter_slots]
         if len(plan.rows) > self.max_rows or ranks.max(initial=0) > self.max_rank:

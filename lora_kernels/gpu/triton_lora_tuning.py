@@ -27,6 +27,7 @@ class LoraTuning:
         k_per_split: the inner dimension is cut into parts of about this size, as long as `max_splits` parts suffice.
         max_splits: maximum number of parts of the inner dimension.
         narrow_rows, narrow_k: maximum rows of a narrow tile, and the step over the inner dimension in narrow tiles.
+            An expand program for short segments processes `narrow_rows` rows at a time.
         tile_rows, tile_k: the same for the other tiles of short segments.
         shrink_warps, shrink_stages: launch options of shrink programs for short segments.
         fp8_shrink_warps: replaces `shrink_warps` where A is FP8, because each warp of a narrow tile converts all of A.
@@ -41,7 +42,8 @@ class LoraTuning:
             over the tiles beyond it.
 
     Raises:
-        ValueError: A size is not a power of two, or does not fit the others; the message names it.
+        ValueError: A size is not a power of two (`long_from`, stages, programs: not positive), a k is not 32 to 256,
+            `narrow_rows` is above `tile_rows`, a tile is less than an instruction, or one would use wgmma.
     """
 
     k_per_split: int = 1024

@@ -23,7 +23,7 @@ class TritonPointwise:
 
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         """Adds `delta`, if given, to `x` in place, and returns RMSNorm(x) * weight, a new tensor: `Pointwise.add_norm`.
-        Raises ValueError unless each row is contiguous."""
+        Raises ValueError unless each row of `x` and `delta` is contiguous."""
         if x.stride(1) != 1 or (delta is not None and delta.stride(1) != 1):
             raise ValueError(f"rows of strides {x.stride()} cannot be added to in place")
         rows, width = x.shape
@@ -81,7 +81,7 @@ def _launch_heads(
     x: Tensor, heads: int, kv_heads: int, cos: Tensor, sin: Tensor, norms: HeadNorms | None, kv: Tensor, slots: Tensor
 ) -> None:
     """Launches `heads_kernel` for `x` [num_rows, heads + 2 * kv_heads, head_dim]. Without KV heads, `kv` and `slots`
-    may be any tensors, because the kernel does not read them."""
+    may be any tensors of two or more dimensions, because the kernel does not read them."""
     rows, _, head_dim = x.shape
     heads_kernel[(rows, triton.cdiv(heads, HEAD_TILE) + 2 * triton.cdiv(kv_heads, HEAD_TILE))](
         x,
@@ -108,7 +108,7 @@ def _launch_heads(
 
 
 def norm_tuning(width: int) -> dict[str, int]:
-    """Returns options of `norm_kernel` that keep a row in registers: 16 numbers a thread, at most 16 warps."""
+    """Returns options of `norm_kernel` that keep a row in registers: 16 numbers a thread, 1 to 16 warps."""
     block = triton.next_power_of_2(width)
     return {"BLOCK": block, "num_warps": min(16, max(1, block // NORM_NUMBERS))}
 

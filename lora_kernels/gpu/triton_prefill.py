@@ -64,8 +64,8 @@ class PrefillPlan:
     """The work items of a batch's chunks, for layers with the same window. Made once per step.
 
     Attributes:
-        items: int32 [num_items, 6]. (sequence, tile's first query row, first token, token after the last, part of the
-            tile's first row, parts of a row); the part is -1 where the tile is not split.
+        items: int32 [num_items, 6]. (sequence, tile's first query row in its chunk, first token, token after the last,
+            part of the tile's first row, parts of a row); the part is -1 where the tile is not split.
         rows: int32 [num_merged, 3], the `rows` argument of `merge`. None means that no tile is split.
         partials: memory for the parts. None means that no tile is split.
     """
@@ -182,7 +182,7 @@ def prefill(call: AttentionCall, batch: AttentionBatch, plan: PrefillPlan, tunin
 
 
 def prefill_constants(group: int, split: bool, tuning: PrefillTuning) -> dict[str, int | bool]:
-    """Returns the compile-time constants of `prefill_kernel` that are not in `AttentionCall.constants`."""
+    """Returns the constants of `prefill_kernel` besides `AttentionCall.constants`. `split`: if any tile is split."""
     return {"SPLIT": split, "BLOCK_M": tuning.height(group), "BLOCK_N": tuning.block_n}
 
 

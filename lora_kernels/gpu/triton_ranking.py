@@ -78,14 +78,14 @@ def field(measured, WEIGH: tl.constexpr):
 
 @triton.jit
 def bin_of(scores, peak):
-    """Returns the histogram bin of each score, int32: 0 at `peak`, higher for lower scores, at most BINS (no bin)."""
+    """Returns the histogram bin of each score, int32: 0 at `peak`, one more per 1/16 below, at most BINS (no bin)."""
     return tl.minimum((peak - scores) * BINS_A_LOGIT, BINS).to(tl.int32)
 
 
 @triton.jit
 def fill_histogram(bins_ptr, row_ptr, n, peak, scale, TILE: tl.constexpr):
     """Fills the histogram at `bins_ptr` from the scores `row_ptr[:n]`. Returns its cumulative sums, int64 [BINS]: for
-    each bin the sum of the entries up to that bin, see `field`."""
+    each bin the sum of the entries up to and including that bin, see `field`."""
     bins = tl.arange(0, BINS)
     tl.store(bins_ptr + bins, tl.zeros((BINS,), dtype=tl.int64))
     tl.debug_barrier()
@@ -101,7 +101,7 @@ def fill_histogram(bins_ptr, row_ptr, n, peak, scale, TILE: tl.constexpr):
 
 @triton.jit
 def gather(to_ptr, row_ptr, n, last_bin, least, peak, scale, TILE: tl.constexpr):
-    """Copies to `to_ptr`, in order, the scores of `row_ptr[:n]` in bins up to `last_bin` whose probability (see
+    """Copies to `to_ptr`, in token order, the scores of `row_ptr[:n]` in bins up to `last_bin` whose probability (see
     `weigh`) is at least `least`. Returns their number and total probability. Pads the last tile with -inf."""
     gathered = n * 0
     mass = tl.zeros((TILE,), dtype=tl.int64)
@@ -173,7 +173,7 @@ def tally(ptr, n, low, peak, scale, TILE: tl.constexpr):
 @triton.jit
 def find(ptr, n, key, index, TILE: tl.constexpr):
     """Returns the index (int64) in `ptr[:n]` of the `index`-th (from 0) score with this key, or of the last such score
-    if there are fewer."""
+    if there are fewer; 0 if there is none."""
     place = (n * 0).to(tl.int64)
     seen = place
     for start in range(0, n, TILE):

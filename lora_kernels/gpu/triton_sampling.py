@@ -79,7 +79,7 @@ class Work:
 
     Attributes:
         peaks: fp32 [num_rows, num_chunks]. Highest score of each chunk.
-        best: int32 [num_rows, num_chunks]. First token of each chunk that has the highest score.
+        best: int32 [num_rows, num_chunks]. The first token that has the highest score of its chunk.
         masses: int64 [num_rows, num_chunks]. Sum of exponentials of each chunk, see `CHUNK_ONE`.
         scores: fp32 [num_rows, 2, num_chunks * chunk]. Scores of each row with filters, and those that the filters may
             keep. Has 0 rows where no row has filters.
@@ -105,7 +105,7 @@ def sample(
             is 0.
         words: int64 [num_slots, 16]. See `SlotWords`.
         last: int64 [num_slots]. Receives each slot's token.
-        any_filters: whether any row may be FILTERED.
+        any_filters: must be True if any row is FILTERED, because such rows need more memory.
 
     Returns:
         The chosen tokens, int64 [num_rows].
@@ -127,7 +127,7 @@ def sample(
 
 
 def work_bytes(rows: int, vocab: int, tiles: SamplingTiles | None = None) -> int:
-    """Returns the device memory in bytes that `sample` allocates while it runs, if any row may have filters."""
+    """Returns the bytes of device memory that `sample` uses while it runs, without its result, if rows have filters."""
     tiles = tiles or SamplingTiles()
     work = _make_work(rows, triton.cdiv(vocab, tiles.chunk), True, tiles, torch.device("meta"))
     return sum(part.nbytes for part in (work.peaks, work.best, work.masses, work.scores, work.bins))

@@ -40,7 +40,7 @@ def load_fp32(word_ptr):
 @triton.jit
 def shape_chunk(logits_ptr, word_ptr, first, vocab, CHUNK: tl.constexpr):
     """Returns the scores of the CHUNK tokens from `first` on, fp32 [CHUNK]: logits after the bans, biases, penalties
-    and temperature of the request's words at `word_ptr`. Scores are -inf for NaN and beyond the vocabulary."""
+    and (not for GREEDY) temperature of the words at `word_ptr`. They are -inf for NaN and beyond the vocabulary."""
     token = first + tl.arange(0, CHUNK)
     mask = token < vocab
     scores = tl.load(logits_ptr + token, mask=mask, other=float("-inf")).to(tl.float32)

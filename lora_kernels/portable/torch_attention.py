@@ -98,7 +98,8 @@ def attend(query: Tensor, kv: Tensor, plan: TorchAttentionPlan, scale: float) ->
 
 def _split_decodes(visible: np.ndarray, num_decodes: int, block_size: int, page_bytes: int) -> list[np.ndarray]:
     """Sorts decoding sequences by `visible`, their numbers of visible tokens, ascending, and splits them into runs
-    whose pages, padded to the longest of the run, fit in `GATHER_BYTES`. Returns the sequence indices of each run."""
+    whose pages, padded to the longest of the run, fit in `GATHER_BYTES`, or of one sequence that does not. Returns the
+    sequence indices of each run."""
     order = np.argsort(visible[:num_decodes], kind="stable")
     runs: list[np.ndarray] = []
     start = 0

@@ -41,7 +41,8 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class TargetWeights:
-    """The B weights of one projection of a tile batch. `inner` is adapters per tile times rank, padded.
+    """The B weights of one projection of a tile batch. `inner` is the adapters per tile times the batch's largest rank
+    in the group, to which lower ranks are padded with zeros.
 
     Attributes:
         b: [num_tiles, inner, out_features], a view of the rows that `gather` fills.
@@ -98,7 +99,7 @@ class GroupWeights:
 
 @dataclass(slots=True)
 class TiledLora:
-    """The LoRA data of one step, which all layers share. `tiles` are the step's rows; weights are gathered into
+    """The LoRA data of one step, which all layers share. `tiles` hold the step's rows; weights are gathered into
     `scratch`. `groups` holds the indices of each projection group's weights, computed when the group is first used."""
 
     arena: Tensor

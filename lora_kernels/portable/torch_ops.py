@@ -61,9 +61,9 @@ class TorchBackend:
         return torch_attention.attend(query, kv, self._attention_plans[key], scale)
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> PreparedLora | None:
-        """Returns the LoRA data that all layers of one step share: a stack if adapters are few (torch_stacked.py),
-        tiles if they are many (torch_lora.py), or None if there is nothing to add. While the plan and its adapters stay
-        the same, the last result is returned again."""
+        """Returns the LoRA data that all layers of one step share: a stack (torch_stacked.py) if most rows have an
+        adapter and the ranks add up to at most `max_stacked_rank`, otherwise tiles (torch_lora.py), or None if there is
+        nothing to add. While arena, plan and adapters stay the same, the last result is returned again."""
         parts = (plan.rows, plan.adapter_slots, plan.starts, table.versions[plan.adapter_slots])
         key = (table, arena.data_ptr(), *(part.tobytes() for part in parts))
         if key != self._lora_key:
@@ -80,7 +80,7 @@ class TorchBackend:
 
     def _stack_for(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> torch_stacked.Stack | None:
         """Returns the cached stack if it serves the plan's adapters, otherwise a new one, which is cached. Returns None
-        where stacking does not pay or the sum of the ranks is too large."""
+        where stacking does not pay (`worth_it`) or the sum of the ranks is 0 or too large."""
         if not torch_stacked.worth_it(plan):
             return None
         if self._stack is None or not self._stack.serves(arena, table, plan.adapter_slots):
@@ -88,7 +88,7 @@ class TorchBackend:
         return self._stack
 
     def _remember(self, batch: AttentionBatch) -> None:
-        """Clears the caches unless they were made for this very object, since a batch never changes."""
+        """Clears the cached slots and attention plans unless made for this very object, since a batch never changes."""
         if batch is not self._batch:
             self._batch = batch
             self._slots = None

@@ -34,7 +34,8 @@ MASK_TYPES = {2: torch.int16, 4: torch.int32}
 
 @dataclass(frozen=True, slots=True)
 class GroupStack:
-    """The weights of one projection group, one entry per layer. None means that no adapter touches the layer.
+    """The weights of one projection group, one entry per layer. None means that no adapter of the stack touches the
+    group there. `inner` is that of `Stack`.
 
     Attributes:
         a: linear layers in_features -> targets * inner.
@@ -69,12 +70,12 @@ class Stack:
 
     @property
     def owners(self) -> npt.NDArray[np.int32]:
-        """The slot of the adapter that each column belongs to, int32 [inner]."""
+        """The slot of the adapter to which each of one target's columns belongs, int32 [inner]."""
         return np.repeat(self.adapter_slots, self.ranks)
 
     def serves(self, arena: Tensor, table: LoraTable, adapter_slots: npt.NDArray[np.int32]) -> bool:
-        """Returns whether the stack holds the current weights of these slots, and is at most `MAX_SLACK` times as wide
-        as they need."""
+        """Returns whether the stack was made from this arena and table, holds these slots, has had none of its slots
+        changed since (these or others), and is at most `MAX_SLACK` times as wide as these slots need."""
         if self.table is not table or self.arena.data_ptr() != arena.data_ptr():
             return False
         is_stale = (table.versions[self.adapter_slots] != self.versions).any()

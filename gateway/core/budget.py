@@ -74,8 +74,8 @@ class Meter(Struct, frozen=True):
         return self.limit is None or self.used + amount <= self.limit + SLACK
 
     def counts(self, amount: int) -> bool:
-        """Return whether an admitted request is charged to this meter: it has a limit and, if it is in shadow, `amount`
-        fits."""
+        """Return whether an admitted request, which uses `amount`, is charged to this meter: it has a limit and, if it
+        is in shadow, `amount` fits."""
         return self.limit is not None and (not self.shadow or self.fits(amount))
 
     def wait(self, amount: int) -> float | None:
@@ -157,7 +157,7 @@ class Bucket(Struct, frozen=True):
         return all(meter.shadow or meter.fits(_amount(name, tokens)) for name, meter in self.meters())
 
     def charge(self, tokens: int) -> BucketCharge:
-        """Return the amounts that admitting a request of `tokens` tokens would charge; the bucket stays unchanged."""
+        """Return what admitting a request of `tokens` tokens would charge to each meter; the bucket stays unchanged."""
         return BucketCharge(
             1 if self.requests.counts(1) else None,
             tokens if self.tokens.counts(tokens) else None,
@@ -241,15 +241,15 @@ class LimitRefusal:
 
 
 def reserve(buckets: Sequence[Bucket], tokens: int, now: int, least: int | None = None) -> Decision:
-    """Compute a reservation: drain the buckets to `now`, then charge one request and `tokens` tokens to every bucket,
-    or to none if an enforced limit of any bucket refuses. The given buckets stay unchanged; the result has new ones.
+    """Compute a reservation: drain the buckets to `now`, then charge one request, its slot and `tokens` tokens to every
+    bucket (see `Bucket.charge`), or nothing if an enforced limit refuses. The given buckets stay unchanged.
 
     Args:
         buckets: the buckets of the scopes that the request belongs to.
         tokens: tokens to reserve.
         now: the current time in microseconds since 1970.
-        least: a value means that `tokens` is a guess, which is cut to the smallest enforced token limit but not below
-            `least`. None means that `tokens` is not a guess.
+        least: a value means that `tokens` is a guess, which is cut to the smallest enforced token limit (of a minute or
+            a day) but not below `least`. None means that `tokens` is not a guess.
     """
     current = tuple(bucket.drained(now) for bucket in buckets)
     tokens = tokens if least is None else max(least, int(min(tokens, _smallest(current))))

@@ -47,8 +47,8 @@ class BatchSpeed:
 
 
 def urgency(seconds_left: float) -> int:
-    """Return the urgency class of a job with `seconds_left` seconds of its completion window left: the logarithm to
-    base 2, rounded down. Jobs of a lower class run first; jobs of the same class are equally urgent."""
+    """Return the urgency class of a job: the logarithm to base 2 of `seconds_left`, the rest of its completion window,
+    rounded down, at least 0. Jobs of a lower class run first; those of the same class are equally urgent."""
     return int(log2(max(1.0, seconds_left)))
 
 

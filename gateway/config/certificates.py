@@ -123,8 +123,7 @@ def _checked(config: TlsConfig, where: str) -> ssl.SSLContext:
 
 
 def _context(config: TlsConfig) -> ssl.SSLContext:
-    """Return a server context for TLS 1.2 or later, without certificates yet; clients must show one if there is a
-    CA."""
+    """Return a server context for TLS 1.2 or later, without certificates yet. With a CA, clients must show one."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION

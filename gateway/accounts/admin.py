@@ -28,8 +28,8 @@ class AccountAdmin:
         self._drop_limits = drop_limits
 
     async def create(self, name: str, fields: Mapping[str, Any]) -> AccountRecord:
-        """Create a tenant. `fields` are those of `Tenant`, with lanes by name and limits as mappings. Return its
-        record."""
+        """Create a tenant and return its record. `fields` are those of `Tenant`, lanes by name and limits as
+        mappings."""
         return await self.accounts.create(changed_tenant(_named(name), fields))
 
     async def change(self, name: str, fields: Mapping[str, Any]) -> AccountRecord:

@@ -197,9 +197,8 @@ class AdapterRegistry:
     async def alias(self, name: str, alias: str, *, remove: bool = False) -> AdapterRecord:
         """Add an alias to an adapter, or remove it. Return the adapter's record.
 
-        Raises ApiError: INVALID_REQUEST if the alias is invalid or there are too many; ADAPTER_CONFLICT if it is taken
-        or another change is under way; MODEL_NOT_FOUND if there is no such adapter, or alias to remove;
-        REGISTRY_UNAVAILABLE.
+        Raises ApiError: INVALID_REQUEST for an invalid alias or too many; ADAPTER_CONFLICT if it is taken or another
+        change is under way; MODEL_NOT_FOUND for an unknown adapter or alias to remove; REGISTRY_UNAVAILABLE.
         """
         check_name(alias, self._reserved, "alias")
         change = without_alias if remove else with_alias

@@ -17,8 +17,7 @@ LIVE = ("adapters", "lanes", "limits", "tenants")
 
 
 def merge_live_sections(running: Config, read: Config) -> Config:
-    """Return a copy of `running` with the sections LIVE of `read`. Raises ConfigError if the result is not valid (see
-    `Config`)."""
+    """Return a copy of `running` with the sections LIVE of `read`. Raises ConfigError if that is not valid."""
     return replace(running, **{name: getattr(read, name) for name in LIVE})
 
 

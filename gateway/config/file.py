@@ -23,8 +23,7 @@ T = TypeVar("T")
 
 
 class ConfigError(ValueError):
-    """The configuration cannot be used; each line of the message names the place of a problem, as in `http.port:
-    ...`."""
+    """The configuration cannot be used; each line of the message names a problem's place, as in `http.port: ...`."""
 
 
 class Problems:
@@ -140,8 +139,7 @@ def _resolve_items(value: dict[str, Any] | list[Any], env: Mapping[str, str], wh
 
 
 def check_keys(given: Mapping[str, Any], known: list[str], where: str) -> None:
-    """Raise ConfigError if keys of `given` are not `known`; the message names each, with the nearest known key or
-    all."""
+    """Raise ConfigError for keys of `given` not in `known`; the message has each, with the nearest known key or all."""
     problems = Problems()
     for key in given:
         if key not in known:

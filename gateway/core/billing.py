@@ -54,8 +54,7 @@ class Price:
         return in_time and self.lane in (None, row.name.lane) and fnmatchcase(row.name.adapter, self.adapter)
 
     def price_tokens(self, counts: Counts) -> Decimal:
-        """Return the exact price of `counts`' prompt (cached or not) and completion tokens, in the configured
-        currency."""
+        """Return the exact price of `counts`' prompt (cached or not) and completion tokens, in the billing currency."""
         cached = self.prompt if self.cached is None else self.cached
         fresh_tokens = counts.prompt_tokens - counts.cached_tokens
         amount = fresh_tokens * self.prompt + counts.cached_tokens * cached + counts.completion_tokens * self.completion

@@ -39,7 +39,8 @@ Kind = Literal["requests", "tokens"]
 
 
 class Allowance(Struct, frozen=True):
-    """State of one per-minute limit, in requests or tokens, as reported to clients in x-ratelimit headers."""
+    """State of one per-minute limit, in requests or tokens, as reported to clients in x-ratelimit headers. `reset` is
+    the time in seconds until the meter has drained to zero."""
 
     limit: int
     remaining: int
@@ -48,8 +49,8 @@ class Allowance(Struct, frozen=True):
 
 
 class Meter(Struct, frozen=True):
-    """State of one per-minute limit of one scope at one instant. `used` is in requests or tokens and may exceed
-    `limit` (debt). `shadow` means that a request that does not fit is counted as a miss but is not refused."""
+    """State of one per-minute limit of one scope at one instant. `used` is in requests or tokens and may exceed `limit`
+    (debt). `shadow` means that a request that does not fit is not refused. `away` is the policy without Redis."""
 
     limit: int | None = None
     """Rate per minute and maximum burst. None means that this is neither limited nor counted."""
@@ -149,7 +150,7 @@ class Bucket(Struct, frozen=True):
         return Bucket(self.requests.drained(elapsed), self.tokens.drained(elapsed), now, self.running, today)
 
     def misses(self, tokens: int) -> tuple[LimitName, ...]:
-        """Return the names of the limits, including those in shadow, that one more request of `tokens` tokens would
+        """Return the names of the limits, also of those in shadow, that one more request of `tokens` tokens would
         exceed."""
         return tuple(name for name, meter in self.meters() if not meter.fits(_amount(name, tokens)))
 

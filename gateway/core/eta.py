@@ -38,7 +38,7 @@ class OpenJob:
 
 @dataclass(frozen=True, slots=True)
 class BatchSpeed:
-    """Current speed of batch work."""
+    """Current speed of batch work: its recent share of the device's time, and the number of running lines."""
 
     share: float
     """Recent share of the device's time that batch work got, from 0 to 1."""

@@ -63,7 +63,7 @@ class SafeUrl:
 
     @property
     def authority(self) -> str:
-        """Value of the Host header."""
+        """Value of the Host header: the host and, unless it is the default of the scheme, the port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
@@ -155,7 +155,7 @@ def _parsed(host: str, text: str) -> Address:
 
 
 def _place(parts: SplitResult) -> tuple[str, int]:
-    """Return the host, in lower case, and the port (by default its scheme's) of a URL. Raises UnsafeUrl for invalid
+    """Return a URL's host, in lower case, and port, by default that of its scheme. Raises UnsafeUrl for invalid
     ones."""
     found = AUTHORITY.fullmatch(parts.netloc.lower())
     port = int(found["port"] or DEFAULT_PORTS[parts.scheme]) if found else 0

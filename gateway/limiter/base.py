@@ -27,7 +27,8 @@ MODE_HEADER = "x-loralane-limiter"
 
 
 class ReserveRequest(Struct, frozen=True):
-    """Input of `Limiter.reserve`: a request to admit, which may use up to `tokens` tokens (prompt and all outputs)."""
+    """Input of `Limiter.reserve`: a request to admit, which may use up to `tokens` tokens (prompt and all outputs) or,
+    if they are a guess, may be cut down to `least`. `used` returns what it has used so far."""
 
     request_id: str
     tenant: str
@@ -210,8 +211,7 @@ def rate_headers(buckets: Sequence[Bucket]) -> dict[str, str]:
 
 def limit_error(request: ReserveRequest, buckets: Sequence[Bucket]) -> ApiError:
     """Return the error (RATE_LIMIT_EXCEEDED, or INSUFFICIENT_QUOTA if waiting does not help) for a refused reservation,
-    with the limit, the wait and x-ratelimit headers. `buckets` are those of `request.scopes` in the refused
-    `Decision`."""
+    with limit, wait and x-ratelimit headers. `buckets` are those that `reserve` returned for `request.scopes`."""
     refusal = explain_refusal(buckets, request.tokens)
     scope = request.scopes[refusal.scope]
     allowed = f"{str(scope).replace(':', ' ', 1)} may {_allowed(refusal)}"

@@ -24,7 +24,8 @@ RETRY_SECONDS = 1.0
 
 
 class Correction(Struct, frozen=True):
-    """Settlement or refund of a reservation: the requests (1, or 0 for a refund) and tokens that it really used."""
+    """Settlement or refund of a reservation: the requests (1, or 0 for a refund) and tokens that it really used.
+    `uncertain` means that Redis may not have the reservation; `made` is when it was settled."""
 
     grant: Grant
     requests: int

@@ -55,8 +55,8 @@ async def work(channel: socket.socket) -> bool:
 async def _obey(
     app: BuiltGateway, stop: Stop, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, console: Console
 ) -> None:
-    """Carry out the fleet's orders (listen, print the banner, apply a configuration) and answer them, until the socket
-    closes. At the end, and also when cancelled, give running requests the grace period of `stop`."""
+    """Carry out the fleet's orders (listen, print the banner, apply settings, seed the registries) and answer them,
+    until the socket closes. At the end, and also when cancelled, give running requests the grace period of `stop`."""
     async with AsyncExitStack() as stack:
         while order := await reader.readline():
             if order == LISTEN:

@@ -257,7 +257,7 @@ class AdapterRegistry:
     ) -> AdapterRecord:
         """Load an adapter into the engine and write its record, with `previous` as the present one. Return the new
         record, or `previous` itself if only the time would change and `seed`, the configured source, is empty. Empty
-        `tenants` leave those of `previous`. Raises ApiError."""
+        `tenants` leave those of `previous`. Raises ApiError as `load` does."""
         async with self._content(name, source, previous) as record:
             record = replace(record, tenants=tenants) if tenants else record
             if previous and not seed and record == replace(previous, updated=record.updated):
@@ -270,7 +270,7 @@ class AdapterRegistry:
     @asynccontextmanager
     async def _content(self, name: str, source: str, previous: AdapterRecord | None) -> AsyncIterator[AdapterRecord]:
         """Load the adapter at `source` into the engine, and yield `previous` (None: a new record of `name`) with that
-        source and its content. On exit, the engine's version is released. Raises ApiError."""
+        source and its content. On exit, the engine's version is released. Raises ApiError if a step fails."""
         folder, now = await self._sources.fetch(source), self._clock()
         async with self._versions.loaded(folder) as info:
             base = replace(previous, source=source) if previous else new_record(name, source, now)

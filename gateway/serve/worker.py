@@ -29,7 +29,8 @@ from gateway.terminal.output import print_error
 
 async def work(channel: socket.socket) -> bool:
     """Read the orders from `channel`, the socket to the fleet process, and serve until a signal asks to stop or the
-    socket closes; returns whether the stop is hurried. Raises StartError, ConfigError, StoppedEarly."""
+    socket closes; returns whether the stop is hurried. Raises StartError or ConfigError if it cannot start,
+    StoppedEarly if the signal came before it was ready."""
     reader, writer = await asyncio.open_connection(sock=channel)
     orders = await Orders.read(reader)
     structlog.contextvars.bind_contextvars(gateway=orders.number)

@@ -28,8 +28,8 @@ class AccountAdmin:
         self._drop_limits = drop_limits
 
     async def create(self, name: str, fields: Mapping[str, Any]) -> AccountRecord:
-        """Create a tenant. `fields` are those of `Tenant`, with lanes by name and limits as mappings. Return its
-        record."""
+        """Create a tenant and return its record. `fields` are those of `Tenant`, lanes by name and limits as
+        mappings."""
         return await self.accounts.create(changed_tenant(_named(name), fields))
 
     async def change(self, name: str, fields: Mapping[str, Any]) -> AccountRecord:
@@ -43,7 +43,8 @@ class AccountAdmin:
         return await self.accounts.amend(name, lambda tenant: changed_tenant(tenant, fields))
 
     async def delete(self, name: str) -> int:
-        """Delete a tenant with its keys and limits. Return the number of deleted keys."""
+        """Delete a tenant with its keys and limits. Return the number of deleted keys. Raises LIMITER_UNAVAILABLE, too,
+        if the limits stay because Redis is away."""
         count = await self.accounts.delete(name)
         await self._drop_limits(name)
         return count
@@ -80,7 +81,7 @@ def _lane(name: str, field: str) -> Lane:
 
 
 def tenant_json(account: AccountRecord) -> dict[str, Any]:
-    """Return a tenant for JSON, as operators see it: lanes by name, times in Unix seconds, without limits."""
+    """Return a tenant's record for JSON, as operators see it: lanes by name, times in Unix seconds, without limits."""
     tenant = account.tenant
     assert tenant is not None, "a tenant's record"
     return {
@@ -97,7 +98,7 @@ def tenant_json(account: AccountRecord) -> dict[str, Any]:
 
 
 def key_json(account: AccountRecord) -> dict[str, Any]:
-    """Return an API key for JSON, as operators see it, without its secret. Times are in Unix seconds."""
+    """Return an API key's record for JSON, as operators see it, without its secret. Times are in Unix seconds."""
     owner = account.key
     assert owner is not None, "a key's record"
     return {

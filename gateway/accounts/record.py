@@ -26,7 +26,8 @@ class KeyOwner:
 
 @dataclass(frozen=True, slots=True)
 class AccountRecord:
-    """Registry record of a tenant (`tenant` is set) or of an API key (`key` is set)."""
+    """Registry record of a tenant (`tenant` is set) or of an API key (`key` is set). `generation` is the number of the
+    registry's change that wrote it."""
 
     name: str
     """`tenant/NAME` or `key/SHA-256` (in hex), so that names of tenants and keys never collide."""
@@ -67,7 +68,7 @@ def encode_account(account: AccountRecord) -> bytes:
 
 def decode_account(text: bytes, generation: int) -> AccountRecord:
     """Decode a record from JSON and set its generation. A tenant's weight that is out of bounds, as old records
-    allowed, is clamped. Raises MsgspecError."""
+    allowed, is clamped. Raises MsgspecError for other JSON."""
     words = msgspec.json.decode(text)
     if tenant := words.get("tenant"):
         tenant["weight"] = min(max(tenant.get("weight", 1.0), MIN_WEIGHT), MAX_WEIGHT)
@@ -82,6 +83,6 @@ ACCOUNTS = RecordKind("tenant or key", encode_account, decode_account, name_conf
 
 
 def account_store(client: Redis, prefix: str = "loralane:") -> RedisRecordStore[AccountRecord]:
-    """Return the Redis store of accounts under the keys `{prefix}accounts:{all}:*`. It holds hashes of API keys
-    only."""
+    """Return the Redis store of accounts, under keys that begin with `prefix` and `accounts:{all}:` (with braces). It
+    holds hashes of API keys only."""
     return RedisRecordStore(client, f"{prefix}accounts:{{all}}:", ACCOUNTS)

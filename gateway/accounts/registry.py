@@ -45,8 +45,9 @@ class IssuedKey:
 class AccountRegistry:
     """Reads and changes tenants and API keys, and authenticates callers. Each gateway process has one registry object.
 
-    Changes raise ApiError: TENANT_NOT_FOUND, KEY_NOT_FOUND, TENANT_EXISTS, TENANT_CONFLICT, REGISTRY_UNAVAILABLE. A
-    change is in effect here when the call returns, and on other gateways as soon as they have received it.
+    Changes raise ApiError: INVALID_REQUEST (for the tenant name `admin` or a bad key label), TENANT_NOT_FOUND,
+    KEY_NOT_FOUND, TENANT_EXISTS, TENANT_CONFLICT, REGISTRY_UNAVAILABLE. A change is in effect here when the call
+    returns, and on other gateways as soon as they have received it.
     """
 
     def __init__(
@@ -138,8 +139,8 @@ class AccountRegistry:
         return await self._write(replace(before, tenant=change(before.tenant)), before)
 
     async def disable(self, name: str, disabled: bool) -> AccountRecord:
-        """Disable or enable a tenant and return its record. While disabled, new requests are refused; running ones
-        continue."""
+        """Disable or enable a tenant and return its record. While disabled, new requests and lines of batches are
+        refused; running ones continue."""
         before = self.tenant(name)
         return await self._write(replace(before, disabled=disabled), before)
 
@@ -158,8 +159,8 @@ class AccountRegistry:
         return sorted(found, key=lambda record: (record.key.tenant if record.key else "", record.created, record.name))
 
     def key(self, prefix: str) -> AccountRecord:
-        """Return the record of the only key whose hash begins with `prefix`, which must have at least MIN_PREFIX hex
-        digits. Raises ApiError (KEY_NOT_FOUND) if no key or several keys match."""
+        """Return the record of the only key whose hash begins with `prefix`. Raises ApiError (KEY_NOT_FOUND) if no key
+        or several keys match, or `prefix` has less than MIN_PREFIX hex digits."""
         found = [key for key in self.keys() if key.key_hash.startswith(prefix)] if len(prefix) >= MIN_PREFIX else []
         if len(found) != 1:
             why = "is no key's" if not found else "is the beginning of several keys"
@@ -192,8 +193,8 @@ class AccountRegistry:
         await self._log.remove(self.key(prefix), None)
 
     def _seeded(self, record: AccountRecord) -> AccountRecord:
-        """Return the present record of this name, or `record` if there is none, with the tenant, key and source of
-        `record`. `disabled` stays as it is, because only operators change it."""
+        """Return the present record of this name, or `record` if there is none, with the tenant, key, source and time
+        of change of `record`. `disabled` stays as it is, because only operators change it."""
         before = self.records.get(record.name, record)
         return replace(before, tenant=record.tenant, key=record.key, source=record.source, updated=record.updated)
 

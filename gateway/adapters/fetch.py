@@ -23,8 +23,8 @@ INSTALL = "pip install 'loralane[remote]'"
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """Limits of one fetch: seconds, the deadline on the monotonic clock, and the number of bytes of all files
-    together."""
+    """Limits of one fetch: `seconds`, the `deadline` on the monotonic clock that follows from them, and `num_bytes`,
+    the bytes of all files together."""
 
     seconds: float
     deadline: float
@@ -47,7 +47,7 @@ class FetchLimits:
 def fetch_hub(repo: str, revision: str | None, cache: Path, bounds: FetchLimits, endpoint: str | None) -> Path:
     """Download an adapter's two files from the repository `repo` of the Hugging Face Hub at `endpoint` (None: the
     default one), at `revision` (None: the default branch). Return the snapshot's folder below `cache`. Blocks. Raises
-    ApiError (INVALID_REQUEST) with the reason for every failure, such as exceeding `bounds`."""
+    ApiError (INVALID_REQUEST) with the reason for every failure. `bounds` is checked only before the download."""
     source = repo if revision is None else f"{repo}@{revision}"
     try:
         info = HfApi(endpoint=endpoint).model_info(repo, revision=revision, files_metadata=True, timeout=bounds.seconds)
@@ -90,8 +90,8 @@ def fetch_url(url: str, cache: Path, bounds: FetchLimits) -> Path:
 
 
 def _copy(url: str, folder: Path, bounds: FetchLimits) -> str:
-    """Copy both files from below `url` to `folder`. Return the SHA-256 in hex of their contents. Raises ApiError if a
-    limit is exceeded."""
+    """Copy both files from below `url` to `folder`. Return the SHA-256, in hex, of the hashes of their contents. Raises
+    ApiError if a limit is exceeded, and what the storage library raises."""
     # A cached instance would answer from listings it made before the files were replaced.
     system, path = fsspec.url_to_fs(url, skip_instance_cache=True)
     digest, copied = hashlib.sha256(), 0

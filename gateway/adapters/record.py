@@ -21,7 +21,8 @@ MAX_DRAIN_SECONDS = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class AdapterRecord:
-    """Registry record of a name under which an adapter is served."""
+    """Registry record of a name under which an adapter is served. `version` is the hash of the adapter's content,
+    `generation` the number of the registry's change that wrote the record."""
 
     name: str
     source: str
@@ -92,7 +93,8 @@ ADAPTERS = RecordKind("adapter", encode_record, decode_record, name_conflict)
 
 
 def adapter_store(client: Redis, base: str, prefix: str = "loralane:") -> RedisRecordStore[AdapterRecord]:
-    """Return the Redis store of a base model's adapter records, under the keys `{prefix}adapters:{base}:*`."""
+    """Return the Redis store of a base model's adapter records, under keys that begin with `prefix` and
+    `adapters:{BASE}:` (with braces)."""
     return RedisRecordStore(client, f"{prefix}adapters:{{{base}}}:", ADAPTERS)
 
 

@@ -158,7 +158,7 @@ class AdapterRegistry:
 
     async def reload(self, name: str) -> bool:
         """Read an adapter's source again. Return whether its record changed; new requests then get the new content.
-        Raises ApiError: MODEL_NOT_FOUND, and those of `load`."""
+        Raises ApiError: MODEL_NOT_FOUND, and those of `load` except ADAPTER_EXISTS."""
         with self._change(name):
             previous = self._known(name)
             return await self._load(name, previous.source, previous) is not previous
@@ -173,7 +173,7 @@ class AdapterRegistry:
             drain_seconds: 0 to MAX_DRAIN_SECONDS. None means the time configured for all adapters.
 
         Raises:
-            ApiError: INVALID_REQUEST, MODEL_NOT_FOUND, ADAPTER_CONFLICT, REGISTRY_UNAVAILABLE.
+            ApiError: INVALID_REQUEST (for `drain_seconds`), MODEL_NOT_FOUND, ADAPTER_CONFLICT, REGISTRY_UNAVAILABLE.
         """
         check_drain(drain_seconds)
         if name not in self.records and name in self._draining:
@@ -197,8 +197,8 @@ class AdapterRegistry:
     async def alias(self, name: str, alias: str, *, remove: bool = False) -> AdapterRecord:
         """Add an alias to an adapter, or remove it. Return the adapter's record.
 
-        Raises ApiError: INVALID_REQUEST if the alias is invalid or there are too many; ADAPTER_CONFLICT if the alias is
-        taken; MODEL_NOT_FOUND if there is no such adapter or no such alias to remove; REGISTRY_UNAVAILABLE.
+        Raises ApiError: INVALID_REQUEST for an invalid alias or too many; ADAPTER_CONFLICT if it is taken or another
+        change is under way; MODEL_NOT_FOUND for an unknown adapter or alias to remove; REGISTRY_UNAVAILABLE.
         """
         check_name(alias, self._reserved, "alias")
         change = without_alias if remove else with_alias
@@ -212,9 +212,9 @@ class AdapterRegistry:
 
     async def seed(self, name: str, source: str) -> None:
         """Serve an adapter of the configuration. If the configuration named the same source before, operators' later
-        changes stand. If Redis is away, the adapter is served here and written to the registry later. Raises the
-        ApiErrors of `load`, and INVALID_REQUEST if the adapter is registered but this gateway's engine does not have
-        it."""
+        changes stand. If Redis is away, the adapter is served here and written to the registry later. Raises ApiError
+        as `load` does, except ADAPTER_EXISTS and REGISTRY_UNAVAILABLE, and INVALID_REQUEST if the registry has the
+        adapter from this source but this gateway's engine does not."""
         check_name(name, self._reserved, "lora_name")
         try:
             if await self._store.seed(name) != source:
@@ -231,7 +231,7 @@ class AdapterRegistry:
 
     async def restore(self) -> None:
         """Load all adapters into a new engine, and return when each was tried. Adapters whose files changed meanwhile
-        get a new version. Failures are recorded for `statuses` and retried in the background."""
+        get a new version. Failures are recorded for `statuses` and retried, those without an engine in the next one."""
         self._mirror.restart()
         await asyncio.gather(*(self._restore_or_note(record) for record in tuple(self.records.values())))
 
@@ -256,8 +256,8 @@ class AdapterRegistry:
         self, name: str, source: str, previous: AdapterRecord | None, tenants: tuple[str, ...] = (), seed: str = ""
     ) -> AdapterRecord:
         """Load an adapter into the engine and write its record, with `previous` as the present one. Return the new
-        record, or `previous` itself if nothing but the time has changed. Empty `tenants` leave those of `previous`.
-        `seed` is the configured source. Raises ApiError."""
+        record, or `previous` itself if only the time would change and `seed`, the configured source, is empty. Empty
+        `tenants` leave those of `previous`. Raises ApiError as `load` does."""
         async with self._content(name, source, previous) as record:
             record = replace(record, tenants=tenants) if tenants else record
             if previous and not seed and record == replace(previous, updated=record.updated):
@@ -270,7 +270,7 @@ class AdapterRegistry:
     @asynccontextmanager
     async def _content(self, name: str, source: str, previous: AdapterRecord | None) -> AsyncIterator[AdapterRecord]:
         """Load the adapter at `source` into the engine, and yield `previous` (None: a new record of `name`) with that
-        source and its content. On exit, the engine's version is released. Raises ApiError."""
+        source and its content. On exit, the engine's version is released. Raises ApiError if a step fails."""
         folder, now = await self._sources.fetch(source), self._clock()
         async with self._versions.loaded(folder) as info:
             base = replace(previous, source=source) if previous else new_record(name, source, now)

@@ -41,7 +41,8 @@ class LocalSources:
 
     async def fetch(self, source: str) -> Path:
         """Return the folder of an adapter after resolving symbolic links. `source` is absolute, or relative to a root.
-        Raises ApiError (INVALID_REQUEST) if the folder is neither below a root nor one of the single folders."""
+        Raises ApiError (INVALID_REQUEST) if it is neither below a root nor a single folder, or is relative and
+        missing."""
         return self.confine(source)
 
     def confine(self, source: str) -> Path:
@@ -60,7 +61,7 @@ class AdapterSources:
     """Makes adapters in folders, on the Hugging Face Hub and at URLs available. Concurrent requests for a source share
     a fetch.
 
-    A folder below a root is served from where it is. Everything else is fetched anew for each load or reload.
+    Local folders are served from where they are. Everything else is fetched anew for each load or reload.
     """
 
     def __init__(self, config: AdaptersConfig, cache: Path, hub_endpoint: str | None = None) -> None:
@@ -101,7 +102,7 @@ class AdapterSources:
         return await asyncio.shield(self._fetches[source])
 
     def close(self) -> None:
-        """Cancel downloads that have not started, and start no more. A running one ends within its own time limit."""
+        """Cancel downloads that have not started, and start no more. A running one goes on in its thread."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _work(self, source: str) -> Work | None:

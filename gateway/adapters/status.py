@@ -15,8 +15,9 @@ NOTHING = pb.AdapterStats(state="disk")
 
 
 class AdapterStatus(msgspec.Struct, frozen=True):
-    """Status of one adapter name on this gateway. Fields that `AdapterRecord` has too mean the same. The fields from
-    `tier` to `idle_seconds` that the record lacks are the engine's statistics of the served version.
+    """Status of one adapter name on this gateway. Fields that `AdapterRecord` has too mean the same. `served_version`
+    is the version that new requests get, `error` the reason why it is not the registry's, each empty if there is none;
+    the fields from `tier` to `idle_seconds` that the record lacks are the engine's statistics of the served version.
 
     It is a Struct because one list may need thousands: a frozen dataclass of so many fields takes ten times as long to
     make.

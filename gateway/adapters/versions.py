@@ -23,7 +23,8 @@ log = structlog.get_logger("adapters")
 
 @dataclass(frozen=True, slots=True)
 class VersionHold:
-    """A reference that keeps a version in the engine. Every hold must be given to `AdapterVersions.release` once."""
+    """A reference that keeps a version in the engine process number `engine`; void after a restart of the engine. Every
+    hold must be given to `AdapterVersions.release` once."""
 
     adapter_hash: AdapterHash
     engine: int
@@ -99,8 +100,8 @@ class AdapterVersions:
 
     @contextmanager
     def using(self, adapter_hash: AdapterHash | None) -> Iterator[None]:
-        """Count the body as a request that uses a version, for which `release` waits. None, the base model, is not
-        counted."""
+        """Context manager that counts its body as a request that uses a version, for which `release` waits. None, the
+        base model, is not counted."""
         if adapter_hash is None:
             yield
             return

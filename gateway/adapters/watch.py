@@ -12,7 +12,7 @@ from gateway.adapters.status import AdapterStatus
 
 @dataclass(frozen=True, slots=True)
 class AdapterChanges:
-    """Differences between two polls of the status of all adapters. `removed` has the names that are gone."""
+    """Differences between two polls of the adapters' status: `adapters` are new or changed, `removed` are gone."""
 
     adapters: tuple[AdapterStatus, ...]
     """Adapters that are new or changed, in their present state."""
@@ -22,8 +22,8 @@ class AdapterChanges:
 async def watch(
     registry: AdapterRegistry, interval_seconds: float, stopping: asyncio.Event
 ) -> AsyncGenerator[AdapterChanges, None]:
-    """Yield all adapters at first, even if there are none, and then differences as they occur, until `stopping` is set.
-    The engine is polled every `interval_seconds`, and at once when the registry has changed."""
+    """Yield all adapters at first, even if there are none, then changes of record, tier, served version or error, until
+    `stopping` is set. The engine is polled every `interval_seconds`, and at once when the registry has changed."""
     before: dict[str, AdapterStatus] = {}
     first = True
     while not stopping.is_set():

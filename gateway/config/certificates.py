@@ -93,8 +93,8 @@ class Certificate:
 
 
 def read_identity(config: TlsConfig, where: str) -> Identity:
-    """Read and check a port's TLS files. Raises ConfigError, naming `where`, the configuration section, and the
-    file."""
+    """Read and check a port's TLS files. Raises ConfigError, naming `where`, the configuration section, and the file,
+    for one that is missing, unusable or encrypted, and for a key of another certificate."""
     chain = _pem(config.cert, f"{where}.cert", CERTIFICATE, "certificate")
     key = _pem(config.key, f"{where}.key", PRIVATE_KEY, "private key")
     if ENCRYPTED in key:
@@ -123,7 +123,7 @@ def _checked(config: TlsConfig, where: str) -> ssl.SSLContext:
 
 
 def _context(config: TlsConfig) -> ssl.SSLContext:
-    """Return a server context for TLS 1.2 or later, with OpenSSL's default ciphers and no certificate yet."""
+    """Return a server context for TLS 1.2 or later, without certificates yet. With a CA, clients must show one."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION

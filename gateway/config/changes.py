@@ -17,8 +17,7 @@ LIVE = ("adapters", "lanes", "limits", "tenants")
 
 
 def merge_live_sections(running: Config, read: Config) -> Config:
-    """Return a copy of `running` with the sections LIVE of `read`. Raises ConfigError if the result contradicts
-    itself."""
+    """Return a copy of `running` with the sections LIVE of `read`. Raises ConfigError if that is not valid."""
     return replace(running, **{name: getattr(read, name) for name in LIVE})
 
 
@@ -29,8 +28,8 @@ def need_restart(running: Config, read: Config) -> list[str]:
 
 
 def changes(before: Config, after: Config) -> list[str]:
-    """Return a line, with the old and the new value, for each value in the sections LIVE that differs: `+` if it is
-    new, `-` if it is gone. API keys are shown by their ids."""
+    """Return a line for each value in the sections LIVE that differs: `+` and the value if it is new, `-` and the value
+    if it is gone, otherwise the old and the new value. API keys are shown by their ids."""
     old, new = _values(before), _values(after)
     lines = []
     for name in sorted(old.keys() | new.keys()):
@@ -44,8 +43,8 @@ def changes(before: Config, after: Config) -> list[str]:
 
 
 def leftovers(before: Config, after: Config) -> list[str]:
-    """Return a line for each adapter and tenant that only `before` names. A reload does not remove them, because the
-    file of another gateway may still name them."""
+    """Return a line for each preloaded adapter and each tenant that only `before` names. A reload does not remove them,
+    because the file of another gateway may still name them."""
     adapters = before.adapters.preload.keys() - after.adapters.preload.keys()
     tenants = before.tenants.keys() - after.tenants.keys()
     lines = [f"! adapters.preload.{name}: is served until it is unloaded" for name in sorted(adapters)]

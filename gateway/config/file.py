@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class ConfigError(ValueError):
-    """The configuration cannot be used; the message begins with the place in it, as in `http.port: ...`."""
+    """The configuration cannot be used; each line of the message names a problem's place, as in `http.port: ...`."""
 
 
 class Problems:
@@ -60,7 +60,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file, with its ${NAME} references unresolved. Raises ConfigError."""
+    """Return the mapping in a YAML file, with its ${NAME} references unresolved. Raises ConfigError for a file that
+    cannot be read, is not YAML, repeats a key or holds no mapping."""
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
     except OSError as error:
@@ -78,7 +79,7 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
 
 def as_mapping(value: Any, where: str) -> dict[str, Any]:
     """Return a section as a mapping; None, an empty section of the file, gives an empty one. Raises ConfigError, with
-    the place `where`, for any other value."""
+    the place `where`, for any other value and for keys that are not strings."""
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
@@ -106,8 +107,8 @@ def resolve(value: Any, env: Mapping[str, str], where: str = "") -> Any:
     """Return a copy of `value` with every ${NAME} and ${NAME:-default} in its strings replaced from `env`. `where` is
     the place of the value in the file, for messages.
 
-    If a variable is not set, a string inside a mapping or a list becomes `Unresolved`, which `convert` refuses; if
-    `value` itself is the string, ConfigError is raised.
+    If a variable without a default is not set, or empty, a string inside a mapping or a list becomes `Unresolved`,
+    which `convert` refuses; if `value` itself is the string, ConfigError is raised.
     """
     if isinstance(value, dict | list):
         return _resolve_items(value, env, where)
@@ -138,7 +139,7 @@ def _resolve_items(value: dict[str, Any] | list[Any], env: Mapping[str, str], wh
 
 
 def check_keys(given: Mapping[str, Any], known: list[str], where: str) -> None:
-    """Raise ConfigError if keys of `given` are not `known`; the message names each, with the nearest known key."""
+    """Raise ConfigError for keys of `given` not in `known`; the message has each, with the nearest known key or all."""
     problems = Problems()
     for key in given:
         if key not in known:
@@ -239,7 +240,7 @@ def _section(kind: Any) -> type | None:
 
 
 def _choices(kind: Any) -> list[str]:
-    """Return the values of a Literal, or of a union that contains one; empty for every other type."""
+    """Return the values of a Literal, or of a union with one (and true and false for bool in it); else nothing."""
     if get_origin(kind) is Literal:
         return [str(choice) for choice in get_args(kind)]
     kinds = get_args(kind) if get_origin(kind) in (UnionType, Union) else ()

@@ -99,7 +99,7 @@ class AdaptersConfig:
 
 @dataclass(frozen=True, slots=True)
 class LaneConfig:
-    """Capacity and latency goals of one lane. The fields of the goals are those of LaneGoals."""
+    """Capacity and latency goals of one lane. The fields from `ttft_s` on are the goals, explained at LaneGoals."""
 
     max_requests: int
     """Maximum number of answers of this lane in the gateway, waiting and running: a request with `n: 4` counts as four.

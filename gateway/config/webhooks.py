@@ -35,7 +35,7 @@ class WebhookConfig:
         self.key  # noqa: B018 - raises
 
     def _check_place(self) -> None:
-        """Check the URL and, if its host is an IP address, that requests may go there. Raises ValueError."""
+        """Raise ValueError if the URL is malformed, or its host is an IP address to which requests may not go."""
         try:
             host = self.place.host
             if is_address(host):

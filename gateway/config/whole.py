@@ -77,7 +77,8 @@ reasons; for experiments, the file may set them in `engine.scheduling.advanced`.
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The complete, valid configuration: all sections of the file. Raises ConfigError if they contradict each other."""
+    """The complete, valid configuration: all sections of the file. Raises ConfigError for `gateways` out of range, for
+    a key of two owners, and for a demo key if a port is open beyond loopback."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     engine: EngineConfig = field(default_factory=lambda: EngineConfig(model=""))
@@ -142,7 +143,7 @@ def load_config(path: Path | None, env: Mapping[str, str]) -> Config:
     """Read and validate the configuration in a YAML file; return that of the demo if `path` is None. Raises
     ConfigError, whose message names the place of each problem, one per line.
 
-    Variables of `env` replace ${NAME} references; REDIS_URL in `env` applies if the file has no redis.url. Relative
+    Variables of `env` replace ${NAME} references; REDIS_URL in `env` applies if there is no redis.url. Relative
     paths in the file start from the file's folder.
     """
     config = demo_config() if path is None else parse_config(read_yaml(path), env, path.resolve().parent)
@@ -181,7 +182,7 @@ def _engine(value: Any, env: Mapping[str, str], base: Path) -> EngineConfig:
 
 def _scheduling(value: Any, base: Path) -> dict[str, Any]:
     """Return the section `engine.scheduling` with the settings of its part `advanced` merged into it. Raises
-    ConfigError for unknown keys and for settings that are in the wrong one of the two places."""
+    ConfigError for unknown keys, settings in the wrong one of the two places, and wrong values in `advanced`."""
     where = "engine.scheduling"
     section = dict(as_mapping(value, where))
     advanced = as_mapping(section.pop("advanced", None), f"{where}.advanced")
@@ -272,8 +273,9 @@ def _key_hashes(value: Any, env: Mapping[str, str], where: str) -> tuple[str, ..
 
 
 def _key_hash(text: Any, env: Mapping[str, str], where: str) -> str:
-    """Return the SHA-256, in hex, of an API key that the file gives as a ${VARIABLE}, as sha256:HEX, or as one of the
-    demo's keys. Raises ConfigError for any other text and for keys that are too short."""
+    """Return the SHA-256, in hex, of an API key: a ${VARIABLE}, sha256:HEX, or one of the demo's keys. Raises
+    ConfigError for any other text, an unset variable, and a key that is too short, has spaces or is not printable
+    ASCII."""
     if isinstance(text, str) and (hashed := HASHED.fullmatch(text)):
         return hashed[1]
     if text not in DEMO_KEYS and not (isinstance(text, str) and FROM_ENVIRONMENT.fullmatch(text)):

@@ -25,8 +25,8 @@ LaneName = Literal["interactive", "batch"]
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """One entry of the price list: prices of a million tokens, and the conditions on the usage rows that it applies to.
-    Raises ValueError for a price that is negative, above MOST, or has more than six decimals."""
+    """One entry of the price list: prices of a million tokens, and the rows of usage that it applies to (by lane,
+    adapter and first day). Raises ValueError for a price that is not from 0 to MOST, or has more than six decimals."""
 
     prompt: Decimal
     """Price of a million prompt tokens that were not found in the prefix cache, in the configured currency."""
@@ -54,7 +54,7 @@ class Price:
         return in_time and self.lane in (None, row.name.lane) and fnmatchcase(row.name.adapter, self.adapter)
 
     def price_tokens(self, counts: Counts) -> Decimal:
-        """Return the exact price of `counts`' prompt, cached and completion tokens, in the configured currency."""
+        """Return the exact price of `counts`' prompt (cached or not) and completion tokens, in the billing currency."""
         cached = self.prompt if self.cached is None else self.cached
         fresh_tokens = counts.prompt_tokens - counts.cached_tokens
         amount = fresh_tokens * self.prompt + counts.cached_tokens * cached + counts.completion_tokens * self.completion
@@ -64,7 +64,7 @@ class Price:
 @dataclass(frozen=True, slots=True)
 class BillingConfig:
     """The configuration section `billing`: how long usage records are stored, and at what prices they are billed.
-    Raises ValueError for a value that is out of range."""
+    Raises ValueError for an invalid value, or if the last of the prices does not apply to every row."""
 
     currency: str = "USD"
     device_hour: Decimal = Decimal(0)

@@ -39,7 +39,8 @@ Kind = Literal["requests", "tokens"]
 
 
 class Allowance(Struct, frozen=True):
-    """State of one per-minute limit, in requests or tokens, as reported to clients in x-ratelimit headers."""
+    """State of one per-minute limit, in requests or tokens, as reported to clients in x-ratelimit headers. `reset` is
+    the time in seconds until the meter has drained to zero."""
 
     limit: int
     remaining: int
@@ -48,8 +49,8 @@ class Allowance(Struct, frozen=True):
 
 
 class Meter(Struct, frozen=True):
-    """State of one per-minute limit of one scope at one instant. `used` is in requests or tokens and may exceed
-    `limit` (debt). `shadow` means that a request that does not fit is counted as a miss but is not refused."""
+    """State of one per-minute limit of one scope at one instant. `used` is in requests or tokens and may exceed `limit`
+    (debt). `shadow` means that a request that does not fit is not refused. `away` is the policy without Redis."""
 
     limit: int | None = None
     """Rate per minute and maximum burst. None means that this is neither limited nor counted."""
@@ -74,8 +75,8 @@ class Meter(Struct, frozen=True):
         return self.limit is None or self.used + amount <= self.limit + SLACK
 
     def counts(self, amount: int) -> bool:
-        """Return whether an admitted request is charged to this meter: it has a limit and, if it is in shadow, `amount`
-        fits."""
+        """Return whether an admitted request, which uses `amount`, is charged to this meter: it has a limit and, if it
+        is in shadow, `amount` fits."""
         return self.limit is not None and (not self.shadow or self.fits(amount))
 
     def wait(self, amount: int) -> float | None:
@@ -149,7 +150,7 @@ class Bucket(Struct, frozen=True):
         return Bucket(self.requests.drained(elapsed), self.tokens.drained(elapsed), now, self.running, today)
 
     def misses(self, tokens: int) -> tuple[LimitName, ...]:
-        """Return the names of the limits, including those in shadow, that one more request of `tokens` tokens would
+        """Return the names of the limits, also of those in shadow, that one more request of `tokens` tokens would
         exceed."""
         return tuple(name for name, meter in self.meters() if not meter.fits(_amount(name, tokens)))
 
@@ -157,7 +158,7 @@ class Bucket(Struct, frozen=True):
         return all(meter.shadow or meter.fits(_amount(name, tokens)) for name, meter in self.meters())
 
     def charge(self, tokens: int) -> BucketCharge:
-        """Return the amounts that admitting a request of `tokens` tokens would charge; the bucket stays unchanged."""
+        """Return what admitting a request of `tokens` tokens would charge to each meter; the bucket stays unchanged."""
         return BucketCharge(
             1 if self.requests.counts(1) else None,
             tokens if self.tokens.counts(tokens) else None,
@@ -241,15 +242,15 @@ class LimitRefusal:
 
 
 def reserve(buckets: Sequence[Bucket], tokens: int, now: int, least: int | None = None) -> Decision:
-    """Compute a reservation: drain the buckets to `now`, then charge one request and `tokens` tokens to every bucket,
-    or to none if an enforced limit of any bucket refuses. The given buckets stay unchanged; the result has new ones.
+    """Compute a reservation: drain the buckets to `now`, then charge one request, its slot and `tokens` tokens to every
+    bucket (see `Bucket.charge`), or nothing if an enforced limit refuses. The given buckets stay unchanged.
 
     Args:
         buckets: the buckets of the scopes that the request belongs to.
         tokens: tokens to reserve.
         now: the current time in microseconds since 1970.
-        least: a value means that `tokens` is a guess, which is cut to the smallest enforced token limit but not below
-            `least`. None means that `tokens` is not a guess.
+        least: a value means that `tokens` is a guess, which is cut to the smallest enforced token limit (of a minute or
+            a day) but not below `least`. None means that `tokens` is not a guess.
     """
     current = tuple(bucket.drained(now) for bucket in buckets)
     tokens = tokens if least is None else max(least, int(min(tokens, _smallest(current))))

@@ -11,13 +11,13 @@ MAX_DEPTH = 100
 
 
 def check_depth(document: Any, field: str) -> None:
-    """Raise ApiError (INVALID_REQUEST), naming `field`, if a document is nested more than MAX_DEPTH levels deep."""
+    """Raise ApiError (INVALID_REQUEST, naming `field`) if a document has over MAX_DEPTH levels of objects and lists."""
     if is_too_deep(document):
         raise invalid_request(f"{field} is nested more than {MAX_DEPTH} levels deep", field)
 
 
 def is_too_deep(document: Any) -> bool:
-    """Return True if a document is nested more than MAX_DEPTH levels deep."""
+    """Return True if a document has over MAX_DEPTH levels of nested objects and lists."""
     level = [document]
     for _ in range(MAX_DEPTH):
         level = [inner for outer in level for inner in _inside(outer)]

@@ -185,7 +185,7 @@ def forbidden(message: str) -> ApiError:
 
 
 def model_not_found(name: str) -> ApiError:
-    """Return the error for an unknown model. The message is the same for a model that another tenant owns."""
+    """Return the error for an unknown model. The message is the same for a model that the tenant may not use."""
     message = f"the model {name[:MAX_QUOTED]!r} does not exist or you do not have access to it"
     return ApiError(Fault.MODEL_NOT_FOUND, message, "model")
 

@@ -38,7 +38,7 @@ class OpenJob:
 
 @dataclass(frozen=True, slots=True)
 class BatchSpeed:
-    """Current speed of batch work."""
+    """Current speed of batch work: its recent share of the device's time, and the number of running lines."""
 
     share: float
     """Recent share of the device's time that batch work got, from 0 to 1."""
@@ -47,8 +47,8 @@ class BatchSpeed:
 
 
 def urgency(seconds_left: float) -> int:
-    """Return the urgency class of a job with `seconds_left` seconds of its completion window left: the logarithm to
-    base 2, rounded down. Jobs of a lower class run first; jobs of the same class are equally urgent."""
+    """Return the urgency class of a job: the logarithm to base 2 of `seconds_left`, the rest of its completion window,
+    rounded down, at least 0. Jobs of a lower class run first; those of the same class are equally urgent."""
     return int(log2(max(1.0, seconds_left)))
 
 

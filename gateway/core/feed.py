@@ -37,12 +37,12 @@ class Flow:
 
     @property
     def target(self) -> int:
-        """Number of lines that should wait in the engine. All running lines may end in one step, and the next poll may
-        be late."""
+        """Number of lines of all gateways that should wait in the engine: as many as run, because all may end in one
+        step, or as end in HORIZON_S if these are more, but from LEAST to MOST."""
         return int(min(MOST, max(LEAST, self.running, self.rate * HORIZON_S)))
 
     def room(self, most: int) -> int:
-        """Return how many more lines this gateway may send to the engine now.
+        """Return how many more lines this gateway may send now: until `target` lines wait, or LEAST of its own.
 
         `most` is the total number of lines that this gateway may have in the engine or on the way to it.
         """
@@ -50,7 +50,7 @@ class Flow:
         return max(0, min(wanted, most - self.waiting - self.begun))
 
     def after_poll(self, running: int, waiting: int, ended: int, seconds: float) -> Flow:
-        """Return a copy with the counts that a poll of the engine reported and with the rate updated.
+        """Return a copy with `running`, `others` and `rate` updated by what a poll of the engine reported.
 
         Args:
             running: lines of all gateways that run in the batch lane.

@@ -24,7 +24,7 @@ ScopeKind = Literal["tenant", "key", "adapter"]
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Limits of one scope; None means no limit. Raises ValueError for a limit that is not from 1 to MAX_LIMIT, and for
-    an unknown name or policy."""
+    an unknown limit name (in `shadow` or `when_redis_is_away`) or policy."""
 
     requests_per_minute: int | None = None
     """Refill rate and capacity of a token bucket: a burst of one minute's requests is allowed."""
@@ -74,7 +74,7 @@ class Limits:
 
     def replica_share(self, replicas: int, default: Policy) -> Limits:
         """Return the limits that each of `replicas` gateways enforces while Redis is unavailable: its share of every
-        limit whose policy is not `open`, and no limit where it is."""
+        limit, but at least 1, and no limit where the policy is `open`. Limits without a policy follow `default`."""
         shares: dict[str, int | None] = {
             name: None if self.when_redis_is_away.get(name, default) == "open" else _share(self.value(name), replicas)
             for name in LIMIT_NAMES
@@ -100,8 +100,8 @@ def _share(limit: int | None, replicas: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A set of requests that are counted together: all requests of a tenant, those with one of its keys, or those for
-    one adapter."""
+    """A set of requests that are counted together: all of a tenant, those with one key, or those for one adapter or the
+    base model. EACH as key or adapter means every one. Raises ValueError if both are given."""
 
     tenant: str
     key: str = ""

@@ -18,14 +18,15 @@ def is_admin_path(path: str) -> bool:
 
 
 def serves_path(surface: ApiSurface, path: str) -> bool:
-    """Return whether a port with this surface of the API serves an HTTP path, given as the path of its route, which may
-    have {placeholders}."""
+    """Return whether a port with this surface of the API (`all`, `public` or `admin`) serves an HTTP path, given as the
+    path of its route, which may have {placeholders}. Every port serves the paths COMMON."""
     if surface == "all" or path in COMMON:
         return True
     return (surface == "admin") == is_admin_path(path)
 
 
 def serves_service(surface: ApiSurface, name: str) -> bool:
-    """Return whether a port with this surface of the API serves the service `name` of the gRPC package `loralane.v1`.
-    Names of administration services end with Admin. Health and reflection, which every port serves, are not covered."""
+    """Return whether a port with this surface of the API (`all`, `public` or `admin`) serves the service `name` of the
+    gRPC package `loralane.v1`. Administration is in services that end with Admin. Health and reflection, which every
+    port serves, are not covered."""
     return surface == "all" or (surface == "admin") == name.endswith("Admin")

@@ -44,7 +44,7 @@ class Catalog(Struct, frozen=True):
 
 
 def resolve(query: ModelQuery, catalog: Catalog, tenant: Tenant) -> str | None:
-    """Return the name of the adapter that serves a request. None means the base model.
+    """Return the name of the adapter that serves a request. None means the base model: no field names an adapter.
 
     Raises:
         ApiError: MODEL_NOT_FOUND, a name is unknown or not permitted to this tenant; INVALID_REQUEST, two fields name

@@ -63,14 +63,14 @@ class SafeUrl:
 
     @property
     def authority(self) -> str:
-        """Value of the Host header."""
+        """Value of the Host header: the host and, unless it is the default of the scheme, the port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
 
 def parse_url(text: str, *, plain: bool = False) -> SafeUrl:
-    """Parse a URL and check its syntax, without resolving its host. `plain` allows http:// besides https://. Raises
-    UnsafeUrl if the URL is malformed, too long, of another scheme, or has a user, a password or a fragment."""
+    """Parse a URL and check its syntax, but not the address of its host. `plain` allows http:// besides https://.
+    Raises UnsafeUrl if the URL is malformed, too long, of another scheme, or has a user, a password or a fragment."""
     if len(text) > MAX_URL_CHARS or UNFIT.search(text):
         raise UnsafeUrl(f"a URL has at most {MAX_URL_CHARS} characters, and no spaces or backslashes")
     try:
@@ -96,7 +96,7 @@ def check_addresses(host: str, found: Sequence[str], *, inner: bool = False) -> 
         inner: also allow this machine and private networks.
 
     Raises:
-        UnsafeUrl: the host has no address, or an address is not allowed.
+        UnsafeUrl: the host has no address, or an address is malformed or not allowed.
     """
     addresses = []
     for text in found:
@@ -155,7 +155,8 @@ def _parsed(host: str, text: str) -> Address:
 
 
 def _place(parts: SplitResult) -> tuple[str, int]:
-    """Return the host in lower case and the port of a URL, by default that of its scheme. Raises UnsafeUrl."""
+    """Return a URL's host, in lower case, and port, by default that of its scheme. Raises UnsafeUrl for invalid
+    ones."""
     found = AUTHORITY.fullmatch(parts.netloc.lower())
     port = int(found["port"] or DEFAULT_PORTS[parts.scheme]) if found else 0
     if not found or not 0 < port <= MAX_PORT:
@@ -170,8 +171,8 @@ ORIGIN = re.compile(r"https?://(?P<host>[a-z0-9]([a-z0-9.-]*[a-z0-9])?|\[[0-9a-f
 
 
 def check_origin(value: str) -> None:
-    """Check one configured origin. Raises ValueError if it is neither `*` nor an origin in the form that browsers send,
-    so that it would allow nothing."""
+    """Check one configured CORS origin. Raises ValueError if it is neither `*` nor an origin in the form that browsers
+    send, in which the port may be `*`."""
     if value != ANY and not ORIGIN.fullmatch(value):
         raise ValueError(
             f"cors_origins must hold origins such as https://chat.example.com or http://localhost:*, in lower case and "
@@ -180,7 +181,7 @@ def check_origin(value: str) -> None:
 
 
 def check_origins(values: Sequence[str]) -> None:
-    """Check the configured origins. Raises ValueError if one of them is not valid, or `*` stands beside others."""
+    """Check the configured CORS origins. Raises ValueError if one is not valid, or `*` stands beside others."""
     for value in values:
         check_origin(value)
     if ANY in values and len(values) > 1:

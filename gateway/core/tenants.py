@@ -23,7 +23,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Settings of one customer of this installation. Raises ValueError for an invalid name, lane or weight."""
+    """Settings of one customer of this installation. Raises ValueError for an invalid name, weight or `unknown_fields`,
+    and for a default lane above the highest."""
 
     name: str
     default_lane: Lane = Lane.INTERACTIVE

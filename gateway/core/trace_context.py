@@ -23,7 +23,7 @@ class TraceContext(Struct, frozen=True):
 
 
 class Ingress(Struct, frozen=True):
-    """How a request reached the gateway."""
+    """How a request reached the gateway: by which route, and in which trace of the caller."""
 
     route: str = ""
     """The called path of the HTTP API, or the gRPC method with its service."""

@@ -77,7 +77,8 @@ class RowName(Struct, frozen=True):
 
     @classmethod
     def read(cls, text: str) -> RowName:
-        """Parse the string form `lane:key:adapter`. Only the adapter's name may contain colons. Raises ValueError."""
+        """Parse the string form `lane:key:adapter`. Only the adapter's name may contain colons. Raises ValueError for
+        less than three parts."""
         lane, key, adapter = text.split(":", 2)
         return cls(lane, key, adapter)
 

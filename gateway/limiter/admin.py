@@ -16,7 +16,8 @@ MAX_MEMBER = 256
 
 
 class LimitAdmin:
-    """Reads and changes limits. Methods raise ApiError: INVALID_REQUEST, TENANT_NOT_FOUND, LIMITER_UNAVAILABLE."""
+    """Reads and changes limits. Methods raise ApiError: TENANT_NOT_FOUND, and those that change something also
+    INVALID_REQUEST for invalid arguments and LIMITER_UNAVAILABLE while Redis is away."""
 
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
@@ -38,8 +39,8 @@ class LimitAdmin:
         return StoredLimits(scope, await self._limiter.set_limits(scope, changes), "live")
 
     async def reset(self, scope: Scope, *, used: bool) -> Limits:
-        """Restore a scope's configured limits or, with `used`, set its counted use to zero and keep the limits. Returns
-        the limits that are then in force."""
+        """Restore a scope's configured limits or, with `used` (INVALID_REQUEST for a scope with EACH), set its counted
+        use to zero and keep the limits. Returns the limits that are then in force."""
         self._tenants(scope.tenant)
         if used and scope.member == EACH:
             raise invalid_request("what is in use is forgotten for one key or adapter, not for each", scope.kind)
@@ -56,8 +57,8 @@ class LimitAdmin:
     async def watch(
         self, tenant: str, interval_seconds: float, stopping: asyncio.Event
     ) -> AsyncGenerator[list[ScopeUsage], None]:
-        """Yield the usage of all scopes of a tenant (empty: of all tenants), then poll it every `interval_seconds` and
-        yield that of the scopes that have changed, if any. The generator ends when `stopping` is set."""
+        """Yield the usage of all scopes of a tenant (empty: of all tenants), even if there are none, then poll it every
+        `interval_seconds` and yield that of the scopes that have changed, if any, until `stopping` is set."""
         before: dict[Scope, ScopeUsage] = {}
         first = True
         while not stopping.is_set():
@@ -82,7 +83,7 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
 
 def scope_of(tenant: str, key: str, adapter: str) -> Scope:
     """Return the scope of a tenant, of one of its keys or of one adapter; an empty `key` or `adapter` means none.
-    Raises ApiError: INVALID_REQUEST, if there is no tenant, both a key and an adapter, or too long a name."""
+    Raises ApiError: INVALID_REQUEST, for no tenant, both a key and an adapter, or one of over MAX_MEMBER characters."""
     if not tenant:
         raise invalid_request("tenant is required", "tenant")
     if max(len(key), len(adapter)) > MAX_MEMBER:

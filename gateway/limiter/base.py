@@ -27,7 +27,8 @@ MODE_HEADER = "x-loralane-limiter"
 
 
 class ReserveRequest(Struct, frozen=True):
-    """Input of `Limiter.reserve`: a request to admit, which may use up to `tokens` tokens (prompt and all outputs)."""
+    """Input of `Limiter.reserve`: a request to admit, which may use up to `tokens` tokens (prompt and all outputs) or,
+    if they are a guess, may be cut down to `least`. `used` returns what it has used so far."""
 
     request_id: str
     tenant: str
@@ -79,12 +80,12 @@ class Grant(Struct, frozen=True):
 
     @property
     def requests(self) -> Allowance | None:
-        """Request allowance of the scope with the fewest requests left. None means that requests are not limited."""
+        """Allowance of requests per minute of the scope with the fewest left. None means that none is enforced."""
         return tightest_allowance([bucket.requests.allowance for bucket in self.buckets])
 
     @property
     def tokens(self) -> Allowance | None:
-        """Token allowance of the scope with the fewest tokens left. None means that tokens are not limited."""
+        """Allowance of tokens per minute of the scope with the fewest left. None means that none is enforced."""
         return tightest_allowance([bucket.tokens.allowance for bucket in self.buckets])
 
     @property
@@ -94,8 +95,8 @@ class Grant(Struct, frozen=True):
         return tuple((scope.kind, name) for scope, names in scopes for name in names)
 
     def headers(self) -> dict[str, str]:
-        """Return the headers x-ratelimit-{limit,remaining,reset}-{requests,tokens} for responses of any status, and the
-        mode header if the mode is not `redis`."""
+        """Return headers for responses of any status: of `requests` and `tokens`, where not None,
+        x-ratelimit-{limit,remaining,reset}-{requests,tokens}, and the mode header if the mode is not `redis`."""
         return rate_headers(self.buckets) | ({} if self.mode == "redis" else {MODE_HEADER: self.mode})
 
 
@@ -133,8 +134,8 @@ class Limiter(Protocol):
         the grant, which the caller must settle or refund. If the call is cancelled, nothing stays charged in the end.
 
         Raises:
-            ApiError: RATE_LIMIT_EXCEEDED with the seconds to wait; INSUFFICIENT_QUOTA if waiting does not help;
-                LIMITER_UNAVAILABLE if limits cannot be checked because Redis is unavailable.
+            ApiError: RATE_LIMIT_EXCEEDED with the seconds to wait; INSUFFICIENT_QUOTA if waiting does not help, as for
+                tokens per day; LIMITER_UNAVAILABLE if a limit cannot be checked because Redis is unavailable.
         """
 
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
@@ -175,7 +176,8 @@ class Limiter(Protocol):
         """Undo live changes of a scope's limits. A key or adapter gets its tenant's limits for each key or adapter."""
 
     async def forget_use(self, scope: Scope) -> None:
-        """Set a scope's counted use of this minute and of today to zero. Running requests go on and stay counted."""
+        """Set a scope's counted use of this minute and of today to zero, and forget its refusals. Running requests stay
+        counted as running, but their settlement no longer corrects the use."""
 
     async def usage(self, tenant: str) -> Sequence[ScopeUsage]:
         """Return the usage of each scope that has its own limits or was used today, the tenant's scope first."""
@@ -208,8 +210,8 @@ def rate_headers(buckets: Sequence[Bucket]) -> dict[str, str]:
 
 
 def limit_error(request: ReserveRequest, buckets: Sequence[Bucket]) -> ApiError:
-    """Return the error (429) for a refused reservation, with the limit, the wait and x-ratelimit headers. `buckets` are
-    those of the request's scopes, in the order of `request.scopes`, as `reserve` returned them."""
+    """Return the error (RATE_LIMIT_EXCEEDED, or INSUFFICIENT_QUOTA if waiting does not help) for a refused reservation,
+    with limit, wait and x-ratelimit headers. `buckets` are those that `reserve` returned for `request.scopes`."""
     refusal = explain_refusal(buckets, request.tokens)
     scope = request.scopes[refusal.scope]
     allowed = f"{str(scope).replace(':', ' ', 1)} may {_allowed(refusal)}"

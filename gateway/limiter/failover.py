@@ -57,9 +57,9 @@ class FailoverLimiter:
     def likely_to_grant(self, request: ReserveRequest) -> bool:
         """Return whether a reservation is almost certain to be granted; see `Limiter.likely_to_grant`.
 
-        It is True only if Redis is available, no other reservation waits for Redis, the last reservation in each of the
-        request's scopes was granted, and at most half of every limit is in use after this one. Otherwise a client that
-        sends requests and disconnects could make the engine work for nothing.
+        It is True only if Redis is available, no other reservation of this gateway waits for Redis, its last one in
+        each of the request's scopes was granted by Redis, and at most half of every enforced limit is in use after this
+        one. Otherwise a client that sends requests and disconnects could make the engine work for nothing.
         """
         return not self._asking and self._shared.available and self._headroom.suffices_for(request)
 
@@ -181,8 +181,8 @@ class FailoverLimiter:
         await self._local.close()
 
     async def _reserve_alone(self, request: ReserveRequest) -> Grant:
-        """Reserve with the local limiter, under the strictest policy of the request's limits. Raises ApiError:
-        LIMITER_UNAVAILABLE if that policy is `closed`, or what `LocalLimiter.reserve` raises; with the mode header."""
+        """Reserve with the local limiter, under the strictest policy of the request's limits. Raises ApiError, with the
+        mode header: LIMITER_UNAVAILABLE if that policy is `closed`, or what `LocalLimiter.reserve` raises."""
         limits = [await self._local.limits(scope) for scope in request.scopes]
         policies = frozenset().union(*(each.policies(self._local.policy) for each in limits))
         mode: Mode = next((policy for policy in ("closed", "degraded") if policy in policies), "open")
@@ -243,7 +243,7 @@ class Headroom:
         self.forget([scope for scope in self._heard if scope.tenant == tenant])
 
     def suffices_for(self, request: ReserveRequest) -> bool:
-        """Return whether the bucket of each scope of the request is known and, after the request, no limit would be
-        used beyond SHARE."""
+        """Return whether the bucket of each scope of the request is known and, after the request, no enforced limit
+        would be used beyond SHARE."""
         heard = [self._heard.get(scope) for scope in request.scopes]
         return all(bucket is not None and bucket.has_headroom(request.tokens, SHARE) for bucket in heard)

@@ -71,8 +71,8 @@ class LocalLimiter:
         return False
 
     async def reserve(self, request: ReserveRequest) -> Grant:
-        """Reserve within this gateway's share of the limits; misses are counted. Raises ApiError: a 429 if the whole
-        limits do not fit the request either, LIMITER_UNAVAILABLE if only this gateway's share is used up."""
+        """Reserve within this gateway's share of the limits; misses are counted. Raises ApiError: a 429 if the request
+        does not fit the whole limits either, LIMITER_UNAVAILABLE if only this gateway's share is used up."""
         scopes, now = request.scopes, self._clock()
         buckets = [self._with_slots(scope, self._bucket(scope), 1) for scope in scopes]
         decision = reserve(buckets, request.tokens, now, request.least)
@@ -223,7 +223,7 @@ class LocalLimiter:
         return -(-used // self.replicas)
 
     def _with_slots(self, scope: Scope, bucket: Bucket, sign: int) -> Bucket:
-        """Return a copy of `bucket` whose count of running requests has `sign` (1 or -1) times the slots of this
+        """Return a copy of `bucket`, whose running requests are raised (`sign` 1) or lowered (-1) by the slots of this
         gateway's share that requests admitted by Redis occupy.
 
         These are the running requests of this gateway. If its share of the running requests that Redis last reported

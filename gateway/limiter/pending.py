@@ -24,7 +24,8 @@ RETRY_SECONDS = 1.0
 
 
 class Correction(Struct, frozen=True):
-    """Settlement or refund of a reservation: the requests (1, or 0 for a refund) and tokens that it really used."""
+    """Settlement or refund of a reservation: the requests (1, or 0 for a refund) and tokens that it really used.
+    `uncertain` means that Redis may not have the reservation; `made` is when it was settled."""
 
     grant: Grant
     requests: int
@@ -39,7 +40,7 @@ class Correction(Struct, frozen=True):
 
 class PendingSettlements:
     """Queue of settlements for Redis, and of usage of requests that were admitted without Redis. Its tasks retry until
-    everything is delivered. Methods do not raise when Redis is unavailable.
+    everything is delivered; beyond MAX_PENDING settlements the oldest is lost. Methods do not raise if Redis is away.
 
     `send` sends one correction to Redis and raises StoreError if that fails.
     """
@@ -97,8 +98,8 @@ class PendingSettlements:
             self._delivery = asyncio.create_task(self._deliver(), name="limiter-pending")
 
     async def close(self) -> None:
-        """Stop retrying, try once more to send everything that waits, and log each correction and usage row that is
-        lost because Redis does not answer."""
+        """Stop retrying, try once more to send everything that waits, and log the usage of each correction and each
+        usage row that is lost because Redis does not answer."""
         if self._retrying is not None:
             self._retrying.cancel()
             await asyncio.wait([self._retrying])

@@ -152,8 +152,8 @@ def decode_limits(text: bytes) -> tuple[Limits, str]:
 
 
 def decode_buckets(told: bytes) -> tuple[Bucket, ...]:
-    """Decode the buckets, in msgpack, of a script's reply. Raises StoreError if a value is out of range, such as tokens
-    of a day beyond 2^63."""
+    """Decode `told`, the buckets of a script's reply in msgpack. Raises StoreError if it cannot be decoded, such as for
+    tokens of a day beyond 2^63."""
     try:
         return _decode_buckets(told)
     except msgspec.DecodeError as error:

@@ -1,4 +1,4 @@
-"""Limits in Redis or Valkey, shared by all gateways. Each call runs one script, so that every decision is atomic.
+"""Limits in Redis or Valkey, shared by all gateways. One script makes each decision, which is therefore atomic.
 
 Keys of one tenant share the hash tag {tenant}. `*` is the configured prefix; SCOPE is one of `tenant`, `key:ID` and
 `adapter:NAME`:
@@ -72,6 +72,7 @@ class RedisLimiter:
         Args:
             timeout: seconds that a call to an unavailable Redis may take; see `RedisCalls`.
             lease_seconds: seconds after which a lease expires unless it is renewed.
+            prefix: beginning of all keys.
             threshold: consecutive failures that open the circuit breaker.
             cooldown: seconds between two attempts while the circuit breaker is open.
             clock: seconds on a monotonic clock.
@@ -131,7 +132,7 @@ class RedisLimiter:
 
     async def renew(self, grant: Grant) -> int | None:
         """Extend the lease of a running request, and count in Redis what the request has used so far. Returns the Unix
-        time in milliseconds at which its slots expire, or None if it is already settled. Raises StoreError."""
+        time in milliseconds at which its slots expire, or None if it is settled or expired. Raises StoreError."""
         request, keys = grant.request, self.keys(grant)
         keys = [keys[0], *keys[5::2], self._terms.key(request.tenant, grant.day)]
         args: list[Argument] = [grant.lease, self._slot_ms, self._receipt_ms]
@@ -180,7 +181,7 @@ class RedisLimiter:
     @property
     def lost_tokens(self) -> int:
         """Tokens that were used and will never be counted, because Redis was unavailable for longer than it keeps
-        reservations, or because too many settlements waited."""
+        reservations, too many settlements waited, or `close` could not deliver a settlement."""
         return self._pending.lost_tokens
 
     async def outstanding(self) -> int:
@@ -202,8 +203,8 @@ class RedisLimiter:
         await self._pending.close()
 
     async def send_reservation(self, grant: Grant) -> Decision:
-        """Send one reservation to Redis and return the decision, publishing the tenant's limits first if Redis lacks
-        them. The lease is not renewed. Raises StoreError."""
+        """Send one reservation to Redis and return the decision, without `charges`, publishing the tenant's limits
+        first if Redis lacks them. Does not begin to renew the lease. Raises StoreError."""
         request = grant.request
         await self._published.ensure(request.tenant)
         terms = [self._slot_ms, self._receipt_ms]

@@ -31,7 +31,8 @@ RowKey = tuple[int, RowName]
 
 @dataclass(frozen=True, slots=True)
 class UsageTerms:
-    """Keys and script arguments for writing usage. Arguments are in the order in which the scripts read them."""
+    """Keys and script arguments for writing usage rows, which expire after `retention_days`. Arguments are in the order
+    in which the scripts read them."""
 
     calls: RedisCalls
     retention_days: int

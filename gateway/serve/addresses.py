@@ -17,7 +17,7 @@ from gateway.serve.launch import StartError
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Host, port and TLS settings of one listening socket."""
+    """Host, port and TLS settings of one listening socket, and the configuration's `section` that they come from."""
 
     host: str
     port: int
@@ -96,7 +96,7 @@ def with_ports(config: Config, ports: Sequence[Ports]) -> Config:
 @contextmanager
 def reserve_port(host: str, port: int) -> Iterator[int]:
     """Bind a TCP port, without listening, until the block ends, for processes that will share it; yields its number, a
-    free one for port 0. Raises StartError if another process has the port.
+    free one for port 0. Raises StartError if it cannot be bound, as when another process has it.
 
     The port is bound without SO_REUSEPORT first, which fails if another server has it: two servers that both share a
     port would each silently get half of the other's connections.

@@ -71,7 +71,7 @@ async def built_gateway(
     launch: Launch, backends: Backends, bar: StartBar, supervisor: EngineSupervisor | None = None
 ) -> AsyncIterator[BuiltGateway]:
     """Connect a gateway to a running store and to an engine that runs or starts, wait until the engine is ready, and
-    load the configured adapters; yields the gateway, and closes it when the block ends.
+    load the configured tenants and adapters; yields the gateway, and closes it when the block ends.
 
     Args:
         backends: addresses of the store and the engine, and the folder of the model.
@@ -150,8 +150,8 @@ async def _connect(
 
 
 async def _load_tokenizer(model_dir: Path, template: Path | None) -> Tokenizer:
-    """Load the tokenizer of a model folder in a thread, with a chat template of its own or the model's (None). Raises
-    StartError if the given chat template cannot be used."""
+    """Load the tokenizer of a model folder in a thread, with the chat template in the file `template`; None means the
+    model's own. Raises StartError if it fails with a given template, else OSError or ValueError."""
     try:
         return await asyncio.to_thread(Tokenizer.load, model_dir, template)
     except (OSError, ValueError) as error:

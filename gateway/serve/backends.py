@@ -25,7 +25,7 @@ from gateway.serve.supervisor import EngineSupervisor
 
 @dataclass(frozen=True, slots=True)
 class Backends:
-    """Where a gateway process finds the store, the engine and the model."""
+    """Where a gateway process finds the store, the engine and the model, and where it combines its metrics."""
 
     store: str
     """URL of the Redis that the gateways share."""
@@ -46,8 +46,8 @@ async def _nothing() -> None:
 async def started_backends(
     launch: Launch, stop: Stop, bar: StartBar, meanwhile: Callable[[], Awaitable[None]] = _nothing
 ) -> AsyncIterator[tuple[Backends, EngineSupervisor]]:
-    """Run the store and the engine until the block ends; yields their addresses and the engine's supervisor. The block
-    begins when the model is prepared; the engine may still be loading it.
+    """Run the store and the engine until the block ends; yields where they and the model are, and the engine's
+    supervisor. The block begins when the model is prepared; the engine may still be loading it.
 
     Args:
         stop: kills the engine at a forced stop, and shortens its time to end in a hurried one.
@@ -82,8 +82,8 @@ async def started_backends(
 async def _prepared(
     launch: Launch, supervisor: EngineSupervisor, stop: Stop, bar: StartBar
 ) -> AsyncIterator[asyncio.Task[Path]]:
-    """Prepare the model in a task, which is yielded and returns the model's folder. A second task then lets the bar
-    follow the engine's start. Both are cancelled when the block ends."""
+    """Prepare the model and name it to the engine in a task, which is yielded and returns the model's folder. A second
+    task then lets the bar follow the engine's start. Both are cancelled when the block ends."""
     preparing = asyncio.create_task(_prepare(launch, supervisor, stop, bar), name="prepare")
     following = asyncio.create_task(_follow(bar, supervisor, preparing), name="start-bar")
     try:

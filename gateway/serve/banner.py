@@ -65,8 +65,8 @@ class Banner:
         return table
 
     def _console(self) -> str:
-        """Return the URL of the web console. With the demo's configuration the URL contains the demo's admin key, in
-        the fragment, which browsers do not send."""
+        """Return the URL of the web console. If the demo's admin key is accepted, the URL contains it, in the fragment,
+        which browsers do not send."""
         is_demo = DEMO_ADMIN_HASH in self._config.admin.keys
         return f"{self._admin}/console" + (f"#key={DEMO_ADMIN_KEY}" if is_demo else "")
 

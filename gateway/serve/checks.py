@@ -21,9 +21,9 @@ checks that by itself."""
 
 
 def check_start(config: Config, data_dir: Path) -> None:
-    """Create the data directory, and check it, the place for temporary folders, the ports (by binding them for a
-    moment), the certificates and the folders of adapters. Raises StartError, whose message lists all problems, one per
-    line."""
+    """Create the data directory, and check it (also its free disk and lock), the place for temporary folders, the ports
+    (by binding them for a moment), the certificates and the folders of preloaded adapters. Raises StartError, whose
+    message lists all problems, one per line."""
     folders = [*_directory_problems(config, data_dir), *_temporary_problems()]
     problems = [*folders, *_port_problems(config), *_adapter_problems(config)]
     if problems:

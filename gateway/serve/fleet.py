@@ -43,7 +43,7 @@ running requests up to ten seconds; then settlements are sent."""
 
 class GatewayProcess:
     """One member of the fleet: a gateway process, and the successors that `run` starts when it dies. The fleet creates
-    it, sets `may_begin` and `may_listen`, and sends it settings through a socket."""
+    it, sets `may_begin` (it may get its orders) and `may_listen` (it may open its ports), and sends it settings."""
 
     def __init__(self, orders: Orders, stop: Stop) -> None:
         self.ready = asyncio.Event()
@@ -69,8 +69,7 @@ class GatewayProcess:
 
     async def run(self) -> None:
         """Run the process, and restart it with backoff when it dies, until the call is cancelled; then stop it
-        gracefully. Raises StartError if the first process died before it served: a successor would fail in the same
-        way."""
+        gracefully. Raises StartError if the first process died before it served, as a successor would, too."""
         backoff = Backoff()
         try:
             while True:
@@ -103,7 +102,7 @@ class GatewayProcess:
 
     async def seed(self) -> dict[str, str]:
         """Order the process to write the tenants and adapters of the configuration from `apply_settings` to the
-        registries, and wait for the answer. Returns adapter -> reason for adapters that cannot be served."""
+        registries. Returns its answer, adapter -> reason for adapters that cannot be served; empty if it died."""
         if self._writer is None:
             return {}
         self._writer.write(SEED)
@@ -232,7 +231,7 @@ async def serve(launch: Launch, console: Console, read: Read | None = None, bar:
 
     Raises:
         StoppedEarly: the signal came before all gateways were ready.
-        StartError: a port is not available, or a process does not start.
+        StartError, StoreStartError: what `running_fleet` raises.
     """
     bar = bar or StartBar.hidden()
     stop, asked = Stop(), reload_requested() if read else asyncio.Event()
@@ -253,11 +252,12 @@ async def serve(launch: Launch, console: Console, read: Read | None = None, bar:
 @asynccontextmanager
 async def running_fleet(launch: Launch, stop: Stop | None = None, bar: StartBar | None = None) -> AsyncIterator[Fleet]:
     """Run the store, the engine and `launch.config.gateways` gateways until the block ends; the block begins when all
-    gateways serve. Raises StartError if a port is not available or a process does not start, and on other systems than
-    Linux.
+    gateways serve. Raises StartError if a port is not available, the model cannot be prepared or a process does not
+    start, and on other systems than Linux; StoreStartError if the store does not start.
 
     Args:
         stop: decides how long running requests may take at the end. None means the grace period of an unhurried stop.
+        bar: shows the progress of the start. None means that it is not shown.
     """
     stop = stop or Stop()
     if not sys.platform.startswith("linux"):

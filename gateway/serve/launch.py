@@ -36,7 +36,8 @@ class Launch:
 
 
 def model_name(config: Config) -> str:
-    """Return the name of the base model for clients: the configured one, or else the last part of its path or id."""
+    """Return the name of the base model for clients: the configured one, EMBEDDED_NAME for the embedded model, or else
+    the last part of its path or id in lower case, without .gguf."""
     if config.model.name:
         return config.model.name
     if config.model.source == "embedded":

@@ -20,7 +20,7 @@ which it answers with a line of JSON: adapter -> reason for adapters that cannot
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """Message from the fleet to a gateway process: which configuration to serve, with which store and engine."""
+    """Message from the fleet to its process `number`: which configuration to serve, with which store and engine."""
 
     number: int
     """Index of the process in the fleet, from 0."""

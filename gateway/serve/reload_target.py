@@ -44,8 +44,8 @@ class ReloadTarget:
         return await self.seed(config)
 
     async def apply_settings(self, config: Config) -> None:
-        """Apply the settings that each gateway process holds itself: the limiter's, adapter sources, timeouts, and the
-        lanes' capacities and goals, which are also sent to the engine."""
+        """Apply the settings that each gateway process holds itself: the limiter's, the adapters' sources, drain time
+        and load timeout, and the lanes' capacities and goals, which are also sent to the engine."""
         limits, adapters = config.limits, config.adapters
         self.limiter.set_default_policy(limits.when_redis_is_away, limits.replicas, limits.lease_seconds)
         self.sources.allow(adapters, adapter_cache(config, self.data_dir))

@@ -41,7 +41,7 @@ class HistorySampler:
 
     def _rate(self, now: float, engine: EngineStatus, counter: str) -> float | None:
         """Return the growth of the engine's `counter` per second since the last sample. None means that there is no
-        last sample, or that the counter fell because the engine restarted."""
+        last sample, that no time has passed, or that the counter fell because the engine restarted."""
         if self._before is None:
             return None
         since, before = self._before

@@ -58,7 +58,7 @@ async def serve(launch: Launch, console: Console, read: Read | None = None, bar:
 
     Raises:
         StoppedEarly: the signal came before the gateway was ready.
-        StartError, ConfigError: what `running` raises.
+        StartError, StoreStartError, ConfigError: what `running` raises.
     """
     bar = bar or StartBar.hidden()
     stop, asked = Stop(), reload_requested() if read else asyncio.Event()
@@ -86,7 +86,8 @@ async def running(launch: Launch, stop: Stop | None = None, bar: StartBar | None
         bar: shows the progress of the start. None means that it is not shown.
 
     Raises:
-        StartError: something that the configuration names is missing or not usable.
+        StoreStartError: the store does not start.
+        StartError: a port, the model, an adapter or the chat template is not usable, or the engine does not start.
         ConfigError: the configuration needs a package that is not installed, or names an unusable certificate.
     """
     stop, bar = stop or Stop(), bar or StartBar.hidden()

@@ -61,8 +61,8 @@ class Backoff:
         self._next = FIRST_BACKOFF_SECONDS
 
     def died(self) -> float:
-        """Record that the process died; returns the seconds to wait before the next start, and doubles the next
-        wait."""
+        """Record that the process died; returns the seconds to wait before the next start, and doubles the next wait,
+        up to MAX_BACKOFF_SECONDS."""
         if time.monotonic() - self._started > HEALTHY_SECONDS:
             self._next = FIRST_BACKOFF_SECONDS
         seconds, self._next = self._next, min(2 * self._next, MAX_BACKOFF_SECONDS)
@@ -129,8 +129,8 @@ class EngineSupervisor:
         await self._exited.wait()
 
     async def unless_it_ends(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work` and return its result. If an engine process ends before that, cancel `work` and raise
-        StartError, because the next process would end, too."""
+        """Await `work` and return its result. If an engine process has ended or ends before that, cancel `work` and
+        raise StartError, because the next process would end, too."""
         working, ended = asyncio.create_task(work), asyncio.create_task(self.wait_first_exit())
         try:
             await asyncio.wait((working, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -204,8 +204,8 @@ class EngineSupervisor:
             ended.cancel()
 
     def _note_end(self, watch: HangWatch, hung: bool) -> bool:
-        """Record, for the next engine process, whether this one crashed or hung and which requests it was computing.
-        Returns whether it had become ready, that is, whether its step loop had written a beat."""
+        """Record, for the next engine process, whether this one crashed or hung and which requests it was computing, if
+        it had become ready, that is, its step loop had written a beat. Returns whether it had."""
         assert self._process is not None
         assert self._process.returncode is not None
         beat = watch.last_beat()

@@ -42,8 +42,8 @@ class HangWatch:
         return read_beat(self._path)
 
     def hangs(self, pid: int) -> bool:
-        """Check the pulse of process `pid` once; call this every LOOK_SECONDS. Returns True if this is at least the
-        LOOKS-th check in a row that finds the step loop silent, that is, its beat overdue."""
+        """Check the pulse of process `pid` once; call this every LOOK_SECONDS. Returns True if at least LOOKS checks in
+        a row found its beat overdue, without a stall of this process or a debugger."""
         now, beat = self._clock(), self.last_beat()
         stalled = now - self._looked > LOOK_SECONDS + OWN_STALL_SECONDS
         self._looked = now

@@ -29,7 +29,8 @@ from gateway.terminal.output import print_error
 
 async def work(channel: socket.socket) -> bool:
     """Read the orders from `channel`, the socket to the fleet process, and serve until a signal asks to stop or the
-    socket closes; returns whether the stop is hurried. Raises StartError, ConfigError, StoppedEarly."""
+    socket closes; returns whether the stop is hurried. Raises StartError or ConfigError if it cannot start,
+    StoppedEarly if the signal came before it was ready."""
     reader, writer = await asyncio.open_connection(sock=channel)
     orders = await Orders.read(reader)
     structlog.contextvars.bind_contextvars(gateway=orders.number)
@@ -55,8 +56,8 @@ async def work(channel: socket.socket) -> bool:
 async def _obey(
     app: BuiltGateway, stop: Stop, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, console: Console
 ) -> None:
-    """Carry out the fleet's orders (listen, print the banner, apply a configuration) and answer them, until the socket
-    closes. At the end, and also when cancelled, give running requests the grace period of `stop`."""
+    """Carry out the fleet's orders (listen, print the banner, apply settings, seed the registries) and answer them,
+    until the socket closes. At the end, and also when cancelled, give running requests the grace period of `stop`."""
     async with AsyncExitStack() as stack:
         while order := await reader.readline():
             if order == LISTEN:

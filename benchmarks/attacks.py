@@ -89,8 +89,7 @@ async def many_grammars(attacker: Attacker, count: int = 300) -> Counter[str]:
 
 
 async def growing_grammar(attacker: Attacker) -> Counter[str]:
-    """Stream an answer whose grammar grows too large on the way. Returns one answer: status, errors' params, last
-    event."""
+    """Stream an answer whose grammar grows too large on the way. Returns its status, error param and last event."""
     body = attacker.body(guided_regex=GROWING, max_tokens=64, stream=True)
     async with attacker.http.stream("POST", "/v1/chat/completions", json=body) as answer:
         events = [line.removeprefix("data: ") async for line in answer.aiter_lines() if line]

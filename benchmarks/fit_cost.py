@@ -60,8 +60,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A sequence of an adapter (None: the base) in a step: `start` tokens are computed already, `count` more in the
-    step."""
+    """A sequence in a step: `start` tokens are computed already, `count` more in the step; no adapter is the base."""
 
     start: int
     count: int

@@ -98,8 +98,7 @@ def _news(adapters: int, rng: Random) -> News:
 
 
 def _tell(router: Router, news: list[News], now: float) -> float:
-    """Let the router hear the `news` of all replicas at the time `now`; return the seconds that ending the round
-    took."""
+    """Let the router hear the `news` of all replicas at the time `now`; return the seconds of ending the round."""
     for replica, told in zip(router.replicas.values(), news, strict=True):
         replica.hear(told, now)
     before = time.perf_counter()

@@ -45,8 +45,7 @@ def copied_code(scratch: Path) -> Path:
 
 
 def start_once(code: Path, scratch: Path, name: str) -> dict[str, float]:
-    """Start and stop a server with this code and data in `scratch`. Returns when each part ended, as `parts_of`
-    does."""
+    """Start and stop a server with this code, its data in `scratch`. Returns when each part ended, as `parts_of`."""
     port, log = free_port(), scratch / f"{name}.log"
     words = [sys.executable, "-m", "gateway", "serve", "--data-dir", str(scratch / "data")]
     words += ["--http-port", str(port), "--grpc-port", str(free_port())]

@@ -43,7 +43,7 @@ def stepping(house: House, mode: Mode) -> Iterator[None]:
 
 
 def _settle(house: House) -> None:
-    """Collect and absorb the results of steps under way. Raises RuntimeError if a request was refused."""
+    """Collect and absorb the results of all steps under way. Raises RuntimeError if a request was refused."""
     engine = house.engine
     while engine.state.under_way:
         check_events(absorb(engine.state, engine.executor.collect(), engine.clock()))

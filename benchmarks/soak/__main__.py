@@ -60,8 +60,7 @@ class Soak:
         return time.monotonic() - self._began
 
     async def run(self, progress: Progress) -> None:
-        """Run rounds until the time is up. Raises RuntimeError if a request or its pages are left QUIET_SECONDS after
-        one."""
+        """Run rounds until the time is up. Raises RuntimeError if requests still run QUIET_SECONDS after one."""
         bar = progress.add_task("warming up", total=self.seconds)
         watching = asyncio.create_task(self._watch(progress, bar))
         number, crowd = 0, await crowd_of(self._house)

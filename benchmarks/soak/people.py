@@ -229,8 +229,7 @@ async def crowd_of(house: House) -> Sequence[tuple[Act, int]]:
 
 
 async def busy_round(house: House, seconds: float, seed: int, crowd: Sequence[tuple[Act, int]]) -> Counter[str]:
-    """Let all users repeat their acts for `seconds`, and finish those begun. Returns how often each act ended in each
-    way."""
+    """Let all users repeat their acts for `seconds`, and end those begun. Counts how often each act ended how."""
     outcomes: Counter[str] = Counter()
     limits = httpx.Limits(max_connections=None)
     async with (

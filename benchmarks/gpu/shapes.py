@@ -74,7 +74,7 @@ def full_layout(spec: ModelSpec, rank: int) -> AdapterLayout:
 
 
 def page_elements(spec: ModelSpec) -> int:
-    """Return the elements of one of the engine's pages, raised to those of a LoRA tile for models with few layers."""
+    """Return the elements of one of the engine's pages, but at least those of a LoRA tile of the widest projection."""
     return max(page_shape(spec, BLOCK_SIZE).elements, RANK_TILE * int(target_widths(spec).max()))
 
 

@@ -38,7 +38,7 @@ RANK, COUNT, FEW = 8, 64, 8
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """How many adapters the requests use and how many (`slots`) the device holds; 0 means that none are configured."""
+    """How many adapters the requests use and how many (`slots`) the device holds; with 0, the server has none."""
 
     name: str
     adapters: int
@@ -64,7 +64,7 @@ class Measured:
 
 
 def by_slots(cases: Sequence[Case]) -> dict[int, list[Case]]:
-    """Group the cases by the number of slots, so that one server can run each group."""
+    """Return number of slots -> its cases, all of which one server can run."""
     groups: dict[int, list[Case]] = {}
     for case in cases:
         groups.setdefault(case.slots, []).append(case)
@@ -72,7 +72,8 @@ def by_slots(cases: Sequence[Case]) -> dict[int, list[Case]]:
 
 
 def run_case(target: Target, case: Case, folders: Mapping[str, Path], repeat: int, server: str) -> Measured:
-    """Run a case `repeat` times after a warm-up; the best run counts. Raises RuntimeError if a request fails."""
+    """Run a case `repeat` times after a warm-up; the run with the most output tokens per second counts. Raises
+    RuntimeError if a request fails."""
     models = list(folders)[: case.adapters] or [MODEL]
     reports = []
     for turn in range(repeat + 1):  # the first turn only warms up, with different prompts
@@ -84,7 +85,7 @@ def run_case(target: Target, case: Case, folders: Mapping[str, Path], repeat: in
 
 
 def ours(model: Path, folders: Mapping[str, Path], slots: int, scratch: Path, cpus: frozenset[int]) -> Peer:
-    """Return a loralane server whose device holds at most `slots` adapters, as if it had memory for only so many."""
+    """Return a loralane server with all these adapters, at most `slots` of them on its device; with 0, without any."""
     preload = {"adapters": {"preload": {name: str(path) for name, path in folders.items()}}} if slots else {}
     place = scratch / f"ours-{slots}"
     place.mkdir()
@@ -93,7 +94,8 @@ def ours(model: Path, folders: Mapping[str, Path], slots: int, scratch: Path, cp
 
 
 def peers(arguments: argparse.Namespace, model: Path, folders: Mapping[str, Path], scratch: Path) -> Iterator[Any]:
-    """Yield pairs of a server and the cases to run on it, loralane's first."""
+    """Yield pairs of a server and the cases to run on it: loralane's, then, if `arguments.vllm_python` is set, vLLM's.
+    Raises PeerError if a library that vLLM needs is missing."""
     cpus = arguments.cores
     for slots, cases in by_slots(CASES).items():
         yield ours(model, folders, slots, scratch, cpus), cases

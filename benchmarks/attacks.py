@@ -1,4 +1,4 @@
-"""Attacks that a tenant with a key can mount against its neighbours. Each returns how the gateway answered."""
+"""Attacks that a tenant with a key can mount against its neighbours. Each counts the gateway's answers of each kind."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MALFORMED = b"\x0a\xff\xff\xff\xff\x0f"
 
 @dataclass(frozen=True, slots=True)
 class Attacker:
-    """The attacking tenant's key and its clients."""
+    """The attacking tenant's API key and HTTP client, the gateway's gRPC address, and the model to ask for."""
 
     http: httpx.AsyncClient
     """Client with base URL and authorization set."""
@@ -60,7 +60,7 @@ class Attacker:
         return httpx.AsyncClient(base_url=url, headers=headers, timeout=self.http.timeout, limits=limits, verify=TLS)
 
     async def chat(self, **fields: Any) -> str:
-        """Send a chat; returns the status, followed by the error's code if there is one."""
+        """Send a chat; returns its HTTP status as text, followed by the error's code if there is one."""
         answer = await self.http.post("/v1/chat/completions", json=self.body(**fields))
         error = answer.json().get("error") or {}
         return " ".join(filter(None, (str(answer.status_code), error.get("code"))))
@@ -74,21 +74,22 @@ async def crashing_grammars(attacker: Attacker) -> Counter[str]:
 
 
 async def expensive_grammars(attacker: Attacker, count: int = 12) -> Counter[str]:
-    """Send schemas that require 200 to 500 patterns at once, whose states would fill gigabytes without a bound."""
+    """Send `count` schemas that each require 200 patterns or a few more, and one that requires 500, all at once.
+    Without a bound, the states of their grammars would fill gigabytes."""
     sizes = [*range(200, 200 + count), 500]
     schemas = [{"allOf": [{"type": "string", "pattern": f"^.*a.*{i}$"} for i in range(size)]} for size in sizes]
     return Counter(await asyncio.gather(*[attacker.chat(guided_json=schema) for schema in schemas]))
 
 
 async def many_grammars(attacker: Attacker, count: int = 300) -> Counter[str]:
-    """Ask for more different grammars at once than the gateway queues for a tenant and the engine prepares."""
+    """Ask for `count` different grammars at once, more than the gateway queues for a tenant and the engine prepares."""
     grammars = [f"[a-z ]{{1,40}}{number}" for number in range(count)]
     chats = [attacker.chat(guided_regex=grammar, max_tokens=4) for grammar in grammars]
     return Counter(await asyncio.gather(*chats))
 
 
 async def growing_grammar(attacker: Attacker) -> Counter[str]:
-    """Stream an answer whose grammar grows too large on the way. Returns the error's param and the last event."""
+    """Stream an answer whose grammar grows too large on the way. Returns its status, error param and last event."""
     body = attacker.body(guided_regex=GROWING, max_tokens=64, stream=True)
     async with attacker.http.stream("POST", "/v1/chat/completions", json=body) as answer:
         events = [line.removeprefix("data: ") async for line in answer.aiter_lines() if line]
@@ -97,7 +98,7 @@ async def growing_grammar(attacker: Attacker) -> Counter[str]:
 
 
 async def flood(attacker: Attacker, count: int = 1500) -> Counter[str]:
-    """Send more requests at once, with four answers each, than a lane admits."""
+    """Send `count` requests at once, more than a lane admits, each for four answers."""
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(attacker.another_client()) for _ in range(-(-count // A_CLIENT))]
         attackers = [replace(attacker, http=client) for client in clients]
@@ -106,7 +107,7 @@ async def flood(attacker: Attacker, count: int = 1500) -> Counter[str]:
 
 
 async def poisoned_batch(attacker: Attacker) -> Counter[str]:
-    """Run a batch of the grammars that crash and one sound line. Returns its status and its counts of lines."""
+    """Run a batch of the grammars that crash and one sound line. Counts its status and its done and failed lines."""
     lines = [
         {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": attacker.body(**fields)}
         for name, fields in GRAMMARS.items()
@@ -135,7 +136,7 @@ async def malformed_protobuf(attacker: Attacker) -> Counter[str]:
 
 
 async def hang_ups(attacker: Attacker, count: int = 20) -> Counter[str]:
-    """Begin long streams and disconnect after the first bytes."""
+    """Begin `count` long streams at once and disconnect from each after its first bytes."""
 
     async def one() -> str:
         body = attacker.body(stream=True, max_tokens=500)

@@ -101,7 +101,7 @@ def write_lines(path: Path, lines: Iterator[dict[str, Any]]) -> Path:
 
 
 def volume_lines(model: str, bad: int | None) -> Iterator[dict[str, Any]]:
-    """Yield lines that together are nearly as large as a file may be. Line number `bad`, from 1, has no messages."""
+    """Yield lines that together are nearly as large as a file may be; line `bad` (from 1; None: no line) is invalid."""
     filler = "x" * (VOLUME_BYTES // VOLUME_LINES - 220)
     for number in range(1, VOLUME_LINES + 1):
         line = chat_line(number, model, f"{number} {filler}", 1)
@@ -109,7 +109,7 @@ def volume_lines(model: str, bad: int | None) -> Iterator[dict[str, Any]]:
 
 
 def submit(client: OpenAI, path: Path) -> tuple[Batch, float]:
-    """Upload a file and create a job. Returns the job and the seconds that the upload took."""
+    """Upload a batch input file and create a job. Returns the job and the seconds that the upload alone took."""
     began = time.perf_counter()
     with path.open("rb") as file:
         uploaded = client.files.create(file=file, purpose="batch")
@@ -131,7 +131,8 @@ def is_over(batch: Batch) -> bool:
 
 
 def volume(client: OpenAI, model: str, pid: int, scratch: Path) -> list[Figure]:
-    """Measure the upload and check of the largest file. Raises RuntimeError if the good file is not accepted."""
+    """Measure upload and check of the largest file, the growth of the server's memory (process `pid`) meanwhile, and
+    whether the bad line of a second file is reported. Raises RuntimeError if the good file is refused."""
     good = write_lines(scratch / "good.jsonl", volume_lines(model, None))
     bad = write_lines(scratch / "bad.jsonl", volume_lines(model, BAD_LINE))
     with watched(pid) as memory:
@@ -155,7 +156,7 @@ def volume(client: OpenAI, model: str, pid: int, scratch: Path) -> list[Figure]:
 
 
 def job_lines(models: Sequence[str], count: int, max_tokens: int) -> Iterator[dict[str, Any]]:
-    """Yield chat lines that use the models in turn and whose prompts begin alike."""
+    """Yield `count` chat lines that use the models in turn and whose prompts begin alike."""
     rng = random.Random(0)
     for index in range(count):
         content = f"Say one short thing about {rng.choice(TOPICS)} number {rng.randrange(1000)}."
@@ -163,14 +164,14 @@ def job_lines(models: Sequence[str], count: int, max_tokens: int) -> Iterator[di
 
 
 def chats(count: int) -> list[BenchRequest]:
-    """Return interactive requests that arrive every GAP_S seconds, with prompts that no other run has."""
+    """Return `count` interactive requests to the base model, one every GAP_S seconds, with prompts of their own."""
     rng = random.Random(time.time_ns())
     prompts = [tuple(rng.randrange(1000, 40_000) for _ in range(rng.randrange(24, 96))) for _ in range(count)]
     return [BenchRequest("base", prompt, 8, "interactive", index * GAP_S) for index, prompt in enumerate(prompts)]
 
 
 def people(target: Target, count: int) -> Any:
-    """Send `count` interactive chats; returns their TTFT percentiles in seconds."""
+    """Send `count` interactive chats; returns their TTFT percentiles in seconds. Raises RuntimeError if one fails."""
     found = report("chats", answered(target, chats(count))).ttft
     if found is None:
         raise RuntimeError("no chat was answered")
@@ -224,7 +225,7 @@ def followed(client: OpenAI, batch: Batch, progress: Progress) -> Batch:
 
 
 def during(beside: Future[Any]) -> Any:
-    """Return the chats' result. Raises RuntimeError if the job ended first, so that some chats ran alone."""
+    """Return the chats' result, asked for when the job has ended. Raises RuntimeError if some chats have not ended."""
     if beside.done():
         return beside.result()
     raise RuntimeError("the job was over before the chats were: more --lines, or fewer --chats")

@@ -1,6 +1,6 @@
 """`make bench-limits`: checks that limits admit exactly the right number of requests on a busy machine.
 
-    python -m benchmarks.busy_limits [--rounds 50] [--gateways 3] [--busy 6]
+    python -m benchmarks.busy_limits [--rounds 50] [--gateways 1] [--busy 6]
 
 A round sends 50 requests at once, each of 300 tokens, from a tenant that may use 1,000 tokens a minute: exactly 3 fit.
 The gateways are real, run over an engine that takes no time, and share one Valkey; the busy processes loop until
@@ -107,7 +107,7 @@ def spin() -> None:
 
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """Keep the machine busy, inside the block, with processes of the same priority as the gateways."""
+    """Keep the machine busy, inside the block, with so many processes of the same priority as the gateways."""
     started = [multiprocessing.Process(target=spin, daemon=True) for _ in range(processes)]
     for process in started:
         process.start()
@@ -158,12 +158,12 @@ async def one_round(urls: Sequence[str], number: int) -> Round:
 
 
 def most_rounds(asked: int) -> int:
-    """Return the largest number of rounds to run, late ones included."""
+    """Return the largest number of rounds to run, late ones included: twice the number of rounds asked for."""
     return 2 * asked
 
 
 def play(asked: int, one: Callable[[int], Round], console: Console) -> Verdict:
-    """Run rounds, each with a different tenant, until `asked` rounds were in time or `most_rounds` have run."""
+    """Run rounds 0, 1, ... by `one`, each with its own tenant, until `asked` were in time or `most_rounds` have run."""
     rounds: list[Round] = []
     for number in track(range(most_rounds(asked)), "rounds", asked, console=console, transient=True):
         rounds.append(one(number))

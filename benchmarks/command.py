@@ -1,4 +1,4 @@
-"""Command line options, core pinning and error handling shared by all benchmarks of servers."""
+"""Command line options, the choice of the client's cores, and error handling, for benchmarks of servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from engine.process.files import default_data_dir
 
 
 def make_parser(module: str, description: str | None, *, peer: bool = True) -> argparse.ArgumentParser:
-    """Return a parser with the shared options. `peer` adds the option for comparing with vLLM."""
+    """Return a parser for `python -m benchmarks.MODULE` with the options --cores, --json and --data-dir. `peer` adds
+    --vllm-python, which defaults to the environment variable LORALANE_VLLM_PYTHON."""
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{module}",
         description=description,
@@ -33,7 +34,7 @@ def make_parser(module: str, description: str | None, *, peer: bool = True) -> a
 
 
 def client_cores(servers: frozenset[int]) -> frozenset[int]:
-    """Return the cores that the servers do not use, so that the client does not take the servers' CPU time."""
+    """Return the cores of this process that the servers do not use (there may be none), for the client."""
     return frozenset(os.sched_getaffinity(0)) - servers
 
 
@@ -43,10 +44,8 @@ def tell_of_missing_peer(python: Path | None, console: Console) -> None:
 
 
 def run(bench: Callable[[Console, Path], None]) -> None:
-    """Run a benchmark with a console for progress and a scratch folder that is deleted afterwards.
-
-    PeerError, RuntimeError and ValueError end the process with a message and status 1.
-    """
+    """Run a benchmark with a console for progress and a scratch folder that is deleted afterwards. PeerError,
+    RuntimeError and ValueError end the process with a message and status 1. SIGTERM ends it by SystemExit."""
     console = Console(stderr=True)
     # SIGTERM raises SystemExit, so that a benchmark that is terminated also stops its servers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

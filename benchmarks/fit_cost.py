@@ -60,7 +60,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A sequence in a step: `start` tokens are computed already, `count` more are computed in the step."""
+    """A sequence in a step: `start` tokens are computed already, `count` more in the step; no adapter is the base."""
 
     start: int
     count: int
@@ -93,7 +93,8 @@ class Bench:
         self.disk_bytes_per_s = self._read_again(fetches)
 
     def run(self, rows: Sequence[Row], copies: int, repeats: int) -> Sample:
-        """Time a step of the given rows `repeats` times. The same positions are computed again each time."""
+        """Time a step of the given rows that also copies `copies` pages, `repeats` times after an untimed one. The same
+        positions are computed again each time."""
         self.next_page = self.first_free
         admitted = tuple(self._admission(f"r{index}", row) for index, row in enumerate(rows))
         self._carry_out(StepPlan(admitted=admitted))
@@ -109,7 +110,8 @@ class Bench:
         return Sample(measure(plan, live), seconds)
 
     def _read_again(self, fetches: Sequence[AdapterFetch]) -> float:
-        """Return the rate, in bytes per second, of reading adapters from disk or page cache into host memory."""
+        """Return the rate, in bytes per second, of reading all adapters, one by one, from disk or page cache into host
+        memory, from which each is dropped first."""
         answers: SimpleQueue[Answer] = SimpleQueue()
         self.runner.connect(answers.put)
         started = time.perf_counter()
@@ -174,7 +176,7 @@ def fit(samples: Sequence[Sample]) -> tuple[Floats, Floats]:
 
 
 def describe(name: str, bench: Bench, samples: Sequence[Sample], threads: int) -> dict[str, object]:
-    """Return the contents of the device file."""
+    """Fit the samples, small and larger steps separately, and return the contents of the device file."""
     small, large = ([s for s in samples if (s.work.tokens <= SMALL_STEP) == is_small] for is_small in (True, False))
     ratios = [value / statistics.median(s.seconds) for s in samples for value in s.seconds]
     cost: dict[str, object] = {"small_step": SMALL_STEP}

@@ -4,7 +4,9 @@
 
 It runs one gateway process on one core, with authentication and limits in a Valkey, over an engine that takes no time,
 and LiteLLM's proxy with one worker on the same core, without authentication and limits, over an upstream that takes no
-time. Engine or upstream, Valkey and client have a core each. The two servers take turns, round after round.
+time. Engine or upstream, Valkey and client have a core each. The two servers take turns, round after round. A turn
+measures the latency of one request at a time, without and with the gateway, for half of --seconds each, then many short
+requests and many streams for --seconds each.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ def body(tokens: int, *, stream: bool) -> dict[str, Any]:
 
 
 def measure(station: Station, direct_ms: float, seconds: float, silent_events: int) -> Figures:
-    """Measure one round. `direct_ms` is the latency of the engine or upstream without a gateway."""
+    """Measure one server in one round: latency for half of `seconds`, then many requests and many streams for `seconds`
+    each. `direct_ms` is the latency of the engine or upstream without a gateway, and `silent_events` the number of
+    events of a stream that carry no token."""
     short = shot(station.url, body(ANSWER_TOKENS, stream=False), station.key)
     long = shot(station.url, body(STREAM_TOKENS, stream=True), station.key)
     alone_ms = latency_ms(short, seconds)
@@ -87,12 +91,13 @@ def measure(station: Station, direct_ms: float, seconds: float, silent_events: i
 
 
 def latency_ms(target: Shot, seconds: float) -> float:
-    """Return the median latency in milliseconds with one request at a time."""
+    """Return the median latency in milliseconds with one request at a time, measured for half of `seconds`."""
     return median(strike(target, 1, seconds=seconds / 2).latencies) * 1000
 
 
 def silent_events(station: Station) -> int:
-    """Return how many events of a stream carry no token. Raises RuntimeError if there is not one event per token."""
+    """Stream one answer and return how many of its events carry no token, `[DONE]` included. Raises RuntimeError if
+    there is not one event per token."""
     headers = {"authorization": f"Bearer {station.key}"} if station.key else {}
     url = f"{station.url}/v1/chat/completions"
     answer = httpx.post(url, json=body(STREAM_TOKENS, stream=True), headers=headers, timeout=60).raise_for_status()
@@ -107,11 +112,9 @@ def silent_events(station: Station) -> int:
 def rounds(
     stations: Sequence[tuple[Station, Callable[[], float]]], count: int, seconds: float
 ) -> dict[str, list[Figures]]:
-    """Measure all stations in turn, `count` rounds. Returns the figures of each round by station name.
-
-    Args:
-        stations: Each station with a function that returns its engine's or upstream's own latency in milliseconds.
-    """
+    """Measure all gateways in turn, `count` rounds, each with measurements of `seconds` as `measure` takes them. Each
+    station comes with a function that returns the latency of its engine or upstream alone, in milliseconds. Returns the
+    figures of each round by station name."""
     silent = {station.name: silent_events(station) for station, _ in stations}
     found: dict[str, list[Figures]] = {station.name: [] for station, _ in stations}
     for _ in range(count):

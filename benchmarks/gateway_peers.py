@@ -37,7 +37,7 @@ class Cores:
 
 @dataclass(frozen=True, slots=True)
 class Station:
-    """A running gateway."""
+    """A running gateway: its name, URL, API key (empty if it needs none) and process."""
 
     name: str
     url: str
@@ -64,7 +64,7 @@ def upstream(scratch: Path, cores: Cores) -> Iterator[str]:
 
 @contextmanager
 def engine(model: Path, scratch: Path, cores: Cores) -> Iterator[str]:
-    """Run an engine that takes no time, for requests without a gateway; yields its address."""
+    """Run an engine that takes no time, to measure it without a gateway; yields its gRPC address before it is ready."""
     address = f"unix:{scratch / 'engine.sock'}"
     words = [sys.executable, "-m", "benchmarks.instant_engine", "--config", EngineConfig(str(model)).to_json()]
     process = Popen([*words, "--address", address, "--cores", str(cores.behind)])
@@ -76,7 +76,8 @@ def engine(model: Path, scratch: Path, cores: Cores) -> Iterator[str]:
 
 
 async def engine_latencies(address: str, prompt_tokens: int, tokens: int, seconds: float) -> list[float]:
-    """Send one request at a time to an engine. Returns the latencies in seconds, without those of the first second."""
+    """Send requests of `prompt_tokens` and `tokens` output tokens to an engine, one at a time, for one second and then
+    for `seconds`. Returns the latencies of the latter, in seconds."""
     client, latencies = EngineClient(address), []
     await client.start()
     await client.wait_ready()
@@ -95,7 +96,7 @@ async def engine_latencies(address: str, prompt_tokens: int, tokens: int, second
 
 @contextmanager
 def loralane(model: Path, scratch: Path, cores: Cores) -> Iterator[Station]:
-    """Run a loralane gateway with a key and with limits for tenant, key and adapter, which are kept in a Valkey."""
+    """Run a loralane gateway over an engine that takes no time; a Valkey keeps limits of tenant, key and adapters."""
     port, limits = free_port(), {"requests_per_minute": PLENTY, "tokens_per_minute": PLENTY}
     with pinned(frozenset((cores.store,))):
         store = ValkeyServer()
@@ -123,10 +124,7 @@ def loralane(model: Path, scratch: Path, cores: Cores) -> Iterator[Station]:
 @contextmanager
 def litellm(python: Path, upstream_url: str, scratch: Path, cores: Cores) -> Iterator[Station]:
     """Run LiteLLM's proxy with one worker in its fastest setup: no keys, database, logging or callbacks, local prices.
-
-    Raises:
-        PeerError: LiteLLM is not installed with that Python.
-    """
+    Raises PeerError if LiteLLM is not installed with that Python."""
     program = python.absolute().parent / "litellm"
     if not program.is_file():
         raise PeerError(f"{program} does not exist: install litellm[proxy] there")

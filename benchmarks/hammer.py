@@ -25,7 +25,7 @@ _numbers = count()
 
 
 class HammerError(RuntimeError):
-    """The server did not answer as expected. The message quotes its answer."""
+    """The server closed a connection, or its status was not 200; then the message quotes the answer."""
 
 
 def numbered(message: bytes) -> bytes:
@@ -43,7 +43,7 @@ class Shot:
 
 
 def shot(url: str, body: Mapping[str, Any], key: str = "") -> Shot:
-    """Return the request for a chat completion with `body`."""
+    """Return the request for a chat completion with `body`, authorized by the API key unless it is empty."""
     place, text = urlsplit(url), msgspec.json.encode(body)
     headers = {"host": place.netloc, "content-type": "application/json", "content-length": str(len(text))}
     headers |= {"authorization": f"Bearer {key}"} if key else {}
@@ -71,7 +71,8 @@ class Tally:
 
 
 class Connection(asyncio.Protocol):
-    """A keep-alive connection that sends the next request when an answer has ended, until `leave` is called."""
+    """A keep-alive connection that sends the next request when an answer has ended, until `leave` is called. The future
+    `done` ends then, or with HammerError when the server closes the connection or answers another status than 200."""
 
     def __init__(self, hammer: Hammer) -> None:
         self._hammer = hammer
@@ -146,7 +147,8 @@ class Hammer:
         self._latencies = []
 
     def tally(self, seconds: float, silent_events: int) -> Tally:
-        """Return the results since `reset`. `silent_events` is the number of events per stream that carry no token."""
+        """Return the results of the `seconds` since `reset`. `silent_events` is the number of events per stream that
+        carry no token, which are subtracted for each stream that has ended."""
         events = self.newlines // 2 - silent_events * len(self._latencies)
         return Tally(seconds, self._latencies, max(0, events))
 
@@ -177,10 +179,6 @@ async def _until_done_or(links: Sequence[Connection], seconds: float) -> None:
 def strike(
     target: Shot, connections: int, *, warmup_s: float = 1.0, seconds: float = 5.0, silent_events: int = 0
 ) -> Tally:
-    """Keep `connections` requests in flight and measure. Raises HammerError, OSError.
-
-    Args:
-        seconds: Length of the measuring interval, which begins after `warmup_s`.
-        silent_events: Number of events per stream that carry no token.
-    """
+    """Keep `connections` requests in flight for `warmup_s`, then measure for `seconds`. `silent_events` is the number
+    of events of each stream that carry no token. Raises HammerError if a request fails, OSError without a server."""
     return run_loop(_strike(target, connections, warmup_s, seconds, silent_events))

@@ -21,7 +21,7 @@ BASE = "__base__"
 
 
 class Clock(StoppingCriteria):
-    """Stopping criterion that never stops: it is called after every step and records the time."""
+    """Stopping criterion that never stops: it is called after every step and records the seconds since its creation."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -43,7 +43,8 @@ def load(model_dir: str, adapters: dict[str, str]) -> Any:
 
 
 def generate(model: Any, items: Sequence[dict[str, Any]]) -> Clock:
-    """Run one static batch, padded on the left, until its longest request is done. Returns the time of each step."""
+    """Run one static batch, padded on the left, until its longest request is done. Returns the clock, which has
+    recorded the time of each step."""
     width = max(len(item["prompt"]) for item in items)
     ids = torch.zeros(len(items), width, dtype=torch.long)
     mask = torch.zeros_like(ids)
@@ -68,10 +69,9 @@ def generate(model: Any, items: Sequence[dict[str, Any]]) -> Clock:
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Time all batches one after the other, as a server without continuous batching would run them.
-
-    Returns the total seconds, and for each request the times of its tokens in seconds since the beginning.
-    """
+    """Time a job's batches one after the other, as a server without continuous batching would run them. The job has the
+    folders of the `model` and of the `adapters` (by name), the requests (`items`), and how many make a `batch`. Returns
+    the total `seconds`, and in `streams` the times of each request's tokens, in seconds since the beginning."""
     model, size = load(job["model"], job["adapters"]), job["batch"]
     generate(model, [{**item, "max_tokens": 4} for item in job["items"][:size]])
     streams, started = [], time.perf_counter()

@@ -3,6 +3,7 @@
     python -m benchmarks.hostile [--chats 200] [--rounds 4]
 
 A neighbour tenant streams short chats, one after the other: alone, and beside each attack, which is repeated meanwhile.
+All rounds together have --chats of them beside each attack, and about as many alone.
 Before every attack of every round it streams alone again, so that changes of the machine's speed affect both cases. The
 table shows how much longer the neighbour's TTFT is beside each attack, and how the attacks were answered. The exit
 status is 1 if its p99 beside an attack exceeds twice its p99 alone, if the engine died, or if one of the neighbour's
@@ -53,7 +54,7 @@ PAUSE_SECONDS = 0.15
 
 @dataclass
 class Phase:
-    """The neighbour's latencies and the attacker's answers during one attack."""
+    """The neighbour's latencies, the attacker's answers and the server's peak memory, during an attack or without."""
 
     name: str
     ttft: list[float] = field(default_factory=list)
@@ -71,7 +72,7 @@ class Phase:
 
 
 async def stream_chats(url: str, phase: Phase, count: int) -> None:
-    """Stream chats as the neighbour and record their TTFT. Raises RuntimeError if an answer is not complete."""
+    """Stream `count` chats as the neighbour and record their TTFT. Raises RuntimeError if an answer is not complete."""
     headers = {"authorization": f"Bearer {NEIGHBOUR_KEY}"}
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=120) as client:
         for _ in range(count):
@@ -93,7 +94,8 @@ async def stream_chats(url: str, phase: Phase, count: int) -> None:
 async def continue_phase(
     phase: Phase, url: str, attack: Callable[[], Awaitable[Counter[str]]] | None, server: psutil.Process, chats: int
 ) -> None:
-    """Stream more of the neighbour's chats for a phase, and repeat the attack meanwhile. None means no attack."""
+    """Stream `chats` more of the neighbour's chats for a phase, and repeat the attack meanwhile. None means no attack.
+    Records TTFT, answers to the attack and peak memory in `phase`. Raises RuntimeError if a chat is not complete."""
     neighbour = asyncio.create_task(stream_chats(url, phase, chats))
     while not neighbour.done():
         if attack is None:

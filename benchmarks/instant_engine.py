@@ -3,7 +3,7 @@
     python -m benchmarks.instant_engine --config JSON --address unix:PATH --until-stdin-closes [--cores 1]
 
 It accepts the arguments of `engine.server`, so that a gateway's own supervisor can start it, and answers through the
-same gRPC service: one message per step, with one token for every request. `--cores` keeps it off the gateway's cores.
+same gRPC service: one message per step, with one token for every request. `--cores` names the cores that it runs on.
 """
 
 from __future__ import annotations

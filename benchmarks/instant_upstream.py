@@ -2,7 +2,8 @@
 
     python -m benchmarks.instant_upstream --port 9000
 
-An answer has `max_tokens` chunks, each its own server-sent event, written as fast as the socket accepts them.
+A streamed answer has `max_tokens` chunks with a word, between a first and a last one without, each its own server-sent
+event, written as fast as the socket accepts them. An answer that is not streamed has all words in one body.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python -m benchmarks.lanes [--vllm-python PATH] [--cores 0,1] [--json FILE]
 
 Each server gets interactive requests alone, a batch alone, and both together, in one run on the same two cores and with
-the same arrivals and lengths. Interactive requests arrive for as long as the batch runs; the batch's throughput is over
-its own span. Without a Python that has vLLM, only loralane is measured.
+the same arrivals and lengths. Beside the batch, interactive requests arrive from 3 s after its start until its end; the
+batch's throughput is over its own span. Without a Python that has vLLM, only loralane is measured.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ HEAD_START = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Sizes of the benchmark."""
+    """Sizes of the benchmark: numbers of requests, and the `rate` of interactive requests a second."""
 
     interactive: int
     """Number of interactive requests that are measured alone."""
@@ -87,20 +87,23 @@ class Outcome:
 
     @property
     def normalised(self) -> float | None:
-        """`batch_ratio` divided by the fraction of time without interactive requests. None means that there is none."""
+        """`batch_ratio` divided by the fraction of time without a request in flight when interactive requests run
+        alone. None means that there is no such time."""
         left = 1 - self.interactive_alone.busy
         return self.batch_ratio / left if left > 0 else None
 
 
 def phase(target: Target, plan: Plan, stop_after: str | None = None) -> dict[str, LaneResults]:
-    """Run a plan and measure its lanes."""
+    """Run a plan and return lane -> results, for lanes of which requests were sent. When all requests of the lane
+    `stop_after` have ended, those of others that have not arrived are left out."""
     streams = run_loop(drive(target, plan.items(), timeout_s=3000, stop_after=stop_after))
     lanes = {name: [stream for stream in streams if stream.item.lane == name] for name in (INTERACTIVE, BATCH)}
     return {name: report(name, own) for name, own in lanes.items() if own}
 
 
 def measure(peer: Peer, work: Work, scratch: Path, console: Console) -> Outcome:
-    """Start a server and measure it in the three phases."""
+    """Start a server and measure it in the three phases: interactive requests alone, batch alone, and both. Raises
+    ValueError if the batch is over before interactive requests come, and RuntimeError if the server does not start."""
     with console.status(f"{peer.name}: starting") as status, running(peer.command, scratch / f"{peer.name}.log") as url:
         target = Target(url, peer.key)
         warm = work.plan(0, work.interactive_lane(1), work.batch_lane())

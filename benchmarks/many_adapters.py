@@ -9,7 +9,7 @@ Adapters have ranks of 4 to 64, with a probability proportional to 1/rank, on al
     listing      how long listing all adapters takes under load
     waiting      whether requests for adapters on the device wait while other adapters are read from disk
     cold         time to first token with an adapter in host memory against one on the device
-    twice        the same work with twice as many adapters as the device holds
+    twice        TTFT with twice as many adapters as the device holds, against a device that holds them all
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ PAIRS = 24
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running loralane server and clients for it."""
+    """A running loralane server, as the `target` of requests, and a client of its admin API."""
 
     target: Target
     admins: httpx.Client
@@ -74,17 +74,17 @@ class Server:
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
     def run(self, items: Sequence[BenchRequest], concurrency: int | None = CONCURRENCY) -> list[Stream]:
-        """Send requests, at most `concurrency` at a time. Raises RuntimeError if one fails."""
+        """Send requests, at most `concurrency` at once (None: each at its time). Raises RuntimeError if one fails."""
         return answered(self.target, items, concurrency)
 
 
 def draw_ranks(count: int, seed: int) -> list[int]:
-    """Draw ranks with a probability proportional to 1/rank: 4 half of the time, 64 one time in thirty."""
+    """Draw `count` ranks with a probability proportional to 1/rank: 4 half of the time, 64 one time in thirty."""
     return random.Random(seed).choices(RANKS, [1 / rank for rank in RANKS], k=count)
 
 
 def spread(items: Sequence[BenchRequest], names: Sequence[str], seed: int) -> list[BenchRequest]:
-    """Return the same requests, each for an adapter drawn from all by Zipf's law."""
+    """Return the same requests, each for an adapter drawn from `names` by Zipf's law."""
     zipf = Zipf(len(names), 1.0, random.Random(seed))
     return [replace(item, model=names[zipf()]) for item in items]
 
@@ -92,11 +92,9 @@ def spread(items: Sequence[BenchRequest], names: Sequence[str], seed: int) -> li
 def one_against_all(
     server: Server, folders: Mapping[str, Path], ranks: Sequence[int], arguments: argparse.Namespace
 ) -> list[Figure]:
-    """Measure requests for one adapter and for all adapters in turn, each time with newly drawn adapters.
-
-    The speed of a shared machine varies by a tenth from minute to minute, so many short turns are more accurate than a
-    few long ones.
-    """
+    """Measure requests for one adapter and for all adapters in turn, `arguments.repeat` times, each time with newly
+    drawn adapters; also reads from disk meanwhile, host memory in use, and listing under load. The speed of a shared
+    machine varies by a tenth from minute to minute, so many short turns are more accurate than a few long ones."""
     names = list(folders)
     items = requests(names[:1], arguments.requests)
     one = [replace(item, model=names[ranks.index(8)]) for item in items]
@@ -132,7 +130,7 @@ def warm_page_cache(folders: Iterable[Path]) -> None:
 
 
 def listing_under_load(server: Server, items: Sequence[BenchRequest]) -> Figure:
-    """Measure how long listing all adapters takes under load. It is separate because it would lower throughput."""
+    """Measure how long listing all adapters takes while `items` run. It is separate because it lowers throughput."""
     with ThreadPoolExecutor(1) as pool:
         listing = pool.submit(listing_seconds, server)
         server.run(items)
@@ -141,7 +139,8 @@ def listing_under_load(server: Server, items: Sequence[BenchRequest]) -> Figure:
 
 
 def beside_loads(server: Server, folders: Mapping[str, Path]) -> list[Figure]:
-    """Measure requests for adapters on the device, first beside more such requests, then beside loads from disk."""
+    """Measure requests for adapters on the device, first beside more such requests, then beside loads from disk.
+    Returns no figures if all adapters fit in host memory."""
     warm = list(folders)[:CONCURRENCY]
     server.run(requests(warm, len(warm), seed=4))
     on_disk = [name for name, adapter in server.adapters().items() if adapter["tier"] == "disk"][:BESIDE]
@@ -169,7 +168,7 @@ def beside_loads(server: Server, folders: Mapping[str, Path]) -> list[Figure]:
 
 
 def at_times(items: Sequence[BenchRequest], start: float) -> list[BenchRequest]:
-    """Return short requests that arrive every GAP_S seconds from `start`, slowly enough that they do not queue."""
+    """Return the requests cut to 16 output tokens, one every GAP_S seconds from `start`, so that they do not queue."""
     return [replace(item, at=start + index * GAP_S, max_tokens=16) for index, item in enumerate(items)]
 
 
@@ -186,7 +185,8 @@ def listing_seconds(server: Server) -> float:
 
 
 def cold_against_warm(server: Server) -> list[Figure]:
-    """Measure the first token for adapters in host memory, one request at a time: one cold, then three warm."""
+    """Measure the first token for some adapters in host memory, one request at a time: for each adapter one cold, then
+    three warm. Returns no figures if all adapters fit on the device."""
     host = [name for name, adapter in server.adapters().items() if adapter["tier"] == "host"][:PAIRS]
     if not host:
         return []  # all adapters fit on the device

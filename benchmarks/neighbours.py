@@ -65,7 +65,7 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 
 async def stream(peer: Peer, phase: Phase, streams: int) -> None:
-    """Stream chats one after the other and add their latencies to `phase`. Raises RuntimeError if one has no answer."""
+    """Stream so many chats in turn and add their latencies to `phase`. Raises RuntimeError if an answer has no text."""
     headers = {"authorization": f"Bearer {peer.key}"} if peer.key else {}
     async with httpx.AsyncClient(base_url=peer.command.url, headers=headers, timeout=600) as client:
         for number in range(streams):
@@ -150,7 +150,8 @@ def quota() -> Iterator[Path | None]:
 
 
 def phases(make: Callable[[str], Peer], scratch: Path, streams: int, progress: Progress) -> Iterator[Phase]:
-    """Measure one peer in all phases. `make` creates the peer for each server start; its argument names its files."""
+    """Measure one peer in all phases, with `streams` chats each; the last only where a CPU quota can be set. `make`
+    creates the peer for each server start; its argument names its files."""
     peer, other = make("shared"), make("other")
     with running(peer.command, scratch / f"{peer.name}-shared.log"):
         measured(peer, "warm-up", 3)

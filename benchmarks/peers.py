@@ -32,7 +32,7 @@ class Peer:
 
 
 def loralane(model: Path, scratch: Path, cpus: frozenset[int], extra: Mapping[str, Any]) -> Peer:
-    """Return a loralane server. `extra` has configuration sections that override the benchmark's own."""
+    """Return a loralane server. `extra` has configuration sections, whose settings override the benchmark's own."""
     port = free_port()
     own: dict[str, dict[str, Any]] = {
         "model": {"source": str(model), "name": MODEL},
@@ -72,11 +72,8 @@ class VllmAdapters:
 
 
 def vllm(python: Path, model: Path, cpus: frozenset[int], adapters: VllmAdapters | None = None) -> Peer:
-    """Return a vLLM server with its priority scheduler, run as its documentation advises for CPUs.
-
-    Raises:
-        PeerError: the allocator or the OpenMP library is missing, without which vLLM runs at half its speed.
-    """
+    """Return a vLLM server with its priority scheduler, run as its documentation advises for CPUs. Raises PeerError if
+    the allocator or the OpenMP library is missing, without which vLLM runs at half its speed."""
     port = free_port()
     words = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     words += ["--served-model-name", MODEL, "--dtype", "bfloat16", "--host", "127.0.0.1", "--port", str(port)]

@@ -72,7 +72,8 @@ def measure(running: int, waiting: int, adapters: int, repeat: int) -> Cost:
 
 
 def _engine(slots: int, waiting: int, adapters: int, started: int) -> Engine:
-    """Return an engine that decodes `started` sequences, a quarter of them interactive, and has a batch backlog."""
+    """Return an engine with `slots` slots that decodes `started` sequences, a quarter of them interactive, and has
+    `waiting` batch requests in its queue. Half of all requests use one of the `adapters`."""
     pages = (slots + 8) * (PROMPT + OUTPUT) // 16 + slots * ADAPTER_PAGES
     everybody = Scheduling(itl_stretch=1e6, ttft_stretch=1e6, yield_stretch=1e6, yield_bound_s=1e6, probe_every=1 << 30)
     config = CoreConfig(
@@ -109,7 +110,8 @@ def _request(number: int, adapters: int, lane: Lane) -> Request:
 
 
 def _taught(state: EngineState) -> StepTimeModel:
-    """Return a step time model of a device so fast that every sequence gets its chunk, which gives the largest plan."""
+    """Return a step time model that has observed a device so fast that every sequence gets its chunk, which gives the
+    largest plan. `state` has its rules."""
     rules = state.config.scheduling
     model = StepTimeModel(rules.forgetting, rules.knots, rules.margin_floor, rules.margin_ceiling)
     for step in range(64):
@@ -119,7 +121,7 @@ def _taught(state: EngineState) -> StepTimeModel:
 
 
 def _time_plans(engine: Engine, repeat: int) -> Iterator[float]:
-    """Yield the milliseconds that each plan takes, including garbage collection, as in production."""
+    """Yield the milliseconds that each of `repeat` plans takes, garbage collection included; no plan is carried out."""
     for _ in range(repeat):
         start = time.perf_counter()
         plan = plan_step(engine.state, engine.policy, 1.0)

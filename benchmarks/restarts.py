@@ -86,7 +86,7 @@ class Ask:
 
 @dataclass
 class Tally:
-    """Results of all requests."""
+    """Results of all requests. `seconds` has the duration of each, and `complaints` what went wrong, as text."""
 
     texts: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """Texts of the undisturbed answers, by request number."""
@@ -105,7 +105,8 @@ class Tally:
 
 
 async def over_http(http: httpx.AsyncClient, ask: Ask) -> tuple[tuple[str, ...], int]:
-    """Send a request over HTTP. Returns the texts of its answers and its prompt and completion tokens."""
+    """Send a request over HTTP. Returns the texts of its answers and the sum of its prompt and completion tokens.
+    Raises RuntimeError if the request is refused or its stream ends in an error."""
     texts, tokens = [""] * ask.body.get("n", 1), 0
     body = ask.body | {"stream": True, "stream_options": {"include_usage": True}}
     async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
@@ -124,7 +125,8 @@ async def over_http(http: httpx.AsyncClient, ask: Ask) -> tuple[tuple[str, ...],
 
 
 async def over_grpc(stub: Any, ask: Ask) -> tuple[tuple[str, ...], int]:
-    """Send a request over gRPC. Returns the texts of its answers and its prompt and completion tokens."""
+    """Send a request over gRPC. Returns the texts of its answers and the sum of its prompt and completion tokens.
+    Raises AioRpcError if it fails."""
     body, texts, tokens = ask.body, [""] * ask.body.get("n", 1), 0
     chat = pb.Chat(messages=[pb.ChatMessage(**message) for message in body["messages"]])
     sampling = pb.SamplingParams(max_tokens=LENGTH, temperature=body["temperature"], seed=body["seed"])
@@ -138,7 +140,7 @@ async def over_grpc(stub: Any, ask: Ask) -> tuple[tuple[str, ...], int]:
 
 
 class Callers:
-    """Send the requests in turn, AT_ONCE at a time."""
+    """Send `streams` different requests in turn, again and again, AT_ONCE at a time; `tally` receives the results."""
 
     def __init__(self, http: httpx.AsyncClient, channel: grpc.aio.Channel, tally: Tally, streams: int) -> None:
         self._http = http
@@ -148,7 +150,8 @@ class Callers:
         self._next = 0
 
     async def ask_until(self, is_over: Callable[[int], bool], on_answer: Callable[[], None]) -> None:
-        """Send requests until `is_over` returns True for the number of requests begun."""
+        """Send requests, from the first on, until `is_over` returns True for the number of requests begun. `on_answer`
+        is called after each answer or failure."""
         self._next = 0
         await asyncio.gather(*(self._one_caller(is_over, on_answer) for _ in range(AT_ONCE)))
 
@@ -196,10 +199,8 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 async def disturb(
     server: psutil.Process, http: httpx.AsyncClient, faults: list[str], tally: Tally, on_fault: Callable[[], None]
 ) -> list[float]:
-    """End engine after engine. Returns how long each replacement took to become ready, in seconds.
-
-    The pauses between faults are so long that no request outlives more than three engines.
-    """
+    """End engine after engine, by one of FAULTS each. Returns the seconds from each fault until the next engine was
+    ready. The pauses between faults are so long that no request outlives more than three engines."""
     seconds = []
     for fault in faults:
         before = tally.answered
@@ -228,7 +229,7 @@ def write_config(path: Path, http_port: int, grpc_port: int) -> None:
 
 
 async def used_tokens(http: httpx.AsyncClient) -> int:
-    """Return the tokens that the tenant has been charged for."""
+    """Return the sum of prompt and completion tokens that the only tenant has been charged for."""
     answer = await http.get("/admin/v1/usage", headers={"authorization": f"Bearer {ADMIN_KEY}"})
     total = answer.raise_for_status().json()["total"]
     return int(total["prompt_tokens"] + total["completion_tokens"])

@@ -1,8 +1,9 @@
 """Time of a routing decision with many replicas, adapters and prefixes: `python -m benchmarks.router`.
 
 The router knows the prefix keys that each replica holds. Requests ask for adapters by a Zipf distribution; half of them
-continue a conversation that some replica has served, and a tenth is batch work. Each replica tells news ten times a
-second of the requests' time. A decision includes the bookkeeping of a request that is sent and that ends.
+continue a conversation that some replica has served, and a tenth is batch work. On a virtual clock, 2,000 requests come
+a second, and each replica tells the router its state ten times a second, which is one round. A decision includes the
+bookkeeping of a request that is sent and that ends.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def measure(replicas: int, adapters: int, keys: int, decisions: int) -> Cost:
 
 
 def measure_keys(prompt_tokens: int, repeat: int = 200) -> float:
-    """Return the median microseconds that the prefix keys of a prompt take, which are computed once a request."""
+    """Return the median microseconds of computing the prefix keys of a prompt, as is done once a request."""
     tokens = tuple(Random(1).randrange(100_000) for _ in range(prompt_tokens))
     times = []
     for _ in range(repeat):
@@ -83,7 +84,7 @@ def measure_keys(prompt_tokens: int, repeat: int = 200) -> float:
 
 
 def _fill(router: Router, name: str, keys: int, rng: Random) -> Iterator[tuple[int, ...]]:
-    """Add a replica that holds `keys` prefix keys, and yield some of its prompts."""
+    """Add a replica that holds `keys` random prefix keys, and yield its prompts, each as a tuple of its prefix keys."""
     replica = router.join(name)
     for _ in range(keys // KEYS_PER_PROMPT):
         prompt = tuple(rng.getrandbits(64) for _ in range(KEYS_PER_PROMPT))
@@ -97,7 +98,7 @@ def _news(adapters: int, rng: Random) -> News:
 
 
 def _tell(router: Router, news: list[News], now: float) -> float:
-    """Let the router hear from all replicas, and return the seconds that the end of a round took."""
+    """Let the router hear the `news` of all replicas at the time `now`; return the seconds of ending the round."""
     for replica, told in zip(router.replicas.values(), news, strict=True):
         replica.hear(told, now)
     before = time.perf_counter()

@@ -52,7 +52,8 @@ def main() -> None:
 
 
 def _shoot_demo(folder: Path, minutes: float, console: Console, scratch: Path) -> None:
-    """Run the demo under traffic and take all pictures. Raises RuntimeError without Chromium or if the demo fails."""
+    """Run the demo under traffic and, after `minutes`, take all pictures into `folder`. Raises RuntimeError if Chromium
+    is missing or the demo does not become ready."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         raise RuntimeError("no Chromium in the path: apt-get install chromium")
@@ -127,7 +128,7 @@ def _take_all(url: str, chromium: str, folder: Path) -> None:
 
 
 def _take(browser: Browser, url: str, window: str, scheme: Any, folder: Path) -> None:
-    """Take a picture of every view in one window size and one colour scheme."""
+    """Take a picture of every view, and of some of their states, in one window size and one colour scheme."""
     width, height = WINDOWS[window]
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
     page = context.new_page()

@@ -58,7 +58,8 @@ def running(command: Command, log: Path) -> Iterator[str]:
 
 @contextmanager
 def launched(command: Command, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server until the block ends; yields its process when it is ready. Raises RuntimeError if it never is."""
+    """Run a server until the block ends; yields its process when it is ready. Raises RuntimeError if it ends before, or
+    is not ready after START_SECONDS."""
     with log.open("w") as output, pinned(command.cpus):
         # In its own session, so that its child processes can be killed with it.
         process = subprocess.Popen(

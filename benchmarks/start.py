@@ -4,7 +4,8 @@
 
 The first start uses a copy of the code without compiled kernels and an empty data directory, as after an installation:
 it converts the model and compiles the kernels. Later starts find both. The table shows when each part ended, in seconds
-after the command was given, from the times in the server's log; `-` means that a start had no such part.
+after the command was given, from the times in the server's log; `-` means that a start had no such part. The exit
+status is 1 if the first start takes longer than 20 s, or the median of the later ones longer than 4 s.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def copied_code(scratch: Path) -> Path:
 
 
 def start_once(code: Path, scratch: Path, name: str) -> dict[str, float]:
-    """Start a server and stop it. Returns when each part of the start ended, in seconds after the command."""
+    """Start and stop a server with this code, its data in `scratch`. Returns when each part ended, as `parts_of`."""
     port, log = free_port(), scratch / f"{name}.log"
     words = [sys.executable, "-m", "gateway", "serve", "--data-dir", str(scratch / "data")]
     words += ["--http-port", str(port), "--grpc-port", str(free_port())]
@@ -58,7 +59,7 @@ def start_once(code: Path, scratch: Path, name: str) -> dict[str, float]:
 
 
 def parts_of(log: str, begun: float) -> dict[str, float]:
-    """Return from a server's log when each part of its start ended, in seconds after `begun`."""
+    """Return from a server's log (its text) when each part of its start ended, in seconds after `begun` (time.time)."""
     parts: dict[str, float] = {}
     for line in log.splitlines():
         if not line.startswith("{"):

@@ -42,11 +42,8 @@ def answered(
     concurrency: int | None = None,
     on_end: Callable[[Stream], None] = lambda stream: None,
 ) -> list[Stream]:
-    """Send requests and return their results. Raises RuntimeError if one fails.
-
-    Args:
-        concurrency: Largest number of requests in flight. None means that each is sent at its scheduled time.
-    """
+    """Send requests, at most `concurrency` at once (None: each at its scheduled time), and return their results. Raises
+    RuntimeError if one fails or gets no tokens."""
     streams = run_loop(drive(target, items, concurrency=concurrency, timeout_s=3000, on_end=on_end))
     failed = [stream.error or "no tokens" for stream in streams if not succeeded(stream)]
     if failed:
@@ -61,10 +58,8 @@ def write_adapters(
     seed: int = 0,
     on_written: Callable[[], None] = lambda: None,
 ) -> dict[str, Path]:
-    """Write a random PEFT adapter for each rank, on all seven projections of a Llama-family model.
-
-    Existing folders are reused. Returns name -> folder.
-    """
+    """Write a random PEFT adapter for each rank, on all seven projections of a Llama-family model, or reuse its folder
+    if that exists; call `on_written` after each. Returns name (`a0000` and so on) -> folder."""
     config = json.loads((model_dir / "config.json").read_text())
     # All adapters are slices of the same random numbers, at different offsets: drawing 13 GB takes twenty minutes.
     numbers = (torch.randn(NUMBERS, generator=torch.Generator().manual_seed(seed)) * 0.02).to(torch.bfloat16)

@@ -1,6 +1,7 @@
-"""Section A: checks every kernel at the 8B shape in bf16, on the device, against products and softmaxes in fp32.
+"""Section A: checks LoRA and attention kernels at the 8B shape in bf16, on the device, against products and softmaxes
+in fp32, and pointwise kernels against torch's.
 
-Unowned memory is NaN, and a row must have the same bits whatever the other rows in its batch are.
+KV that no sequence owns is NaN. LoRA and attention give a row the same bits whatever the other rows in its batch are.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def run(journal: Journal) -> None:
 
 
 def big_checks(tiny: bool, device: torch.device) -> Iterator[tuple[str, Check]]:
-    """Yield (name, check) at the 8B shape: of the accuracy of results, and of batch-invariant bits."""
+    """Yield (name, check) at the 8B shape, or in toy size if `tiny`: of accuracy, and of batch-invariant bits."""
     spec, dtype = with_layers(model_spec(tiny), 1), model_dtype(tiny)
     lengths = (1, 2, 3) if tiny else (1, 1, 2, 5, 16, 17, 40, 130)
     ranks = (1, 3, 17) if tiny else (8, 64, 16, 1, 33, 128, 256, 8)
@@ -72,7 +73,7 @@ def check_lora(bank: AdapterBank, group: ProjectionGroup, lengths: Sequence[int]
 
 
 def check_lora_bits(bank: AdapterBank, lengths: Sequence[int]) -> None:
-    """Check that rows of the first half of the adapters have the same bits with and without the other rows."""
+    """Check that the first half of the adapters gives rows the same gate_up bits with and without the other rows."""
     group, alone = bank.groups[2], lengths[: len(lengths) // 2]
     out, x = lora_inputs(bank, group, sum(lengths))
     together = add_lora(our_backend(bank.arena.device), bank, group, lengths, out, x)[: sum(alone)]
@@ -91,7 +92,7 @@ def lora_inputs(bank: AdapterBank, group: ProjectionGroup, rows: int) -> tuple[T
 def add_lora(
     backend: Backend, bank: AdapterBank, group: ProjectionGroup, lengths: Sequence[int], out: Tensor, x: Tensor
 ) -> Tensor:
-    """Return `out` plus the LoRA delta of the first layer, computed by `backend`. `out` is not changed."""
+    """Return `out`, unchanged itself, plus the first layer's LoRA delta; `lengths[i]` rows use adapter i."""
     prepared, result = (
         backend.prepare_lora(bank.arena, bank.table, plan_segments(row_adapter_slots(lengths))),
         out.clone(),
@@ -101,7 +102,7 @@ def add_lora(
 
 
 def exact_delta(bank: AdapterBank, group: ProjectionGroup, lengths: Sequence[int], x: Tensor) -> Tensor:
-    """Return the LoRA delta [num_rows, sum of out_features], computed in fp32 by torch, adapter by adapter."""
+    """Return the first layer's LoRA delta [num_rows, sum of out_features], in fp32 by torch, adapter by adapter."""
     parts = []
     for adapter_slot, rows in enumerate(x.float().split(list(lengths))):
         deltas = [
@@ -131,7 +132,7 @@ def check_attention(load: AttentionLoad, window: int | None) -> float:
 
 def exact_attention(load: AttentionLoad, window: int | None) -> Tensor:
     """Return the attention over the load's first layer, [num_rows, heads, head_dim], computed in fp32 by torch,
-    sequence by sequence. `window` limits the tokens that a query sees; None means no limit."""
+    sequence by sequence. A query sees the last `window` tokens up to its own; None means all."""
     outs, kv = [], load.kv[0]
     group = load.query.shape[1] // kv.shape[3]
     for sequence, (rows, context) in enumerate(load.chunks):

@@ -32,8 +32,8 @@ SETTLING_STEPS = 4
 @dataclass(frozen=True)
 class Sizes:
     """Sizes of the section. In a wave, `batch` requests with prompts of `prompt` tokens decode for `steps` steps. In a
-    stream, `stream_requests` requests have prompts of `stream_prompt` and answers of `stream_tokens` tokens. `zipf` is
-    the number of adapters that are drawn by Zipf's law."""
+    stream, `stream_requests` requests have prompts of `stream_prompt` and answers of `stream_tokens` tokens. Where
+    adapters are drawn by Zipf's law, they are drawn from `zipf` adapters."""
 
     house: HouseSize
     batch: int
@@ -106,7 +106,7 @@ def spread_adapters(adapters: Sequence[AdapterHash], count: int) -> list[Adapter
 
 
 def draw_zipf(adapters: Sequence[AdapterHash], count: int, rng: Random) -> list[AdapterHash]:
-    """Return `count` of `adapters`, drawn at random: the i-th with a probability proportional to 1 / i."""
+    """Draw from `adapters` `count` times, with repetition: the i-th with a probability proportional to 1 / i."""
     return rng.choices(adapters, [1 / (place + 1) for place in range(len(adapters))], k=count)
 
 
@@ -194,7 +194,7 @@ def streams(journal: Journal, house: House, sizes: Sizes) -> None:
 
 def stream(house: House, adapters: Sequence[AdapterHash], sizes: Sizes) -> dict[str, float]:
     """Run a stream: one request for each of `adapters`, all submitted at once. Returns tokens per second from the first
-    request to the last token, the seconds, and the numbers of adapters, of loads to the device and of evictions."""
+    request to the last token, the seconds, and the numbers of different adapters, loads to the device and evictions."""
     engine, counters = house.engine, house.engine.state.counters
     loads, evictions = counters.adapter_loads, counters.adapter_evictions
     for index, adapter in enumerate(adapters):

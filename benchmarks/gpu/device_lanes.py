@@ -61,7 +61,7 @@ class Watch:
         self._error: Exception | None = None
 
     def fail(self, error: Exception) -> None:
-        """Record the error that ended the engine, which `ended` will raise."""
+        """Record the error that ended the engine, for `ended` to raise in the thread that calls it."""
         with self._lock:
             self._error = error
 
@@ -116,7 +116,7 @@ def run(journal: Journal) -> None:
 def phase(
     house: House, sizes: Sizes, adapters: Sequence[AdapterHash], name: str, lanes: tuple[bool, bool]
 ) -> dict[str, Value]:
-    """Run one phase and return its figures: `latencies`, and tokens per second of batch requests. `lanes` says which
+    """Run one phase and return what `latencies` does and the tokens per second of batch requests. `lanes` says which
     lanes have requests: (interactive, batch). Raises RuntimeError if the backlog ran out or a request did not end."""
     interactive, batch = lanes
     watch = Watch()
@@ -163,7 +163,7 @@ def running(house: House, watch: Watch) -> Iterator[Engine]:
 
 
 def plan_arrivals(sizes: Sizes, adapters: Sequence[AdapterHash], prefix: str) -> list[Arrival]:
-    """Return Poisson arrivals of interactive requests, `sizes.rate` a second, the same in every phase."""
+    """Return a window's Poisson arrivals of interactive requests, `sizes.rate` a second, the same in every phase."""
     arrivals: list[Arrival] = []
     rng, at = Random(0), 0.0
     while (at := at + rng.expovariate(sizes.rate)) < sizes.window_s:

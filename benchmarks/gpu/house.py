@@ -47,7 +47,7 @@ class HouseSize:
 
 
 class Adapters:
-    """An `Executor` around a runner whose `load_host("RANK/NAME")` generates an adapter instead of reading a folder."""
+    """An `Executor` around a runner; its `load_host("RANK/NAME")` generates an adapter instead of reading a folder."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner

@@ -47,7 +47,7 @@ class Journal:
         return self.deadline - time.monotonic()
 
     def row(self, table: str, case: str, **values: Value) -> None:
-        """Write and print a row of one of the section's tables. Names of values include their units."""
+        """Write and print (to stderr) a row of one of the section's tables. Names of values include their units."""
         self._write({"row": {"table": table, "case": case, "values": values}})
         self.tell(f"{table}: {case}: " + ", ".join(f"{name} {shown(value)}" for name, value in values.items()))
 
@@ -66,7 +66,7 @@ class Journal:
         self.tell(f"FAILED {case}: {reason}")
 
     def finish(self) -> None:
-        """Write that the section ran to its end."""
+        """Write that the section ran to its end, even if cases failed."""
         self._write({"finished": True})
 
     def tell(self, text: str) -> None:
@@ -134,7 +134,7 @@ class Findings:
 
 
 def read_journal(path: Path) -> Findings:
-    """Return the findings in a journal, which may be unfinished or missing. A last line that was cut off is ignored."""
+    """Return the findings in a journal, which may be unfinished or missing. Reading ends at a line that was cut off."""
     found = Findings()
     for text in path.read_text().splitlines() if path.is_file() else ():
         try:
@@ -161,7 +161,7 @@ def first_line(error: BaseException) -> str:
 
 
 def shown(value: Value) -> str:
-    """Format a value for a table: floats with three significant digits, or as whole numbers from 100 on."""
+    """Format a value for a table: floats with three significant digits, or as whole numbers from 100 on; None as -."""
     if value is None:
         return "-"
     if isinstance(value, float):

@@ -139,6 +139,6 @@ def our_calls(backend: Backend, bank: AdapterBank, work: LoraWork) -> list[Calla
 
 
 def prepare_anew(backend: Backend, bank: AdapterBank, work: LoraWork) -> None:
-    """Do our preparation of a step whose adapters differ from those of the previous step, with new versions."""
+    """Do our preparation of a step as if all adapters were new, so that nothing of the last step's is reused."""
     bank.table.versions += 1
     backend.prepare_lora(bank.arena, bank.table, plan_segments(row_adapter_slots(work.lengths)))

@@ -54,7 +54,8 @@ class OnDevice:
     def attention(
         self, query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None = None
     ) -> Tensor:
-        """Return causal attention of `query` [num_rows, heads, head_dim] over paged KV, computed on the device."""
+        """Return causal attention of `query` [num_rows, heads, head_dim] over paged KV, computed on the device. A query
+        sees the last `window` tokens up to its own; None means all."""
         args = self._there(query), self._there(kv), self._same_batch(batch)
         return self._backend.attention(*args, scale, window).to(query.device)
 

@@ -36,8 +36,8 @@ def find_package(name: str) -> Path:
 
 def load_kernel_module(name: str, standins: Mapping[str, Mapping[str, Any]]) -> ModuleType:
     """Import module `name` of a peer without running its packages' __init__, and return it. `standins` maps names of
-    modules to the attributes of stand-ins, which replace them in sys.modules for good. Raises PeerAbsent if the wheel
-    has no such module, or if the module needs more than the stand-ins provide."""
+    modules to the attributes of stand-ins, which stay in sys.modules, except where a module is there already. Raises
+    PeerAbsent if the wheel has no such module, or if the module needs more than the stand-ins provide."""
     root = name.partition(".")[0]
     folder = find_package(root)
     for standin, values in standins.items():

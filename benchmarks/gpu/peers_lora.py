@@ -74,7 +74,7 @@ class Peer(Protocol):
         """Prepare and upload a step's metadata, as the peer does once per step."""
 
     def call(self, weights: PaddedWeights, x: Tensor, out: Tensor) -> Call:
-        """Return a call that adds the LoRA deltas of a group, computed from `x`, to `out` ([num_rows, ...])."""
+        """Return a call that adds a group's LoRA deltas for `x` to `out` [num_rows, sum of out_features]."""
 
 
 class Vllm:
@@ -157,7 +157,7 @@ class Sglang:
         return add
 
     def _stack_a(self, weights: PaddedWeights) -> Tensor:
-        """Return A as [num_adapters, targets * max_rank, in_features], each adapter's targets packed by its rank."""
+        """Return A as [num_adapters, targets * max_rank, in_features]: `rank` rows for each target, then zeros."""
         most, slices = max(weights.ranks), len(weights.a)
         stacked = torch.zeros_like(weights.a[0]).repeat(1, slices, 1)
         for adapter_slot, rank in enumerate(weights.ranks):

@@ -55,7 +55,7 @@ def document(outcomes: Sequence[Outcome], date: str, command: str) -> dict[str, 
 
 
 def environment(outcomes: Sequence[Outcome]) -> dict[str, Value]:
-    """Return the device, driver and versions; empty if no section got far enough to record them."""
+    """Return the device with its properties, driver and versions; empty if no section got far enough to record them."""
     return next((outcome.findings.environment for outcome in outcomes if outcome.findings.environment), {})
 
 

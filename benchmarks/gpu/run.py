@@ -8,7 +8,7 @@
 
 It needs torch, triton and transformers with their dependencies; this repository need not be installed. Each section
 runs in its own process, so that a crash does not affect the others. The tables are printed at the end; the exit status
-is not 0 if anything failed.
+is 0 only if nothing failed and nothing was left out for lack of time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ GRACE_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section and its `share` of the whole time budget. Time that it does not use goes to the later sections."""
+    """A section and its share of the time budget, relative to the others'. Time that it leaves goes to later ones."""
 
     title: str
     share: float

@@ -63,7 +63,7 @@ def groups_of(spec: ModelSpec) -> tuple[ProjectionGroup, ...]:
 
 
 def adapter_elements(spec: ModelSpec, rank: int) -> int:
-    """Return the number of elements in A and B of all projections of one layer."""
+    """Return the number of elements in A and B of an adapter of this rank, in all projections of one layer."""
     return rank * int(target_widths(spec).sum())
 
 
@@ -74,7 +74,7 @@ def full_layout(spec: ModelSpec, rank: int) -> AdapterLayout:
 
 
 def page_elements(spec: ModelSpec) -> int:
-    """Return the elements of one of the engine's pages, raised to those of a LoRA tile for models with few layers."""
+    """Return the elements of one of the engine's pages, but at least those of a LoRA tile of the widest projection."""
     return max(page_shape(spec, BLOCK_SIZE).elements, RANK_TILE * int(target_widths(spec).max()))
 
 
@@ -190,7 +190,7 @@ def attention_load(
 def attention_batch(
     chunks: Sequence[tuple[int, int]], pages: Sequence[npt.NDArray[np.int64]], device: torch.device
 ) -> AttentionBatch:
-    """Return the index tensors, on `device`, of sequences with `chunks` (query rows, context) and `pages`, in order."""
+    """Return index tensors, on `device`, of sequences with `chunks` (query rows, context) and `pages`, padded by 0."""
     lengths, contexts = (np.array(column) for column in zip(*chunks, strict=True))
     starts = np.append(0, np.cumsum(lengths))
     tables = np.zeros((len(chunks), max(len(own) for own in pages)), dtype=np.int32)

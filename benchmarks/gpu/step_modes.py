@@ -32,8 +32,8 @@ MODES = (Mode(True, True), Mode(True, False), Mode(False, True), Mode(False, Fal
 
 @contextmanager
 def stepping(house: House, mode: Mode) -> Iterator[None]:
-    """In the block, make the engine use CUDA graphs and overlapped steps as `mode` says. On enter and exit, steps under
-    way are absorbed; the engine must have no requests then."""
+    """In the block, make the engine use CUDA graphs and plan steps ahead (`overlaps`) as `mode` says. On enter and
+    exit, steps under way are absorbed; the engine must have no requests then."""
     runner = house.runner
     _settle(house)
     graphs = runner._steps._graphs if mode.graphs else None
@@ -43,7 +43,7 @@ def stepping(house: House, mode: Mode) -> Iterator[None]:
 
 
 def _settle(house: House) -> None:
-    """Collect and absorb the results of steps under way. Raises RuntimeError if a request was refused."""
+    """Collect and absorb the results of all steps under way. Raises RuntimeError if a request was refused."""
     engine = house.engine
     while engine.state.under_way:
         check_events(absorb(engine.state, engine.executor.collect(), engine.clock()))

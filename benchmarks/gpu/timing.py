@@ -47,7 +47,7 @@ def time_calls(calls: Sequence[Call], device: torch.device) -> Timing:
 
 
 def time_host(call: Call, device: torch.device, repeats: int = 20) -> float:
-    """Return the median microseconds of a call, including the work that it started on the device."""
+    """Return the median microseconds of `repeats` calls, including the work that each started on the device."""
     taken = []
     for _ in range(repeats + WARMUPS):
         started = time.perf_counter()

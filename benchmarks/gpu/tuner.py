@@ -45,8 +45,8 @@ class Subject:
 def tune(subject: Subject, time: Callable[[Sequence[Run]], float], tell: Tell) -> Choice:
     """Return the fastest configuration found whose result equals the default's up to rounding, varying one parameter
     after the other, with its microseconds and the default's. `time` returns the microseconds of one of the launches
-    that it is given; `tell` is called with a line about each configuration tried. Raises ValueError if the default
-    itself cannot be launched."""
+    that it is given; `tell` is called with a line about each configuration tried. Raises ValueError or RuntimeError if
+    the default cannot be launched, and RuntimeError if the device is lost."""
     expected, default_us = _measure(subject, subject.default, time)
     tell(f"{subject.name}: default {default_us:.1f} us")
     best, best_us = dict(subject.default), default_us
@@ -69,7 +69,7 @@ def _try(
     subject: Subject, config: Config, expected: Tensor, time: Callable[[Sequence[Run]], float], tell: Tell
 ) -> float | None:
     """Return the microseconds of a launch and report them, or what failed, by `tell`. None means that the configuration
-    is invalid, does not fit the device, or gives a different result."""
+    is invalid, does not fit the device, or gives a different result. Raises RuntimeError if the device is lost."""
     changed = ", ".join(f"{name} {value}" for name, value in config.items() if value != subject.default[name])
     try:
         result, us = _measure(subject, config, time)

@@ -1,6 +1,6 @@
 """`make soak MINUTES=30`: uses a server in every way for a while, and checks that its resource use does not grow.
 
-    python -m benchmarks.soak [--minutes 30] [--round-s 20] [--gateways 1] [--threads 1] [--out build/soak] [--seed 0]
+    python -m benchmarks.soak [--minutes 30] [--round-s 30] [--gateways 1] [--threads 1] [--out build/soak] [--seed 0]
 
 Each round sends chats and batch work in both lanes over HTTP and gRPC. Adapters are loaded, replaced and unloaded while
 they are in use; clients disconnect, read slowly, send invalid requests or exceed their limits; administrators read the
@@ -60,7 +60,7 @@ class Soak:
         return time.monotonic() - self._began
 
     async def run(self, progress: Progress) -> None:
-        """Run rounds until the time is up. Raises RuntimeError if requests still run long after a round has ended."""
+        """Run rounds until the time is up. Raises RuntimeError if requests still run QUIET_SECONDS after one."""
         bar = progress.add_task("warming up", total=self.seconds)
         watching = asyncio.create_task(self._watch(progress, bar))
         number, crowd = 0, await crowd_of(self._house)
@@ -101,7 +101,8 @@ def failures_of(findings: Sequence[Finding], strange: Sequence[str]) -> list[str
 
 
 def soak(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
-    """Run the soak test and write its report. Exits with status 1 if a series grows or an act ends unexpectedly."""
+    """Run the soak test, write its report, and exit: with status 1 if a series fails its check or an act ended
+    unexpectedly, else 0. Raises ValueError if the run is too short to judge."""
     seconds = arguments.minutes * 60
     low, high = ROUND_SECONDS
     round_seconds = arguments.round_s or min(max(seconds / ROUNDS, low), high)

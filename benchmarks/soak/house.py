@@ -50,10 +50,8 @@ class House:
         return [f"visitor-{i}" for i in range(VISITORS)]
 
     def next_visitor(self) -> tuple[str, Path]:
-        """Return the next visitor name and a new folder with an adapter of different content.
-
-        The adapter is a copy of the template except for its last weights. The folder made six calls ago is deleted.
-        """
+        """Return the next visitor name and a new folder with an adapter of different content: a copy of the template
+        except for its last weights. The folder made six calls ago is deleted."""
         number = next(self._number)
         root = self.folder / "adapters"
         shutil.rmtree(root / f"visit-{number - 6}", ignore_errors=True)

@@ -40,7 +40,7 @@ SECONDS = 120.0
 
 @dataclass(slots=True)
 class Visit:
-    """State of one simulated user: the clients, a random generator and the server's description."""
+    """State of one simulated user: clients, a random generator, the server's description, and the signal to stop."""
 
     house: House
     client: httpx.AsyncClient
@@ -86,7 +86,7 @@ async def batch_lane(visit: Visit) -> str:
 
 
 async def stream(visit: Visit) -> str:
-    """Read a stream to its end."""
+    """Read a streamed chat to its end, and return its status or refusal."""
     async with aclosing(_events(visit, 24)) as events:
         async for event in events:
             last = event
@@ -199,7 +199,7 @@ async def submit_batch(visit: Visit) -> str:
 
 
 async def _ended(visit: Visit, batch_id: str, *, cancel: bool) -> dict[str, Any]:
-    """Return the batch when it has ended. `cancel` cancels it first, after a random delay. Raises TimeoutError."""
+    """Return the batch when it has ended, or raise TimeoutError after SECONDS. `cancel` cancels it after a delay."""
     if cancel:
         await asyncio.sleep(visit.dice.uniform(0.0, 2.0))
         await visit.client.post(f"/v1/batches/{batch_id}/cancel")
@@ -222,14 +222,14 @@ LINES = 12
 
 
 async def crowd_of(house: House) -> Sequence[tuple[Act, int]]:
-    """Return the acts that the server supports: batch jobs are left out if it does not serve them."""
+    """Return the acts, each with its number of concurrent users; batch jobs are left out if the server has none."""
     async with httpx.AsyncClient(base_url=house.url, headers=_bearer(KEYS["acme"])) as client:
         has_batches = (await client.get("/v1/batches")).is_success
     return WITH_BATCHES if has_batches else CROWD
 
 
 async def busy_round(house: House, seconds: float, seed: int, crowd: Sequence[tuple[Act, int]]) -> Counter[str]:
-    """Let all users repeat their acts for `seconds`. Returns how often each act ended in each way."""
+    """Let all users repeat their acts for `seconds`, and end those begun. Counts how often each act ended how."""
     outcomes: Counter[str] = Counter()
     limits = httpx.Limits(max_connections=None)
     async with (

@@ -1,4 +1,4 @@
-"""Judges the readings: no series may grow, and some must be zero at rest."""
+"""Judges the readings: some series must not grow, some must be zero at rest, and some must be constant."""
 
 from __future__ import annotations
 
@@ -57,11 +57,8 @@ def _slopes(series: Series) -> list[float]:
 
 
 def judge(readings: Sequence[tuple[float, Reading]]) -> list[Finding]:
-    """Judge the readings at rest; the caller leaves out those of the warm-up.
-
-    Raises:
-        ValueError: there are fewer than FEWEST readings.
-    """
+    """Judge the readings at rest, (seconds, reading) without those of the warm-up, and return a finding for each series
+    that has a rule. Raises ValueError if there are fewer than FEWEST readings."""
     if len(readings) < FEWEST:
         raise ValueError(f"{len(readings)} readings at rest after the warm-up are too few to tell a trend: run longer")
     named = {name: [(at, reading[name]) for at, reading in readings if name in reading] for name in readings[0][1]}

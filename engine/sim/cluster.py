@@ -44,7 +44,7 @@ class Chooser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A replica that dies or is added at a moment, in virtual seconds."""
+    """A replica, by its number, that dies or, if `dies` is False, is added; `at` is in virtual seconds."""
 
     at: float
     replica: int
@@ -97,9 +97,10 @@ def simulate_cluster(
     changes: Sequence[Change] = (),
     progress: Progress = lambda _: None,
 ) -> ClusterResult:
-    """Run a workload to the end of its trace on several equal engines.
+    """Run a workload on several equal engines, until it ends by the rule of `run.simulate`. A stall is not detected.
 
     Args:
+        chooser: the router, which chooses a replica for each request.
         replicas: number of engines at the start, with the numbers from 0 on.
         changes: engines that die or are added, in order of time.
     """
@@ -163,7 +164,8 @@ class _Cluster:
         return self.now >= self._workload.horizon and not self._collector.outstanding[Lane.INTERACTIVE]
 
     def _advance(self) -> None:
-        """Do what comes next: an arrival, a change of the replicas, or a step of the replica whose clock is behind."""
+        """Do what comes next: a change of the replicas, the move of a dead replica's request, an arrival, or a step of
+        the replica furthest behind; then refill the backlog."""
         working = [replica for replica in self.replicas.values() if replica.live]
         behind = min(working, key=lambda replica: replica.clock.now, default=None)
         times = (
@@ -228,7 +230,7 @@ class _Cluster:
             self._chooser.finish(replica.number, request)
 
     def _tell(self, replica: _Replica, now: float) -> None:
-        """Let the router hear from a replica if it is time."""
+        """Let the router hear from a replica if `NEWS_S` have passed since it last did."""
         if now >= replica.told_at + NEWS_S:
             replica.told_at = now
             self._chooser.hear(replica.number, replica.engine.state, now)

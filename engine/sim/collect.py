@@ -24,8 +24,8 @@ def _seconds() -> array[float]:
 
 @dataclass(slots=True)
 class Group:
-    """Measurements of the requests of one tenant in one lane, with a TTFT, TPOT and end-to-end time for each request
-    and a histogram of all ITLs. All times are in seconds."""
+    """Measurements of the requests of one tenant in one lane: TTFT of those with a token, end-to-end time of those that
+    finished, TPOT of those with more than one token, and a histogram of all ITLs. All times are in seconds."""
 
     lane: Lane
     tenant: str
@@ -110,8 +110,8 @@ class Collector:
         self.gaps[request.lane].submit(request.tenant)
 
     def step(self, plan: StepPlan, work: StepWork, seconds: float) -> None:
-        """Record a plan that was computed in `seconds`. This method is a `StepObserver`, which the executor calls.
-        Steps without tokens do not count."""
+        """Record a plan: the loads and admissions and, if it has tokens, a step that took the device `seconds`. This
+        method is a `StepObserver`, which the executor calls."""
         for load in plan.loads:
             if load.request_id in self.unfinished:
                 self.unfinished[load.request_id].contended = False
@@ -147,7 +147,7 @@ class Collector:
                 gaps.sample()
 
     def _lane_tokens(self, plan: StepPlan) -> dict[Lane, int]:
-        """Return each lane's tokens in a step: those that its decodes read plus those that its other chunks compute."""
+        """Return each lane's tokens in a step: the contexts that its decodes read plus the tokens of other chunks."""
         tokens = dict.fromkeys(Lane, 0)
         for chunk in plan.chunks:
             lane = self.unfinished[chunk.request_id].group.lane

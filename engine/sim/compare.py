@@ -41,9 +41,9 @@ def run_name(policy: str, scheduler: str) -> str:
 def plan_runs(
     setup: Setup, workload: Workload, policies: Sequence[str], schedulers: Sequence[str], *, goals: bool
 ) -> list[Run]:
-    """Return a run for each policy under each scheduler and, if there is batch work, a run of the interactive work
-    alone. Nothing is simulated yet. `goals` adds the runs that the goals compare with: lanes, fcfs, each lane alone,
-    and interactive work alone under fcfs."""
+    """Return a run for each policy under each scheduler and, if there is batch work, one of the interactive work alone
+    under lanes. Nothing is simulated yet. `goals` adds the runs that the goals compare with: lanes, fcfs and, if there
+    is batch work, the interactive and the batch work each alone under fcfs."""
     modes = [(policy, scheduler) for policy in policies for scheduler in schedulers]
     if goals:
         modes = list(dict.fromkeys([(OURS, "continuous"), *modes, (BASELINE, "continuous")]))
@@ -63,7 +63,7 @@ def _alone(setup: Setup, workload: Workload, *, goals: bool) -> list[Run]:
 def run_all(runs: Sequence[Run], jobs: int, advance: Advance) -> dict[str, Report]:
     """Simulate all runs and return their reports by name, in the order of `runs`. `jobs` runs are simulated at a time,
     each in a process of its own, and `advance` is called when one ends. With one job or one run, they are simulated in
-    this process, and `advance` is called from time to time."""
+    this process, and `advance` is called from time to time. Raises what `simulate` raises."""
     if jobs <= 1 or len(runs) == 1:
         return {run.name: _simulate_shown(run, advance) for run in runs}
     # spawn: a fork would copy locks that the caller's threads hold.

@@ -47,8 +47,8 @@ class Judged:
 
 
 def judge(setup: Setup, reports: Mapping[str, Report]) -> list[Judged]:
-    """Return every goal with its figure in each run that is not a baseline. `reports` has the runs by name. Goals that
-    have no figure in any run are left out."""
+    """Return every goal with its figure in each run except those of a lane alone (`BASELINES`). `reports` has the runs
+    by name. Goals that have no figure in any run are left out."""
     evidence = {name: Evidence(report, reports) for name, report in reports.items() if name not in BASELINES}
     judged = [
         Judged(goal, {name: goal.value(item) for name, item in evidence.items()})
@@ -76,8 +76,8 @@ def goals(setup: Setup, alone: Report | None) -> list[Goal]:
 
 
 def _yield_bound(setup: Setup, alone: Report | None) -> float:
-    """Return the duration in seconds of the longest step that an interactive arrival may find running: a step of batch
-    work alone, or a step with prompts of other interactive requests that batch work lengthened."""
+    """Return the longest duration in seconds allowed for the step that an interactive arrival finds running: a step of
+    batch work alone, or a step with prompts of other interactive requests that batch work lengthened."""
     rules = setup.core.scheduling
     decode = setup.device.cost.seconds(StepWork(decode_tokens=1, decode_context=TYPICAL_CONTEXT, samples=1))
     batch = min(rules.yield_bound_s, rules.yield_stretch * decode)

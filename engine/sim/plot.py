@@ -26,8 +26,7 @@ def duration_label(seconds: float) -> str:
 
 
 def tick_range(low: float, high: float) -> tuple[float, float]:
-    """Return the nearest ticks below `low` and above `high` (both positive, in seconds), as limits for a logarithmic
-    axis."""
+    """Return the nearest ticks below `low` and above `high`, both positive seconds, as limits of a logarithmic axis."""
     decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
     ticks = [step * 10.0**decade for decade in decades for step in TICKS]
     return max(tick for tick in ticks if tick < low), min(tick for tick in ticks if tick > high)

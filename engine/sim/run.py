@@ -32,7 +32,7 @@ Progress = Callable[[float], None]
 
 
 class Stalled(RuntimeError):
-    """Raised if the engine stops stepping although work is left; the message says how much."""
+    """Raised if the engine does no step for `STALL_S` virtual seconds with work left; the message says how much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class Setup:
 
 def simulate(setup: Setup, workload: Workload, progress: Progress = lambda _: None) -> Report:
     """Run a workload on the simulated engine, with a virtual clock, and return the report. Without a backlog, the run
-    ends when all requests have ended; with one, at the last arrival of the trace, once all interactive requests have
-    ended. `progress` is called from time to time. Raises Stalled if the engine stops stepping although work is left."""
+    ends when all requests have ended; with one, when the trace's last request has arrived and all interactive ones have
+    ended. `progress` is called from time to time. Raises Stalled if no step is done for `STALL_S` with work left."""
     with no_collection():
         run = _Run(setup, workload)
         run.to_end(progress)
@@ -124,8 +124,8 @@ class _Run:
         return self.clock.now >= self._workload.horizon and not self.collector.outstanding[Lane.INTERACTIVE]
 
     def _advance(self) -> None:
-        """Run one step and collect its events or, if there is nothing to do, advance the clock to the next arrival.
-        Raises Stalled."""
+        """Run a step and collect its events; if no time passes, advance the clock by a tick or, if there is no work, to
+        the next arrival. Raises Stalled."""
         before = self.clock.now
         if self.engine.state.has_work or self.collector.unfinished:
             self.collector.take(self.engine.step(), self.clock.now)
@@ -161,7 +161,7 @@ class _Run:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Disable the garbage collector on enter, and restore it on exit. A simulation creates no reference cycles, and
+    """Disable the garbage collector in the block, and restore it after. A simulation creates no reference cycles, and
     searching millions of objects for them takes a third of the time."""
     enabled = gc.isenabled()
     gc.disable()

@@ -31,7 +31,7 @@ PROMPT, OUTPUT = Sizes(256, 1024), Sizes(64, 256)
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """The traffic of a simulation, as the options of the command describe it; `workload` makes the requests from it.
-    Raises ValueError, which names the value, if one is out of range."""
+    Raises ValueError, which names the value, if one is out of range; `workload` checks `rate` and `cv`."""
 
     trace: Path | None = None
     """Recorded trace. None means that requests arrive at random, according to `rate`, `cv`, `prompt` and `output`."""
@@ -80,9 +80,9 @@ class Scenario:
         return f"{name} beside a batch backlog of {self.backlog.size}" if self.backlog else name
 
     def workload(self, rate_scale: float = 1.0) -> Workload:
-        """Return the workload, with arrivals `rate_scale` times as fast: read or generate the trace, scale and cut it,
-        and assign lanes, tenants and adapters at random. Raises ValueError if no request arrives, `rate_scale` is out
-        of range or the file is no trace, and OSError if it cannot be read."""
+        """Return the workload, with arrivals `rate_scale` times as fast: read or generate the trace, scale, cut and
+        thin it (tide), and assign lanes, tenants, adapters and the flash crowd at random. Raises ValueError if no
+        request arrives, a rate or `cv` is out of range or the file is no trace, and OSError if it cannot be read."""
         if not MIN_RATE_SCALE <= rate_scale <= MAX_RATE_SCALE:
             limits = f"{MIN_RATE_SCALE:g} to {MAX_RATE_SCALE:g}"
             raise ValueError(f"the rate scale must be in {limits}, not {rate_scale:g}")

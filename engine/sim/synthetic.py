@@ -78,11 +78,7 @@ def with_adapters(trace: Trace, count: int, exponent: float, seed: int = 0) -> T
 
 @dataclass(frozen=True, slots=True)
 class FlashCrowd:
-    """One adapter that gets a share of all requests for some time.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
+    """One adapter that gets `share` of all requests for some time. Raises ValueError if a value is out of range."""
 
     share: float
     start: float
@@ -95,7 +91,7 @@ class FlashCrowd:
 
     @classmethod
     def parse(cls, text: str) -> FlashCrowd:
-        """Parse `SHARE@START-END`, such as `0.4@60-120`. Raises ValueError."""
+        """Parse `SHARE@START-END`, such as `0.4@60-120`. Raises ValueError for other text and values out of range."""
         share, _, when = text.partition("@")
         start, _, end = when.partition("-")
         try:
@@ -105,7 +101,7 @@ class FlashCrowd:
 
 
 def with_flash_crowd(trace: Trace, crowd: FlashCrowd, adapter: int, seed: int = 0) -> Trace:
-    """Let a random `crowd.share` of the requests that arrive during the flash crowd ask for `adapter` (an index)."""
+    """Return the trace; each request during the crowd asks for `adapter` (an index) with probability `crowd.share`."""
     rng = Random(seed)
     return [
         arrival._replace(adapter=adapter)
@@ -117,7 +113,7 @@ def with_flash_crowd(trace: Trace, crowd: FlashCrowd, adapter: int, seed: int = 
 
 def with_tide(trace: Trace, period_s: float, depth: float, seed: int = 0) -> Trace:
     """Thin out a trace so that its rate follows a sine: as it is at the peak, and 1 - `depth` of that half a period
-    later. The trace begins halfway between them."""
+    later. The trace begins halfway between them, and keeps at least one request."""
     rng = Random(seed)
     kept = [a for a in trace if rng.random() < 1 - depth * (1 - sin(2 * pi * a.time / period_s)) / 2]
     return kept or trace[:1]

@@ -38,7 +38,7 @@ Trace = list[Arrival]
 
 def read_trace(path: Path) -> Trace:
     """Read a trace in any of the known formats, and return it sorted by time, with the first arrival at 0. Raises
-    OSError, and ValueError, which names the file, if the file is in none of these formats or holds no requests. The
+    OSError, and ValueError, which names the file, if it is in none of these formats, malformed or without requests. The
     formats are Azure LLM inference (CSV: TIMESTAMP, ContextTokens, GeneratedTokens), Mooncake (JSON lines: timestamp in
     ms, input_length, output_length, hash_ids), and the arena trace of the VTC artifact (CSV: req_time_s, client,
     prompt_len, output_len)."""

@@ -21,8 +21,8 @@ BATCH_TENANT = "batch"
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Batch work of which `size` requests are always unfinished: when one ends, another arrives. Raises ValueError if a
-    value is out of range."""
+    """Batch work of which `size` requests are always unfinished: when one ends, another arrives, until the workload's
+    horizon. Raises ValueError if a value is out of range."""
 
     size: int
     prompt: Sizes
@@ -49,8 +49,8 @@ class Workload:
     seed: int = 0
 
     def only(self, lane: Lane) -> Workload:
-        """Return the part of this workload that belongs to one lane: its requests of the trace and, for batch, the
-        backlog."""
+        """Return the part of this workload that belongs to one lane, with the same horizon: its requests of the trace
+        and, for batch, the backlog."""
         backlog = self.backlog if lane is Lane.BATCH else None
         return replace(self, trace=[arrival for arrival in self.trace if arrival.lane is lane], backlog=backlog)
 

@@ -45,7 +45,7 @@ class Settings:
 @dataclass(frozen=True, slots=True)
 class RequestRow:
     """The outcome of one request. Times are in seconds; `sent` counts from the beginning of the run, `e2e` and `ttft`
-    from `sent`. Latencies are None if the request failed or has too few tokens."""
+    from `sent`. `ttft`, `tpot` and `itl_max` (the longest gap) are None if it failed or has too few tokens."""
 
     lane: str
     model: str

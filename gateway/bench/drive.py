@@ -32,13 +32,14 @@ async def drive(
     Args:
         concurrency: maximum number of requests at once. A request over it waits, and its latencies count from when it
             is sent. None means that every request is sent at its arrival time.
-        timeout_s: seconds after which a request fails, connecting included.
-        stop_after: a lane; when all of its requests have ended, requests of other lanes not sent yet are left out.
+        timeout_s: seconds from sending, connecting included, after which a request fails.
+        stop_after: a lane; when all of its requests have ended, items that have not arrived yet are left out.
         on_end: called with the outcome of every request as it ends.
 
     Raises:
         OSError: no connection to the target can be made.
         ValueError: the target's URL is invalid.
+        TlsFileError: the certificate files cannot be used.
     """
     gate = asyncio.Semaphore(concurrency) if concurrency else None
     left, stop = Counter(item.lane for item in items), asyncio.Event()

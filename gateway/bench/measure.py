@@ -35,8 +35,7 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True)
 class LaneResults:
-    """Results of one lane. Latencies and tokens are of requests that succeeded; None means that there are no
-    samples."""
+    """Results of one lane. Latencies, tokens and rates are of requests that succeeded; None means no samples."""
 
     lane: str
     requests: int
@@ -108,7 +107,7 @@ def goodput(streams: Sequence[Stream], slo: LatencyObjective, seconds: float) ->
 
 def meets_objective(stream: Stream, slo: LatencyObjective) -> bool:
     """Return whether a request succeeded within all limits of the objective. The ITL limit applies to the request's own
-    99th percentile, so that one stall in a long answer is tolerated."""
+    99th percentile, so that one stall in a long answer is tolerated. With one token, ITL and TPOT count as met."""
     if not succeeded(stream):
         return False
     itl = percentiles(stream.gaps)

@@ -79,7 +79,8 @@ class Plan:
                 raise SpecError(f"{name} must be finite and not negative, not {value}")
 
     def items(self, trace: Sequence[Arrival] = ()) -> list[BenchRequest]:
-        """Return the requests of all lanes in order of arrival. Lanes with neither `n` nor `rate` replay `trace`."""
+        """Return all lanes' requests in order of arrival, up to `duration`. Lanes with no `n` or `rate` replay
+        `trace`."""
         lanes = [self._lane(lane, trace) for lane in self.lanes]
         return sorted(chain.from_iterable(lanes), key=lambda item: item.at)
 

@@ -32,7 +32,8 @@ class BenchError(Exception):
 
 
 def served_models(target: Target) -> list[str]:
-    """Return the ids of the models that the server lists, the base model first. Raises BenchError and TlsFileError."""
+    """Return the ids of the models that the server lists, in its order (loralane: the base model first). Raises
+    BenchError if it cannot be reached or lists no models, and TlsFileError for unusable certificate files."""
     try:
         response = httpx.get(
             f"{target.base}/v1/models", headers=target.headers, timeout=10, verify=chosen_tls_files().context()
@@ -45,8 +46,9 @@ def served_models(target: Target) -> list[str]:
 
 
 def run(settings: Settings, key: str, console: Console) -> Document:
-    """Make a run, with progress bars on `console`, and return its measurements. `key` is the API key. Raises
-    BenchError, and ValueError or OSError for a trace that cannot be read."""
+    """Make a run, with progress bars on `console`, and return its measurements. `key` is the API key. Raises BenchError
+    if no request arrives, every warm-up request fails or the server cannot be reached, ValueError or OSError for a
+    trace that cannot be read, ValueError for an invalid URL, and TlsFileError for unusable certificate files."""
     target = Target(settings.url, key, settings.tiers, settings.extensions)
     plan = settings.plan
     items = plan.items(read_trace(Path(plan.trace)) if plan.trace else ())

@@ -27,7 +27,8 @@ class SpecError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A distribution of token counts: uniform over low..high, or log-normal where `cv` is not 0."""
+    """A distribution of token counts: uniform over low..high, or log-normal where `cv` is not 0. Raises SpecError if a
+    value is out of range."""
 
     low: int
     high: int
@@ -106,7 +107,8 @@ class LaneSpec:
 
 def parse_lane(text: str) -> LaneSpec:
     """Parse a lane as written on the command line, `NAME` or `NAME:key=value,...`, into its specification. Raises
-    SpecError if the name, a key or a value is wrong; the message says which, and what is known."""
+    SpecError if the name, a key or a value is wrong, or a key is repeated; the message says which, and what is
+    known."""
     name, _, rest = text.partition(":")
     given = [_pair(item) for item in rest.split(",") if item.strip()]
     pairs = dict(given)
@@ -124,7 +126,7 @@ def parse_lane(text: str) -> LaneSpec:
 
 
 def parse_lengths(text: str) -> Lengths:
-    """Parse `16`, `24-96` (uniform, both ends included), `1k-4k` or `600~1.5` (log-normal: mean and CV)."""
+    """Parse `16`, `24-96` (both ends included), `1k-4k` or `600~1.5` (log-normal: mean and CV). Raises ValueError."""
     mean, tilde, cv = text.partition("~")
     if tilde:
         return Lengths(parse_count(mean), MAX_TOKENS, float(cv))
@@ -133,7 +135,7 @@ def parse_lengths(text: str) -> Lengths:
 
 
 def parse_range(text: str) -> tuple[int, int]:
-    """Parse a range of token ids such as `1000-30000` into (low, high), whose end is excluded. Raises SpecError."""
+    """Parse token ids such as `1000-30000` into (low, high), whose end is excluded. Raises SpecError for other text."""
     low, _, high = text.partition("-")
     if not (low.isdecimal() and high.isdecimal() and int(low) < int(high)):
         raise SpecError(f"a range is written LOW-HIGH, as 1000-30000, not {text!r}")
@@ -143,7 +145,7 @@ def parse_range(text: str) -> tuple[int, int]:
 
 
 def parse_seconds(text: str) -> float:
-    """Parse a time such as `0.5`, `0.5s` or `500ms` and return it in seconds. Raises ValueError."""
+    """Parse `0.5`, `0.5s` or `500ms` into seconds. Raises ValueError for other text, negative and infinite times."""
     scale = 1000.0 if text.endswith("ms") else 1.0
     seconds = float(text.removesuffix("ms").removesuffix("s")) / scale
     if not 0 <= seconds < math.inf:

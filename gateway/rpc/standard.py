@@ -18,8 +18,7 @@ WATCH_SECONDS = 0.25
 
 class EngineHealth(health_pb2_grpc.HealthServicer):
     """Health service that reports one status for all `services`, and for the server as a whole under the empty name:
-    SERVING while `ready` returns True, until `stop_serving`; computed on each call. Other services are unknown to
-    it."""
+    SERVING while `ready` returns True, until `stop_serving`; computed on each call. Others are unknown services."""
 
     def __init__(self, services: tuple[str, ...], ready: Callable[[], bool]) -> None:
         self._services = ("", *services)

@@ -124,8 +124,7 @@ def response_to_pb(
     admitted: Admitted, chunks: Sequence[GenerationChunk], read: Read, token_text: TokenText
 ) -> pb.GenerateResponse:
     """Build the message for a complete response to the `admitted` request. `chunks` holds all chunks of all answers,
-    those of an answer in order; the last has the usage. `read` separates tool calls, `token_text` returns a token's
-    text."""
+    each answer's in order; the last has the usage. `read` separates tool calls; `token_text` returns a token's text."""
     choices = [_choice(answer, read(answer), token_text) for answer in join_answers(chunks)]
     return pb.GenerateResponse(choices=choices, usage=_usage(chunks[-1].usage), **_head(admitted))
 

@@ -57,7 +57,8 @@ class AdminApi:
         batches: AdminBatchesApi | None = None,
     ) -> None:
         """Create the handlers. `authenticate` returns the caller of a request or raises ApiError. `max_body_bytes`
-        limits request bodies. None for any of the last four arguments means that there are no routes for that part."""
+        limits request bodies. None for any of the last four arguments means that there are no routes for that part;
+        `operations` stands for lanes, live and recent requests, history and the overview."""
         self._gateway = gateway
         self._adapters = gateway.adapters
         self._authenticate = authenticate
@@ -170,8 +171,8 @@ class AdminApi:
     def _for_admins(self, handler: Handler) -> Handler:
         """Wrap a handler so that other callers than administrators get an ApiError before their body is read.
 
-        The wrapper also forbids caching of the response, names fields in errors as the called route does, and drops
-        the cached overview after a call that is not a GET.
+        If the handler succeeds, the wrapper forbids caching of the response and, for any method but GET, drops the
+        cached overview. In errors of /admin/v1/adapters it renames fields of vLLM's routes as `NATIVE_FIELDS` says.
         """
 
         async def guarded(request: Request) -> Response:

@@ -117,7 +117,8 @@ class LimitUses(Struct):
 
 
 class UsageFigures(Struct, kw_only=True):
-    """Usage figures. Money is decimal text; it is null if the configuration has no prices or no `device_hour`."""
+    """Usage figures. Money is decimal text. `amount` is null without configured prices, `cost` without a configured
+    `device_hour`, and `cost_per_million_tokens` without a `cost` or any tokens."""
 
     requests: int
     prompt_tokens: int

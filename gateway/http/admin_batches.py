@@ -37,9 +37,9 @@ class AdminBatchesApi:
     async def listing(self, request: Request) -> Response:
         """Return batches as JSON, of all tenants or of the query's `tenant`, each with its tenant and estimated end.
 
-        `which=unfinished` lists unfinished batches, the earliest deadline first; `which=all` lists all batches, the
-        newest first. The default of `which` is `all` if there is a `tenant`, else `unfinished`. Raises ApiError
-        (INVALID_REQUEST) for any other value or parameter.
+        `which=all` lists the newest MAX_PAGE batches, the newest first; `which=unfinished` the unfinished ones, the
+        earliest deadline first, with a `tenant` only those among its newest MAX_PAGE. The default of `which` is `all`
+        if there is a `tenant`, else `unfinished`. Raises ApiError (INVALID_REQUEST) for any other value or parameter.
         """
         given = request.query_params
         check_parameters(given, "tenant", "which")

@@ -76,17 +76,19 @@ def create_app(
         keys: authenticates callers.
         metrics: the source of /metrics.
         accounts: the tenants and keys. None means that there are no routes to administer them.
-        operations: the lanes and live requests. None means that there are no routes for them.
+        operations: the lanes, the live and recent requests, and history. None means that there are no routes for them
+            or for the overview.
         max_body_bytes: maximum size of a request body, except for file uploads.
         ping_seconds: interval of the pings in an event stream.
         usage: the usage reports. None means that there is no route for them.
         metrics_keys: SHA-256 of the keys that may read /metrics, besides administrators' keys.
-        open_metrics: what a request without a key may read of /metrics: everything (True), nothing (False), or all but
-            tenants' metrics ("no_tenants").
+        open_metrics: what a request without a key may read of /metrics: everything (True: keys are not checked at
+            all), nothing (False), or all but tenants' metrics ("no_tenants").
         files, batches: the file and batch services. None means that there are no routes for them.
-        surface: the part of the API that this port serves.
-        cors_origins: origins whose pages may call everything but administration. If empty, no CORS layer is added.
-        grpc: returns the address of the gRPC server, for `GET /`.
+        surface: the part of the API that this port serves: all, public (all but administration) or admin.
+        cors_origins: origins whose pages may call everything but administration. If empty, or if the surface is admin,
+            no CORS layer is added.
+        grpc: returns the address of the gRPC server, for `GET /`; None means that there is none.
     """
     rest = (accounts, operations, usage, metrics_keys, open_metrics, files, batches, surface, grpc)
     api = HttpApi(gateway, keys, metrics, max_body_bytes, ping_seconds, *rest)
@@ -170,8 +172,9 @@ class HttpApi:
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a text or a chat, their number and the context length in tokens, as vLLM's API does.
 
-        With `return_token_strs` the response also has each token's text. Raises ApiError: MODEL_NOT_FOUND, or
-        INVALID_REQUEST unless the body has either a prompt or messages.
+        With `return_token_strs` the response also has each token's text. Raises what `_read` raises, and ApiError:
+        MODEL_NOT_FOUND; INVALID_REQUEST, there is not exactly one of prompt and messages, or the chat is invalid;
+        UNSUPPORTED_PARAMETER, for example tools that the chat template does not support.
         """
         principal, body = await self._read(request, TokenizeRequest)
         tokenizer = self._gateway.tokenizer
@@ -206,8 +209,8 @@ class HttpApi:
         return json_response({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """Return 200 if requests can be served and 503 if not, with the reason and the state of the engine, of Redis,
-        which is pinged, and of the limiter in the body."""
+        """Return 200, or 503 with the reason if the engine is not connected or hangs, or if Redis is away and all
+        limits' policy is `closed`. The body has the state of the engine, of Redis, which is pinged, and the limiter."""
         limiter, trouble = self._gateway.limiter, self._gateway.heartbeat.trouble
         redis = await limiter.ping()
         closed = "" if limiter.modes != {"closed"} else "limits cannot be checked while Redis is away"
@@ -258,8 +261,8 @@ class HttpApi:
             self._gateway.intake.resolve(principal.tenant, ModelQuery(model))
 
     async def _read(self, request: Request, kind: type[Body]) -> tuple[Principal, Body]:
-        """Authenticate the caller, then read and parse the body, and return both. Raises ApiError: the key is unknown
-        or an administrator's, or the body is too large or not a valid `kind`."""
+        """Authenticate the caller, then read and parse the body, and return both. Raises ApiError: the key is missing,
+        not valid or an administrator's, or the body is too large or not a valid `kind`."""
         return self._tenant(request), await self._parsed(request, kind)
 
     async def _parsed(self, request: Request, kind: type[Body]) -> Body:

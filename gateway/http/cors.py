@@ -18,8 +18,8 @@ PREFLIGHT_SECONDS = 600
 
 
 class Cors:
-    """ASGI middleware that answers preflight requests before authentication, and adds CORS headers to every other
-    response, including errors and streams. Requests to administration's paths pass unchanged.
+    """ASGI middleware that answers preflight requests before authentication, and adds CORS headers to all other
+    responses to requests with an Origin, also to errors and streams. Requests to administration's paths pass unchanged.
 
     Pages send their key in a header. Credentials that a browser adds by itself, such as cookies, are never allowed.
     """

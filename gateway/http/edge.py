@@ -34,8 +34,8 @@ class ClientGone(OSError):
 class RequestMiddleware:
     """ASGI application around the router: assigns request ids, adds them to responses, and turns errors into responses.
 
-    Unexpected exceptions are logged and become a 500; a client that has disconnected gets none. It replaces the
-    middleware stack of a `Starlette` application, in which every write passes through each layer.
+    Unexpected exceptions are logged and become a 500; a client that has disconnected gets none. Errors after a response
+    has begun leave it incomplete. It replaces `Starlette`'s middleware, in which every write passes through each layer.
     """
 
     def __init__(self, router: Router) -> None:
@@ -124,7 +124,8 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 
 async def streamed_body(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
-    """Yield the pieces of a request's body as they arrive. Raises ApiError (REQUEST_TOO_LARGE) or `ClientGone`."""
+    """Yield the pieces of a request's body as they arrive. Raises ApiError (REQUEST_TOO_LARGE) as soon as it is known
+    that the body exceeds `max_bytes`, and ClientGone if the client disconnects before the body is complete."""
     declared = header(request.scope, b"content-length")
     if declared.isdecimal() and int(declared) > max_bytes:
         raise request_too_large(max_bytes)
@@ -145,8 +146,8 @@ def error_response(error: ApiError) -> Response:
 
 
 def _refusal(scope: Scope, error: ApiError | HTTPException) -> Response:
-    """Return the JSON response for an error. An HTTPException can only come from Starlette's router, mostly as a 404,
-    which gets a hint at a replacement of the path if there is one, or a 405, which gets the allowed methods."""
+    """Return the JSON response for an error. An HTTPException can only come from Starlette's router: a 404 gets a hint
+    at a replacement of the path if there is one, a 405 the allowed methods, and any other becomes INVALID_REQUEST."""
     if isinstance(error, ApiError):
         return error_response(error)
     method, path = scope["method"], scope["path"]

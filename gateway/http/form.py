@@ -53,8 +53,8 @@ class FileForm:
         When the generator ends, the whole form has been read, and `filename` and `fields` are complete.
 
         Raises:
-            ApiError: INVALID_REQUEST, the form is malformed, has no file, or has too many or too large other parts; or
-                the error of a check.
+            ApiError: INVALID_REQUEST, the form is malformed or incomplete, has no file or several, or has too many or
+                too large other parts; or the error of a check.
         """
         async for data in body:
             try:

@@ -30,7 +30,8 @@ VERSIONS = ("1.1", "1.0")
 class GuardedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol, one instance for each connection, with deadlines and size limits. Times are in seconds.
 
-    A peer that exceeds them gets an error response, if no response has begun, and is disconnected.
+    A peer that exceeds them is disconnected. Before, it gets an error response if it was sending a request and no
+    response to that has begun.
     """
 
     max_head_bytes = 64 * 2**10
@@ -66,7 +67,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes, or refuse the request if its head is larger than `max_head_bytes`. Bytes that arrive
-        together with the request line are not counted here but in `on_headers_complete`."""
+        together with the start of the request are not counted here but in `on_headers_complete`."""
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > self.max_head_bytes:
@@ -180,9 +181,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 def guarded_config(app: ASGIApp, protocol: type[GuardedProtocol] = GuardedProtocol, **options: Any) -> uvicorn.Config:
-    """Return the uvicorn configuration that serves an application with the guarded protocol. `options` are further
-    arguments of `uvicorn.Config`. WebSockets and uvicorn's logs are off, and proxy headers are ignored, because the
-    caller's identity follows from its key alone."""
+    """Return the uvicorn configuration that serves an application with `protocol`, whose idle connections are closed
+    after KEEP_ALIVE_SECONDS. `options` are further arguments of `uvicorn.Config`. WebSockets and uvicorn's logs are
+    off, and proxy headers are ignored, because the caller's identity follows from its key alone."""
     fixed: dict[str, Any] = {"ws": "none", "proxy_headers": False, "log_config": None, "access_log": False}
     return uvicorn.Config(app, http=protocol, timeout_keep_alive=KEEP_ALIVE_SECONDS, **fixed, **options)
 

@@ -25,8 +25,8 @@ Change = int | None | UnsetType
 
 
 class ScopeBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A scope of limits: a tenant or, if one of them is not empty, its key or its use of an adapter. Unknown fields are
-    refused, so that a misspelling cannot leave a tenant without a limit."""
+    """A scope of limits: a tenant, one of its keys or its use of one adapter; at most one of `key` and `adapter` may be
+    set. Unknown fields are refused, so that a misspelling cannot leave a tenant without a limit."""
 
     tenant: str
     key: str = ""
@@ -34,7 +34,7 @@ class ScopeBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class SetBody(ScopeBody, kw_only=True):
-    """Body of PATCH /admin/v1/limits. Absent fields stay unchanged; null lifts a limit."""
+    """Body of PATCH /admin/v1/limits. Absent fields stay unchanged; null lifts a limit or sets default policies."""
 
     requests_per_minute: Change = UNSET
     tokens_per_minute: Change = UNSET
@@ -45,8 +45,8 @@ class SetBody(ScopeBody, kw_only=True):
 
 
 class ResetBody(ScopeBody, kw_only=True):
-    """Body of POST /admin/v1/limits/reset, which restores the configured limits or, with `used`, resets the counted
-    use."""
+    """Body of POST /admin/v1/limits/reset, which restores the configured limits or, with `used`, sets the counted use
+    to zero and keeps the limits."""
 
     used: bool = False
 

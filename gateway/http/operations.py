@@ -97,7 +97,7 @@ class OperationsApi:
         """Return several sections as JSON in one response, so that the console needs one request for each refresh.
 
         The query parameter `sections` names the sections, separated by commas; without it, all are returned. Raises
-        ApiError: INVALID_REQUEST for an unknown section, ENGINE_UNAVAILABLE.
+        ApiError: INVALID_REQUEST for an unknown section; ENGINE_UNAVAILABLE or, for tenants' use, LIMITER_UNAVAILABLE.
         """
         asked = request.query_params.get("sections")
         names = list(self._sections) if asked is None else asked.split(",")
@@ -109,7 +109,8 @@ class OperationsApi:
         return json_response(dict(zip(names, found, strict=True)))
 
     def forget(self) -> None:
-        """Drop the cached sections and the cached answers of the engine, so that the next request sees a change."""
+        """Drop the cached sections, except tenants' settled use, and the cached answers of the engine, so that the next
+        request sees a change."""
         for poll in (self._tenants, self._adapters):
             poll.forget()
         self._operations.forget()

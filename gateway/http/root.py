@@ -31,8 +31,8 @@ GrpcAddressOf = Callable[[], GrpcAddress | None]
 
 
 class RootApi:
-    """Handler of `GET /`: redirects browsers to the console, if this port serves it, and sends other clients the name,
-    the version and the gRPC port."""
+    """Handler of `GET /`: redirects browsers, which accept text/html, to the console if this port serves it, and sends
+    other clients the name, the version, and the port and TLS use of gRPC."""
 
     def __init__(self, surface: ApiSurface, grpc: GrpcAddressOf) -> None:
         self._has_console = serves_path(surface, CONSOLE)

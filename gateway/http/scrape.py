@@ -36,8 +36,8 @@ class ScrapeApi:
             metrics: renders the metrics.
             authenticate: returns the caller of a request.
             keys: SHA-256 of the keys that may read all metrics, besides administrators' keys.
-            openness: what a request without a key may read: all metrics (True), none (False), or all but those of
-                tenants ("no_tenants").
+            openness: what a request without a key may read: all metrics (True: keys are not checked at all), none
+                (False), or all but those of tenants ("no_tenants").
         """
         self._gateway = gateway
         self._metrics = metrics
@@ -47,7 +47,8 @@ class ScrapeApi:
 
     async def metrics(self, request: Request) -> Response:
         """Return the metrics as Prometheus text, without tenants' metrics if the caller may not read those. If the
-        engine is not available, its state is missing. Raises ApiError: INVALID_API_KEY or FORBIDDEN."""
+        engine is not available, its state is missing. Raises ApiError: INVALID_API_KEY, the key is missing or not
+        valid; FORBIDDEN, it is a tenant's."""
         tenants = self._may_read_tenants(request)
         engine = self._gateway.engine
         try:
@@ -58,7 +59,8 @@ class ScrapeApi:
         return Response(self._metrics.render(stats, names, modes, tenants=tenants), media_type=CONTENT_TYPE)
 
     def _may_read_tenants(self, request: Request) -> bool:
-        """Return whether the caller may read tenants' metrics. Raises ApiError if it may read no metrics at all."""
+        """Return whether the caller may read tenants' metrics. Raises ApiError if it may read no metrics at all, as
+        with any wrong key unless everything is open."""
         if self._openness is True:
             return True
         token = bearer_token(request)

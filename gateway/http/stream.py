@@ -32,8 +32,8 @@ STREAM_HEADERS = {
 class GenerationResponse(Struct, frozen=True):
     """An ASGI response that runs a generation and sends it, as one JSON body or as a stream of server-sent events.
 
-    Errors before the first byte are raised; later ones become an event of the stream. The generation is aborted when
-    the client disconnects. Silent streams get a ping every `ping_seconds`.
+    Errors before the first byte are raised; later ones become an event of the stream, before [DONE]. The generation is
+    aborted when the client disconnects. Streams get a ping every `ping_seconds`, silent or not.
     """
 
     gateway: Gateway
@@ -143,7 +143,7 @@ class SseStream:
 
 class DisconnectWatch:
     """Async context manager that cancels the task that entered it as soon as the client disconnects. On exit it
-    suppresses that cancellation, so that the code after the block goes on."""
+    suppresses that cancellation, unless others cancelled the task too, so that the code after the block goes on."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive

@@ -21,7 +21,8 @@ FILTERS = ("tenant", "key", "adapter", "lane", "from", "to", "group_by")
 
 
 class UsageApi:
-    """Handler for usage reports, as JSON or CSV. `AdminApi` lets only administrators reach it."""
+    """Handler for usage reports, as JSON or CSV, as the query's `format` or else the Accept header asks. `AdminApi`
+    lets only administrators reach it."""
 
     def __init__(self, usage: UsageAdmin) -> None:
         self._usage = usage

@@ -33,10 +33,9 @@ class ApiCall(Struct, frozen=True):
 
 
 def chat_call(gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, ingress: Ingress = UNKNOWN) -> ApiCall:
-    """Parse `text`, the JSON body of /v1/chat/completions. The tenant's settings decide about unknown fields.
-
-    Raises ApiError: INVALID_JSON, INVALID_REQUEST or UNSUPPORTED_PARAMETER.
-    """
+    """Parse `text`, the JSON body of /v1/chat/completions. The tenant's settings decide about unknown fields. Raises
+    ApiError: INVALID_JSON; INVALID_REQUEST, a field is missing or invalid; UNSUPPORTED_PARAMETER, a field or its value
+    is not supported, such as tools whose calls the gateway cannot parse."""
     body = parse(text, ChatRequest, tenant.unknown_fields)
     request = chat_request(body, request_id, ingress)
     tools = tool_call_reader(request, gateway.intake.dialect)
@@ -46,10 +45,9 @@ def chat_call(gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, in
 def completion_call(
     gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, ingress: Ingress = UNKNOWN
 ) -> ApiCall:
-    """Parse `text`, the JSON body of /v1/completions. The tenant's settings decide about unknown fields.
-
-    Raises ApiError: INVALID_JSON, INVALID_REQUEST or UNSUPPORTED_PARAMETER.
-    """
+    """Parse `text`, the JSON body of /v1/completions. The tenant's settings decide about unknown fields. Raises
+    ApiError: INVALID_JSON; INVALID_REQUEST, a field is missing or invalid; UNSUPPORTED_PARAMETER, a field or its value
+    is not supported."""
     body = parse(text, CompletionRequest, tenant.unknown_fields)
     request = completion_request(body, request_id, ingress)
     echo = _prompt_texts(gateway, request) if body.echo else ()

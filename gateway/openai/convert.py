@@ -22,10 +22,10 @@ COMPLETION_TOKENS = 16
 
 
 def chat_request(body: ChatRequest, request_id: str, ingress: Ingress = UNKNOWN) -> GenerateRequest:
-    """Convert the body of a chat to a request with one prompt. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER.
-
-    `max_completion_tokens` limits the output in place of `max_tokens`; the larger of the two is reserved.
-    """
+    """Convert the body of a chat to a request with one prompt. `max_completion_tokens` limits the output in place of
+    `max_tokens`; the larger of the two is reserved. Raises ApiError: INVALID_REQUEST, fields contradict each other or a
+    message, tool, template variable or grammar is invalid; UNSUPPORTED_PARAMETER, such a part is of an unsupported
+    kind, or `best_of` is not `n`."""
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid_request("top_logprobs needs logprobs to be true", "top_logprobs")
     limits = [limit for limit in (body.max_completion_tokens, body.max_tokens) if limit is not None]
@@ -48,10 +48,9 @@ def _chat(body: ChatRequest) -> Chat:
 
 
 def completion_request(body: CompletionRequest, request_id: str, ingress: Ingress = UNKNOWN) -> GenerateRequest:
-    """Convert the body of a completion to a request with one or several prompts.
-
-    Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER.
-    """
+    """Convert the body of a completion to a request with one or several prompts. Raises ApiError: INVALID_REQUEST,
+    fields contradict each other or a prompt or grammar is invalid; UNSUPPORTED_PARAMETER, the grammar's kind, an echo
+    with logprobs, or a `best_of` other than `n` is not supported."""
     if body.echo and body.logprobs is not None:
         raise unsupported_parameter("echo", "together with logprobs is not supported")
     if body.max_tokens == 0 and not body.echo:
@@ -69,7 +68,8 @@ def completion_request(body: CompletionRequest, request_id: str, ingress: Ingres
 
 def chat_messages(messages: list[ChatMessage]) -> tuple[Message, ...]:
     """Check messages, and convert them to the form that chat templates read: the role `developer` becomes `system`, and
-    content parts are joined by newlines. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+    content parts are joined by newlines. Raises ApiError: INVALID_REQUEST, there are none, or a role, content or tool
+    call is invalid; UNSUPPORTED_PARAMETER, a message is or calls a `function`, or a part is no text."""
     if not messages:
         raise invalid_request("messages must not be empty", "messages")
     return tuple(_message(message, f"messages[{index}]") for index, message in enumerate(messages))
@@ -89,7 +89,7 @@ def _message(message: ChatMessage, place: str) -> Message:
 
 def _calls(message: ChatMessage, place: str) -> Message:
     """Return the fields of a message that concern tool calls, as chat templates read them; `place` is the message's
-    path for errors. Raises ApiError: INVALID_REQUEST, for example a tool's message has no tool_call_id."""
+    path for errors. Raises ApiError: INVALID_REQUEST, a tool's message has no id, or not the assistant makes a call."""
     if message.role == "tool":
         if message.tool_call_id is None:
             raise invalid_request("a tool's message needs a tool_call_id", f"{place}.tool_call_id")

@@ -42,8 +42,8 @@ class ChatLogprobsRenderer:
 
 
 class CompletionLogprobsRenderer:
-    """Renders the log probabilities of a completion in OpenAI's format: four parallel lists. An instance serves one
-    response, because it counts the characters of each answer."""
+    """Renders the log probabilities of a completion in OpenAI's format: four parallel lists (tokens, their logprobs,
+    the likeliest tokens, text offsets). An instance serves one response, because it counts each answer's characters."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -57,7 +57,8 @@ def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> B
             are always refused. Other bodies may have unknown fields unless their struct forbids them.
 
     Raises:
-        ApiError: INVALID_JSON; INVALID_REQUEST and UNSUPPORTED_PARAMETER, naming the field.
+        ApiError: INVALID_JSON; INVALID_REQUEST, a field is missing, unknown (see above), of a wrong type or out of
+            range; UNSUPPORTED_PARAMETER, a generation's body sets an unsupported field. The last two name the field.
     """
     try:
         document = msgspec.json.decode(body)

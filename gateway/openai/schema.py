@@ -92,7 +92,7 @@ class ResponseFormat(Struct):
 
 
 class StructuredOutputs(Struct, kw_only=True):
-    """Structured outputs, as in vLLM's API. Exactly one kind must be set."""
+    """Structured outputs, as in vLLM's API: one of json, regex, choice, grammar and json_object, and no other field."""
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None
@@ -176,7 +176,7 @@ class CompletionRequest(Sampled, kw_only=True):
 
 
 class TokenizeRequest(Struct, kw_only=True):
-    """Body of /tokenize, as in vLLM's API. Either `prompt` or `messages` is required."""
+    """Body of /tokenize, as in vLLM's API. Exactly one of `prompt` and `messages` is required."""
 
     model: str | None = None
     prompt: str | None = None

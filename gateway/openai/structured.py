@@ -29,7 +29,7 @@ class Constraint(msgspec.Struct, frozen=True):
 def constraint(body: Sampled) -> Constraint:
     """Return the grammar that a request asks for with `response_format`, `structured_outputs` or a `guided_*` field.
 
-    Raises ApiError: INVALID_REQUEST, for example because several ask for one; UNSUPPORTED_PARAMETER.
+    Raises ApiError: INVALID_REQUEST, several ask or one is incomplete; UNSUPPORTED_PARAMETER, its kind is unsupported.
     """
     asked = [
         _by_format(body.response_format) if body.response_format else Constraint(),
@@ -57,10 +57,8 @@ def _by_format(wanted: ResponseFormat) -> Constraint:
 
 
 def by_kind(wanted: StructuredOutputs) -> Constraint:
-    """Return the grammar of `structured_outputs`, which must set exactly one kind.
-
-    Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER.
-    """
+    """Return the grammar of `structured_outputs`. Raises ApiError: INVALID_REQUEST, it does not set exactly one kind,
+    the schema is nested too deep or the choice is empty; UNSUPPORTED_PARAMETER, it sets one of NOT_SUPPORTED."""
     for name in NOT_SUPPORTED:
         if getattr(wanted, name):
             raise unsupported_parameter(f"structured_outputs.{name}")

@@ -26,11 +26,11 @@ NO_PARAMETERS: Json = {"type": "object", "properties": {}, "additionalProperties
 
 
 def offered_tools(tools: Sequence[Tool], choice: str | ToolChoice | None = None) -> tuple[Json, ...]:
-    """Check `tools` and `tool_choice` of a request, and return the tools in the form that chat templates read.
+    """Check `tools` and `tool_choice` of a request, and return the tools in the form that chat templates read. With a
+    `choice` of "none" the result is empty, because the model may not call any tool.
 
-    With a `choice` of "none" the result is empty, because the model may not call any tool.
-
-    Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER.
+    Raises ApiError: INVALID_REQUEST, a name or schema is invalid, two names are equal, or the choice fits no tool;
+    UNSUPPORTED_PARAMETER, a tool or the choice is no function.
     """
     names = [_check(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     if len(set(names)) < len(names):
@@ -41,7 +41,7 @@ def offered_tools(tools: Sequence[Tool], choice: str | ToolChoice | None = None)
 
 def tool_rule(tools: Sequence[Tool], choice: str | ToolChoice | None, parallel: bool | None) -> ToolRule:
     """Return the rule for how an answer may call the offered tools, from checked `tools`, `tool_choice` and
-    `parallel_tool_calls`; only False forbids several calls."""
+    `parallel_tool_calls` (`parallel`), of which only False forbids several calls."""
     functions = [tool.function for tool in tools if tool.function]
     return ToolRule(
         required=choice == "required",
@@ -84,7 +84,7 @@ def _arguments(text: str) -> Json | str:
 
 def _check(tool: Tool, place: str) -> str:
     """Check one tool and return its name. `place` is its path for errors, such as tools[0]. Raises ApiError:
-    INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+    INVALID_REQUEST, its name is invalid or its schema too deep; UNSUPPORTED_PARAMETER, it is no function."""
     if tool.type != "function" or tool.function is None:
         raise unsupported_parameter(f"{place}.type", f"{tool.type!r} is not supported; tools are functions")
     if not NAME.fullmatch(tool.function.name):

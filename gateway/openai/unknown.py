@@ -46,8 +46,8 @@ INSIDE: Mapping[str, frozenset[str]] = {
 
 @lru_cache(maxsize=1024)
 def suggestion(name: str, known: frozenset[str]) -> str | None:
-    """Return the known name that `name` is a misspelling of. None means that it resembles no known name. Known names of
-    4 to 8 letters may differ by one typing error, longer ones by two; case and word separators (`topP`) are ignored."""
+    """Return the known name that `name` is a misspelling of, or None: known names of up to 3 letters may differ by no
+    typing error, of 4 to 8 letters by one, longer ones by two. Case and word separators (`topP`) are ignored."""
     if len(name) > LONGEST_NAME:
         return None
     plain, letters = _plain(name), _letters(name)
@@ -60,7 +60,9 @@ def suggestion(name: str, known: frozenset[str]) -> str | None:
 def check_unknown(
     body: Mapping[str, Any], known: Mapping[str, frozenset[str]], policy: UnknownFields = "ignore"
 ) -> None:
-    """Refuse misspelled fields, more than `MOST_NAMES` unknown fields, and any unknown field if the policy is "refuse".
+    """Refuse misspelled fields, more than `MOST_NAMES` unknown names, and any unknown field if the policy is "refuse".
+
+    Fields in OPENAI and INSIDE always pass; those in FOREIGN pass unless the policy is "refuse".
 
     Args:
         body: the decoded body.
@@ -139,7 +141,7 @@ def _tolerance(known: str) -> int:
 
 def _distance(one: str, other: str) -> int:
     """Return how many letters have to be inserted, deleted, replaced or swapped with their neighbour to turn one name
-    into the other, or MOST_ERRORS + 1 if there are more than MOST_ERRORS."""
+    into the other, or some number above MOST_ERRORS if there are more than MOST_ERRORS."""
     if abs(len(one) - len(other)) > MOST_ERRORS:
         return MOST_ERRORS + 1
     before: list[int] = []

@@ -76,7 +76,7 @@ class GenerationJob(Struct, frozen=True):
         return not self.request.sampling.ignore_eos and all(map(self._has_ceiling, self.params))
 
     def reserve_tokens(self) -> int:
-        """Return the number of tokens to reserve: every prompt once, and the output of every answer.
+        """Return the number of tokens to reserve: every prompt once, and the maximum output of every answer.
 
         Where the caller set no limit, the reservation assumes `average_output` tokens for each answer, because the rest
         of a long context would be more than most limits allow. The tokens really used are charged at the end.
@@ -125,7 +125,7 @@ class GenerationJob(Struct, frozen=True):
         )
 
     def _has_ceiling(self, params: SamplingParams) -> bool:
-        """Return whether max_tokens is the rest of the context, because the caller set no limit or a larger one."""
+        """Return whether max_tokens is the rest of the context, because no limit or a larger one was set."""
         asked = self.request.asked_tokens
         return asked is None or asked > params.max_tokens
 
@@ -166,7 +166,7 @@ class RequestIntake:
         return choose_dialect(self._settings.tool_parser, self._tokenizer.tool_template)
 
     def models(self, tenant: Tenant) -> list[ModelCard]:
-        """Return the models that a tenant may name: the base model first, then adapters, then aliases."""
+        """Return the models that a tenant may name: the base model (its first name), then adapters, then aliases."""
         catalog, records = self._catalog(), self._adapters.records
         names = [*sorted(records), *sorted(catalog.aliases)]
         targets = [(name, catalog.aliases.get(name, name)) for name in names]
@@ -206,7 +206,8 @@ class RequestIntake:
 
         Raises:
             ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER, CONTEXT_LENGTH_EXCEEDED, MODEL_NOT_FOUND,
-                ENGINE_UNAVAILABLE, RATE_LIMIT_EXCEEDED (too many grammars of the tenant wait to be compiled).
+                ENGINE_UNAVAILABLE (the engine is not ready in time or lacks the adapter, or a grammar could not be
+                checked), RATE_LIMIT_EXCEEDED (too many grammars of the tenant wait to be compiled).
         """
         adapter = self.resolve(tenant, request.model)
         self._check(request)
@@ -266,8 +267,9 @@ class RequestIntake:
             self.check_ids(ids, param)
 
     def _fit(self, request: GenerateRequest, prompt: PromptInput, prompt_tokens: int, seed: int) -> SamplingParams:
-        """Return the sampling parameters of one prompt, with the seed. As in vLLM, max_tokens is cut to what the prompt
-        leaves of the context. Raises ApiError: CONTEXT_LENGTH_EXCEEDED; INVALID_REQUEST, min_tokens is above that."""
+        """Return the sampling parameters of one prompt, with the seed. As in vLLM, max_tokens is cut to the context's
+        room after the prompt. Raises ApiError: CONTEXT_LENGTH_EXCEEDED, there is none; INVALID_REQUEST, min_tokens is
+        above it."""
         room = self._engine.info.max_model_len - prompt_tokens
         asked = request.asked_tokens
         if room < (asked != 0):

@@ -22,7 +22,7 @@ class Timer:
 
         Args:
             deadline, first_token: time limits of the whole answer and of the first token, in seconds from now. None
-                means no limit.
+                means no limit. Until the first token only `first_token` applies, so it must not be the later one.
             running: a set that contains the timer while the timer is entered.
         """
         now = asyncio.get_running_loop().time()
@@ -64,7 +64,7 @@ class Timer:
 
     @property
     def _is_over(self) -> bool:
-        """Return whether the task has been cancelled or is about to be cancelled."""
+        """Return whether this timer has cancelled the task or is about to cancel it."""
         return self._stopped is not None or self._timeout.expired()
 
     def _deadline_error(self) -> ApiError:

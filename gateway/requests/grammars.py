@@ -40,7 +40,8 @@ class Constraints:
         reveals, with the same message.
 
         Raises:
-            ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER, RATE_LIMIT_EXCEEDED (the tenant has too many grammars
+            ApiError: INVALID_REQUEST (a grammar is faulty, or comes with ignore_eos), UNSUPPORTED_PARAMETER (the own
+                grammar and tool calls cannot be combined), RATE_LIMIT_EXCEEDED (the tenant has too many grammars
                 waiting), ENGINE_UNAVAILABLE (the grammar could not be checked).
         """
         if request.sampling.grammar is not None:

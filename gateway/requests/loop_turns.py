@@ -25,7 +25,8 @@ REFUSED_FOR_S = 1.0
 
 @dataclass(slots=True)
 class SlowedTenant:
-    """State of a tenant that was refused recently. Times are in seconds on the loop's clock."""
+    """State of a recently refused tenant: it is slowed `until` a time, and may next begin a request at `next_turn`,
+    both in seconds on the loop's clock."""
 
     until: float
     next_turn: float
@@ -44,8 +45,8 @@ class LoopTurns:
         self._ticks_soon = False
 
     async def take(self, tenant: str) -> None:
-        """Wait until a request of this tenant may begin, and count the request. Returns at once if few of the tenant's
-        requests arrive together and none was refused recently."""
+        """Wait until a request of this tenant may begin, and count the request. Returns at once if fewer than AT_ONCE
+        of the tenant's requests have begun in this iteration, none waits, and none was refused recently."""
         self._recent.note(tenant, asyncio.get_running_loop().time())
         waits = tenant in self._waiting or tenant in self._slowed or self._begun[tenant] >= AT_ONCE
         self._tick_in(REFUSED_PAUSE_S if tenant in self._slowed else 0.0)

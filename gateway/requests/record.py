@@ -92,7 +92,7 @@ class RequestRecord(Struct):
         return sum(self.device.values())
 
     def counts(self) -> Counts:
-        """Return the usage to count so far: the tokens that are charged, or `NOTHING` if the caller is not charged."""
+        """Return the usage to count so far: the tokens charged, or `NOTHING` before submission or for a refund."""
         if self.submitted is None or self.refund:
             return NOTHING
         used = self.usage
@@ -100,7 +100,7 @@ class RequestRecord(Struct):
 
     @property
     def queue_seconds(self) -> float | None:
-        """Seconds from submission until the engine began to work on the request."""
+        """Seconds from submission until the engine began to work on the request. None means that it has not begun."""
         return _span(self.submitted, self.admitted)
 
     @property
@@ -109,17 +109,17 @@ class RequestRecord(Struct):
 
     @property
     def prefill_seconds(self) -> float | None:
-        """Seconds from when the engine began to work on the request to the first token."""
+        """Seconds from when the engine began to work on the request to the first token; None before that."""
         return _span(self.admitted, self.first_token)
 
     @property
     def decode_seconds(self) -> float | None:
-        """Seconds from the first token to the last."""
+        """Seconds from the first token to the last so far. None means that no token has come."""
         return _span(self.first_token, self.last_token)
 
     @property
     def inference_seconds(self) -> float | None:
-        """Seconds from when the engine began to work on the request to the last token."""
+        """Seconds from when the engine began to work on the request to the last token so far; None before the first."""
         return _span(self.admitted, self.last_token)
 
     @property
@@ -167,8 +167,8 @@ def _span(start: float | None, end: float | None) -> float | None:
 
 
 def record_error(record: RequestRecord, error: BaseException) -> None:
-    """Set the record's finish, status and error code according to an error. An ApiError gives its own, a cancellation
-    or an OSError (the caller has disconnected) gives `cancelled` and 499, and anything else gives 500."""
+    """Set the record's finish, status and error code according to an error. An ApiError gives `error` and its own, a
+    cancellation or an OSError (the caller has disconnected) `cancelled` and 499, and anything else `error` and 500."""
     if isinstance(error, ApiError):
         record.end("error", error.http_status, error.code or error.fault.name.lower())
         record.error_metadata = error.metadata
@@ -194,7 +194,8 @@ def engine_failures(record: RequestRecord) -> Iterator[None]:
 
 def refuse_failed(event: TokenEvent, record: RequestRecord, request: GenerateRequest) -> None:
     """Raise an ApiError if the event says that the engine refused or aborted the request, after marking the record for
-    a refund unless an administrator cancelled the request. The error has the engine's retry delay, if there is one."""
+    a refund unless an administrator cancelled the request. The error is PREEMPTED for an abort, INTERNAL for a refusal
+    without a reason, else the one that the reason names, with the engine's retry delay, if there is one."""
     if event.finish_reason not in (FinishReason.ERROR, FinishReason.ABORT):
         return
     cancelled = event.refusal is not None and event.refusal.code is ErrorCode.CANCELLED

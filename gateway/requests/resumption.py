@@ -96,7 +96,7 @@ class ResumingStream:
             self._on_move(self._now() - self._lost)
 
     def _current(self) -> Request:
-        """Return the request to submit next: the original, or after a move one that continues the produced tokens."""
+        """Return the request to submit next: the original, or after a move one with the produced tokens so far."""
         if not self._moves:
             return self._request
         self._id = f"{self._request.id}+{self._moves}"
@@ -141,8 +141,8 @@ class ResumingStream:
             self._suspect = True
 
     def _noted(self, events: list[TokenEvent]) -> list[TokenEvent]:
-        """Record the tokens and the device time in events, and return the events for the reader; after a move, with the
-        waits and cached tokens of the first process, and the device time of all processes."""
+        """Record the tokens and the device time in events, and return the events for the reader; after a move, those
+        with tokens or an end, with the waits and cached tokens of the first process, and all processes' device time."""
         for event in events:
             self._produced += event.tokens
         self._device = max(self._device, self._device_before + events[-1].device_seconds)

@@ -138,7 +138,7 @@ class Gateway:
     @contextmanager
     def _tracked(self, principal: Principal, request: GenerateRequest, lane: Lane) -> Iterator[RequestRecord]:
         """Yield a new record for the request, which is in the live table and counts in the lane during the block. On
-        exit, complete the record and report it to the observers. Raises ApiError: LANE_QUEUE_FULL."""
+        exit, complete the record and report it to the observers. Raises ApiError: LANE_QUEUE_FULL, the lane is full."""
         record = RequestRecord(
             id=new_id(),
             request_id=request.request_id,
@@ -195,10 +195,11 @@ class Gateway:
     async def _reserved(
         self, wanted: ReserveRequest, record: RequestRecord, submission: Submission
     ) -> AsyncIterator[Grant]:
-        """Reserve tokens, yield the limiter's grant, and on exit settle or refund it once, even if cancelled.
+        """Reserve tokens, yield the limiter's grant, and on exit settle or refund it once, even if cancelled. Raises
+        ApiError: RATE_LIMIT_EXCEEDED, INSUFFICIENT_QUOTA, LIMITER_UNAVAILABLE.
 
-        If the limiter is almost sure to grant the reservation, an interactive request is submitted to the engine
-        before Redis has answered. This reduces the time of a request that runs alone to 0.90 of what it would be.
+        If the limiter is almost sure to grant the reservation, an interactive request is submitted to the engine before
+        Redis has answered. This reduces the time of a request that runs alone to 0.90 of what it would be.
         """
         record.reserved_tokens = wanted.tokens
         try:
@@ -317,7 +318,7 @@ class Gateway:
 
 
 def _with_remaining(events: Sequence[TokenEvent], coalesce: bool) -> Iterator[tuple[int, TokenEvent]]:
-    """Merge the events if `coalesce`, otherwise split them into one for each token; yield each after the number of
-    events that follow it. A refusal is not merged with the tokens before it, because those tokens count."""
+    """Merge the events if `coalesce`, otherwise split them into one for each token; yield each in a pair, after the
+    number of events that follow it. A refusal is not merged with the tokens before it, because those tokens count."""
     told = merge_events(events) if coalesce else [piece for event in events for piece in split_per_token(event)]
     return zip(range(len(told) - 1, -1, -1), told, strict=True)

@@ -20,7 +20,7 @@ from gateway.text.tools.rule import FREE, ToolRule
 
 
 class Chat(Struct, frozen=True):
-    """Messages for the model's chat template."""
+    """Messages for the model's chat template, with tools, the rule for calling them, and options for rendering."""
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSchema, ...] = ()
@@ -99,7 +99,7 @@ class TokenUsage(Struct, frozen=True):
 
 
 class Admitted(Struct, frozen=True):
-    """Data about a request that is known before its first token, for HTTP response headers and initial metadata."""
+    """Data about a request, known before its first token, for response bodies, HTTP headers and initial metadata."""
 
     id: str
     """Unique to this generation."""
@@ -120,7 +120,7 @@ class Admitted(Struct, frozen=True):
 
 
 class GenerationChunk(NamedTuple):
-    """A part of one answer: the text and tokens of one engine event."""
+    """A part of one answer: the text and tokens of one engine event, or of several that were merged or joined."""
 
     answer: int
     """Number of the answer in its request: prompt number * n + number among the prompt's answers."""

@@ -101,12 +101,12 @@ class GrpcServer:
             host: the address to listen on.
             port: the port to listen on; 0 takes any free one.
             certificate: the TLS certificate. None means that the server does not use TLS.
-            shared: other gateway processes listen on the same port, and the kernel distributes connections.
+            shared: other gateway processes may listen on the same port; the kernel then distributes connections.
             max_message_bytes: maximum size of one request; gRPC refuses larger ones with RESOURCE_EXHAUSTED.
             grace_seconds: how long running calls may continue when the server stops.
             usage: the usage reports. None means that there is no UsageAdmin service.
             files, batches: the files and batches. None for either means that there is no Batches service.
-            surface: the part of the API that this port serves.
+            surface: the part of the API that this port serves: all, public (all but administration) or admin.
         """
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.port: int | None = None
@@ -157,7 +157,7 @@ class GrpcServer:
             operations_pb2_grpc.add_RequestAdminServicer_to_server(RequestAdminService(operations, keys), self._server)
 
     async def start(self) -> int:
-        """Start serving and return the port. Raises OSError: the address is in use or does not belong to this host."""
+        """Start serving and return the port. Raises OSError: it cannot listen there, as if the address is in use."""
         try:
             port = self._add_port()
         except RuntimeError as error:

@@ -210,7 +210,7 @@ def _batch_request(request: pb.CreateBatchRequest) -> BatchRequest:
 
 def _files_limit(limit: int) -> int:
     """Return the page size for a requested limit, where 0 requests the maximum. Raises ApiError: INVALID_REQUEST if the
-    limit is above MAX_PAGE."""
+    limit is not from 0 to MAX_PAGE."""
     if not 0 <= limit <= MAX_PAGE:
         raise invalid_request(f"limit must be at most {MAX_PAGE}", "limit")
     return limit or MAX_PAGE
@@ -218,7 +218,7 @@ def _files_limit(limit: int) -> int:
 
 def _range(request: pb.ReadFileRequest, size: int) -> tuple[int, int]:
     """Return the start and the length, in bytes, of the requested part of a file of `size` bytes. A longer or absent
-    limit ends at the file's end. Raises ApiError: INVALID_REQUEST for a negative limit or an offset outside."""
+    limit ends at the file's end. Raises ApiError: INVALID_REQUEST for a negative limit or an offset beyond the file."""
     if not 0 <= request.offset <= size:
         raise invalid_request(f"offset must be within the file's {size} bytes", "offset")
     left = size - request.offset

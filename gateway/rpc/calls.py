@@ -64,7 +64,7 @@ class RpcCall:
         return None if remaining is None else remaining - DEADLINE_MARGIN
 
     async def open(self, headers: Mapping[str, str] = NO_HEADERS) -> None:
-        """Send the request id and `headers` as initial metadata, unless these were sent already. Raises CancelledError
+        """Send the request id and `headers` as initial metadata, unless `open` was called before. Raises CancelledError
         if the caller has disconnected."""
         if not self._opened:
             self._opened = True
@@ -84,8 +84,9 @@ class RpcCall:
     async def refuse(self, error: ApiError) -> NoReturn:
         """End the call with the status of an error. Raises the exception with which gRPC expects a handler to end.
 
-        UNAVAILABLE is sent without initial metadata. With them a call counts as begun, and a client's retry policy
-        would never retry it (measured: 1 attempt with, 5 without). The request id is still in RequestInfo.
+        The request id and the error's x-ratelimit and x-lora headers are sent as initial metadata, except for
+        UNAVAILABLE: with them a call counts as begun, and a client's retry policy would never retry it (measured: 1
+        attempt with, 5 without). The request id is also in RequestInfo.
         """
         if error.grpc_status != "UNAVAILABLE":
             await self.open(

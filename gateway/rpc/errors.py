@@ -30,7 +30,7 @@ FIELDS = {
 
 def status_of(error: ApiError, request_id: str) -> grpc.Status:
     """Return the gRPC status of an error: its code, its message cut to MAX_MESSAGE, and the details ErrorInfo and
-    RequestInfo and, where they apply, RetryInfo, QuotaFailure and BadRequest."""
+    RequestInfo; also RetryInfo if a retry delay is set, QuotaFailure for a 429, and BadRequest if a field is named."""
     message = _clipped(error.message)
     status = status_pb2.Status(code=code_pb2.Code.Value(error.grpc_status), message=message)
     for detail in _details(error, message, request_id):

@@ -75,8 +75,9 @@ class GenerationService(pb_grpc.GenerationServicer):
                     await call.send(chunk_to_pb(generation.admitted, chunk, told, self._token_text))
 
     async def _tokenize(self, request: pb.TokenizeRequest, call: RpcCall, principal: Principal) -> pb.TokenizeResponse:
-        """Return a prompt's token ids and the context length in tokens. Raises ApiError: MODEL_NOT_FOUND, and
-        ENGINE_UNAVAILABLE if the engine is not ready, because the context length is known only from the engine."""
+        """Return a prompt's token ids and the context length in tokens. Raises ApiError: FORBIDDEN, the caller is an
+        administrator; MODEL_NOT_FOUND; ENGINE_UNAVAILABLE, the engine, which alone knows the context length, is not
+        ready; INVALID_REQUEST or UNSUPPORTED_PARAMETER, the model is not named or the prompt cannot be used."""
         tenant = principal.as_tenant().tenant
         intake, engine = self._gateway.intake, self._gateway.engine
         if not engine.ready:

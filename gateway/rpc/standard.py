@@ -17,8 +17,8 @@ WATCH_SECONDS = 0.25
 
 
 class EngineHealth(health_pb2_grpc.HealthServicer):
-    """Health service that reports one status for all services, and for the server as a whole under the empty name:
-    SERVING while `ready` returns True, until `stop_serving`. The status is computed on each call."""
+    """Health service that reports one status for all `services`, and for the server as a whole under the empty name:
+    SERVING while `ready` returns True, until `stop_serving`; computed on each call. Others are unknown services."""
 
     def __init__(self, services: tuple[str, ...], ready: Callable[[], bool]) -> None:
         self._services = ("", *services)
@@ -41,8 +41,8 @@ class EngineHealth(health_pb2_grpc.HealthServicer):
     async def Watch(  # noqa: N802
         self, request: HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        """Send the status now and whenever it changes, polling every WATCH_SECONDS. The call ends when the server
-        begins to stop, so that it does not delay the shutdown."""
+        """Send the status now and whenever it changes, polling every WATCH_SECONDS. The call ends, after a last status,
+        when the server begins to stop, so that it does not delay the shutdown."""
         told = None
         while not self._stopping:
             status = self._status(request.service)

@@ -68,7 +68,7 @@ def generate_request(message: pb.GenerateRequest, request_id: str, deadline: flo
 
     `deadline` is how many seconds the caller will wait for the whole answer. None means that it set no deadline.
 
-    Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER.
+    Raises ApiError: INVALID_REQUEST, a field is missing or invalid; UNSUPPORTED_PARAMETER, a role is `function`.
     """
     given = {field.name: _plain(value) for field, value in message.sampling.ListFields()}
     _check_ranges(given, RANGES)
@@ -101,7 +101,7 @@ def model_query(model: str) -> ModelQuery:
 
 def prompt_input(message: pb.GenerateRequest | pb.TokenizeRequest) -> PromptInput:
     """Return the chat, the text or the token ids in the oneof `input` of a message. Raises ApiError: INVALID_REQUEST,
-    none is set or a chat is invalid; UNSUPPORTED_PARAMETER."""
+    none is set or a chat is invalid; UNSUPPORTED_PARAMETER, a chat message's role is `function`."""
     match message.WhichOneof("input"):
         case "chat":
             return _chat(message.chat)
@@ -123,8 +123,8 @@ def chunk_to_pb(
 def response_to_pb(
     admitted: Admitted, chunks: Sequence[GenerationChunk], read: Read, token_text: TokenText
 ) -> pb.GenerateResponse:
-    """Build the message for a complete response. `chunks` holds all chunks of all answers, in order within each answer;
-    the last one has the usage. `read` separates tool calls from text, and `token_text` returns a token's text."""
+    """Build the message for a complete response to the `admitted` request. `chunks` holds all chunks of all answers,
+    each answer's in order; the last has the usage. `read` separates tool calls; `token_text` returns a token's text."""
     choices = [_choice(answer, read(answer), token_text) for answer in join_answers(chunks)]
     return pb.GenerateResponse(choices=choices, usage=_usage(chunks[-1].usage), **_head(admitted))
 
@@ -145,7 +145,7 @@ def adapter_to_pb(status: AdapterStatus) -> adapters_pb2.Adapter:
 
 def _chat(message: pb.Chat) -> Chat:
     """Convert a chat by way of OpenAI's types, so that it is validated and interpreted as over HTTP. Raises ApiError:
-    INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+    INVALID_REQUEST, a message, tool or tool choice is invalid; UNSUPPORTED_PARAMETER, a role is `function`."""
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(message.tools)]
     choice = _tool_choice(message.tool_choice)
     parallel = message.parallel_tool_calls if message.HasField("parallel_tool_calls") else None

@@ -73,7 +73,8 @@ def template_options(add: bool | None, resume: bool | None, variables: Mapping[s
     By default, a generation prompt is added unless the last message is continued.
 
     Raises:
-        ApiError: INVALID_REQUEST, both booleans are set or a variable is not allowed.
+        ApiError: INVALID_REQUEST, both booleans are true, or a variable's name is not allowed, or the variables are too
+            large or nested too deep.
     """
     if add and resume:
         message = "add_generation_prompt and continue_final_message exclude each other"

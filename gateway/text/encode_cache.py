@@ -49,7 +49,7 @@ class EncodeCache:
 
     def cut(self, text: str) -> list[str]:
         """Return the pieces of a text, whose token ids joined are those of the text. Each piece but the first begins
-        with a special token. A text with too many of these is returned in one piece."""
+        with a special token. A text with MAX_PIECES or more of these is returned in one piece."""
         found = chain.from_iterable(_places(text, mark) for mark in self._marks)
         starts = sorted(islice(found, MAX_PIECES))
         if len(starts) == MAX_PIECES:
@@ -65,8 +65,8 @@ class EncodeCache:
         return found
 
     def remember(self, realm: str, piece: str, ids: Sequence[int]) -> array[int]:
-        """Cache the token ids of a piece, unless the piece is too large, and return them as an array. The least
-        recently used pieces are evicted."""
+        """Cache the token ids of a piece, unless it takes more than LARGEST of the cache, and return them as an array.
+        The least recently used pieces of any realm are evicted."""
         known = array("I", ids)
         size = _bytes(piece, known)
         if (realm, piece) in self._ids or size > LARGEST * self._max_bytes:  # two requests may have encoded it at once
@@ -88,8 +88,9 @@ def _places(text: str, mark: str) -> Iterator[int]:
 
 def _cuts(token: Any, added: Iterable[Any]) -> bool:
     """Return whether a text may be cut before every occurrence of a special token without changing the ids on either
-    side. `added` are all added tokens. A token that absorbs adjacent white space, is not recognized next to a letter
-    or may overlap another added token gives False."""
+    side. `added` are all added tokens. False for a token that is not special, is matched in normalized text or only as
+    a single word, absorbs white space before it, may overlap another added token, begins with a letter, digit or `_`,
+    or begins or ends with white space."""
     stays = token.special and not (token.lstrip or token.single_word or token.normalized)
     firm = re.fullmatch(r"[^\w\s](.*\S)?", token.content, re.DOTALL)
     return bool(stays and firm and not any(_overlap(token.content, other.content) for other in added))

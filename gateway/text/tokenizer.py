@@ -107,8 +107,8 @@ class Tokenizer:
         tools: Sequence[ToolSchema] = (),
         options: TemplateOptions = DEFAULT_OPTIONS,
     ) -> str:
-        """Return the text of a chat, rendered with the chat template. Raises ApiError: INVALID_REQUEST, the template
-        refuses the messages; UNSUPPORTED_PARAMETER, the template does not support tools."""
+        """Return the text of a chat, rendered with the chat template. Raises ApiError: INVALID_REQUEST, there is none
+        or it refuses the messages; UNSUPPORTED_PARAMETER, it does not support tools, which the chat has."""
         self._check_tools(messages, tools)
         return render(self._template, messages, tools, options)
 
@@ -137,7 +137,7 @@ class Tokenizer:
         return _byte_level_bytes(piece) if self._byte_level else _piece_bytes(piece)
 
     def token_id(self, text: str) -> int | None:
-        """Return the id of the single token that equals a text. None means that the vocabulary has no such token."""
+        """Return the id of the token that the vocabulary lists as exactly this text. None means that there is none."""
         token_id: int | None = self._backend.token_to_id(text)
         return token_id
 
@@ -165,8 +165,9 @@ class Detokenizer:
     special tokens."""
 
     def __init__(self, backend: Any, prompt_ids: Sequence[int] = (), *, at_once: bool = False) -> None:
-        """`at_once` says that tokens that are pushed together may be decoded together with the same result, which holds
-        for byte-level tokens if the prompt has not left a character unfinished."""
+        """`backend` is a tokenizer of the `tokenizers` library, and `prompt_ids` are the tokens that the text
+        continues. `at_once` says that tokens that are pushed together may be decoded together with the same result,
+        which holds for byte-level tokens if the prompt has not left a character unfinished."""
         self._backend = backend
         self._at_once = at_once
         self._pending: list[int] = []
@@ -241,7 +242,7 @@ class StopMatcher:
 
     def push(self, text: str) -> tuple[str, bool]:
         """Append a piece of text. Return the text that can be shown now, and whether a stop string was found, which
-        ends the text. A possible beginning of a stop string is held back."""
+        ends the text. A possible beginning of a stop string is held back; text after a stop string is dropped."""
         known = self._held + text
         for position in range(len(self._held), len(known)):
             self._state = self._step(self._state, known[position])

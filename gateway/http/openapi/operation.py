@@ -48,7 +48,7 @@ class Operation:
 
     @property
     def all_faults(self) -> frozenset[Fault]:
-        """All errors that the operation may return, including those of authentication and of its body."""
+        """All errors that the operation may return, including INTERNAL and those of authentication and of its body."""
         known = frozenset[Fault]() if self.who == "anyone" else KEYED
         return self.faults | known | (BODY if self.body else frozenset()) | {Fault.INTERNAL}
 

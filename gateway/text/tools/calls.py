@@ -22,8 +22,8 @@ class ToolCallPart:
 
 
 class CallReader:
-    """Parses the JSON object of one tool call. It reports nothing before the tool's name is known, for any order of the
-    members. If the call has no arguments, they are reported as {}."""
+    """Parses the JSON object of one tool call: the member `name`, and the arguments in `arguments` or `parameters`. It
+    reports nothing before the name is known, for any order of the members. Missing arguments are reported as {}."""
 
     def __init__(self, index: int, names: Collection[str] | None = None) -> None:
         """`index` is the call's number in its answer. `names` are the tools' names; an object with another name is no

@@ -40,7 +40,8 @@ def tool_grammar(
         tools: the offered tools.
         rule: which tools may be called, whether one must be, how often, and whose schemas are binding.
         token_of: returns the id of the model's token for a mark, if it has one.
-        answer: the schema of an answer that makes no tool call. None means that such an answer may be any text.
+        answer: the schema of an answer that makes no tool call. None means that such an answer may be any text that is
+            not parsed as a tool call.
     """
     callable_tools = [tool for tool in tools if rule.allows(tool["function"]["name"])]
     lines = ["%llguidance {}", *_start(frame, rule, token_of, answer)]

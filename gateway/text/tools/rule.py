@@ -30,7 +30,7 @@ class ToolRule:
         return self.named in (None, tool)
 
     def binds(self, tool: str) -> bool:
-        """Return whether the arguments of a call of this tool must follow its schema."""
+        """Return whether a call's arguments must follow the tool's schema: it is strict, or calls are required."""
         return self.must_call or tool in self.strict
 
 

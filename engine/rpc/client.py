@@ -88,24 +88,27 @@ class EngineApi(Protocol):
 
     async def stats(self, *, check: bool = False) -> pb.EngineStats:
         """Return the engine's statistics. `check` adds the integrity check, which delays the steps while it looks at
-        every page.
+        every page; what it finds is in `violations`.
 
         Raises:
-            EngineUnavailable: the engine is gone, or no step ended in time.
+            EngineUnavailable: the engine is gone or does not answer; with `check`, also if no step ends in time.
         """
 
     async def live_requests(self, limit: int) -> pb.RequestsResponse:
-        """Return the live requests of all gateways, at most `limit` of them in full. Raises EngineUnavailable."""
+        """Return the number of live requests of all gateways, the tokens reserved by tenant, and at most `limit`
+        requests in full. Raises EngineUnavailable if the engine is gone or does not answer."""
 
     async def cancel(self, request_ids: Iterable[str]) -> int:
         """End requests of any gateway, given their engine request ids, with an error; return how many were still live.
         Raises EngineUnavailable if the engine is gone or does not answer."""
 
     async def set_lane(self, lane: Lane, mode: LaneMode) -> None:
-        """Set a lane's mode for all gateways, until the engine restarts. Raises LaneRejected or EngineUnavailable."""
+        """Set a lane's mode for all gateways, until the engine restarts. Raises LaneRejected if its policy has no lanes,
+        EngineUnavailable if the engine is gone or does not answer."""
 
     async def set_goals(self, lane: Lane, goals: LaneGoals) -> None:
-        """Set a lane's latency goals for all gateways, until the engine restarts. Raises EngineUnavailable."""
+        """Set a lane's goals for all gateways, until the engine restarts. Raises EngineUnavailable if the engine is gone
+        or does not answer."""
 
 
 class EngineClient:
@@ -250,7 +253,7 @@ class EngineClient:
             await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _connect_once(self) -> None:
-        """Wait for the engine, open a session, await `on_connect`, become ready and dispatch events until the end."""
+        """Wait for the engine, open a session, await `on_connect`, become ready and dispatch events until it ends."""
         self.info.CopyFrom(await self._stub.Describe(pb.DescribeRequest(), wait_for_ready=True))
         commands: asyncio.Queue[pb.Command] = asyncio.Queue()
         self._identity = ((GATEWAY, uuid.uuid4().hex),)

@@ -132,7 +132,7 @@ _BY_NAME = frozenset(("$defs", "definitions", "dependentSchemas", "patternProper
 
 def without_idle_keywords(schema: Any) -> Any:
     """Return a copy of a JSON schema without `uniqueItems` where it demands nothing: where it is false, or `maxItems`
-    is at most 1. Raises ValueError where it demands something: no grammar can express it, and no approximation is made."""
+    is at most 1. Raises ValueError where it demands something, which no grammar can express."""
     if not isinstance(schema, Mapping):
         return schema
     kept = {}

@@ -103,12 +103,12 @@ class EngineApi(Protocol):
         Raises EngineUnavailable if the engine is gone or does not answer."""
 
     async def set_lane(self, lane: Lane, mode: LaneMode) -> None:
-        """Set a lane's mode for all gateways, until the engine restarts. Raises LaneRejected if its policy has no lanes,
-        EngineUnavailable if the engine is gone or does not answer."""
+        """Set a lane's mode for all gateways, until the engine restarts. Raises LaneRejected if the engine's policy has
+        no lanes, EngineUnavailable if the engine is gone or does not answer."""
 
     async def set_goals(self, lane: Lane, goals: LaneGoals) -> None:
-        """Set a lane's goals for all gateways, until the engine restarts. Raises EngineUnavailable if the engine is gone
-        or does not answer."""
+        """Set a lane's goals for all gateways, until the engine restarts. Raises EngineUnavailable if the engine is
+        gone or does not answer."""
 
 
 class EngineClient:

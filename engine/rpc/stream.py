@@ -18,7 +18,7 @@ class EngineLost(EngineUnavailable):
 
 
 class GivenUp(EngineUnavailable):
-    """The request is not resubmitted to another engine process: too many have ended, or none came back in time."""
+    """The request moves to no further engine process: too many ended, none came back in time, or it crashes them."""
 
 
 class CrashesEngines(GivenUp):

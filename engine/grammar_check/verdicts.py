@@ -28,7 +28,7 @@ class Verdicts:
         return len(self._known)
 
     def get(self, key: Key) -> Verdict | None:
-        """Return the remembered verdict on a grammar, now the most recently used. None: there is none, or it expired."""
+        """Return the remembered verdict on a grammar, now the most recently used. None: there is none or it expired."""
         found = self._known.get(key)
         if found is None:
             return None

@@ -23,11 +23,8 @@ NESTED = {"interactive": LaneGoals, "batch": LaneGoals, "scheduling": Scheduling
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Configuration of one engine process: its model, number formats, limits of memory and concurrency, caches, lanes'
-    goals and scheduling. `auto`, and 0 in most sizes, lets the engine choose.
-
-    Raises:
-        ValueError: a value is out of range, or token_budget below max_seqs; the message names it and what is allowed.
-    """
+    goals and scheduling. `auto`, and 0 in most sizes, lets the engine choose. Raises ValueError, which names the value,
+    if one is out of range or token_budget is below max_seqs."""
 
     model: str
     """A prepared model folder with config.json, safetensors (unless load_format is dummy) and the tokenizer. Empty

@@ -59,11 +59,7 @@ class EngineApi(Protocol):
 
     def generate(self, request: Request) -> EventStream:
         """Submit a request at once and return the stream of its events. The caller must close the stream, for example
-        with `contextlib.aclosing`.
-
-        Raises:
-            EngineUnavailable: the engine is not ready.
-        """
+        with `contextlib.aclosing`. Raises EngineUnavailable if the engine is not ready."""
 
     async def load_adapter(self, path: str) -> pb.AdapterInfo:
         """Load the adapter folder at `path`, so that requests may use the adapter, and return its hash, rank and sizes.
@@ -88,11 +84,8 @@ class EngineApi(Protocol):
 
     async def stats(self, *, check: bool = False) -> pb.EngineStats:
         """Return the engine's statistics. `check` adds the integrity check, which delays the steps while it looks at
-        every page; what it finds is in `violations`.
-
-        Raises:
-            EngineUnavailable: the engine is gone or does not answer; with `check`, also if no step ends in time.
-        """
+        every page; what it finds is in `violations`. Raises EngineUnavailable if the engine is gone or does not
+        answer, with `check` also if no step ends in time."""
 
     async def live_requests(self, limit: int) -> pb.RequestsResponse:
         """Return the number of live requests of all gateways, the tokens reserved by tenant, and at most `limit`

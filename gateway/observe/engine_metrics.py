@@ -93,8 +93,8 @@ class EngineMetrics(Collector):
         limiter_modes: Collection[str],
         model: str,
     ) -> None:
-        """`stats` is None if there is no engine now. `names` maps an adapter hash to all its names, `limiter_modes` are
-        the modes of the limits in force, and `model` is the name of the base model."""
+        """`stats` is None if there is no engine now; then only that and the modes are reported. `names` maps an adapter
+        hash to all its names, `limiter_modes` are the limits' modes in force, `model` is the base model's name."""
         self._model = model
         self._stats = stats
         self._names = names

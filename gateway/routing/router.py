@@ -93,14 +93,8 @@ class Router:
         self._sessions = {session: i for session, i in self._sessions.items() if i != replica.index}
 
     def choose(self, ask: Ask, now: float) -> Decision:
-        """Choose a replica and count the request as sent to it.
-
-        Args:
-            now: seconds on the clock that `Replica.hear` is called with.
-
-        Raises:
-            NoReplica: every replica is draining, or there is none.
-        """
+        """Choose a replica and count the request as sent to it. `now` is in seconds on the clock of `Replica.hear`.
+        Raises NoReplica if every replica is draining, or there is none."""
         decision = self._choose(ask, now)
         replica = decision.replica
         replica.send(ask, decision.cached_tokens)

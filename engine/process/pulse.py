@@ -28,8 +28,8 @@ MAX_READS = 1000
 
 
 class Beat(NamedTuple):
-    """Last sign of life of an engine's step loop, as read from its pulse file: the engine's id, the time, the seconds
-    within which the next is due (`patience`), and the requests that the loop computes."""
+    """Last sign of life of an engine's step loop, as read from its pulse file: the process's id (`life`), the
+    time, the seconds within which the next is due (`patience`), and the requests that the loop computes."""
 
     life: str
     """Id of the engine process (`EngineInfo.life`)."""

@@ -38,7 +38,7 @@ read; the engine keeps running."""
 
 
 class AdapterRejected(Exception):
-    """The engine refused an adapter; the message tells the operator why."""
+    """The engine refused an adapter, or took too long to read it; the message tells the operator why."""
 
 
 class LaneRejected(Exception):

@@ -135,7 +135,7 @@ def unload(
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
-    """Unload an adapter. Its requests that have not ended after --drain seconds are aborted."""
+    """Unload an adapter. Requests still live after --drain, or else adapters.drain_seconds, are aborted."""
     with _admin(url, key) as client:
         aborted = client.unload(name, drain)
     console.print(f"[green]{name}[/green] is unloaded; {aborted} requests were aborted")

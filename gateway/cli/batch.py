@@ -197,8 +197,9 @@ def _followed(
     output: Path | None,
     errors: Path | None,
 ) -> NoReturn:
-    """Show a job's progress until it ends, `timeout` seconds pass or Ctrl-C; if it has ended and `output` is given,
-    save its answers there and failed lines to `errors`; then end the command with the job's exit status."""
+    """Show a job's progress, queried every `interval` seconds, until it ends, `timeout` seconds pass or Ctrl-C; print
+    each change if `as_json`. If it has ended and `output` is given, save its answers there and failed lines to
+    `errors`. Then end the command with the job's exit status."""
     from gateway.cli.batch_watch import BatchBar, poll_batch
 
     with BatchBar(console) as bar, until_interrupted():

@@ -108,7 +108,8 @@ def simulate(
     jobs: Annotated[int, typer.Option(parser=integer_parser(0), help="Simulations at a time; 0: one per core.")] = 0,
     seed: Annotated[int, typer.Option(parser=integer_parser(), help="Random seed: the same one repeats a run.")] = 0,
 ) -> None:
-    """Run recorded or random traffic on the real scheduler, with a cost model in the device's place.
+    """Run recorded or random traffic on the real scheduler, with a cost model in the device's place, and compare the
+    policies and schedulers or, with --replicas or --router, the routers.
 
     - `loralane simulate --trace azure.csv`
     - `loralane simulate --trace azure.csv --batch-backlog 512 --goals`

@@ -28,7 +28,7 @@ Figures = Mapping[str, float | None]
 
 
 class HistoryPoints(Struct, frozen=True):
-    """Figures over time, one list for each, the oldest value first."""
+    """Figures over time, one list for each, the oldest value first. Points are `step_seconds` apart, except at gaps."""
 
     step_seconds: float
     """Expected time between two points. A longer one is a gap: the engine was unavailable, or the gateway stalled."""

@@ -95,8 +95,8 @@ class Replica:
         return copy_s + ask.adapter_bytes / self.news.read_bytes_per_s
 
     def delay_s(self, ask: Ask, cached_tokens: int) -> float:
-        """Return the predicted seconds until the request's first token, if its adapter were in device memory.
-        `cached_tokens` are its prompt tokens whose KV the replica holds in its prefix cache."""
+        """Return the predicted seconds until the request's first token, after the prompt tokens sent since the news, if
+        its adapter were in device memory. `cached_tokens` of its own are in the replica's prefix cache."""
         new_tokens = self.sent_tokens + max(0, ask.prompt_tokens - cached_tokens)
         return self.news.wait_s + new_tokens * self.news.prompt_token_s
 

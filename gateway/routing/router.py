@@ -4,7 +4,7 @@ An interactive request goes where its first token is predicted soonest. One sum 
 waits at the replica, the part of its prompt that the prefix cache does not hold, and the load of its adapter. Outside
 the replicas that the adapter belongs to, a load counts `STRAY_PRICE` times, because it takes room from the adapters
 that belong there. If an adapter suddenly gets more requests than its replicas can serve, they overflow to others at
-once; otherwise they stay. Requests of a session, of either lane, follow the first one's replica while it takes any.
+once; otherwise they stay. Requests of a session, of either lane, stay on one replica while that takes new requests.
 
 Batch work goes to its adapter's replicas as long as they hold no more of it than `BOUND` times the average (consistent
 hashing with bounded loads: Mirrokni et al., SODA 2018).
@@ -161,8 +161,8 @@ class Router:
 
     def _for_batch(self, ask: Ask, fresh: Iterator[Replica], masks: list[int]) -> Decision | None:
         """Return the least loaded of the adapter's replicas or else the first further rank that has, with this request,
-        at most `BOUND` times the average batch work. Without an adapter or such a replica, return the one with the
-        least batch work. None means that none is fresh."""
+        at most `BOUND` * (average + 1) unfinished batch requests; without an adapter, the replica with the fewest.
+        None means that none is fresh."""
         ranked = list(fresh)
         if not ranked:
             return None

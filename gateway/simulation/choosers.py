@@ -101,7 +101,7 @@ class _Compared:
         del self.unfinished[replica]
 
     def hear(self, replica: int, state: EngineState, now: float) -> None:
-        """Ignore the news, unless a router needs them."""
+        """Ignore the state of a replica. Routers that need news of it override this."""
 
     def choose(self, request: Request, now: float) -> int:
         replica = self.pick(request)

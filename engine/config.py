@@ -22,11 +22,9 @@ NESTED = {"interactive": LaneGoals, "batch": LaneGoals, "scheduling": Scheduling
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Configuration of one engine process: its model, number formats, and limits of memory and concurrency.
-
-    Raises:
-        ValueError: a value is out of range; the message names it and the values allowed.
-    """
+    """Configuration of one engine process: its model, number formats, limits of memory and concurrency, caches, lanes'
+    goals and scheduling. `auto`, and 0 in most sizes, lets the engine choose. Raises ValueError, which names the value,
+    if one is out of range or token_budget is below max_seqs."""
 
     model: str
     """A prepared model folder with config.json, safetensors (unless load_format is dummy) and the tokenizer. Empty
@@ -123,7 +121,7 @@ class EngineConfig:
 
     @classmethod
     def from_json(cls, text: str) -> EngineConfig:
-        """Return the configuration that `to_json` wrote. Raises ValueError for an invalid value, TypeError for an
-        unknown name."""
+        """Return the configuration that `to_json` wrote. Raises ValueError for malformed JSON or a value out of range,
+        TypeError for an unknown or missing name or a value of another type."""
         values: dict[str, Any] = json.loads(text)
         return cls(**values | {name: kind(**values[name]) for name, kind in NESTED.items() if name in values})

@@ -65,8 +65,8 @@ class Inbox:
         self._arrived.set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait at most `timeout` seconds (None: no limit) for a command, a question or `wake`; return whether one
-        came."""
+        """Wait at most `timeout` seconds (None: no limit) until a command, a question or a `wake` has come since the
+        last `drain_questions`; return whether one has."""
         return self._arrived.wait(timeout)
 
     def drain(self) -> list[Command]:
@@ -126,7 +126,8 @@ class Engine:
         beat: Callable[[EngineState], None] = lambda state: None,
     ) -> None:
         """`policy` defaults to the one in the configuration. `beat` is called with the state before each step is
-        submitted, and about once a second while there is no work. The executor's reports go to the engine's inbox."""
+        submitted, and about once a second while there is no work. `clock` and `sleep` are in seconds. The executor's
+        answers to fetches and grammar preparations go to the engine's inbox."""
         self.state = state
         self.executor = executor
         self.policy = policy or make_policy(state.config.scheduling)
@@ -161,9 +162,9 @@ class Engine:
             return absorb(self.state, result, self.clock())
 
     def run(self, deliver: Callable[[list[TokenEvent]], None]) -> None:
-        """Run steps until `stop` is called, and sleep while there is no work. Each step's events, if any, go to
-        `deliver`, and questions are answered after it. Finally, even after an exception, the inbox is closed and its
-        questions answered."""
+        """Run steps until `stop` is called, even if requests still run, and sleep while there is no work. Each step's
+        events, if any, go to `deliver`, and questions are answered after it. Finally, even after an exception, the
+        inbox is closed and its questions answered."""
         with self._loop:
             self._run(deliver)
 
@@ -192,8 +193,8 @@ class Engine:
 
     @property
     def _is_stuck(self) -> bool:
-        """Return whether the last step had nothing to do although requests wait: for a batch to gather, or for a
-        fetch."""
+        """Return whether the steps last committed and last absorbed had nothing to do. If there is work, its requests
+        wait: for a batch to gather, or for a fetch."""
         state = self.state
         return bool(state.counters.steps) and state.in_flight.is_empty and state.absorbed.is_empty
 
@@ -255,7 +256,7 @@ class Engine:
     def load_adapter(self, path: str) -> HostAdapter:
         """Read an adapter folder, add its adapter to the state and, if there is space, pack it into host memory;
         requests submitted from now on can use it. Blocks. One folder is read by one caller at a time, different ones
-        concurrently. Raises ValueError with the reason if the adapter is not usable."""
+        concurrently. Raises ValueError with the reason if the adapter is not usable, and what `inspect` raises."""
         with self._folders.one_at_a_time(path):
             return self.executor.load_host(path, lambda host: self._claim(path, host))
 
@@ -265,13 +266,14 @@ class Engine:
 
     def pin_adapter(self, adapter_hash: AdapterHash, pinned: bool) -> None:
         """Pin an adapter (or unpin it, if not `pinned`), so that it stays on the device once it has been loaded there.
-        Raises ValueError with the reason if the adapter is not loaded, or if pinning it would leave too little room."""
+        Raises ValueError with the reason if the adapter is not loaded, or if pinning it would leave too little room,
+        and what `inspect` raises."""
         self.inspect(lambda state: pin_adapter(state, adapter_hash, pinned))
 
     def unload_adapter(self, adapter_hash: AdapterHash, drain_seconds: float) -> int:
-        """Refuse new requests for an adapter, wait at most `drain_seconds` for the live ones, abort the rest, and block
-        until the adapter's memory is freed in every tier. An adapter that is loaded again meanwhile stays, and so do
-        its requests. Returns the number of requests aborted."""
+        """Unpin an adapter, refuse new requests for it, wait at most `drain_seconds` for the live ones, abort the rest,
+        and block until its memory is freed in every tier. An adapter that is loaded again meanwhile stays, and so do
+        its requests. Returns the number of requests aborted. Raises what `inspect` raises."""
         self.inbox.put(DropAdapter(adapter_hash))
         deadline = time.monotonic() + drain_seconds
         while self.inspect(lambda state: _has_users(state, adapter_hash)) and time.monotonic() < deadline:

@@ -62,7 +62,7 @@ SERVER_THREADS = 32
 def await_model(config: EngineConfig, on_progress: Progress, *, fake: bool) -> EngineConfig:
     """Return `config` with the path of the model folder, a line that the parent writes to standard input once the model
     is prepared. Unless `fake`, load the CPU kernels before, and report their progress. Raises SystemExit if standard
-    input ends."""
+    input ends before the line."""
     if not fake:
         from engine.model.runner import load_cpu_kernels
 
@@ -97,7 +97,7 @@ def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
 
 def build_fake(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
     """Return the same kinds of values as `build_real`, with a `FakeExecutor` in place of a model, for tests of
-    everything else: tokens are digests. `on_progress` is not called."""
+    everything else: each token is a digest of those before it. `on_progress` is not called."""
     config = config.sized(*SIZES["cpu"])
     core = core_config(config, config.num_pages or 4096, 4096, config.max_model_len or 2048, ())
     executor = FakeExecutor()
@@ -145,9 +145,11 @@ def serve(
     previous: str = "",
 ) -> None:
     """Load the model, serve gRPC at `address` and run the step loop in this thread until SIGTERM, SIGINT or the end of
-    standard input. Then close the server and the executor and save the step-time model.
+    standard input. Then close the server and the executor and, if the configuration has a `state_dir`, save the
+    step-time model, which is also saved every minute, and drop the counts of adapter loads under way.
 
     Args:
+        config: if it names no model, a line of standard input does.
         fake: run without a model.
         until_stdin_closes: stop when standard input ends.
         loading: file in which the start records how far it is (see `engine.process.pulse`).

@@ -39,7 +39,8 @@ DEATHS = frozenset({Reason.CPU, Reason.MEMORY, Reason.CRASHED})
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The outcome of checking one grammar. `reason` is None if it is sound; otherwise `message` explains why not."""
+    """The outcome of checking one grammar. `reason` is None if it is sound; otherwise `message` explains why not.
+    `num_bytes` is the memory of the compiled grammar; 0 if it was not measured."""
 
     reason: Reason | None = None
     message: str = ""
@@ -57,7 +58,8 @@ def refusal(why: str) -> Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The tokens of a model. A worker that has them also compiles grammars for the tokens and computes masks."""
+    """The tokens of a model, in its tokenizer's `file`. A worker that has them also compiles grammars for the tokens
+    and computes masks."""
 
     file: str
     """Path of the model's tokenizer.json."""
@@ -94,7 +96,8 @@ class WorkerLimits:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A worker's reply to one grammar. `spent` means that its memory has grown so far that it should be replaced."""
+    """A worker's reply to one grammar. `spent` means that its memory has grown so far that the worker should be
+    replaced."""
 
     verdict: Verdict
     spent: bool = False

@@ -72,8 +72,8 @@ class GrammarPool:
     Args:
         limits: limits of the resources that one grammar may use. None means the defaults.
         workers: number of worker processes, each owned by a thread of the pool.
-        at_once: maximum number of one tenant's grammars that are compiled at the same time; fewer than `workers`, so
-            that one worker is left for other tenants.
+        at_once: maximum number of one tenant's grammars that are compiled at the same time; it should be less than
+            `workers`, so that one worker is left for other tenants.
         queued: maximum number of one tenant's grammars that wait; `submit` refuses further ones.
         kept: maximum number of verdicts to remember.
         start_after: seconds after which the workers are started, if no grammar comes earlier; 0 starts them at once.

@@ -86,8 +86,9 @@ class WorkerProcess:
 
     def ask(self, grammar: Grammar) -> Reply:
         """Have the process check one grammar and wait for its reply. A crash and an exceeded limit are verdicts, too. A
-        process that dies, hangs or takes longer than `PATIENT_SECONDS`, which lowers its priority, is `spent`
-        afterwards. Raises WorkerLost if it was ended from outside or gave no valid reply within `WALL_SECONDS`."""
+        process that dies, hangs, grows, exceeds a limit or takes longer than `PATIENT_SECONDS`, which lowers its
+        priority, is `spent` afterwards. Raises WorkerLost if it was ended from outside, gave no reply within
+        `WALL_SECONDS` or announced one that is too long, ValueError or TypeError if the reply is malformed."""
         assert self._process.stdin is not None
         try:
             write_frame(self._process.stdin, encode_grammar(grammar))
@@ -183,7 +184,8 @@ class WorkerProcess:
 
 
 def _scratch_file() -> BinaryIO:
-    """Return an in-memory file for a worker's standard error. Unlike a pipe, it cannot be full and block the worker."""
+    """Return a file for a worker's standard error, in memory (on Linux) or temporary. Unlike a pipe, it cannot be full
+    and block the worker."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("grammar-worker"), "w+b")
     import tempfile
@@ -192,7 +194,7 @@ def _scratch_file() -> BinaryIO:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment variables that a worker needs to start, without the parent's secrets."""
+    """Return the environment variables that a worker needs to start and to compute in one thread, without secrets."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV") if name in os.environ}
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     single = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"), "1")

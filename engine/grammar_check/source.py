@@ -55,23 +55,24 @@ def objection(grammar: Grammar) -> str:
 
 
 def told(error: str) -> str:
-    """Return an error of the library, which may quote the whole grammar, cut to `MAX_TOLD` characters, without its
-    marker."""
+    """Return an error of the library, which may quote the whole grammar, cut to `MAX_TOLD` characters and `...`,
+    without the library's marker `<non-verbose/>`."""
     text = error.removesuffix("<non-verbose/>").strip()
     return text if len(text) <= MAX_TOLD else f"{text[:MAX_TOLD]} ..."
 
 
 def inline_schema(schema: Mapping[str, Any]) -> str:
     """Return the text `%json {...}` with which a Lark grammar includes a JSON schema, enforced as strictly as one that
-    stands alone. Raises ValueError if the schema demands something that no grammar can express."""
+    stands alone. Raises ValueError if the schema demands `uniqueItems`, RecursionError if it is nested too deeply."""
     return "%json " + json.dumps(
         {**without_idle_keywords(schema), "x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": False}}
     )
 
 
 def _json_source(schema: str) -> str:
-    """Return a JSON schema in llguidance's format, which refuses keywords that it cannot enforce even if the schema
-    allows to ignore them. Raises ValueError if the text is no JSON object or demands `uniqueItems`."""
+    """Return a JSON schema in llguidance's format, set to refuse, when compiled, keywords that it cannot enforce, even
+    if the schema allows to ignore them. Raises ValueError if the text is no JSON object, is nested too deeply or
+    demands `uniqueItems`."""
     try:
         document = json.loads(schema)
     except (ValueError, RecursionError) as error:
@@ -130,8 +131,8 @@ _BY_NAME = frozenset(("$defs", "definitions", "dependentSchemas", "patternProper
 
 
 def without_idle_keywords(schema: Any) -> Any:
-    """Return a copy of a JSON schema without `uniqueItems` where it demands nothing: where it is false, or at most one
-    item fits. Raises ValueError where it demands something: no grammar can express it, and no approximation is made."""
+    """Return a copy of a JSON schema without `uniqueItems` where it demands nothing: where it is false, or `maxItems`
+    is at most 1. Raises ValueError where it demands something, which no grammar can express."""
     if not isinstance(schema, Mapping):
         return schema
     kept = {}
@@ -144,8 +145,8 @@ def without_idle_keywords(schema: Any) -> Any:
 
 
 def _below(keyword: str, value: Any) -> Any:
-    """Return the value of a keyword with idle keywords removed from the schemas in it. Other values, such as those of
-    `enum`, are returned unchanged."""
+    """Return the value of a schema's keyword with `without_idle_keywords` applied to the schemas in it. Other values,
+    such as those of `enum`, are returned unchanged."""
     if keyword in _BY_NAME and isinstance(value, Mapping):
         return {name: without_idle_keywords(schema) for name, schema in value.items()}
     if keyword in _SCHEMA | _LIST and isinstance(value, list):

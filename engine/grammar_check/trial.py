@@ -29,7 +29,7 @@ class Trial:
 
     def __call__(self, grammar: Grammar) -> Verdict:
         """Return INVALID if the library rejects the grammar, otherwise a sound verdict with the bytes that the grammar
-        holds. Raises ValueError if its text is malformed."""
+        holds. Raises ValueError if its text is malformed or too long."""
         before = _bytes_in_use()
         matcher = LLMatcher(self._tokenizer, library_source(grammar), log_level=0, limits=LIMITS)
         if not matcher.is_error():

@@ -18,7 +18,7 @@ class TenantTurns(Generic[T]):
     Args:
         at_once: maximum number of one tenant's items that may be in work at the same time.
         most: maximum number of one tenant's items that may wait.
-        costly_at_once: maximum number of items in work of all tenants together whose last item was costly.
+        costly_at_once: maximum number of items in work, together, of tenants whose last item was costly (see `done`).
     """
 
     def __init__(self, at_once: int, most: int, costly_at_once: int) -> None:

@@ -16,7 +16,7 @@ than the grammar, such as a machine that was out of memory."""
 
 class Verdicts:
     """LRU cache of at most `kept` verdicts by grammar hash, without those that say nothing about the grammar
-    (UNDECIDED, QUEUE). `clock` returns seconds. Not thread-safe."""
+    (UNDECIDED, QUEUE). Those in `DEATHS` expire after `DEATH_SECONDS`. `clock` returns seconds. Not thread-safe."""
 
     def __init__(self, clock: Callable[[], float], kept: int = KEPT) -> None:
         self._clock = clock
@@ -28,7 +28,7 @@ class Verdicts:
         return len(self._known)
 
     def get(self, key: Key) -> Verdict | None:
-        """Return the remembered verdict on a grammar, now the most recently used. None means that none is valid."""
+        """Return the remembered verdict on a grammar, now the most recently used. None: there is none or it expired."""
         found = self._known.get(key)
         if found is None:
             return None

@@ -113,7 +113,7 @@ def _limit_stack(stack_bytes: int) -> None:
 
 
 def _die_with_parent(parent: int) -> None:
-    """On Linux, have the system kill this process when process `parent` dies. Exit if `parent` is gone already."""
+    """On Linux, have the system kill this process when process `parent` dies, and exit if it is gone already."""
     if IS_LINUX:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:

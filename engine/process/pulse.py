@@ -28,7 +28,8 @@ MAX_READS = 1000
 
 
 class Beat(NamedTuple):
-    """Last sign of life of an engine's step loop, as read from its pulse file."""
+    """Last sign of life of an engine's step loop, as read from its pulse file: the process's id (`life`), the
+    time, the seconds within which the next is due (`patience`), and the requests that the loop computes."""
 
     life: str
     """Id of the engine process (`EngineInfo.life`)."""
@@ -49,7 +50,7 @@ class Loading(NamedTuple):
 
 
 def write_loading(path: Path, loading: Loading) -> None:
-    """Replace the file's content with the progress as JSON, for `read_loading`. Raises OSError."""
+    """Replace the file's content with the progress as JSON, for `read_loading`. Raises OSError if it cannot."""
     path.write_text(json.dumps(loading))
 
 

@@ -19,7 +19,8 @@ class Holders:
         """Logical time at which the engine was last told to unload each adapter."""
 
     def now(self) -> int:
-        """Return the logical time. A caller that begins to load an adapter passes it to `hold` afterwards."""
+        """Return the logical time: the number of times that `let_go` has returned True. A caller that begins to load an
+        adapter passes it to `hold` afterwards."""
         with self._lock:
             return self._now
 

@@ -38,7 +38,7 @@ read; the engine keeps running."""
 
 
 class AdapterRejected(Exception):
-    """The engine refused an adapter; the message tells the operator why."""
+    """The engine refused an adapter, or took too long to read it; the message tells the operator why."""
 
 
 class LaneRejected(Exception):
@@ -59,11 +59,7 @@ class EngineApi(Protocol):
 
     def generate(self, request: Request) -> EventStream:
         """Submit a request at once and return the stream of its events. The caller must close the stream, for example
-        with `contextlib.aclosing`.
-
-        Raises:
-            EngineUnavailable: the engine is not ready.
-        """
+        with `contextlib.aclosing`. Raises EngineUnavailable if the engine is not ready."""
 
     async def load_adapter(self, path: str) -> pb.AdapterInfo:
         """Load the adapter folder at `path`, so that requests may use the adapter, and return its hash, rank and sizes.
@@ -88,24 +84,24 @@ class EngineApi(Protocol):
 
     async def stats(self, *, check: bool = False) -> pb.EngineStats:
         """Return the engine's statistics. `check` adds the integrity check, which delays the steps while it looks at
-        every page.
-
-        Raises:
-            EngineUnavailable: the engine is gone, or no step ended in time.
-        """
+        every page; what it finds is in `violations`. Raises EngineUnavailable if the engine is gone or does not
+        answer, with `check` also if no step ends in time."""
 
     async def live_requests(self, limit: int) -> pb.RequestsResponse:
-        """Return the live requests of all gateways, at most `limit` of them in full. Raises EngineUnavailable."""
+        """Return the number of live requests of all gateways, the tokens reserved by tenant, and at most `limit`
+        requests in full. Raises EngineUnavailable if the engine is gone or does not answer."""
 
     async def cancel(self, request_ids: Iterable[str]) -> int:
         """End requests of any gateway, given their engine request ids, with an error; return how many were still live.
         Raises EngineUnavailable if the engine is gone or does not answer."""
 
     async def set_lane(self, lane: Lane, mode: LaneMode) -> None:
-        """Set a lane's mode for all gateways, until the engine restarts. Raises LaneRejected or EngineUnavailable."""
+        """Set a lane's mode for all gateways, until the engine restarts. Raises LaneRejected if the engine's policy has
+        no lanes, EngineUnavailable if the engine is gone or does not answer."""
 
     async def set_goals(self, lane: Lane, goals: LaneGoals) -> None:
-        """Set a lane's latency goals for all gateways, until the engine restarts. Raises EngineUnavailable."""
+        """Set a lane's goals for all gateways, until the engine restarts. Raises EngineUnavailable if the engine is
+        gone or does not answer."""
 
 
 class EngineClient:
@@ -250,7 +246,7 @@ class EngineClient:
             await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _connect_once(self) -> None:
-        """Wait for the engine, open a session, await `on_connect`, become ready and dispatch events until the end."""
+        """Wait for the engine, open a session, await `on_connect`, become ready and dispatch events until it ends."""
         self.info.CopyFrom(await self._stub.Describe(pb.DescribeRequest(), wait_for_ready=True))
         commands: asyncio.Queue[pb.Command] = asyncio.Queue()
         self._identity = ((GATEWAY, uuid.uuid4().hex),)

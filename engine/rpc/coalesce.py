@@ -40,8 +40,8 @@ def merge_request_events(events: Sequence[TokenEvent]) -> TokenEvent:
 
 
 def split_per_token(event: TokenEvent) -> Sequence[TokenEvent]:
-    """Split an event into one for each token, with the token's log probabilities; the last one has the finish reason
-    and the refusal. An event with fewer than two tokens is returned as it is."""
+    """Split an event into one for each token, with the token's log probabilities. The last one has the finish reason
+    and the refusal; all other fields are in each. An event with fewer than two tokens is the only one returned."""
     if len(event.tokens) < 2:
         return (event,)
     rest = event.num_cached, None, event.device_seconds, event.wait, event.adapter_wait

@@ -132,8 +132,8 @@ class EngineService(pb_grpc.EngineServicer):
         return pb.SetGoalsResponse()
 
     def _load(self, path: str, gateway: str) -> HostAdapter:
-        """Load the adapter at `path`, record that `gateway` holds it, and return it. If the engine was told to unload
-        it meanwhile, load it once more. Raises ValueError if the adapter is not usable or its loads have killed too
+        """Load the adapter at `path`, record that `gateway` holds it, and return it. Whenever the engine was told to
+        unload it meanwhile, load it again. Raises ValueError if the adapter is not usable or its loads have killed too
         many engine processes, OSError if its files cannot be read, TimeoutError if no step ended in time."""
         while True:
             began = self._holders.now()

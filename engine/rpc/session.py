@@ -55,8 +55,8 @@ class GatewaySession:
                 yield pb.StepEvents(events=map(event_to_pb, merge_events(events)))
 
     def _gathered(self) -> tuple[list[TokenEvent], bool]:
-        """Wait for events and return them, with False if the session has ended: all that are queued and, while no
-        client waits for any, those of the next `HOLD_SECONDS`."""
+        """Wait for events; return (events, whether the session goes on): all that are queued and, while no client
+        waits for any, those of the next `HOLD_SECONDS`, up to about `MAX_EVENTS`."""
         events: list[TokenEvent] = []
         until = 0.0
         """Time on the clock until which further events are gathered; 0 means until the queue is empty."""

@@ -35,7 +35,7 @@ def snapshot(state: EngineState, step_seconds: float, now: float, *, check: bool
     Args:
         step_seconds: total duration of all steps so far.
         now: current time in seconds on the engine's clock.
-        check: also run the integrity check, which takes time proportional to the page pool.
+        check: also run the integrity check, which takes time proportional to the page pool, for `violations`.
     """
     return pb.EngineStats(
         lanes=map(_lane, lane_reports(state, now)),

@@ -10,7 +10,7 @@ from engine.core.types import TokenEvent
 
 
 class EngineUnavailable(Exception):
-    """The engine process is gone, restarting, or not ready yet. The request has not completed and will not complete."""
+    """The engine process is gone, restarting or not ready yet, or does not answer. It will not complete the request."""
 
 
 class EngineLost(EngineUnavailable):
@@ -18,7 +18,7 @@ class EngineLost(EngineUnavailable):
 
 
 class GivenUp(EngineUnavailable):
-    """The request ends with this error, because it is not resubmitted to another engine process."""
+    """The request moves to no further engine process: too many ended, none came back in time, or it crashes them."""
 
 
 class CrashesEngines(GivenUp):

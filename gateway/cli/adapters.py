@@ -30,7 +30,7 @@ VERSION_CHARS = 12
 
 
 class SortKey(StrEnum):
-    """Sort keys of `adapters ls`. Names and tiers ascend, numbers descend; `last-use` puts the most recent first."""
+    """Sort keys of `adapters ls`. Names and tiers (disk first) ascend, numbers descend; `last-use`: latest first."""
 
     name = "name"
     tier = "tier"
@@ -135,7 +135,7 @@ def unload(
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
-    """Unload an adapter, after running requests have had time to finish."""
+    """Unload an adapter. Requests still live after --drain, or else adapters.drain_seconds, are aborted."""
     with _admin(url, key) as client:
         aborted = client.unload(name, drain)
     console.print(f"[green]{name}[/green] is unloaded; {aborted} requests were aborted")
@@ -165,7 +165,7 @@ def alias(
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
-    """Give an adapter another name: `loralane adapters alias support helpdesk`."""
+    """Give an adapter another name, or remove it with --remove: `loralane adapters alias support helpdesk`."""
     with _admin(url, key) as client:
         aliases = client.alias(name, other, remove=remove).aliases
     console.print(f"[green]{name}[/green] has the aliases: {', '.join(aliases) or 'none'}")

@@ -132,7 +132,10 @@ def watch(
 def cancel(
     batch_id: BatchId, as_json: AsJson = False, url: ServerUrl = LOCAL_URL, key: UserKey = DEMO_TENANT_KEY
 ) -> None:
-    """Cancel a job: no more of its lines run, and its answers so far are kept: `loralane batch cancel batch_6f...`."""
+    """Cancel a job: running lines are aborted, others do not begin, and answers so far are kept.
+
+    - `loralane batch cancel batch_6f...`
+    """
     with _client(url, key) as client:
         batch = client.cancel(batch_id)
     if as_json:
@@ -149,7 +152,7 @@ def download(
     url: ServerUrl = LOCAL_URL,
     key: UserKey = DEMO_TENANT_KEY,
 ) -> None:
-    """Save a job's answers to one file and its failed lines to another. Each file appears only when it is complete.
+    """Save an ended job's answers to one file and its failed lines to another. A file appears only when it is complete.
 
     - `loralane batch download batch_6f...` writes `batch_6f....output.jsonl` and `batch_6f....errors.jsonl`
     - `loralane batch download batch_6f... --output answers.jsonl --errors failed.jsonl`
@@ -194,8 +197,9 @@ def _followed(
     output: Path | None,
     errors: Path | None,
 ) -> NoReturn:
-    """Show a job's progress until it ends, `timeout` seconds pass or Ctrl-C; save its answers to `output`, if given and
-    the job has ended; then end the command with the exit status of the job's state."""
+    """Show a job's progress, queried every `interval` seconds, until it ends, `timeout` seconds pass or Ctrl-C; print
+    each change if `as_json`. If it has ended and `output` is given, save its answers there and failed lines to
+    `errors`. Then end the command with the job's exit status."""
     from gateway.cli.batch_watch import BatchBar, poll_batch
 
     with BatchBar(console) as bar, until_interrupted():
@@ -222,8 +226,8 @@ def _tell_end(batch: Json) -> None:
 
 
 def _saved(client: BatchClient, batch: Json, output: Path | None, errors: Path | None) -> bool:
-    """Download a job's answers and failed lines to the files `output` and `errors`; None means the default names.
-    Returns False if the job has neither."""
+    """Download a job's answers and failed lines to the files `output` and `errors`; None means a name like that of the
+    job, for `errors` that of `output` if it is given. Returns False if the job has neither."""
     from gateway.cli.batch_client import output_name
 
     if errors is None:

@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 
 class BatchClientError(Exception):
-    """A request failed, and trying again would not help; the message is shown to users."""
+    """A request failed, and (except for AwayError) trying again would not help; the message is shown to users."""
 
 
 class AwayError(BatchClientError):

@@ -31,7 +31,8 @@ class InputLine(msgspec.Struct):
 
 
 class LinesError(ValueError):
-    """The gateway would refuse the file; the message has one line for each of the first MOST_TOLD invalid lines."""
+    """The gateway would refuse the file: the message says that it is empty, or has one line for each of the first
+    MOST_TOLD invalid lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ class CheckedInput:
 
 
 def check_input(file: BinaryIO) -> CheckedInput:
-    """Check the lines of a batch input file (JSON, unique custom_ids, one endpoint, no streaming), and return the
-    number of lines and the endpoint. Raises LinesError for invalid lines or an empty file."""
+    """Check the lines of a batch input file (JSON with the fields of InputLine, unique custom_ids, one endpoint, no
+    streaming), and return their number and the endpoint. Raises LinesError for invalid lines or an empty file."""
     seen: dict[str, int] = {}
     endpoint = ""
     wrong: list[str] = []

@@ -29,7 +29,7 @@ def poll_batch(
 ) -> Iterator[Json]:
     """Poll a job every `interval` seconds and yield its JSON, until it has ended or `timeout` seconds (None: no limit)
     have passed. While the gateway is away, `told` is called with the error message of each attempt. Raises
-    BatchClientError if there is no such job or the gateway is away for more than PATIENCE_S seconds."""
+    BatchClientError if the gateway refuses a query, as for an unknown job, or is away for over PATIENCE_S seconds."""
     until = inf if timeout is None else time.monotonic() + timeout
     while True:
         batch = _look(client, batch_id, told)
@@ -123,8 +123,8 @@ def batches_table(batches: Iterable[Json]) -> Table:
 
 
 def batch_facts(batch: Json) -> Table:
-    """Return a table with a row for each field of a job, in readable units. Null fields and the file's errors are left
-    out."""
+    """Return a table with a row for each field of a job, in readable units, except for empty fields, `object` and the
+    file's errors."""
     table = Table(box=None, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")

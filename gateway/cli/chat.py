@@ -63,9 +63,9 @@ class ChatClient:
         self._messages = [{"role": "system", "content": system}] if system else []
 
     def run(self, console: Console) -> None:
-        """Read questions and /commands from the console and print the answers, until end of input, Ctrl-C or /exit.
-        Later errors are printed; ChatError is raised only if at the start no gateway answers or the model is
-        unknown."""
+        """Read questions and /commands from the console and print the answers, until end of input, /exit or Ctrl-C,
+        which during an answer stops only the answer. Later errors are printed; ChatError is raised only if at the start
+        no gateway answers, the key is refused or the model is unknown."""
         models = self._models()
         self._model = checked_model(self._model or models[0], models)
         _tell(console, f"{self._model}; models: {', '.join(models)}; /help lists the commands")

@@ -29,7 +29,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Remove loralane's folders from the data directory, after confirmation. Returns the exit status: 0 if they are
-    removed or there were none; 1 if a gateway uses them or the operator declines."""
+    removed or there were none; 1 if a gateway uses them, or the operator declines or cannot be asked."""
     parser = argparse.ArgumentParser(prog="clean_data", description="Remove what loralane keeps in its data directory.")
     parser.add_argument("--data-dir", type=Path, help="the data directory; default: that of `loralane serve`")
     parser.add_argument("--yes", action="store_true", help="remove without asking for confirmation")

@@ -19,7 +19,8 @@ class AdminClient:
     raise grpc.RpcError."""
 
     def __init__(self, target: str, key: str) -> None:
-        """Open a channel to the gRPC address `target`; calls send the API key `key`. Raises TlsFileError."""
+        """Open a channel to the gRPC address `target`; calls send the API key `key`. Raises TlsFileError if a TLS file
+        of the command line cannot be used."""
         self._channel = chosen_tls_files().channel(target, [("grpc.max_receive_message_length", -1)])
         self._metadata = (("authorization", f"Bearer {key}"),)
 
@@ -60,7 +61,7 @@ TIMEOUT = httpx.Timeout(10.0, read=600.0)
 
 def open_http(url: str, key: str) -> httpx.Client:
     """Return an HTTP client for the gateway at `url` that sends the API key `key` and uses the TLS files of the command
-    line. Raises TlsFileError."""
+    line. Raises TlsFileError if one cannot be used."""
     headers, tls = {"authorization": f"Bearer {key}"}, chosen_tls_files().context()
     return httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT, verify=tls)
 

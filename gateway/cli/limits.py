@@ -133,7 +133,7 @@ def _number(text: str) -> int | None:
 
 
 def _policies(pairs: list[str] | None) -> dict[str, str] | None:
-    """Parse LIMIT=POLICY pairs into limit -> policy. None means that the option was not given."""
+    """Parse LIMIT=POLICY pairs into limit -> policy, without `none`. None means that the option was not given."""
     if pairs is None:
         return None
     split = [pair.partition("=") for pair in pairs if pair != NONE]
@@ -164,7 +164,7 @@ class LimitsClient(AdminClient):
         """Change the limits of a scope on the gateway; returns the scope's limits after the change.
 
         Args:
-            values: limit -> new value; None lifts the limit.
+            values: limit -> new value; None lifts the limit. Limits that are not in it stay unchanged.
             shadow: limits that only count. None leaves the setting unchanged.
             away: limit -> policy while Redis is away. None leaves the setting unchanged.
         """

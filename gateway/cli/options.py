@@ -36,7 +36,7 @@ AdminUrl = Annotated[
 def grpc_target(url: str) -> str:
     """Ask the gateway at the HTTP address `url` for its gRPC port, and return its gRPC address, in the form for
     `TlsFiles.channel`. An address without a scheme is a gRPC address already and is returned unchanged. Ends the
-    command with an error if no gateway answers."""
+    command with an error if no gateway with a gRPC port answers. Raises TlsFileError if a TLS file cannot be used."""
     if "://" not in url:
         return url
     import httpx

@@ -78,8 +78,8 @@ def serve(
 
 
 def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> None:
-    """Run the store, the engine and the gateways until they stop. A failed start ends the command with an error; a
-    hurried stop ends the process. `read` reads the configuration again; None means that it has no file."""
+    """Run the store, the engine and the gateways until they stop. A failed start ends the command with an error; Ctrl-C
+    also ends the process. `read` reads the configuration again; None means that it has no file."""
     from gateway.serve.stopping import INTERRUPTED, StoppedEarly, default_interrupt, exit_process
 
     gc.disable()  # until the gateway is ready: collections take a sixth of the time of the imports
@@ -114,7 +114,7 @@ def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> N
 
 
 def _with_model(config: Config, model: str | None, *, demo: bool) -> Config:
-    """Return the configuration with another model source, unchanged if `model` is None. If it is the `demo`'s, its
+    """Return the configuration with `model` as its source, unchanged if that is None. If it is the demo's (`demo`), its
     adapters and chat template are dropped, because they fit only its model."""
     if model is None:
         return config

@@ -108,7 +108,8 @@ def simulate(
     jobs: Annotated[int, typer.Option(parser=integer_parser(0), help="Simulations at a time; 0: one per core.")] = 0,
     seed: Annotated[int, typer.Option(parser=integer_parser(), help="Random seed: the same one repeats a run.")] = 0,
 ) -> None:
-    """Replay traffic on the real scheduler, with a cost model in the device's place.
+    """Run recorded or random traffic on the real scheduler, with a cost model in the device's place, and compare the
+    policies and schedulers or, with --replicas or --router, the routers.
 
     - `loralane simulate --trace azure.csv`
     - `loralane simulate --trace azure.csv --batch-backlog 512 --goals`
@@ -157,8 +158,8 @@ def _check_outputs(json_file: Path | None, plot: Path | None, *, goals: bool) ->
 
 
 def make_setup(device: str, config: Path | None, env: Mapping[str, str]) -> Setup:
-    """Return the simulated device and engine: the sizes of the device's file, overridden by those that the
-    configuration file `config` sets. Raises ValueError if either is invalid or they contradict each other."""
+    """Return the simulated device and engine: the settings of the device's file, overridden by those that the
+    configuration file `config` sets. Raises ValueError if either is invalid or their block sizes differ."""
     spec = find_device(device)
     core = CoreConfig(**spec.engine)
     if config is None:
@@ -170,8 +171,8 @@ def make_setup(device: str, config: Path | None, env: Mapping[str, str]) -> Setu
 
 
 def _chosen(engine: EngineConfig) -> dict[str, Any]:
-    """Return, by name, the values of the engine's fields that differ from the defaults, that is, which the
-    configuration sets. The device's file decides the others."""
+    """Return, by name, those of the fields that a configuration may set for a simulation (`FROM_CONFIG`, `num_pages`
+    and `max_model_len`) which differ from the defaults. The device's file decides the others."""
     default, names = EngineConfig(model=""), (*FROM_CONFIG, "num_pages", "max_model_len")
     return {name: getattr(engine, name) for name in names if getattr(engine, name) != getattr(default, name)}
 
@@ -236,7 +237,8 @@ def _write_json(path: Path, setup: Setup, scenario: Scenario, reports: dict[str,
 
 @contextmanager
 def _failures() -> Iterator[None]:
-    """Context manager that prints an expected error of the block and ends the command with status 1."""
+    """Context manager that prints a ValueError, OSError, PlotUnavailable or Stalled of the block and ends the command
+    with status 1."""
     try:
         yield
     except (ValueError, OSError, PlotUnavailable, Stalled) as error:

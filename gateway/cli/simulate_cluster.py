@@ -25,11 +25,8 @@ progress_console = Console(stderr=True)
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The replicas of a simulation, what happens to them, and the routers to compare.
-
-    Raises:
-        ValueError: a router is unknown, or the only replica would die.
-    """
+    """The number of replicas of a simulation, those that die or are added meanwhile, and the routers to compare. Raises
+    ValueError if a router is unknown, or if the only replica would die."""
 
     replicas: int
     routers: Sequence[str]
@@ -44,7 +41,8 @@ class Cluster:
 
     @classmethod
     def of(cls, replicas: int, routers: Sequence[str] | None, kill: float | None, add: float | None) -> Cluster | None:
-        """Return what the options describe. None means one engine without a router."""
+        """Return what the options describe: at second `kill` the first replica dies, at second `add` another one joins,
+        and without `routers` only ours is simulated. None means that they ask for one engine without a router."""
         changes = [Change(kill, 0, dies=True)] if kill is not None else []
         changes += [Change(add, replicas, dies=False)] if add is not None else []
         if replicas == 1 and not routers and not changes:
@@ -54,8 +52,8 @@ class Cluster:
 
 @contextmanager
 def shown_progress(names: Iterable[str]) -> Iterator[Advance]:
-    """Show a progress bar for each name on standard error while the block runs, and yield the function that advances
-    one of them."""
+    """Show a progress bar for each name on standard error while the block runs, and yield the function of (name, share
+    that is done) that advances one of them."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=progress_console) as progress:
         tasks = {name: progress.add_task(name, total=1.0) for name in names}

@@ -124,7 +124,7 @@ def list_keys(
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
-    """List the ids of API keys, with their tenants and labels."""
+    """List the ids of API keys, with their tenants and labels, and which are disabled."""
     with _admin(url, key) as client:
         found = client.keys(tenant)
     show_messages(_key_table(found), found, as_json)

@@ -17,7 +17,8 @@ OTHER = "other"
 
 
 class AdapterTraffic:
-    """Counts ended requests and charged tokens by adapter name. Requests of the base model are not counted."""
+    """Counts ended requests and charged tokens by adapter name: of the first `MAX_ADAPTERS` names seen, and of all
+    others together. Requests of the base model are not counted."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._seen: set[str] = set()
@@ -51,13 +52,9 @@ class AdapterTraffic:
 
 
 def adapter_gauges(stats: pb.EngineStats, names: Mapping[str, Sequence[str]]) -> Iterator[Metric]:
-    """Yield gauges of the tier of each adapter, its copies to the device and its reads from disk.
-
-    They are gauges rather than counters, because the adapters with a label of their own may change.
-
-    Args:
-        names: adapter hash -> all its names; an adapter is reported under each of them.
-    """
+    """Yield gauges of the tier, the copies to the device and the reads from disk of the `MAX_ADAPTERS` adapters that
+    the most requests used; counters would not do, as these adapters may change. `names` maps an adapter hash to all
+    its names; an adapter is reported under each of them."""
     tier = GaugeMetricFamily("loralane_adapter_tier", "1 for the tier an adapter is in.", labels=["adapter", "tier"])
     copies = GaugeMetricFamily(
         "loralane_adapter_device_copies", "Times the adapter was copied to the device.", labels=["adapter"]

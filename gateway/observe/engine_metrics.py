@@ -93,8 +93,8 @@ class EngineMetrics(Collector):
         limiter_modes: Collection[str],
         model: str,
     ) -> None:
-        """`stats` is None if there is no engine now. `names` maps an adapter hash to all its names, `limiter_modes` are
-        the modes of the limits in force, and `model` is the name of the base model."""
+        """`stats` is None if there is no engine now; then only that and the modes are reported. `names` maps an adapter
+        hash to all its names, `limiter_modes` are the limits' modes in force, `model` is the base model's name."""
         self._model = model
         self._stats = stats
         self._names = names
@@ -241,8 +241,8 @@ def _sleep_state(model: str) -> Metric:
 
 def _iteration_tokens(stats: pb.EngineStats, model: str) -> Metric:
     """Return a histogram whose count is the number of steps, which alone vLLM's dashboard reads, and whose sum is the
-    number of tokens that they computed. The engine does not report the tokens of each step, so the only bucket is
-    +Inf."""
+    number of prompt tokens computed and tokens sampled. The engine does not report these for each step, so the only
+    bucket is +Inf."""
     computed = stats.prompt_tokens - stats.cached_tokens + stats.generated_tokens
     family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens per engine step.", labels=LABELS)
     family.add_metric([model, ENGINE], [("+Inf", stats.steps)], computed)

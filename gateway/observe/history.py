@@ -28,7 +28,7 @@ Figures = Mapping[str, float | None]
 
 
 class HistoryPoints(Struct, frozen=True):
-    """Figures over time, one list for each, the oldest value first."""
+    """Figures over time, one list for each, the oldest value first. Points are `step_seconds` apart, except at gaps."""
 
     step_seconds: float
     """Expected time between two points. A longer one is a gap: the engine was unavailable, or the gateway stalled."""
@@ -59,13 +59,14 @@ class History:
             self._pending = []
 
     def latest(self, name: str) -> float | None:
-        """Return the newest value of a figure; None where it is unknown or no point was added lately."""
+        """Return the newest value of a figure; None where it is unknown, or the newest point is older than
+        `LATE_POINTS` times `FINE_SECONDS`."""
         if not self._fine or self._clock() - self._fine[-1][0] > LATE_POINTS * FINE_SECONDS:
             return None
         return _rounded(self._fine[-1][1].get(name))
 
     def read(self, minutes: int) -> HistoryPoints:
-        """Return the points of the last `minutes`: fine ones if that ring covers them, otherwise coarse ones."""
+        """Return the points of the last `minutes`: fine ones up to 30 minutes, otherwise coarse ones."""
         fine = minutes * 60 <= FINE_KEPT * FINE_SECONDS
         step = FINE_SECONDS if fine else FINE_SECONDS * COARSE_POINTS
         since = self._clock() - minutes * 60

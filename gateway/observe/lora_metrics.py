@@ -20,7 +20,8 @@ LEVELS = {"resident": "gpu", "host": "cpu"}
 
 
 def lora_metrics(stats: pb.EngineStats, names: Mapping[str, Sequence[str]], model: str) -> Iterator[Metric]:
-    """Yield the metrics.
+    """Yield `vllm:lora_requests_info`, the level of each adapter in memory, the number and the maximum number of
+    adapters in device memory, and the number and total time of copies to the device.
 
     Args:
         names: adapter hash -> all its names; an adapter is reported under each of them.

@@ -103,7 +103,8 @@ class Metrics:
         self.static = StaticMetrics(goals, model)
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metric families of requests, counted by all processes if `shared`, without the engine's state."""
+        """Return the metric families of requests, limits, batch lines and webhooks, counted by all processes if
+        `shared`, without the engine's state."""
         return self._counted().collect()
 
     def inter_token(self, lane: Lane, seconds: float) -> None:
@@ -149,9 +150,9 @@ class Metrics:
         *,
         tenants: bool = True,
     ) -> bytes:
-        """Return the text of /metrics: counts of requests, registered collectors and the engine's state. `stats` is
-        None if there is no engine now; `names` maps an adapter hash to all its names; `limiter_modes` are the modes of
-        the limits in force. Unless `tenants`, tenants' names and shares are left out."""
+        """Return the text of /metrics: counts of requests, registered collectors, static figures and the engine's
+        state. `stats` is None if there is no engine now; `names` maps an adapter hash to all its names; `limiter_modes`
+        are the limits' modes in force. Unless `tenants`, tenants' names and shares are left out."""
         counted = list(self.collect())
         engine = EngineMetrics(stats, names, limiter_modes, self._model)
         rest = (self._vllm.summed(counted), self._extra.collect(), self.static.collect(), engine.collect())

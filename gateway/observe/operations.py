@@ -87,7 +87,7 @@ class LiveRequest(Struct, frozen=True):
 
 
 class LiveRequests(Struct, frozen=True):
-    """Live requests of all gateway processes that share the engine."""
+    """Live requests of all gateway processes that share the engine. `total` counts their answers, listed or not."""
 
     requests: list[LiveRequest]
     total: int
@@ -139,7 +139,8 @@ class Operations:
         status. `action` is pause, drain or resume.
 
         Raises:
-            ApiError: INVALID_REQUEST, there is no such lane or the engine's scheduling policy has no lanes.
+            ApiError: INVALID_REQUEST, there is no such lane or the engine's scheduling policy has no lanes;
+                ENGINE_UNAVAILABLE, the engine does not answer.
         """
         if name not in LANES:
             raise invalid_request(f"lane must be one of {', '.join(LANES)}", "lane")
@@ -153,18 +154,20 @@ class Operations:
 
     async def requests(self) -> LiveRequests:
         """Return the running requests, then the waiting ones, of the first MOST_LISTED live answers, and the number of
-        all."""
+        all live answers. Raises ApiError: ENGINE_UNAVAILABLE, the engine does not answer."""
         with _engine_answers():
             live = await self._requests.get()
         return LiveRequests(_grouped(live.requests), live.total)
 
     async def cancel(self, request_id: str) -> LiveRequest:
-        """Cancel a request of any gateway process, given its id or the beginning of its id; return its last state.
+        """Cancel a request of any gateway process, given its id or the first 6 or more characters of its id; return its
+        last state.
 
         The request's caller gets 503 `preempted`, marked as not retryable, and is charged for the generated tokens.
 
         Raises:
-            ApiError: REQUEST_NOT_FOUND, no live request has this id; INVALID_REQUEST, several ids begin like this.
+            ApiError: REQUEST_NOT_FOUND, no live request has this id; INVALID_REQUEST, several ids begin like this;
+                ENGINE_UNAVAILABLE, the engine does not answer.
         """
         with _engine_answers():
             live = await self._engine.live_requests(ALL)
@@ -181,7 +184,8 @@ class Operations:
             poll.forget()
 
     async def reserved(self) -> Mapping[str, int]:
-        """Return, by tenant, the tokens that live requests have reserved of the tenant's limits and may still use."""
+        """Return, by tenant, the tokens that live requests have reserved of the tenant's limits and may still use.
+        Raises ApiError: ENGINE_UNAVAILABLE, the engine does not answer."""
         with _engine_answers():
             return (await self._requests.get()).reserved_tokens
 
@@ -194,7 +198,8 @@ class Operations:
         return EngineStatus(self._served_name, info.model, info.device, rate, **figures)
 
     async def tenants(self) -> Mapping[str, tuple[int, int]]:
-        """Return (running, waiting): the numbers of live requests in the engine, by tenant, over both lanes."""
+        """Return (running, waiting) by tenant: the numbers of live answers in the engine, over both lanes. Raises
+        ApiError: ENGINE_UNAVAILABLE, the engine does not answer."""
         with _engine_answers():
             stats = await self._stats.get()
         found: dict[str, tuple[int, int]] = {}

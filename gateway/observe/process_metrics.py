@@ -47,7 +47,7 @@ class LoopMetrics(Collector):
 
 
 class UndeliveredUsage(Protocol):
-    """Counts of used tokens that are not in the usage records: still to be delivered to Redis, or lost."""
+    """Numbers of used tokens that are not in the usage records: still to be delivered to Redis, or lost."""
 
     @property
     def undelivered_tokens(self) -> int: ...

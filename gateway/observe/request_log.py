@@ -56,7 +56,7 @@ def access_line(record: RequestRecord, now: datetime) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a caller's text with `?` for characters that a terminal would interpret, such as escapes and line ends."""
+    """Return a caller's text with `?` for each unprintable character, such as escapes and line ends."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 

@@ -1,4 +1,4 @@
-"""What a replica tells the routers about itself, and what a router asks about a request."""
+"""What a replica reports to the routers, what a router knows about a request, and its record of each replica."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from engine.core.types import AdapterHash, Lane
 
 
 class Ask(NamedTuple):
-    """One request, as far as a router needs to know it."""
+    """One request, as far as a router needs to know it: lengths in tokens (that of the answer is expected), adapter,
+    keys of its prompt's prefixes, and session, whose requests stay on one replica."""
 
     prompt_tokens: int
     lane: Lane = Lane.INTERACTIVE
@@ -30,7 +31,8 @@ class Ask(NamedTuple):
 class News:
     """A replica's report on itself at one moment. The defaults describe an idle replica about which nothing is known.
 
-    All durations are in seconds and come from the engine's own step-time model.
+    Durations are in seconds, predicted by the engine's own step-time model: `wait_s` is that until the first token of
+    an interactive request with an empty prompt. Pairs are for the interactive and the batch lane.
     """
 
     on_device: Set[AdapterHash] = frozenset()
@@ -54,7 +56,8 @@ class News:
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """A router's record of one replica: the last news, and what the router has sent since."""
+    """A router's record of one replica: the last news with the time when they came, the prompt tokens and adapter
+    loads that the router has sent since, and its unfinished requests. A draining replica gets no new requests."""
 
     index: int
     """Position of the replica's bit in masks of replicas. It never changes, and is used again after a removal."""
@@ -72,7 +75,8 @@ class Replica:
     """True means that the replica finishes what it has and gets no new requests."""
 
     def hear(self, news: News, now: float) -> None:
-        """Replace the news, and forget what was sent before them."""
+        """Replace the news by those that came at `now`, in seconds on the router's clock, and forget the prompt tokens
+        and adapter loads sent before them. Unfinished requests stay counted."""
         self.news, self.told_at = news, now
         self.sent_tokens = 0
         self.loading.clear()
@@ -82,7 +86,7 @@ class Replica:
         return adapter_hash in self.news.on_device or adapter_hash in self.loading
 
     def load_s(self, ask: Ask) -> float:
-        """Return the seconds that the replica needs to bring the request's adapter into device memory."""
+        """Return the seconds of bringing the request's adapter into device memory; 0 if there is nothing to bring."""
         if ask.adapter_hash is None or self.holds(ask.adapter_hash):
             return 0.0
         copy_s = ask.adapter_bytes / self.news.copy_bytes_per_s
@@ -91,16 +95,14 @@ class Replica:
         return copy_s + ask.adapter_bytes / self.news.read_bytes_per_s
 
     def delay_s(self, ask: Ask, cached_tokens: int) -> float:
-        """Return the predicted seconds until the request's first token, if its adapter were in device memory.
-
-        Args:
-            cached_tokens: prompt tokens whose KV the replica holds in its prefix cache.
-        """
+        """Return the predicted seconds until the request's first token, after the prompt tokens sent since the news, if
+        its adapter were in device memory. `cached_tokens` of its own are in the replica's prefix cache."""
         new_tokens = self.sent_tokens + max(0, ask.prompt_tokens - cached_tokens)
         return self.news.wait_s + new_tokens * self.news.prompt_token_s
 
     def send(self, ask: Ask, cached_tokens: int) -> None:
-        """Count a request that is sent to the replica."""
+        """Count a request that is sent to the replica: as unfinished, its prompt tokens beyond `cached_tokens` if it is
+        interactive, and the load of its adapter if the replica does not hold it."""
         self.unfinished[ask.lane] += 1
         if ask.lane is Lane.INTERACTIVE:
             self.sent_tokens += max(0, ask.prompt_tokens - cached_tokens)

@@ -34,7 +34,7 @@ def replica_seed(name: str) -> int:
 
 
 def mixed(seed: int, other: int) -> int:
-    """Return a pseudo-random 64-bit number from two (the finalizer of SplitMix64: Steele et al., OOPSLA 2014)."""
+    """Return a pseudo-random 64-bit number that follows from two (finalizer of SplitMix64: Steele et al., 2014)."""
     x = (seed ^ other) & 0xFFFFFFFFFFFFFFFF
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
@@ -43,7 +43,7 @@ def mixed(seed: int, other: int) -> int:
 
 @dataclass(slots=True)
 class Popularity:
-    """The work of one adapter, in tokens, and the number of replicas that follows from it."""
+    """The work of one adapter, in tokens of prompts and answers, and the number of replicas that follows from it."""
 
     average: float = 0.0
     """Moving average of the work of a round."""
@@ -73,7 +73,7 @@ class Placement:
         self._ranks.clear()
 
     def ranks(self, key: str) -> tuple[int, ...]:
-        """Return the indices of all replicas in the order in which the key prefers them."""
+        """Return the indices of all replicas in the order in which the key, an adapter's hash, prefers them."""
         if (ranks := self._ranks.get(key)) is None:
             seed = replica_seed(key)
             ranks = tuple(sorted(self.seeds, key=lambda index: mixed(self.seeds[index], seed), reverse=True))
@@ -81,18 +81,19 @@ class Placement:
         return ranks
 
     def replicas(self, adapter_hash: AdapterHash) -> int:
-        """Return how many of its first ranks an adapter may use."""
+        """Return how many replicas an adapter may use, the first of its ranks: 1 if it had no work lately."""
         popularity = self.popularity.get(adapter_hash)
         return popularity.replicas if popularity else 1
 
     def count(self, adapter_hash: AdapterHash, tokens: int) -> None:
-        """Count the work of a request of an adapter."""
+        """Add the tokens of a request's prompt and answer to its adapter's work in this round."""
         if (popularity := self.popularity.get(adapter_hash)) is None:
             popularity = self.popularity[adapter_hash] = Popularity()
         popularity.this_round += tokens
 
     def advance(self, now: float) -> None:
-        """End a round if its time, in seconds on the router's clock, has come."""
+        """End the round if `ROUND_S` are over at `now`, in seconds on the router's clock: update the averages and the
+        adapters' numbers of replicas, and forget adapters without work."""
         if now < self._round_ends:
             return
         self._round_ends = now + ROUND_S
@@ -119,5 +120,6 @@ class Placement:
 
 
 def wanted_replicas(share: float, num_replicas: int) -> int:
-    """Return the number of replicas for an adapter that causes this share of all work."""
+    """Return the number of replicas for an adapter that causes this share (0 to 1) of all work: `SPREAD` times its
+    share of the replicas, rounded up, at least 1 and at most all."""
     return min(max(1, ceil(share * num_replicas * SPREAD)), max(1, num_replicas))

@@ -18,7 +18,7 @@ def prefix_keys(tokens: Sequence[int], adapter_hash: str | None, realm: str = ""
     Args:
         tokens: the prompt's token ids.
         adapter_hash: content hash of the adapter, without which equal texts have different KV; None is the base model.
-        realm: requests of one realm may share prefixes, which is the tenant unless tenants share.
+        realm: requests share prefixes only within a realm: the tenant's name, or empty where tenants share.
     """
     digest = blake2b(f"{adapter_hash or ''}:{realm}:".encode(), digest_size=8)
     whole = memoryview(array("I", tokens))
@@ -76,7 +76,7 @@ class PrefixIndex:
 
 
 def matched_tokens(masks: Sequence[int], index: int) -> int:
-    """Return how many leading prompt tokens the replica with this index holds, from `PrefixIndex.matches`."""
+    """Return how many leading prompt tokens the replica with this index holds by `masks`, `PrefixIndex.matches`."""
     bit = 1 << index
     for count in range(len(masks), 0, -1):
         if masks[count - 1] & bit:

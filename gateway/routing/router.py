@@ -4,7 +4,7 @@ An interactive request goes where its first token is predicted soonest. One sum 
 waits at the replica, the part of its prompt that the prefix cache does not hold, and the load of its adapter. Outside
 the replicas that the adapter belongs to, a load counts `STRAY_PRICE` times, because it takes room from the adapters
 that belong there. If an adapter suddenly gets more requests than its replicas can serve, they overflow to others at
-once; otherwise they stay.
+once; otherwise they stay. Requests of a session, of either lane, stay on one replica while that takes new requests.
 
 Batch work goes to its adapter's replicas as long as they hold no more of it than `BOUND` times the average (consistent
 hashing with bounded loads: Mirrokni et al., SODA 2018).
@@ -71,10 +71,10 @@ class NoReplica(LookupError):
 
 
 class Router:
-    """Chooses replicas of one base model. One thread owns it."""
+    """Chooses replicas of one base model. Only one thread may use it."""
 
     def __init__(self, prefix_keys: int = 100_000, seed: int = 0) -> None:
-        """`prefix_keys` is the number of prefix keys that are remembered for each replica."""
+        """`prefix_keys` is the number of prefix keys remembered for each replica, `seed` that of choices at random."""
         self.replicas: dict[int, Replica] = {}
         self.placement = Placement()
         self.prefixes = PrefixIndex(prefix_keys)
@@ -96,14 +96,8 @@ class Router:
         self._sessions = {session: i for session, i in self._sessions.items() if i != replica.index}
 
     def choose(self, ask: Ask, now: float) -> Decision:
-        """Choose a replica and count the request as sent to it.
-
-        Args:
-            now: seconds on the clock that `Replica.hear` is called with.
-
-        Raises:
-            NoReplica: every replica is draining, or there is none.
-        """
+        """Choose a replica and count the request as sent to it. `now` is in seconds on the clock of `Replica.hear`.
+        Raises NoReplica if every replica is draining, or there is none."""
         decision = self._choose(ask, now)
         replica = decision.replica
         replica.send(ask, decision.cached_tokens)
@@ -120,7 +114,7 @@ class Router:
         self.placement.advance(now)
 
     def finish(self, replica: Replica, lane: Lane) -> None:
-        """Count a request that was chosen for a replica and has ended there, or has left it."""
+        """Count a request as no longer unfinished that was sent to a replica and has ended there, or has left it."""
         replica.unfinished[lane] -= 1
 
     def _choose(self, ask: Ask, now: float) -> Decision:
@@ -140,8 +134,8 @@ class Router:
         return None if index is None or self.replicas[index].draining else self.replicas[index]
 
     def _fresh(self, ask: Ask, now: float) -> Iterator[Replica]:
-        """Yield the replicas that take new requests and whose news are not stale, in the order in which the request's
-        adapter prefers them."""
+        """Yield the replicas that take new requests and whose news are not older than `STALE_S` at `now` (-inf: however
+        old), in the order in which the request's adapter prefers them."""
         replicas, oldest = self.replicas, now - STALE_S
         for index in self.placement.ranks(ask.adapter_hash or ""):
             replica = replicas[index]
@@ -149,7 +143,8 @@ class Router:
                 yield replica
 
     def _fastest(self, ask: Ask, fresh: Iterator[Replica], masks: list[int]) -> Decision | None:
-        """Return the replica with the least predicted delay, at random if several are equal."""
+        """Return the replica with the least predicted delay, at random if several are equal: among the fresh ones of
+        the adapter and `NEIGHBOURS` more, whose loads count `STRAY_PRICE` times. None means that none is fresh."""
         homes = len(self.replicas) if ask.adapter_hash is None else self.placement.replicas(ask.adapter_hash)
         best: list[tuple[int, Replica]] = []
         least = float("inf")
@@ -168,8 +163,9 @@ class Router:
         return self._decide(replica, _reason(ask, replica, masks, is_home=rank < homes), masks)
 
     def _for_batch(self, ask: Ask, fresh: Iterator[Replica], masks: list[int]) -> Decision | None:
-        """Return the first of the adapter's ranks that has no more than its share of the batch work, or the one with
-        the least of it for a request without an adapter."""
+        """Return the least loaded of the adapter's replicas or else the first further rank that has, with this request,
+        at most `BOUND` * (average + 1) unfinished batch requests; without an adapter, the replica with the fewest.
+        None means that none is fresh."""
         ranked = list(fresh)
         if not ranked:
             return None
@@ -193,7 +189,7 @@ class Router:
 
 
 def _load(replica: Replica) -> tuple[int, float]:
-    """Order replicas by their batch work, and equal ones by the wait of interactive requests."""
+    """Return a sort key: replicas by their batch requests, equal ones by the wait of interactive requests."""
     return replica.unfinished[Lane.BATCH], replica.news.wait_s
 
 

@@ -22,7 +22,7 @@ PREFIXES_REMEMBERED = 100_000
 
 
 def read_news(state: EngineState) -> News:
-    """Return what an engine would tell a router now."""
+    """Return the news that an engine with this state would report to a router now, with default copy rates."""
     adapters, ledger = state.adapters, state.ledger
     pending = sum(
         seq.num_remaining for seq in state.running.values() if seq.lane is Lane.INTERACTIVE and seq.num_remaining > 1
@@ -41,10 +41,11 @@ def read_news(state: EngineState) -> News:
 
 
 class OurRouter:
-    """The gateway's router."""
+    """The gateway's `Router`, as a router of the simulated cluster. `reasons` counts its decisions by reason."""
 
     def __init__(self, adapter_bytes: Mapping[AdapterHash, int], rates: tuple[float, float], seed: int = 0) -> None:
-        """`rates` are the bytes per second of copies to the device and of reads from disk."""
+        """`adapter_bytes` maps adapters to their sizes; `rates` are the bytes per second of copies to the device and of
+        reads from disk."""
         self.router = Router(PREFIXES_REMEMBERED, seed)
         self.reasons: Counter[str] = Counter()
         self._replicas: dict[int, Replica] = {}
@@ -100,7 +101,7 @@ class _Compared:
         del self.unfinished[replica]
 
     def hear(self, replica: int, state: EngineState, now: float) -> None:
-        """Ignore the news, unless a router needs them."""
+        """Ignore the state of a replica. Routers that need news of it override this."""
 
     def choose(self, request: Request, now: float) -> int:
         replica = self.pick(request)
@@ -120,13 +121,13 @@ class _Compared:
         return self.random.choice([replica for replica, count in self.unfinished.items() if count == least])
 
     def better_of_two(self) -> int:
-        """Return the less loaded of two random replicas."""
+        """Return that of two random replicas which has fewer unfinished requests."""
         drawn = self.random.sample(sorted(self.unfinished), min(2, len(self.unfinished)))
         return min(drawn, key=self.unfinished.__getitem__)
 
 
 class RoundRobin(_Compared):
-    """Each replica in turn."""
+    """Router that picks each replica in turn."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed)
@@ -138,14 +139,14 @@ class RoundRobin(_Compared):
 
 
 class LeastLoaded(_Compared):
-    """The replica with the fewest unfinished requests."""
+    """Router that picks a replica with the fewest unfinished requests, at random among equals."""
 
     def pick(self, request: Request) -> int:
         return self.least_loaded()
 
 
 class Hash(_Compared):
-    """The adapter's first rendezvous rank; the base model goes to the less loaded of two replicas."""
+    """Router that picks the adapter's first rendezvous rank, and for the base model the better of two replicas."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed)
@@ -165,8 +166,8 @@ class Hash(_Compared):
 
 class RayPrefix(_Compared):
     """Ray Serve's PrefixCacheAffinityRouter with its defaults: the replica with the longest matching prefix if that is
-    at least a tenth of the prompt, and otherwise the one with the fewest remembered prefixes. Its keys hold no adapter,
-    and by default no imbalance ends the affinity (Ray's documentation of prefix-aware routing)."""
+    at least a tenth of the prompt, and otherwise the one that was sent the fewest unmatched tokens. Its keys hold no
+    adapter, and by default no imbalance ends the affinity (Ray's documentation of prefix-aware routing)."""
 
     LEAST_MATCH = 0.1
 
@@ -197,7 +198,7 @@ class RayPrefix(_Compared):
 
 class LlmdPrefix(_Compared):
     """llm-d's default scoring profile: prefix match (weight 3), queue depth (2) and KV-cache utilization (2), and its
-    LoRA affinity (1): active 1.0, room 0.8, waiting 0.6. The highest sum wins."""
+    LoRA affinity (1): 1.0 if the adapter is on the device, otherwise 0.8. The highest sum wins."""
 
     MAX_LORA = 1024
 

@@ -21,7 +21,7 @@ ROUTERS = (OURS, *OTHERS)
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One simulated cluster."""
+    """A cluster to simulate: so many replicas behind a router, and the replicas that die or are added meanwhile."""
 
     router: str
     """One of `ROUTERS`."""
@@ -49,7 +49,8 @@ def make_chooser(trial: Trial) -> Chooser:
 
 
 def run_trials(trials: Sequence[Trial], jobs: int, advance: Advance) -> Mapping[str, ClusterReport]:
-    """Run all trials, `jobs` at a time, and return their reports by router, in the order of `trials`."""
+    """Run all trials, one of each router, `jobs` at a time, and return their reports by router, in the order of
+    `trials`. `advance` is called with (router, 1.0) when one has ended."""
     if jobs <= 1 or len(trials) == 1:
         reports = {}
         for trial in trials:

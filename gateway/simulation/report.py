@@ -23,7 +23,8 @@ RECOVERED = 1.5
 
 @dataclass(frozen=True, slots=True)
 class ClusterReport:
-    """Results of one simulated cluster. Bytes are those of adapters, and durations are in seconds."""
+    """Results of one simulated cluster. Bytes are those of adapters, per request; durations are in seconds. `busiest`
+    and `idlest` are the shares of the time for which the most and the least busy device computed."""
 
     replicas: int
     tokens_per_s: float
@@ -76,8 +77,8 @@ def make_cluster_report(
 
 
 def recovery_seconds(first_tokens: Sequence[FirstToken], died_at: float) -> float:
-    """Return the seconds after `died_at` from which on no window of interactive requests has a p99 of the TTFT above
-    `RECOVERED` times the p99 of the requests that arrived before; 0 if there is no such window."""
+    """Return the seconds from `died_at` to the end of the last window of `WINDOW_S` whose interactive requests have a
+    p99 of the TTFT above `RECOVERED` times that of the ones that arrived before `died_at`; 0 if no window has."""
     interactive = sorted((t.arrival, t.ttft) for t in first_tokens if t.lane is Lane.INTERACTIVE)
     before = percentile(sorted(ttft for arrival, ttft in interactive if arrival < died_at), 0.99)
     if before is None:

@@ -23,8 +23,8 @@ WIDEST = 10_000
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Check that a file can be created or overwritten at `path`, without writing it. Raises ValueError, whose message
-    names `option`, the command-line option that gave the path."""
+    """Raise ValueError if no file can be created or overwritten at `path`, without writing it. The message names
+    `option`, the command-line option that gave the path."""
     if not path.parent.is_dir():
         raise ValueError(f"{option} {path}: there is no folder {path.parent}")
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):

@@ -21,7 +21,8 @@ class TlsFileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Paths of the PEM files for TLS connections of a command to a gateway."""
+    """Paths of the PEM files for TLS connections of a command: the CAs to trust (None: the system's), the certificate
+    to present, if any, and its private key (None: in the same file)."""
 
     ca: Path | None = None
     """Certificate authorities that a server's certificate is checked against. None means those of the system."""

@@ -88,8 +88,8 @@ class AdapterTiers:
         self._filed: dict[AdapterHash, Held] = {}
 
     def file(self, adapter: Adapter) -> None:
-        """Update the totals, orders and sets (except `fetching`) to the current state of an adapter. Must be called
-        after each change of the adapter."""
+        """Update the totals, eviction orders and sets (except `fetching`, which `commit_adapters.py` updates) to the
+        current state of an adapter. Must be called after each change of the adapter."""
         now = Held.by(adapter)
         self._count(self._filed.get(adapter.adapter_hash, NOTHING), now)
         self._filed[adapter.adapter_hash] = now

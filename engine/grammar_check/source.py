@@ -145,8 +145,8 @@ def without_idle_keywords(schema: Any) -> Any:
 
 
 def _below(keyword: str, value: Any) -> Any:
-    """Return the value of a schema's keyword with `without_idle_keywords` applied to the schemas in it. Other values,
-    such as those of `enum`, are returned unchanged."""
+    """Return the value of a schema's keyword with `without_idle_keywords`, which may raise ValueError, applied to the
+    schemas in it. Other values, such as those of `enum`, are returned unchanged."""
     if keyword in _BY_NAME and isinstance(value, Mapping):
         return {name: without_idle_keywords(schema) for name, schema in value.items()}
     if keyword in _SCHEMA | _LIST and isinstance(value, list):

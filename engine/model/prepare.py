@@ -1,4 +1,4 @@
-"""Prepares the model that a user names as a folder that the engine reads, and prints the folder's path.
+"""Finds, downloads or converts the model that a user names, and prints the path of a folder that the engine reads.
 
 `python -m engine.model.prepare MODEL --data-dir FOLDER` is a program of its own, because converting needs torch and
 transformers, which its callers should not need.

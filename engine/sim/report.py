@@ -143,7 +143,7 @@ def _name(lane: Lane) -> str:
 
 
 def summarize(name: str, groups: list[Group], measured: float) -> GroupReport:
-    """Return the results of several groups together; `measured` is the time, in seconds, that throughput refers to."""
+    """Return the results of groups, each a tenant in a lane, as one; throughput is tokens per second of `measured`."""
     itl = Histogram.merged(group.itl for group in groups)
     ttft = list(chain.from_iterable(group.ttft for group in groups))
     return GroupReport(

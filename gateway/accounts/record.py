@@ -67,7 +67,7 @@ def encode_account(account: AccountRecord) -> bytes:
 
 
 def decode_account(text: bytes, generation: int) -> AccountRecord:
-    """Decode a record from JSON and set its generation. A tenant's weight that is out of bounds, as old records
+    """Decode a record from JSON and set its generation, the number of the change that wrote it. A tenant's weight that is out of bounds, as old records
     allowed, is clamped. Raises MsgspecError for other JSON."""
     words = msgspec.json.decode(text)
     if tenant := words.get("tenant"):

@@ -102,8 +102,8 @@ class AnswerBuffer:
         return held
 
     async def _write(self, answers: dict[int, LineAnswer]) -> list[str]:
-        """Write answers by position to one object for the output file and one for the error file, each if it has any.
-        Return the names of the objects. Raises ApiError."""
+        """Write answers, by the positions of their lines in the batch, to one object for the output file and one, of
+        failed lines, for the error file, each if it has any. Return the names of the objects. Raises ApiError."""
         self._count += 1
         parts = []
         for ending in SUFFIXES:

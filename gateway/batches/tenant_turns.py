@@ -14,7 +14,7 @@ CREATING_SECONDS = 3600
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An entry of the shared index of batches. Only a claim shows whether the batch has a task (see `TaskKind`) now."""
+    """An entry of the shared index of batches. Only `BatchStore.claim` shows if it has a task (see `TaskKind`) now."""
 
     tenant: str
     id: str

@@ -162,7 +162,7 @@ class Exchange(asyncio.Protocol):
 
 
 def error_code(body: bytes) -> str:
-    """Return the error code or type in an OpenAI-style body, after a space. Returns an empty string if it has none."""
+    """Return the error code of an OpenAI-style body, or else its type, after a space; empty if neither is a text."""
     try:
         error = msgspec.json.decode(body)["error"]
         names = [name for key in ("code", "type") if isinstance(name := error.get(key), str) and name]

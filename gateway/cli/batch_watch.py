@@ -134,7 +134,7 @@ def batch_facts(batch: Json) -> Table:
 
 
 def errors_table(batch: Json) -> Table:
-    """Return a table of the first MOST_ERRORS errors of a job's input file."""
+    """Return a table of the first MOST_ERRORS errors of a job's input file; the job's `errors` must not be None."""
     table = Table(box=None)
     for title in ("line", "code", "message"):
         table.add_column(title, justify="right" if title == "line" else "left", overflow="fold")

@@ -63,7 +63,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class BillingConfig:
-    """The configuration section `billing`: how long usage records are stored, and at what prices they are billed.
+    """The configuration section `billing`: how long usage records are stored, prices, and the cost of device time.
     Raises ValueError for an invalid value, or if the last of the prices does not apply to every row."""
 
     currency: str = "USD"

@@ -153,7 +153,8 @@ class Limiter(Protocol):
         """Replace the known tenants, as `configure` does, but publish each one's limits before its next reservation."""
 
     async def drop(self, tenant: str) -> None:
-        """Delete a removed tenant's stored limits, configured or changed live, and its counted use."""
+        """Delete a removed tenant's stored limits, configured or changed live, and its counted use. Usage
+        rows stay. Raises ApiError: LIMITER_UNAVAILABLE."""
 
     @property
     def tenants(self) -> Sequence[str]:

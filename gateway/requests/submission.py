@@ -27,7 +27,7 @@ class Submission:
         clock: Callable[[], float],
         engine_wait: float,
     ) -> None:
-        """`clock` is the record's clock; `engine_wait` is how many seconds the request may be without an engine."""
+        """`clock` is the record's clock; an answer fails after `engine_wait` seconds on end without an engine."""
         self._engine = engine
         self._job = job
         self._record = record

@@ -145,7 +145,7 @@ def _chained(drawn: Source, helper: Tool, output: Tool) -> Conversation:
 
 
 def plain(drawn: Source) -> Conversation:
-    """Draw from `drawn` a conversation: a question that needs no tool, and its answer in words."""
+    """Draw from `drawn` a conversation: a question that needs none of its tools, and its answer in words."""
     question, answer = drawn.rng.choice(drawn.plain)
     return _conversation(_turn("user", question), _turn("assistant", answer))
 

@@ -67,8 +67,8 @@ def encode_account(account: AccountRecord) -> bytes:
 
 
 def decode_account(text: bytes, generation: int) -> AccountRecord:
-    """Decode a record from JSON and set its generation, the number of the change that wrote it. A tenant's weight that is out of bounds, as old records
-    allowed, is clamped. Raises MsgspecError for other JSON."""
+    """Decode a record from JSON and set its generation, the number of the change that wrote it. A tenant's weight that
+    is out of bounds, as old records allowed, is clamped. Raises MsgspecError for other JSON."""
     words = msgspec.json.decode(text)
     if tenant := words.get("tenant"):
         tenant["weight"] = min(max(tenant.get("weight", 1.0), MIN_WEIGHT), MAX_WEIGHT)

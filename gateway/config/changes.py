@@ -28,8 +28,8 @@ def need_restart(running: Config, read: Config) -> list[str]:
 
 
 def changes(before: Config, after: Config) -> list[str]:
-    """Return a line for each value that differs in the sections that a reload applies (LIVE): `+` and the value if it is new, `-` and the value
-    if it is gone, otherwise the old and the new value. API keys are shown by their ids."""
+    """Return a line for each value that differs in the sections that a reload applies (LIVE): `+` and the value if it
+    is new, `-` and the value if it is gone, otherwise the old and the new value. API keys are shown by their ids."""
     old, new = _values(before), _values(after)
     lines = []
     for name in sorted(old.keys() | new.keys()):

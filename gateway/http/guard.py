@@ -51,7 +51,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._head_bytes = 0
+        self._head_bytes = self._number = 0
         self._body_bytes = self._unread_bytes = 0
         self._in_head = self._in_body = False
         self._late_timer: asyncio.TimerHandle | None = None
@@ -66,14 +66,14 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes, or refuse the request if its head is larger than `max_head_bytes`. Bytes that arrive
-        together with the start of the request are not counted here but in `on_headers_complete`."""
-        if self._in_head:
+        """Parse received bytes, and refuse the request if they lie within a head that is larger than `max_head_bytes`.
+        Bytes with the beginning or the end of a head are left to `on_headers_complete`, as they may hold a body."""
+        within, number = self._in_head, self._number
+        super().data_received(data)
+        if within and self._in_head and number == self._number:
             self._head_bytes += len(data)
             if self._head_bytes > self.max_head_bytes:
                 self._refuse(_head_too_large(self.max_head_bytes))
-                return
-        super().data_received(data)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._refusal or invalid_request("this is not a valid HTTP request"))
@@ -81,6 +81,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head, self._head_bytes = True, 0
+        self._number += 1
         self._expect(self.head_seconds)
 
     def on_headers_complete(self) -> None:

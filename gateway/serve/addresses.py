@@ -33,7 +33,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One HTTP port and one gRPC port that serve the same surface of the API: all of it, or the public or admin part."""
+    """One HTTP port and one gRPC port that serve the same surface of the API: all, its public or its admin part."""
 
     surface: ApiSurface
     http: Address

@@ -256,6 +256,16 @@ def test_heads_that_are_too_large(gateway, name):
         assert closed(connection)
 
 
+@pytest.mark.parametrize("again", [b"", request(b"", method="GET", path="/health")])
+def test_a_body_that_comes_with_the_end_of_its_head_is_not_counted_as_head(gateway, again):
+    whole = request(b" " * 90_000 + chat()) + again
+    with connect(gateway) as connection:
+        connection.sendall(whole[:20])
+        time.sleep(0.05)  # so that the head comes in two parts
+        connection.sendall(whole[20:])
+        assert read(connection).status == 200
+
+
 @pytest.mark.parametrize("key", ["a" * 60_000, "\xff\xfe", "sk-acme, Bearer sk-acme", "sk-acme sk-acme"])
 def test_keys_that_are_none(gateway, key):
     head = f"POST /v1/completions HTTP/1.1\r\nhost: here\r\nauthorization: Bearer {key}\r\ncontent-length: 0\r\n\r\n"

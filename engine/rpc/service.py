@@ -11,7 +11,7 @@ from engine.core.commands import Abort, Submit
 from engine.core.config import LaneGoals
 from engine.core.lane_modes import cancel, set_goals, set_mode
 from engine.core.types import Lane, TokenEvent
-from engine.engine import Engine
+from engine.engine import Engine, EngineStopped
 from engine.executor.base import HostAdapter
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
@@ -71,6 +71,8 @@ class EngineService(pb_grpc.EngineServicer):
         started = self._engine.clock()
         try:
             host = self._load(request.path, _gateway(context))
+        except EngineStopped as error:
+            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except TimeoutError:
             context.abort(grpc.StatusCode.UNAVAILABLE, "no step has ended for a while, so the adapter was not taken up")
         except (ValueError, OSError) as error:
@@ -96,6 +98,8 @@ class EngineService(pb_grpc.EngineServicer):
     ) -> pb.PinAdapterResponse:
         try:
             self._engine.pin_adapter(request.adapter, request.pinned)
+        except EngineStopped as error:
+            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except ValueError as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return pb.PinAdapterResponse()

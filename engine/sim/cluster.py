@@ -16,7 +16,7 @@ from engine.engine import Engine
 from engine.executor.cost import StepWork
 from engine.executor.fake import VirtualClock
 from engine.sim.collect import Collector
-from engine.sim.run import PROGRESS_PARTS, TICK_S, Progress, Setup, make_engine, no_collection
+from engine.sim.run import PROGRESS_PARTS, STALL_S, TICK_S, Progress, Setup, Stalled, make_engine, no_collection
 from engine.sim.traces import Arrival
 from engine.sim.workload import RequestMaker, Workload, backlog_arrivals
 
@@ -86,6 +86,8 @@ class _Replica:
     engine: Engine
     told_at: float = -math.inf
     """When the router last heard from the replica."""
+    stepped_at: float = 0.0
+    """When a step of the replica last took time, or when it last began to have work."""
     live: dict[str, Request] = field(default_factory=dict)
 
 
@@ -97,12 +99,15 @@ def simulate_cluster(
     changes: Sequence[Change] = (),
     progress: Progress = lambda _: None,
 ) -> ClusterResult:
-    """Run a workload on several equal engines, until it ends by the rule of `run.simulate`. A stall is not detected.
+    """Run a workload on several equal engines, until it ends by the rule of `run.simulate`.
 
     Args:
         chooser: the router, which chooses a replica for each request.
         replicas: number of engines at the start, with the numbers from 0 on.
         changes: engines that die or are added, in order of time.
+
+    Raises:
+        Stalled: an engine stopped stepping although work was left.
     """
     with no_collection():
         cluster = _Cluster(setup, workload, chooser, replicas, changes)
@@ -205,6 +210,7 @@ class _Cluster:
         replica = self.replicas[self._chooser.choose(request, self.now)]
         if not replica.live:
             replica.clock.advance_to(self.now)
+            replica.stepped_at = replica.clock.now
         replica.live[request.id] = request
         replica.engine.inbox.put(Submit(request))
 
@@ -215,8 +221,12 @@ class _Cluster:
         for event in events:
             self._note(replica, event, now)
         self._collector.take(events, now)
-        if now == before:
+        if now > before:
+            replica.stepped_at = now
+        else:
             replica.clock.advance(TICK_S)
+            if replica.clock.now > replica.stepped_at + STALL_S:
+                raise Stalled(f"replica {replica.number}: no step for {STALL_S:g} s with {len(replica.live)} requests")
         self._tell(replica, replica.clock.now)
 
     def _note(self, replica: _Replica, event: TokenEvent, now: float) -> None:

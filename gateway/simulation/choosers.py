@@ -200,8 +200,6 @@ class LlmdPrefix(_Compared):
     """llm-d's default scoring profile: prefix match (weight 3), queue depth (2) and KV-cache utilization (2), and its
     LoRA affinity (1): 1.0 if the adapter is on the device, otherwise 0.8. The highest sum wins."""
 
-    MAX_LORA = 1024
-
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed)
         self._index = PrefixIndex(PREFIXES_REMEMBERED)

@@ -8,7 +8,7 @@ import pytest
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
 from engine.core.types import Lane, LaneMode, Request, SamplingParams
-from engine.engine import Engine
+from engine.engine import Engine, EngineStopped
 from engine.executor.fake import FakeExecutor
 from engine.pb import engine_pb2 as pb
 from engine.rpc.client import AdapterRejected, EngineClient
@@ -31,6 +31,8 @@ class FailingLoads(FakeExecutor):
             raise PermissionError(13, "Permission denied", "/adapters/unreadable/adapter_config.json")
         if path == "strange":
             raise KeyError("a bug")
+        if path == "stopping":
+            raise EngineStopped("the engine has stopped")
         if path == "slow":
             self.go_on.wait(10)
         return super().load_host(path, claim)
@@ -141,3 +143,8 @@ async def test_a_request_that_has_ended_is_not_aborted_and_nothing_of_it_is_kept
         await stream.aclose()
     assert await client.unload_adapter("unknown", 0.0) == 0  # long enough for an abort to be heard of
     assert told == ["submit", "submit"]
+
+
+async def test_an_engine_that_stops_meanwhile_does_not_blame_the_adapter(client):
+    with pytest.raises(EngineUnavailable, match="stopped"):
+        await client.load_adapter("stopping")

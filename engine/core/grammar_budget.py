@@ -30,8 +30,8 @@ class GrammarBudget:
         return self._under_way + len(self.prepared) < most and self._wanted > len(self.prepared)
 
     def prepare(self, request: Request, lane: Lane) -> None:
-        """Plan the preparation of a request's grammar, unless it has none, the preparation was started before, or the
-        lane or the tenant may not start one now."""
+        """Plan the preparation of a request's grammar by adding it to `prepared`, unless the request has none, the
+        preparation was planned or started before, or the lane or the tenant may not start one now."""
         grammar = request.params.grammar
         if grammar is None or grammar in self.prepared or self._grammars.stage(grammar) is not Stage.WANTED:
             return

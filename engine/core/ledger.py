@@ -163,8 +163,9 @@ class Ledger:
         return 2 * max(self.price(self.longest_prompt, 0), self.price(0, max_seqs * self.longest_output))
 
     def note_token(self, seq: Sequence, now: float) -> None:
-        """Count a sequence's new token as in time (`now` is at most `seq.due`) or late, in the attainment of its lane
-        and, after an interactive answer's first token, for `adapt`. Also updates `longest_output`."""
+        """Count a sequence's newest token as in time (`now` is at most `seq.due`) or late, in its lane's attainment.
+        For `adapt`, also count an interactive answer's tokens after the first, as late only in a step shared with batch
+        work. Also updates `longest_output`."""
         lane, in_time = seq.request.lane, now <= seq.due
         self.longest_output = max(self.longest_output, seq.num_generated)
         (self.ttft if seq.num_generated == 1 else self.itl)[lane].note(in_time)

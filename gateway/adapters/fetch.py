@@ -69,8 +69,8 @@ def fetch_hub(repo: str, revision: str | None, cache: Path, bounds: FetchLimits,
 
 def fetch_url(url: str, cache: Path, bounds: FetchLimits) -> Path:
     """Download an adapter's two files from below a URL. Return their folder in `cache`, which is named by the hash of
-    their content and reused if it exists. Blocks. Raises ApiError (INVALID_REQUEST) with the reason for every failure,
-    such as exceeding `bounds`."""
+    their content and reused if it exists. Blocks. Raises ApiError (INVALID_REQUEST) with the reason if the download
+    fails or exceeds the time or size of `bounds`, and OSError if no folder can be made in `cache`."""
     partial_copy = cache / f".{uuid.uuid4().hex}"
     partial_copy.mkdir(parents=True)
     try:

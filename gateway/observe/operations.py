@@ -160,7 +160,7 @@ class Operations:
         return LiveRequests(_grouped(live.requests), live.total)
 
     async def cancel(self, request_id: str) -> LiveRequest:
-        """Cancel a request of any gateway process, given its id or the first 6 or more characters of its id; return its
+        """Cancel a request of any gateway process, given `LiveRequest.id` or its first 6 or more characters; return its
         last state.
 
         The request's caller gets 503 `preempted`, marked as not retryable, and is charged for the generated tokens.

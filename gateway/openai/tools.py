@@ -29,8 +29,8 @@ def offered_tools(tools: Sequence[Tool], choice: str | ToolChoice | None = None)
     """Check `tools` and `tool_choice` of a request, and return the tools in the form that chat templates read. With a
     `choice` of "none" the result is empty, because the model may not call any tool.
 
-    Raises ApiError: INVALID_REQUEST, a name or schema is invalid, two names are equal, or the choice fits no tool;
-    UNSUPPORTED_PARAMETER, a tool or the choice is no function.
+    Raises ApiError: INVALID_REQUEST, a name is invalid or used twice, a schema is nested too deep, or the choice is
+    unknown or fits no tool; UNSUPPORTED_PARAMETER, a tool or the choice is no function.
     """
     names = [_check(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     if len(set(names)) < len(names):

@@ -179,8 +179,8 @@ class Breaker:
         return True
 
     def failed(self, *, certain: bool = False) -> None:
-        """Record a failed call and begin a cooldown. `certain` opens the circuit at once: the call timed out although
-        it had the longest time limit."""
+        """Record a failed call and restart the cooldown, in which a circuit that is open allows no call. `certain`
+        opens the circuit at once: the call timed out although it had the longest time limit."""
         self._failures = self._threshold if certain else self._failures + 1
         self._next_probe = self._clock() + self._cooldown
 

@@ -1,4 +1,4 @@
-"""Checks at the beginning of a start, so that a problem is reported before minutes are spent on loading a model."""
+"""Checks data directory, ports, certificates and adapter folders before a start spends minutes on loading a model."""
 
 from __future__ import annotations
 

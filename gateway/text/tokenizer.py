@@ -288,8 +288,8 @@ class StopMatcher:
 
 
 def _marks(hf_tokenizer: Any) -> list[str]:
-    """Return the texts of the special tokens that the chat template may write, literally or as BOS or EOS. The list is
-    empty if the tokenizer encodes special tokens as plain text."""
+    """Return the texts of the special tokens that the chat template may write: BOS and EOS in any case, others if the
+    template contains them. The list is empty if the tokenizer encodes special tokens as plain text."""
     if hf_tokenizer.backend_tokenizer.encode_special_tokens:
         return []
     named = {hf_tokenizer.bos_token, hf_tokenizer.eos_token}

@@ -13,7 +13,7 @@ LARGEST = tl.constexpr(448.0)
 
 
 def write_kv(kv: Tensor, key: Tensor, value: Tensor, slots: Tensor, scales: Tensor | None = None) -> None:
-    """Stores `key` and `value` [num_rows, kv_heads, head_dim] at `slots` of one layer's KV.
+    """Stores `key` and `value` [num_rows, kv_heads, head_dim], each row contiguous, at `slots` of one layer's KV.
 
     Args:
         kv: [num_pages, 2, block_size, kv_heads, head_dim] in the dtype of `key`, or in float8_e4m3fn, to which numbers

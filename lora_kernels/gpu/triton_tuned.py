@@ -31,7 +31,7 @@ because the defaults follow from the device."""
 
 
 def device_key(device: torch.device) -> DeviceKey:
-    """Returns the key under which a CUDA device's measurements are stored."""
+    """Returns the key of a CUDA device's stored measurements: its name, compute capability and the Triton version."""
     major, minor = torch.cuda.get_device_capability(device)
     return DeviceKey(torch.cuda.get_device_name(device), 10 * major + minor, triton.__version__)
 

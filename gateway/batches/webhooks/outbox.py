@@ -16,7 +16,8 @@ from gateway.redis.client import RedisCalls, Script
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Events that this gateway has claimed for delivery. When the claim expires, other gateways may claim the rest."""
+    """Events that this gateway has claimed for delivery, and when. Other gateways may claim those that are left once
+    the seconds passed to `Outbox.claim` are over."""
 
     events: tuple[Event, ...]
     pending: int

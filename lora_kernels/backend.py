@@ -45,7 +45,8 @@ class AttentionBatch:
 
 
 class Backend(Protocol):
-    """The calls that every backend implements. Implementations hold no state except caches."""
+    """The kernel calls that every backend implements: rotary embedding and KV writes, attention, LoRA, and those of
+    `pointwise`; sampling is not among them. Implementations hold no state except caches."""
 
     name: str
 

@@ -1,5 +1,5 @@
-"""Applies the commands that arrive between two steps: new and aborted requests, and changes of adapters and
-grammars."""
+"""Applies the commands that arrive between two steps: new and aborted requests, added and dropped adapters, and the
+outcomes of adapter fetches and grammar preparations."""
 
 from __future__ import annotations
 

@@ -97,8 +97,8 @@ class QueuePolicy:
 
 
 class Batched:
-    """Wraps a policy for the static and dynamic schedulers: no sequence starts until the previous batch has ended and
-    `may_form_batch` permits a new one, and steps are limited only by tokens."""
+    """Wraps a policy for the static and dynamic schedulers: once no sequence runs and `may_form_batch` permits it, a
+    batch starts together, including prompts that get no tokens yet. Steps are limited only by tokens."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

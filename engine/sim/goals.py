@@ -27,7 +27,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A figure with its limit, which is an upper limit if `at_most` is set and a lower limit otherwise."""
+    """A limit on a figure that `value` computes for a run: an upper limit if `at_most` is set, else a lower limit."""
 
     figure: str
     limit: float

@@ -131,7 +131,7 @@ class AdapterRegistry:
 
     def using(self, adapter_hash: AdapterHash | None) -> AbstractContextManager[None]:
         """Return a context manager that counts a request as a user of a version (None: the base model). Until exit the
-        version stays in the engine, unless it is unloaded and its drain time ends first."""
+        version stays in the engine, unless it is replaced or unloaded and its drain time ends first."""
         return self._versions.using(adapter_hash)
 
     async def load(

@@ -64,7 +64,8 @@ class HeldLease:
 
 
 class LeaseKeeper:
-    """Renews one gateway process's leases while their work goes on. Times are in seconds on the event loop's clock."""
+    """Renews one gateway process's leases while their work goes on, and stops work whose lease is lost or whose batch
+    is ending. Times are in seconds on the event loop's clock."""
 
     def __init__(self, store: BatchStore, seconds: float) -> None:
         """`seconds` is the term of a lease, as in the store."""

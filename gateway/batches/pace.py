@@ -67,7 +67,7 @@ class LimitWindow:
         self._queue.leave()
 
     def refused(self, seconds: float) -> None:
-        """Report that a limit refused a line: reduce the window to one and let no line ask for `seconds`."""
+        """Report that a limit refused a line: for `seconds`, no line asks the limits; then the window begins at one."""
         loop = asyncio.get_running_loop()
         self._window, self._refused_at = 1, loop.time()
         self._rest_until = max(self._rest_until, loop.time() + seconds)

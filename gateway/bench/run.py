@@ -33,7 +33,7 @@ class BenchError(Exception):
 
 def served_models(target: Target) -> list[str]:
     """Return the ids of the models that the server lists, in its order (loralane: the base model first). Raises
-    BenchError if it cannot be reached or lists no models, and TlsFileError for unusable certificate files."""
+    BenchError if it cannot be reached or its answer is no list of models, TlsFileError for unusable certificates."""
     try:
         response = httpx.get(
             f"{target.base}/v1/models", headers=target.headers, timeout=10, verify=chosen_tls_files().context()

@@ -184,7 +184,8 @@ class Limiter(Protocol):
         """Return the usage of each scope that has its own limits or was used today, the tenant's scope first."""
 
     async def outstanding(self) -> int:
-        """Return the number of reservations that are neither settled nor refunded. It is 0 when no request runs."""
+        """Return the number of reservations that are neither settled nor refunded, those of dead gateways included as
+        long as they could be settled (a day in Redis)."""
 
     async def ping(self) -> bool:
         """Return whether the store of the limits answers."""

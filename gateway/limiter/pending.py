@@ -125,7 +125,7 @@ class PendingSettlements:
             await self.usage_spool.deliver()
 
     def _keep_trying(self) -> None:
-        """Start a task, unless one runs, that retries every RETRY_SECONDS until nothing waits for delivery."""
+        """Start a task, if something waits and none runs, that retries settlements and usage every RETRY_SECONDS."""
         if self.is_due and (self._retrying is None or self._retrying.done()):
             self._retrying = asyncio.create_task(self._keep_delivering(), name="limiter-retries")
 

@@ -116,8 +116,9 @@ class EngineStatus(Struct, frozen=True):
 
 
 class Operations:
-    """Shows and controls lanes and live requests. Methods that ask the engine raise ApiError: ENGINE_UNAVAILABLE if it
-    does not answer. Its answers are cached for one second and shared by all callers."""
+    """Shows the engine, its lanes, tenants and live requests, sets lane modes and cancels requests. Methods that ask
+    the engine raise ApiError: ENGINE_UNAVAILABLE if it does not answer. What they show is cached for one second, or
+    until a change made here, for all callers; `cancel` looks anew."""
 
     def __init__(self, engine: EngineApi, latency: LatencyWindow, static: StaticMetrics, served_name: str) -> None:
         """`static` holds the lanes' goals, which follow the configuration. `served_name` is the base model's name."""

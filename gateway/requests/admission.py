@@ -71,8 +71,8 @@ class GenerationJob(Struct, frozen=True):
 
     @property
     def ends_by_itself(self) -> bool:
-        """Return whether the model decides how long the answers are: EOS ends them, and only the context limits
-        them."""
+        """Return whether the model decides how long the answers are: EOS ends them, and the context limits them before
+        any `max_tokens` does."""
         return not self.request.sampling.ignore_eos and all(map(self._has_ceiling, self.params))
 
     def reserve_tokens(self) -> int:

@@ -195,7 +195,7 @@ def engine_failures(record: RequestRecord) -> Iterator[None]:
 def refuse_failed(event: TokenEvent, record: RequestRecord, request: GenerateRequest) -> None:
     """Raise an ApiError if the event says that the engine refused or aborted the request, after marking the record for
     a refund unless an administrator cancelled the request. The error is PREEMPTED for an abort, INTERNAL for a refusal
-    without a reason, else the one that the reason names, with the engine's retry delay, if there is one."""
+    without a reason, INVALID_REQUEST for a bad grammar, else the one that the reason names, with its retry delay."""
     if event.finish_reason not in (FinishReason.ERROR, FinishReason.ABORT):
         return
     cancelled = event.refusal is not None and event.refusal.code is ErrorCode.CANCELLED

@@ -197,8 +197,9 @@ def _parts(block, item):
 
 @njit
 def _add_target(block, fmt, scratch, x_bytes, rows, num_rows, of, following):
-    """Adds the delta of one target to an item's rows. `of` and `following` are (adapter slot, address of the target)
-    in this item and in the thread's next item, whose weights are prefetched."""
+    """Adds one target's delta to an item's rows, whose inputs `scratch` holds in fp32, `x_bytes` apart. `of` and
+    `following` are (adapter slot, address of the target) here and in the thread's next item, whose weights are
+    prefetched. `rows` is the address of the row indices."""
     simd.stay_apart()
     rank = _rank(block, of)
     if not rank:

@@ -121,9 +121,10 @@ def simulate(
         _check_outputs(json_file, plot, goals=goals)
         sizes = Sizes.parse(batch_prompt), Sizes.parse(batch_output)
         backlog = Backlog(batch_backlog, *sizes, batch_deadline) if batch_backlog else None
+        crowd = FlashCrowd.parse(flash_crowd) if flash_crowd else None
         scenario = Scenario(
-            trace, rate, cv, Sizes.parse(prompt), Sizes.parse(output), duration, tenants, adapters, zipf, batch_share,
-            backlog, FlashCrowd.parse(flash_crowd) if flash_crowd else None, tide, seed,
+            trace, rate, cv, Sizes.parse(prompt), Sizes.parse(output), seconds=duration, tenants=tenants,
+            adapters=adapters, zipf=zipf, batch_share=batch_share, backlog=backlog, crowd=crowd, tide_s=tide, seed=seed,
         )  # fmt: skip
         setup = replace(make_setup(device, config, os.environ), overlaps=overlap, host_s=host_ms / 1000)
         modes = Modes(policy or [setup.core.scheduling.policy], scheduler or [setup.core.scheduling.scheduler])

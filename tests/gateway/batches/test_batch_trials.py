@@ -1,6 +1,7 @@
 """Suspect lines and shards: what is counted against them, what clears them, and what runs between them."""
 
 import asyncio
+import time
 
 import pytest
 from batch_cluster import BatchCluster, chat_line, until
@@ -174,6 +175,9 @@ async def test_what_a_suspect_kept_out_is_let_in_before_the_next_suspect():
     assert order == ["first", "other", "second"]
 
 
+RETRY_S = 2.0
+
+
 @pytest.mark.parametrize("fault", [Fault.RATE_LIMIT_EXCEEDED, Fault.LANE_QUEUE_FULL])
 async def test_suspect_lines_that_are_refused_wait_without_asking_again_and_let_others_run(cluster, monkeypatch, fault):
     batch, _ = await suspect_batch(cluster)
@@ -184,14 +188,16 @@ async def test_suspect_lines_that_are_refused_wait_without_asking_again_and_let_
         nonlocal refusals
         if is_refusing and lines.lease.tenant == "acme":
             refusals += 1
-            raise ApiError(fault, "not now", retry_after=2.0)
+            raise ApiError(fault, "not now", retry_after=RETRY_S)
         return await run(lines, *args)
 
     monkeypatch.setattr(LineRunner, "run", limited)
     async with member.dispatcher:
         await until(lambda: refusals > 0)
+        began = time.monotonic()
         await cluster.ended(await cluster.submit([chat_line(f"{n}") for n in range(LINES)], tenant="initech"))
-        assert refusals < LINES, "not even every line has asked once"
+        waits = (time.monotonic() - began) // RETRY_S  # on a busy machine the others take longer than one wait
+        assert refusals < LINES * (1 + waits), "not even every line has asked once"
         is_refusing = False
         ended = await cluster.ended(batch)
     assert ended.tally.completed == LINES

@@ -8,7 +8,7 @@ import pytest
 
 from engine.core.types import Lane
 from gateway.routing.news import Ask, News
-from gateway.routing.placement import ROUND_S
+from gateway.routing.placement import ROUND_S, wanted_replicas
 from gateway.routing.prefixes import PREFIX_TOKENS, prefix_keys
 from gateway.routing.router import BOUND, STALE_S, NoReplica, Reason, Router
 
@@ -217,3 +217,11 @@ def test_the_least_recently_used_prefixes_are_forgotten():
     for key in (1, 2, 1, 3):
         router.prefixes.add(replica.index, (key,))
     assert [bool(router.prefixes.matches((key,))) for key in (1, 2, 3)] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("share", "num_replicas", "wanted"),
+    [(0.0, 8, 1), (0.01, 8, 1), (0.03, 8, 2), (0.4, 8, 8), (1.0, 1, 1), (0.02, 64, 8), (0.12, 64, 16), (0.9, 64, 64)],
+)
+def test_how_many_replicas_an_adapter_gets(share, num_replicas, wanted):
+    assert wanted_replicas(share, num_replicas) == wanted

@@ -18,7 +18,7 @@ from pathlib import Path
 
 UNNAMED = re.compile(r"\b(nobody|whoever|somebody|everybody|anybody|whom)\b", re.IGNORECASE)
 """Matches words that stand where an actor should be named: client, tenant, operator, gateway, engine."""
-CONTINUES_A_NAME = re.compile(r"(Of|That|Those|Who|Whose|What is|None:)(?=\s)")
+CONTINUES_A_NAME = re.compile(r"(Of|That|Those|Who|Whose|Whether|What is|None:)(?=\s)")
 """Matches the openers of docstrings that are no sentences without the name before them."""
 LEFT_OUT = re.compile(r"_pb2(_grpc)?\.py$|demo/questions\.py$")
 """Generated code, and the texts on which the demo's adapters are trained."""

@@ -33,7 +33,7 @@ def walk(grammar, backend, seed, most=600):
 
 
 def follows(grammar, backend, answer):
-    """Whether a text is an answer."""
+    """Return whether a text is an answer."""
     matcher, ids = matcher_of(grammar, backend), backend.encode(answer, add_special_tokens=False).ids
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 

@@ -86,7 +86,8 @@ class Adapter:
 
     @property
     def is_missing(self) -> bool:
-        """Whether live requests need the adapter and it is not resident, not in host memory and not being fetched."""
+        """Return whether live requests need the adapter and it is not resident, not in host memory and not being
+        fetched."""
         return bool(self.live) and not self.pages and self.host is HostCopy.ABSENT
 
     def start(self, now: float, half_life: float) -> None:

@@ -76,7 +76,8 @@ class Draft:
 
     @property
     def takes_new(self) -> bool:
-        """Whether waiting sequences of the current lane may start at all; a cheap check before looking at each."""
+        """Return whether waiting sequences of the current lane may start at all; a cheap check before looking at
+        each."""
         is_full = self._lane is not Lane.INTERACTIVE and self._clearing.slots_left <= 0
         return not (self._no_room or is_full) and (self._budget.is_open or self._policy.gathers)
 

@@ -63,8 +63,8 @@ class Sequence:
 
     @property
     def on_trial(self) -> bool:
-        """Whether the next tokens must be computed in steps without other requests: the request is suspect (an engine
-        process crashed while it computed it) and has generated fewer than `TRIAL_TOKENS` (`TRIAL_TOKENS_HELD` if
+        """Return whether the next tokens must be computed in steps without other requests: the request is suspect (an
+        engine process crashed while it computed it) and has generated fewer than `TRIAL_TOKENS` (`TRIAL_TOKENS_HELD` if
         `whole`) tokens in this engine process."""
         if not self.request.suspect:
             return False
@@ -91,9 +91,9 @@ class Sequence:
 
     @property
     def waits_for_token(self) -> bool:
-        """Whether nothing can be planned for the sequence before its pending token is known. This is so if the pending
-        token is the last one that `max_tokens` allows, or if the sequence has a grammar, which determines the permitted
-        next tokens only after it has read the pending one."""
+        """Return whether nothing can be planned for the sequence before its pending token is known. This is so if the
+        pending token is the last one that `max_tokens` allows, or if the sequence has a grammar, which determines the
+        permitted next tokens only after it has read the pending one."""
         params = self.request.params
         is_last = self.num_generated + self.num_pending >= params.max_tokens
         return self.num_pending > 0 and (is_last or params.grammar is not None)

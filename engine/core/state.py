@@ -110,8 +110,9 @@ class EngineState:
 
     @property
     def has_work(self) -> bool:
-        """Whether another step is needed: for live requests, for results under way, to report changes to the executor
-        or to clients, or until dropped adapters are forgotten. Waiting requests of paused lanes do not count."""
+        """Return whether another step is needed: for live requests, for results under way, to report changes to the
+        executor or to clients, or until dropped adapters are forgotten. Waiting requests of paused lanes do not
+        count."""
         expected = any(not step.plan.is_empty for step in self.under_way)
         live = self.running or any(map(self.may_start, Lane))
         news = self.released or self.outbox or self.tiers.closing or self.grammars.forgotten

@@ -83,8 +83,8 @@ class StepBudget:
 
     @property
     def is_open(self) -> bool:
-        """Whether the current lane may add more work. An empty step always accepts work, even if its predicted cost is
-        too high, because only a measured step can correct that prediction."""
+        """Return whether the current lane may add more work. An empty step always accepts work, even if its predicted
+        cost is too high, because only a measured step can correct that prediction."""
         return self.tokens_left > 0 and (self._lane is Lane.INTERACTIVE or self._limit > 0 or self._is_empty)
 
     def grant(self, seq: Sequence, start: int, wanted: int) -> int:
@@ -290,9 +290,9 @@ class StepBudget:
 
     @property
     def _is_probe(self) -> bool:
-        """Whether this step is one of every `probe_every` that show how long little work takes, which full steps cannot
-        show. It carries no batch work beside interactive work unless batch work is below its floor. Without interactive
-        work, it carries as little as possible while the model has not seen steps of one token."""
+        """Return whether this step is one of every `probe_every` that show how long little work takes, which full steps
+        cannot show. It carries no batch work beside interactive work unless batch work is below its floor. Without
+        interactive work, it carries as little as possible while the model has not seen steps of one token."""
         return self._state.counters.steps % self._rules.probe_every == 0
 
     def _owes_batch(self) -> bool:

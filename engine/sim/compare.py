@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from engine.core.types import Lane
 from engine.sim.report import Report
@@ -16,6 +17,7 @@ OURS, BASELINE = "lanes", "fcfs"
 INTERACTIVE_ALONE, BATCH_ALONE = "interactive alone", "batch alone"
 BASELINE_ALONE = "interactive alone, fcfs"
 
+R = TypeVar("R")
 Advance = Callable[[str, float], None]
 """Callback for progress: receives the name of a run and the fraction, from 0 to 1, of this run that is done."""
 
@@ -66,18 +68,21 @@ def run_all(runs: Sequence[Run], jobs: int, advance: Advance) -> dict[str, Repor
     this process, and `advance` is called from time to time. Raises what `simulate` raises."""
     if jobs <= 1 or len(runs) == 1:
         return {run.name: _simulate_shown(run, advance) for run in runs}
+    return run_apart(simulate, {run.name: (run.setup, run.workload) for run in runs}, jobs, advance)
+
+
+def run_apart(
+    work: Callable[..., R], arguments: Mapping[str, tuple[Any, ...]], jobs: int, advance: Advance
+) -> dict[str, R]:
+    """Call `work` with the arguments of each name, `jobs` calls at a time, each in a process of its own. Return the
+    results by name, in the order of `arguments`. `advance` is called when a call has ended."""
     # spawn: a fork would copy locks that the caller's threads hold.
-    with ProcessPoolExecutor(min(jobs, len(runs)), multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(simulate, run.setup, run.workload): run.name for run in runs}
-        reports = {}
+    with ProcessPoolExecutor(min(jobs, len(arguments)), multiprocessing.get_context("spawn")) as pool:
+        futures = {pool.submit(work, *given): name for name, given in arguments.items()}
         for future in as_completed(futures):
-            reports[futures[future]] = future.result()
+            future.result()
             advance(futures[future], 1.0)
-    return in_order(reports, (run.name for run in runs))
-
-
-def in_order(reports: dict[str, Report], names: Iterable[str]) -> dict[str, Report]:
-    return {name: reports[name] for name in names}
+    return {name: future.result() for future, name in futures.items()}
 
 
 def _simulate_shown(run: Run, advance: Advance) -> Report:

@@ -115,8 +115,8 @@ class _Run:
 
     @property
     def _ended(self) -> bool:
-        """Whether the simulation is over: without a backlog, all requests have ended; with one, the horizon has passed
-        and all interactive requests have ended."""
+        """Return whether the simulation is over: without a backlog, all requests have ended; with one, the horizon has
+        passed and all interactive requests have ended."""
         if self._next is not None:
             return False
         if self._workload.backlog is None:

@@ -46,6 +46,11 @@ FROM_CONFIG = (
 others."""
 
 
+def _count(help: str, minimum: int | None = None) -> Any:
+    """Return an option that takes a number such as 2000 or 2k."""
+    return typer.Option(parser=integer_parser() if minimum is None else integer_parser(minimum), help=help)
+
+
 @dataclass(frozen=True, slots=True)
 class Modes:
     policies: list[str]
@@ -60,9 +65,7 @@ class Modes:
 
 
 def simulate(
-    trace: Annotated[
-        Path | None, typer.Option(help="Trace: Azure CSV, Mooncake JSONL or VTC arena CSV; default: random arrivals.")
-    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="Trace: Azure, Mooncake or VTC arena; default: random.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML of `serve`, for sizes, lanes and scheduling.")] = None,
     device: Annotated[str, typer.Option(help=f"Cost model: {', '.join(device_names())} or a JSON file.")] = "h100-8b",
     policy: Annotated[list[str] | None, typer.Option(help=f"Policy to run: {', '.join(POLICIES)}; repeatable.")] = None,
@@ -73,40 +76,28 @@ def simulate(
     cv: Annotated[float, typer.Option(help="Random arrivals: variation of gaps; 1: Poisson, 4: bursty (Gamma).")] = 1.0,
     prompt: Annotated[str, typer.Option(help="Random arrivals: prompt tokens, LOW-HIGH.")] = "256-1024",
     output: Annotated[str, typer.Option(help="Random arrivals: output tokens, LOW-HIGH.")] = "64-256",
-    tenants: Annotated[
-        int, typer.Option(parser=integer_parser(), help="Number of tenants of the requests; 0: those of the trace.")
-    ] = 0,
-    adapters: Annotated[
-        int, typer.Option(parser=integer_parser(), help="Number of adapters of the requests; 0: those of the trace.")
-    ] = 0,
+    tenants: Annotated[int, _count("Number of tenants of the requests; 0: those of the trace.")] = 0,
+    adapters: Annotated[int, _count("Number of adapters of the requests; 0: those of the trace.")] = 0,
     zipf: Annotated[float, typer.Option(help="Zipf exponent of the adapters' popularity; 0: all alike.")] = 1.0,
     batch_share: Annotated[float, typer.Option(help="Share of requests moved to the batch lane, 0 to 1.")] = 0.0,
-    batch_backlog: Annotated[
-        int, typer.Option(parser=integer_parser(), help="Number of batch requests that are always unfinished.")
-    ] = 0,
+    batch_backlog: Annotated[int, _count("Number of batch requests that are always unfinished.")] = 0,
     batch_prompt: Annotated[str, typer.Option(help="Batch backlog: prompt tokens, LOW-HIGH.")] = "64-256",
     batch_output: Annotated[str, typer.Option(help="Batch backlog: output tokens, LOW-HIGH.")] = "64-160",
     batch_deadline: Annotated[float | None, typer.Option(help="Batch backlog: seconds to the deadline.")] = None,
-    flash_crowd: Annotated[
-        str | None, typer.Option(help="SHARE@START-END: one adapter's share of requests in these seconds.")
-    ] = None,
+    flash_crowd: Annotated[str | None, typer.Option(help="Crowd for one adapter: SHARE@START-END (seconds).")] = None,
     tide: Annotated[float, typer.Option(help="Period in seconds of a rate that rises and falls; 0: none.")] = 0.0,
     replicas: Annotated[int, typer.Option(min=1, help="Number of engines, each on such a device.")] = 1,
     router: Annotated[list[str] | None, typer.Option(help=f"Router: {', '.join(ROUTERS)}; repeatable.")] = None,
     kill: Annotated[float | None, typer.Option(help="Second at which one of the replicas dies.")] = None,
     add: Annotated[float | None, typer.Option(help="Second at which a replica is added.")] = None,
-    overlap: Annotated[
-        bool, typer.Option("--overlap", help="Plan each step while the one before it is computed, as on a GPU.")
-    ] = False,
+    overlap: Annotated[bool, typer.Option("--overlap", help="Plan steps one ahead, as on a GPU.")] = False,
     host_ms: Annotated[float, typer.Option(help="Milliseconds to plan and launch a step on the host.", min=0)] = 0.0,
-    goals: Annotated[
-        bool, typer.Option("--goals", help="Compare with the scheduler's goals, with the extra runs that this needs.")
-    ] = False,
+    goals: Annotated[bool, typer.Option("--goals", help="Compare with the scheduler's goals.")] = False,
     plot: Annotated[Path | None, typer.Option(help="File for a plot of throughput and latency at --rates.")] = None,
     rates: Annotated[str, typer.Option(help="Rate scales of --plot, separated by commas.")] = "0.5,1,2,4",
     json_file: Annotated[Path | None, typer.Option("--json", help="File for the complete reports, as JSON.")] = None,
-    jobs: Annotated[int, typer.Option(parser=integer_parser(0), help="Simulations at a time; 0: one per core.")] = 0,
-    seed: Annotated[int, typer.Option(parser=integer_parser(), help="Random seed: the same one repeats a run.")] = 0,
+    jobs: Annotated[int, _count("Simulations at a time; 0: one per core.", 0)] = 0,
+    seed: Annotated[int, _count("Random seed: the same one repeats a run.")] = 0,
 ) -> None:
     """Run recorded or random traffic on the real scheduler, with a cost model in the device's place, and compare the
     policies and schedulers or, with --replicas or --router, the routers.
@@ -131,11 +122,9 @@ def simulate(
         jobs = jobs or os.cpu_count() or 1
         cluster = Cluster.of(replicas, router, kill, add)
         if cluster is not None:
-            if goals or plot is not None:
-                raise ValueError("--goals and --plot are for one engine, without --replicas and --router")
-            compare_routers(
-                under(setup, *modes.only), scenario, scenario.workload(rate_scale), cluster, jobs, json_file
-            )
+            cluster.check_options(goals=goals, plot=plot)
+            setup = under(setup, *modes.only)
+            compare_routers(setup, scenario, scenario.workload(rate_scale), cluster, jobs, json_file)
             return
         if plot is not None:
             reports = _run_curve(setup, scenario, modes, [float(x) * rate_scale for x in rates.split(",")], jobs, plot)

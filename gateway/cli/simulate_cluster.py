@@ -39,6 +39,11 @@ class Cluster:
         if self.replicas == 1 and any(change.dies for change in self.changes):
             raise ValueError("--kill needs at least two --replicas, so that one is left")
 
+    def check_options(self, *, goals: bool, plot: Path | None) -> None:
+        """Raise ValueError if an option is given that is for one engine."""
+        if goals or plot is not None:
+            raise ValueError("--goals and --plot are for one engine, without --replicas and --router")
+
     @classmethod
     def of(cls, replicas: int, routers: Sequence[str] | None, kill: float | None, add: float | None) -> Cluster | None:
         """Return what the options describe: at second `kill` the first replica dies, at second `add` another one joins,

@@ -25,6 +25,8 @@ SPREAD = 8.0
 second replica, and with it they balance what the others leave uneven. In a simulation of 8 replicas and 2,000 adapters
 (Zipf 1), values of 2, 4, 8 and 16 gave 18, 14, 12 and 12 MB of adapters copied per request, and 40,100, 40,900, 42,000
 and 41,800 tokens/s."""
+MOST_RANKED = 100_000
+"""Adapters whose ranks are remembered. Each version of an adapter has another hash, so that their number grows."""
 FEW = 8
 """Replicas of an adapter from which on more of them balance no better, and take longer to compare: with 64 replicas and
 no such bound, a decision took 130 us at p99."""
@@ -78,6 +80,8 @@ class Placement:
     def ranks(self, key: str) -> tuple[int, ...]:
         """Return the indices of all replicas in the order in which the key, an adapter's hash, prefers them."""
         if (ranks := self._ranks.get(key)) is None:
+            if len(self._ranks) >= MOST_RANKED:
+                self._ranks.clear()
             seed = replica_seed(key)
             ranks = tuple(sorted(self.seeds, key=lambda index: mixed(self.seeds[index], seed), reverse=True))
             self._ranks[key] = ranks

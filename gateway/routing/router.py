@@ -120,12 +120,12 @@ class Router:
     def _choose(self, ask: Ask, now: float) -> Decision:
         masks = self.prefixes.matches(ask.prefix_keys)
         if (stuck := self._stuck_to(ask.session)) is not None:
-            return self._decide(stuck, Reason.SESSION, masks)
+            return _decide(stuck, Reason.SESSION, masks)
         choose = self._for_batch if ask.lane is Lane.BATCH else self._fastest
         if (decision := choose(ask, self._fresh(ask, now), masks)) is not None:
             return decision
         if (first := next(self._fresh(ask, float("-inf")), None)) is not None:
-            return self._decide(first, Reason.STALE, masks)
+            return _decide(first, Reason.STALE, masks)
         raise NoReplica("every replica is draining or has ended")
 
     def _stuck_to(self, session: str | None) -> Replica | None:
@@ -146,21 +146,21 @@ class Router:
         """Return the replica with the least predicted delay, at random if several are equal: among the fresh ones of
         the adapter and `NEIGHBOURS` more, whose loads count `STRAY_PRICE` times. None means that none is fresh."""
         homes = len(self.replicas) if ask.adapter_hash is None else self.placement.replicas(ask.adapter_hash)
-        best: list[tuple[int, Replica]] = []
+        best: list[tuple[int, Replica, int]] = []
         least = float("inf")
         for rank, replica in enumerate(islice(fresh, homes + NEIGHBOURS)):
             price = 1.0 if rank < homes else STRAY_PRICE
-            cached = matched_tokens(masks, replica.index) if masks else 0
+            cached = matched_tokens(masks, replica.index)
             delay = replica.delay_s(ask, cached) + price * replica.load_s(ask)
             if delay < least - TIE_S:
-                best, least = [(rank, replica)], delay
+                best, least = [(rank, replica, cached)], delay
             elif delay <= least + TIE_S:
-                best.append((rank, replica))
+                best.append((rank, replica, cached))
                 least = min(least, delay)
         if not best:
             return None
-        rank, replica = self._random.choice(best) if len(best) > 1 else best[0]
-        return self._decide(replica, _reason(ask, replica, masks, is_home=rank < homes), masks)
+        rank, replica, cached = self._random.choice(best) if len(best) > 1 else best[0]
+        return Decision(replica, _reason(ask, replica, cached, is_home=rank < homes), cached)
 
     def _for_batch(self, ask: Ask, fresh: Iterator[Replica], masks: list[int]) -> Decision | None:
         """Return the least loaded of the adapter's replicas or else the first further rank that has, with this request,
@@ -169,17 +169,15 @@ class Router:
         ranked = list(fresh)
         if not ranked:
             return None
-        if ask.adapter_hash is not None:
-            most = BOUND * (sum([replica.unfinished[Lane.BATCH] for replica in ranked]) / len(ranked) + 1)
-            homes = self.placement.replicas(ask.adapter_hash)
-            for replica in (*sorted(ranked[:homes], key=_load), *ranked[homes:]):
-                if replica.unfinished[Lane.BATCH] + 1 <= most:
-                    is_home = replica in ranked[:homes]
-                    return self._decide(replica, _reason(ask, replica, masks, is_home=is_home), masks)
-        return self._decide(min(ranked, key=_load), Reason.LEAST_LOADED, masks)
-
-    def _decide(self, replica: Replica, reason: Reason, masks: list[int]) -> Decision:
-        return Decision(replica, reason, matched_tokens(masks, replica.index))
+        if ask.adapter_hash is None:
+            return _decide(min(ranked, key=_load), Reason.LEAST_LOADED, masks)
+        homes = self.placement.replicas(ask.adapter_hash)
+        most = BOUND * (sum([replica.unfinished[Lane.BATCH] for replica in ranked]) / len(ranked) + 1)
+        order = enumerate((*sorted(ranked[:homes], key=_load), *ranked[homes:]))
+        # The least loaded replica has no more than the average, so that one is always found.
+        rank, replica = next(pair for pair in order if pair[1].unfinished[Lane.BATCH] + 1 <= most)
+        cached = matched_tokens(masks, replica.index)
+        return Decision(replica, _reason(ask, replica, cached, is_home=rank < homes), cached)
 
     def _remember(self, session: str, index: int) -> None:
         self._sessions.pop(session, None)
@@ -188,13 +186,17 @@ class Router:
             del self._sessions[next(iter(self._sessions))]
 
 
+def _decide(replica: Replica, reason: Reason, masks: list[int]) -> Decision:
+    return Decision(replica, reason, matched_tokens(masks, replica.index))
+
+
 def _load(replica: Replica) -> tuple[int, float]:
     """Return a sort key: replicas by their batch requests, equal ones by the wait of interactive requests."""
     return replica.unfinished[Lane.BATCH], replica.news.wait_s
 
 
-def _reason(ask: Ask, replica: Replica, masks: list[int], *, is_home: bool) -> Reason:
-    if matched_tokens(masks, replica.index):
+def _reason(ask: Ask, replica: Replica, cached_tokens: int, *, is_home: bool) -> Reason:
+    if cached_tokens:
         return Reason.PREFIX
     if ask.adapter_hash is None:
         return Reason.LEAST_DELAY

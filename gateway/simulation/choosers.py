@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -87,7 +88,7 @@ def make_ask(request: Request, adapter_bytes: Mapping[AdapterHash, int]) -> Ask:
     )
 
 
-class _Compared:
+class _Compared(ABC):
     """What the other systems' routers have in common: the replicas, and how many requests each has not finished."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -100,7 +101,7 @@ class _Compared:
     def leave(self, replica: int) -> None:
         del self.unfinished[replica]
 
-    def hear(self, replica: int, state: EngineState, now: float) -> None:
+    def hear(self, replica: int, state: EngineState, now: float) -> None:  # noqa: B027
         """Ignore the state of a replica. Routers that need news of it override this."""
 
     def choose(self, request: Request, now: float) -> int:
@@ -112,8 +113,9 @@ class _Compared:
         if replica in self.unfinished:
             self.unfinished[replica] -= 1
 
+    @abstractmethod
     def pick(self, request: Request) -> int:
-        raise NotImplementedError
+        """Return the number of the replica that serves the request."""
 
     def least_loaded(self) -> int:
         """Return a replica with the fewest unfinished requests, at random among equals."""

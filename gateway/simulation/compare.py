@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 
 from engine.sim.cluster import Change, Chooser, simulate_cluster
-from engine.sim.compare import Advance
+from engine.sim.compare import Advance, run_apart
 from engine.sim.device import copy_bytes_per_s
 from engine.sim.run import Setup
 from engine.sim.workload import Workload
@@ -51,17 +49,4 @@ def make_chooser(trial: Trial) -> Chooser:
 def run_trials(trials: Sequence[Trial], jobs: int, advance: Advance) -> Mapping[str, ClusterReport]:
     """Run all trials, one of each router, `jobs` at a time, and return their reports by router, in the order of
     `trials`. `advance` is called with (router, 1.0) when one has ended."""
-    if jobs <= 1 or len(trials) == 1:
-        reports = {}
-        for trial in trials:
-            reports[trial.router] = run_trial(trial)
-            advance(trial.router, 1.0)
-        return reports
-    # spawn: a fork would copy locks that the caller's threads hold.
-    with ProcessPoolExecutor(min(jobs, len(trials)), multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(run_trial, trial): trial.router for trial in trials}
-        done = {}
-        for future in as_completed(futures):
-            done[futures[future]] = future.result()
-            advance(futures[future], 1.0)
-    return {trial.router: done[trial.router] for trial in trials}
+    return run_apart(run_trial, {trial.router: (trial,) for trial in trials}, jobs, advance)

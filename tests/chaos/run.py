@@ -75,7 +75,7 @@ class Session:
         self._random = Random(options.seed)
 
     async def run(self) -> bool:
-        """Whether all went well."""
+        """Return whether all went well."""
         return await self._online() and await self._jobs()
 
     async def _online(self) -> bool:

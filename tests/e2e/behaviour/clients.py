@@ -16,7 +16,7 @@ class Client(Protocol):
     module: str
     """What has to be installed."""
     streams_several: bool
-    """Whether a stream may have several choices."""
+    """Return whether a stream may have several choices."""
 
     def __init__(self, url: str, key: str, retries: int) -> None: ...
 

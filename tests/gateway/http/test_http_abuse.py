@@ -94,7 +94,7 @@ def request(body: bytes = b"", *headers: str, method: str = "POST", path: str = 
 
 
 def closed(connection: socket.socket) -> bool:
-    """Whether the peer ends it, in whatever way."""
+    """Return whether the peer ends it, in whatever way."""
     try:
         while connection.recv(65536):
             pass

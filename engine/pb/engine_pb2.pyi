@@ -25,6 +25,12 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_ABORT: _ClassVar[FinishReason]
     FINISH_REASON_ERROR: _ClassVar[FinishReason]
+
+class AdapterTier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ADAPTER_TIER_DISK: _ClassVar[AdapterTier]
+    ADAPTER_TIER_HOST: _ClassVar[AdapterTier]
+    ADAPTER_TIER_DEVICE: _ClassVar[AdapterTier]
 LANE_INTERACTIVE: Lane
 LANE_BATCH: Lane
 LANE_MODE_OPEN: LaneMode
@@ -35,6 +41,9 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_ABORT: FinishReason
 FINISH_REASON_ERROR: FinishReason
+ADAPTER_TIER_DISK: AdapterTier
+ADAPTER_TIER_HOST: AdapterTier
+ADAPTER_TIER_DEVICE: AdapterTier
 
 class Commands(_message.Message):
     __slots__ = ("commands",)
@@ -51,7 +60,7 @@ class Command(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "prompt", "params", "adapter", "lane", "priority", "tenant", "weight", "deadline_seconds", "ttft_seconds", "itl_seconds", "whole", "expected_tokens", "origin", "produced", "moves", "suspect")
+    __slots__ = ("request_id", "prompt", "params", "adapter", "lane", "priority", "tenant", "weight", "deadline_seconds", "ttft_seconds", "itl_seconds", "whole", "expected_tokens", "origin", "produced", "moves", "suspect", "prefix_keys")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +78,7 @@ class Submit(_message.Message):
     PRODUCED_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
     SUSPECT_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_KEYS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt: _containers.RepeatedScalarFieldContainer[int]
     params: SamplingParams
@@ -86,7 +96,8 @@ class Submit(_message.Message):
     produced: _containers.RepeatedScalarFieldContainer[int]
     moves: int
     suspect: bool
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., adapter: _Optional[str] = ..., lane: _Optional[_Union[Lane, str]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., deadline_seconds: _Optional[float] = ..., ttft_seconds: _Optional[float] = ..., itl_seconds: _Optional[float] = ..., whole: _Optional[bool] = ..., expected_tokens: _Optional[int] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., produced: _Optional[_Iterable[int]] = ..., moves: _Optional[int] = ..., suspect: _Optional[bool] = ...) -> None: ...
+    prefix_keys: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., adapter: _Optional[str] = ..., lane: _Optional[_Union[Lane, str]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., deadline_seconds: _Optional[float] = ..., ttft_seconds: _Optional[float] = ..., itl_seconds: _Optional[float] = ..., whole: _Optional[bool] = ..., expected_tokens: _Optional[int] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., produced: _Optional[_Iterable[int]] = ..., moves: _Optional[int] = ..., suspect: _Optional[bool] = ..., prefix_keys: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Origin(_message.Message):
     __slots__ = ("id", "request_id", "key", "model", "adapter", "reserved_tokens")
@@ -208,7 +219,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class EngineInfo(_message.Message):
-    __slots__ = ("model", "model_hash", "architecture", "device", "dtype", "backend", "max_model_len", "vocab_size", "num_pages", "block_size", "max_seqs", "page_bytes", "life", "previous")
+    __slots__ = ("model", "model_hash", "architecture", "device", "dtype", "backend", "max_model_len", "vocab_size", "num_pages", "block_size", "max_seqs", "page_bytes", "life", "previous", "protocol", "share_prefixes")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_HASH_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +234,8 @@ class EngineInfo(_message.Message):
     PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    SHARE_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     model: str
     model_hash: str
     architecture: str
@@ -237,7 +250,9 @@ class EngineInfo(_message.Message):
     page_bytes: int
     life: str
     previous: PreviousLife
-    def __init__(self, model: _Optional[str] = ..., model_hash: _Optional[str] = ..., architecture: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., backend: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., block_size: _Optional[int] = ..., max_seqs: _Optional[int] = ..., page_bytes: _Optional[int] = ..., life: _Optional[str] = ..., previous: _Optional[_Union[PreviousLife, _Mapping]] = ...) -> None: ...
+    protocol: int
+    share_prefixes: bool
+    def __init__(self, model: _Optional[str] = ..., model_hash: _Optional[str] = ..., architecture: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., backend: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., block_size: _Optional[int] = ..., max_seqs: _Optional[int] = ..., page_bytes: _Optional[int] = ..., life: _Optional[str] = ..., previous: _Optional[_Union[PreviousLife, _Mapping]] = ..., protocol: _Optional[int] = ..., share_prefixes: _Optional[bool] = ...) -> None: ...
 
 class PreviousLife(_message.Message):
     __slots__ = ("life", "crashed", "request_ids")
@@ -552,3 +567,65 @@ class EngineStats(_message.Message):
     adapter_host_evictions: int
     max_resident_adapters: int
     def __init__(self, lanes: _Optional[_Iterable[_Union[LaneStats, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterStats, _Mapping]]] = ..., total_pages: _Optional[int] = ..., free_pages: _Optional[int] = ..., kv_pages: _Optional[int] = ..., cached_pages: _Optional[int] = ..., adapter_pages: _Optional[int] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., adapter_loads: _Optional[int] = ..., adapter_evictions: _Optional[int] = ..., step_seconds: _Optional[float] = ..., violations: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[_Union[TenantStats, _Mapping]]] = ..., step_predicted_seconds_total: _Optional[float] = ..., step_actual_seconds_total: _Optional[float] = ..., step_error_median: _Optional[float] = ..., step_margin: _Optional[float] = ..., host_total_pages: _Optional[int] = ..., host_used_pages: _Optional[int] = ..., pages_saved: _Optional[int] = ..., pages_restored: _Optional[int] = ..., preemptions_by_cause: _Optional[_Mapping[str, int]] = ..., batch_urgency: _Optional[float] = ..., batch_share: _Optional[float] = ..., adapter_host_total_bytes: _Optional[int] = ..., adapter_host_used_bytes: _Optional[int] = ..., adapter_fetches: _Optional[int] = ..., adapter_fetch_failures: _Optional[int] = ..., adapter_fetch_seconds: _Optional[float] = ..., adapter_load_seconds: _Optional[float] = ..., adapter_host_evictions: _Optional[int] = ..., max_resident_adapters: _Optional[int] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AdapterPlace(_message.Message):
+    __slots__ = ("adapter", "tier")
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    adapter: str
+    tier: AdapterTier
+    def __init__(self, adapter: _Optional[str] = ..., tier: _Optional[_Union[AdapterTier, str]] = ...) -> None: ...
+
+class LaneLoad(_message.Message):
+    __slots__ = ("lane", "running", "waiting")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    lane: Lane
+    running: int
+    waiting: int
+    def __init__(self, lane: _Optional[_Union[Lane, str]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+
+class EngineNews(_message.Message):
+    __slots__ = ("adapters", "lanes", "free_pages", "total_pages", "wait_seconds", "prompt_token_seconds", "copy_bytes_per_second", "read_bytes_per_second", "prefix_keys", "max_prefix_keys", "draining")
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_PAGES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COPY_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    READ_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_KEYS_FIELD_NUMBER: _ClassVar[int]
+    MAX_PREFIX_KEYS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    adapters: _containers.RepeatedCompositeFieldContainer[AdapterPlace]
+    lanes: _containers.RepeatedCompositeFieldContainer[LaneLoad]
+    free_pages: int
+    total_pages: int
+    wait_seconds: float
+    prompt_token_seconds: float
+    copy_bytes_per_second: float
+    read_bytes_per_second: float
+    prefix_keys: _containers.RepeatedScalarFieldContainer[int]
+    max_prefix_keys: int
+    draining: bool
+    def __init__(self, adapters: _Optional[_Iterable[_Union[AdapterPlace, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneLoad, _Mapping]]] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., prompt_token_seconds: _Optional[float] = ..., copy_bytes_per_second: _Optional[float] = ..., read_bytes_per_second: _Optional[float] = ..., prefix_keys: _Optional[_Iterable[int]] = ..., max_prefix_keys: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("draining", "stop", "seconds")
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    draining: bool
+    stop: bool
+    seconds: float
+    def __init__(self, draining: _Optional[bool] = ..., stop: _Optional[bool] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -85,6 +85,16 @@ class EngineStub:
                 request_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.SetGoalsRequest.SerializeToString,
                 response_deserializer=loralane_dot_engine_dot_v1_dot_engine__pb2.SetGoalsResponse.FromString,
                 _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/loralane.engine.v1.Engine/Watch',
+                request_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.WatchRequest.SerializeToString,
+                response_deserializer=loralane_dot_engine_dot_v1_dot_engine__pb2.EngineNews.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/loralane.engine.v1.Engine/Drain',
+                request_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.DrainRequest.SerializeToString,
+                response_deserializer=loralane_dot_engine_dot_v1_dot_engine__pb2.DrainResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServicer:
@@ -162,6 +172,21 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Watch(self, request, context):
+        """What a router has to know about this engine: at once, and then several times a second until the call ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Begins or ends draining: gateways send a draining engine no new requests, and move those that it has to other
+        engines if there are any. The engine itself refuses nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -214,6 +239,16 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.SetGoals,
                     request_deserializer=loralane_dot_engine_dot_v1_dot_engine__pb2.SetGoalsRequest.FromString,
                     response_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.SetGoalsResponse.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=loralane_dot_engine_dot_v1_dot_engine__pb2.WatchRequest.FromString,
+                    response_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.EngineNews.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=loralane_dot_engine_dot_v1_dot_engine__pb2.DrainRequest.FromString,
+                    response_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.DrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -487,6 +522,60 @@ class Engine:
             '/loralane.engine.v1.Engine/SetGoals',
             loralane_dot_engine_dot_v1_dot_engine__pb2.SetGoalsRequest.SerializeToString,
             loralane_dot_engine_dot_v1_dot_engine__pb2.SetGoalsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/loralane.engine.v1.Engine/Watch',
+            loralane_dot_engine_dot_v1_dot_engine__pb2.WatchRequest.SerializeToString,
+            loralane_dot_engine_dot_v1_dot_engine__pb2.EngineNews.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loralane.engine.v1.Engine/Drain',
+            loralane_dot_engine_dot_v1_dot_engine__pb2.DrainRequest.SerializeToString,
+            loralane_dot_engine_dot_v1_dot_engine__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,7 +52,7 @@ class Cost:
 
 def measure(replicas: int, adapters: int, keys: int, decisions: int) -> Cost:
     rng = Random(1)
-    router = Router(prefix_keys=keys)
+    router = Router()
     known = [list(_fill(router, f"replica-{number}", keys, rng)) for number in range(replicas)]
     news = [_news(adapters, rng) for _ in range(replicas)]
     taken, ticks, told_at = [], [], -NEWS_EVERY_S

@@ -1,12 +1,16 @@
-"""Reports on lanes and tenants for operators and simulations: plain numbers read from the engine state."""
+"""Reports on lanes, tenants and load for operators, routers and simulations: plain numbers read from the engine
+state."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass
 
+from engine.core.adapters import HostCopy
+from engine.core.admission import predicted_wait
 from engine.core.state import EngineState
-from engine.core.types import Lane, LaneMode
+from engine.core.types import AdapterHash, Lane, LaneMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +71,40 @@ def tenant_reports(state: EngineState) -> list[TenantReport]:
         TenantReport(*key, running[key], waiting[key], account.seconds, account.served)
         for key, account in state.ledger.accounts.of.items()
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """How busy the engine is, for routers that choose among several. Pairs are for the interactive and the batch
+    lane."""
+
+    waiting: tuple[int, int]
+    running: tuple[int, int]
+    free_pages: int
+    """Pages that are free or hold only cached prefixes."""
+    wait_s: float
+    """Predicted seconds until the first token of an interactive request with an empty prompt that arrives now."""
+    prompt_token_s: float
+    """Predicted device time of one prompt token in seconds."""
+
+
+def load_report(state: EngineState) -> LoadReport:
+    """Return how busy the engine is now. The cost is one pass over the running requests."""
+    pending = sum(
+        seq.num_remaining for seq in state.running.values() if seq.lane is Lane.INTERACTIVE and seq.num_remaining > 1
+    )
+    running = Counter(seq.request.lane for seq in state.running.values())
+    return LoadReport(
+        waiting=(state.waiting.count(Lane.INTERACTIVE), state.waiting.count(Lane.BATCH)),
+        running=(running[Lane.INTERACTIVE], running[Lane.BATCH]),
+        free_pages=len(state.pool.free) + state.prefix.num_idle,
+        wait_s=predicted_wait(state, Lane.INTERACTIVE) + state.ledger.price(pending, 0),
+        prompt_token_s=state.ledger.price(1, 0),
+    )
+
+
+def adapters_in_memory(state: EngineState) -> tuple[Set[AdapterHash], Set[AdapterHash]]:
+    """Return the adapters in device memory and those with a copy in host memory. The cost is one pass over all."""
+    adapters = state.adapters
+    on_device = {adapter_hash for adapter_hash, adapter in adapters.items() if adapter.pages}
+    return on_device, {name for name, adapter in adapters.items() if adapter.host is HostCopy.PRESENT}

@@ -591,30 +591,28 @@ class LaneLoad(_message.Message):
     def __init__(self, lane: _Optional[_Union[Lane, str]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class EngineNews(_message.Message):
-    __slots__ = ("adapters", "lanes", "free_pages", "total_pages", "wait_seconds", "prompt_token_seconds", "copy_bytes_per_second", "read_bytes_per_second", "prefix_keys", "max_prefix_keys", "draining")
+    __slots__ = ("adapters", "lanes", "free_pages", "wait_seconds", "prompt_token_seconds", "copy_bytes_per_second", "read_bytes_per_second", "prefix_keys", "draining", "steps")
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
     FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
-    TOTAL_PAGES_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     COPY_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     READ_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     PREFIX_KEYS_FIELD_NUMBER: _ClassVar[int]
-    MAX_PREFIX_KEYS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     adapters: _containers.RepeatedCompositeFieldContainer[AdapterPlace]
     lanes: _containers.RepeatedCompositeFieldContainer[LaneLoad]
     free_pages: int
-    total_pages: int
     wait_seconds: float
     prompt_token_seconds: float
     copy_bytes_per_second: float
     read_bytes_per_second: float
     prefix_keys: _containers.RepeatedScalarFieldContainer[int]
-    max_prefix_keys: int
     draining: bool
-    def __init__(self, adapters: _Optional[_Iterable[_Union[AdapterPlace, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneLoad, _Mapping]]] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., prompt_token_seconds: _Optional[float] = ..., copy_bytes_per_second: _Optional[float] = ..., read_bytes_per_second: _Optional[float] = ..., prefix_keys: _Optional[_Iterable[int]] = ..., max_prefix_keys: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+    steps: int
+    def __init__(self, adapters: _Optional[_Iterable[_Union[AdapterPlace, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneLoad, _Mapping]]] = ..., free_pages: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., prompt_token_seconds: _Optional[float] = ..., copy_bytes_per_second: _Optional[float] = ..., read_bytes_per_second: _Optional[float] = ..., prefix_keys: _Optional[_Iterable[int]] = ..., draining: _Optional[bool] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("draining", "stop", "seconds")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ from engine.core.config import LaneGoals
 from engine.core.types import AdapterHash, Lane, LaneMode, Request
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
-from engine.rpc.stream import Arrivals, EngineUnavailable, EventStream
+from engine.rpc.stream import Arrivals, EngineUnavailable, PlacedStream
 from engine.rpc.wire import GATEWAY, LANE_MODES, LANES, event_from_pb, request_to_pb
 
 log = structlog.get_logger("engine.rpc.client")
@@ -25,6 +25,8 @@ log = structlog.get_logger("engine.rpc.client")
 RECONNECT_SECONDS = 0.1
 RECONNECT_MS = 100
 """Milliseconds between gRPC's attempts to connect to an engine's socket. An attempt is cheap: it is local."""
+MISMATCH_SECONDS = 5.0
+"""Seconds until an engine is asked again that could not be used."""
 STATS_SECONDS = 10.0
 """Timeout in seconds of calls that the engine answers between two steps: an engine whose step takes longer is treated
 as unavailable."""
@@ -45,6 +47,10 @@ class LaneRejected(Exception):
     """The engine's scheduling policy has no separate lanes, so that no single lane can be paused or drained."""
 
 
+class EngineMismatch(Exception):
+    """The engine cannot be used by this gateway, and will not be usable until it is started differently."""
+
+
 class EngineApi(Protocol):
     """The operations that the gateway needs from an engine, whether it is in another process or in this one."""
 
@@ -57,9 +63,17 @@ class EngineApi(Protocol):
     async def wait_ready(self) -> None:
         """Wait until `ready` is true, without a time limit."""
 
-    def generate(self, request: Request) -> EventStream:
+    def generate(self, request: Request, session: str = "") -> PlacedStream:
         """Submit a request at once and return the stream of its events. The caller must close the stream, for example
-        with `contextlib.aclosing`. Raises EngineUnavailable if the engine is not ready."""
+        with `contextlib.aclosing`. Requests with the same `session`, unless it is empty, go to the same engine where
+        there are several. Raises EngineUnavailable if the engine is not ready."""
+
+    def fate(self, life: str) -> pb.PreviousLife | None:
+        """Return how the engine process with the id `life` ended, as far as its successor has told. None means that
+        this is not known yet."""
+
+    async def learn_fate(self, life: str) -> pb.PreviousLife:
+        """Wait, without a time limit, until it is known how an engine process ended, and return it."""
 
     async def load_adapter(self, path: str) -> pb.AdapterInfo:
         """Load the adapter folder at `path`, so that requests may use the adapter, and return its hash, rank and sizes.
@@ -112,6 +126,8 @@ class EngineClient:
         address: where the engine listens, e.g. `unix:/path/to/socket`.
         on_connect: awaited after each connection, before the client counts as ready; it restores the adapters.
         load_seconds: timeout of `load_adapter` in seconds.
+        on_news: called with each message of the engine's news. None means that the client does not watch them.
+        on_lost: called when a connection has ended at which `on_connect` was called.
     """
 
     def __init__(
@@ -120,10 +136,14 @@ class EngineClient:
         on_connect: Callable[[], Awaitable[None]] | None = None,
         *,
         load_seconds: float = LOAD_SECONDS,
+        on_news: Callable[[pb.EngineNews], None] | None = None,
+        on_lost: Callable[[], None] | None = None,
     ) -> None:
         self.info = pb.EngineInfo()
         self.on_connect = on_connect
         self.load_seconds = load_seconds
+        self.on_news = on_news
+        self.on_lost = on_lost
         options = [
             ("grpc.max_receive_message_length", -1),
             *((f"grpc.{which}_reconnect_backoff_ms", RECONNECT_MS) for which in ("initial", "max")),
@@ -135,6 +155,7 @@ class EngineClient:
         self._streams: dict[str, Arrivals] = {}
         self._identity: tuple[tuple[str, str], ...] = ()
         """gRPC metadata with which all calls of this session identify the gateway."""
+        self._session: grpc.aio.StreamStreamCall | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -155,13 +176,66 @@ class EngineClient:
                 await self._task
         await self._channel.close()
 
-    def generate(self, request: Request) -> Arrivals:
+    @property
+    def num_streams(self) -> int:
+        """Number of this gateway's requests that the engine has not finished."""
+        return len(self._streams)
+
+    def generate(self, request: Request, session: str = "") -> Arrivals:
+        return self.submit(request)
+
+    def submit(
+        self, request: Request, prefix_keys: Sequence[int] = (), on_end: Callable[[], None] | None = None
+    ) -> Arrivals:
+        """Submit a request as `generate` does.
+
+        Args:
+            prefix_keys: keys of the prompt's prefixes, which the engine passes on to the routers of other gateways.
+            on_end: called once when the engine no longer has the request.
+        """
         if not self.ready or self._commands is None:
             raise EngineUnavailable("the engine is not ready")
         command = pb.Command(submit=request_to_pb(request))
-        arrivals = self._streams[request.id] = Arrivals(partial(self._abort, request.id, self._commands))
+        command.submit.prefix_keys.extend(prefix_keys)
+        abandon = partial(self._abort, request.id, self._commands)
+        arrivals = self._streams[request.id] = Arrivals(abandon, self.info.life, on_end)
         self._commands.put_nowait(command)
         return arrivals
+
+    def hand_over(self, loss: EngineUnavailable) -> None:
+        """Abort all requests of this gateway in the engine, and end their streams with `loss`."""
+        streams, self._streams = self._streams, {}
+        for request_id, stream in streams.items():
+            stream.lose(loss)
+            if self._commands is not None:
+                self._commands.put_nowait(pb.Command(abort=pb.Abort(request_id=request_id)))
+
+    def disconnect(self) -> None:
+        """End the present connection, and with it all streams; then connect again."""
+        if self._session is not None:
+            self._session.cancel()
+
+    def fate(self, life: str) -> pb.PreviousLife | None:
+        if not self.ready:
+            return None
+        previous = self.info.previous
+        # Otherwise the connection broke, or more processes have ended since; the request is not blamed.
+        return previous if previous.life == life else pb.PreviousLife(life=life)
+
+    async def learn_fate(self, life: str) -> pb.PreviousLife:
+        while (fate := self.fate(life)) is None:
+            await self._ready.wait()
+        return fate
+
+    async def drain(self, draining: bool, *, stop: bool = False, seconds: float = 0.0) -> None:
+        """Begin or end draining the engine, for all gateways. With `stop`, its process ends once it has no requests
+        left, or after `seconds`. Raises EngineUnavailable if the engine is gone or does not answer."""
+        try:
+            await self._ask(
+                self._stub.Drain, pb.DrainRequest(draining=draining, stop=stop, seconds=seconds), STATS_SECONDS
+            )
+        except grpc.aio.AioRpcError as error:
+            raise EngineUnavailable(error.details() or "") from error
 
     async def load_adapter(self, path: str) -> pb.AdapterInfo:
         try:
@@ -239,6 +313,15 @@ class EngineClient:
                 await self._connect_once()
             except grpc.aio.AioRpcError as error:
                 log.warning("engine_lost", reason=error.details())
+            except EngineUnavailable as error:  # from on_connect: the engine has gone again
+                log.warning("engine_lost", reason=str(error))
+            except EngineMismatch as error:
+                log.error("engine_refused", reason=str(error))
+                await asyncio.sleep(MISMATCH_SECONDS)
+            except asyncio.CancelledError:
+                if (task := asyncio.current_task()) is None or task.cancelling():
+                    raise
+                log.warning("engine_lost", reason="the gateway has dropped the connection")  # by `disconnect`
             except Exception:  # a bug, for example in on_connect: without another attempt, no request is served again
                 log.exception("engine_session_failed")
             finally:
@@ -250,8 +333,10 @@ class EngineClient:
         self.info.CopyFrom(await self._stub.Describe(pb.DescribeRequest(), wait_for_ready=True))
         commands: asyncio.Queue[pb.Command] = asyncio.Queue()
         self._identity = ((GATEWAY, uuid.uuid4().hex),)
-        call = self._stub.Session(metadata=self._identity)
-        sender = asyncio.create_task(self._send(call, commands))
+        call = self._session = self._stub.Session(metadata=self._identity)
+        tasks = [asyncio.create_task(self._send(call, commands))]
+        if self.on_news is not None:
+            tasks.append(asyncio.create_task(self._watch(self.on_news)))
         try:
             if self.on_connect is not None:
                 await self.on_connect()
@@ -260,8 +345,19 @@ class EngineClient:
             async for message in call:
                 self._dispatch(message)
         finally:
-            sender.cancel()
+            for task in tasks:
+                task.cancel()
             call.cancel()
+            if self.on_lost is not None:
+                self.on_lost()
+
+    async def _watch(self, on_news: Callable[[pb.EngineNews], None]) -> None:
+        """Pass on the engine's news until the connection ends."""
+        try:
+            async for news in self._stub.Watch(pb.WatchRequest(), metadata=self._identity):
+                on_news(news)
+        except grpc.aio.AioRpcError as error:
+            log.debug("engine_news_ended", reason=error.details())
 
     async def _send(self, call: grpc.aio.StreamStreamCall, commands: asyncio.Queue[pb.Command]) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader sees the broken stream

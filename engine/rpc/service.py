@@ -17,6 +17,7 @@ from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.process.load_attempts import LoadAttempts
 from engine.rpc.adapter_refs import Holders
+from engine.rpc.news import NEWS_SECONDS, Draining, NewsFeed, PrefixLog
 from engine.rpc.session import GatewaySession
 from engine.rpc.snapshot import live_requests, snapshot
 from engine.rpc.wire import GATEWAY, lane_mode_from_pb, request_from_pb
@@ -34,6 +35,8 @@ class EngineService(pb_grpc.EngineServicer):
         self._owner: dict[str, GatewaySession] = {}
         """Request id -> session that submitted the request."""
         self._holders = Holders()
+        self._draining = Draining(engine)
+        self._prefixes = PrefixLog()
 
     def deliver(self, events: list[TokenEvent]) -> None:
         """Queue the events of one step at the sessions that submitted the requests, with one call for each session, and
@@ -135,6 +138,20 @@ class EngineService(pb_grpc.EngineServicer):
         self._engine.inspect(lambda state: set_goals(state, Lane(request.lane), goals))
         return pb.SetGoalsResponse()
 
+    def Watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.EngineNews]:  # noqa: N802
+        feed = NewsFeed(self._engine, self._draining, self._prefixes)
+        ended = threading.Event()
+        context.add_callback(ended.set)
+        while not ended.wait(NEWS_SECONDS if feed.has_begun else 0):
+            yield feed.next()
+
+    def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainResponse:  # noqa: N802
+        if request.draining:
+            self._draining.begin(stop=request.stop, seconds=request.seconds)
+        else:
+            self._draining.end()
+        return pb.DrainResponse()
+
     def _load(self, path: str, gateway: str) -> HostAdapter:
         """Load the adapter at `path`, record that `gateway` holds it, and return it. Whenever the engine was told to
         unload it meanwhile, load it again. Raises ValueError if the adapter is not usable or its loads have killed too
@@ -167,6 +184,7 @@ class EngineService(pb_grpc.EngineServicer):
             if self._owner.setdefault(request.id, session) is session:
                 session.expect(request.id, whole=command.submit.whole)
             self._engine.inbox.put(Submit(request))
+        self._prefixes.add(command.submit.prefix_keys)
 
     def _abandon(self, session: GatewaySession) -> None:
         with self._lock:

@@ -17,6 +17,10 @@ class EngineLost(EngineUnavailable):
     """The engine process ended, or the connection to it broke, while it held the request."""
 
 
+class EngineDrained(EngineUnavailable):
+    """The engine is being drained, and the request must move to another engine. It did nothing wrong."""
+
+
 class GivenUp(EngineUnavailable):
     """The request moves to no further engine process: too many ended, none came back in time, or it crashes them."""
 
@@ -39,26 +43,50 @@ class EventStream(Protocol):
         """Abort the request, unless it has ended."""
 
 
+class PlacedStream(EventStream, Protocol):
+    """The `EventStream` of a request that one engine process has."""
+
+    life: str
+    """Id of the engine process."""
+    engine: str
+    """Name of the engine; empty where there is only one."""
+    reason: str
+    """Why the router chose that engine (see `gateway.routing.router.Reason`); empty where there is only one."""
+
+
 class Arrivals:
-    """The `EventStream` of one request, which `EngineClient` fills with `put` and ends with `lose`."""
+    """The `PlacedStream` of one request, which `EngineClient` fills with `put` and ends with `lose`."""
 
-    __slots__ = ("_abandon", "_events", "_is_lost", "_is_over", "_reader")
+    __slots__ = ("_abandon", "_events", "_is_over", "_loss", "_on_end", "_reader", "engine", "life", "reason")
 
-    def __init__(self, abandon: Callable[[], None]) -> None:
-        """`abandon` is called when the reader closes the stream before it has read the final event."""
+    def __init__(self, abandon: Callable[[], None], life: str = "", on_end: Callable[[], None] | None = None) -> None:
+        """
+        Args:
+            abandon: called when the reader closes the stream before it has read the final event.
+            life: id of the engine process that has the request.
+            on_end: called once when the engine no longer has the request: it has ended, was abandoned or is lost.
+        """
+        self.life = life
+        self.engine = ""
+        self.reason = ""
         self._abandon = abandon
+        self._on_end = on_end
         self._events: list[TokenEvent] = []
-        self._is_lost = False
+        self._loss: EngineUnavailable | None = None
         self._is_over = False
         self._reader: asyncio.Future[None] | None = None
 
     def put(self, event: TokenEvent) -> None:
         self._events.append(event)
+        if event.finish_reason is not None:
+            self._leave_engine()
         self._wake()
 
-    def lose(self) -> None:
-        """End the stream because the engine is gone: after the events received so far, the reader gets EngineLost."""
-        self._is_lost = True
+    def lose(self, loss: EngineUnavailable | None = None) -> None:
+        """End the stream because the engine is gone, or must not finish the request: after the events received so far,
+        the reader gets `loss` (None: EngineLost)."""
+        self._loss = loss or EngineLost("the engine stopped while the request ran")
+        self._leave_engine()
         self._wake()
 
     def __aiter__(self) -> Self:
@@ -67,19 +95,25 @@ class Arrivals:
     async def __anext__(self) -> list[TokenEvent]:
         if self._is_over:
             raise StopAsyncIteration
-        if not self._events and not self._is_lost:
+        if not self._events and self._loss is None:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
         events, self._events = self._events, []
         self._is_over = not events or events[-1].finish_reason is not None
         if not events:
-            raise EngineLost("the engine stopped while the request ran")
+            raise self._loss or EngineLost("the engine stopped while the request ran")
         return events
 
     async def aclose(self) -> None:
         if not self._is_over:
             self._is_over = True
+            self._leave_engine()
             self._abandon()
+
+    def _leave_engine(self) -> None:
+        if self._on_end is not None:
+            self._on_end()
+            self._on_end = None
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():

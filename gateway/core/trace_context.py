@@ -29,6 +29,8 @@ class Ingress(Struct, frozen=True):
     """The called path of the HTTP API, or the gRPC method with its service."""
     trace: TraceContext | None = None
     """The caller's trace. None means that the caller sent none."""
+    session: str = ""
+    """The session that the caller named in `x-session-id`: its requests go to the same engine. Empty means none."""
 
     @property
     def trace_id(self) -> str:
@@ -63,6 +65,12 @@ def request_id_from(asked: str) -> str:
     """Return the request id `asked` for by the caller if it is safe in headers and logs (1 to 128 letters, digits and
     `._:-`), otherwise a new id with the prefix `req-`."""
     return asked if SANE_ID.fullmatch(asked) else f"req-{new_id()}"
+
+
+def session_from(asked: str) -> str:
+    """Return the session that a caller named, if it is 1 to 128 letters, digits and `._:-`; otherwise an empty text,
+    which is no session."""
+    return asked if SANE_ID.fullmatch(asked) else ""
 
 
 def new_id() -> str:

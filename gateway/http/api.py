@@ -19,7 +19,7 @@ from gateway.core.errors import invalid_request
 from gateway.core.part import ApiSurface, serves_path
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Authenticator, Principal
-from gateway.core.trace_context import Ingress, trace_context_from
+from gateway.core.trace_context import Ingress, session_from, trace_context_from
 from gateway.files.service import Files
 from gateway.http.admin import AdminApi
 from gateway.http.admin_batches import AdminBatchesApi
@@ -276,4 +276,5 @@ class HttpApi:
 
     def _arriving(self, request: Request) -> AbstractContextManager[ArrivingRequest]:
         trace = trace_context_from(header(request.scope, b"traceparent"))
-        return self._gateway.arriving(request_id(request), Ingress(request.scope["path"], trace))
+        session = session_from(header(request.scope, b"x-session-id"))
+        return self._gateway.arriving(request_id(request), Ingress(request.scope["path"], trace, session))

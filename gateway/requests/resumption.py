@@ -7,6 +7,10 @@ continues as the previous one would have. The caller sees a pause.
 A request may itself have made the process crash. A new engine process reports which requests were in the last step of
 the process before it. They are resubmitted as suspects: the engine computes their next tokens in separate steps
 (`engine.core.plan`), and a suspect that was alone in the last step before another crash is not resubmitted.
+
+Where there are several engines, a request moves to another one at once, before the successor of its own has told how
+that ended. It moves as a suspect, which costs a few steps. If its engine ends again while it is on trial, the request
+waits for the successor's report, so that a request that crashes engines takes down no more than two.
 """
 
 from __future__ import annotations
@@ -16,9 +20,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
+from engine.core.sequence import TRIAL_TOKENS_HELD
 from engine.core.types import Request, TokenEvent
 from engine.rpc.client import EngineApi
-from engine.rpc.stream import CrashesEngines, EngineUnavailable, EventStream, GivenUp
+from engine.rpc.stream import CrashesEngines, EngineDrained, EngineUnavailable, GivenUp, PlacedStream
 
 MOST_MOVES = 3
 """Maximum number of engine processes in which a request continues after the first one. If more of them end, the request
@@ -31,29 +36,46 @@ class ResumingStream:
     produced so far, to the next engine process, up to `MOST_MOVES` times."""
 
     def __init__(
-        self, engine: EngineApi, request: Request, wait_seconds: float, on_move: Callable[[float], None]
+        self,
+        engine: EngineApi,
+        request: Request,
+        wait_seconds: float,
+        on_move: Callable[[float], None],
+        on_placed: Callable[[PlacedStream], None],
+        session: str = "",
     ) -> None:
         """Submit the request at once if the engine is ready; otherwise the first read waits for it and then submits.
 
         Args:
             wait_seconds: how long, in seconds, the request may be without an engine process each time.
             on_move: called when the request continues in another engine process, with the seconds without one.
+            on_placed: called with the new stream each time that the request was submitted.
+            session: see `EngineApi.generate`.
         """
         self._engine = engine
         self._request = request
+        self._session = session
+        self._on_placed = on_placed
         self._wait_seconds = wait_seconds
         self._on_move = on_move
         self._now = asyncio.get_running_loop().time
         self._began = self._now()
         self._lost = self._began
         """When the request last became without an engine process, in seconds on the loop's clock."""
-        self._stream: EventStream | None = None
+        self._stream: PlacedStream | None = None
         self._life = ""
         """Id of the engine process that has the request, or had it last."""
         self._id = request.id
         """Id under which the request was submitted to that process."""
         self._moves = 0
+        """Moves so far, for any reason."""
+        self._losses = 0
+        """Moves because an engine process had ended."""
+        self._is_drained = False
+        """True means that the last move was asked for, because the engine is being drained."""
         self._suspect = False
+        self._proven_from = 0
+        """Number of produced tokens from which on a suspect is not on trial any more."""
         self._produced: list[int] = []
         self._first: TokenEvent | None = None
         """First event of the request, from the engine process that began it."""
@@ -80,8 +102,8 @@ class ResumingStream:
                     return events
             except GivenUp:
                 raise
-            except EngineUnavailable:
-                self._lose()
+            except EngineUnavailable as error:
+                self._lose(error)
 
     async def aclose(self) -> None:
         if self._stream is not None:
@@ -90,8 +112,9 @@ class ResumingStream:
     def _submit(self) -> None:
         """Submit the request to the engine, and after a move report the seconds without an engine to `on_move`. Raises
         EngineUnavailable if the engine has just gone again."""
-        self._life = self._engine.info.life
-        self._stream = self._engine.generate(self._current())
+        self._stream = self._engine.generate(self._current(), self._session)
+        self._life = self._stream.life
+        self._on_placed(self._stream)
         if self._moves:
             self._on_move(self._now() - self._lost)
 
@@ -106,39 +129,47 @@ class ResumingStream:
         return self._request._replace(
             id=self._id,
             produced=tuple(self._produced),
-            moves=self._moves,
+            moves=self._losses,
             suspect=self._suspect,
             deadline=deadline,
         )
 
-    def _lose(self) -> None:
-        """Prepare for a move to the next engine process, because the present one is gone. Raises GivenUp if the request
-        has moved `MOST_MOVES` times already."""
+    def _lose(self, loss: EngineUnavailable) -> None:
+        """Prepare for a move to the next engine process, because the present one is gone or is being drained. Raises
+        GivenUp if the request has lost `MOST_MOVES` engine processes already."""
         self._stream, self._lost = None, self._now()
         self._device_before = self._device
         self._moves += 1
-        if self._moves > MOST_MOVES:
-            raise GivenUp(f"{self._moves} engine processes ended while they had the request")
+        self._is_drained = isinstance(loss, EngineDrained)
+        if self._is_drained:
+            return
+        self._losses += 1
+        if self._losses > MOST_MOVES:
+            raise GivenUp(f"{self._losses} engine processes ended while they had the request")
 
     async def _wait_for_engine(self) -> None:
         try:
             async with asyncio.timeout_at(self._lost + self._wait_seconds):
                 await self._engine.wait_ready()
+                if self._losses and not self._is_drained:
+                    await self._judge()
         except TimeoutError:
             reason = f"no engine process was ready within {self._wait_seconds:g} s"
             raise GivenUp(reason) from None
-        self._judge()
 
-    def _judge(self) -> None:
-        """Mark the request as a suspect if it was in the last step of its engine process and that process crashed.
-        Raises CrashesEngines if it was a suspect already and alone in that step."""
-        previous = self._engine.info.previous
-        if not self._moves or previous.life != self._life or not previous.crashed:
-            return
-        if self._id in previous.request_ids:
-            if self._suspect and len(previous.request_ids) == 1:
+    async def _judge(self) -> None:
+        """Mark the request as a suspect if it was in the last step of its engine process and that process crashed, or
+        if that is not known yet and the request was not on trial. Raises CrashesEngines if it was a suspect already and
+        alone in that step."""
+        fate = self._engine.fate(self._life)
+        if fate is None and self._suspect and len(self._produced) < self._proven_from:
+            fate = await self._engine.learn_fate(self._life)
+            await self._engine.wait_ready()
+        if fate is None or (fate.crashed and self._id in fate.request_ids):
+            if self._suspect and fate is not None and len(fate.request_ids) == 1:
                 raise CrashesEngines("two engine processes crashed while they computed this request")
             self._suspect = True
+            self._proven_from = len(self._produced) + TRIAL_TOKENS_HELD
 
     def _noted(self, events: list[TokenEvent]) -> list[TokenEvent]:
         """Record the tokens and the device time in events, and return the events for the reader; after a move, those

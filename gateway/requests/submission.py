@@ -8,7 +8,7 @@ import structlog
 
 from engine.core.types import FinishReason, Request, TokenEvent
 from engine.rpc.client import EngineApi
-from engine.rpc.stream import Arrivals, EventStream
+from engine.rpc.stream import Arrivals, EventStream, PlacedStream
 from gateway.requests.admission import GenerationJob
 from gateway.requests.record import RequestRecord
 from gateway.requests.resumption import ResumingStream
@@ -50,7 +50,17 @@ class Submission:
     def _stream(self, request: Request) -> EventStream:
         if not request.params.max_tokens:
             return _nothing(request.id)
-        return ResumingStream(self._engine, request, self._engine_wait, self._note_move)
+        return ResumingStream(
+            self._engine, request, self._engine_wait, self._note_move, self._note_place, self._session()
+        )
+
+    def _session(self) -> str:
+        """Return the session that the caller named, as one of its tenant only; empty if it named none."""
+        session = self._record.ingress.session
+        return f"{self._record.tenant}/{session}" if session else ""
+
+    def _note_place(self, stream: PlacedStream) -> None:
+        self._record.engine, self._record.route = stream.engine, stream.reason
 
     def _note_move(self, seconds: float) -> None:
         self._record.note_move(seconds)

@@ -33,13 +33,23 @@ class PrefixIndex:
     """For each prefix key, the set of replicas that hold it, as a bit mask.
 
     One look-up a key answers for all replicas at once. Each replica's keys are forgotten in the order in which they
-    were last used, when there are more than `most_keys` of them, as its prefix cache forgets its pages.
+    were last used, when there are more of them than its prefix cache has room for, as that forgets its pages.
     """
 
-    def __init__(self, most_keys: int) -> None:
-        self.most_keys = most_keys
+    def __init__(self) -> None:
         self._holders: dict[int, int] = {}
         self._used: dict[int, OrderedDict[int, None]] = {}
+        self._most_keys: dict[int, int] = {}
+
+    def join(self, index: int, most_keys: int) -> None:
+        """Begin to follow the replica with this index, whose prefix cache has room for `most_keys` keys."""
+        self._used[index], self._most_keys[index] = OrderedDict(), most_keys
+
+    def leave(self, index: int) -> None:
+        """Forget a replica and all of its keys."""
+        del self._most_keys[index]
+        for key in self._used.pop(index):
+            self._release(key, 1 << index)
 
     def matches(self, keys: Sequence[int]) -> list[int]:
         """Return, for each leading key that any replica holds together with all keys before it, the mask of these
@@ -54,18 +64,13 @@ class PrefixIndex:
 
     def add(self, index: int, keys: Sequence[int]) -> None:
         """Note that the replica with this index holds the keys, and that they were used just now."""
-        used, bit, holders = self._used.setdefault(index, OrderedDict()), 1 << index, self._holders
+        used, bit, holders = self._used[index], 1 << index, self._holders
         for key in reversed(keys):  # so that the longest prefix is forgotten before those that it extends
             used[key] = None
             used.move_to_end(key)
             holders[key] = holders.get(key, 0) | bit
-        while len(used) > self.most_keys:
+        while len(used) > self._most_keys[index]:
             self._release(used.popitem(last=False)[0], bit)
-
-    def forget(self, index: int) -> None:
-        """Forget all keys of a replica."""
-        for key in self._used.pop(index, ()):
-            self._release(key, 1 << index)
 
     def _release(self, key: int, bit: int) -> None:
         left = self._holders[key] & ~bit

@@ -12,7 +12,7 @@ hashing with bounded loads: Mirrokni et al., SODA 2018).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from itertools import islice
 from random import Random
@@ -55,6 +55,8 @@ class Reason(Enum):
     """The request needs no adapter, and the replica is predicted to be the fastest."""
     LEAST_LOADED = "least_loaded"
     """Batch work without an adapter goes to the replica that has the least of it."""
+    HOLDER = "holder"
+    """The router's choice does not have the adapter at all, and this replica has it."""
     STALE = "stale"
     """No replica has told anything for `STALE_S`: the choice is the rendezvous rank."""
 
@@ -73,26 +75,27 @@ class NoReplica(LookupError):
 class Router:
     """Chooses replicas of one base model. Only one thread may use it."""
 
-    def __init__(self, prefix_keys: int = 100_000, seed: int = 0) -> None:
-        """`prefix_keys` is the number of prefix keys remembered for each replica, `seed` that of choices at random."""
+    def __init__(self, seed: int = 0) -> None:
+        """`seed` is that of choices at random."""
         self.replicas: dict[int, Replica] = {}
         self.placement = Placement()
-        self.prefixes = PrefixIndex(prefix_keys)
+        self.prefixes = PrefixIndex()
         self._sessions: dict[str, int] = {}
         self._random = Random(seed)
 
-    def join(self, name: str) -> Replica:
-        """Add a replica, and return its record."""
+    def join(self, name: str, most_keys: int = 100_000) -> Replica:
+        """Add a replica, and return its record. Its prefix cache has room for the blocks of `most_keys` prefix keys."""
         index = next(i for i in range(len(self.replicas) + 1) if i not in self.replicas)
         self.replicas[index] = replica = Replica(index, name)
         self.placement.join(index, name)
+        self.prefixes.join(index, most_keys)
         return replica
 
     def leave(self, replica: Replica) -> None:
         """Remove a replica and everything that is known about it."""
         del self.replicas[replica.index]
         self.placement.leave(replica.index)
-        self.prefixes.forget(replica.index)
+        self.prefixes.leave(replica.index)
         self._sessions = {session: i for session, i in self._sessions.items() if i != replica.index}
 
     def choose(self, ask: Ask, now: float) -> Decision:
@@ -112,6 +115,11 @@ class Router:
         """Adapt the number of replicas of each adapter to its share of the work, if a round has ended. To be called
         at least every `ROUND_S`, and not for each request: a round looks at every adapter that had work."""
         self.placement.advance(now)
+
+    def learn(self, replica: Replica, keys: Sequence[int]) -> None:
+        """Note that a replica has computed the prompts with these prefix keys, which other routers may have sent to
+        it."""
+        self.prefixes.add(replica.index, keys)
 
     def finish(self, replica: Replica, lane: Lane) -> None:
         """Count a request as no longer unfinished that was sent to a replica and has ended there, or has left it."""

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from gateway.core.errors import ApiError, internal, invalid_request
 from gateway.core.tenants import Authenticator, Principal
-from gateway.core.trace_context import Ingress, request_id_from, trace_context_from
+from gateway.core.trace_context import Ingress, request_id_from, session_from, trace_context_from
 from gateway.rpc.errors import status_of
 
 log = structlog.get_logger("grpc")
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 class RpcCall:
     """One RPC that is being answered: wraps gRPC's context. `respond` creates one for each call. Of the caller's
-    metadata, only `authorization`, `x-request-id` and `traceparent` are read."""
+    metadata, only `authorization`, `x-request-id`, `x-session-id` and `traceparent` are read."""
 
     write_seconds = 60.0
     """Seconds that a caller may leave a message unread once the transport's buffer is full. Then the call is ended."""
@@ -53,8 +53,10 @@ class RpcCall:
         return token.strip() if scheme.lower() == "bearer" else None
 
     def ingress(self, method: str) -> Ingress:
-        """Return the call's method, given as /package.Service/Method, with the trace context that the caller sent."""
-        return Ingress(method, trace_context_from(self._metadata.get("traceparent", "")))
+        """Return the call's method, given as /package.Service/Method, with the trace context and the session that the
+        caller sent."""
+        trace = trace_context_from(self._metadata.get("traceparent", ""))
+        return Ingress(method, trace, session_from(self._metadata.get("x-session-id", "")))
 
     @property
     def time_remaining(self) -> float | None:

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
 
-from engine.core.adapters import HostCopy
-from engine.core.admission import predicted_wait
+from engine.core.report import adapters_in_memory, load_report
 from engine.core.state import EngineState
-from engine.core.types import AdapterHash, Lane, Request
+from engine.core.types import AdapterHash, Request
 from engine.sim.cluster import Chooser
 from gateway.routing.news import Ask, News, Replica
 from gateway.routing.placement import Placement
@@ -24,20 +23,16 @@ PREFIXES_REMEMBERED = 100_000
 
 def read_news(state: EngineState) -> News:
     """Return the news that an engine with this state would report to a router now, with default copy rates."""
-    adapters, ledger = state.adapters, state.ledger
-    pending = sum(
-        seq.num_remaining for seq in state.running.values() if seq.lane is Lane.INTERACTIVE and seq.num_remaining > 1
-    )
-    running = Counter(seq.request.lane for seq in state.running.values())
+    load, (on_device, on_host) = load_report(state), adapters_in_memory(state)
     return News(
-        on_device={name for name, adapter in adapters.items() if adapter.pages},
-        on_host={name for name, adapter in adapters.items() if adapter.host is HostCopy.PRESENT},
-        free_pages=len(state.pool.free) + state.prefix.num_idle,
+        on_device=on_device,
+        on_host=on_host,
+        free_pages=load.free_pages,
         num_pages=state.config.num_pages,
-        waiting=(state.waiting.count(Lane.INTERACTIVE), state.waiting.count(Lane.BATCH)),
-        running=(running[Lane.INTERACTIVE], running[Lane.BATCH]),
-        wait_s=predicted_wait(state, Lane.INTERACTIVE) + ledger.price(pending, 0),
-        prompt_token_s=ledger.price(1, 0),
+        waiting=load.waiting,
+        running=load.running,
+        wait_s=load.wait_s,
+        prompt_token_s=load.prompt_token_s,
     )
 
 
@@ -47,7 +42,7 @@ class OurRouter:
     def __init__(self, adapter_bytes: Mapping[AdapterHash, int], rates: tuple[float, float], seed: int = 0) -> None:
         """`adapter_bytes` maps adapters to their sizes; `rates` are the bytes per second of copies to the device and of
         reads from disk."""
-        self.router = Router(PREFIXES_REMEMBERED, seed)
+        self.router = Router(seed)
         self.reasons: Counter[str] = Counter()
         self._replicas: dict[int, Replica] = {}
         self._numbers: dict[int, int] = {}
@@ -56,7 +51,7 @@ class OurRouter:
         self._rates = rates
 
     def join(self, replica: int) -> None:
-        self._replicas[replica] = joined = self.router.join(f"replica-{replica}")
+        self._replicas[replica] = joined = self.router.join(f"replica-{replica}", PREFIXES_REMEMBERED)
         self._numbers[joined.index] = replica
 
     def leave(self, replica: int) -> None:
@@ -175,12 +170,16 @@ class RayPrefix(_Compared):
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed)
-        self._index = PrefixIndex(PREFIXES_REMEMBERED)
+        self._index = PrefixIndex()
         self._remembered: Counter[int] = Counter()
+
+    def join(self, replica: int) -> None:
+        super().join(replica)
+        self._index.join(replica, PREFIXES_REMEMBERED)
 
     def leave(self, replica: int) -> None:
         super().leave(replica)
-        self._index.forget(replica)
+        self._index.leave(replica)
 
     def pick(self, request: Request) -> int:
         keys = prefix_keys(request.prompt_ids, None)
@@ -204,16 +203,17 @@ class LlmdPrefix(_Compared):
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed)
-        self._index = PrefixIndex(PREFIXES_REMEMBERED)
+        self._index = PrefixIndex()
         self._news: dict[int, News] = {}
 
     def join(self, replica: int) -> None:
         super().join(replica)
         self._news[replica] = News()
+        self._index.join(replica, PREFIXES_REMEMBERED)
 
     def leave(self, replica: int) -> None:
         super().leave(replica)
-        self._index.forget(replica)
+        self._index.leave(replica)
 
     def hear(self, replica: int, state: EngineState, now: float) -> None:
         self._news[replica] = read_news(state)

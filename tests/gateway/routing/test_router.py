@@ -210,9 +210,9 @@ def test_prefixes_and_sessions_of_a_replica_that_left_are_forgotten():
 
 
 def test_the_least_recently_used_prefixes_are_forgotten():
-    router = Router(prefix_keys=2)
+    router = Router()
     for name in ("one", "two"):
-        router.join(name).hear(IDLE, 0.0)
+        router.join(name, 2).hear(IDLE, 0.0)
     replica = router.replicas[0]
     for key in (1, 2, 1, 3):
         router.prefixes.add(replica.index, (key,))

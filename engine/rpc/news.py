@@ -1,0 +1,161 @@
+"""Reports to routers: how busy this engine is, which adapters it has in memory, which prompts it has computed, and
+if it is draining.
+
+The first message of a feed is complete. Later messages hold only the changes of adapters and the new prefix keys, so
+that an engine with ten thousand adapters sends a hundred bytes at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
+
+from engine.core.adapters import Adapter
+from engine.core.report import adapters_in_memory, load_report
+from engine.core.state import EngineState
+from engine.core.types import AdapterHash, Lane
+from engine.engine import Engine
+from engine.pb import engine_pb2 as pb
+from engine.rpc.wire import LANES
+
+NEWS_SECONDS = 0.25
+"""Seconds between two messages. A message costs the engine 0.1 ms with 32 running requests."""
+MAX_KEPT_KEYS = 1 << 16
+"""Maximum number of prefix keys that are kept for feeds which begin later: those of 16 million prompt tokens."""
+
+DISK, HOST, DEVICE = pb.ADAPTER_TIER_DISK, pb.ADAPTER_TIER_HOST, pb.ADAPTER_TIER_DEVICE
+
+Tiers = dict[AdapterHash, pb.AdapterTier]
+"""Tier of each adapter in memory; the others are on disk."""
+
+
+class PrefixLog:
+    """The prefix keys of the prompts that came last, in the order of their arrival. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._keys: deque[int] = deque(maxlen=MAX_KEPT_KEYS)
+        self._count = 0
+        """Number of keys that were ever added."""
+
+    def add(self, keys: Sequence[int]) -> None:
+        with self._lock:
+            self._keys.extend(keys)
+            self._count += len(keys)
+
+    def since(self, count: int) -> tuple[list[int], int]:
+        """Return the keys added after the first `count` ones, as far as they are kept, and the number of all so far."""
+        with self._lock:
+            new = min(self._count - count, len(self._keys))
+            return list(islice(self._keys, len(self._keys) - new, None)), self._count
+
+
+class Draining:
+    """The engine's answer to the question if it should get new requests, and its stop once it has none left."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._stopping: threading.Event | None = None
+        """Set to call off a stop that waits for the last requests."""
+        self.is_on = False
+        """True means that gateways send no new requests and move those that run here."""
+
+    def begin(self, *, stop: bool, seconds: float) -> None:
+        """Begin to drain. With `stop`, stop the engine once it has no requests left, or after `seconds`."""
+        with self._lock:
+            self.is_on = True
+            if stop and self._stopping is None:
+                called_off = self._stopping = threading.Event()
+                threading.Thread(target=self._stop_when_empty, args=(called_off, seconds), daemon=True).start()
+
+    def end(self) -> None:
+        """End draining, and call off a stop that has not begun."""
+        with self._lock:
+            self.is_on = False
+            if self._stopping is not None:
+                self._stopping.set()
+                self._stopping = None
+
+    def _stop_when_empty(self, called_off: threading.Event, seconds: float) -> None:
+        until = self._engine.clock() + seconds
+        # The first look is late enough for every gateway to have heard that the engine drains.
+        while not called_off.wait(2 * NEWS_SECONDS):
+            if self._engine.clock() >= until or not self._engine.look(lambda state: state.sequences):
+                self._engine.stop()
+                return
+
+
+class NewsFeed:
+    """The messages to one gateway. It knows what it has sent, so that each message has only what is new."""
+
+    def __init__(self, engine: Engine, draining: Draining, prefixes: PrefixLog) -> None:
+        self._engine = engine
+        self._draining = draining
+        self._prefixes = prefixes
+        self.has_begun = False
+        """True once the first message was made."""
+        self._keys_sent = 0
+        self._tiers_sent: Tiers = {}
+        self._rates = 0.0, 0.0
+        self._version: tuple[int, ...] = ()
+        """Counters of the moves of adapters at the last message; while they stay the same, no tier changes."""
+
+    def next(self) -> pb.EngineNews:
+        """Return the next message."""
+        self.has_begun = True
+        news, tiers = self._engine.look(self._read)
+        news.adapters.extend(self._changes(tiers))
+        keys, self._keys_sent = self._prefixes.since(self._keys_sent)
+        news.prefix_keys.extend(keys)
+        news.draining = self._draining.is_on
+        return news
+
+    def _read(self, state: EngineState) -> tuple[pb.EngineNews, Tiers]:
+        """Return a message about the engine's load, and the tiers of the adapters in memory."""
+        counters, load = state.counters, load_report(state)
+        moves = (counters.adapter_loads, counters.adapter_evictions, counters.adapter_fetches)
+        version = (*moves, counters.adapter_host_evictions, len(state.adapters), state.adapter_pages)
+        if version != self._version:
+            self._version, self._rates = version, adapter_rates(state.adapters.values())
+            on_device, on_host = adapters_in_memory(state)
+            tiers = dict.fromkeys(on_host, HOST) | dict.fromkeys(on_device, DEVICE)
+        else:
+            tiers = self._tiers_sent
+        lanes = zip(Lane, load.running, load.waiting, strict=True)
+        copy_rate, read_rate = self._rates
+        news = pb.EngineNews(
+            lanes=[pb.LaneLoad(lane=LANES[lane], running=running, waiting=waiting) for lane, running, waiting in lanes],
+            free_pages=load.free_pages,
+            wait_seconds=load.wait_s,
+            prompt_token_seconds=load.prompt_token_s,
+            copy_bytes_per_second=copy_rate,
+            read_bytes_per_second=read_rate,
+            steps=counters.steps,
+        )
+        return news, tiers
+
+    def _changes(self, tiers: Tiers) -> Iterator[pb.AdapterPlace]:
+        sent, self._tiers_sent = self._tiers_sent, tiers
+        if sent is tiers:
+            return
+        for adapter_hash, tier in tiers.items():
+            if sent.get(adapter_hash) != tier:
+                yield pb.AdapterPlace(adapter=adapter_hash, tier=tier)
+        for adapter_hash in sent.keys() - tiers.keys():
+            yield pb.AdapterPlace(adapter=adapter_hash, tier=DISK)
+
+
+def adapter_rates(adapters: Collection[Adapter]) -> tuple[float, float]:
+    """Return the bytes per second of copies of adapters to the device and of their reads from disk, each from the last
+    one of every adapter; 0 if there was none."""
+    copied = [(adapter.num_bytes, adapter.load_seconds) for adapter in adapters if adapter.load_seconds]
+    read = [(adapter.num_bytes, adapter.fetch_seconds) for adapter in adapters if adapter.fetch_seconds]
+    return _rate(copied), _rate(read)
+
+
+def _rate(moves: Sequence[tuple[int, float]]) -> float:
+    seconds = sum(taken for _, taken in moves)
+    return sum(num_bytes for num_bytes, _ in moves) / seconds if seconds else 0.0

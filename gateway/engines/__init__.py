@@ -1,0 +1,1 @@
+"""Several engines of one base model behind one interface: connections, news, routing, and moves between them."""

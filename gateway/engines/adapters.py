@@ -1,0 +1,127 @@
+"""Keeps the adapters in the engines of a pool the same: what is loaded goes into every engine, also into those that
+come later."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+import structlog
+
+from engine.core.types import AdapterHash
+from engine.pb import engine_pb2 as pb
+from engine.rpc.client import AdapterRejected
+from engine.rpc.stream import EngineUnavailable
+from gateway.engines.replica import PooledEngine
+
+log = structlog.get_logger("engines")
+
+CONCURRENT_LOADS = 4
+"""Maximum number of concurrent loads into an engine that joins."""
+
+
+class PoolAdapters:
+    """The adapters of a pool, and the loading of them into its engines."""
+
+    def __init__(self) -> None:
+        self._paths: dict[AdapterHash, str] = {}
+        self._bytes: dict[AdapterHash, int] = {}
+        self._pinned: set[AdapterHash] = set()
+
+    @property
+    def sizes(self) -> Mapping[AdapterHash, int]:
+        """Size in bytes of each adapter that is loaded."""
+        return MappingProxyType(self._bytes)
+
+    def clear(self) -> None:
+        """Forget all adapters, because no engine holds any."""
+        self._paths.clear()
+        self._bytes.clear()
+        self._pinned.clear()
+
+    async def load(self, engines: Sequence[PooledEngine], path: str) -> pb.AdapterInfo:
+        """Load the adapter folder at `path` into all engines, and return what the first of them says of it. An engine
+        that refuses it, or finds other content at `path`, gets no requests with it; that is logged.
+
+        Raises:
+            AdapterRejected: no engine took the adapter, and one refused it.
+            EngineUnavailable: no engine answered.
+        """
+        loads = (engine.client.load_adapter(path) for engine in engines)
+        results = await asyncio.gather(*loads, return_exceptions=True)
+        loaded = [result for result in results if isinstance(result, pb.AdapterInfo)]
+        if not loaded:
+            raise first_refusal(results)
+        info = loaded[0]
+        for engine, result in zip(engines, results, strict=True):
+            if isinstance(result, pb.AdapterInfo) and result.adapter == info.adapter:
+                engine.held.add(info.adapter)
+            elif not isinstance(result, EngineUnavailable):  # one that is gone gets the adapter when it comes back
+                reason = str(result) if isinstance(result, BaseException) else "it found other content in the folder"
+                log.warning("adapter_missing", engine=engine.name, path=path, reason=reason)
+        self._paths[info.adapter], self._bytes[info.adapter] = path, info.bytes
+        return info
+
+    def note_unloaded(self, engines: Iterable[PooledEngine], adapter_hash: AdapterHash) -> None:
+        """Forget an adapter that is about to be unloaded from the engines."""
+        self._paths.pop(adapter_hash, None)
+        self._bytes.pop(adapter_hash, None)
+        self._pinned.discard(adapter_hash)
+        for engine in engines:
+            engine.held.discard(adapter_hash)
+
+    async def pin(self, engines: Sequence[PooledEngine], adapter_hash: AdapterHash, pinned: bool) -> None:
+        """Pin an adapter in all engines, or unpin it. If an engine refuses to pin it, it is pinned in none. Raises what
+        `EngineApi.pin_adapter` raises."""
+        pins = (engine.client.pin_adapter(adapter_hash, pinned) for engine in engines)
+        results = await asyncio.gather(*pins, return_exceptions=True)
+        refused = any(isinstance(result, AdapterRejected) for result in results)
+        if pinned and refused:
+            undone = (engine.client.pin_adapter(adapter_hash, False) for engine in engines)
+            await asyncio.gather(*undone, return_exceptions=True)
+        if refused or all(isinstance(result, EngineUnavailable) for result in results):
+            raise first_refusal(results)
+        (self._pinned.add if pinned else self._pinned.discard)(adapter_hash)
+
+    async def fill(self, engine: PooledEngine) -> None:
+        """Load all adapters into an engine that joins, and pin those that are pinned; those that it refuses are logged.
+        Adapters that are loaded meanwhile get there by `load`. Raises EngineUnavailable if the engine is gone."""
+        turns = asyncio.Semaphore(CONCURRENT_LOADS)
+
+        async def load(adapter_hash: AdapterHash, path: str) -> None:
+            async with turns:
+                await self._load_into(engine, adapter_hash, path)
+
+        missing = [item for item in self._paths.items() if item[0] not in engine.held]
+        results = await asyncio.gather(*(load(*item) for item in missing), return_exceptions=True)
+        if failures := [result for result in results if isinstance(result, BaseException)]:
+            raise failures[0]
+        for adapter_hash in self._pinned & engine.held:
+            with contextlib.suppress(AdapterRejected):
+                await engine.client.pin_adapter(adapter_hash, True)
+
+    async def _load_into(self, engine: PooledEngine, adapter_hash: AdapterHash, path: str) -> None:
+        """Load an adapter into one engine, unless it has been unloaded from the pool meanwhile."""
+        if adapter_hash not in self._paths:
+            return
+        try:
+            found = (await engine.client.load_adapter(path)).adapter
+        except AdapterRejected as error:
+            log.warning("adapter_missing", engine=engine.name, path=path, reason=str(error))
+            return
+        if found == adapter_hash and adapter_hash in self._paths:
+            engine.held.add(adapter_hash)
+            return
+        if found not in self._paths:
+            await engine.client.unload_adapter(found, 0.0)
+        if found != adapter_hash:
+            log.warning("adapter_missing", engine=engine.name, path=path, reason="it found other content in the folder")
+
+
+def first_refusal(results: Sequence[object]) -> BaseException:
+    """Return the first error that is a refusal or, if every engine is gone, the first error. Raises IndexError if there
+    is no error."""
+    errors = [result for result in results if isinstance(result, BaseException)]
+    return next((error for error in errors if not isinstance(error, EngineUnavailable)), errors[0])

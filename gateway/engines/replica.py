@@ -1,0 +1,157 @@
+"""One engine of a pool: its connection, its state, and its news as the router reads them."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from msgspec import Struct
+
+from engine.core.types import AdapterHash, Lane
+from engine.pb import engine_pb2 as pb
+from engine.rpc.client import EngineClient
+from gateway.routing.news import News, Replica
+
+MAX_STILL_LOOKS = 30
+"""Number of looks in a row, one a second, at which an engine has told nothing new, or has running requests and has
+ended no step, before its requests are moved. A step in which a GPU's kernels are compiled takes up to half a minute."""
+
+
+class EngineState(Enum):
+    """State of an engine, as one gateway sees it."""
+
+    CONNECTING = "connecting"
+    """The engine is not reachable, or it has not loaded the model and the adapters yet."""
+    MISMATCHED = "mismatched"
+    """The engine serves another model, or the same with other number formats, than the other engines of the pool."""
+    DRAINING = "draining"
+    """The engine gets no new requests."""
+    SERVING = "serving"
+
+
+class EngineOverview(Struct, frozen=True):
+    """One engine of a pool, for operators."""
+
+    name: str
+    address: str
+    state: str
+    """`connecting`, `mismatched`, `draining` or `serving`."""
+    problem: str
+    """Why the engine cannot serve in this pool; empty unless it is `mismatched`."""
+    model: str
+    """Folder or file of the model that the engine has loaded; empty until it was reached."""
+    device: str
+    life: str
+    """Id of the engine process, which differs after a restart."""
+    running: int
+    waiting: int
+    streams: int
+    """Answers of this gateway that the engine has not finished."""
+    free_pages: int
+    total_pages: int
+    adapters_on_device: int
+    predicted_wait_seconds: float
+    """Predicted time until the first token of an interactive request that arrives now, without its own prompt."""
+
+
+class PooledEngine:
+    """One engine of a pool. The pool connects it, hands it the adapters, and reads its state from here."""
+
+    def __init__(self, name: str, client: EngineClient, address: str) -> None:
+        self.name = name
+        self.client = client
+        self.address = address
+        self.replica: Replica | None = None
+        """The router's record of the engine. None means that the router does not know it: it is not connected."""
+        self.draining = False
+        self.mismatch = ""
+        """Why the engine cannot serve in this pool; empty if it can."""
+        self.is_reachable = False
+        """True while the client has a connection, on which the adapters may still be being loaded."""
+        self.held: set[AdapterHash] = set()
+        """Adapters that this gateway has loaded into the engine process."""
+        self._tiers: dict[AdapterHash, int] = {}
+        self._news = pb.EngineNews()
+        self._heard = False
+        self._steps = -1
+        self._still_looks = 0
+
+    @property
+    def serving(self) -> bool:
+        """Return whether the engine takes new requests."""
+        return self.replica is not None and not self.draining
+
+    @property
+    def state(self) -> EngineState:
+        if self.mismatch:
+            return EngineState.MISMATCHED
+        if self.replica is None:
+            return EngineState.CONNECTING
+        return EngineState.DRAINING if self.draining else EngineState.SERVING
+
+    def overview(self) -> EngineOverview:
+        info, news = self.client.info, self._news
+        return EngineOverview(
+            name=self.name,
+            address=self.address,
+            state=self.state.value,
+            problem=self.mismatch,
+            model=info.model,
+            device=info.device,
+            life=info.life,
+            running=sum(lane.running for lane in news.lanes),
+            waiting=sum(lane.waiting for lane in news.lanes),
+            streams=self.client.num_streams,
+            free_pages=news.free_pages,
+            total_pages=info.num_pages,
+            adapters_on_device=sum(tier == pb.ADAPTER_TIER_DEVICE for tier in self._tiers.values()),
+            predicted_wait_seconds=news.wait_seconds,
+        )
+
+    def lose(self) -> None:
+        """Forget what was known of the engine process, because the connection to it has ended."""
+        self.is_reachable = self.draining = False
+        self.held.clear()
+        self._tiers.clear()
+        self._news = pb.EngineNews()
+        self._still_looks = 0
+
+    def hear(self, message: pb.EngineNews) -> News:
+        """Take in a message of the engine, and return what it says to the router."""
+        for place in message.adapters:
+            if place.tier == pb.ADAPTER_TIER_DISK:
+                self._tiers.pop(place.adapter, None)
+            else:
+                self._tiers[place.adapter] = place.tier
+        self._news, self._heard, self.draining = message, True, message.draining
+        loads = {lane.lane: (lane.waiting, lane.running) for lane in message.lanes}
+        (waiting, running), (batch_waiting, batch_running) = (loads.get(lane.value, (0, 0)) for lane in Lane)
+        return News(
+            on_device={name for name, tier in self._tiers.items() if tier == pb.ADAPTER_TIER_DEVICE},
+            on_host={name for name, tier in self._tiers.items() if tier == pb.ADAPTER_TIER_HOST},
+            free_pages=message.free_pages,
+            num_pages=max(1, self.client.info.num_pages),
+            waiting=(waiting, batch_waiting),
+            running=(running, batch_running),
+            wait_s=message.wait_seconds,
+            prompt_token_s=message.prompt_token_seconds,
+            **_known_rates(message),
+        )
+
+    def hangs(self) -> bool:
+        """Look at the engine once; call this every second. Returns True if it has been still for `MAX_STILL_LOOKS` in a
+        row: a stall of the gateway itself counts as one look."""
+        news = self._news
+        is_busy = any(lane.running for lane in news.lanes)
+        moves = self._heard and not (is_busy and news.steps == self._steps)
+        self._heard, self._steps = False, news.steps
+        self._still_looks = 0 if moves or not self.client.ready else self._still_looks + 1
+        return self._still_looks >= MAX_STILL_LOOKS
+
+
+def _known_rates(message: pb.EngineNews) -> dict[str, float]:
+    """Return the rates of adapter loads that the engine has measured, as arguments of `News`."""
+    rates = {
+        "copy_bytes_per_s": message.copy_bytes_per_second,
+        "read_bytes_per_s": message.read_bytes_per_second,
+    }
+    return {name: rate for name, rate in rates.items() if rate}

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.core.types import Lane
 from gateway.config.sections import TenantConfig
-from gateway.config.whole import Config
+from gateway.config.whole import IN_SECTION, Config
 from gateway.core.lanes import lane_name
 from gateway.core.tenants import key_id
 
@@ -24,7 +24,8 @@ def merge_live_sections(running: Config, read: Config) -> Config:
 def need_restart(running: Config, read: Config) -> list[str]:
     """Return the names of the sections that differ and are not in LIVE. Values are left out: they may be secret."""
     names = [section.name for section in fields(Config) if section.name not in LIVE]
-    return [name for name in names if getattr(running, name) != getattr(read, name)]
+    differing = [name for name in names if getattr(running, name) != getattr(read, name)]
+    return list(dict.fromkeys(IN_SECTION.get(name, name) for name in differing))
 
 
 def changes(before: Config, after: Config) -> list[str]:

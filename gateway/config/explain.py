@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from gateway.config.sections import LaneConfig, TenantConfig
+from engine.rpc.target import is_loopback
+from gateway.config.sections import EnginesConfig, LaneConfig, TenantConfig
 from gateway.config.tls import TlsConfig
-from gateway.config.whole import DEMO_HASHES, Config, is_loopback
+from gateway.config.whole import DEMO_HASHES, Config
 
 GIB = 2**30
 LIMITS = {
@@ -24,6 +25,7 @@ def explain(config: Config, data_dir: Path, engine: Mapping[str, Any]) -> Iterat
     """Yield (topic, sentence) for each part of a configuration, and then (`note`, warning) for each risk of it.
     `data_dir` is the gateway's data directory; `engine` is the engine's report on the machine, from
     `engine.model.explain`."""
+    yield "engines", _engines(config.engines)
     yield from _engine(config, engine)
     lanes = (("interactive", config.lanes.interactive), ("batch", config.lanes.batch))
     yield from ((f"{name} lane", _lane(lane)) for name, lane in lanes)
@@ -46,6 +48,13 @@ def explain(config: Config, data_dir: Path, engine: Mapping[str, Any]) -> Iterat
     place = urlsplit(config.batches.storage).scheme + " storage" if config.batches.storage else data_dir
     yield "files", f"{place}, at most {config.batches.max_lines:,} lines a job"
     yield from (("note", note) for note in _notes(config))
+
+
+def _engines(engines: EnginesConfig) -> str:
+    tls = "mutual TLS" if engines.tls else "no TLS"
+    if engines.addresses:
+        return f"{', '.join(engines.addresses)}, {tls}; the sizes below are those of an engine on this machine"
+    return f"processes that the gateway starts: {engines.replicas}"
 
 
 def _engine(config: Config, engine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

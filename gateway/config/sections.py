@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals
 from engine.core.types import Lane
+from engine.rpc.target import UNIX, EngineTarget, EngineTls
 from gateway.config.tls import TlsConfig
 from gateway.config.webhooks import WebhookConfig
 from gateway.core.limits import Policy
@@ -23,6 +24,8 @@ USERINFO = re.compile(r"//.*@")
 """Matches the user part of a URL, which may hold secrets and must not appear in messages."""
 LOCAL_SCHEMES = frozenset(("file", "local"))
 WEB_SCHEMES = frozenset(("http", "https", "ftp", "webdav", "webhdfs"))
+MAX_ENGINES = 64
+"""Maximum number of engines of one gateway."""
 
 
 def _port(value: int) -> None:
@@ -66,6 +69,38 @@ class ModelConfig:
     tool_parser: ToolParserName = "auto"
     """Format in which the model writes tool calls: hermes or llama3. With `none` tool calls are not parsed. `auto`
     means the format that the chat template uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnginesConfig:
+    """Which engines a gateway uses: its own processes, or engines that run elsewhere. The file sets these fields in the
+    section `engine`, beside the fields of EngineConfig, which say how one engine works."""
+
+    replicas: int = 1
+    """Number of engine processes that the gateway starts, if `addresses` is empty."""
+    addresses: tuple[str, ...] = ()
+    """Engines that were started with `loralane engine`, as `host:port`. If there are any, the gateway starts none."""
+    tls: EngineTls | None = None
+    """Certificates for connections to `addresses`, and of an engine that `loralane engine` starts. None means that
+    engines are reached on this machine only, without TLS."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.replicas <= MAX_ENGINES:
+            raise ValueError(f"replicas must be from 1 to {MAX_ENGINES}, not {self.replicas}")
+        if len(self.addresses) > MAX_ENGINES:
+            raise ValueError(f"addresses must be at most {MAX_ENGINES}, not {len(self.addresses)}")
+        if self.addresses and self.replicas > 1:
+            raise ValueError("replicas counts processes that the gateway starts, and with addresses it starts none")
+        if len(set(self.addresses)) < len(self.addresses):
+            raise ValueError("addresses has an engine twice")
+        self.targets()  # raises ValueError for a malformed address, and for a remote one without tls
+
+    def targets(self) -> tuple[EngineTarget, ...]:
+        """Return the engines of `addresses`, with the TLS files to connect to them."""
+        for address in self.addresses:
+            if address.startswith(UNIX):
+                raise ValueError(f"addresses are like host:7001, not {address!r}")
+        return tuple(EngineTarget(address, self.tls) for address in self.addresses)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -13,6 +12,7 @@ from typing import Any, get_type_hints
 from engine.config import EngineConfig
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, Scheduling
 from engine.demo import CHAT_TEMPLATE, DEMO_ADAPTERS
+from engine.rpc.target import is_loopback
 from gateway.config.file import (
     ConfigError,
     Problems,
@@ -28,6 +28,7 @@ from gateway.config.sections import (
     AdaptersConfig,
     AdminConfig,
     BatchesConfig,
+    EnginesConfig,
     GrpcConfig,
     HttpConfig,
     LanesConfig,
@@ -58,8 +59,10 @@ ELSEWHERE: Mapping[str, Any] = {
     "batch": BATCH_GOALS,
 }
 """Fields of EngineConfig that the section `engine` may not set: `Config.engine_config` fills them in."""
-
-
+ENGINES_KEYS = tuple(item.name for item in fields(EnginesConfig))
+"""Settings of the section `engine` that belong to `Config.engines`."""
+IN_SECTION: Mapping[str, str] = {"engines": "engine"}
+"""Fields of `Config` that are read from another section of the file -> that section."""
 PUBLISHED = (
     "scheduler",
     "policy",
@@ -82,7 +85,10 @@ class Config:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     engine: EngineConfig = field(default_factory=lambda: EngineConfig(model=""))
-    """The section `engine` of the file. `engine_config` adds the values that other sections define."""
+    """How one engine works, from the section `engine` of the file. `engine_config` adds the values that other sections
+    define."""
+    engines: EnginesConfig = field(default_factory=EnginesConfig)
+    """Which engines the gateway uses, from the same section."""
     adapters: AdaptersConfig = field(default_factory=AdaptersConfig)
     lanes: LanesConfig = field(default_factory=LanesConfig)
     tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
@@ -159,14 +165,19 @@ def parse_config(document: Mapping[str, Any], env: Mapping[str, str], base: Path
     problems, kinds = Problems(), get_type_hints(Config)
     sections: dict[str, Any] = {}
     with problems.noting():
-        check_keys(document, list(kinds), "")
+        check_keys(document, [name for name in kinds if name != "engines"], "")
     with problems.noting():
         _check_secrets(document.get("batches"))
-    special: Mapping[str, Callable[..., Any]] = {"engine": _engine, "tenants": _tenants, "admin": _admin}
+    special: Mapping[str, Callable[..., Any]] = {
+        "engine": _engine,
+        "engines": _engines,
+        "tenants": _tenants,
+        "admin": _admin,
+    }
     for name in (name for name in kinds if name in document or name in special):
         with problems.noting():
             if name in special:
-                sections[name] = special[name](document.get(name), env, base)
+                sections[name] = special[name](document.get(IN_SECTION.get(name, name)), env, base)
             else:
                 sections[name] = convert(resolve(document[name], env, name), kinds[name], name, base)
     problems.raise_all()
@@ -174,10 +185,24 @@ def parse_config(document: Mapping[str, Any], env: Mapping[str, str], base: Path
 
 
 def _engine(value: Any, env: Mapping[str, str], base: Path) -> EngineConfig:
+    """Return the part of the section `engine` that says how one engine works, and check all keys of the section."""
     section = dict(as_mapping(resolve(value, env, "engine"), "engine"))
-    if "scheduling" in section:
-        section["scheduling"] = _scheduling(section["scheduling"], base)
-    return build(EngineConfig, section, "engine", base, **ELSEWHERE)
+    own = [item.name for item in fields(EngineConfig) if item.name not in ELSEWHERE]
+    problems, values = Problems(), {name: section[name] for name in own if name in section}
+    with problems.noting():
+        check_keys(section, [*own, *ENGINES_KEYS], "engine")
+    with problems.noting():
+        if "scheduling" in values:
+            values["scheduling"] = _scheduling(values["scheduling"], base)
+        config = build(EngineConfig, values, "engine", base, **ELSEWHERE)
+    problems.raise_all()
+    return config
+
+
+def _engines(value: Any, env: Mapping[str, str], base: Path) -> EnginesConfig:
+    """Return the part of the section `engine` that says which engines the gateway uses."""
+    section = as_mapping(resolve(value, env, "engine"), "engine")
+    return build(EnginesConfig, {name: section[name] for name in ENGINES_KEYS if name in section}, "engine", base)
 
 
 def _scheduling(value: Any, base: Path) -> dict[str, Any]:
@@ -217,13 +242,6 @@ def demo_config() -> Config:
         http=HttpConfig(cors_origins=LOOPBACK),
         admin=AdminConfig((hash_key(DEMO_KEYS[2]),)),
     )
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _tenants(value: Any, env: Mapping[str, str], base: Path) -> dict[str, TenantConfig]:

@@ -11,10 +11,11 @@ import yaml
 from engine.config import EngineConfig
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals, Scheduling
 from engine.core.types import Lane
+from engine.rpc.target import EngineTarget, EngineTls, is_loopback
 from gateway.cli.serve import _with_model
 from gateway.config import whole as config_module
 from gateway.config.file import ConfigError
-from gateway.config.sections import BatchLane, LaneConfig, LanesConfig
+from gateway.config.sections import BatchLane, EnginesConfig, LaneConfig, LanesConfig
 from gateway.config.whole import Config, demo_config, load_config
 from gateway.core.limits import Limits
 from gateway.core.tenants import Tenant, hash_key
@@ -52,8 +53,9 @@ def test_the_demo_file_spells_out_the_demo():
 
 def test_the_demo_file_shows_every_setting():
     document = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
-    assert list(document) == [field.name for field in fields(Config)]
-    assert set(document["engine"]) == {field.name for field in fields(EngineConfig)} - set(config_module.ELSEWHERE)
+    assert list(document) == [field.name for field in fields(Config) if field.name != "engines"]
+    one_engine = {field.name for field in fields(EngineConfig)} - set(config_module.ELSEWHERE)
+    assert set(document["engine"]) == one_engine | {field.name for field in fields(EnginesConfig)}
     scheduling = document["engine"]["scheduling"]
     advanced = scheduling.pop("advanced")
     assert list(scheduling) == list(config_module.PUBLISHED)
@@ -294,7 +296,7 @@ def test_a_missing_file_is_named(tmp_path):
     ],
 )
 def test_is_loopback(host, expected):
-    assert config_module.is_loopback(host) is expected
+    assert is_loopback(host) is expected
 
 
 def test_another_model_is_served_without_the_demos_template_and_adapters(load):
@@ -303,3 +305,42 @@ def test_another_model_is_served_without_the_demos_template_and_adapters(load):
     own = load("model: {chat_template: chat.jinja, name: mine}")
     assert own.model.chat_template is not None
     assert _with_model(own, "./llama", demo=False).model == replace(own.model, source="./llama")
+
+
+def test_engines_elsewhere_are_part_of_the_section_engine(load, tmp_path):
+    loaded = load(
+        "engine: {max_seqs: 8, addresses: ['gpu1.internal:7001', '[fd00::2]:7001'],"
+        " tls: {ca: ca.pem, certificate: me.pem, key: me.key}}"
+    )
+    tls = EngineTls(tmp_path / "ca.pem", tmp_path / "me.pem", tmp_path / "me.key")
+    assert loaded.engine.max_seqs == 8
+    assert loaded.engines == EnginesConfig(addresses=("gpu1.internal:7001", "[fd00::2]:7001"), tls=tls)
+    assert loaded.engines.targets()[1] == EngineTarget("[fd00::2]:7001", tls)
+    assert load("engine: {addresses: ['127.0.0.1:7001', 'localhost:7002']}").engines.tls is None
+    assert load("engine: {replicas: 4}").engines == EnginesConfig(replicas=4)
+    assert load("engine: {addresses: ['${ENGINE}']}", {"ENGINE": "[::1]:1"}).engines.addresses == ("[::1]:1",)
+
+
+@pytest.mark.parametrize(
+    ("section", "problem"),
+    [
+        ("{replicas: 0}", "engine: replicas must be from 1 to 64"),
+        ("{replicas: 65}", "engine: replicas must be from 1 to 64"),
+        ("{replicas: 2, addresses: ['127.0.0.1:1']}", "with addresses it starts none"),
+        ("{addresses: ['127.0.0.1:1', '127.0.0.1:1']}", "has an engine twice"),
+        ("{addresses: ['gpu1:7001']}", "gpu1:7001 is not on this machine, so it needs tls"),
+        ("{addresses: [gpu1]}", "like host:7001"),
+        ("{addresses: ['unix:/run/engine']}", "like host:7001"),
+        ("{addresses: ['127.0.0.1:0']}", "must be from 1 to 65535"),
+        ("{addresses: ['127.0.0.1:70000']}", "must be from 1 to 65535"),
+        ("{addresses: ['${ENGINE}']}", "the environment variable ENGINE is not set"),
+        ("{addresses: 127.0.0.1}", "engine.addresses"),
+        ("{tls: {ca: a, certificate: b}}", "engine.tls.key: is required"),
+        ("{adresses: []}", "engine.adresses: unknown key; did you mean addresses?"),
+    ],
+)
+def test_wrong_engines_are_refused(load, section, problem):
+    with pytest.raises(ConfigError) as caught:
+        load(f"engine: {section}")
+    assert problem in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1

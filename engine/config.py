@@ -48,6 +48,9 @@ class EngineConfig:
     memory_gb: float = 0.0
     """Size of the page pool in GiB. 0 means a quarter of free memory, at most 4 GiB, on the CPU, and 90 % of free
     memory on a GPU."""
+    machine_share: float = 1.0
+    """Part of this machine's memory, for several engines on one CPU, that the defaults of memory_gb and swap_gb are
+    measured by."""
     num_pages: int = 0
     """Size of the page pool in pages, which takes precedence over memory_gb. 0 means that memory_gb decides."""
     block_size: int = 16
@@ -105,6 +108,8 @@ class EngineConfig:
         for name in (*sizes, "threads", "min_kv_pages", "max_adapter_pages"):
             if not 0 <= getattr(self, name) < inf:
                 raise ValueError(f"engine.{name} must be finite and not negative, not {getattr(self, name)}")
+        if not 0 < self.machine_share <= 1:
+            raise ValueError(f"engine.machine_share must be above 0 and at most 1, not {self.machine_share}")
         if not 0 < self.adapter_half_life_s < inf:
             raise ValueError(f"engine.adapter_half_life_s must be positive, not {self.adapter_half_life_s}")
         if 0 < self.token_budget < self.max_seqs:

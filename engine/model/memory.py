@@ -35,12 +35,12 @@ core, which a server that is starting needs itself."""
 
 def count_pages(config: EngineConfig, page_bytes: int, device: torch.device, reserved: int = 0) -> int:
     """Returns the number of pages of the device's page pool: `num_pages` if configured, else what fits into `memory_gb`
-    GiB if configured, else what fits into a share of the memory that is free now less `reserved` bytes (0.9 of a GPU's,
-    or a quarter of the host's, at most 4 GiB). Call it after the weights are loaded. Raises ValueError if that memory
-    holds fewer than two pages; `num_pages` is not checked."""
+    GiB if configured, else what fits into a share of the memory that is free now less `reserved` bytes (0.9 of a
+    GPU's, or a quarter of the host's, at most 4 GiB, times `machine_share`). Call it after the weights are
+    loaded. Raises ValueError if that memory holds fewer than two pages; `num_pages` is not checked."""
     if config.num_pages:
         return config.num_pages
-    budget = int(config.memory_gb * GIB) or _default_budget(device, reserved)
+    budget = int(config.memory_gb * GIB) or _default_budget(device, reserved, config.machine_share)
     if budget < 2 * page_bytes:
         raise ValueError(f"a page pool of {budget} bytes holds fewer than two pages of {page_bytes}")
     return budget // page_bytes
@@ -49,13 +49,13 @@ def count_pages(config: EngineConfig, page_bytes: int, device: torch.device, res
 def count_host_pages(config: EngineConfig, page_bytes: int) -> int:
     """Returns the number of pages that fit into `swap_gb` GiB, or into a quarter of the free host memory if that is
     less."""
-    return int(min(config.swap_gb * GIB, HOST_SHARE * free_host_bytes())) // page_bytes
+    return int(min(config.swap_gb * GIB, HOST_SHARE * config.machine_share * free_host_bytes())) // page_bytes
 
 
-def _default_budget(device: torch.device, reserved: int) -> int:
+def _default_budget(device: torch.device, reserved: int, machine_share: float) -> int:
     if device.type == "cuda":
         return int(DEVICE_SHARE * (torch.cuda.mem_get_info(device)[0] - reserved))
-    return min(HOST_LIMIT, int(HOST_SHARE * max(0, free_host_bytes() - reserved)))
+    return int(machine_share * min(HOST_LIMIT, HOST_SHARE * max(0, free_host_bytes() - reserved)))
 
 
 def free_host_bytes() -> int:

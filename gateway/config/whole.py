@@ -55,6 +55,7 @@ while adapters are loaded."""
 ELSEWHERE: Mapping[str, Any] = {
     "model": "",
     "state_dir": "",
+    "machine_share": 1.0,
     "interactive": INTERACTIVE_GOALS,
     "batch": BATCH_GOALS,
 }

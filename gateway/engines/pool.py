@@ -65,6 +65,8 @@ class EnginePool:
         self._router = Router()
         self._clock = time.monotonic
         self._serving = asyncio.Event()
+        self._changed = asyncio.Event()
+        """Set, and replaced, when an engine begins or ceases to serve."""
         self._joining = asyncio.Lock()
         """Held while an engine that has connected gets the adapters, so that one is filled after the other."""
         self._adapters = PoolAdapters()
@@ -90,6 +92,11 @@ class EnginePool:
 
     async def wait_ready(self) -> None:
         await self._serving.wait()
+
+    async def wait_serving(self, count: int) -> None:
+        """Wait until so many engines serve, without a time limit."""
+        while sum(engine.serving for engine in self._engines.values()) < count:
+            await self._changed.wait()
 
     async def start(self) -> None:
         """Begin to look for engines that hang, in a background task."""
@@ -265,6 +272,8 @@ class EnginePool:
     def _refresh(self) -> None:
         """Take note that an engine has joined, left, or begun or ended to drain, and move requests off the engines that
         drain if another one serves."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
         for engine in self._engines.values():
             if engine.replica is not None:
                 engine.replica.draining = engine.draining

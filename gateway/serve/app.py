@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 
 from engine.core.types import Lane
 from engine.grammar_check.pool import UNHURRIED_S, GrammarPool
-from engine.rpc.client import EngineClient
+from engine.rpc.target import UNIX, EngineTarget
 from gateway.accounts.record import account_store
 from gateway.accounts.registry import open_accounts
 from gateway.adapters.record import adapter_store
@@ -20,6 +20,7 @@ from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import AdapterSources
 from gateway.batches.setup import open_batches
 from gateway.config.whole import Config
+from gateway.engines.pool import EnginePool
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
@@ -36,11 +37,11 @@ from gateway.serve.addresses import Ports
 from gateway.serve.backends import Backends
 from gateway.serve.banner import Banner
 from gateway.serve.endpoints import EndpointServers, Services, endpoint_servers
+from gateway.serve.engine_group import EngineGroup
 from gateway.serve.launch import Launch, StartError, model_name
 from gateway.serve.reload_target import ReloadTarget, adapter_cache, seed_adapters
 from gateway.serve.sampling import sampling
 from gateway.serve.start_bar import StartBar, StartStage
-from gateway.serve.supervisor import EngineSupervisor
 from gateway.text.tokenizer import Tokenizer
 from gateway.usage.books import RedisUsageBooks
 from gateway.usage.report import UsageAdmin
@@ -55,7 +56,7 @@ class BuiltGateway:
 
     config: Config
     gateway: Gateway
-    engine: EngineClient
+    engine: EnginePool
     limiter: FailoverLimiter
     servers: tuple[EndpointServers, ...]
     """The first serves tenants; the second, if any, administration."""
@@ -68,7 +69,7 @@ class BuiltGateway:
 
 @asynccontextmanager
 async def built_gateway(
-    launch: Launch, backends: Backends, bar: StartBar, supervisor: EngineSupervisor | None = None
+    launch: Launch, backends: Backends, bar: StartBar, group: EngineGroup | None = None
 ) -> AsyncIterator[BuiltGateway]:
     """Connect a gateway to a running store and to an engine that runs or starts, wait until the engine is ready, and
     load the configured tenants and adapters; yields the gateway, and closes it when the block ends.
@@ -76,8 +77,8 @@ async def built_gateway(
     Args:
         backends: addresses of the store and the engine, and the folder of the model.
         bar: shows the progress of the start.
-        supervisor: the engine's supervisor, if this process started the engine. If the engine dies before it is ready,
-            the start fails at once, because a second attempt would fail too.
+        group: the engines' supervisors, if this process started the engines. If one dies before they are ready, the
+            start fails at once, because a second attempt would fail too.
 
     Raises:
         StartError: the engine does not become ready, or an adapter or the chat template cannot be used.
@@ -95,9 +96,9 @@ async def built_gateway(
         accounts = await stack.enter_async_context(opening_accounts)
         sources = AdapterSources(config.adapters, adapter_cache(config, launch.data_dir))
         stack.callback(sources.close)
-        engine, adapters = await _connect(stack, backends.engine, redis, config, sources)
+        engine, adapters = await _connect(stack, backends.engines, redis, config, sources)
         tokenizer = await _load_tokenizer(backends.model_dir, config.model.chat_template)
-        await _wait_for_engine(engine, supervisor)
+        await _wait_for_engines(engine, backends.engines, group)
         await _preload(adapters, config, bar)
         metrics = Metrics({lane: config.lanes.of(lane).goals() for lane in Lane}, backends.metrics, model_name(config))
         operations = Operations(engine, LatencyWindow(metrics.collect), metrics.static, model_name(config))
@@ -128,11 +129,11 @@ async def built_gateway(
 
 
 async def _connect(
-    stack: AsyncExitStack, address: str, redis: Redis, config: Config, sources: AdapterSources
-) -> tuple[EngineClient, AdapterRegistry]:
-    """Start an adapter registry and an engine client, which are closed with `stack`; returns both. On each connection
-    the engine client loads the registry's adapters into the engine before it counts as ready."""
-    engine = EngineClient(address, load_seconds=config.adapters.load_timeout_s)
+    stack: AsyncExitStack, targets: Mapping[str, EngineTarget], redis: Redis, config: Config, sources: AdapterSources
+) -> tuple[EnginePool, AdapterRegistry]:
+    """Start an adapter registry and a pool of the engines `targets` (by name), which are closed with `stack`; returns
+    both. Each engine gets the registry's adapters before it gets requests."""
+    engine = EnginePool(load_seconds=config.adapters.load_timeout_s)
     base = model_name(config)
     adapters = AdapterRegistry(
         engine,
@@ -142,10 +143,12 @@ async def _connect(
         drain_seconds=config.adapters.drain_seconds,
     )
     await adapters.start()
-    engine.on_connect = adapters.restore
+    engine.on_first = adapters.restore
     await engine.start()
     stack.push_async_callback(engine.close)
     stack.push_async_callback(adapters.close)
+    for name, target in targets.items():
+        await engine.add(name, target.address)
     return engine, adapters
 
 
@@ -182,13 +185,14 @@ def _limiter(config: Config, redis: Redis) -> FailoverLimiter:
     return FailoverLimiter(shared, LocalLimiter(limits.replicas, policy=limits.when_redis_is_away))
 
 
-async def _wait_for_engine(engine: EngineClient, supervisor: EngineSupervisor | None) -> None:
-    """Wait until the engine is ready. Raises StartError if it is not ready within ENGINE_START_SECONDS or if, as the
-    supervisor reports, it ended before."""
-    ready = engine.wait_ready()
+async def _wait_for_engines(engine: EnginePool, targets: Mapping[str, EngineTarget], group: EngineGroup | None) -> None:
+    """Wait until all engines on Unix sockets, which were started with this gateway, serve, or one of others. Raises
+    StartError if that takes more than ENGINE_START_SECONDS or if, as its supervisor reports, one ended before."""
+    own = sum(target.address.startswith(UNIX) for target in targets.values())
+    ready = engine.wait_serving(max(1, own))
     try:
         async with asyncio.timeout(ENGINE_START_SECONDS):
-            await (supervisor.unless_it_ends(ready) if supervisor else ready)
+            await (group.unless_it_ends(ready) if group else ready)
     except TimeoutError:
         raise StartError(f"the engine was not ready within {ENGINE_START_SECONDS:g} s") from None
 

@@ -26,13 +26,14 @@ from rich.console import Console
 from gateway.config.whole import Config
 from gateway.serve.addresses import Endpoint, Listening, Ports, endpoints, reserve_port, with_ports
 from gateway.serve.backends import started_backends
+from gateway.serve.engine_group import EngineGroup
 from gateway.serve.launch import Launch, StartError, share_of
 from gateway.serve.orders import ANNOUNCE, FOLLOW, LISTEN, LISTENING, READY, SEED, Orders
 from gateway.serve.process import freeze_memory, reload_requested
 from gateway.serve.reload import Read, reloading
 from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import Stop, tell_stopping
-from gateway.serve.supervisor import NOT_STARTED, Backoff, EngineSupervisor
+from gateway.serve.supervisor import NOT_STARTED, Backoff
 
 log = structlog.get_logger("fleet")
 
@@ -195,10 +196,10 @@ class GatewayProcess:
 
 @dataclass(frozen=True, slots=True)
 class Fleet(Listening):
-    """A running fleet: its gateway processes, and the supervisor of their engine."""
+    """A running fleet: its gateway processes, and their engines."""
 
     members: Sequence[GatewayProcess]
-    supervisor: EngineSupervisor
+    engines: EngineGroup
 
     async def apply(self, config: Config) -> Mapping[str, str]:
         """Apply a configuration that was read again to all gateways, and the lanes' goals to the next engine process.
@@ -207,7 +208,7 @@ class Fleet(Listening):
         All gateways get the new settings before one of them writes the adapters and tenants to the registries, where
         the others find them: by then each gateway is allowed to serve these.
         """
-        self.supervisor.promise(config.lanes.interactive.goals(), config.lanes.batch.goals())
+        self.engines.promise(config.lanes.interactive.goals(), config.lanes.batch.goals())
         config = share_of(with_ports(config, self.ports), len(self.members))
         before, after = self.members[0].preload, config.adapters.preload
         for member in self.members:
@@ -266,11 +267,11 @@ async def running_fleet(launch: Launch, stop: Stop | None = None, bar: StartBar 
         ports = tuple(_reserved(stack, endpoint) for endpoint in endpoints(launch.config))
         metrics = stack.enter_context(tempfile.TemporaryDirectory(prefix="loralane-metrics-"))
         config = share_of(with_ports(launch.config, ports), launch.config.gateways)
-        async with started_backends(launch, stop, bar or StartBar.hidden()) as (backends, supervisor):
+        async with started_backends(launch, stop, bar or StartBar.hidden()) as (backends, group):
             own, backends = replace(launch, config=config), replace(backends, metrics=Path(metrics))
             members = [GatewayProcess(Orders(number, own, backends), stop) for number in range(config.gateways)]
-            async with _members_running(members, supervisor):
-                yield Fleet(members, supervisor, ports=ports)
+            async with _members_running(members, group):
+                yield Fleet(members, group, ports=ports)
 
 
 def _reserved(stack: ExitStack, endpoint: Endpoint) -> Ports:
@@ -279,14 +280,14 @@ def _reserved(stack: ExitStack, endpoint: Endpoint) -> Ports:
 
 
 @asynccontextmanager
-async def _members_running(members: Sequence[GatewayProcess], supervisor: EngineSupervisor) -> AsyncIterator[None]:
+async def _members_running(members: Sequence[GatewayProcess], engines: EngineGroup) -> AsyncIterator[None]:
     """Run the members until the block ends. The block begins when all of them serve. Raises StartError if a member or
     the engine ends before.
 
     The first gateway is ready before the others get their orders: by then it has written the configured adapters and
     tenants to the registries. The others import their modules meanwhile, which is most of their start.
     """
-    tasks = [asyncio.create_task(_fail_with_engine(supervisor))]
+    tasks = [asyncio.create_task(_fail_with_engine(engines))]
     tasks += [asyncio.create_task(member.run(), name="gateway") for member in members]
     try:
         for group in (members[:1], members[1:]):
@@ -303,8 +304,8 @@ async def _members_running(members: Sequence[GatewayProcess], supervisor: Engine
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _fail_with_engine(supervisor: EngineSupervisor) -> None:
-    await supervisor.wait_first_exit()
+async def _fail_with_engine(engines: EngineGroup) -> None:
+    await engines.wait_first_exit()
     raise StartError(NOT_STARTED)
 
 

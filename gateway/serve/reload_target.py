@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.core.types import Lane
-from engine.rpc.client import EngineClient
 from engine.rpc.stream import EngineUnavailable
 from gateway.accounts.registry import AccountRegistry
 from gateway.adapters.mirror import CONCURRENT_LOADS
@@ -18,6 +17,7 @@ from gateway.adapters.sources import AdapterSources
 from gateway.config.sections import LanesConfig
 from gateway.config.whole import Config
 from gateway.core.errors import ApiError
+from gateway.engines.pool import EnginePool
 from gateway.limiter.failover import FailoverLimiter
 from gateway.observe.metrics import Metrics
 from gateway.requests.service import Gateway
@@ -32,7 +32,7 @@ class ReloadTarget:
     accounts: AccountRegistry
     adapters: AdapterRegistry
     sources: AdapterSources
-    engine: EngineClient
+    engine: EnginePool
     limiter: FailoverLimiter
     gateway: Gateway
     metrics: Metrics

@@ -17,15 +17,15 @@ from rich.console import Console
 from gateway.config.whole import Config
 from gateway.serve.addresses import Listening
 from gateway.serve.backends import started_backends
+from gateway.serve.engine_group import EngineGroup
 from gateway.serve.launch import Launch
 from gateway.serve.process import freeze_memory, reload_requested
 from gateway.serve.reload import Read, reloading
 from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import Stop, tell_stopping
-from gateway.serve.supervisor import EngineSupervisor
 
 if TYPE_CHECKING:
-    from engine.rpc.client import EngineClient
+    from gateway.engines.pool import EnginePool
     from gateway.limiter.failover import FailoverLimiter
     from gateway.requests.service import Gateway
     from gateway.serve.banner import Banner
@@ -37,14 +37,14 @@ class Running(Listening):
     """A gateway that serves requests in this process, with its own engine. `running` yields it."""
 
     gateway: Gateway
-    engine: EngineClient
-    supervisor: EngineSupervisor
+    engine: EnginePool
+    engines: EngineGroup
     limiter: FailoverLimiter
     banner: Banner
     reload_target: ReloadTarget
 
     async def apply(self, config: Config) -> Mapping[str, str]:
-        self.supervisor.promise(config.lanes.interactive.goals(), config.lanes.batch.goals())
+        self.engines.promise(config.lanes.interactive.goals(), config.lanes.batch.goals())
         return await self.reload_target.apply(config)
 
 
@@ -91,16 +91,16 @@ async def running(launch: Launch, stop: Stop | None = None, bar: StartBar | None
         ConfigError: the configuration needs a package that is not installed, or names an unusable certificate.
     """
     stop, bar = stop or Stop(), bar or StartBar.hidden()
-    async with started_backends(launch, stop, bar, _import_gateway) as (backends, supervisor):
+    async with started_backends(launch, stop, bar, _import_gateway) as (backends, group):
         from gateway.serve.app import built_gateway
         from gateway.serve.endpoints import listening
 
         async with (
-            built_gateway(launch, backends, bar, supervisor) as app,
+            built_gateway(launch, backends, bar, group) as app,
             listening(app.servers, stop, shared=False) as ports,
         ):
             yield Running(
-                app.gateway, app.engine, supervisor, app.limiter, app.banner(ports), app.reload_target, ports=ports
+                app.gateway, app.engine, group, app.limiter, app.banner(ports), app.reload_target, ports=ports
             )
 
 

@@ -8,7 +8,7 @@ from enum import Enum, auto
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from gateway.serve.supervisor import EngineSupervisor
+from gateway.serve.engine_group import EngineGroup
 
 LOOK_SECONDS = 0.2
 """Seconds between two polls of the engine's progress."""
@@ -77,13 +77,13 @@ class StartBar:
         if self._is_shown and not self._is_closed:
             self._bar.start()
 
-    async def follow(self, supervisor: EngineSupervisor) -> None:
-        """Poll the engine's progress every LOOK_SECONDS and show it, until the bar is closed. Returns at once if the
+    async def follow(self, engines: EngineGroup) -> None:
+        """Poll the engines' progress every LOOK_SECONDS and show it, until the bar is closed. Returns at once if the
         bar is not shown."""
         self.report(StartStage.STARTING, "starting the engine")
         while self._is_shown and not self._is_closed:
             await asyncio.sleep(LOOK_SECONDS)
-            if (loading := supervisor.loading) is not None:
+            if (loading := engines.loading) is not None:
                 stage = ENGINE_STAGES.get(loading.what, StartStage.STARTING)
                 what = f"{loading.what}: {loading.done} of {loading.total}"
                 self.report(stage, what, loading.done / max(loading.total, 1))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import structlog
@@ -78,13 +79,21 @@ class EngineSupervisor:
         config: the engine's configuration. Without a model, the engine waits until `name_model` names one.
         socket: path of the socket. The engine's pulse and progress files are made in the same folder.
         program: the module to run, which must accept the engine's arguments, followed by extra arguments for it.
+        env: environment variables of the engine in addition to the gateway's.
     """
 
-    def __init__(self, config: EngineConfig, socket: Path, program: Sequence[str] = ("engine.server",)) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        socket: Path,
+        program: Sequence[str] = ("engine.server",),
+        env: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.address = f"unix:{socket}"
         self._config = config
         self._socket = socket
         self._program = program
+        self._env = env
         self._pulse = socket.with_name("pulse")
         self._loading = socket.with_name("loading")
         self._previous = ""
@@ -164,7 +173,7 @@ class EngineSupervisor:
             *("--address", self.address, "--until-stdin-closes"),
             *("--loading", str(self._loading), "--pulse", str(self._pulse), "--previous", self._previous),
             stdin=asyncio.subprocess.PIPE,
-            env=_environment(os.environ),
+            env=_environment({**os.environ, **self._env}),
             start_new_session=True,
         )
 

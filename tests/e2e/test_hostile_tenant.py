@@ -48,7 +48,7 @@ async def streams(client, model, ends, done):
 
 async def test_no_attack_of_a_tenant_reaches_its_neighbour(server, client_of, models):
     url, key, ends = f"http://127.0.0.1:{server.http_port}", "sk-demo-acme", asyncio.Event()
-    engine, before, done = server.supervisor.pid, memory(), []
+    engine, before, done = server.engines.supervisors["engine-0"].pid, memory(), []
     headers, limits = {"authorization": f"Bearer {key}"}, httpx.Limits(max_connections=None)
     answered, most = {}, before
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_SECONDS, limits=limits) as http:
@@ -77,7 +77,7 @@ async def test_no_attack_of_a_tenant_reaches_its_neighbour(server, client_of, mo
     assert {"200"} <= {status[:3] for status in answered["many grammars at once"]} <= {"200", "429"}
     assert answered["a grammar that grows"] == {"200 guided_regex [DONE]": 1}
     assert answered["a flood with n = 4"].keys() == {"200", "503 lane_queue_full"}
-    assert server.supervisor.pid == engine
+    assert server.engines.supervisors["engine-0"].pid == engine
     assert most - before < MOST_GROWTH_BYTES
     await settled(server)
 

@@ -50,10 +50,13 @@ async def _serve(folder: Path) -> None:
     async with running(Launch(fuzzed_config(), model, folder)) as app:
         addresses = {"http": f"http://127.0.0.1:{app.http_port}", "grpc": f"127.0.0.1:{app.grpc_port}"}
         print(json.dumps(addresses), flush=True)
-        engine = app.supervisor.pid
+        engine = app.engines.supervisors["engine-0"].pid
         await asyncio.to_thread(sys.stdin.read)
         left = await _left(app)
-        print(json.dumps({"left": left if app.supervisor.pid == engine else "an engine that died"}), flush=True)
+        print(
+            json.dumps({"left": left if app.engines.supervisors["engine-0"].pid == engine else "an engine that died"}),
+            flush=True,
+        )
 
 
 async def _left(app: Running) -> int:

@@ -97,9 +97,10 @@ def ids_of(text: str) -> tuple[int, ...]:
 
 
 class FakeStream:
-    """An `EventStream`, of a request that is under way before it is read."""
+    """A `PlacedStream`, of a request that is under way before it is read."""
 
     def __init__(self, events: AsyncGenerator[list[TokenEvent], None], ended: Callable[[], object]) -> None:
+        self.life, self.engine, self.reason = "first", "engine-0", "home"
         self._events = events
         self._ended = ended
 
@@ -161,7 +162,14 @@ class FakeEngine:
         while not self.ready:
             await asyncio.sleep(0.002)
 
-    def generate(self, request: Request) -> FakeStream:
+    def fate(self, life: str) -> pb.PreviousLife | None:
+        return pb.PreviousLife(life=life) if self.ready else None
+
+    async def learn_fate(self, life: str) -> pb.PreviousLife:
+        await self.wait_ready()
+        return pb.PreviousLife(life=life)
+
+    def generate(self, request: Request, session: str = "") -> FakeStream:
         self.requests.append(request)
         return FakeStream(self._arriving(request), lambda: self.ends.setdefault(request.id, "aborted"))
 

@@ -56,7 +56,7 @@ class Reader:
 
     def __init__(self, client, request, wait_seconds=120.0):
         self.request, self.moves, self.events = request, [], []
-        self.stream = ResumingStream(client, request, wait_seconds, self.moves.append)
+        self.stream = ResumingStream(client, request, wait_seconds, self.moves.append, lambda stream: None)
         self.task = asyncio.create_task(self.read())
 
     async def read(self):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.rpc.target import EngineTarget
 from gateway.config.whole import Config
 from gateway.serve.backends import Backends
 from gateway.serve.fleet import GatewayProcess
@@ -17,7 +18,8 @@ from gateway.serve.stopping import Stop
 def member(monkeypatch):
     monkeypatch.setattr("gateway.serve.supervisor.FIRST_BACKOFF_SECONDS", 0.001)
     launch = Launch(Config(), Path("model"), Path("data"))
-    return GatewayProcess(Orders(0, launch, Backends("unix:///redis", "unix:/engine", Path("model"))), Stop())
+    backends = Backends("unix:///redis", {"engine-0": EngineTarget("unix:/engine")}, Path("model"))
+    return GatewayProcess(Orders(0, launch, backends), Stop())
 
 
 def refuse(*_, **options):

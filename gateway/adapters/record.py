@@ -85,8 +85,8 @@ def check_drain(seconds: float | None) -> None:
         raise invalid_request(f"drain_seconds must be from 0 to {MAX_DRAIN_SECONDS:g}", "drain_seconds")
 
 
-def name_conflict(message: str) -> ApiError:
-    return ApiError(Fault.ADAPTER_CONFLICT, message, "lora_name")
+def name_conflict(message: str, param: str = "lora_name") -> ApiError:
+    return ApiError(Fault.ADAPTER_CONFLICT, message, param)
 
 
 ADAPTERS = RecordKind("adapter", encode_record, decode_record, name_conflict)
@@ -105,14 +105,12 @@ MAX_ALIASES = 64
 """Maximum number of aliases of one adapter."""
 
 
-def check_name(name: str, reserved: Collection[str], param: str) -> None:
-    """Raise ApiError (INVALID_REQUEST) if the name of an adapter or alias is malformed or among the `reserved` names,
-    those of the base model. `param` is the request field that the error names."""
+def check_name(name: str, param: str) -> None:
+    """Raise ApiError (INVALID_REQUEST) if the name of an adapter or alias is malformed. `param` is the request field
+    that the error names."""
     if not NAME.fullmatch(name):
         rule = "1 to 128 letters, digits, '_', '.', '-' or '/', beginning with a letter or digit"
         raise invalid_request(f"{param} must be {rule}", param)
-    if name in reserved:
-        raise invalid_request(f"{name!r} is the name of the base model", param)
 
 
 def tenant_list(tenants: Collection[str]) -> tuple[str, ...]:

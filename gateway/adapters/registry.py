@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from types import MappingProxyType
@@ -35,6 +35,7 @@ from gateway.adapters.record import (
 from gateway.adapters.status import AdapterStatus, statuses_of
 from gateway.adapters.versions import AdapterVersions
 from gateway.core.errors import ApiError, Fault, invalid_request, model_not_found, unavailable
+from gateway.core.routing import Catalog
 from gateway.registry.log import RegistryLog
 from gateway.registry.store import RecordStore, StoreAway
 
@@ -51,7 +52,7 @@ class AdapterRegistry:
         store: RecordStore[AdapterRecord],
         sources: AdapterFetcher,
         *,
-        reserved: Collection[str] = (),
+        base_names: tuple[str, ...],
         drain_seconds: float = 30.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -60,14 +61,16 @@ class AdapterRegistry:
             engine: the engine of this gateway.
             store: where the registry is stored.
             sources: finds the files of adapters.
-            reserved: names that an adapter cannot have, those of the base model.
+            base_names: names of the base model that the adapters belong to, the canonical one first.
             drain_seconds: how long requests may continue with a version that is replaced or unloaded.
             clock: returns the Unix time in seconds.
         """
         self._engine = engine
         self._store = store
         self._sources = sources
-        self._reserved = frozenset(reserved)
+        self.base_model = base_names[0]
+        self._base_names = base_names
+        self._others: tuple[AdapterRegistry, ...] = ()
         self._clock = clock
         self._versions = AdapterVersions(engine)
         self._mirror = AdapterMirror(self._versions, sources, drain_seconds)
@@ -91,6 +94,11 @@ class AdapterRegistry:
         return MappingProxyType(self._mirror.tenants)
 
     @property
+    def catalog(self) -> Catalog:
+        """The names of the base model and of its adapters, which follow the registry."""
+        return Catalog(self._base_names, self.records.keys(), self.aliases, self.tenants)
+
+    @property
     def names(self) -> Mapping[AdapterHash, list[str]]:
         """Names of each version in use; names under which only running requests use the version come last."""
         return self._mirror.names()
@@ -99,6 +107,15 @@ class AdapterRegistry:
     def next_change(self) -> asyncio.Event:
         """Event that is set at the next change of the registry. Each change replaces it, so fetch it anew."""
         return self._log.next_change
+
+    def share_names(self, others: Sequence[AdapterRegistry]) -> None:
+        """Refuse, from now on, new names that the base models or adapters of other registries have. `others` are the
+        registries of this gateway's other base models."""
+        self._others = tuple(others)
+
+    def has(self, name: str) -> bool:
+        """Return whether the registry has an adapter of this name (no alias), or one whose requests still drain."""
+        return name in self.records or name in self._draining
 
     def drain_for(self, seconds: float) -> None:
         """Set how long requests may continue with a version that is replaced or unloaded, in seconds."""
@@ -148,7 +165,7 @@ class AdapterRegistry:
                 is taken and `replace` is off; ADAPTER_CONFLICT, another change of this name is under way or was faster;
                 REGISTRY_UNAVAILABLE; ENGINE_UNAVAILABLE.
         """
-        check_name(name, self._reserved, "lora_name")
+        self._check_name(name, "lora_name")
         allowed = tenant_list(tenants)
         with self._change(name):
             previous = self.records.get(name)
@@ -200,7 +217,10 @@ class AdapterRegistry:
         Raises ApiError: INVALID_REQUEST for an invalid alias or too many; ADAPTER_CONFLICT if it is taken or another
         change is under way; MODEL_NOT_FOUND for an unknown adapter or alias to remove; REGISTRY_UNAVAILABLE.
         """
-        check_name(alias, self._reserved, "alias")
+        if remove:
+            check_name(alias, "alias")
+        else:
+            self._check_name(alias, "alias")
         change = without_alias if remove else with_alias
         return await self._amend(name, lambda record: replace(record, aliases=change(record.aliases, alias)))
 
@@ -215,7 +235,7 @@ class AdapterRegistry:
         changes stand. If Redis is away, the adapter is served here and written to the registry later. Raises ApiError
         as `load` does, except ADAPTER_EXISTS and REGISTRY_UNAVAILABLE, and INVALID_REQUEST if the registry has the
         adapter from this source but this gateway's engine does not."""
-        check_name(name, self._reserved, "lora_name")
+        self._check_name(name, "lora_name")
         try:
             if await self._store.seed(name) != source:
                 await self._load(name, source, self.records.get(name), seed=source)
@@ -243,7 +263,7 @@ class AdapterRegistry:
         except EngineUnavailable:
             adapters = ()
         served = {name: hold.adapter_hash for name, hold in self._mirror.served.items()}
-        return statuses_of(self._mirror.records, served, self._mirror.errors, adapters)
+        return statuses_of(self.base_model, self._mirror.records, served, self._mirror.errors, adapters)
 
     async def status(self, name: str) -> AdapterStatus:
         """Return the status of the adapter `name` (no alias). Raises ApiError: MODEL_NOT_FOUND."""
@@ -308,6 +328,17 @@ class AdapterRegistry:
         finally:
             if self._draining.get(name) is draining:
                 del self._draining[name]
+
+    def _check_name(self, name: str, param: str) -> None:
+        """Raise ApiError if a new adapter or alias cannot have a name: INVALID_REQUEST, it is malformed or a base
+        model's; ADAPTER_CONFLICT, an adapter of another base model has it."""
+        check_name(name, param)
+        for registry in (self, *self._others):
+            if name in registry.catalog.bases:
+                raise invalid_request(f"{name!r} is the name of a base model", param)
+            if registry is not self and registry.catalog.knows(name):
+                message = f"{name!r} is the name of an adapter of the base model {registry.base_model!r}"
+                raise name_conflict(message, param)
 
     def _known(self, name: str) -> AdapterRecord:
         if name not in self.records:

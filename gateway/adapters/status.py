@@ -24,6 +24,8 @@ class AdapterStatus(msgspec.Struct, frozen=True):
     """
 
     name: str
+    base_model: str
+    """Name of the base model that the adapter belongs to."""
     aliases: tuple[str, ...]
     tier: str
     """Tier of the served version: disk, fetching, host or resident."""
@@ -60,23 +62,28 @@ class AdapterStatus(msgspec.Struct, frozen=True):
 
 
 def statuses_of(
+    base_model: str,
     records: Mapping[str, AdapterRecord],
     served: Mapping[str, AdapterHash],
     errors: Mapping[str, str],
     adapters: Iterable[pb.AdapterStats],
 ) -> list[AdapterStatus]:
-    """Return the status of all names in `records`, sorted by name. `served` has the served version by name, `errors`
-    the reason why a version is not served by name, and `adapters` the engine's statistics of its versions."""
+    """Return the status of all names in `records`, the adapters of `base_model`, sorted by name. `served` has the served
+    version by name, `errors` the reason why a version is not served by name, and `adapters` the engine's statistics of
+    its versions."""
     stats = {adapter.adapter: adapter for adapter in adapters}
     return [
-        _status(record, served.get(name, ""), errors.get(name, ""), stats.get(served.get(name, ""), NOTHING))
+        _status(base_model, record, served.get(name, ""), errors.get(name, ""), stats.get(served.get(name, ""), NOTHING))
         for name, record in sorted(records.items())
     ]
 
 
-def _status(record: AdapterRecord, served: AdapterHash, error: str, engine: pb.AdapterStats) -> AdapterStatus:
+def _status(
+    base_model: str, record: AdapterRecord, served: AdapterHash, error: str, engine: pb.AdapterStats
+) -> AdapterStatus:
     return AdapterStatus(
         name=record.name,
+        base_model=base_model,
         aliases=record.aliases,
         tier=engine.state,
         version=record.version,

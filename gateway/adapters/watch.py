@@ -6,8 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Hashable, Mapping
 from dataclasses import dataclass
 
-from gateway.adapters.registry import AdapterRegistry
+from gateway.adapters.admin import AdapterAdmin
 from gateway.adapters.status import AdapterStatus
+
+
+Statuses = Mapping[tuple[str, str], AdapterStatus]
+"""Statuses by the names of the adapter and its base model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,20 +24,20 @@ class AdapterChanges:
 
 
 async def watch(
-    registry: AdapterRegistry, interval_seconds: float, stopping: asyncio.Event
+    adapters: AdapterAdmin, interval_seconds: float, stopping: asyncio.Event
 ) -> AsyncGenerator[AdapterChanges, None]:
     """Yield all adapters at first, even if there are none, then changes of record, tier, served version or error, until
-    `stopping` is set. The engine is polled every `interval_seconds`, and at once when the registry has changed."""
-    before: dict[str, AdapterStatus] = {}
+    `stopping` is set. The engine is polled every `interval_seconds`, and at once when a registry has changed."""
+    before: Statuses = {}
     first = True
     while not stopping.is_set():
-        change = registry.next_change  # fetched before the statuses, so that no change is missed
-        now = {status.name: status for status in await registry.statuses()}
+        changes = adapters.next_changes  # fetched before the statuses, so that no change is missed
+        now = {(status.name, status.base_model): status for status in await adapters.statuses()}
         difference = _difference(before, now)
         if first or difference.adapters or difference.removed:
             yield difference
         first, before = False, now
-        await _any_of(change, stopping, within=interval_seconds)
+        await _any_of(*changes, stopping, within=interval_seconds)
 
 
 async def _any_of(*events: asyncio.Event, within: float) -> None:
@@ -45,9 +49,10 @@ async def _any_of(*events: asyncio.Event, within: float) -> None:
             task.cancel()
 
 
-def _difference(before: Mapping[str, AdapterStatus], now: Mapping[str, AdapterStatus]) -> AdapterChanges:
-    changed = [status for name, status in now.items() if name not in before or _news(before[name]) != _news(status)]
-    return AdapterChanges(tuple(changed), tuple(sorted(before.keys() - now.keys())))
+def _difference(before: Statuses, now: Statuses) -> AdapterChanges:
+    changed = [status for key, status in now.items() if key not in before or _news(before[key]) != _news(status)]
+    gone = {name for name, _ in before} - {name for name, _ in now}
+    return AdapterChanges(tuple(changed), tuple(sorted(gone)))
 
 
 def _news(status: AdapterStatus) -> Hashable:

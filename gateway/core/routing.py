@@ -1,9 +1,16 @@
-"""Resolves the model names in a request to an adapter or the base model. An unknown name is an error: it never falls
-back to the base model."""
+"""Resolves the model names in a request to a base model and perhaps one of its adapters. An unknown name is an error: it
+never falls back to a base model.
+
+A gateway may serve several base models. The name of a base model always means that model. An adapter's name or alias
+means the adapter of the first model, in the order of the configuration, that has it: where two gateways have given one
+name to adapters of two models at the same time, every gateway serves the same one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 from msgspec import Struct, field
 
@@ -22,11 +29,11 @@ class ModelQuery(Struct, frozen=True):
 
 
 class Catalog(Struct, frozen=True):
-    """Snapshot of the model names that are valid when a request is resolved."""
+    """Snapshot of the names of one base model and its adapters that are valid when a request is resolved."""
 
     bases: tuple[str, ...]
     """Names of the base model, the canonical one first."""
-    adapters: Collection[str]
+    adapters: AbstractSet[str]
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Adapter names by alias."""
     tenants: Mapping[str, Collection[str]] = field(default_factory=dict)
@@ -42,42 +49,76 @@ class Catalog(Struct, frozen=True):
         name = self.aliases.get(name, name)
         return name if name in self.adapters else None
 
+    def knows(self, name: str) -> bool:
+        """Return whether the base model or one of its adapters has this name or alias."""
+        return name in self.bases or self.adapter(name) is not None
 
-def resolve(query: ModelQuery, catalog: Catalog, tenant: Tenant) -> str | None:
-    """Return the name of the adapter that serves a request. None means the base model: no field names an adapter.
+
+class Target(NamedTuple):
+    """What serves a request: the base model, by its position in the configuration, and the adapter (None: none)."""
+
+    model: int
+    adapter: str | None
+
+
+def resolve(query: ModelQuery, catalogs: Sequence[Catalog], tenant: Tenant) -> Target:
+    """Return what serves a request. `catalogs` has one catalog for each base model, in the order of the configuration.
 
     Raises:
         ApiError: MODEL_NOT_FOUND, a name is unknown or not permitted to this tenant; INVALID_REQUEST, two fields name
-            different adapters.
+            different adapters, or an adapter and a base model that it does not belong to.
     """
-    adapter = _from_model(query.model, catalog, tenant)
+    target = _from_model(query.model, catalogs, tenant)
     for param in ("adapter_id", "lora_path"):
         name = getattr(query, param)
         if not name:
             continue
-        named = _permitted(name, name, catalog, tenant)
-        if adapter not in (None, named):
-            message = f"{param} names the adapter {name!r}, but the request already names {adapter!r}"
+        named = _permitted(name, name, catalogs, tenant)
+        if target.adapter not in (None, named.adapter):
+            message = f"{param} names the adapter {name!r}, but the request already names {target.adapter!r}"
             raise invalid_request(message, param)
-        adapter = named
-    return adapter
+        if target.model != named.model:
+            own, asked = catalogs[named.model].bases[0], catalogs[target.model].bases[0]
+            message = f"{param} names the adapter {name!r} of the base model {own!r}, but the request names {asked!r}"
+            raise invalid_request(message, param)
+        target = named
+    return target
 
 
-def _from_model(model: str, catalog: Catalog, tenant: Tenant) -> str | None:
-    if catalog.adapter(model) is not None:
-        return _permitted(model, model, catalog, tenant)
-    base, colon, suffix = model.rpartition(":")
-    if colon and base in catalog.bases:
-        return _permitted(suffix, model, catalog, tenant)
-    if model in catalog.bases:
+def find_adapter(name: str, catalogs: Sequence[Catalog]) -> Target | None:
+    """Return the adapter that requests get under a name or alias: that of the first catalog that has the name. None
+    means that there is no such adapter, that the name is a base model's, or that it is an alias of an adapter which is
+    not served, because an earlier catalog has that adapter's own name."""
+    if _base(name, catalogs) is not None:
         return None
+    for position, catalog in enumerate(catalogs):
+        if (adapter := catalog.adapter(name)) is not None:
+            is_hidden = any(earlier.knows(adapter) for earlier in catalogs[:position])
+            return None if is_hidden else Target(position, adapter)
+    return None
+
+
+def _base(name: str, catalogs: Sequence[Catalog]) -> int | None:
+    return next((position for position, catalog in enumerate(catalogs) if name in catalog.bases), None)
+
+
+def _from_model(model: str, catalogs: Sequence[Catalog], tenant: Tenant) -> Target:
+    if (position := _base(model, catalogs)) is not None:
+        return Target(position, None)
+    if find_adapter(model, catalogs) is not None:
+        return _permitted(model, model, catalogs, tenant)
+    base, colon, suffix = model.rpartition(":")
+    if colon and (position := _base(base, catalogs)) is not None:
+        target = _permitted(suffix, model, catalogs, tenant)
+        if target.model == position:
+            return target
     raise model_not_found(model)
 
 
-def _permitted(name: str, asked: str, catalog: Catalog, tenant: Tenant) -> str:
-    """Return the name of the adapter with this name or alias, if the tenant may use it. Raises ApiError:
-    MODEL_NOT_FOUND, whose message quotes `asked`, the name as the request spelled it."""
-    adapter = catalog.adapter(name)
-    if adapter is None or not catalog.permits(tenant, adapter):
+def _permitted(name: str, asked: str, catalogs: Sequence[Catalog], tenant: Tenant) -> Target:
+    """Return the adapter with this name or alias, if the tenant may use it. Raises ApiError: MODEL_NOT_FOUND, whose
+    message quotes `asked`, the name as the request spelled it."""
+    target = find_adapter(name, catalogs)
+    if target is None or not catalogs[target.model].permits(tenant, target.adapter or ""):
         raise model_not_found(asked)
-    return adapter
+    return target

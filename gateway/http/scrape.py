@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Callable, Collection
 from typing import Literal
@@ -13,6 +14,8 @@ from engine.rpc.stream import EngineUnavailable
 from gateway.core.tenants import Principal, hash_key
 from gateway.http.edge import bearer_token
 from gateway.observe.metrics import CONTENT_TYPE, Metrics
+from gateway.observe.engine_metrics import EngineSnapshot
+from gateway.requests.served_model import ServedModel
 from gateway.requests.service import Gateway
 
 MetricsAccess = bool | Literal["no_tenants"]
@@ -32,7 +35,7 @@ class ScrapeApi:
         """Create the handler.
 
         Args:
-            gateway: the source of the engine's statistics, adapter names and limiter modes.
+            gateway: the source of the engines' statistics, adapter names and limiter modes.
             metrics: renders the metrics.
             authenticate: returns the caller of a request.
             keys: SHA-256 of the keys that may read all metrics, besides administrators' keys.
@@ -46,17 +49,13 @@ class ScrapeApi:
         self._openness = openness
 
     async def metrics(self, request: Request) -> Response:
-        """Return the metrics as Prometheus text, without tenants' metrics if the caller may not read those. If the
+        """Return the metrics as Prometheus text, without tenants' metrics if the caller may not read those. If an
         engine is not available, its state is missing. Raises ApiError: INVALID_API_KEY, the key is missing or not
         valid; FORBIDDEN, it is a tenant's."""
         tenants = self._may_read_tenants(request)
-        engine = self._gateway.engine
-        try:
-            stats = await engine.stats() if engine.ready else None
-        except EngineUnavailable:
-            stats = None
-        names, modes = self._gateway.adapters.names, self._gateway.limiter.modes
-        return Response(self._metrics.render(stats, names, modes, tenants=tenants), media_type=CONTENT_TYPE)
+        engines = await asyncio.gather(*map(_snapshot, self._gateway.models))
+        text = self._metrics.render(engines, self._gateway.limiter.modes, tenants=tenants)
+        return Response(text, media_type=CONTENT_TYPE)
 
     def _may_read_tenants(self, request: Request) -> bool:
         """Return whether the caller may read tenants' metrics. Raises ApiError if it may read no metrics at all, as
@@ -70,3 +69,12 @@ class ScrapeApi:
         if not any(hmac.compare_digest(shown, known) for known in self._keys):
             self._authenticate(request).as_admin()
         return True
+
+
+async def _snapshot(model: ServedModel) -> EngineSnapshot:
+    """Return the state of a model's engine, without statistics if the engine is not available."""
+    try:
+        stats = await model.engine.stats() if model.engine.ready else None
+    except EngineUnavailable:
+        stats = None
+    return EngineSnapshot(model.name, stats, model.adapters.names)

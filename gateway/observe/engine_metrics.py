@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -20,8 +21,10 @@ from gateway.observe.vllm_requests import ENGINE, LABELS
 MAX_TENANTS = 20
 """Maximum number of tenants with a label of their own: those with the most device seconds. The others share `other`."""
 
+MODEL = "model_name"
+"""Label with the name of the base model, as in vLLM's metrics, of all metrics of an engine and of lanes."""
 GOAL = ("lane", "goal")
-"""Labels of metrics of a lane's goals. Values of `goal` are `ttft` and `itl`."""
+"""Further labels of metrics of a lane's goals. Values of `goal` are `ttft` and `itl`."""
 MODES = ("redis", "degraded", "closed", "open")
 
 PAGES = {
@@ -83,40 +86,58 @@ TENANT_GAUGES = {
 }
 
 
-class EngineMetrics(Collector):
-    """Prometheus collector of one snapshot of an engine's state, made for one scrape."""
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """State of the engine of one base model at the moment of a scrape."""
 
-    def __init__(
-        self,
-        stats: pb.EngineStats | None,
-        names: Mapping[str, Sequence[str]],
-        limiter_modes: Collection[str],
-        model: str,
-    ) -> None:
-        """`stats` is None if there is no engine now; then only that and the modes are reported. `names` maps an adapter
-        hash to all its names, `limiter_modes` are the limits' modes in force, `model` is the base model's name."""
-        self._model = model
-        self._stats = stats
-        self._names = names
+    model: str
+    """Name of the base model."""
+    stats: pb.EngineStats | None
+    """None means that there is no engine now; then only that is reported."""
+    names: Mapping[str, Sequence[str]]
+    """All names of an adapter, by its hash."""
+
+    def families(self) -> Iterator[Metric]:
+        """Yield the metrics, whose samples have the label MODEL only if they are metrics of vLLM's."""
+        yield _gauge("loralane_engine_up", "1 while the engine answers.", float(self.stats is not None))
+        if self.stats is not None:
+            yield from _lane_metrics(self.stats)
+            yield from _tenant_metrics(self.stats.tenants)
+            yield from _plain_metrics(self.stats)
+            yield _preemptions(self.stats)
+            yield from _adapter_metrics(self.stats)
+            yield from adapter_gauges(self.stats, self.names)
+            yield from _vllm_metrics(self.stats, self.model)
+            yield _sleep_state(self.model)
+            yield _iteration_tokens(self.stats, self.model)
+            yield from lora_metrics(self.stats, self.names, self.model)
+
+
+class EngineMetrics(Collector):
+    """Prometheus collector of the engines' state and of the limiter's, made for one scrape."""
+
+    def __init__(self, engines: Sequence[EngineSnapshot], limiter_modes: Collection[str]) -> None:
+        """`engines` has one snapshot for each base model; `limiter_modes` are the limits' modes in force."""
+        self._engines = engines
         self._limiter_modes = limiter_modes
 
     def collect(self) -> Iterable[Metric]:
-        yield _gauge("loralane_engine_up", "1 while the engine answers.", float(self._stats is not None))
         mode = GaugeMetricFamily("loralane_limiter_mode", "1 for the modes of limits in force.", labels=["mode"])
         for name in MODES:
             mode.add_metric([name], float(name in self._limiter_modes))
         yield mode
-        if self._stats is not None:
-            yield from _lane_metrics(self._stats)
-            yield from _tenant_metrics(self._stats.tenants)
-            yield from _plain_metrics(self._stats)
-            yield _preemptions(self._stats)
-            yield from _adapter_metrics(self._stats)
-            yield from adapter_gauges(self._stats, self._names)
-            yield from _vllm_metrics(self._stats, self._model)
-            yield _sleep_state(self._model)
-            yield _iteration_tokens(self._stats, self._model)
-            yield from lora_metrics(self._stats, self._names, self._model)
+        yield from by_model({engine.model: engine.families() for engine in self._engines})
+
+
+def by_model(families: Mapping[str, Iterable[Metric]]) -> Iterator[Metric]:
+    """Combine the metric families of each base model: those of one name become one, whose samples have the label
+    MODEL."""
+    combined: dict[str, Metric] = {}
+    for model, own in families.items():
+        for family in own:
+            into = combined.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            into.samples += [sample._replace(labels={MODEL: model, **sample.labels}) for sample in family.samples]
+    yield from combined.values()
 
 
 def _lane_metrics(stats: pb.EngineStats) -> Iterator[Metric]:

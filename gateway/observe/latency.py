@@ -1,4 +1,4 @@
-"""Latency percentiles by lane over the last minutes, computed from the histograms that /metrics already has."""
+"""Latency percentiles by base model and lane over the last minutes, computed from the histograms that /metrics already has."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from prometheus_client.core import Metric
 
 from engine.core.types import Lane
 from gateway.core.lanes import lane_name
+from gateway.observe.engine_metrics import MODEL
 
 TTFT, ITL = "loralane_time_to_first_token_seconds", "loralane_inter_token_latency_seconds"
 
@@ -20,8 +21,8 @@ WINDOW_SECONDS = 300.0
 SAMPLE_SECONDS = 10.0
 """Minimum seconds between two remembered counts. A window may be longer than WINDOW_SECONDS by at most this time."""
 
-Counts = Mapping[tuple[str, str], Sequence[tuple[float, float]]]
-"""(Histogram, lane) -> rows of (upper bound in seconds, number of observations up to that bound), the last bound
+Counts = Mapping[tuple[str, str, str], Sequence[tuple[float, float]]]
+"""(Histogram, base model, lane) -> rows of (upper bound in seconds, number of observations up to that bound), the last bound
 infinite."""
 
 
@@ -43,17 +44,17 @@ class Latency:
     counts: Counts
     """Cumulative histogram counts of the observations in the window alone."""
 
-    def get(self, histogram: str, lane: Lane) -> Percentiles:
-        rows = self.counts.get((histogram, lane_name(lane)), ())
+    def get(self, histogram: str, model: str, lane: Lane) -> Percentiles:
+        rows = self.counts.get((histogram, model, lane_name(lane)), ())
         if not _observed(rows):
             return Percentiles()
         p50, p95, p99 = (percentile(rows, share) for share in (0.5, 0.95, 0.99))
         return Percentiles(p50, p95, p99, round(rows[-1][1]))
 
-    def at(self, histogram: str, lane: Lane, share: float) -> float | None:
+    def at(self, histogram: str, model: str, lane: Lane, share: float) -> float | None:
         """Return the percentile at `share` (0 to 1) of a lane's `histogram` (TTFT, ITL) in seconds; None without
         data."""
-        rows = self.counts.get((histogram, lane_name(lane)), ())
+        rows = self.counts.get((histogram, model, lane_name(lane)), ())
         return percentile(rows, share) if _observed(rows) else None
 
 
@@ -63,7 +64,7 @@ class LatencyWindow:
     count."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]], clock: Callable[[], float] = time.monotonic) -> None:
-        """`collect` returns metrics that include the histograms TTFT and ITL by lane. `clock` returns seconds."""
+        """`collect` returns metrics that include the histograms TTFT and ITL by base model and lane. `clock` returns seconds."""
         self._collect = collect
         self._clock = clock
         self._samples: deque[tuple[float, Counts]] = deque([(clock(), {})])
@@ -78,12 +79,13 @@ class LatencyWindow:
         return Latency(now - since, {key: _grown(rows, before.get(key, ())) for key, rows in counts.items()})
 
     def _count(self) -> Counts:
-        found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        found: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
         for family in self._collect():
             for sample in family.samples if family.name in (TTFT, ITL) else ():
                 if sample.name.endswith("_bucket"):
                     row = float(sample.labels["le"]), sample.value
-                    found.setdefault((family.name, sample.labels["lane"]), []).append(row)
+                    key = family.name, sample.labels[MODEL], sample.labels["lane"]
+                    found.setdefault(key, []).append(row)
         return {key: sorted(rows) for key, rows in found.items()}
 
 

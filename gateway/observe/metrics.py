@@ -18,10 +18,9 @@ from prometheus_client.registry import Collector
 
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals
 from engine.core.types import Lane
-from engine.pb import engine_pb2 as pb
 from gateway.core.lanes import lane_name
 from gateway.observe.adapter_metrics import AdapterTraffic
-from gateway.observe.engine_metrics import GOAL, EngineMetrics
+from gateway.observe.engine_metrics import GOAL, MODEL, EngineMetrics, EngineSnapshot, by_model
 from gateway.observe.vllm_requests import VllmRequests
 from gateway.requests.record import RequestRecord
 
@@ -52,21 +51,19 @@ DECISIONS = ("admitted", "rate_limit_exceeded", "insufficient_quota", "limiter_u
 class Metrics:
     """An `Observer` that counts this process's requests in Prometheus metrics and renders the text of /metrics."""
 
-    def __init__(
-        self, goals: Mapping[Lane, LaneGoals] = DEFAULT_GOALS, shared: Path | None = None, model: str = ""
-    ) -> None:
+    def __init__(self, goals: Mapping[str, Mapping[Lane, LaneGoals]], shared: Path | None = None) -> None:
         """
         Args:
-            goals: goals of the lanes.
+            goals: goals of the lanes, by the names of the base models, in the order of the configuration.
             shared: folder in which the processes of one `serve` count together (prometheus_client's multiprocess mode,
                 which must be set before the library is imported). Each process then reports the counts of all. None
                 means that this process counts alone.
-            model: name of the base model, for the series that vLLM has too.
         """
         disable_created_metrics()  # in the text format they add a gauge to every series, which is not used
         self._registry = CollectorRegistry()
         self._extra = CollectorRegistry()
         self._shared = shared
+        self._models = tuple(goals)
         self._tenants: set[str] = set()
         self._ttft = self._by_lane(
             "time_to_first_token_seconds", "Time from the arrival of a request to its first token.", FIRST_TOKEN
@@ -97,18 +94,17 @@ class Metrics:
         for outcome in WEBHOOK_OUTCOMES:
             self._webhooks.labels(outcome)
         self._count_limits()
-        self._model = model
-        self._vllm = VllmRequests(model, self._registry)
+        self._vllm = VllmRequests(self._models, self._registry)
         self._adapters = AdapterTraffic(self._registry)
-        self.static = StaticMetrics(goals, model)
+        self.static = StaticMetrics(goals)
 
     def collect(self) -> Iterable[Metric]:
         """Return the metric families of requests, limits, batch lines and webhooks, counted by all processes if
         `shared`, without the engine's state."""
         return self._counted().collect()
 
-    def inter_token(self, lane: Lane, seconds: float) -> None:
-        self._itl[lane].observe(seconds)
+    def inter_token(self, base_model: str, lane: Lane, seconds: float) -> None:
+        self._itl.observe(base_model, lane, seconds)
 
     def finished(self, record: RequestRecord) -> None:
         lane = "none" if record.lane is None else lane_name(record.lane)
@@ -120,10 +116,10 @@ class Metrics:
         )
         for lanes, seconds in spans:
             if seconds is not None and record.lane is not None:
-                lanes[record.lane].observe(seconds)
+                lanes.observe(record.base_model, record.lane, seconds)
         if record.lane is not None:
             for seconds in record.moves:
-                self._moves[record.lane].observe(seconds)
+                self._moves.observe(record.base_model, record.lane, seconds)
         self._requests.labels(lane, record.finish, record.error_code).inc()
         self._count_tokens(record, lane)
         self._count_decision(record)
@@ -144,17 +140,16 @@ class Metrics:
 
     def render(
         self,
-        stats: pb.EngineStats | None,
-        names: Mapping[str, Sequence[str]],
+        engines: Sequence[EngineSnapshot],
         limiter_modes: Collection[str],
         *,
         tenants: bool = True,
     ) -> bytes:
         """Return the text of /metrics: counts of requests, registered collectors, static figures and the engine's
-        state. `stats` is None if there is no engine now; `names` maps an adapter hash to all its names; `limiter_modes`
-        are the limits' modes in force. Unless `tenants`, tenants' names and shares are left out."""
+        state. `engines` has a snapshot for each base model; `limiter_modes` are the limits' modes in force. Unless
+        `tenants`, tenants' names and shares are left out."""
         counted = list(self.collect())
-        engine = EngineMetrics(stats, names, limiter_modes, self._model)
+        engine = EngineMetrics(engines, limiter_modes)
         rest = (self._vllm.summed(counted), self._extra.collect(), self.static.collect(), engine.collect())
         families = [*counted, *chain.from_iterable(rest)]
         told = CollectorRegistry()
@@ -168,9 +163,9 @@ class Metrics:
         MultiProcessCollector(together, path=str(self._shared))
         return together
 
-    def _by_lane(self, name: str, help: str, buckets: tuple[float, ...]) -> dict[Lane, Histogram]:
-        histogram = Histogram(f"loralane_{name}", help, ["lane"], buckets=buckets, registry=self._registry)
-        return {lane: histogram.labels(lane_name(lane)) for lane in Lane}
+    def _by_lane(self, name: str, help: str, buckets: tuple[float, ...]) -> LaneHistogram:
+        histogram = Histogram(f"loralane_{name}", help, [MODEL, "lane"], buckets=buckets, registry=self._registry)
+        return LaneHistogram(histogram, self._models)
 
     def _counter(self, name: str, help: str, labels: list[str]) -> Counter:
         return Counter(f"loralane_{name}", help, labels, registry=self._registry)
@@ -222,6 +217,20 @@ class Metrics:
         return name if name in self._tenants else "other"
 
 
+class LaneHistogram:
+    """A histogram by base model and lane."""
+
+    def __init__(self, histogram: Histogram, models: Collection[str]) -> None:
+        """`models` are the base models whose series exist from the start."""
+        self._histogram = histogram
+        self._series = {(model, lane): histogram.labels(model, lane_name(lane)) for model in models for lane in Lane}
+
+    def observe(self, model: str, lane: Lane, seconds: float) -> None:
+        """Count a value, in seconds. `model` is empty for a request that was refused before its model was known."""
+        series = self._series.get((model, lane)) or self._histogram.labels(model, lane_name(lane))
+        series.observe(seconds)
+
+
 class CollectedFamilies(Collector):
     """Prometheus collector that returns metric families which were collected before."""
 
@@ -233,27 +242,32 @@ class CollectedFamilies(Collector):
 
 
 class StaticMetrics(Collector):
-    """Prometheus collector of the version, the base model and the lanes' `goals`, which a reload replaces."""
+    """Prometheus collector of the version, the base models and the `goals` of their lanes, which a reload replaces."""
 
-    def __init__(self, goals: Mapping[Lane, LaneGoals], model: str) -> None:
-        self._labels = (version("loralane"), model)
+    def __init__(self, goals: Mapping[str, Mapping[Lane, LaneGoals]]) -> None:
+        """`goals` has the goals of the lanes by the name of the base model."""
         self.goals = goals
 
     def collect(self) -> Iterator[Metric]:
-        build = GaugeMetricFamily(
-            "loralane_build_info", "1; the version and the base model are labels.", labels=["version", "model_name"]
-        )
-        build.add_metric(self._labels, 1)
-        share = GaugeMetricFamily(
-            "loralane_slo_target", "Share of tokens that should meet the lane's goal.", labels=["lane"]
-        )
-        seconds = GaugeMetricFamily("loralane_slo_goal_seconds", "Latency goal of a lane.", labels=GOAL)
-        for lane, promised in self.goals.items():
-            name = lane_name(lane)
-            share.add_metric([name], promised.attainment)
-            seconds.add_metric([name, "ttft"], promised.ttft_s)
-            seconds.add_metric([name, "itl"], promised.itl_s)
-        yield from (build, share, seconds)
+        yield from by_model({model: _static_metrics(goals) for model, goals in self.goals.items()})
+
+
+def _static_metrics(goals: Mapping[Lane, LaneGoals]) -> Iterator[Metric]:
+    """Yield the metrics of one base model, without its name."""
+    build = GaugeMetricFamily(
+        "loralane_build_info", "1; the version and the base model are labels.", labels=["version"]
+    )
+    build.add_metric([version("loralane")], 1)
+    share = GaugeMetricFamily(
+        "loralane_slo_target", "Share of tokens that should meet the lane's goal.", labels=["lane"]
+    )
+    seconds = GaugeMetricFamily("loralane_slo_goal_seconds", "Latency goal of a lane.", labels=GOAL)
+    for lane, promised in goals.items():
+        name = lane_name(lane)
+        share.add_metric([name], promised.attainment)
+        seconds.add_metric([name, "ttft"], promised.ttft_s)
+        seconds.add_metric([name, "itl"], promised.itl_s)
+    yield from (build, share, seconds)
 
 
 TENANT = "tenant"

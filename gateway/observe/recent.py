@@ -55,7 +55,7 @@ class RecentRequestStore:
         self._all: deque[RecentRequest] = deque(maxlen=KEPT)
         self._failed: deque[RecentRequest] = deque(maxlen=KEPT)
 
-    def inter_token(self, lane: Lane, seconds: float) -> None:
+    def inter_token(self, base_model: str, lane: Lane, seconds: float) -> None:
         """Do nothing: single tokens are not remembered."""
 
     def finished(self, record: RequestRecord) -> None:

@@ -31,7 +31,7 @@ class RequestLog:
         ]
         self._log: Any = structlog.wrap_logger(lossy_loggers(stream)(), processors=processors)
 
-    def inter_token(self, lane: Lane, seconds: float) -> None:
+    def inter_token(self, base_model: str, lane: Lane, seconds: float) -> None:
         """Do nothing: the log has no line for single tokens."""
 
     def finished(self, record: RequestRecord) -> None:

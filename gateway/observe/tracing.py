@@ -66,7 +66,7 @@ class Tracing:
         self._clock = clock
         self._wall_ns = wall_ns
 
-    def inter_token(self, lane: Lane, seconds: float) -> None:
+    def inter_token(self, base_model: str, lane: Lane, seconds: float) -> None:
         """Do nothing: traces have no spans for single tokens."""
 
     def finished(self, record: RequestRecord) -> None:

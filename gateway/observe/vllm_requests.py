@@ -6,7 +6,8 @@ Latencies that loralane already counts by lane are summed over the lanes at a sc
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import HistogramMetricFamily, Metric
@@ -15,7 +16,7 @@ from gateway.requests.record import RequestRecord
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
-"""Value of the label `engine`. A gateway has one engine; vLLM numbers the engines of a server from 0."""
+"""Value of the label `engine`. A gateway's engines of one base model count as one; vLLM numbers a server's from 0."""
 
 SECONDS = (0.05, 0.1, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 60.0, 240.0, 960.0, 3600.0)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
@@ -37,9 +38,9 @@ REASONS = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "e
 class VllmRequests:
     """Metrics under vLLM's names of requests that were submitted to the engine, registered when an instance is made."""
 
-    def __init__(self, model: str, registry: CollectorRegistry) -> None:
-        """`model`: name of the base model, which labels every request, also those of adapters, as in vLLM."""
-        self._labels = (model, ENGINE)
+    def __init__(self, models: Collection[str], registry: CollectorRegistry) -> None:
+        """`models`: names of the base models. They label every request, also those of adapters, as in vLLM."""
+        self._models = models
         self._registry = registry
         self._duration = self._histogram("e2e_request_latency_seconds", "Arrival to end.", SECONDS)
         self._prefill = self._histogram("request_prefill_time_seconds", "First worked on to first token.", SECONDS)
@@ -53,14 +54,18 @@ class VllmRequests:
         self._n = self._histogram("request_params_n", "Answers that a prompt asks for.", CHOICES)
         self._max_tokens = self._histogram("request_params_max_tokens", "Most tokens of an answer.", TOKENS)
         ended = Counter("vllm:request_success", "Ended requests.", (*LABELS, "finished_reason"), registry=registry)
-        self._ended = {finish: ended.labels(*self._labels, reason) for finish, reason in REASONS.items()}
+        self._ended = {
+            (model, finish): ended.labels(model, ENGINE, reason)
+            for model, (finish, reason) in product(models, REASONS.items())
+        }
 
     def finished(self, record: RequestRecord) -> None:
         """Count a request that has ended, its latencies and its tokens, unless it never reached the engine, as in
         vLLM."""
         if record.submitted is None:
             return
-        self._ended[record.finish].inc()
+        model = record.base_model
+        self._ended[model, record.finish].inc()
         spans = (
             (self._duration, record.duration_seconds),
             (self._prefill, record.prefill_seconds),
@@ -69,14 +74,14 @@ class VllmRequests:
         )
         for histogram, seconds in spans:
             if seconds is not None:
-                histogram.observe(seconds)
-        self._prompt.observe(record.prompt_tokens)
-        self._n.observe(record.n)
-        self._max_tokens.observe(record.max_tokens)
+                histogram[model].observe(seconds)
+        self._prompt[model].observe(record.prompt_tokens)
+        self._n[model].observe(record.n)
+        self._max_tokens[model].observe(record.max_tokens)
         for length in record.lengths.values():
-            self._length.observe(length)
+            self._length[model].observe(length)
         if record.lengths:
-            self._longest.observe(max(record.lengths.values()))
+            self._longest[model].observe(max(record.lengths.values()))
 
     def summed(self, counted: Iterable[Metric]) -> Iterator[Metric]:
         """Yield vLLM's latency histograms (`SUMMED`): those of loralane in `counted`, summed over the lanes."""
@@ -85,15 +90,18 @@ class VllmRequests:
             yield self._over_lanes(name, by_name[source])
 
     def _over_lanes(self, name: str, source: Metric) -> Metric:
-        sums: defaultdict[tuple[str, str], float] = defaultdict(float)
+        sums: defaultdict[str, defaultdict[tuple[str, str], float]] = defaultdict(lambda: defaultdict(float))
         for sample in source.samples:
-            sums[sample.name.removeprefix(source.name), sample.labels.get("le", "")] += sample.value
-        buckets = [(bound, value) for (kind, bound), value in sums.items() if kind == "_bucket"]
-        buckets.sort(key=lambda bucket: float(bucket[0]))
+            kind = sample.name.removeprefix(source.name), sample.labels.get("le", "")
+            sums[sample.labels[LABELS[0]]][kind] += sample.value
         family = HistogramMetricFamily(name, f"{source.documentation} Both lanes.", labels=LABELS)
-        family.add_metric(self._labels, buckets, sums["_sum", ""])
+        for model, values in sums.items():
+            buckets = [(bound, value) for (kind, bound), value in values.items() if kind == "_bucket"]
+            buckets.sort(key=lambda bucket: float(bucket[0]))
+            family.add_metric((model, ENGINE), buckets, values["_sum", ""])
         return family
 
-    def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
+    def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Mapping[str, Histogram]:
+        """Register a histogram; returns its part for each base model, by the model's name."""
         histogram = Histogram(f"vllm:{name}", help, LABELS, buckets=buckets, registry=self._registry)
-        return histogram.labels(*self._labels)
+        return {model: histogram.labels(model, ENGINE) for model in self._models}

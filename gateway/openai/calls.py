@@ -15,6 +15,7 @@ from gateway.openai.parse import parse
 from gateway.openai.render import ChatStyle, CompletionStyle, Envelope, Style
 from gateway.openai.schema import ChatRequest, CompletionRequest, Sampled
 from gateway.openai.tools import tool_call_reader
+from gateway.requests.served_model import ServedModel
 from gateway.requests.service import Gateway
 from gateway.requests.types import Admitted, GenerateRequest
 
@@ -38,8 +39,9 @@ def chat_call(gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, in
     is not supported, such as tools whose calls the gateway cannot parse."""
     body = parse(text, ChatRequest, tenant.unknown_fields)
     request = chat_request(body, request_id, ingress)
-    tools = tool_call_reader(request, gateway.intake.dialect)
-    return _call(body, request, ChatStyle(gateway.tokenizer, token_ids=bool(body.return_token_ids), tools=tools))
+    model = gateway.models.likely(tenant, request.model)
+    tools = tool_call_reader(request, model.intake.dialect)
+    return _call(body, request, ChatStyle(model.tokenizer, token_ids=bool(body.return_token_ids), tools=tools))
 
 
 def completion_call(
@@ -50,8 +52,9 @@ def completion_call(
     is not supported."""
     body = parse(text, CompletionRequest, tenant.unknown_fields)
     request = completion_request(body, request_id, ingress)
-    echo = _prompt_texts(gateway, request) if body.echo else ()
-    return _call(body, request, CompletionStyle(gateway.tokenizer, token_ids=bool(body.return_token_ids), echo=echo))
+    model = gateway.models.likely(tenant, request.model)
+    echo = _prompt_texts(model, request) if body.echo else ()
+    return _call(body, request, CompletionStyle(model.tokenizer, token_ids=bool(body.return_token_ids), echo=echo))
 
 
 CallParser = Callable[[Gateway, Tenant, bytes, str, Ingress], ApiCall]
@@ -66,13 +69,13 @@ def _call(body: Sampled, request: GenerateRequest, style: Style) -> ApiCall:
     return ApiCall(request, style, bool(body.stream), body.include_usage)
 
 
-def _prompt_texts(gateway: Gateway, request: GenerateRequest) -> list[str]:
+def _prompt_texts(model: ServedModel, request: GenerateRequest) -> list[str]:
     """Return the prompt of each answer as text, in the order of the answers: each prompt `n` times, decoded if it was
     token ids. Raises ApiError: INVALID_REQUEST, the model has no token with a given id."""
-    texts = [_text_of(gateway, prompt) if isinstance(prompt, tuple) else str(prompt) for prompt in request.prompts]
+    texts = [_text_of(model, prompt) if isinstance(prompt, tuple) else str(prompt) for prompt in request.prompts]
     return [text for text in texts for _ in range(request.n)]
 
 
-def _text_of(gateway: Gateway, prompt_ids: tuple[int, ...]) -> str:
-    gateway.intake.check_ids(prompt_ids, "prompt")
-    return gateway.tokenizer.decode(prompt_ids)
+def _text_of(model: ServedModel, prompt_ids: tuple[int, ...]) -> str:
+    model.intake.check_ids(prompt_ids, "prompt")
+    return model.tokenizer.decode(prompt_ids)

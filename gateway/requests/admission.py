@@ -18,7 +18,6 @@ from engine.rpc.client import EngineApi
 from gateway.adapters.record import AdapterRecord
 from gateway.adapters.registry import AdapterRegistry
 from gateway.core.errors import Fault, context_length_exceeded, invalid_request, unavailable
-from gateway.core.routing import Catalog, ModelQuery, resolve
 from gateway.core.tenants import Tenant
 from gateway.requests.grammars import Constraints
 from gateway.requests.record import RequestRecord
@@ -27,15 +26,6 @@ from gateway.text.tokenizer import Tokenizer
 from gateway.text.tools.dialects import Dialect, ToolParserName, choose_dialect
 
 SEED_BITS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCard:
-    """A model that a caller may name."""
-
-    name: str
-    adapter: AdapterRecord | None = None
-    """Adapter behind the name; None means the base model. For an alias, `name` differs from the adapter's name."""
 
 
 class GenerationJob(Struct, frozen=True):
@@ -140,23 +130,20 @@ class GenerationJob(Struct, frozen=True):
 
 
 class RequestIntake:
-    """Checks and tokenizes requests for the engine's base model and its adapters. Each gateway has one instance."""
+    """Checks and tokenizes requests for one base model and its adapters."""
 
     def __init__(
         self,
         engine: EngineApi,
         tokenizer: Tokenizer,
         adapters: AdapterRegistry,
-        base_names: tuple[str, ...],
         settings: ServiceSettings,
         grammars: GrammarPool,
     ) -> None:
-        """`base_names` are the names of the base model, the canonical one first. `grammars` compiles grammars of
-        callers to check them, and is not closed here."""
+        """`grammars` compiles grammars of callers to check them, and is not closed here."""
         self._engine = engine
         self._tokenizer = tokenizer
         self._adapters = adapters
-        self._base_names = base_names
         self._settings = settings
         self._constraints = Constraints(tokenizer.token_id, grammars)
 
@@ -164,20 +151,6 @@ class RequestIntake:
     def dialect(self) -> Dialect | None:
         """Dialect in which the model writes tool calls. None means that the gateway parses none."""
         return choose_dialect(self._settings.tool_parser, self._tokenizer.tool_template)
-
-    def models(self, tenant: Tenant) -> list[ModelCard]:
-        """Return the models that a tenant may name: the base model (its first name), then adapters, then aliases."""
-        catalog, records = self._catalog(), self._adapters.records
-        names = [*sorted(records), *sorted(catalog.aliases)]
-        targets = [(name, catalog.aliases.get(name, name)) for name in names]
-        cards = [ModelCard(name, records[target]) for name, target in targets if catalog.permits(tenant, target)]
-        return [ModelCard(self._base_names[0]), *cards]
-
-    def resolve(self, tenant: Tenant, query: ModelQuery) -> AdapterRecord | None:
-        """Return the record of the adapter that a request names. None means the base model. Raises ApiError:
-        MODEL_NOT_FOUND, also if the tenant may not use it; INVALID_REQUEST, two names contradict each other."""
-        name = resolve(query, self._catalog(), tenant)
-        return None if name is None else self._adapters.records[name]
 
     def fingerprint(self, adapter: AdapterRecord | None) -> str:
         """Return the `system_fingerprint`, a short text that differs if the base model, its numeric type, the engine's
@@ -199,17 +172,19 @@ class RequestIntake:
         self.check_ids(prompt_ids, "prompt")
         return prompt_ids
 
-    async def build_job(self, tenant: Tenant, request: GenerateRequest, lane: Lane) -> GenerationJob:
-        """Check and tokenize a request, and wait up to `engine_wait` seconds for an engine that is not ready.
+    async def build_job(
+        self, tenant: Tenant, request: GenerateRequest, adapter: AdapterRecord | None, lane: Lane
+    ) -> GenerationJob:
+        """Check and tokenize a request for an adapter of this model (None: none), and wait up to `engine_wait` seconds
+        for an engine that is not ready.
 
         The job has the adapter's version at the end of this call, not at its start; `average_output` is yet to be set.
 
         Raises:
-            ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER, CONTEXT_LENGTH_EXCEEDED, MODEL_NOT_FOUND,
-                ENGINE_UNAVAILABLE (the engine is not ready in time or lacks the adapter, or a grammar could not be
+            ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER, CONTEXT_LENGTH_EXCEEDED, MODEL_NOT_FOUND (the adapter was
+                unloaded meanwhile), ENGINE_UNAVAILABLE (the engine is not ready in time or lacks the adapter, or a grammar could not be
                 checked), RATE_LIMIT_EXCEEDED (too many grammars of the tenant wait to be compiled).
         """
-        adapter = self.resolve(tenant, request.model)
         self._check(request)
         request = await self._constraints.with_checked_grammar(tenant.name, request, self.dialect)
         request = replace(request, reserve_tokens=min(request.reserve_tokens, self._engine.info.max_model_len))
@@ -235,17 +210,6 @@ class RequestIntake:
         vocab_size = self._engine.info.vocab_size
         if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
             raise invalid_request(f"token ids in {param} must be from 0 to {vocab_size - 1}", param)
-
-    def catalog_for(self, tenant: Tenant) -> Catalog:
-        """Return a catalog of the current names of the base model and of those adapters that one tenant may use."""
-        catalog = self._catalog()
-        adapters = frozenset(name for name in catalog.adapters if catalog.permits(tenant, name))
-        aliases = {alias: name for alias, name in catalog.aliases.items() if name in adapters}
-        return Catalog(catalog.bases, adapters, aliases)
-
-    def _catalog(self) -> Catalog:
-        adapters = self._adapters
-        return Catalog(self._base_names, adapters.records, adapters.aliases, adapters.tenants)
 
     def _check(self, request: GenerateRequest) -> None:
         sampling, settings = request.sampling, self._settings

@@ -19,9 +19,9 @@ log = structlog.get_logger("gateway")
 class Observer(Protocol):
     """Receives reports about requests, for metrics, traces or the request log."""
 
-    def inter_token(self, lane: Lane, seconds: float) -> None:
+    def inter_token(self, base_model: str, lane: Lane, seconds: float) -> None:
         """Report the inter-token latency of an event that is not its answer's first: the seconds since the previous
-        event with tokens, divided by the number of tokens in this one."""
+        event with tokens, divided by the number of tokens in this one. `base_model` is the name of the base model."""
 
     def finished(self, record: RequestRecord) -> None:
         """Report a request that has ended. Called exactly once for each request, even one refused before generation."""

@@ -31,6 +31,8 @@ class RequestRecord(Struct):
     ingress: Ingress = UNKNOWN
     trace_id: str = ""
     """Id of the trace that the caller sent or, set by tracing, that begins at this gateway; empty if there is none."""
+    base_model: str = ""
+    """Name of the base model that serves the request; empty if the request was refused before that was known."""
     adapter: str | None = None
     adapter_hash: str = ""
     prompt_tokens: int = 0
@@ -76,6 +78,11 @@ class RequestRecord(Struct):
     """Seconds that an answer was without an engine process, for each move of an answer to another engine process."""
     refund: bool = False
     """True means that the caller is not charged, because the engine failed or refused the request."""
+
+    @property
+    def served_name(self) -> str:
+        """Name of the adapter, or of the base model for a request without one. Limits and usage are counted under it."""
+        return self.adapter or self.base_model
 
     @property
     def usage(self) -> TokenUsage:

@@ -12,25 +12,23 @@ from types import MappingProxyType
 import structlog
 from msgspec.structs import replace
 
-from engine.core.shares import Shares
 from engine.core.types import Lane, TokenEvent
-from engine.grammar_check.pool import GrammarPool
-from engine.rpc.client import EngineApi
 from engine.rpc.coalesce import merge_events, split_per_token
 from engine.rpc.stream import EventStream
-from gateway.adapters.registry import AdapterRegistry
+from gateway.adapters.admin import AdapterAdmin
+from gateway.adapters.record import AdapterRecord
 from gateway.core.errors import MAX_QUOTED, Fault, internal, unavailable
 from gateway.core.estimate import OutputAverages
 from gateway.core.lanes import lane_name
-from gateway.core.tenants import Principal, Tenant
+from gateway.core.tenants import Principal
 from gateway.core.trace_context import Ingress, new_id
 from gateway.limiter.base import Grant, Limiter, ReserveRequest
-from gateway.requests.admission import GenerationJob, RequestIntake, ServiceSettings
+from gateway.requests.admission import GenerationJob, ServiceSettings
 from gateway.requests.deadlines import Deadlines, Timer
-from gateway.requests.heartbeat import Heartbeat
 from gateway.requests.loop_turns import LoopTurns
 from gateway.requests.observers import ArrivingRequest, Observer, notify_observers, observe_arrival
 from gateway.requests.record import RequestRecord, engine_failures, record_error, refuse_failed
+from gateway.requests.served_model import ServedModel, ServedModels
 from gateway.requests.submission import Submission
 from gateway.requests.types import Admitted, AnswerDecoder, GenerateRequest, Generation, GenerationChunk, merge_streams
 from gateway.text.tokenizer import Tokenizer
@@ -47,32 +45,22 @@ class Gateway:
 
     def __init__(
         self,
-        engine: EngineApi,
-        tokenizer: Tokenizer,
-        adapters: AdapterRegistry,
+        models: ServedModels,
+        adapters: AdapterAdmin,
         limiter: Limiter,
         *,
-        base_names: tuple[str, ...],
-        grammars: GrammarPool,
         settings: ServiceSettings | None = None,
         observers: Sequence[Observer] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create the gateway. It does not start or close what it is given.
 
-        `base_names` are the base model's names, the canonical one first; `clock` returns monotonic seconds.
+        `adapters` administers the adapters of all models; `clock` returns monotonic seconds.
         """
         self._settings = settings or ServiceSettings()
-        self.lane_capacity = self._settings.lane_capacity
-        """Maximum number of answers in progress, by lane. A lane that is missing has no limit."""
-        self.engine = engine
-        self.tokenizer = tokenizer
+        self.models = models
         self.adapters = adapters
         self.limiter = limiter
-        self.base_name = base_names[0]
-        self.intake = RequestIntake(engine, tokenizer, adapters, base_names, self._settings, grammars)
-        self.heartbeat = Heartbeat(engine)
-        self._in_lane = {lane: Shares() for lane in Lane}
         self._outputs = OutputAverages()
         self._observers = observers
         self._clock = clock
@@ -109,21 +97,21 @@ class Gateway:
                 DEADLINE_EXCEEDED, INTERNAL.
         """
         lane = principal.tenant.effective_lane(request.lane)
-        with self._tracked(principal, request, lane) as record:
+        with self._tracked(principal, request, lane) as (record, model, adapter):
             async with self._deadlines.start(
                 lane, request.deadline, ignore_server_timeout=request.ignore_server_timeout
             ) as timer:
-                job = await self._build_job(principal, request, lane, record)
+                job = await self._build_job(model, principal, request, adapter, lane, record)
                 wanted = self._wanted(job, record)
-                with self.adapters.using(job.adapter_hash):
+                with model.adapters.using(job.adapter_hash):
                     async with (
                         aclosing(
-                            Submission(self.engine, job, record, self._clock, self._settings.engine_wait)
+                            Submission(model.engine, job, record, self._clock, self._settings.engine_wait)
                         ) as submission,
                         self._reserved(wanted, record, submission) as grant,
-                        aclosing(self._run(job, record, submission, timer)) as chunks,
+                        aclosing(self._run(model, job, record, submission, timer)) as chunks,
                     ):
-                        yield Generation(self._admitted(job, grant, record), await anext(chunks), chunks)
+                        yield Generation(self._admitted(model, job, grant, record), await anext(chunks), chunks)
 
     def end_requests(self) -> None:
         """End all requests, and later ones as they start, with ApiError (ENGINE_UNAVAILABLE), because the gateway is
@@ -136,9 +124,14 @@ class Gateway:
             await asyncio.wait(self._background)
 
     @contextmanager
-    def _tracked(self, principal: Principal, request: GenerateRequest, lane: Lane) -> Iterator[RequestRecord]:
-        """Yield a new record for the request, which is in the live table and counts in the lane during the block. On
-        exit, complete the record and report it to the observers. Raises ApiError: LANE_QUEUE_FULL, the lane is full."""
+    def _tracked(
+        self, principal: Principal, request: GenerateRequest, lane: Lane
+    ) -> Iterator[tuple[RequestRecord, ServedModel, AdapterRecord | None]]:
+        """Yield a new record for the request, which is in the live table and counts in its model's lane during the
+        block, and the model and adapter that it names. On exit, complete the record and report it to the observers.
+
+        Raises ApiError: LANE_QUEUE_FULL, the lane is full; and the errors of `ServedModels.resolve`.
+        """
         record = RequestRecord(
             id=new_id(),
             request_id=request.request_id,
@@ -151,17 +144,17 @@ class Gateway:
             ingress=request.ingress,
             trace_id=request.ingress.trace_id,
         )
-        shares, tenant = self._in_lane[lane], principal.tenant
         answers = max(1, min(len(request.prompts) * request.n, self._settings.max_choices))
-        full = self._refusal(lane, tenant, answers)
         self._live[record.id] = record
-        shares.add(tenant.name, tenant.weight, answers)
         try:
-            if full:
+            model, adapter = self.models.resolve(principal.tenant, request.model)
+            record.base_model = model.name
+            if full := model.refusal(lane, principal.tenant, answers):
                 if not request.ignore_server_timeout:  # The gateway itself retries lines of a batch.
-                    self.turns.refused(tenant.name)
+                    self.turns.refused(principal.tenant.name)
                 raise unavailable(Fault.LANE_QUEUE_FULL, f"the {lane_name(lane)} lane is full: {full}")
-            yield record
+            with model.answering(lane, principal.tenant, answers):
+                yield record, model, adapter
             if not record.finish:
                 record.end("cancelled", 499)
         except BaseException as error:
@@ -170,26 +163,23 @@ class Gateway:
         finally:
             record.ended = self._clock()
             del self._live[record.id]
-            shares.remove(tenant.name, answers)
             notify_observers(self._observers, record)
 
-    def _refusal(self, lane: Lane, tenant: Tenant, answers: int) -> str:
-        """Return a message that says why the lane has no capacity for so many answers; empty means that it has."""
-        capacity, shares = self.lane_capacity.get(lane), self._in_lane[lane]
-        if capacity is None or shares.admits(tenant.name, answers, capacity):
-            return ""
-        held = shares.held(tenant.name)
-        return f"{shares.total} answers are on their way, {held} of them of this tenant, and it has room for {capacity}"
-
     async def _build_job(
-        self, principal: Principal, request: GenerateRequest, lane: Lane, record: RequestRecord
+        self,
+        model: ServedModel,
+        principal: Principal,
+        request: GenerateRequest,
+        adapter: AdapterRecord | None,
+        lane: Lane,
+        record: RequestRecord,
     ) -> GenerationJob:
-        job = await self.intake.build_job(principal.tenant, request, lane)
+        job = await model.intake.build_job(principal.tenant, request, adapter, lane)
         if job.adapter is not None:
             record.adapter, record.adapter_hash = job.adapter.name, job.adapter.version
         record.prompt_tokens = job.prompt_tokens
         record.n, record.max_tokens = request.n, job.params[0].max_tokens
-        return replace(job, average_output=math.ceil(self._outputs.average(record.tenant, record.adapter)))
+        return replace(job, average_output=math.ceil(self._outputs.average(record.tenant, record.served_name)))
 
     @asynccontextmanager
     async def _reserved(
@@ -219,7 +209,7 @@ class Gateway:
             await asyncio.shield(self._spawn(self._settle(grant, record)))
 
     def _wanted(self, job: GenerationJob, record: RequestRecord) -> ReserveRequest:
-        adapter, tokens = record.adapter or self.base_name, job.reserve_tokens()
+        adapter, tokens = record.served_name, job.reserve_tokens()
         least = None if job.limits_output else job.prompt_tokens + job.num_answers
         lane, owner = lane_name(job.lane), (record.tenant, record.key_id)
         return ReserveRequest(record.request_id, *owner, tokens, adapter, lane, record.counts, least)
@@ -239,25 +229,25 @@ class Gateway:
         task.add_done_callback(self._background.discard)
         return task
 
-    def _admitted(self, job: GenerationJob, grant: Grant, record: RequestRecord) -> Admitted:
+    def _admitted(self, model: ServedModel, job: GenerationJob, grant: Grant, record: RequestRecord) -> Admitted:
         return Admitted(
             id=record.id,
             request_id=record.request_id,
             created=int(time.time()),
             model=record.model,
             lane=job.lane,
-            fingerprint=self.intake.fingerprint(job.adapter),
+            fingerprint=model.intake.fingerprint(job.adapter),
             prompt_ids=job.prompt_ids,
             rate_headers=grant.headers(),
         )
 
     async def _run(
-        self, job: GenerationJob, record: RequestRecord, submission: Submission, timer: Timer
+        self, model: ServedModel, job: GenerationJob, record: RequestRecord, submission: Submission, timer: Timer
     ) -> AsyncGenerator[GenerationChunk, None]:
         """Submit the request if it is not yet, and yield the chunks of all answers as they come; the very last carries
         the usage. Also reports progress to the timer, and at the end completes the record."""
         streams = submission.begin()
-        answers = [self._answer(job, index, record, stream) for index, stream in enumerate(streams)]
+        answers = [self._answer(model.tokenizer, job, index, record, stream) for index, stream in enumerate(streams)]
         unfinished = len(answers)
         async with aclosing(answers[0] if unfinished == 1 else merge_streams(answers)) as chunks:
             async for chunk in chunks:
@@ -274,15 +264,15 @@ class Gateway:
 
     def _note_output(self, job: GenerationJob, record: RequestRecord) -> None:
         if job.ends_by_itself:
-            self._outputs.add(record.tenant, record.adapter, record.completion_tokens / job.num_answers)
+            self._outputs.add(record.tenant, record.served_name, record.completion_tokens / job.num_answers)
 
     async def _answer(
-        self, job: GenerationJob, index: int, record: RequestRecord, stream: EventStream
+        self, tokenizer: Tokenizer, job: GenerationJob, index: int, record: RequestRecord, stream: EventStream
     ) -> AsyncGenerator[GenerationChunk, None]:
         """Yield chunks of text from one engine stream until the engine or a stop string ends the answer, and update the
         record. Closing the generator early aborts the answer. Raises ApiError if the engine fails or refuses."""
         prompt_index = index // job.request.n
-        detokenizer = self.tokenizer.detokenizer(job.continued_prompt(prompt_index))
+        detokenizer = tokenizer.detokenizer(job.continued_prompt(prompt_index))
         answer = AnswerDecoder(index, detokenizer, job.request)
         last_token: float | None = None
         with engine_failures(record):
@@ -313,7 +303,7 @@ class Gateway:
         record.note_tokens(chunk.answer, len(chunk.token_ids))
         if last_token is not None:
             for observer in self._observers:
-                observer.inter_token(lane, (now - last_token) / len(chunk.token_ids))
+                observer.inter_token(record.base_model, lane, (now - last_token) / len(chunk.token_ids))
         return now
 
 

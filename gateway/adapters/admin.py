@@ -1,0 +1,134 @@
+"""The adapters of all base models of a gateway, as operators see and change them.
+
+Each base model has a registry of its own. A name belongs to one model: a registry refuses names that another has. If
+two gateways load one name into two models at the same time, both registries have it; then every gateway serves the
+adapter of the model that comes first in the configuration (`gateway.core.routing`), and the other is listed with an
+error until an operator unloads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway.adapters.mirror import AdapterFetcher
+from gateway.adapters.registry import AdapterRegistry
+from gateway.adapters.status import AdapterStatus
+from gateway.config.sections import served_name
+from gateway.core.errors import ApiError, invalid_request
+from gateway.core.routing import find_adapter
+
+CONFIG_FILE = "adapter_config.json"
+
+
+class _PeftConfig(Struct):
+    """The field of PEFT's adapter_config.json that names the base model: its path or Hugging Face id."""
+
+    base_model_name_or_path: str | None = None
+
+
+class AdapterAdmin:
+    """Finds the registry that an operator's call is about, and combines what the registries tell."""
+
+    def __init__(
+        self, registries: Sequence[AdapterRegistry], sources: AdapterFetcher, origins: Mapping[str, str] | None = None
+    ) -> None:
+        """
+        Args:
+            registries: one for each base model, in the order of the configuration. From now on, each refuses names that
+                another has.
+            sources: finds the files of adapters.
+            origins: configured source of each base model (a path or an id), by the model's name.
+        """
+        self._registries = {registry.base_model: registry for registry in registries}
+        self._sources = sources
+        self._origins = origins or {}
+        for registry in registries:
+            registry.share_names([other for other in registries if other is not registry])
+
+    @property
+    def next_changes(self) -> list[asyncio.Event]:
+        """Events of which one is set at the next change of an adapter. A change replaces them, so fetch them anew."""
+        return [registry.next_change for registry in self._registries.values()]
+
+    def of(self, name: str, base_model: str = "") -> AdapterRegistry:
+        """Return the registry of the adapter `name`: that of `base_model` if that is given, else the first registry that
+        has the name or, if none has it, the first of all, which will report that. Raises ApiError (INVALID_REQUEST) if
+        there is no such base model."""
+        if base_model:
+            return self._named(base_model)
+        registries = list(self._registries.values())
+        return next((registry for registry in registries if registry.has(name)), registries[0])
+
+    async def to_load(self, name: str, source: str, base_model: str = "") -> AdapterRegistry:
+        """Return the registry to load the adapter at `source` into as `name`: that of `base_model`; if that is empty,
+        the only one, the one that has the name, or that of the base model which the adapter's own configuration names.
+
+        Raises ApiError (INVALID_REQUEST): there is no such base model, the files are not available, or they name none
+        of the base models.
+        """
+        if base_model or len(self._registries) == 1:
+            return self.of(name, base_model)
+        known = self.of(name)
+        return known if known.has(name) else await self._made_for(source)
+
+    async def statuses(self) -> list[AdapterStatus]:
+        """Return the status of all adapters, sorted by name. If adapters of two base models have one name, the one that
+        is not served has an error that says so."""
+        found = await asyncio.gather(*(registry.statuses() for registry in self._registries.values()))
+        together = [self._checked(status) for statuses in found for status in statuses]
+        return sorted(together, key=lambda status: status.name)
+
+    def _checked(self, status: AdapterStatus) -> AdapterStatus:
+        if len(self._registries) == 1:
+            return status
+        target = find_adapter(status.name, [registry.catalog for registry in self._registries.values()])
+        if target is not None and list(self._registries)[target.model] == status.base_model:
+            return status
+        owner = "a base model has this name" if target is None else f"{list(self._registries)[target.model]} has it too"
+        return replace(status, served_version="", error=f"not served: {owner}; unload one of the two")
+
+    def _named(self, base_model: str) -> AdapterRegistry:
+        if base_model not in self._registries:
+            message = f"there is no base model {base_model!r}; there are {', '.join(self._registries)}"
+            raise invalid_request(message, "base_model")
+        return self._registries[base_model]
+
+    async def _made_for(self, source: str) -> AdapterRegistry:
+        folder = await self._sources.fetch(source)
+        wanted = await asyncio.to_thread(_base_model_of, folder)
+        found = [registry for base, registry in self._registries.items() if wanted and self._is_named(base, wanted)]
+        if len(found) != 1:
+            told = f"says {wanted!r}" if wanted else "names none"
+            choices = ", ".join(self._registries)
+            raise invalid_request(f"set base_model to one of {choices}: the adapter's {CONFIG_FILE} {told}", "base_model")
+        return found[0]
+
+    def _is_named(self, base: str, wanted: str) -> bool:
+        """Return whether an adapter made for `wanted`, a path or an id, was made for a base model: it is the model's
+        source or name, or the name that a model of this source has by default."""
+        origin = self._origins.get(base, "")
+        return wanted in (base, origin) or base == served_name(wanted) or _same_folder(wanted, origin)
+
+
+def _base_model_of(folder: Path) -> str:
+    """Return the base model that an adapter's own configuration names; empty if it names none. Raises ApiError
+    (INVALID_REQUEST) if that cannot be read."""
+    try:
+        return msgspec.json.decode((folder / CONFIG_FILE).read_bytes(), type=_PeftConfig).base_model_name_or_path or ""
+    except (OSError, msgspec.MsgspecError) as error:
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: Exception) -> ApiError:
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return invalid_request(f"set base_model: the adapter's {CONFIG_FILE} cannot be read ({reason})", "base_model")
+
+
+def _same_folder(first: str, second: str) -> bool:
+    return bool(second) and Path(first).is_absolute() and Path(first).resolve() == Path(second).resolve()

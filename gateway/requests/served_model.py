@@ -1,0 +1,163 @@
+"""The base models of a gateway: each with its engine, tokenizer, adapters and lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from engine.core.shares import Shares
+from engine.core.types import Lane
+from engine.grammar_check.pool import GrammarPool
+from engine.rpc.client import EngineApi
+from gateway.adapters.record import AdapterRecord
+from gateway.adapters.registry import AdapterRegistry
+from gateway.core.errors import ApiError, invalid_request
+from gateway.core.routing import Catalog, ModelQuery, find_adapter, resolve
+from gateway.core.tenants import Tenant
+from gateway.requests.admission import RequestIntake, ServiceSettings
+from gateway.requests.heartbeat import Heartbeat
+from gateway.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """A model that a caller may name."""
+
+    name: str
+    model: ServedModel
+    """The base model that serves the name."""
+    adapter: AdapterRecord | None = None
+    """Adapter behind the name; None means the base model. For an alias, `name` differs from the adapter's name."""
+
+
+class ServedModel:
+    """One base model: its names, its engine (or a pool of engines), its tokenizer, its adapters and its lanes."""
+
+    def __init__(
+        self,
+        engine: EngineApi,
+        tokenizer: Tokenizer,
+        adapters: AdapterRegistry,
+        *,
+        grammars: GrammarPool,
+        settings: ServiceSettings | None = None,
+    ) -> None:
+        """Create the model, which does not start or close what it is given. `adapters` knows the model's names.
+        `settings` are the gateway's, with the lanes' capacities and the tool parser of this model."""
+        settings = settings or ServiceSettings()
+        self.names = adapters.catalog.bases
+        """Names of the base model, the canonical one first."""
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.adapters = adapters
+        self.intake = RequestIntake(engine, tokenizer, adapters, settings, grammars)
+        self.heartbeat = Heartbeat(engine)
+        self.lane_capacity = settings.lane_capacity
+        """Maximum number of answers in progress, by lane. A lane that is missing has no limit."""
+        self._in_lane = {lane: Shares() for lane in Lane}
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @contextmanager
+    def answering(self, lane: Lane, tenant: Tenant, answers: int) -> Iterator[None]:
+        """Count so many answers of a tenant in a lane during the block."""
+        shares = self._in_lane[lane]
+        shares.add(tenant.name, tenant.weight, answers)
+        try:
+            yield
+        finally:
+            shares.remove(tenant.name, answers)
+
+    def refusal(self, lane: Lane, tenant: Tenant, answers: int) -> str:
+        """Return a message that says why the lane has no capacity for so many answers; empty means that it has."""
+        capacity, shares = self.lane_capacity.get(lane), self._in_lane[lane]
+        if capacity is None or shares.admits(tenant.name, answers, capacity):
+            return ""
+        held = shares.held(tenant.name)
+        return f"{shares.total} answers are on their way, {held} of them of this tenant, and it has room for {capacity}"
+
+
+class ServedModels:
+    """All base models of a gateway, in the order of the configuration."""
+
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        """`models` has at least one model, and no two have a name in common."""
+        self._models = tuple(models)
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models)
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    @property
+    def default(self) -> ServedModel:
+        """The first model of the configuration."""
+        return self._models[0]
+
+    def named(self, name: str) -> ServedModel:
+        """Return the base model of a name; raises ApiError (INVALID_REQUEST) that lists all if there is none."""
+        for model in self._models:
+            if name in model.names:
+                return model
+        known = ", ".join(model.name for model in self._models)
+        raise invalid_request(f"there is no base model {name!r}; there are {known}", "model")
+
+    def resolve(self, tenant: Tenant, query: ModelQuery) -> tuple[ServedModel, AdapterRecord | None]:
+        """Return the base model and the adapter's record (None: no adapter) that a request names. Raises ApiError:
+        MODEL_NOT_FOUND, also if the tenant may not use it; INVALID_REQUEST, two names contradict each other."""
+        target = resolve(query, self._catalogs(), tenant)
+        model = self._models[target.model]
+        return model, None if target.adapter is None else model.adapters.records[target.adapter]
+
+    def likely(self, tenant: Tenant, query: ModelQuery) -> ServedModel:
+        """Return the base model that will serve a request, or the default one if `resolve` would raise an error, as
+        `Gateway.generate` then will."""
+        try:
+            return self.resolve(tenant, query)[0]
+        except ApiError:
+            return self.default
+
+    def cards(self, tenant: Tenant) -> list[ModelCard]:
+        """Return the models that a tenant may name: for each base model its first name, its adapters, then aliases."""
+        catalogs = self._catalogs()
+        cards = []
+        for position, (model, catalog) in enumerate(zip(self._models, catalogs, strict=True)):
+            cards.append(ModelCard(model.name, model))
+            for name in (*sorted(catalog.adapters), *sorted(catalog.aliases)):
+                target = find_adapter(name, catalogs)
+                if target is None or target.model != position or target.adapter is None:
+                    continue
+                if catalog.permits(tenant, target.adapter):
+                    cards.append(ModelCard(name, model, model.adapters.records[target.adapter]))
+        return cards
+
+    def catalogs_for(self, tenant: Tenant) -> tuple[Catalog, ...]:
+        """Return, for each base model, a copy of its names and of the names of those adapters that one tenant may
+        use."""
+        return tuple(_permitted(catalog, tenant) for catalog in self._catalogs())
+
+    @property
+    def troubles(self) -> Mapping[str, str]:
+        """Why the engine of a base model cannot serve requests now, by the model's name; empty where it can."""
+        return {model.name: model.heartbeat.trouble for model in self._models}
+
+    @property
+    def trouble(self) -> str:
+        """Message for operators: why requests for some model cannot be served now. Empty means that all can."""
+        found = {name: trouble for name, trouble in self.troubles.items() if trouble}
+        if len(self._models) == 1:
+            return next(iter(found.values()), "")
+        return "; ".join(f"{name}: {trouble}" for name, trouble in found.items())
+
+    def _catalogs(self) -> list[Catalog]:
+        return [model.adapters.catalog for model in self._models]
+
+
+def _permitted(catalog: Catalog, tenant: Tenant) -> Catalog:
+    adapters = frozenset(name for name in catalog.adapters if catalog.permits(tenant, name))
+    aliases = {alias: name for alias, name in catalog.aliases.items() if name in adapters}
+    return Catalog(catalog.bases, adapters, aliases)

@@ -72,12 +72,13 @@ class Dispatcher:
 
     @property
     def backlog(self) -> int:
-        """Number of lines in this process's shards that could enter the engine now, but have not."""
+        """Number of lines in this process's shards that could enter an engine now, but have not."""
         return sum(shard.waiting for shard in self._shards)
 
     async def __aenter__(self) -> Dispatcher:
         context, leases = self._context, self._leases
-        loops = (self._keep_claiming, leases.keep, context.gate.watch, self._keep_counting)
+        watches = [gate.watch for gate in context.gates.values()]
+        loops = (self._keep_claiming, leases.keep, *watches, self._keep_counting)
         self._background = [asyncio.create_task(_run_forever(loop), name=f"batch-{loop.__name__}") for loop in loops]
         return self
 
@@ -202,14 +203,21 @@ class Dispatcher:
 
     @property
     def _wants_lines(self) -> bool:
-        return self._context.gate.wants_more(self.backlog)
+        """Whether the engine of some base model needs more lines than this process's shards have for it."""
+        return any(self._wants_for(model) for model in self._context.gates)
+
+    def _wants_for(self, model: str) -> bool:
+        waiting = sum(shard.waiting_for(model) for shard in self._shards)
+        return self._context.gates[model].wants_more(waiting)
 
     def _held_up(self) -> set[str]:
         """Return the ids of batches of which no shard is claimed now: they rest after a limit's refusal, or a shard of
-        theirs here `is_slow`."""
+        theirs here `is_slow` or has only lines for engines that need no more."""
         now = asyncio.get_running_loop().time()
         self._resting = {batch: until for batch, until in self._resting.items() if until > now}
-        return {*self._resting, *(shard.lease.batch_id for shard in self._shards if shard.is_slow)}
+        wanting = [model for model in self._context.gates if self._wants_for(model)]
+        held = [shard for shard in self._shards if shard.is_slow or not shard.may_feed(wanting)]
+        return {*self._resting, *(shard.lease.batch_id for shard in held)}
 
     def _hand_back_slow(self) -> None:
         slow = sorted(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.pb import engine_pb2 as pb
-from engine.rpc.client import EngineApi
 from engine.rpc.stream import EngineUnavailable
 from gateway.batches.record import Batch
 from gateway.batches.service import Batches
 from gateway.core.errors import ApiError
 from gateway.core.eta import BatchSpeed, OpenJob, eta_seconds
 from gateway.core.shared_poll import SharedPoll
+from gateway.requests.served_model import ServedModels
 
 MOST_OPEN = 256
 """Maximum number of open batches in an estimate, those with the earliest deadlines."""
@@ -19,30 +19,40 @@ MOST_OPEN = 256
 
 class EtaEstimator:
     """Estimates the ends of batches, for all requests of a gateway. It reads the open batches and the engine's
-    statistics at most once a second each."""
+    statistics of the engines at most once a second each."""
 
-    def __init__(self, batches: Batches, engine: EngineApi) -> None:
+    def __init__(self, batches: Batches, models: ServedModels) -> None:
         self._batches = batches
-        self._jobs = SharedPoll(self._open_jobs)
-        self._stats = SharedPoll(engine.stats)
+        self._models = models
+        self._jobs = SharedPoll(self._open_batches)
+        self._stats = {model.name: SharedPoll(model.engine.stats) for model in models}
 
     async def eta(self, batch: Batch) -> float | None:
         """Return the estimated seconds until the batch's last line has ended. None means that the batch is not in
-        progress or that no estimate is possible, also because Redis or the engine is away."""
-        if batch.status != "in_progress":
+        progress or that no estimate is possible, also because Redis or the engine is away, or because the batch may
+        need the engines of several base models."""
+        if batch.status != "in_progress" or (model := self._model_of(batch)) is None:
             return None
         try:
-            now, jobs = await self._jobs.get()
-            speed = batch_speed(await self._stats.get())
+            now, found = await self._jobs.get()
+            speed = batch_speed(await self._stats[model].get())
         except (ApiError, EngineUnavailable):
             return None
-        others = [other for other in jobs if other.id != batch.id]
+        # Batches of several models are counted in full: they may use this engine.
+        others = [_open_job(other, now) for other in found if self._model_of(other) in (model, None)]
+        others = [other for other in others if other.id != batch.id]
         return None if speed is None else eta_seconds(_open_job(batch, now), others, speed)
 
-    async def _open_jobs(self) -> tuple[float, Sequence[OpenJob]]:
+    def _model_of(self, batch: Batch) -> str | None:
+        """Return the name of the base model that all lines of a batch need; None means that there may be several."""
+        if len(self._models) == 1:
+            return self._models.default.name
+        model = self._models.serving(batch.model) if batch.model else None
+        return None if model is None else model.name
+
+    async def _open_batches(self) -> tuple[float, Sequence[Batch]]:
         """Return Redis's time in Unix seconds and the up to MOST_OPEN open batches due first. Raises ApiError."""
-        now, found = await self._batches.open(MOST_OPEN)
-        return now, [_open_job(batch, now) for batch in found]
+        return await self._batches.open(MOST_OPEN)
 
 
 def batch_speed(stats: pb.EngineStats) -> BatchSpeed | None:

@@ -1,4 +1,4 @@
-"""Limits this gateway's batch lines in the engine to as many as `core.feed` allows, admitted by deadline."""
+"""Limits this gateway's batch lines in each engine to as many as `core.feed` allows, admitted by deadline."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class EnginePlace:
 
 
 class Gate:
-    """Admits this process's batch lines to the engine. It is closed while the engine is away, while its batch lane is
+    """Admits this process's batch lines to the engine of one base model. It is closed while the engine is away, while its batch lane is
     not open, and after `close_for`."""
 
     def __init__(self, engine: EngineApi, lane_capacity: Callable[[], int], clock: Callable[[], float]) -> None:
@@ -61,6 +61,11 @@ class Gate:
         self._looked = clock()
 
     @property
+    def is_passable(self) -> bool:
+        """Whether lines may enter the engine now, if there is room for them."""
+        return self._open and self._engine.ready and self._clock() >= self._shut_until
+
+    @property
     def in_flight(self) -> int:
         """Number of admitted lines that have not left the engine, including those on their way to it."""
         return self._queue.inside + self._flow.begun
@@ -68,7 +73,7 @@ class Gate:
     def wants_more(self, waiting: int) -> bool:
         """Return whether the gate is open and `waiting`, the lines that this gateway could send, are fewer than should
         wait in the engine, so that more should be claimed."""
-        return self._passable and waiting < self._flow.target
+        return self.is_passable and waiting < self._flow.target
 
     @asynccontextmanager
     async def place(self, order: Order) -> AsyncIterator[EnginePlace]:
@@ -113,13 +118,9 @@ class Gate:
         self._flow = flow.after_poll(lane.running, lane.waiting, self._ended, now - self._looked)
         self._ended, self._looked = 0, now
 
-    @property
-    def _passable(self) -> bool:
-        return self._open and self._engine.ready and self._clock() >= self._shut_until
-
     def _room(self) -> int:
         most = min(max(1, self._lane_capacity() // 2), self._engine.info.max_seqs + MOST)
-        return replace(self._flow, waiting=self._queue.inside).room(most) if self._passable else 0
+        return replace(self._flow, waiting=self._queue.inside).room(most) if self.is_passable else 0
 
     def _leave(self, place: EnginePlace) -> None:
         if not place.has_begun:

@@ -13,7 +13,7 @@ from msgspec import Meta, Raw, Struct
 from gateway.batches.line_reader import pack_index
 from gateway.batches.record import BatchError
 from gateway.core.errors import MAX_QUOTED, ApiError
-from gateway.core.routing import Catalog, ModelQuery, resolve
+from gateway.core.routing import Catalog, ModelQuery, Target, resolve
 from gateway.core.tenants import Tenant, UnknownFields
 from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.parse import invalid_field, parse
@@ -51,11 +51,8 @@ class CheckParameters(Struct, kw_only=True):
     url: str
     """URL of the input file for fsspec."""
     endpoint: str
-    bases: tuple[str, ...]
-    adapters: frozenset[str]
-    """Names of the adapters that the batch's tenant may use. `bases` has names of the base model, `aliases` maps to
-    adapters."""
-    aliases: Mapping[str, str]
+    catalogs: tuple[Catalog, ...]
+    """Names that the batch's tenant may use, for each base model of the gateway, in the order of the configuration."""
     max_lines: int
     max_line_bytes: int
     unknown_fields: UnknownFields = "ignore"
@@ -110,19 +107,18 @@ class InputCheck:
 
     def __init__(self, asked: CheckParameters) -> None:
         self._asked = asked
-        self._catalog = Catalog(asked.bases, asked.adapters, asked.aliases)
-        self._tenant = Tenant("batch")  # a stand-in: the catalog is already limited to the batch's tenant
+        self._tenant = Tenant("batch")  # a stand-in: the catalogs are already limited to the batch's tenant
         self._decoder = msgspec.json.Decoder(BatchLine)
         self._ids: set[bytes] = set()
         self._models: set[str] = set()
-        self._lines: list[tuple[str, bytes, int, int, int]] = []
-        """Valid lines: adapter name, beginning of the prompt, line number, offset and length in bytes."""
+        self._lines: list[tuple[Target, bytes, int, int, int]] = []
+        """Valid lines: base model and adapter, beginning of the prompt, line number, offset and length in bytes."""
         self._errors: list[BatchError] = []
 
     def run(self, file: ReadableFile) -> tuple[CheckResult, bytes]:
         """Check the file, until MAX_ERRORS errors or one line more than `max_lines`. Blank lines are skipped; a file
         without others is an error. Return the result, and the packed index (empty if there are errors) of the lines in
-        the order in which they should run: by adapter, then prompt prefix. Raises the file's exceptions."""
+        the order in which they should run: by base model, adapter and prompt prefix. Raises the file's exceptions."""
         for number, (offset, length, line) in enumerate(split_lines(file, self._asked.max_line_bytes), 1):
             if length and (line is None or line.strip()):
                 self._take(number, offset, length, line)
@@ -133,7 +129,7 @@ class InputCheck:
         if self._errors:
             return CheckResult(errors=self._errors), b""
         model = self._models.pop() if len(self._models) == 1 else None
-        return CheckResult(total=len(self._lines), model=model), pack_index(line[2:] for line in sorted(self._lines))
+        return CheckResult(total=len(self._lines), model=model), pack_index(line[2:] for line in sorted(self._lines, key=_order))
 
     def _take(self, number: int, offset: int, length: int, line: bytes | None) -> None:
         try:
@@ -141,9 +137,9 @@ class InputCheck:
         except LineError as error:
             self._errors.append(BatchError(error.code, error.message, error.param, number))
 
-    def _checked(self, line: bytes | None) -> tuple[str, bytes]:
-        """Check one line (None: it is too long), and note its id and model. Return the name of its adapter, empty for
-        the base model, and the beginning of its prompt. Raises LineError."""
+    def _checked(self, line: bytes | None) -> tuple[Target, bytes]:
+        """Check one line (None: it is too long), and note its id and model. Return what will serve it and the beginning
+        of its prompt. Raises LineError."""
         if line is None:
             raise LineError("line_too_long", f"a line has at most {self._asked.max_line_bytes} bytes")
         request = self._decoded(line)
@@ -177,17 +173,23 @@ class InputCheck:
         if len(self._ids) > self._asked.max_lines:
             raise LineError("too_many_lines", f"a batch has at most {self._asked.max_lines} lines")
 
-    def _understood(self, text: Raw) -> tuple[str, bytes]:
+    def _understood(self, text: Raw) -> tuple[Target, bytes]:
         try:
             body, request = READERS[self._asked.endpoint](text, self._asked.unknown_fields)
             if body.stream:
                 raise LineError("unsupported_parameter", "lines of a batch are not streamed", "body.stream")
-            adapter = resolve(request.model, self._catalog, self._tenant)
+            target = resolve(request.model, self._asked.catalogs, self._tenant)
         except ApiError as error:
             param = f"body.{error.param}" if error.param else "body"
             raise LineError(error.code or "invalid_request", error.message, param) from error
         self._models.add(_named(request.model))
-        return adapter or "", _beginning(request)
+        return target, _beginning(request)
+
+
+def _order(line: tuple[Target, bytes, int, int, int]) -> tuple[object, ...]:
+    """Sort key of valid lines."""
+    target, *rest = line
+    return (target.model, target.adapter or "", *rest)
 
 
 def split_lines(file: ReadableFile, max_bytes: int) -> Iterator[tuple[int, int, bytes | None]]:

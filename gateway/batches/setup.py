@@ -6,8 +6,9 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -34,6 +35,7 @@ from gateway.files.service import FileLimits, Files
 from gateway.files.storage import Storage, open_storage
 from gateway.files.sweeper import Sweeper, sweeping
 from gateway.observe.metrics import Metrics
+from gateway.requests.served_model import ServedModel
 from gateway.requests.service import Gateway
 
 
@@ -86,38 +88,49 @@ async def dispatching(
 ) -> AsyncIterator[None]:
     """Run a `Dispatcher`, with metrics, while the context is entered. A line may be as long as the body of an HTTP
     request."""
-    gate = Gate(gateway.engine, lambda: gateway.lane_capacity[Lane.BATCH], asyncio.get_running_loop().time)
-    context = BatchContext(store, files, gateway, accounts, gate, metrics.batch_line)
+    gates = open_gates(gateway)
+    context = BatchContext(store, files, gateway, accounts, gates, metrics.batch_line)
     bounds = config.batches.max_lines, config.http.max_body_bytes
     validator = Validator(store, files, _tenants(gateway, accounts), *bounds)
     owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     async with Dispatcher(context, validator.run, owner=owner, lease_seconds=config.batches.lease_s) as dispatcher:
-        metrics.register(BatchMetrics(dispatcher, gate))
+        metrics.register(BatchMetrics(dispatcher, gates))
         yield
 
 
-def _tenants(gateway: Gateway, accounts: AccountRegistry) -> Callable[[str], tuple[Tenant, Catalog]]:
-    """Return a function from a tenant's name to the tenant and its models. The function raises ApiError:
+def open_gates(gateway: Gateway) -> Mapping[str, Gate]:
+    """Return a gate for the engine of each base model, by the model's name."""
+    clock = asyncio.get_running_loop().time
+    return {model.name: Gate(model.engine, partial(_batch_capacity, model), clock) for model in gateway.models}
+
+
+def _batch_capacity(model: ServedModel) -> int:
+    return model.lane_capacity[Lane.BATCH]
+
+
+def _tenants(gateway: Gateway, accounts: AccountRegistry) -> Callable[[str], tuple[Tenant, Sequence[Catalog]]]:
+    """Return a function from a tenant's name to the tenant and the names of its models. The function raises ApiError:
     TENANT_NOT_FOUND."""
 
-    def found(name: str) -> tuple[Tenant, Catalog]:
+    def found(name: str) -> tuple[Tenant, Sequence[Catalog]]:
         tenant = accounts.tenant(name).tenant
         assert tenant is not None, "a tenant's record"
-        return tenant, gateway.intake.catalog_for(tenant)
+        return tenant, gateway.models.catalogs_for(tenant)
 
     return found
 
 
 class BatchMetrics(Collector):
-    def __init__(self, dispatcher: Dispatcher, gate: Gate) -> None:
+    def __init__(self, dispatcher: Dispatcher, gates: Mapping[str, Gate]) -> None:
+        """`gates` are those of the base models, by the model's name."""
         self._dispatcher = dispatcher
-        self._gate = gate
+        self._gates = gates
 
     def collect(self) -> Iterable[Metric]:
         leases = GaugeMetricFamily("loralane_batch_leases", "Batch tasks leased by this process.", labels=["task"])
         for task in get_args(TaskKind):
             leases.add_metric([task], self._dispatcher.leases.get(task, 0))
-        backlog, running = self._dispatcher.backlog, self._gate.in_flight
+        backlog, running = self._dispatcher.backlog, sum(gate.in_flight for gate in self._gates.values())
         yield leases
         yield GaugeMetricFamily(
             "loralane_batches_open", "Batches of all tenants that have not ended.", self._dispatcher.open

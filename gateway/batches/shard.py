@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -16,6 +16,7 @@ from gateway.batches.answers import LineAnswer, LineName, failed_answer, unrun_a
 from gateway.batches.gate import Gate, Order
 from gateway.batches.input import BatchLine
 from gateway.batches.lease import Lease
+from gateway.batches.line_models import LineModels
 from gateway.batches.line_reader import IndexEntry, LineReader, read_index
 from gateway.batches.lines import LineRunner
 from gateway.batches.marks import under_mark
@@ -46,7 +47,8 @@ class BatchContext:
     files: Files
     gateway: Gateway
     holders: KeyHolders
-    gate: Gate
+    gates: Mapping[str, Gate]
+    """The gates of the base models' engines, by the model's name."""
     count: Callable[[str], None]
     """Called for every answered line with its result, "completed" or "failed", for metrics."""
     quarantine: Quarantine = field(default_factory=Quarantine)
@@ -73,7 +75,7 @@ class Shard:
         """Number of processes that died while a line ran as their only suspect, by position."""
         self._suspects = asyncio.Lock()
         """Lock that the one suspect line of the shard holds while it waits for its turn or runs."""
-        self._left = sum(1 for _ in lease.open_positions())
+        self._models = LineModels(context.gateway.models, lease.batch.model, lease.open_positions())
         self._is_draining = False
         self._deadline = claimed + lease.seconds_left
         self.rests_until = 0.0
@@ -91,6 +93,7 @@ class Shard:
         entries = await read_index(self._context.files.storage, self.lease)
         reader = LineReader(self._context.files, source)
         await reader.read_ahead(entries)
+        await self._models.read(reader, entries)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._commit())
             if not self._is_draining:
@@ -112,12 +115,26 @@ class Shard:
     @property
     def is_slow(self) -> bool:
         """True if lines of the shard run one at a time or not at all, so that more lines would only wait."""
-        return bool(self._losses) or self.limit_window.is_limited
+        return bool(self._losses) or self.limit_window.is_limited or self._is_shut_out
+
+    @property
+    def _is_shut_out(self) -> bool:
+        """True if this gateway has several base models and the gates of those that the shard needs are closed."""
+        gates = self._context.gates
+        return len(gates) > 1 and not any(gates[model].is_passable for model in self._models.needed())
 
     @property
     def waiting(self) -> int:
-        """Number of lines that could enter the engine now; 0 if the shard is slow or draining."""
-        return 0 if self._is_draining or self.is_slow else self._left - len(self._inside)
+        """Number of lines that could enter an engine now; 0 if the shard is slow or draining."""
+        return 0 if self._is_draining or self.is_slow else self._models.left - len(self._inside)
+
+    def waiting_for(self, model: str) -> int:
+        """Number of lines that could enter the engine of a base model now; 0 if the shard is slow or draining."""
+        return 0 if self._is_draining or self.is_slow else self._models.waiting(model)
+
+    def may_feed(self, models: Collection[str]) -> bool:
+        """Return whether the shard has lines for the engine of any of these base models, or has not been read yet."""
+        return any(model in models for model in self._models.needed())
 
     def on_lease_lost(self) -> None:
         self.is_lost = self._is_draining = True
@@ -151,7 +168,7 @@ class Shard:
         while answer is None and not self._is_draining:
             answer = await self._attempt(reader, entry, tries)
         if answer is not None:
-            self._left -= 1
+            self._models.end(entry.position)
             self._parts.add(entry.position, answer)
             self._context.count("failed" if answer.usage is None else "completed")
 
@@ -178,7 +195,7 @@ class Shard:
         wait = retry_delay(failure, tries[failure.fault], time.time(), self._lines.left)
         if wait is None:
             return failed_answer(name, failure)
-        await self._wait(failure, wait)
+        await self._wait(failure, wait, entry.position)
         return None
 
     def _is_suspect(self, position: int) -> bool:
@@ -206,7 +223,7 @@ class Shard:
         must then try again."""
         quarantine, order = self._context.quarantine, self._order(position)
         await quarantine.until_free()
-        async with self.limit_window.attempt(order) as asking, self._context.gate.place(order) as place:
+        async with self.limit_window.attempt(order) as asking, self._gate(position).place(order) as place:
             if not quarantine.enter():
                 yield None
                 return
@@ -216,7 +233,7 @@ class Shard:
                 place.begin()
 
             try:
-                with self._inside_engine():
+                with self._inside_engine(position):
                     yield begun
             finally:
                 quarantine.leave()
@@ -228,7 +245,7 @@ class Shard:
         quarantine = self._context.quarantine
         async with (
             quarantine.suspect_turn(),
-            self._context.gate.place(self._order(position)) as place,
+            self._gate(position).place(self._order(position)) as place,
             quarantine.exclusively(),
             under_mark(self._context.store, self.lease, position) as suspicion,
         ):
@@ -237,31 +254,38 @@ class Shard:
                 yield None
                 return
             self._losses, self._marks[position] = suspicion.losses, suspicion.marks
-            with self._inside_engine():
+            with self._inside_engine(position):
                 yield place.begin
 
     def _order(self, position: int) -> Order:
         return self._deadline, self.lease.batch_id, position
 
+    def _gate(self, position: int) -> Gate:
+        """Return the gate of the engine that the line at `position` needs."""
+        return self._context.gates[self._models.of(position)]
+
     @contextmanager
-    def _inside_engine(self) -> Iterator[None]:
-        """Add the current task to those that `drain` lets finish, until exit."""
+    def _inside_engine(self, position: int) -> Iterator[None]:
+        """Count the line at `position` as one in the engine, and add the current task to those that `drain` lets
+        finish, until exit."""
         task = asyncio.current_task()
         assert task is not None, "lines are tasks"
         self._inside.add(task)
+        self._models.enter(position)
         try:
             yield
         finally:
             self._inside.discard(task)
+            self._models.leave(position)
 
-    async def _wait(self, failure: ApiError, seconds: float) -> None:
-        """Wait before the next attempt of a line, which holds no place meanwhile. If a limit of the tenant or a full
+    async def _wait(self, failure: ApiError, seconds: float, position: int) -> None:
+        """Wait before the next attempt of the line at `position`, which holds no place meanwhile. If a limit of the tenant or a full
         lane refused it, make the shard or the gate wait instead; a long wait for a limit drains the shard."""
         if is_tenant_limit(failure):
             self.limit_window.refused(seconds)
             if seconds >= LONG_REST_SECONDS:
                 self.drain(min(seconds, REST_SECONDS))
         elif failure.fault is Fault.LANE_QUEUE_FULL:
-            self._context.gate.close_for(seconds)
+            self._gate(position).close_for(seconds)
         else:
             await asyncio.sleep(seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -42,8 +42,9 @@ class Validator:
 
     store: BatchStore
     files: Files
-    tenant: Callable[[str], tuple[Tenant, Catalog]]
-    """Returns the tenant of a name, and the models that it may use. Raises ApiError: TENANT_NOT_FOUND."""
+    tenant: Callable[[str], tuple[Tenant, Sequence[Catalog]]]
+    """Returns the tenant of a name, and the names that it may use of each base model. Raises ApiError:
+    TENANT_NOT_FOUND."""
     max_lines: int
     max_line_bytes: int
 
@@ -73,20 +74,18 @@ class Validator:
         batch = lease.batch
         try:  # pin again: the gateway that created the batch may have died before it did
             source = await self.files.pin(batch.tenant, batch.input_file_id, batch.id)
-            tenant, catalog = self.tenant(batch.tenant)
+            tenant, catalogs = self.tenant(batch.tenant)
         except ApiError as error:
             if error.http_status >= 500:
                 raise
             return CheckResult(errors=[BatchError(error.code or "invalid_request", error.message, error.param)]), b""
-        return await check_in_process(self._asked(lease, source, tenant, catalog))
+        return await check_in_process(self._asked(lease, source, tenant, catalogs))
 
-    def _asked(self, lease: Lease, source: FileRecord, tenant: Tenant, catalog: Catalog) -> CheckParameters:
+    def _asked(self, lease: Lease, source: FileRecord, tenant: Tenant, catalogs: Sequence[Catalog]) -> CheckParameters:
         return CheckParameters(
             url=self.files.url(source),
             endpoint=lease.batch.endpoint,
-            bases=catalog.bases,
-            adapters=frozenset(catalog.adapters),
-            aliases=catalog.aliases,
+            catalogs=tuple(catalogs),
             max_lines=self.max_lines,
             max_line_bytes=self.max_line_bytes,
             unknown_fields=tenant.unknown_fields,

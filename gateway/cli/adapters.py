@@ -109,13 +109,16 @@ def load(
     path: Annotated[str, typer.Argument(help="PEFT folder below an adapter root, or a Hugging Face id or URL.")],
     replace_loaded: Annotated[bool, typer.Option("--replace", help="Replace the version served now.")] = False,
     tenant: Annotated[list[str] | None, typer.Option(help="Tenant that may use it; repeatable; default: all.")] = None,
+    base_model: Annotated[
+        str, typer.Option(help="Base model that it is for; default: the one that its adapter_config.json names.")
+    ] = "",
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Load an adapter while serving: `loralane adapters load support ./loras/support`."""
     folder = str(Path(path).resolve()) if Path(path).is_dir() else path
     with _admin(url, key) as client:
-        adapter = client.load(name, folder, replace=replace_loaded, tenants=tenant or ())
+        adapter = client.load(name, folder, replace=replace_loaded, tenants=tenant or (), base_model=base_model)
     console.print(f"[green]{name}[/green] serves {adapter.version} (rank {adapter.rank}, {adapter.bytes / 1e6:.1f} MB)")
 
 
@@ -132,12 +135,13 @@ def reload(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> N
 def unload(
     name: Annotated[str, typer.Argument(help="Adapter to take out of service.")],
     drain: Annotated[float, typer.Option(help="Seconds that running requests have; 0: adapters.drain_seconds.")] = 0.0,
+    base_model: Annotated[str, typer.Option(help="Base model of the adapter, if two have one of this name.")] = "",
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Unload an adapter. Requests still live after --drain, or else adapters.drain_seconds, are aborted."""
     with _admin(url, key) as client:
-        aborted = client.unload(name, drain)
+        aborted = client.unload(name, drain, base_model)
     console.print(f"[green]{name}[/green] is unloaded; {aborted} requests were aborted")
 
 
@@ -199,15 +203,19 @@ class AdaptersClient(AdminClient):
     def list(self) -> Sequence[pb.Adapter]:
         return self._stub.List(pb.ListAdaptersRequest(), metadata=self._metadata).adapters
 
-    def load(self, name: str, path: str, *, replace: bool, tenants: Sequence[str] = ()) -> pb.Adapter:
-        request = pb.LoadAdapterRequest(name=name, path=path, replace=replace, tenants=tenants)
+    def load(
+        self, name: str, path: str, *, replace: bool, tenants: Sequence[str] = (), base_model: str = ""
+    ) -> pb.Adapter:
+        request = pb.LoadAdapterRequest(
+            name=name, path=path, replace=replace, tenants=tenants, base_model=base_model
+        )
         return self._stub.Load(request, metadata=self._metadata)
 
     def reload(self, name: str) -> pb.ReloadAdapterResponse:
         return self._stub.Reload(pb.ReloadAdapterRequest(name=name), metadata=self._metadata)
 
-    def unload(self, name: str, drain_seconds: float) -> int:
-        request = pb.UnloadAdapterRequest(name=name, drain_seconds=drain_seconds)
+    def unload(self, name: str, drain_seconds: float, base_model: str = "") -> int:
+        request = pb.UnloadAdapterRequest(name=name, drain_seconds=drain_seconds, base_model=base_model)
         return self._stub.Unload(request, metadata=self._metadata).aborted
 
     def pin(self, name: str, *, pinned: bool) -> pb.Adapter:
@@ -235,7 +243,7 @@ def matching_adapters(
 
 def adapter_table(adapters: Iterable[pb.Adapter]) -> Table:
     table = Table(box=None)
-    for title in ("name", "aliases", "tier", "version"):
+    for title in ("name", "base model", "aliases", "tier", "version"):
         table.add_column(title, no_wrap=True)
     for title in ("rank", "MB", "pages", "running", "waiting", "hits", "loads", "load ms", "last use"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -259,6 +267,7 @@ def adapter_json(adapter: pb.Adapter) -> dict[str, Any]:
 
 def _cells(adapter: pb.Adapter) -> Iterable[Text | str]:
     yield Text(adapter.name, style="red" if adapter.error else "")
+    yield Text(adapter.base_model)
     yield ", ".join(adapter.aliases)
     yield f"{adapter.tier}, pinned" if adapter.pinned else adapter.tier
     yield adapter.version[:VERSION_CHARS]

@@ -34,43 +34,53 @@ requests = typer.Typer(help="Show a running gateway's live requests, and cancel 
 T = TypeVar("T", bound=Message)
 
 Lane = Annotated[str, typer.Argument(help="Name of the lane: interactive or batch.")]
+Model = Annotated[str, typer.Option(help="Name of a base model; default: all.")]
+OneModel = Annotated[str, typer.Option(help="Base model whose lane it is; needed if the gateway serves several.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Refresh the table every second until Ctrl-C.")]
 
 
 @lanes.command("ls")
 def list_lanes(
-    as_json: AsJson = False, watch: Watch = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY
+    model: Model = "",
+    as_json: AsJson = False,
+    watch: Watch = False,
+    url: AdminUrl = LOCAL_URL,
+    key: AdminKey = DEMO_KEY,
 ) -> None:
     """List lanes with their depth, oldest wait, latencies and goals met: `loralane lanes ls --watch`."""
     with _admin(url, key) as client:
-        _show(client.lanes, lanes_table, as_json, watch)
+        _show(lambda: client.lanes(model), lanes_table, as_json, watch)
 
 
 @lanes.command()
-def pause(lane: Lane, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+def pause(lane: Lane, model: OneModel = "", url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Pause a lane: running requests go on, all others wait: `loralane lanes pause batch`."""
-    _set(lane, "pause", url, key)
+    _set(lane, "pause", model, url, key)
 
 
 @lanes.command()
-def resume(lane: Lane, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+def resume(lane: Lane, model: OneModel = "", url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Open a lane again after a pause or a drain: `loralane lanes resume batch`."""
-    _set(lane, "resume", url, key)
+    _set(lane, "resume", model, url, key)
 
 
 @lanes.command()
-def drain(lane: Lane, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+def drain(lane: Lane, model: OneModel = "", url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Drain a lane: refuse new requests, and let accepted ones finish: `loralane lanes drain batch`."""
-    _set(lane, "drain", url, key)
+    _set(lane, "drain", model, url, key)
 
 
 @requests.command("ls")
 def list_requests(
-    as_json: AsJson = False, watch: Watch = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY
+    model: Model = "",
+    as_json: AsJson = False,
+    watch: Watch = False,
+    url: AdminUrl = LOCAL_URL,
+    key: AdminKey = DEMO_KEY,
 ) -> None:
     """List live requests of all gateways that share the engine: `loralane requests ls --watch`."""
     with _admin(url, key) as client:
-        _show(client.requests, requests_table, as_json, watch)
+        _show(lambda: client.requests(model), requests_table, as_json, watch)
 
 
 @requests.command()
@@ -86,9 +96,9 @@ def cancel(
     console.print(f"[green]{ended.id}[/green] of {ended.tenant} is cancelled, after {tokens}", highlight=False)
 
 
-def _set(lane: str, action: str, url: str, key: str) -> None:
+def _set(lane: str, action: str, model: str, url: str, key: str) -> None:
     with _admin(url, key) as client:
-        status = client.set_lane(lane, action)
+        status = client.set_lane(lane, action, model)
     left = f"{status.running:,} running, {status.waiting:,} waiting"
     console.print(f"[green]{status.lane}[/green] is {status.mode}: {left}", highlight=False)
 
@@ -116,15 +126,16 @@ class OperationsClient(AdminClient):
         self._lanes = pb_grpc.LaneAdminStub(self._channel)
         self._requests = pb_grpc.RequestAdminStub(self._channel)
 
-    def lanes(self) -> Sequence[pb.LaneStatus]:
-        return self._lanes.List(pb.ListLanesRequest(), metadata=self._metadata).lanes
+    def lanes(self, model: str = "") -> Sequence[pb.LaneStatus]:
+        return self._lanes.List(pb.ListLanesRequest(model=model), metadata=self._metadata).lanes
 
-    def set_lane(self, lane: str, action: str) -> pb.LaneStatus:
-        """Change a lane's mode on the gateway, and return its new status. `action` is pause, drain or resume."""
-        return self._lanes.Set(pb.SetLaneRequest(lane=lane, action=action), metadata=self._metadata)
+    def set_lane(self, lane: str, action: str, model: str = "") -> pb.LaneStatus:
+        """Change a lane's mode on the gateway, and return its new status. `action` is pause, drain or resume; `model` is
+        needed only if the gateway serves several base models."""
+        return self._lanes.Set(pb.SetLaneRequest(lane=lane, action=action, model=model), metadata=self._metadata)
 
-    def requests(self) -> Sequence[pb.LiveRequest]:
-        return self._requests.List(pb.ListRequestsRequest(), metadata=self._metadata).requests
+    def requests(self, model: str = "") -> Sequence[pb.LiveRequest]:
+        return self._requests.List(pb.ListRequestsRequest(model=model), metadata=self._metadata).requests
 
     def cancel(self, request_id: str) -> pb.LiveRequest:
         return self._requests.Cancel(pb.CancelRequestRequest(id=request_id), metadata=self._metadata)
@@ -136,7 +147,7 @@ ID_CHARS = 12
 def lanes_table(lanes: Iterable[pb.LaneStatus]) -> Table:
     """Return a table with a row for each lane. Latencies are shown as p50 / p95 / p99, in milliseconds."""
     table = Table(box=None)
-    for title in ("lane", "mode"):
+    for title in ("model", "lane", "mode"):
         table.add_column(title, no_wrap=True)
     for title in ("running", "waiting", "oldest wait", "TTFT ms", "ITL ms", "TTFT in time", "ITL in time", "preempted"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -157,6 +168,7 @@ def requests_table(requests: Iterable[pb.LiveRequest]) -> Table:
 
 
 def _lane_cells(lane: pb.LaneStatus) -> Iterable[Text | str]:
+    yield Text(lane.model)
     yield lane.lane
     yield Text(lane.mode, style="" if lane.mode == "open" else "yellow")
     yield f"{lane.running:,}"

@@ -68,12 +68,12 @@ def resolve(query: ModelQuery, catalogs: Sequence[Catalog], tenant: Tenant) -> T
         ApiError: MODEL_NOT_FOUND, a name is unknown or not permitted to this tenant; INVALID_REQUEST, two fields name
             different adapters, or an adapter and a base model that it does not belong to.
     """
-    target = _from_model(query.model, catalogs, tenant)
+    target = _permitted(find(query.model, catalogs), query.model, catalogs, tenant)
     for param in ("adapter_id", "lora_path"):
         name = getattr(query, param)
         if not name:
             continue
-        named = _permitted(name, name, catalogs, tenant)
+        named = _permitted(find_adapter(name, catalogs), name, catalogs, tenant)
         if target.adapter not in (None, named.adapter):
             message = f"{param} names the adapter {name!r}, but the request already names {target.adapter!r}"
             raise invalid_request(message, param)
@@ -83,6 +83,18 @@ def resolve(query: ModelQuery, catalogs: Sequence[Catalog], tenant: Tenant) -> T
             raise invalid_request(message, param)
         target = named
     return target
+
+
+def find(name: str, catalogs: Sequence[Catalog]) -> Target | None:
+    """Return what serves the name in the field `model` of a request, for a tenant that may use it: a base model, an
+    adapter, or `base:adapter`. None means that the name is unknown."""
+    if (position := _base(name, catalogs)) is not None:
+        return Target(position, None)
+    if (target := find_adapter(name, catalogs)) is not None:
+        return target
+    base, colon, suffix = name.rpartition(":")
+    position, target = _base(base, catalogs) if colon else None, find_adapter(suffix, catalogs)
+    return None if position is None or target is None or target.model != position else target
 
 
 def find_adapter(name: str, catalogs: Sequence[Catalog]) -> Target | None:
@@ -102,23 +114,9 @@ def _base(name: str, catalogs: Sequence[Catalog]) -> int | None:
     return next((position for position, catalog in enumerate(catalogs) if name in catalog.bases), None)
 
 
-def _from_model(model: str, catalogs: Sequence[Catalog], tenant: Tenant) -> Target:
-    if (position := _base(model, catalogs)) is not None:
-        return Target(position, None)
-    if find_adapter(model, catalogs) is not None:
-        return _permitted(model, model, catalogs, tenant)
-    base, colon, suffix = model.rpartition(":")
-    if colon and (position := _base(base, catalogs)) is not None:
-        target = _permitted(suffix, model, catalogs, tenant)
-        if target.model == position:
-            return target
-    raise model_not_found(model)
-
-
-def _permitted(name: str, asked: str, catalogs: Sequence[Catalog], tenant: Tenant) -> Target:
-    """Return the adapter with this name or alias, if the tenant may use it. Raises ApiError: MODEL_NOT_FOUND, whose
-    message quotes `asked`, the name as the request spelled it."""
-    target = find_adapter(name, catalogs)
-    if target is None or not catalogs[target.model].permits(tenant, target.adapter or ""):
-        raise model_not_found(asked)
+def _permitted(target: Target | None, name: str, catalogs: Sequence[Catalog], tenant: Tenant) -> Target:
+    """Return the target if there is one and the tenant may use its adapter. Raises ApiError: MODEL_NOT_FOUND, whose
+    message quotes the `name` of the target."""
+    if target is None or (target.adapter is not None and not catalogs[target.model].permits(tenant, target.adapter)):
+        raise model_not_found(name)
     return target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
@@ -105,12 +106,13 @@ class AdminApi:
 
     async def load_as_vllm(self, request: Request) -> Response:
         body = await self._body(request, LoadAdapterRequest)
-        await self._adapters.load(body.lora_name, body.lora_path, replace=bool(body.load_inplace))
+        registry = await self._adapters.to_load(body.lora_name, body.lora_path)
+        await registry.load(body.lora_name, body.lora_path, replace=bool(body.load_inplace))
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     async def unload_as_vllm(self, request: Request) -> Response:
         body = await self._body(request, UnloadAdapterRequest)
-        await self._adapters.unload(body.lora_name)
+        await self._adapters.of(body.lora_name).unload(body.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     async def list(self, request: Request) -> Response:
@@ -121,16 +123,19 @@ class AdminApi:
 
     async def load(self, request: Request) -> Response:
         body = await self._body(request, NativeLoadRequest)
-        await self._adapters.load(body.name, body.source, replace=body.replace, tenants=body.tenants)
-        return await self._shown(body.name)
+        registry = await self._adapters.to_load(body.name, body.source, body.base_model)
+        await registry.load(body.name, body.source, replace=body.replace, tenants=body.tenants)
+        return json_response(await registry.status(body.name))
 
     async def reload(self, request: Request) -> Response:
         name = request.path_params["name"]
-        changed = await self._adapters.reload(name)
-        return json_response({"changed": changed, "adapter": await self._adapters.status(name)})
+        registry = self._adapters.of(name)
+        changed = await registry.reload(name)
+        return json_response({"changed": changed, "adapter": await registry.status(name)})
 
     async def unload(self, request: Request) -> Response:
-        aborted = await self._adapters.unload(request.path_params["name"], _drain_seconds(request))
+        name, base_model = request.path_params["name"], request.query_params.get("base_model", "")
+        aborted = await self._adapters.of(name, base_model).unload(name, _drain_seconds(request))
         return json_response({"aborted": aborted})
 
     async def pin(self, request: Request) -> Response:
@@ -141,29 +146,33 @@ class AdminApi:
 
     async def alias(self, request: Request) -> Response:
         body = await self._body(request, AliasRequest)
-        await self._adapters.alias(request.path_params["name"], body.alias, remove=body.remove)
-        return await self._shown(request.path_params["name"])
+        name = request.path_params["name"]
+        await self._adapters.of(name).alias(name, body.alias, remove=body.remove)
+        return await self._shown(name)
 
     async def allow(self, request: Request) -> Response:
         body = await self._body(request, AllowRequest)
-        await self._adapters.allow(request.path_params["name"], body.tenants)
-        return await self._shown(request.path_params["name"])
+        name = request.path_params["name"]
+        await self._adapters.of(name).allow(name, body.tenants)
+        return await self._shown(name)
 
     async def check(self, request: Request) -> Response:
-        """Run the engine's integrity check and return the violations found, as a JSON list of texts; empty means none.
-        The check inspects every page and stalls the engine's steps meanwhile. Raises ApiError: ENGINE_UNAVAILABLE."""
+        """Run the integrity check of all engines, and return the violations found, as a JSON list of texts; empty means
+        none. The check inspects every page and stalls an engine's steps meanwhile. Raises ApiError: ENGINE_UNAVAILABLE
+        if an engine does not answer."""
         try:
-            stats = await self._gateway.engine.stats(check=True)
+            found = await asyncio.gather(*(model.engine.stats(check=True) for model in self._gateway.models))
         except EngineUnavailable as error:
             raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not available") from error
-        return json_response({"violations": list(stats.violations)})
+        return json_response({"violations": [violation for stats in found for violation in stats.violations]})
 
     async def _pinned(self, request: Request, pinned: bool) -> Response:
-        await self._adapters.pin(request.path_params["name"], pinned)
-        return await self._shown(request.path_params["name"])
+        name = request.path_params["name"]
+        await self._adapters.of(name).pin(name, pinned)
+        return await self._shown(name)
 
     async def _shown(self, name: str) -> Response:
-        return json_response(await self._adapters.status(name))
+        return json_response(await self._adapters.of(name).status(name))
 
     async def _body(self, request: Request, kind: type[Body]) -> Body:
         return parse(await read_body(request, self._max_body_bytes), kind)

@@ -41,8 +41,8 @@ from gateway.openai.parse import Body, parse
 from gateway.openai.render import Json
 from gateway.openai.schema import DetokenizeRequest, TokenizeRequest
 from gateway.openai.tools import offered_tools
-from gateway.requests.admission import ModelCard
 from gateway.requests.observers import ArrivingRequest
+from gateway.requests.served_model import ModelCard, ServedModel
 from gateway.requests.service import Gateway
 from gateway.text.chat_template import template_options
 from gateway.usage.report import UsageAdmin
@@ -127,7 +127,7 @@ class HttpApi:
         self._started = int(time.time())
         self._document = document([each for each in OPERATIONS if serves_path(surface, each.path)])
         self._files = FilesApi(files, self._authenticate) if files else None
-        etas = EtaEstimator(batches, gateway.engine) if batches else None
+        etas = EtaEstimator(batches, gateway.models) if batches else None
         self._batches = BatchesApi(batches, etas, self._authenticate, max_body_bytes) if batches and etas else None
         of_all = AdminBatchesApi(batches, etas) if batches and etas else None
         self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts, usage, operations, of_all)
@@ -161,13 +161,13 @@ class HttpApi:
         return await self._generation(request, completion_call)
 
     async def models(self, request: Request) -> Response:
-        cards = self._gateway.intake.models(self._tenant(request).tenant)
+        cards = self._gateway.models.cards(self._tenant(request).tenant)
         return json_response({"object": "list", "data": [self._model(card) for card in cards]})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        adapter = self._gateway.intake.resolve(self._tenant(request).tenant, ModelQuery(name))
-        return json_response(self._model(ModelCard(name, adapter)))
+        model, adapter = self._gateway.models.resolve(self._tenant(request).tenant, ModelQuery(name))
+        return json_response(self._model(ModelCard(name, model, adapter)))
 
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a text or a chat, their number and the context length in tokens, as vLLM's API does.
@@ -177,8 +177,8 @@ class HttpApi:
         UNSUPPORTED_PARAMETER, for example tools that the chat template does not support.
         """
         principal, body = await self._read(request, TokenizeRequest)
-        tokenizer = self._gateway.tokenizer
-        self._check_model(principal, body.model)
+        model = self._served_model(principal, body.model)
+        tokenizer = model.tokenizer
         if (body.prompt is None) == (body.messages is None):
             raise invalid_request("give either prompt or messages", "prompt")
         if body.messages is not None:
@@ -192,7 +192,7 @@ class HttpApi:
         texts = [tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
         answer = {
             "count": len(ids),
-            "max_model_len": self._gateway.engine.info.max_model_len,
+            "max_model_len": model.engine.info.max_model_len,
             "tokens": ids,
             "token_strs": texts,
         }
@@ -200,18 +200,19 @@ class HttpApi:
 
     async def detokenize(self, request: Request) -> Response:
         principal, body = await self._read(request, DetokenizeRequest)
-        self._check_model(principal, body.model)
-        self._gateway.intake.check_ids(body.tokens, "tokens")
-        return json_response({"prompt": self._gateway.tokenizer.decode(body.tokens, skip_special=False)})
+        model = self._served_model(principal, body.model)
+        model.intake.check_ids(body.tokens, "tokens")
+        return json_response({"prompt": model.tokenizer.decode(body.tokens, skip_special=False)})
 
     async def health(self, request: Request) -> Response:
         """Return 200 without checking anything: the response itself shows that the process is alive."""
         return json_response({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """Return 200, or 503 with the reason if the engine is not connected or hangs, or if Redis is away and all
-        limits' policy is `closed`. The body has the state of the engine, of Redis, which is pinged, and the limiter."""
-        limiter, trouble = self._gateway.limiter, self._gateway.heartbeat.trouble
+        """Return 200, or 503 with the reason if the engine of a base model is not connected or hangs, or if Redis is
+        away and all limits' policy is `closed`. The body has the state of each base model, of all engines together, of
+        Redis, which is pinged, and of the limiter."""
+        limiter, trouble = self._gateway.limiter, self._gateway.models.trouble
         redis = await limiter.ping()
         closed = "" if limiter.modes != {"closed"} else "limits cannot be checked while Redis is away"
         ready = not (trouble or closed)
@@ -219,6 +220,7 @@ class HttpApi:
             "status": "ready" if ready else "not_ready",
             "reason": trouble or closed or None,
             "engine": not trouble,
+            "models": {name: found or None for name, found in self._gateway.models.troubles.items()},
             "redis": redis,
             "limiter": limiter.mode,
             "limiter_modes": sorted(limiter.modes),
@@ -242,7 +244,7 @@ class HttpApi:
     def _model(self, card: ModelCard) -> Json:
         """Return a model's entry in OpenAI's model list. `root` is the adapter's name for an alias and the base model's
         name otherwise; `parent` is the base model, or None for the base model itself."""
-        base, adapter = self._gateway.base_name, card.adapter
+        base, adapter = card.model.name, card.adapter
         is_alias = adapter is not None and card.name in adapter.aliases
         return {
             "id": card.name,
@@ -251,14 +253,14 @@ class HttpApi:
             "owned_by": "loralane",
             "root": adapter.name if adapter and is_alias else base,
             "parent": base if adapter else None,
-            "max_model_len": self._gateway.engine.info.max_model_len,
+            "max_model_len": card.model.engine.info.max_model_len,
         }
 
-    def _check_model(self, principal: Principal, model: str | None) -> None:
-        """Raise ApiError (MODEL_NOT_FOUND) if the caller may not use the named model; None is not checked. The name has
-        no other effect, because all models share one tokenizer."""
-        if model is not None:
-            self._gateway.intake.resolve(principal.tenant, ModelQuery(model))
+    def _served_model(self, principal: Principal, name: str | None) -> ServedModel:
+        """Return the base model that serves a name; None means the first. Raises ApiError (MODEL_NOT_FOUND) if the
+        caller may not use the named model."""
+        models = self._gateway.models
+        return models.default if name is None else models.resolve(principal.tenant, ModelQuery(name))[0]
 
     async def _read(self, request: Request, kind: type[Body]) -> tuple[Principal, Body]:
         """Authenticate the caller, then read and parse the body, and return both. Raises ApiError: the key is missing,

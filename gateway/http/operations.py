@@ -10,7 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.adapters.registry import AdapterRegistry
+from gateway.adapters.admin import AdapterAdmin
 from gateway.adapters.status import AdapterStatus
 from gateway.core.errors import invalid_request
 from gateway.core.shared_poll import SharedPoll
@@ -20,7 +20,8 @@ from gateway.http.lists import check_parameters, parse_number
 from gateway.http.stream import json_response
 from gateway.limiter.admin import LimitAdmin
 from gateway.observe.history import MAX_MINUTES
-from gateway.observe.operations import MODES, EngineStatus, LaneStatus, LiveRequest, LiveRequests, Operations
+from gateway.observe.model_operations import MODES, EngineStatus, LaneStatus, LiveRequest, LiveRequests
+from gateway.observe.operations import Operations
 from gateway.observe.recent import KEPT, RecentRequest
 from gateway.usage.report import UsageAdmin
 
@@ -58,19 +59,19 @@ class OperationsApi:
     overview's sections are cached for about a second."""
 
     def __init__(
-        self, operations: Operations, limits: LimitAdmin, adapters: AdapterRegistry, usage: UsageAdmin | None
+        self, operations: Operations, limits: LimitAdmin, adapters: AdapterAdmin, usage: UsageAdmin | None
     ) -> None:
         """Create the handlers. None for `usage` means that the overview shows tenants without their settled use."""
         self._operations = operations
         self._limits = limits
         self._used = SharedPoll(usage.last_minute.read, USAGE_SECONDS) if usage else None
         self._tenants, self._adapters = SharedPoll(self._look_at_tenants), SharedPoll(adapters.statuses)
-        self._sections: dict[str, Callable[[], Awaitable[Any]]] = {
+        self._sections: dict[str, Callable[[str], Awaitable[Any]]] = {
             "engine": operations.engine,
             "lanes": operations.lanes,
             "requests": operations.requests,
-            "tenants": self._tenants.get,
-            "adapters": self._adapters.get,
+            "tenants": lambda model: self._tenants.get(),
+            "adapters": lambda model: self._adapters.get(),
         }
 
     def table(self) -> list[RouteEntry]:
@@ -85,10 +86,12 @@ class OperationsApi:
         ]
 
     async def lanes(self, request: Request) -> Response:
-        return json_response({"lanes": await self._operations.lanes()})
+        """Return the status of the lanes of all base models, or of the one that the query parameter `model` names."""
+        return json_response({"lanes": await self._operations.lanes(_model(request))})
 
     async def requests(self, request: Request) -> Response:
-        return json_response(await self._operations.requests())
+        """Return the live requests of all base models, or of the one that the query parameter `model` names."""
+        return json_response(await self._operations.requests(_model(request)))
 
     async def cancel(self, request: Request) -> Response:
         return json_response({"cancelled": await self._operations.cancel(request.path_params["id"])})
@@ -96,8 +99,9 @@ class OperationsApi:
     async def overview(self, request: Request) -> Response:
         """Return several sections as JSON in one response, so that the console needs one request for each refresh.
 
-        The query parameter `sections` names the sections, separated by commas; without it, all are returned. Raises
-        ApiError: INVALID_REQUEST for an unknown section; ENGINE_UNAVAILABLE or, for tenants' use, LIMITER_UNAVAILABLE.
+        The query parameter `sections` names the sections, separated by commas; without it, all are returned. With the
+        parameter `model`, the engine, lanes and requests are those of that base model; without it, the engine is that
+        of the first. Raises ApiError: INVALID_REQUEST for an unknown section or base model; ENGINE_UNAVAILABLE or, for tenants' use, LIMITER_UNAVAILABLE.
         """
         asked = request.query_params.get("sections")
         names = list(self._sections) if asked is None else asked.split(",")
@@ -105,7 +109,7 @@ class OperationsApi:
         if unknown:
             known = ", ".join(self._sections)
             raise invalid_request(f"sections: {unknown[0]!r} is none of {known}", "sections")
-        found = await asyncio.gather(*[self._sections[name]() for name in names])
+        found = await asyncio.gather(*[self._sections[name](_model(request)) for name in names])
         return json_response(dict(zip(names, found, strict=True)))
 
     def forget(self) -> None:
@@ -117,7 +121,8 @@ class OperationsApi:
 
     def _change(self, action: str) -> Callable[[Request], Awaitable[Response]]:
         async def change(request: Request) -> Response:
-            return json_response(await self._operations.set_mode(request.path_params["lane"], action))
+            lane = request.path_params["lane"]
+            return json_response(await self._operations.set_mode(lane, action, _model(request)))
 
         return change
 
@@ -159,9 +164,9 @@ class HistoryApi:
 
     async def history(self, request: Request) -> Response:
         given = request.query_params
-        check_parameters(given, "minutes")
+        check_parameters(given, "minutes", "model")
         minutes = parse_number(given.get("minutes", str(DEFAULT_MINUTES)), "minutes", 1, MAX_MINUTES)
-        return json_response(self._operations.history.read(minutes))
+        return json_response(self._operations.of(_model(request)).history.read(minutes))
 
     async def recent(self, request: Request) -> Response:
         given = request.query_params
@@ -172,3 +177,8 @@ class HistoryApi:
         limit = parse_number(given.get("limit", str(DEFAULT_RECENT)), "limit", 1, KEPT)
         found = self._operations.recent.read(cast(Literal["all", "failed"], which), limit)
         return json_response({"requests": found})
+
+
+def _model(request: Request) -> str:
+    """Return the base model that the query parameter `model` names; empty if it is absent."""
+    return request.query_params.get("model", "")

@@ -1,306 +1,142 @@
-"""What operators see and change of lanes and live requests, for the HTTP and gRPC admin APIs.
-
-The data comes from the engine, which knows the requests of all gateway processes that share it and decides which ones
-start. Only the percentiles come from the metrics of this gateway process.
-"""
+"""What operators see and change of the engines, lanes and live requests of all base models, for the admin APIs."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import groupby
-from operator import attrgetter
-from typing import Literal
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
-from msgspec import Struct
-
-from engine.core.config import LaneGoals
-from engine.core.types import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
-from engine.rpc.client import EngineApi, LaneRejected
-from engine.rpc.stream import EngineUnavailable
-from engine.rpc.wire import lane_mode_from_pb
-from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
-from gateway.core.shared_poll import SharedPoll
-from gateway.observe.history import History
-from gateway.observe.latency import ITL, TTFT, Latency, LatencyWindow, Percentiles
-from gateway.observe.metrics import StaticMetrics
+from gateway.core.errors import ApiError, Fault, invalid_request
+from gateway.observe.model_operations import (
+    EngineStatus,
+    LaneStatus,
+    LiveRequest,
+    LiveRequests,
+    ModelOperations,
+    running_first,
+)
 from gateway.observe.recent import RecentRequestStore
 
-LaneName = Literal["interactive", "batch"]
-LANE_NAMES: Mapping[Lane, LaneName] = {Lane.INTERACTIVE: "interactive", Lane.BATCH: "batch"}
-LANES: Mapping[str, Lane] = {name: lane for lane, name in LANE_NAMES.items()}
-MODES: Mapping[str, LaneMode] = {"pause": LaneMode.PAUSED, "drain": LaneMode.DRAINING, "resume": LaneMode.OPEN}
-UNPROMISED = 0.95
-"""Percentile, as a share from 0 to 1, that charts show for a lane without an attainment goal."""
-MOST_LISTED = 200
-ALL = 2**32 - 1
 SHORTEST_ID = 6
 """Minimum number of characters of an id that are accepted as its unambiguous beginning in place of the id."""
 
-
-class LaneStatus(Struct, frozen=True):
-    lane: LaneName
-    mode: Literal["open", "paused", "draining"]
-    running: int
-    waiting: int
-    oldest_wait_seconds: float
-    slo_ttft_attainment: float
-    """Share of recent first tokens that came within their goal; 1 if there were none."""
-    slo_itl_attainment: float
-    preemptions: int
-    """Number of preemptions in this lane since the engine started."""
-    device_seconds: float
-    ttft_seconds: Percentiles
-    itl_seconds: Percentiles
-    window_seconds: float
-    """Length of the time window of the percentiles, in seconds."""
-    ttft_goal_seconds: float
-    itl_goal_seconds: float
-    attainment_goal: float
-    """Share of tokens (0 to 1) that the lane promises to deliver within its goals."""
-
-
-class LiveRequest(Struct, frozen=True):
-    id: str
-    request_id: str
-    """Request id of the caller; it need not be unique."""
-    tenant: str
-    key: str
-    """Short id of the API key."""
-    model: str
-    adapter: str
-    """Name of the adapter; empty means the base model."""
-    lane: LaneName
-    state: Literal["queued", "running"]
-    answers: int
-    """Number of answers that are still live; the request may have asked for more."""
-    prompt_tokens: int
-    cached_tokens: int
-    generated_tokens: int
-    max_tokens: int
-    preemptions: int
-    age_seconds: float
-    started: float
-    """When the engine received the request, in Unix seconds."""
-
-
-class LiveRequests(Struct, frozen=True):
-    """Live requests of all gateway processes that share the engine. `total` counts their answers, listed or not."""
-
-    requests: list[LiveRequest]
-    total: int
-    """Number of live answers, listed or not. A request may have several answers."""
-
-
-class EngineStatus(Struct, frozen=True):
-    """State of the engine. Pages are pages of its pool; steps and tokens are totals since the engine started."""
-
-    served_name: str
-    """Name by which callers ask for the base model."""
-    model: str
-    """Folder or file that the engine has loaded."""
-    device: str
-    tokens_per_second: float | None
-    """Generated tokens per second between the last two samples, five seconds apart; None if there are none."""
-    steps: int
-    generated_tokens: int
-    prompt_tokens: int
-    cached_tokens: int
-    total_pages: int
-    free_pages: int
-    kv_pages: int
-    cached_pages: int
-    adapter_pages: int
+T = TypeVar("T")
 
 
 class Operations:
-    """Shows the engine, its lanes, tenants and live requests, sets lane modes and cancels requests. Methods that ask
-    the engine raise ApiError: ENGINE_UNAVAILABLE if it does not answer. What they show is cached for one second, or
-    until a change made here, for all callers; `cancel` looks anew."""
+    """Shows and changes what `ModelOperations` does for one base model: for the model of a given name, or for all of
+    them if the name is empty.
 
-    def __init__(self, engine: EngineApi, latency: LatencyWindow, static: StaticMetrics, served_name: str) -> None:
-        """`static` holds the lanes' goals, which follow the configuration. `served_name` is the base model's name."""
-        self._engine = engine
-        self._latency = latency
-        self._static = static
-        self._served_name = served_name
-        self.history = History()
+    What concerns all models leaves out those whose engine does not answer. Methods raise ApiError: ENGINE_UNAVAILABLE
+    if no engine that they ask answers; INVALID_REQUEST if no base model has the given name.
+    """
+
+    def __init__(self, models: Iterable[ModelOperations]) -> None:
+        """`models` are those of the base models, in the order of the configuration."""
+        self._models = {model.model: model for model in models}
         self.recent = RecentRequestStore()
-        self._stats = SharedPoll(engine.stats)
-        self._lanes = SharedPoll(self._look_at_lanes)
-        self._requests = SharedPoll(lambda: engine.live_requests(MOST_LISTED))
 
-    async def lanes(self) -> list[LaneStatus]:
-        return await self._lanes.get()
+    def __iter__(self) -> Iterator[ModelOperations]:
+        return iter(self._models.values())
 
-    async def set_mode(self, name: str, action: str) -> LaneStatus:
-        """Set the mode of lane `name` for all gateways, from the engine's next step on, and return the lane's new
-        status. `action` is pause, drain or resume.
+    def of(self, model: str = "") -> ModelOperations:
+        """Return the operations on one base model: on the first if the name is empty."""
+        if model and model not in self._models:
+            message = f"there is no base model {model!r}; there are {', '.join(self._models)}"
+            raise invalid_request(message, "model")
+        return self._models[model or next(iter(self._models))]
 
-        Raises:
-            ApiError: INVALID_REQUEST, there is no such lane or the engine's scheduling policy has no lanes;
-                ENGINE_UNAVAILABLE, the engine does not answer.
-        """
-        if name not in LANES:
-            raise invalid_request(f"lane must be one of {', '.join(LANES)}", "lane")
-        with _engine_answers():
-            try:
-                await self._engine.set_lane(LANES[name], MODES[action])
-            except LaneRejected as error:
-                raise invalid_request(str(error), "lane") from error
-        self.forget()
-        return next(status for status in await self.lanes() if status.lane == name)
+    async def engine(self, model: str = "") -> EngineStatus:
+        """Return the state of the engine of one base model: of the first if the name is empty."""
+        return await self.of(model).engine()
 
-    async def requests(self) -> LiveRequests:
-        """Return the running requests, then the waiting ones, of the first MOST_LISTED live answers, and the number of
-        all live answers. Raises ApiError: ENGINE_UNAVAILABLE, the engine does not answer."""
-        with _engine_answers():
-            live = await self._requests.get()
-        return LiveRequests(_grouped(live.requests), live.total)
+    async def lanes(self, model: str = "") -> list[LaneStatus]:
+        """Return the status of the lanes, model by model."""
+        found = await self._ask(model, lambda one: one.lanes())
+        return [status for statuses in found for status in statuses]
+
+    async def set_mode(self, lane: str, action: str, model: str = "") -> LaneStatus:
+        """Set the mode of a lane of one base model, as `ModelOperations.set_mode` does. Raises ApiError
+        (INVALID_REQUEST) if the name is empty and there are several models."""
+        if not model and len(self._models) > 1:
+            raise invalid_request(f"model must be one of {', '.join(self._models)}", "model")
+        return await self.of(model).set_mode(lane, action)
+
+    async def requests(self, model: str = "") -> LiveRequests:
+        """Return the running requests, then the waiting ones, and the number of all live answers, as
+        `ModelOperations.requests` does for each model."""
+        found = await self._ask(model, lambda one: one.requests())
+        requests = sorted((request for live in found for request in live.requests), key=running_first)
+        return LiveRequests(requests, sum(live.total for live in found))
 
     async def cancel(self, request_id: str) -> LiveRequest:
-        """Cancel a request of any gateway process, given `LiveRequest.id` or its first 6 or more characters; return its
-        last state.
+        """Cancel a request of any gateway process and model, given `LiveRequest.id` or its first 6 or more characters;
+        return its last state.
 
         The request's caller gets 503 `preempted`, marked as not retryable, and is charged for the generated tokens.
 
         Raises:
             ApiError: REQUEST_NOT_FOUND, no live request has this id; INVALID_REQUEST, several ids begin like this;
-                ENGINE_UNAVAILABLE, the engine does not answer.
+                ENGINE_UNAVAILABLE, no engine answers.
         """
-        with _engine_answers():
-            live = await self._engine.live_requests(ALL)
-            answers = _found(live.requests, request_id)
-            ended = await self._engine.cancel([answer.request_id for answer in answers])
-        self.forget()
-        if not ended:
-            raise request_not_found(request_id)
-        return _live_request(answers)
 
-    def forget(self) -> None:
-        """Drop cached answers of the engine, so that the next query shows the current state."""
-        for poll in (self._stats, self._lanes, self._requests):
-            poll.forget()
+        async def look(one: ModelOperations) -> tuple[ModelOperations, Sequence[pb.LiveRequest]]:
+            return one, await one.answers()
+
+        found = await self._ask("", look)
+        wanted = _meant(request_id, {answer.origin.id for _, answers in found for answer in answers})
+        for one, answers in found:
+            of_request = [answer for answer in answers if answer.origin.id == wanted]
+            if of_request and (ended := await one.cancel(of_request)):
+                return ended
+        raise request_not_found(request_id)
 
     async def reserved(self) -> Mapping[str, int]:
-        """Return, by tenant, the tokens that live requests have reserved of the tenant's limits and may still use.
-        Raises ApiError: ENGINE_UNAVAILABLE, the engine does not answer."""
-        with _engine_answers():
-            return (await self._requests.get()).reserved_tokens
-
-    async def engine(self) -> EngineStatus:
-        with _engine_answers():
-            stats = await self._stats.get()
-        info, counted = self._engine.info, EngineStatus.__struct_fields__[4:]
-        figures = {name: getattr(stats, name) for name in counted}
-        rate = self.history.latest("tokens_per_second")
-        return EngineStatus(self._served_name, info.model, info.device, rate, **figures)
-
-    async def tenants(self) -> Mapping[str, tuple[int, int]]:
-        """Return (running, waiting) by tenant: the numbers of live answers in the engine, over both lanes. Raises
-        ApiError: ENGINE_UNAVAILABLE, the engine does not answer."""
-        with _engine_answers():
-            stats = await self._stats.get()
-        found: dict[str, tuple[int, int]] = {}
-        for tenant in stats.tenants:
-            running, waiting = found.get(tenant.tenant, (0, 0))
-            found[tenant.tenant] = running + tenant.running, waiting + tenant.waiting
+        """Return, by tenant, the tokens that live requests have reserved of the tenant's limits and may still use."""
+        found: dict[str, int] = {}
+        for reserved in await self._ask("", lambda one: one.reserved()):
+            for tenant, tokens in reserved.items():
+                found[tenant] = found.get(tenant, 0) + tokens
         return found
 
-    def latencies_at_goal(self) -> Mapping[str, float | None]:
-        """Return recent TTFT and ITL of each lane in seconds, under keys such as `interactive.ttft_at_goal`, at a
-        percentile: the lane's attainment goal, or `UNPROMISED` for a lane without one. None means that nothing was
-        observed."""
-        latency, goals = self._latency.read(), self._static.goals
-        return {
-            f"{name}.{kind}_at_goal": latency.at(histogram, lane, goals[lane].attainment or UNPROMISED)
-            for lane, name in LANE_NAMES.items()
-            for kind, histogram in (("ttft", TTFT), ("itl", ITL))
-        }
+    async def tenants(self) -> Mapping[str, tuple[int, int]]:
+        """Return (running, waiting) by tenant: the numbers of live answers in the engines, over both lanes."""
+        found: dict[str, tuple[int, int]] = {}
+        for tenants in await self._ask("", lambda one: one.tenants()):
+            for tenant, (running, waiting) in tenants.items():
+                before = found.get(tenant, (0, 0))
+                found[tenant] = before[0] + running, before[1] + waiting
+        return found
 
-    async def _look_at_lanes(self) -> list[LaneStatus]:
-        with _engine_answers():
-            stats = await self._stats.get()
-        latency = self._latency.read()
-        goals = self._static.goals
-        return [_lane_status(lane, latency, goals[Lane(lane.lane)]) for lane in stats.lanes]
+    def forget(self) -> None:
+        """Drop cached answers of the engines, so that the next query shows the current state."""
+        for model in self._models.values():
+            model.forget()
+
+    async def _ask(self, model: str, question: Callable[[ModelOperations], Awaitable[T]]) -> list[T]:
+        """Return the answers of one base model or, if the name is empty, of all whose engines answer."""
+        asked = [self.of(model)] if model else list(self._models.values())
+        found = await asyncio.gather(*map(question, asked), return_exceptions=True)
+        errors = [answer for answer in found if isinstance(answer, BaseException)]
+        for error in errors:
+            is_away = isinstance(error, ApiError) and error.fault is Fault.ENGINE_UNAVAILABLE
+            if not is_away or len(errors) == len(asked):
+                raise error
+        return [answer for answer in found if not isinstance(answer, BaseException)]
 
 
 def request_not_found(request_id: str) -> ApiError:
     return ApiError(Fault.REQUEST_NOT_FOUND, f"no live request has the id {request_id!r}", "id")
 
 
-@contextmanager
-def _engine_answers() -> Iterator[None]:
-    try:
-        yield
-    except EngineUnavailable as error:
-        raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not available") from error
-
-
-def _lane_status(stats: pb.LaneStats, latency: Latency, goals: LaneGoals) -> LaneStatus:
-    lane = Lane(stats.lane)
-    return LaneStatus(
-        lane=LANE_NAMES[lane],
-        mode=lane_mode_from_pb(stats.mode).value,
-        running=stats.running,
-        waiting=stats.waiting,
-        oldest_wait_seconds=stats.oldest_wait_seconds,
-        slo_ttft_attainment=stats.slo_ttft_attainment,
-        slo_itl_attainment=stats.slo_itl_attainment,
-        preemptions=stats.preemptions,
-        device_seconds=stats.device_seconds,
-        ttft_seconds=latency.get(TTFT, lane),
-        itl_seconds=latency.get(ITL, lane),
-        window_seconds=latency.window_seconds,
-        ttft_goal_seconds=goals.ttft_s,
-        itl_goal_seconds=goals.itl_s,
-        attainment_goal=goals.attainment,
-    )
-
-
-def _grouped(answers: Sequence[pb.LiveRequest]) -> list[LiveRequest]:
-    """Combine the answers of each request. Returns running requests first, then waiting ones, the oldest of each
-    first."""
-    by_id = sorted(answers, key=attrgetter("origin.id"))
-    requests = [_live_request(list(group)) for _, group in groupby(by_id, key=attrgetter("origin.id"))]
-    return sorted(requests, key=lambda request: (request.state == "queued", -request.age_seconds))
-
-
-def _live_request(answers: Sequence[pb.LiveRequest]) -> LiveRequest:
-    first = min(answers, key=attrgetter("request_id"))
-    age = max(answer.age_seconds for answer in answers)
-    return LiveRequest(
-        id=first.origin.id,
-        request_id=first.origin.request_id,
-        tenant=first.tenant,
-        key=first.origin.key,
-        model=first.origin.model,
-        adapter=first.origin.adapter,
-        lane=LANE_NAMES[Lane(first.lane)],
-        state="running" if any(answer.running for answer in answers) else "queued",
-        answers=len(answers),
-        prompt_tokens=first.prompt_tokens,
-        cached_tokens=first.cached_tokens,
-        generated_tokens=sum(answer.generated_tokens for answer in answers),
-        max_tokens=sum(answer.max_tokens for answer in answers),
-        preemptions=sum(answer.preemptions for answer in answers),
-        age_seconds=round(age, 3),
-        started=round(time.time() - age, 3),
-    )
-
-
-def _found(answers: Sequence[pb.LiveRequest], request_id: str) -> list[pb.LiveRequest]:
-    ids = {answer.origin.id for answer in answers}
-    if request_id not in ids and len(request_id) >= SHORTEST_ID:
-        ids = {known for known in ids if known.startswith(request_id)}
-    else:
-        ids &= {request_id}
-    found = [answer for answer in answers if answer.origin.id in ids]
+def _meant(request_id: str, ids: set[str]) -> str:
+    """Return the one of `ids` that is `request_id` or, if it is long enough, begins with it. Raises ApiError."""
+    if request_id in ids:
+        return request_id
+    found = [known for known in ids if known.startswith(request_id)] if len(request_id) >= SHORTEST_ID else []
     if not found:
         raise request_not_found(request_id)
-    if len(ids) > 1:
+    if len(found) > 1:
         raise invalid_request(f"several live requests have ids that begin with {request_id!r}", "id")
-    return found
+    return found[0]

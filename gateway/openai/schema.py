@@ -216,6 +216,8 @@ class NativeLoadRequest(Struct, kw_only=True):
 
     name: str
     source: str
+    base_model: str = ""
+    """Base model that the adapter is for. Without it, the gateway reads that from the adapter's own configuration."""
     replace: bool = False
     tenants: list[str] = []
 

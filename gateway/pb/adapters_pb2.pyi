@@ -7,16 +7,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class LoadAdapterRequest(_message.Message):
-    __slots__ = ("name", "path", "replace", "tenants")
+    __slots__ = ("name", "path", "replace", "tenants", "base_model")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     REPLACE_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
+    BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
     name: str
     path: str
     replace: bool
     tenants: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., replace: _Optional[bool] = ..., tenants: _Optional[_Iterable[str]] = ...) -> None: ...
+    base_model: str
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., replace: _Optional[bool] = ..., tenants: _Optional[_Iterable[str]] = ..., base_model: _Optional[str] = ...) -> None: ...
 
 class ReloadAdapterRequest(_message.Message):
     __slots__ = ("name",)
@@ -33,12 +35,14 @@ class ReloadAdapterResponse(_message.Message):
     def __init__(self, adapter: _Optional[_Union[Adapter, _Mapping]] = ..., changed: _Optional[bool] = ...) -> None: ...
 
 class UnloadAdapterRequest(_message.Message):
-    __slots__ = ("name", "drain_seconds")
+    __slots__ = ("name", "drain_seconds", "base_model")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DRAIN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
     name: str
     drain_seconds: float
-    def __init__(self, name: _Optional[str] = ..., drain_seconds: _Optional[float] = ...) -> None: ...
+    base_model: str
+    def __init__(self, name: _Optional[str] = ..., drain_seconds: _Optional[float] = ..., base_model: _Optional[str] = ...) -> None: ...
 
 class UnloadAdapterResponse(_message.Message):
     __slots__ = ("aborted",)
@@ -97,7 +101,7 @@ class WatchAdaptersResponse(_message.Message):
     def __init__(self, adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., removed: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Adapter(_message.Message):
-    __slots__ = ("name", "version", "path", "rank", "target_modules", "tier", "pages", "bytes", "running", "waiting", "aliases", "source", "served_version", "hits", "loads", "fetches", "last_load_seconds", "last_fetch_seconds", "idle_seconds", "pinned", "tenants", "created", "updated", "generation", "error")
+    __slots__ = ("name", "version", "path", "rank", "target_modules", "tier", "pages", "bytes", "running", "waiting", "aliases", "source", "served_version", "hits", "loads", "fetches", "last_load_seconds", "last_fetch_seconds", "idle_seconds", "pinned", "tenants", "created", "updated", "generation", "error", "base_model")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +127,7 @@ class Adapter(_message.Message):
     UPDATED_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     path: str
@@ -148,4 +153,5 @@ class Adapter(_message.Message):
     updated: float
     generation: int
     error: str
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., path: _Optional[str] = ..., rank: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ..., tier: _Optional[str] = ..., pages: _Optional[int] = ..., bytes: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., source: _Optional[str] = ..., served_version: _Optional[str] = ..., hits: _Optional[int] = ..., loads: _Optional[int] = ..., fetches: _Optional[int] = ..., last_load_seconds: _Optional[float] = ..., last_fetch_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., pinned: _Optional[bool] = ..., tenants: _Optional[_Iterable[str]] = ..., created: _Optional[float] = ..., updated: _Optional[float] = ..., generation: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+    base_model: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., path: _Optional[str] = ..., rank: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ..., tier: _Optional[str] = ..., pages: _Optional[int] = ..., bytes: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., source: _Optional[str] = ..., served_version: _Optional[str] = ..., hits: _Optional[int] = ..., loads: _Optional[int] = ..., fetches: _Optional[int] = ..., last_load_seconds: _Optional[float] = ..., last_fetch_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., pinned: _Optional[bool] = ..., tenants: _Optional[_Iterable[str]] = ..., created: _Optional[float] = ..., updated: _Optional[float] = ..., generation: _Optional[int] = ..., error: _Optional[str] = ..., base_model: _Optional[str] = ...) -> None: ...

@@ -7,8 +7,10 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ListLanesRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class ListLanesResponse(_message.Message):
     __slots__ = ("lanes",)
@@ -29,7 +31,7 @@ class Percentiles(_message.Message):
     def __init__(self, p50: _Optional[float] = ..., p95: _Optional[float] = ..., p99: _Optional[float] = ..., count: _Optional[int] = ...) -> None: ...
 
 class LaneStatus(_message.Message):
-    __slots__ = ("lane", "mode", "running", "waiting", "oldest_wait_seconds", "slo_ttft_attainment", "slo_itl_attainment", "preemptions", "device_seconds", "ttft_seconds", "itl_seconds", "window_seconds", "ttft_goal_seconds", "itl_goal_seconds", "attainment_goal")
+    __slots__ = ("lane", "mode", "running", "waiting", "oldest_wait_seconds", "slo_ttft_attainment", "slo_itl_attainment", "preemptions", "device_seconds", "ttft_seconds", "itl_seconds", "window_seconds", "ttft_goal_seconds", "itl_goal_seconds", "attainment_goal", "model")
     LANE_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +47,7 @@ class LaneStatus(_message.Message):
     TTFT_GOAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ITL_GOAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ATTAINMENT_GOAL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     lane: str
     mode: str
     running: int
@@ -60,19 +63,24 @@ class LaneStatus(_message.Message):
     ttft_goal_seconds: float
     itl_goal_seconds: float
     attainment_goal: float
-    def __init__(self, lane: _Optional[str] = ..., mode: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., oldest_wait_seconds: _Optional[float] = ..., slo_ttft_attainment: _Optional[float] = ..., slo_itl_attainment: _Optional[float] = ..., preemptions: _Optional[int] = ..., device_seconds: _Optional[float] = ..., ttft_seconds: _Optional[_Union[Percentiles, _Mapping]] = ..., itl_seconds: _Optional[_Union[Percentiles, _Mapping]] = ..., window_seconds: _Optional[float] = ..., ttft_goal_seconds: _Optional[float] = ..., itl_goal_seconds: _Optional[float] = ..., attainment_goal: _Optional[float] = ...) -> None: ...
+    model: str
+    def __init__(self, lane: _Optional[str] = ..., mode: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., oldest_wait_seconds: _Optional[float] = ..., slo_ttft_attainment: _Optional[float] = ..., slo_itl_attainment: _Optional[float] = ..., preemptions: _Optional[int] = ..., device_seconds: _Optional[float] = ..., ttft_seconds: _Optional[_Union[Percentiles, _Mapping]] = ..., itl_seconds: _Optional[_Union[Percentiles, _Mapping]] = ..., window_seconds: _Optional[float] = ..., ttft_goal_seconds: _Optional[float] = ..., itl_goal_seconds: _Optional[float] = ..., attainment_goal: _Optional[float] = ..., model: _Optional[str] = ...) -> None: ...
 
 class SetLaneRequest(_message.Message):
-    __slots__ = ("lane", "action")
+    __slots__ = ("lane", "action", "model")
     LANE_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     lane: str
     action: str
-    def __init__(self, lane: _Optional[str] = ..., action: _Optional[str] = ...) -> None: ...
+    model: str
+    def __init__(self, lane: _Optional[str] = ..., action: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
 
 class ListRequestsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class ListRequestsResponse(_message.Message):
     __slots__ = ("requests", "total")
@@ -83,7 +91,7 @@ class ListRequestsResponse(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[_Union[LiveRequest, _Mapping]]] = ..., total: _Optional[int] = ...) -> None: ...
 
 class LiveRequest(_message.Message):
-    __slots__ = ("id", "request_id", "tenant", "key", "model", "adapter", "lane", "state", "answers", "prompt_tokens", "cached_tokens", "generated_tokens", "max_tokens", "preemptions", "age_seconds", "started")
+    __slots__ = ("id", "request_id", "tenant", "key", "model", "adapter", "lane", "state", "answers", "prompt_tokens", "cached_tokens", "generated_tokens", "max_tokens", "preemptions", "age_seconds", "started", "base_model")
     ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +108,7 @@ class LiveRequest(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
+    BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
     id: str
     request_id: str
     tenant: str
@@ -116,7 +125,8 @@ class LiveRequest(_message.Message):
     preemptions: int
     age_seconds: float
     started: float
-    def __init__(self, id: _Optional[str] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., key: _Optional[str] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., lane: _Optional[str] = ..., state: _Optional[str] = ..., answers: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., age_seconds: _Optional[float] = ..., started: _Optional[float] = ...) -> None: ...
+    base_model: str
+    def __init__(self, id: _Optional[str] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., key: _Optional[str] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., lane: _Optional[str] = ..., state: _Optional[str] = ..., answers: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., age_seconds: _Optional[float] = ..., started: _Optional[float] = ..., base_model: _Optional[str] = ...) -> None: ...
 
 class CancelRequestRequest(_message.Message):
     __slots__ = ("id",)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from gateway.adapters.admin import AdapterAdmin
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.watch import AdapterChanges, watch
 from gateway.core.tenants import Authenticator
@@ -25,7 +26,7 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
     """Handlers of AdapterAdmin. They reject callers that are not administrators. A change that has begun continues if
     its caller disconnects, so that the registry and the engine stay consistent."""
 
-    def __init__(self, adapters: AdapterRegistry, keys: Authenticator) -> None:
+    def __init__(self, adapters: AdapterAdmin, keys: Authenticator) -> None:
         self._adapters = adapters
         self._keys = keys
         self._changes: set[asyncio.Task[Any]] = set()
@@ -49,20 +50,26 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
     async def Pin(  # noqa: N802
         self, request: pb.PinAdapterRequest, context: grpc.aio.ServicerContext
     ) -> pb.Adapter:
-        change = partial(self._adapters.pin, request.name, request.pinned)
-        return await self._administer(context, partial(self._changed, request.name, change))
+        def pin(registry: AdapterRegistry) -> Coroutine[Any, Any, Any]:
+            return registry.pin(request.name, request.pinned)
+
+        return await self._administer(context, partial(self._changed, request.name, pin))
 
     async def Alias(  # noqa: N802
         self, request: pb.AliasAdapterRequest, context: grpc.aio.ServicerContext
     ) -> pb.Adapter:
-        change = partial(self._adapters.alias, request.name, request.alias, remove=request.remove)
-        return await self._administer(context, partial(self._changed, request.name, change))
+        def alias(registry: AdapterRegistry) -> Coroutine[Any, Any, Any]:
+            return registry.alias(request.name, request.alias, remove=request.remove)
+
+        return await self._administer(context, partial(self._changed, request.name, alias))
 
     async def Allow(  # noqa: N802
         self, request: pb.AllowTenantsRequest, context: grpc.aio.ServicerContext
     ) -> pb.Adapter:
-        change = partial(self._adapters.allow, request.name, tuple(request.tenants))
-        return await self._administer(context, partial(self._changed, request.name, change))
+        def allow(registry: AdapterRegistry) -> Coroutine[Any, Any, Any]:
+            return registry.allow(request.name, tuple(request.tenants))
+
+        return await self._administer(context, partial(self._changed, request.name, allow))
 
     async def List(  # noqa: N802
         self, request: pb.ListAdaptersRequest, context: grpc.aio.ServicerContext
@@ -88,18 +95,20 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
         return await respond_to_admin(context, self._keys, lambda _: work())
 
     async def _load(self, request: pb.LoadAdapterRequest) -> pb.Adapter:
-        load = partial(
-            self._adapters.load, request.name, request.path, replace=request.replace, tenants=tuple(request.tenants)
-        )
-        return await self._changed(request.name, load)
+        registry = await self._adapters.to_load(request.name, request.path, request.base_model)
+        tenants = tuple(request.tenants)
+        await self._finish(registry.load(request.name, request.path, replace=request.replace, tenants=tenants))
+        return adapter_to_pb(await registry.status(request.name))
 
     async def _reload(self, request: pb.ReloadAdapterRequest) -> pb.ReloadAdapterResponse:
-        changed = await self._finish(self._adapters.reload(request.name))
-        adapter = adapter_to_pb(await self._adapters.status(request.name))
+        registry = self._adapters.of(request.name)
+        changed = await self._finish(registry.reload(request.name))
+        adapter = adapter_to_pb(await registry.status(request.name))
         return pb.ReloadAdapterResponse(adapter=adapter, changed=changed)
 
     async def _unload(self, request: pb.UnloadAdapterRequest) -> pb.UnloadAdapterResponse:
-        aborted = await self._finish(self._adapters.unload(request.name, request.drain_seconds or None))
+        registry = self._adapters.of(request.name, request.base_model)
+        aborted = await self._finish(registry.unload(request.name, request.drain_seconds or None))
         return pb.UnloadAdapterResponse(aborted=aborted)
 
     async def _list(self) -> pb.ListAdaptersResponse:
@@ -112,9 +121,11 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
             async for difference in differences:
                 await call.send(_difference_to_pb(difference))
 
-    async def _changed(self, name: str, change: Callable[[], Coroutine[Any, Any, Any]]) -> pb.Adapter:
-        await self._finish(change())
-        return adapter_to_pb(await self._adapters.status(name))
+    async def _changed(self, name: str, change: Callable[[AdapterRegistry], Coroutine[Any, Any, Any]]) -> pb.Adapter:
+        """Run a change of an adapter in the registry that has it, and return the adapter's new status."""
+        registry = self._adapters.of(name)
+        await self._finish(change(registry))
+        return adapter_to_pb(await registry.status(name))
 
     async def _finish(self, change: Coroutine[Any, Any, T]) -> T:
         """Run a change to its end, even if the caller disconnects, and return its result."""

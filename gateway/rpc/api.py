@@ -116,7 +116,7 @@ class GrpcServer:
         self._admin = AdapterAdminService(gateway.adapters, keys)
         self._limits = LimitAdminService(LimitAdmin(gateway.limiter), keys)
         services = tuple(name for name in SERVICES if serves_service(surface, name))
-        self._health = EngineHealth(services, lambda: not gateway.heartbeat.trouble)
+        self._health = EngineHealth(services, lambda: not gateway.models.trouble)
         options = _options(max_message_bytes, shared)
         self._server = grpc.aio.server(interceptors=(MalformedRequests(),), options=options)
         self._batches: BatchesService | None = None
@@ -133,7 +133,7 @@ class GrpcServer:
     ) -> BatchesService | None:
         if files is None or batches is None:
             return None
-        service = BatchesService(files, batches, EtaEstimator(batches, gateway.engine), keys)
+        service = BatchesService(files, batches, EtaEstimator(batches, gateway.models), keys)
         batches_pb2_grpc.add_BatchesServicer_to_server(service, self._server)
         return service
 

@@ -19,6 +19,7 @@ from gateway.requests.types import Generation
 from gateway.rpc.calls import RpcCall, respond, respond_authenticated
 from gateway.rpc.wire import (
     Read,
+    TokenText,
     chunk_to_pb,
     generate_request,
     model_query,
@@ -40,7 +41,6 @@ class GenerationService(pb_grpc.GenerationServicer):
     def __init__(self, gateway: Gateway, keys: Authenticator) -> None:
         self._gateway = gateway
         self._keys = keys
-        self._token_text = gateway.tokenizer.token_text
 
     async def Generate(  # noqa: N802
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
@@ -59,46 +59,46 @@ class GenerationService(pb_grpc.GenerationServicer):
         return await respond_authenticated(context, self._keys, partial(self._tokenize, request))
 
     async def _generate(self, request: pb.GenerateRequest, call: RpcCall) -> pb.GenerateResponse:
-        async with self._admitted(request, call, GENERATE) as (generation, read):
+        async with self._admitted(request, call, GENERATE) as (generation, read, token_text):
             chunks = [chunk async for chunk in generation]
             if usage := chunks[-1].usage:
                 call.set_trailing(usage_metadata(usage))
-            return response_to_pb(generation.admitted, chunks, read, self._token_text)
+            return response_to_pb(generation.admitted, chunks, read, token_text)
 
     async def _stream(self, request: pb.GenerateRequest, call: RpcCall) -> None:
-        async with self._admitted(request, call, GENERATE_STREAM) as (generation, read):
+        async with self._admitted(request, call, GENERATE_STREAM) as (generation, read, token_text):
             async for chunk in generation:
                 told = read(chunk)
                 if chunk.usage:
                     call.set_trailing(usage_metadata(chunk.usage))
                 if told.text or chunk.token_ids or chunk.finish_reason:
-                    await call.send(chunk_to_pb(generation.admitted, chunk, told, self._token_text))
+                    await call.send(chunk_to_pb(generation.admitted, chunk, told, token_text))
 
     async def _tokenize(self, request: pb.TokenizeRequest, call: RpcCall, principal: Principal) -> pb.TokenizeResponse:
         """Return a prompt's token ids and the context length in tokens. Raises ApiError: FORBIDDEN, the caller is an
         administrator; MODEL_NOT_FOUND; ENGINE_UNAVAILABLE, the engine, which alone knows the context length, is not
         ready; INVALID_REQUEST or UNSUPPORTED_PARAMETER, the model is not named or the prompt cannot be used."""
         tenant = principal.as_tenant().tenant
-        intake, engine = self._gateway.intake, self._gateway.engine
-        if not engine.ready:
+        model, _ = self._gateway.models.resolve(tenant, model_query(request.model))
+        if not model.engine.ready:
             raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not ready")
-        intake.resolve(tenant, model_query(request.model))
-        prompt_ids = await intake.encode(tenant, prompt_input(request))
-        return pb.TokenizeResponse(ids=prompt_ids, max_model_len=engine.info.max_model_len)
+        prompt_ids = await model.intake.encode(tenant, prompt_input(request))
+        return pb.TokenizeResponse(ids=prompt_ids, max_model_len=model.engine.info.max_model_len)
 
     @asynccontextmanager
     async def _admitted(
         self, request: pb.GenerateRequest, call: RpcCall, method: str
-    ) -> AsyncIterator[tuple[Generation, Read]]:
-        """Authenticate and admit a request; yield its generation and the function that separates the tool calls of its
-        chunks from text. Initial metadata are sent on admission, not before, so that a refusal can be a status alone.
+    ) -> AsyncIterator[tuple[Generation, Read, TokenText]]:
+        """Authenticate and admit a request; yield its generation, the function that separates the tool calls of its
+        chunks from text, and the one that returns the text of a token of its model. Initial metadata are sent on admission, not before, so that a refusal can be a status alone.
         On exit the request is settled, or aborted if it has not ended."""
         with self._gateway.arriving(call.request_id, call.ingress(method)) as arrival:
             principal = arrival.identify(self._keys.authenticate(call.token))
             await self._gateway.turns.take(principal.tenant.name)
             wanted = generate_request(request, call.request_id, call.time_remaining)
             wanted = replace(wanted, ingress=arrival.ingress, coalesce=method == GENERATE)
-            calls = tool_call_reader(wanted, self._gateway.intake.dialect)
+            model = self._gateway.models.likely(principal.tenant, wanted.model)
+            calls = tool_call_reader(wanted, model.intake.dialect)
         async with self._gateway.generate(principal, wanted) as generation:
             await call.open(generation.admitted.headers())
-            yield generation, calls.read if calls else text_content
+            yield generation, calls.read if calls else text_content, model.tokenizer.token_text

@@ -7,7 +7,8 @@ from grpc.aio import ServicerContext as Context
 
 from gateway.core.errors import invalid_request
 from gateway.core.tenants import Authenticator
-from gateway.observe.operations import MODES, LaneStatus, LiveRequest, Operations
+from gateway.observe.model_operations import MODES, LaneStatus, LiveRequest
+from gateway.observe.operations import Operations
 from gateway.pb import operations_pb2 as pb
 from gateway.pb import operations_pb2_grpc as pb_grpc
 from gateway.rpc.calls import RpcCall, respond_to_admin
@@ -20,7 +21,7 @@ class LaneAdminService(pb_grpc.LaneAdminServicer):
 
     async def List(self, request: pb.ListLanesRequest, context: Context) -> pb.ListLanesResponse:  # noqa: N802
         async def work(call: RpcCall) -> pb.ListLanesResponse:
-            return pb.ListLanesResponse(lanes=map(_lane, await self._operations.lanes()))
+            return pb.ListLanesResponse(lanes=map(_lane, await self._operations.lanes(request.model)))
 
         return await respond_to_admin(context, self._keys, work)
 
@@ -28,7 +29,7 @@ class LaneAdminService(pb_grpc.LaneAdminServicer):
         async def work(call: RpcCall) -> pb.LaneStatus:
             if request.action not in MODES:
                 raise invalid_request(f"action must be one of {', '.join(MODES)}", "action")
-            return _lane(await self._operations.set_mode(request.lane, request.action))
+            return _lane(await self._operations.set_mode(request.lane, request.action, request.model))
 
         return await respond_to_admin(context, self._keys, work)
 
@@ -40,7 +41,7 @@ class RequestAdminService(pb_grpc.RequestAdminServicer):
 
     async def List(self, request: pb.ListRequestsRequest, context: Context) -> pb.ListRequestsResponse:  # noqa: N802
         async def work(call: RpcCall) -> pb.ListRequestsResponse:
-            live = await self._operations.requests()
+            live = await self._operations.requests(request.model)
             return pb.ListRequestsResponse(requests=map(_request, live.requests), total=live.total)
 
         return await respond_to_admin(context, self._keys, work)

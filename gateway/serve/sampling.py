@@ -1,16 +1,17 @@
-"""Samples the engine at a fixed interval for the history charts of the console."""
+"""Samples the engines at a fixed interval for the history charts of the console."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import structlog
 
 from gateway.core.errors import ApiError
 from gateway.observe.history import FINE_SECONDS
-from gateway.observe.operations import EngineStatus, Operations
+from gateway.observe.model_operations import EngineStatus, ModelOperations
+from gateway.observe.operations import Operations
 
 log = structlog.get_logger("gateway")
 
@@ -18,7 +19,7 @@ log = structlog.get_logger("gateway")
 class HistorySampler:
     """Adds points to the console's history. It stores the engine's counters of the last sample to compute rates."""
 
-    def __init__(self, operations: Operations) -> None:
+    def __init__(self, operations: ModelOperations) -> None:
         self._operations = operations
         self._before: tuple[float, EngineStatus] | None = None
 
@@ -51,14 +52,15 @@ class HistorySampler:
 
 @asynccontextmanager
 async def sampling(operations: Operations) -> AsyncIterator[None]:
-    """Add a point to the history every FINE_SECONDS, in a task, until the block ends; none while the engine is away."""
-    task = asyncio.create_task(_sample_forever(HistorySampler(operations)))
+    """Add a point to each base model's history every FINE_SECONDS, in tasks, until the block ends; none while the
+    model's engine is away."""
+    tasks = [asyncio.create_task(_sample_forever(HistorySampler(model))) for model in operations]
     try:
         yield
     finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _sample_forever(sampler: HistorySampler) -> None:

@@ -182,7 +182,9 @@ class Readiness(Struct):
     reason: str | None
     """Reason why requests cannot be served now; null while they can."""
     engine: bool
-    """True if the engine is connected and makes progress."""
+    """True if the engines of all base models are connected and make progress."""
+    models: dict[str, str | None]
+    """Reason why the engine of a base model cannot serve requests now, by the model's name; null where it can."""
     redis: bool
     limiter: str
     limiter_modes: list[str]

@@ -15,7 +15,7 @@ from gateway.http.openapi.batches import BATCH_OPERATIONS
 from gateway.http.openapi.files import FILE_OPERATIONS
 from gateway.http.openapi.operation import TEXT, Operation, admin
 from gateway.observe.history import MAX_MINUTES, HistoryPoints
-from gateway.observe.operations import LaneStatus, LiveRequests
+from gateway.observe.model_operations import LaneStatus, LiveRequests
 from gateway.observe.recent import KEPT
 from gateway.openai import schema as bodies
 
@@ -37,10 +37,11 @@ GENERATION = MODEL | {
 ENGINE = frozenset({Fault.ENGINE_UNAVAILABLE})
 LANE = ENGINE | {Fault.INVALID_REQUEST}
 REQUEST = LANE | {Fault.REQUEST_NOT_FOUND}
-SECTIONS = {"sections": {"type": "string", "examples": ["engine,lanes,requests,tenants,adapters"]}}
+ONE_MODEL = {"model": {"type": "string", "description": "Name of a base model."}}
+SECTIONS = {"sections": {"type": "string", "examples": ["engine,lanes,requests,tenants,adapters"]}, **ONE_MODEL}
 
 INVALID = frozenset({Fault.INVALID_REQUEST})
-HISTORY_QUERY = {"minutes": {"type": "integer", "minimum": 1, "maximum": MAX_MINUTES}}
+HISTORY_QUERY = {"minutes": {"type": "integer", "minimum": 1, "maximum": MAX_MINUTES}, **ONE_MODEL}
 RECENT_QUERY = {
     "which": {"enum": list(live.WHICH), "description": "failed: status 400 or above, except 499."},
     "limit": {"type": "integer", "minimum": 1, "maximum": KEPT},
@@ -52,12 +53,12 @@ SUMMARIES = {
 }
 
 LIVE_OPERATIONS: tuple[Operation, ...] = (
-    admin("GET", live.LANES, "List lanes with queues, latencies and goals.", live.LaneStatuses, ENGINE),
+    admin("GET", live.LANES, "List lanes with queues, latencies and goals.", live.LaneStatuses, LANE, query=ONE_MODEL),
     *(
-        admin("POST", f"{live.LANES}/{{lane}}/{action}", summary, LaneStatus, LANE)
+        admin("POST", f"{live.LANES}/{{lane}}/{action}", summary, LaneStatus, LANE, query=ONE_MODEL)
         for action, summary in SUMMARIES.items()
     ),
-    admin("GET", live.REQUESTS, "List live requests of all gateway processes.", LiveRequests, ENGINE),
+    admin("GET", live.REQUESTS, "List live requests of all gateway processes.", LiveRequests, LANE, query=ONE_MODEL),
     admin("POST", live.REQUESTS + "/{id}/cancel", "Cancel a live request.", live.CancelledRequest, REQUEST),
     admin("GET", live.OVERVIEW, "Get several sections of the overview.", live.Overview, LANE, query=SECTIONS),
     admin("GET", live.HISTORY, "Get key figures over time.", HistoryPoints, INVALID, query=HISTORY_QUERY),
@@ -79,7 +80,10 @@ def _ping(method: str) -> Operation:
     return Operation(method, "/ping", summary, "anyone", answers.Readiness, other={503: answers.Readiness})
 
 
-DRAIN = {"drain_seconds": {"type": "number", "minimum": 0, "maximum": MAX_DRAIN_SECONDS}}
+DRAIN = {
+    "drain_seconds": {"type": "number", "minimum": 0, "maximum": MAX_DRAIN_SECONDS},
+    "base_model": {"type": "string", "description": "Base model of the adapter, if two have one of this name."},
+}
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(

@@ -120,8 +120,8 @@ class Shard:
     @property
     def _is_shut_out(self) -> bool:
         """True if this gateway has several base models and the gates of those that the shard needs are closed."""
-        gates = self._context.gates
-        return len(gates) > 1 and not any(gates[model].is_passable for model in self._models.needed())
+        gates, needed = self._context.gates, self._models.needed()
+        return len(gates) > 1 and bool(needed) and not any(gates[model].is_passable for model in needed)
 
     @property
     def waiting(self) -> int:
@@ -133,8 +133,9 @@ class Shard:
         return 0 if self._is_draining or self.is_slow else self._models.waiting(model)
 
     def may_feed(self, models: Collection[str]) -> bool:
-        """Return whether the shard has lines for the engine of any of these base models, or has not been read yet."""
-        return any(model in models for model in self._models.needed())
+        """Return whether the shard may have lines for the engine of any of these base models, or has none left."""
+        needed = self._models.needed()
+        return not needed or any(model in models for model in needed)
 
     def on_lease_lost(self) -> None:
         self.is_lost = self._is_draining = True

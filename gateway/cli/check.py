@@ -18,6 +18,7 @@ from engine.process.files import default_data_dir
 from engine.process.model_source import ModelNotFound, check_source
 from gateway.config.explain import explain as explain_config
 from gateway.config.file import ConfigError
+from gateway.config.models import ModelSettings
 from gateway.config.whole import Config, load_config
 from gateway.serve.prepare import prepared_folder
 from gateway.terminal.output import exit_with_error
@@ -45,23 +46,23 @@ def check(
 
 
 def _explain(config: Config, data_dir: Path) -> None:
-    try:
-        check_source(config.model.source)
-    except ModelNotFound as error:
-        exit_with_error(f"model.source: {error}")
-    folder = prepared_folder(config.model.source, data_dir)
     with console.status("asking the engine for the device and its memory"):
-        engine = _ask_engine(config, folder)
+        engines = {name: _ask_engine(name, settings, data_dir) for name, settings in config.served.items()}
     table = Table.grid(padding=(0, 2))
-    for name, text in explain_config(config, data_dir, engine):
+    for name, text in explain_config(config, data_dir, engines):
         table.add_row(Text(name, style="yellow" if name == "note" else "dim"), Text(text, overflow="fold"))
     Console().print(table)
 
 
-def _ask_engine(config: Config, folder: Path | None) -> dict[str, Any]:
-    """Run `engine.model.explain` in a process of its own, because it needs torch, and return its answer. Ends the
-    command with an error if this machine cannot serve the model."""
-    command = [sys.executable, "-m", "engine.model.explain", config.engine_config(folder).to_json()]
+def _ask_engine(name: str, settings: ModelSettings, data_dir: Path) -> dict[str, Any]:
+    """Run `engine.model.explain` in a process of its own, because it needs torch, and return its answer about one base
+    model. Ends the command with an error if this machine cannot serve the model."""
+    try:
+        check_source(settings.model.source)
+    except ModelNotFound as error:
+        exit_with_error(f"{name}: source: {error}")
+    folder = prepared_folder(settings.model.source, data_dir)
+    command = [sys.executable, "-m", "engine.model.explain", settings.engine_config(folder).to_json()]
     done = subprocess.run(command, capture_output=True, text=True)
     if not done.stdout:
         reasons = [f"exit status {done.returncode}", *done.stderr.strip().splitlines()]

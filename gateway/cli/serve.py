@@ -101,7 +101,8 @@ def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> N
     try:
         check_start(config, data_dir)
         with closing(StartBar(console)) as bar:
-            launch = Launch(config, prepared_folder(config.model.source, data_dir), data_dir)
+            only = None if config.models else prepared_folder(config.model.source, data_dir)
+            launch = Launch(config, only, data_dir)
             in_hurry = run_loop(serve_gateways(launch, console, read, bar))
         if in_hurry:
             exit_process(0)
@@ -118,12 +119,21 @@ def _with_model(config: Config, model: str | None, *, demo: bool) -> Config:
     adapters and chat template are dropped, because they fit only its model."""
     if model is None:
         return config
+    _check_single(config, "--model")
     if demo:
         return replace(config, model=ModelConfig(source=model), adapters=replace(config.adapters, preload={}))
     return replace(config, model=replace(config.model, source=model))
 
 
+def _check_single(config: Config, option: str) -> None:
+    """Raise ConfigError if an option that is about the only base model is given beside a file that names several."""
+    if config.models:
+        raise ConfigError(f"{option}: the file names its base models in models; set it there")
+
+
 def _with_adapters(config: Config, lora: list[str], roots: list[Path]) -> Config:
+    if lora:
+        _check_single(config, "--lora")
     preload = dict(config.adapters.preload)
     for item in lora:
         name, separator, folder = item.partition("=")
@@ -136,6 +146,8 @@ def _with_adapters(config: Config, lora: list[str], roots: list[Path]) -> Config
 
 def _with_engine(config: Config, dtype: str | None, load_format: str | None) -> Config:
     engine = config.engine
+    if dtype or load_format:
+        _check_single(config, "--dtype" if dtype else "--load-format")
     return replace(
         config, engine=replace(engine, dtype=dtype or engine.dtype, load_format=load_format or engine.load_format)
     )

@@ -149,12 +149,12 @@ def _check_outputs(json_file: Path | None, plot: Path | None, *, goals: bool) ->
 
 def make_setup(device: str, config: Path | None, env: Mapping[str, str]) -> Setup:
     """Return the simulated device and engine: the settings of the device's file, overridden by those that the
-    configuration file `config` sets. Raises ValueError if either is invalid or their block sizes differ."""
+    configuration file `config` sets for its first base model. Raises ValueError if either is invalid or their block sizes differ."""
     spec = find_device(device)
     core = CoreConfig(**spec.engine)
     if config is None:
         return Setup(spec, core)
-    engine = load_config(config, env).engine_config(Path())
+    engine = load_config(config, env).default_model.engine_config(Path())
     if engine.block_size != core.block_size:
         raise ValueError(f"engine.block_size: {spec.name} was measured with {core.block_size}, not {engine.block_size}")
     return Setup(spec, replace(core, **_chosen(engine.sized(core.max_seqs, core.token_budget))))

@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from engine.core.types import Lane
+from gateway.config.models import ModelSettings
 from gateway.config.sections import TenantConfig
 from gateway.config.whole import IN_SECTION, Config
 from gateway.core.lanes import lane_name
@@ -17,12 +18,19 @@ LIVE = ("adapters", "lanes", "limits", "tenants")
 
 
 def merge_live_sections(running: Config, read: Config) -> Config:
-    """Return a copy of `running` with the sections LIVE of `read`. Raises ConfigError if that is not valid."""
-    return replace(running, **{name: getattr(read, name) for name in LIVE})
+    """Return a copy of `running` with the sections LIVE of `read`, and the lanes and adapters of base models that both
+    have. Raises ConfigError if that is not valid."""
+    models = {name: _live_from(read.models.get(name, own), own) for name, own in running.models.items()}
+    return replace(running, models=models, **{name: getattr(read, name) for name in LIVE})
+
+
+def _live_from(read: ModelSettings, running: ModelSettings) -> ModelSettings:
+    return replace(running, lanes=read.lanes, preload=read.preload)
 
 
 def need_restart(running: Config, read: Config) -> list[str]:
     """Return the names of the sections that differ and are not in LIVE. Values are left out: they may be secret."""
+    running = merge_live_sections(running, read)
     names = [section.name for section in fields(Config) if section.name not in LIVE]
     differing = [name for name in names if getattr(running, name) != getattr(read, name)]
     return list(dict.fromkeys(IN_SECTION.get(name, name) for name in differing))
@@ -46,14 +54,18 @@ def changes(before: Config, after: Config) -> list[str]:
 def leftovers(before: Config, after: Config) -> list[str]:
     """Return a line for each preloaded adapter and each tenant that only `before` names. A reload does not remove them,
     because the file of another gateway may still name them."""
-    adapters = before.adapters.preload.keys() - after.adapters.preload.keys()
+    adapters = before.preloaded().keys() - after.preloaded().keys()
     tenants = before.tenants.keys() - after.tenants.keys()
     lines = [f"! adapters.preload.{name}: is served until it is unloaded" for name in sorted(adapters)]
     return lines + [f"! tenants.{name}: stays until it is deleted" for name in sorted(tenants)]
 
 
 def _values(config: Config) -> dict[str, Any]:
-    return {name: value for section in LIVE for name, value in _flat(section, getattr(config, section))}
+    values = {name: value for section in LIVE for name, value in _flat(section, getattr(config, section))}
+    for name, settings in config.models.items():
+        values |= _flat(f"models.{name}.lanes", settings.lanes)
+        values |= _flat(f"models.{name}.adapters.preload", settings.preload)
+    return values
 
 
 def _flat(where: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from engine.rpc.target import is_loopback
+from gateway.config.models import ModelSettings
 from gateway.config.sections import EnginesConfig, LaneConfig, TenantConfig
 from gateway.config.tls import TlsConfig
 from gateway.config.whole import DEMO_HASHES, Config
@@ -21,18 +22,14 @@ LIMITS = {
 }
 
 
-def explain(config: Config, data_dir: Path, engine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def explain(config: Config, data_dir: Path, engines: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     """Yield (topic, sentence) for each part of a configuration, and then (`note`, warning) for each risk of it.
-    `data_dir` is the gateway's data directory; `engine` is the engine's report on the machine, from
-    `engine.model.explain`."""
-    yield "engines", _engines(config.engines)
-    yield from _engine(config, engine)
-    lanes = (("interactive", config.lanes.interactive), ("batch", config.lanes.batch))
-    yield from ((f"{name} lane", _lane(lane)) for name, lane in lanes)
-    rules = config.engine.scheduling
-    if rules.policy == "lanes":
-        floor = f"at least {rules.batch_floor:.0%} of device time, unless an interactive token would be late"
-        yield "batch floor", floor
+    `data_dir` is the gateway's data directory; `engines` has an engine's report on the machine, from
+    `engine.model.explain`, for each base model."""
+    for name, settings in config.served.items():
+        if len(config.served) > 1:
+            yield "base model", name
+        yield from _model(settings, engines[name])
     weights = sum(entry.tenant.weight for entry in config.tenants.values())
     for entry in config.tenants.values():
         yield f"tenant {entry.tenant.name}", _tenant(entry, weights)
@@ -50,6 +47,17 @@ def explain(config: Config, data_dir: Path, engine: Mapping[str, Any]) -> Iterat
     yield from (("note", note) for note in _notes(config))
 
 
+def _model(settings: ModelSettings, engine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "engines", _engines(settings.engines)
+    yield from _engine(settings, engine)
+    lanes = (("interactive", settings.lanes.interactive), ("batch", settings.lanes.batch))
+    yield from ((f"{name} lane", _lane(lane)) for name, lane in lanes)
+    rules = settings.engine.scheduling
+    if rules.policy == "lanes":
+        floor = f"at least {rules.batch_floor:.0%} of device time, unless an interactive token would be late"
+        yield "batch floor", floor
+
+
 def _engines(engines: EnginesConfig) -> str:
     tls = "mutual TLS" if engines.tls else "no TLS"
     if engines.addresses:
@@ -57,7 +65,7 @@ def _engines(engines: EnginesConfig) -> str:
     return f"processes that the gateway starts: {engines.replicas}"
 
 
-def _engine(config: Config, engine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _engine(config: ModelSettings, engine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     threads = f", {engine['threads']} threads" if engine["device"] == "cpu" else ""
     yield "device", f"{engine['device']}, {engine['dtype']}{threads}"
     yield "steps", f"up to {engine['max_seqs']} sequences and {engine['token_budget']} tokens in one step"
@@ -115,5 +123,7 @@ def _notes(config: Config) -> Iterator[str]:
         yield "The admin API and the console share the public port; admin.port gives them their own."
     if config.admin.open_metrics is True:
         yield "/metrics names tenants and adapters to callers without a key."
+    if len(config.served) > 1 and not all(settings.engine.memory_gb for settings in config.served.values()):
+        yield "Engines on one device share its memory: set engine.memory_gb of each base model."
     if config.gateways == 1 and config.limits.replicas == 1 and config.redis.url:
         yield "If several gateways share this Redis, set limits.replicas to their number."

@@ -56,11 +56,20 @@ def _url_prefix(value: str) -> None:
         raise ValueError(f"urls cannot hold {value!r}: a web server can redirect to anywhere; use an object store")
 
 
+EMBEDDED, EMBEDDED_NAME = "embedded", "smollm2-135m-instruct"
+
+
+def served_name(source: str) -> str:
+    """Return the name that clients use for a base model without a configured name: EMBEDDED_NAME for the embedded
+    model, else the last part of its path or id in lower case, without .gguf."""
+    return EMBEDDED_NAME if source == EMBEDDED else Path(source).name.removesuffix(".gguf").lower()
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The base model that is served."""
+    """A base model that is served."""
 
-    source: str = "embedded"
+    source: str = EMBEDDED
     """A model folder, a GGUF file, a Hugging Face id, or `embedded`, the small model that comes with the package."""
     name: str = ""
     """Name of the model for clients. If empty, it is the last part of the source's path or id."""

@@ -24,6 +24,7 @@ from gateway.config.file import (
     read_yaml,
     resolve,
 )
+from gateway.config.models import ModelSettings, check_alone, check_preloads, read_models
 from gateway.config.sections import (
     AdaptersConfig,
     AdminConfig,
@@ -37,6 +38,7 @@ from gateway.config.sections import (
     ObservabilityConfig,
     RedisConfig,
     TenantConfig,
+    served_name,
 )
 from gateway.core.billing import BillingConfig
 from gateway.core.limits import Limits
@@ -59,7 +61,7 @@ ELSEWHERE: Mapping[str, Any] = {
     "interactive": INTERACTIVE_GOALS,
     "batch": BATCH_GOALS,
 }
-"""Fields of EngineConfig that the section `engine` may not set: `Config.engine_config` fills them in."""
+"""Fields of EngineConfig that the section `engine` may not set: `ModelSettings.engine_config` fills them in."""
 ENGINES_KEYS = tuple(item.name for item in fields(EnginesConfig))
 """Settings of the section `engine` that belong to `Config.engines`."""
 IN_SECTION: Mapping[str, str] = {"engines": "engine"}
@@ -86,10 +88,12 @@ class Config:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     engine: EngineConfig = field(default_factory=lambda: EngineConfig(model=""))
-    """How one engine works, from the section `engine` of the file. `engine_config` adds the values that other sections
-    define."""
+    """How one engine works, from the section `engine` of the file."""
     engines: EnginesConfig = field(default_factory=EnginesConfig)
     """Which engines the gateway uses, from the same section."""
+    models: Mapping[str, ModelSettings] = field(default_factory=dict)
+    """The section `models`: several base models, by name, in the order of the file. If it is empty, `model`, `engine`,
+    `engines`, `lanes` and `adapters.preload` describe the only one."""
     adapters: AdaptersConfig = field(default_factory=AdaptersConfig)
     lanes: LanesConfig = field(default_factory=LanesConfig)
     tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
@@ -107,7 +111,16 @@ class Config:
     def __post_init__(self) -> None:
         if not 1 <= self.gateways <= MAX_GATEWAYS:
             raise ConfigError(f"gateways: must be from 1 to {MAX_GATEWAYS}, not {self.gateways}")
+        check_preloads(self.models)
         self._check_keys()
+
+    @property
+    def served(self) -> Mapping[str, ModelSettings]:
+        """The settings of each base model by the name that clients use, the default model first."""
+        if self.models:
+            return self.models
+        model = replace(self.model, name=self.model.name or served_name(self.model.source))
+        return {model.name: ModelSettings(model, self.engine, self.engines, self.lanes, self.adapters.preload)}
 
     def _check_keys(self) -> None:
         owners = [(entry.tenant.name, key) for entry in self.tenants.values() for key in entry.keys]
@@ -126,20 +139,23 @@ class Config:
         hosts = [("http", self.http.host), ("grpc", self.grpc.host)]
         return hosts if self.admin.port is None else [*hosts, ("admin", self.admin.host)]
 
-    def engine_config(self, folder: Path | None, state_dir: Path | None = None) -> EngineConfig:
-        """Return the complete configuration of the engine process: the section `engine`, with the lanes' goals.
+    @property
+    def default_model(self) -> ModelSettings:
+        """The settings of the first base model."""
+        return next(iter(self.served.values()))
 
-        Args:
-            folder: folder of the prepared model. None means that the model is still being prepared.
-            state_dir: folder in which the engine stores what it learns about this machine. None means nowhere.
-        """
-        return replace(
-            self.engine,
-            model="" if folder is None else str(folder),
-            state_dir="" if state_dir is None else str(state_dir),
-            interactive=self.lanes.interactive.goals(),
-            batch=self.lanes.batch.goals(),
-        )
+    def preloaded(self) -> dict[str, Path]:
+        """Return the folders of the adapters to load at start, for all base models, by the adapters' names."""
+        return {name: path for settings in self.served.values() for name, path in settings.preload.items()}
+
+    def with_served(self, change: Callable[[str, ModelSettings], ModelSettings]) -> Config:
+        """Return a copy in which the lanes and preloaded adapters of each base model are those that `change` returns for
+        the model's name and settings."""
+        changed = {name: change(name, settings) for name, settings in self.served.items()}
+        if self.models:
+            return replace(self, models=changed)
+        only = next(iter(changed.values()))
+        return replace(self, lanes=only.lanes, adapters=replace(self.adapters, preload=only.preload))
 
     def admins(self) -> dict[str, Principal]:
         """Return a principal for each admin key, by the SHA-256 of the key."""
@@ -169,13 +185,18 @@ def parse_config(document: Mapping[str, Any], env: Mapping[str, str], base: Path
         check_keys(document, [name for name in kinds if name != "engines"], "")
     with problems.noting():
         _check_secrets(document.get("batches"))
+    with problems.noting():
+        check_alone(document)
     special: Mapping[str, Callable[..., Any]] = {
         "engine": _engine,
         "engines": _engines,
         "tenants": _tenants,
         "admin": _admin,
     }
-    for name in (name for name in kinds if name in document or name in special):
+    with problems.noting():
+        if "models" in document:
+            sections["models"] = _models(document, env, base)
+    for name in (name for name in kinds if name != "models" and (name in document or name in special)):
         with problems.noting():
             if name in special:
                 sections[name] = special[name](document.get(IN_SECTION.get(name, name)), env, base)
@@ -185,31 +206,38 @@ def parse_config(document: Mapping[str, Any], env: Mapping[str, str], base: Path
     return Config(**sections)
 
 
-def _engine(value: Any, env: Mapping[str, str], base: Path) -> EngineConfig:
-    """Return the part of the section `engine` that says how one engine works, and check all keys of the section."""
-    section = dict(as_mapping(resolve(value, env, "engine"), "engine"))
+def _models(document: Mapping[str, Any], env: Mapping[str, str], base: Path) -> dict[str, ModelSettings]:
+    def engine(value: Any, where: str) -> tuple[EngineConfig, EnginesConfig]:
+        return _engine(value, env, base, where), _engines(value, env, base, where)
+
+    lanes = resolve(document.get("lanes"), env, "lanes")
+    return read_models(resolve(document["models"], env, "models"), lanes, base, engine)
+
+
+def _engine(value: Any, env: Mapping[str, str], base: Path, where: str = "engine") -> EngineConfig:
+    """Return the part of a section `engine` that says how one engine works, and check all keys of the section."""
+    section = dict(as_mapping(resolve(value, env, where), where))
     own = [item.name for item in fields(EngineConfig) if item.name not in ELSEWHERE]
     problems, values = Problems(), {name: section[name] for name in own if name in section}
     with problems.noting():
-        check_keys(section, [*own, *ENGINES_KEYS], "engine")
+        check_keys(section, [*own, *ENGINES_KEYS], where)
     with problems.noting():
         if "scheduling" in values:
-            values["scheduling"] = _scheduling(values["scheduling"], base)
-        config = build(EngineConfig, values, "engine", base, **ELSEWHERE)
+            values["scheduling"] = _scheduling(values["scheduling"], base, f"{where}.scheduling")
+        config = build(EngineConfig, values, where, base, **ELSEWHERE)
     problems.raise_all()
     return config
 
 
-def _engines(value: Any, env: Mapping[str, str], base: Path) -> EnginesConfig:
-    """Return the part of the section `engine` that says which engines the gateway uses."""
-    section = as_mapping(resolve(value, env, "engine"), "engine")
-    return build(EnginesConfig, {name: section[name] for name in ENGINES_KEYS if name in section}, "engine", base)
+def _engines(value: Any, env: Mapping[str, str], base: Path, where: str = "engine") -> EnginesConfig:
+    """Return the part of a section `engine` that says which engines the gateway uses."""
+    section = as_mapping(resolve(value, env, where), where)
+    return build(EnginesConfig, {name: section[name] for name in ENGINES_KEYS if name in section}, where, base)
 
 
-def _scheduling(value: Any, base: Path) -> dict[str, Any]:
-    """Return the section `engine.scheduling` with the settings of its part `advanced` merged into it. Raises
+def _scheduling(value: Any, base: Path, where: str) -> dict[str, Any]:
+    """Return the section `scheduling` of a section `engine`, at the place `where`, with the settings of its part `advanced` merged into it. Raises
     ConfigError for unknown keys, settings in the wrong one of the two places, and wrong values in `advanced`."""
-    where = "engine.scheduling"
     section = dict(as_mapping(value, where))
     advanced = as_mapping(section.pop("advanced", None), f"{where}.advanced")
     kinds, problems = get_type_hints(Scheduling), Problems()

@@ -87,7 +87,7 @@ def _port_problems(config: Config) -> Iterator[str]:
 
 
 def _adapter_problems(config: Config) -> Iterator[str]:
-    for name, folder in config.adapters.preload.items():
+    for name, folder in config.preloaded().items():
         if not (folder / "adapter_config.json").is_file():
             what = "has no adapter_config.json" if folder.is_dir() else "is no folder"
             yield f"adapter {name}: {folder} {what}"

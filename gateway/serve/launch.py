@@ -7,11 +7,15 @@ from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
+from gateway.config.models import ModelSettings
 from gateway.config.sections import LanesConfig
 from gateway.config.whole import Config
 
-EMBEDDED_NAME = "smollm2-135m-instruct"
 ENGINE = ("engine.server",)
+
+
+Preload = Mapping[str, Mapping[str, Path]]
+"""Folders of adapters to load at start, by the names of their base model and of the adapter."""
 
 
 class StartError(Exception):
@@ -24,33 +28,29 @@ class Launch:
 
     config: Config
     model_dir: Path | None
-    """Folder of the prepared model. None means that `config.model.source` must be fetched or converted first."""
+    """Folder of the prepared model. None means that the model's source must be fetched or converted first, or that
+    there are several models."""
     data_dir: Path
     engine: tuple[str, ...] = ENGINE
     """The module that runs as the engine, followed by extra arguments for it."""
 
-    def preloading(self, preload: Mapping[str, Path]) -> Launch:
-        """Return a copy that loads the adapters `preload` (folders by name) at start in place of the configured
-        ones."""
-        return replace(self, config=replace(self.config, adapters=replace(self.config.adapters, preload=preload)))
-
-
-def model_name(config: Config) -> str:
-    """Return the name of the base model for clients: the configured one, EMBEDDED_NAME for the embedded model, or else
-    the last part of its path or id in lower case, without .gguf."""
-    if config.model.name:
-        return config.model.name
-    if config.model.source == "embedded":
-        return EMBEDDED_NAME
-    return Path(config.model.source).name.removesuffix(".gguf").lower()
+    def preloading(self, preload: Preload) -> Launch:
+        """Return a copy that loads the adapters `preload` at start in place of the configured ones."""
+        config = self.config.with_served(lambda name, settings: replace(settings, preload=preload[name]))
+        return replace(self, config=config)
 
 
 def share_of(config: Config, processes: int) -> Config:
     """Return the configuration of one of `processes` gateway processes: each gets an equal part of the `max_requests`
     of each lane, rounded up, and of the limits that apply while Redis is away (`limits.replicas` is multiplied)."""
-    interactive, batch = config.lanes.interactive, config.lanes.batch
-    lanes = LanesConfig(
-        replace(interactive, max_requests=ceil(interactive.max_requests / processes)),
-        replace(batch, max_requests=ceil(batch.max_requests / processes)),
-    )
-    return replace(config, lanes=lanes, limits=replace(config.limits, replicas=config.limits.replicas * processes))
+
+    def share(name: str, settings: ModelSettings) -> ModelSettings:
+        interactive, batch = settings.lanes.interactive, settings.lanes.batch
+        lanes = LanesConfig(
+            replace(interactive, max_requests=ceil(interactive.max_requests / processes)),
+            replace(batch, max_requests=ceil(batch.max_requests / processes)),
+        )
+        return replace(settings, lanes=lanes)
+
+    limits = replace(config.limits, replicas=config.limits.replicas * processes)
+    return replace(config.with_served(share), limits=limits)

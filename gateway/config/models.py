@@ -1,0 +1,127 @@
+"""The settings of one base model, and the section `models` of the file, which names several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig
+from gateway.config.file import ConfigError, Problems, as_mapping, build, check_keys, convert, read_each
+from gateway.config.sections import EnginesConfig, LanesConfig, ModelConfig
+
+OWN_KEYS = ("source", "chat_template", "tool_parser")
+"""Keys of an entry of the section `models` that the section `model` has, too."""
+ALONE = ("model", "engine")
+"""Sections that are the short form for one base model. A file has either these or the section `models`."""
+
+EngineParts = Callable[[Any, str], tuple[EngineConfig, EnginesConfig]]
+"""Converts the value of a section `engine` at a place in the file. Raises ConfigError."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """All settings of one base model."""
+
+    model: ModelConfig
+    """Where the model comes from; its name is the one that clients use."""
+    engine: EngineConfig
+    """How one of its engines works, without what `engine_config` adds."""
+    engines: EnginesConfig = field(default_factory=EnginesConfig)
+    """Which engines serve the model."""
+    lanes: LanesConfig = field(default_factory=LanesConfig)
+    preload: Mapping[str, Path] = field(default_factory=dict)
+    """Adapters to load at start: PEFT folders by served name."""
+
+    def engine_config(self, folder: Path | None, state_dir: Path | None = None) -> EngineConfig:
+        """Return the complete configuration of an engine process: the section `engine`, with the lanes' goals.
+
+        Args:
+            folder: folder of the prepared model. None means that the model is still being prepared.
+            state_dir: folder in which the engine stores what it learns about this machine. None means nowhere.
+        """
+        return replace(
+            self.engine,
+            model="" if folder is None else str(folder),
+            state_dir="" if state_dir is None else str(state_dir),
+            interactive=self.lanes.interactive.goals(),
+            batch=self.lanes.batch.goals(),
+        )
+
+
+def read_models(value: Any, lanes: Any, base: Path, engine: EngineParts) -> dict[str, ModelSettings]:
+    """Convert the section `models`: base models by the name that clients use, in the order of the file.
+
+    Args:
+        value: the section, with references to the environment replaced.
+        lanes: the section `lanes`, whose values apply to models that do not set them.
+        base: the folder that relative paths start from.
+        engine: converts the section `engine` of a model.
+
+    Raises:
+        ConfigError: with all problems of all models.
+    """
+    section = as_mapping(value, "models")
+    if not section:
+        raise ConfigError("models: names no model")
+    return read_each(section, lambda name, item: _model(name, item, lanes, base, engine))
+
+
+def _model(name: str, value: Any, lanes: Any, base: Path, engine: EngineParts) -> ModelSettings:
+    where, problems = f"models.{name}", Problems()
+    section, parts = as_mapping(value, where), dict[str, Any]()
+    with problems.noting():
+        check_keys(section, [*OWN_KEYS, "engine", "lanes", "adapters"], where)
+    with problems.noting():
+        if "source" not in section:
+            raise ConfigError(f"{where}.source: is required")
+    with problems.noting():
+        own = {key: section[key] for key in OWN_KEYS if key in section}
+        parts["model"] = build(ModelConfig, own, where, base, name=name)
+    with problems.noting():
+        parts["engine"], parts["engines"] = engine(section.get("engine"), f"{where}.engine")
+    with problems.noting():
+        merged = _merged(lanes, section.get("lanes"), f"{where}.lanes")
+        parts["lanes"] = convert(merged, LanesConfig, f"{where}.lanes", base)
+    with problems.noting():
+        adapters = as_mapping(section.get("adapters"), f"{where}.adapters")
+        check_keys(adapters, ["preload"], f"{where}.adapters")
+        preload = adapters.get("preload") or {}
+        parts["preload"] = convert(preload, Mapping[str, Path], f"{where}.adapters.preload", base)
+    problems.raise_all()
+    return ModelSettings(**parts)
+
+
+def _merged(common: Any, own: Any, where: str) -> dict[str, Any]:
+    """Return the section `lanes` of a model: its own values, and those of the file's section `lanes` for the others."""
+    shared, section = as_mapping(common, "lanes"), as_mapping(own, where)
+    return {
+        lane: {**as_mapping(shared.get(lane), f"lanes.{lane}"), **as_mapping(section.get(lane), f"{where}.{lane}")}
+        for lane in dict.fromkeys((*shared, *section))
+    }
+
+
+def check_alone(document: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a file that has the section `models` also has a part of the short form for one model."""
+    if "models" not in document:
+        return
+    problems = Problems()
+    for name in (name for name in ALONE if name in document):
+        with problems.noting():
+            raise ConfigError(f"{name}: a file has either {name} or models, whose entries have their own settings")
+    with problems.noting():
+        if as_mapping(document.get("adapters"), "adapters").get("preload"):
+            raise ConfigError("adapters.preload: with models, it belongs into models.NAME.adapters.preload")
+    problems.raise_all()
+
+
+def check_preloads(models: Mapping[str, ModelSettings]) -> None:
+    """Raise ConfigError if an adapter that is loaded at start has the name of a base model, or of another adapter."""
+    owners: dict[str, str] = dict.fromkeys(models, "")
+    for model, settings in models.items():
+        for name in settings.preload:
+            if name in owners:
+                taken = f"also an adapter of {owners[name]}" if owners[name] else "the name of a base model"
+                raise ConfigError(f"models.{model}.adapters.preload.{name}: is {taken}")
+            owners[name] = model

@@ -57,9 +57,9 @@ class AdapterAdmin:
         return [registry.next_change for registry in self._registries.values()]
 
     def of(self, name: str, base_model: str = "") -> AdapterRegistry:
-        """Return the registry of the adapter `name`: that of `base_model` if that is given, else the first registry that
-        has the name or, if none has it, the first of all, which will report that. Raises ApiError (INVALID_REQUEST) if
-        there is no such base model."""
+        """Return the registry of the adapter `name`: that of `base_model` if that is given, else the first registry
+        that has the name or, if none has it, the first of all, which will report that. Raises ApiError
+        (INVALID_REQUEST) if there is no such base model."""
         if base_model:
             return self._named(base_model)
         registries = list(self._registries.values())
@@ -106,7 +106,9 @@ class AdapterAdmin:
         if len(found) != 1:
             told = f"says {wanted!r}" if wanted else "names none"
             choices = ", ".join(self._registries)
-            raise invalid_request(f"set base_model to one of {choices}: the adapter's {CONFIG_FILE} {told}", "base_model")
+            raise invalid_request(
+                f"set base_model to one of {choices}: the adapter's {CONFIG_FILE} {told}", "base_model"
+            )
         return found[0]
 
     def _is_named(self, base: str, wanted: str) -> bool:

@@ -68,12 +68,14 @@ def statuses_of(
     errors: Mapping[str, str],
     adapters: Iterable[pb.AdapterStats],
 ) -> list[AdapterStatus]:
-    """Return the status of all names in `records`, the adapters of `base_model`, sorted by name. `served` has the served
-    version by name, `errors` the reason why a version is not served by name, and `adapters` the engine's statistics of
-    its versions."""
+    """Return the status of all names in `records`, the adapters of `base_model`, sorted by name. `served` has the
+    served version by name, `errors` the reason why a version is not served by name, and `adapters` the engine's
+    statistics of its versions."""
     stats = {adapter.adapter: adapter for adapter in adapters}
     return [
-        _status(base_model, record, served.get(name, ""), errors.get(name, ""), stats.get(served.get(name, ""), NOTHING))
+        _status(
+            base_model, record, served.get(name, ""), errors.get(name, ""), stats.get(served.get(name, ""), NOTHING)
+        )
         for name, record in sorted(records.items())
     ]
 

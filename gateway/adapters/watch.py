@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from gateway.adapters.admin import AdapterAdmin
 from gateway.adapters.status import AdapterStatus
 
-
 Statuses = Mapping[tuple[str, str], AdapterStatus]
 """Statuses by the names of the adapter and its base model."""
 

@@ -203,7 +203,7 @@ class Dispatcher:
 
     @property
     def _wants_lines(self) -> bool:
-        """Whether the engine of some base model needs more lines than this process's shards have for it."""
+        """True if the engine of some base model needs more lines than this process's shards have for it."""
         return any(self._wants_for(model) for model in self._context.gates)
 
     def _wants_for(self, model: str) -> bool:

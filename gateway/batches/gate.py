@@ -39,8 +39,8 @@ class EnginePlace:
 
 
 class Gate:
-    """Admits this process's batch lines to the engine of one base model. It is closed while the engine is away, while its batch lane is
-    not open, and after `close_for`."""
+    """Admits this process's batch lines to the engine of one base model. It is closed while the engine is away, while
+    its batch lane is not open, and after `close_for`."""
 
     def __init__(self, engine: EngineApi, lane_capacity: Callable[[], int], clock: Callable[[], float]) -> None:
         """
@@ -62,7 +62,7 @@ class Gate:
 
     @property
     def is_passable(self) -> bool:
-        """Whether lines may enter the engine now, if there is room for them."""
+        """True if lines may enter the engine now, as far as there is room for them."""
         return self._open and self._engine.ready and self._clock() >= self._shut_until
 
     @property

@@ -129,7 +129,8 @@ class InputCheck:
         if self._errors:
             return CheckResult(errors=self._errors), b""
         model = self._models.pop() if len(self._models) == 1 else None
-        return CheckResult(total=len(self._lines), model=model), pack_index(line[2:] for line in sorted(self._lines, key=_order))
+        in_order = sorted(self._lines, key=_order)
+        return CheckResult(total=len(in_order), model=model), pack_index(line[2:] for line in in_order)
 
     def _take(self, number: int, offset: int, length: int, line: bytes | None) -> None:
         try:

@@ -12,11 +12,11 @@ from gateway.batches.line_reader import IndexEntry, LineReader
 from gateway.requests.served_model import ServedModels
 
 
-class _Body(Struct):
+class _Body(Struct, frozen=True):
     model: str = ""
 
 
-class _Line(Struct):
+class _Line(Struct, frozen=True):
     """The part of a line of the input file that decides about its base model."""
 
     body: _Body = _Body()

@@ -280,8 +280,9 @@ class Shard:
             self._models.leave(position)
 
     async def _wait(self, failure: ApiError, seconds: float, position: int) -> None:
-        """Wait before the next attempt of the line at `position`, which holds no place meanwhile. If a limit of the tenant or a full
-        lane refused it, make the shard or the gate wait instead; a long wait for a limit drains the shard."""
+        """Wait before the next attempt of the line at `position`, which holds no place meanwhile. If a limit of the
+        tenant or a full lane refused it, make the shard or the gate wait instead; a long wait for a limit drains the
+        shard."""
         if is_tenant_limit(failure):
             self.limit_window.refused(seconds)
             if seconds >= LONG_REST_SECONDS:

@@ -206,9 +206,7 @@ class AdaptersClient(AdminClient):
     def load(
         self, name: str, path: str, *, replace: bool, tenants: Sequence[str] = (), base_model: str = ""
     ) -> pb.Adapter:
-        request = pb.LoadAdapterRequest(
-            name=name, path=path, replace=replace, tenants=tenants, base_model=base_model
-        )
+        request = pb.LoadAdapterRequest(name=name, path=path, replace=replace, tenants=tenants, base_model=base_model)
         return self._stub.Load(request, metadata=self._metadata)
 
     def reload(self, name: str) -> pb.ReloadAdapterResponse:

@@ -130,8 +130,8 @@ class OperationsClient(AdminClient):
         return self._lanes.List(pb.ListLanesRequest(model=model), metadata=self._metadata).lanes
 
     def set_lane(self, lane: str, action: str, model: str = "") -> pb.LaneStatus:
-        """Change a lane's mode on the gateway, and return its new status. `action` is pause, drain or resume; `model` is
-        needed only if the gateway serves several base models."""
+        """Change a lane's mode on the gateway, and return its new status. `action` is pause, drain or resume; `model`
+        is needed only if the gateway serves several base models."""
         return self._lanes.Set(pb.SetLaneRequest(lane=lane, action=action, model=model), metadata=self._metadata)
 
     def requests(self, model: str = "") -> Sequence[pb.LiveRequest]:

@@ -149,7 +149,8 @@ def _check_outputs(json_file: Path | None, plot: Path | None, *, goals: bool) ->
 
 def make_setup(device: str, config: Path | None, env: Mapping[str, str]) -> Setup:
     """Return the simulated device and engine: the settings of the device's file, overridden by those that the
-    configuration file `config` sets for its first base model. Raises ValueError if either is invalid or their block sizes differ."""
+    configuration file `config` sets for its first base model. Raises ValueError if either is invalid or their block
+    sizes differ."""
     spec = find_device(device)
     core = CoreConfig(**spec.engine)
     if config is None:

@@ -149,8 +149,8 @@ class Config:
         return {name: path for settings in self.served.values() for name, path in settings.preload.items()}
 
     def with_served(self, change: Callable[[str, ModelSettings], ModelSettings]) -> Config:
-        """Return a copy in which the lanes and preloaded adapters of each base model are those that `change` returns for
-        the model's name and settings."""
+        """Return a copy in which the lanes and preloaded adapters of each base model are those that `change` returns
+        for the model's name and settings."""
         changed = {name: change(name, settings) for name, settings in self.served.items()}
         if self.models:
             return replace(self, models=changed)
@@ -236,8 +236,9 @@ def _engines(value: Any, env: Mapping[str, str], base: Path, where: str = "engin
 
 
 def _scheduling(value: Any, base: Path, where: str) -> dict[str, Any]:
-    """Return the section `scheduling` of a section `engine`, at the place `where`, with the settings of its part `advanced` merged into it. Raises
-    ConfigError for unknown keys, settings in the wrong one of the two places, and wrong values in `advanced`."""
+    """Return the section `scheduling` of a section `engine`, at the place `where`, with the settings of its part
+    `advanced` merged into it. Raises ConfigError for unknown keys, settings in the wrong one of the two places, and
+    wrong values in `advanced`."""
     section = dict(as_mapping(value, where))
     advanced = as_mapping(section.pop("advanced", None), f"{where}.advanced")
     kinds, problems = get_type_hints(Scheduling), Problems()

@@ -26,7 +26,7 @@ class OutputAverages:
         return self._means.get((tenant, served), FIRST_GUESS)
 
     def add(self, tenant: str, served: str, tokens: float) -> None:
-        """Update the average of a tenant and a served name with the length, in tokens, of an answer that ended by itself.
-        The first answer becomes the average."""
+        """Update the average of a tenant and a served name with the length, in tokens, of an answer that ended by
+        itself. The first answer becomes the average."""
         mean = self._means.get((tenant, served), tokens)
         self._means[tenant, served] = mean + WEIGHT * (tokens - mean)

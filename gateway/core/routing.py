@@ -1,5 +1,5 @@
-"""Resolves the model names in a request to a base model and perhaps one of its adapters. An unknown name is an error: it
-never falls back to a base model.
+"""Resolves the model names in a request to a base model and perhaps one of its adapters. An unknown name is an error:
+it never falls back to a base model.
 
 A gateway may serve several base models. The name of a base model always means that model. An adapter's name or alias
 means the adapter of the first model, in the order of the configuration, that has it: where two gateways have given one

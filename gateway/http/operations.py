@@ -101,7 +101,8 @@ class OperationsApi:
 
         The query parameter `sections` names the sections, separated by commas; without it, all are returned. With the
         parameter `model`, the engine, lanes and requests are those of that base model; without it, the engine is that
-        of the first. Raises ApiError: INVALID_REQUEST for an unknown section or base model; ENGINE_UNAVAILABLE or, for tenants' use, LIMITER_UNAVAILABLE.
+        of the first. Raises ApiError: INVALID_REQUEST for an unknown section or base model; ENGINE_UNAVAILABLE or, for
+        tenants' use, LIMITER_UNAVAILABLE.
         """
         asked = request.query_params.get("sections")
         names = list(self._sections) if asked is None else asked.split(",")

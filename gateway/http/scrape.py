@@ -13,8 +13,8 @@ from starlette.responses import Response
 from engine.rpc.stream import EngineUnavailable
 from gateway.core.tenants import Principal, hash_key
 from gateway.http.edge import bearer_token
-from gateway.observe.metrics import CONTENT_TYPE, Metrics
 from gateway.observe.engine_metrics import EngineSnapshot
+from gateway.observe.metrics import CONTENT_TYPE, Metrics
 from gateway.requests.served_model import ServedModel
 from gateway.requests.service import Gateway
 

@@ -1,4 +1,5 @@
-"""Latency percentiles by base model and lane over the last minutes, computed from the histograms that /metrics already has."""
+"""Latency percentiles by base model and lane over the last minutes, computed from the histograms that /metrics already
+has."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ SAMPLE_SECONDS = 10.0
 """Minimum seconds between two remembered counts. A window may be longer than WINDOW_SECONDS by at most this time."""
 
 Counts = Mapping[tuple[str, str, str], Sequence[tuple[float, float]]]
-"""(Histogram, base model, lane) -> rows of (upper bound in seconds, number of observations up to that bound), the last bound
-infinite."""
+"""(Histogram, base model, lane) -> rows of (upper bound in seconds, number of observations up to that bound), the last
+bound infinite."""
 
 
 class Percentiles(Struct, frozen=True):
@@ -64,7 +65,8 @@ class LatencyWindow:
     count."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]], clock: Callable[[], float] = time.monotonic) -> None:
-        """`collect` returns metrics that include the histograms TTFT and ITL by base model and lane. `clock` returns seconds."""
+        """`collect` returns metrics that include the histograms TTFT and ITL by base model and lane. `clock` returns
+        seconds."""
         self._collect = collect
         self._clock = clock
         self._samples: deque[tuple[float, Counts]] = deque([(clock(), {})])

@@ -182,8 +182,9 @@ class RequestIntake:
 
         Raises:
             ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER, CONTEXT_LENGTH_EXCEEDED, MODEL_NOT_FOUND (the adapter was
-                unloaded meanwhile), ENGINE_UNAVAILABLE (the engine is not ready in time or lacks the adapter, or a grammar could not be
-                checked), RATE_LIMIT_EXCEEDED (too many grammars of the tenant wait to be compiled).
+                unloaded meanwhile), ENGINE_UNAVAILABLE (the engine is not ready in time or lacks the adapter, or a
+                grammar could not be checked), RATE_LIMIT_EXCEEDED (too many grammars of the tenant wait to be
+                compiled).
         """
         self._check(request)
         request = await self._constraints.with_checked_grammar(tenant.name, request, self.dialect)

@@ -81,7 +81,8 @@ class RequestRecord(Struct):
 
     @property
     def served_name(self) -> str:
-        """Name of the adapter, or of the base model for a request without one. Limits and usage are counted under it."""
+        """Name of the adapter, or of the base model for a request without one. Limits and usage are counted under
+        it."""
         return self.adapter or self.base_model
 
     @property

@@ -90,8 +90,9 @@ class GenerationService(pb_grpc.GenerationServicer):
         self, request: pb.GenerateRequest, call: RpcCall, method: str
     ) -> AsyncIterator[tuple[Generation, Read, TokenText]]:
         """Authenticate and admit a request; yield its generation, the function that separates the tool calls of its
-        chunks from text, and the one that returns the text of a token of its model. Initial metadata are sent on admission, not before, so that a refusal can be a status alone.
-        On exit the request is settled, or aborted if it has not ended."""
+        chunks from text, and the one that returns the text of a token of its model. Initial metadata are sent on
+        admission, not before, so that a refusal can be a status alone. On exit the request is settled, or aborted if it
+        has not ended."""
         with self._gateway.arriving(call.request_id, call.ingress(method)) as arrival:
             principal = arrival.identify(self._keys.authenticate(call.token))
             await self._gateway.turns.take(principal.tenant.name)

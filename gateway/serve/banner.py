@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from engine.pb import engine_pb2 as pb
 from gateway.config.tls import TlsConfig
 from gateway.config.whole import DEMO_HASHES, DEMO_KEYS, Config
 from gateway.core.tenants import hash_key
+from gateway.requests.served_model import ServedModel
 from gateway.requests.service import Gateway
 from gateway.serve.addresses import Ports
 from gateway.terminal.output import LOCAL_URL
@@ -25,12 +25,11 @@ class Banner:
     """The text that `print` shows: what a gateway serves, and example calls. API keys are shown only if they are the
     demo's, which are public."""
 
-    def __init__(self, config: Config, gateway: Gateway, info: pb.EngineInfo, ports: Sequence[Ports]) -> None:
-        """`info` is what the engine says of itself. `ports` are those of the public endpoint, followed by those of the
+    def __init__(self, config: Config, gateway: Gateway, ports: Sequence[Ports]) -> None:
+        """`ports` are those of the public endpoint, followed by those of the
         admin endpoint if it has its own."""
         self._config = config
         self._gateway = gateway
-        self._info = info
         self._http = _url(config.http.host, ports[0].http, config.http.tls)
         self._grpc = f"{config.grpc.host}:{ports[0].grpc}"
         self._admin = _url(config.admin.host, ports[1].http, config.admin.tls) if ports[1:] else self._http
@@ -46,13 +45,8 @@ class Banner:
         console.print("\n[dim]Ctrl-C stops it.[/dim]\n")
 
     def _facts(self) -> Table:
-        info, table = self._info, Table.grid(padding=(0, 2))
-        gib = info.num_pages * info.page_bytes / 2**30
+        table = Table.grid(padding=(0, 2))
         rows = {
-            "base model": f"{self._gateway.base_name}  ({info.architecture}, {info.dtype} on {info.device})",
-            "adapters": ", ".join(sorted(self._gateway.adapters.records)) or "none yet",
-            "context": f"{info.max_model_len} tokens, {info.max_seqs} sequences at once",
-            "page pool": f"{info.num_pages} pages of {info.block_size} tokens, {gib:.1f} GiB, for KV and adapters",
             "tenants": ", ".join(sorted(self._config.tenants)),
             "HTTP": self._http + _clients(self._config.http.tls),
             "gRPC": self._grpc + (", TLS" if self._config.grpc.tls else "") + _clients(self._config.grpc.tls),
@@ -60,7 +54,8 @@ class Banner:
         }
         if self._admin_grpc:
             rows["admin gRPC"] = self._admin_grpc + (", TLS" if self._config.admin.tls else "")
-        for name, value in rows.items():
+        of_models = [row for model in self._gateway.models for row in _model_facts(model).items()]
+        for name, value in (*of_models, *rows.items()):
             table.add_row(Text(name, style="dim"), Text(value, overflow="fold"))
         return table
 
@@ -71,7 +66,7 @@ class Banner:
         return f"{self._admin}/console" + (f"#key={DEMO_ADMIN_KEY}" if is_demo else "")
 
     def _calls(self) -> dict[str, str]:
-        key, model = self._key(), next(iter(sorted(self._gateway.adapters.records)), self._gateway.base_name)
+        key, model = self._key(), _example_model(self._gateway.models.default)
         message = f'{{"role": "user", "content": "{QUESTION}"}}'
         return {
             "curl": f"curl {self._http}/v1/chat/completions -H 'authorization: Bearer {key}' \\\n"
@@ -100,6 +95,23 @@ class Banner:
     def _key(self) -> str:
         held = {key for entry in self._config.tenants.values() for key in entry.keys}
         return DEMO_KEYS[0] if held & DEMO_HASHES else "YOUR_KEY"
+
+
+def _model_facts(model: ServedModel) -> dict[str, str]:
+    """Return what the banner says of one base model, by topic."""
+    info = model.engine.info
+    gib = info.num_pages * info.page_bytes / 2**30
+    return {
+        "base model": f"{model.name}  ({info.architecture}, {info.dtype} on {info.device})",
+        "adapters": ", ".join(sorted(model.adapters.records)) or "none yet",
+        "context": f"{info.max_model_len} tokens, {info.max_seqs} sequences at once",
+        "page pool": f"{info.num_pages} pages of {info.block_size} tokens, {gib:.1f} GiB, for KV and adapters",
+    }
+
+
+def _example_model(model: ServedModel) -> str:
+    """Return the model's first adapter by name, or the model itself if it has none."""
+    return next(iter(sorted(model.adapters.records)), model.name)
 
 
 def _url(host: str, port: int, tls: TlsConfig | None) -> str:

@@ -35,7 +35,7 @@ async def server(demo, smollm2, tmp_path_factory):
 @pytest.fixture(scope="session")
 def models(server):
     """Return what clients call the base and the adapters that speak in character: each answers in its own way."""
-    return [server.gateway.base_name, *CHARACTERS]
+    return [server.gateway.models.default.name, *CHARACTERS]
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -50,7 +50,7 @@ async def _watch(gateway_app: GatewayApp) -> None:
     for lane in picture.lanes:
         lane.running = 0
     gateway_app.engine.picture = picture
-    async with heartbeat_running(gateway_app.gateway.heartbeat, gateway_app.engine):
+    async with heartbeat_running(gateway_app.gateway.models.default.heartbeat, gateway_app.engine):
         await asyncio.Event().wait()
 
 

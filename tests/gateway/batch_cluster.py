@@ -22,6 +22,7 @@ from gateway.batches.lease import Lease
 from gateway.batches.record import Batch, NewBatch, new_batch_id
 from gateway.batches.shard import BatchContext
 from gateway.batches.store import BatchStore
+from gateway.core.routing import Catalog
 from gateway.core.tenants import KeyLapse, Principal
 from gateway.files.places import Folder
 from gateway.files.registry import FileRegistry
@@ -117,9 +118,9 @@ class BatchCluster:
         gateway_app = await build_gateway_app(root, **options)
         store = BatchStore(self.redis, lease_seconds=self.lease_seconds)
         loop, counts = asyncio.get_running_loop(), Counter()
-        gate = Gate(gateway_app.engine, lambda: lane_capacity, loop.time)
+        gates = {BASE: Gate(gateway_app.engine, lambda: lane_capacity, loop.time)}
         context = BatchContext(
-            store, self.open_files(), gateway_app.gateway, self.holders, gate, lambda how: counts.update([how])
+            store, self.open_files(), gateway_app.gateway, self.holders, gates, lambda how: counts.update([how])
         )
         dispatcher = Dispatcher(
             context, lambda lease: self.validate(store, lease), owner=name, lease_seconds=self.lease_seconds
@@ -134,9 +135,7 @@ class BatchCluster:
         asked = CheckParameters(
             url="",
             endpoint=batch.endpoint,
-            bases=(BASE,),
-            adapters=frozenset(("pirate", "poet")),
-            aliases={},
+            catalogs=(Catalog((BASE,), {"pirate", "poet"}),),
             max_lines=50_000,
             max_line_bytes=2**20,
         )
@@ -185,7 +184,7 @@ class BatchCluster:
         for member in members:
             await member.gateway_app.assert_empty()
             assert not member.dispatcher.leases
-            assert (member.context.gate.in_flight, member.dispatcher.backlog) == (0, 0)
+            assert (member.context.gates[BASE].in_flight, member.dispatcher.backlog) == (0, 0)
         kinds = [key.decode().split(":")[1] async for key in self.redis.scan_iter("loralane:batch*")]
         assert {"batchwork", "batchholders", "batchbits", "batchparts"} & set(kinds) == set()
 

@@ -11,6 +11,7 @@ from datetime import date
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -27,6 +28,7 @@ from engine.rpc.client import AdapterRejected, LaneRejected
 from engine.rpc.stream import EngineUnavailable
 from engine.rpc.wire import LANE_MODES, LANES, origin_to_pb
 from gateway.accounts.mirror import AccountMirror
+from gateway.adapters.admin import AdapterAdmin
 from gateway.adapters.record import AdapterRecord, name_conflict
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
@@ -38,11 +40,13 @@ from gateway.http.api import create_app
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.local import LocalLimiter
 from gateway.observe.latency import LatencyWindow
-from gateway.observe.metrics import Metrics
+from gateway.observe.metrics import DEFAULT_GOALS, Metrics
+from gateway.observe.model_operations import ModelOperations
 from gateway.observe.operations import Operations
 from gateway.registry.record import RecordChange, RegistrySnapshot
 from gateway.requests.observers import Observer
 from gateway.requests.record import RequestRecord
+from gateway.requests.served_model import ServedModel, ServedModels
 from gateway.requests.service import Gateway, ServiceSettings
 from gateway.text.tokenizer import Tokenizer
 from gateway.usage.report import UsageAdmin
@@ -430,7 +434,7 @@ class Watcher:
     records: list[RequestRecord] = field(default_factory=list)
     gaps: Counter[str] = field(default_factory=Counter)
 
-    def inter_token(self, lane: Any, seconds: float) -> None:
+    def inter_token(self, base_model: str, lane: Any, seconds: float) -> None:
         self.gaps[lane.name] += 1
 
     def finished(self, record: RequestRecord) -> None:
@@ -497,29 +501,39 @@ async def build_gateway_app(
     observers: Sequence[Observer] = (),
     limiter: Any = None,
     grammars: GrammarPool | None = None,
+    others: Mapping[str, tuple[FakeEngine, Tokenizer]] = MappingProxyType({}),
     **app_options: Any,
 ) -> GatewayApp:
-    """Build a gateway that serves the base and the adapters pirate (alias captain) and poet, from folders below `root`.
+    """Build a gateway that serves the base and the adapters pirate (alias captain) and poet, from folders below `root`,
+    and the base models `others` without adapters.
 
     The gateway tells `observers` of a request before it tells its own.
     """
-    engine, limiter, watcher, metrics = FakeEngine(), limiter or CountingLimiter(), Watcher(), Metrics(model=BASE)
+    engine, limiter, watcher = FakeEngine(), limiter or CountingLimiter(), Watcher()
+    metrics = Metrics(dict.fromkeys((BASE, *others), DEFAULT_GOALS))
     await limiter.configure([ACME, GLOBEX])
-    adapters = AdapterRegistry(engine, MemoryStore(), LocalSources([root]), reserved=(BASE,))
-    await adapters.start()
-    await adapters.restore()
+    sources, settings = LocalSources([root]), settings or ServiceSettings(engine_wait=ENGINE_WAIT_SECONDS)
+    served = []
+    for names, (its_engine, tokenizer) in {
+        (BASE, "tiny-alias"): (engine, tiny_tokenizer()),
+        **{(name,): other for name, other in others.items()},
+    }.items():
+        registry = AdapterRegistry(its_engine, MemoryStore(), sources, base_names=names)
+        await registry.start()
+        await registry.restore()
+        model = ServedModel(its_engine, tokenizer, registry, grammars=grammars or grammar_pool(), settings=settings)
+        served.append(model)
+    adapters = served[0].adapters
     for name in ("pirate", "poet"):
         await adapters.load(name, str(write_adapter(root, name)))
     await adapters.alias("pirate", "captain")
-    operations = Operations(engine, LatencyWindow(metrics.collect), metrics.static, BASE)
+    window = LatencyWindow(metrics.collect)
+    operations = Operations([ModelOperations(one.name, one.engine, window, metrics.static) for one in served])
     gateway = Gateway(
-        engine,
-        tiny_tokenizer(),
-        adapters,
+        ServedModels(served),
+        AdapterAdmin([model.adapters for model in served], sources, {name: f"acme/{name}" for name in (BASE, *others)}),
         limiter,
-        base_names=(BASE, "tiny-alias"),
-        grammars=grammars or grammar_pool(),
-        settings=settings or ServiceSettings(engine_wait=ENGINE_WAIT_SECONDS),
+        settings=settings,
         observers=(*observers, watcher, metrics, operations.recent),
     )
     usage = UsageAdmin(FakeBooks(limiter), BILLING)

@@ -152,7 +152,9 @@ async def test_a_call_is_answered_and_the_chat_goes_on(setup, how):
     reply = await getattr(setup.client(), how)(model=BASE, messages=messages, tools=[LOOK])
     assert (reply.only.text, reply.only.finish) == (HELLO, "stop")
     [sent] = setup.gateway.gateway_app.engine.requests
-    assert "<|tool|>blue" in setup.gateway.gateway_app.gateway.tokenizer.decode(sent.prompt_ids, skip_special=False)
+    assert "<|tool|>blue" in setup.gateway.gateway_app.gateway.models.default.tokenizer.decode(
+        sent.prompt_ids, skip_special=False
+    )
 
 
 @pytest.mark.parametrize(

@@ -103,13 +103,13 @@ def shape(response: httpx.Response, name: str) -> tuple[int, frozenset[tuple[str
 @pytest.mark.parametrize("operation", operations("tenant"), ids=label)
 async def test_what_is_anothers_is_as_what_is_not_there(gateway_app, operation, monkeypatch):
     work: list[str] = []
-    encode = gateway_app.gateway.tokenizer.encode
+    encode = gateway_app.gateway.models.default.tokenizer.encode
 
     async def counted(text: str, **more: Any) -> Any:
         work.append(text)
         return await encode(text, **more)
 
-    monkeypatch.setattr(gateway_app.gateway.tokenizer, "encode", counted)
+    monkeypatch.setattr(gateway_app.gateway.models.default.tokenizer, "encode", counted)
     for body, other in zip(bodies(operation, FORBIDDEN), bodies(operation, UNKNOWN), strict=True):
         answers = [
             shape(await ask(gateway_app, operation, name, sent, "sk-globex"), name)

@@ -31,7 +31,7 @@ class RegistryCluster:
 
     async def open(self, engine: FakeEngine | None = None, **options) -> AdapterRegistry:
         store, sources = adapter_store(self.client, BASE), LocalSources([self.root])
-        registry = AdapterRegistry(engine or FakeEngine(), store, sources, reserved=(BASE,), **options)
+        registry = AdapterRegistry(engine or FakeEngine(), store, sources, base_names=(BASE,), **options)
         self.stack.push_async_callback(registry.close)
         await registry.start()
         await registry.restore()
@@ -216,7 +216,7 @@ class Remote(LocalSources):
 
 async def test_what_was_fetched_is_not_fetched_again_for_a_new_engine(cluster):
     sources = Remote(cluster.root)
-    here = AdapterRegistry(FakeEngine(), adapter_store(cluster.client, BASE), sources)
+    here = AdapterRegistry(FakeEngine(), adapter_store(cluster.client, BASE), sources, base_names=(BASE,))
     cluster.stack.push_async_callback(here.close)
     await here.start()
     await here.restore()

@@ -12,10 +12,12 @@ from fakes import ACME, CountingLimiter, grammar_pool, principal, tiny_tokenizer
 from engine.config import EngineConfig
 from engine.core.types import SamplingParams
 from engine.rpc.client import EngineClient
+from gateway.adapters.admin import AdapterAdmin
 from gateway.adapters.record import adapter_store
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
 from gateway.core.routing import ModelQuery
+from gateway.requests.served_model import ServedModel, ServedModels
 from gateway.requests.service import Gateway
 from gateway.requests.types import GenerateRequest
 from gateway.serve.supervisor import EngineSupervisor
@@ -43,14 +45,15 @@ async def open_gateway(model, root, client, *, prefix_caching):
     )
     async with EngineSupervisor(config, root / "engine.sock") as supervisor:
         engine = EngineClient(supervisor.address)
-        registry = AdapterRegistry(engine, adapter_store(client, "tiny"), LocalSources([root]), reserved=("tiny",))
+        registry = AdapterRegistry(engine, adapter_store(client, "tiny"), LocalSources([root]), base_names=("tiny",))
         await registry.start()
         engine.on_connect = registry.restore
         await engine.start()
         await asyncio.wait_for(engine.wait_ready(), 120)
         limiter = CountingLimiter()
         await limiter.configure([ACME])
-        yield Gateway(engine, tiny_tokenizer(), registry, limiter, base_names=("tiny",), grammars=grammar_pool())
+        model = ServedModel(engine, tiny_tokenizer(), registry, grammars=grammar_pool())
+        yield Gateway(ServedModels([model]), AdapterAdmin([registry], LocalSources([root])), limiter)
         await registry.close()
         await engine.close()
 
@@ -94,7 +97,7 @@ async def undisturbed_answers(gateway, voices, live):
     answers = {}
     for folder in voices:
         replace_files(folder, live)
-        await gateway.adapters.load("voice", "live", replace=True)
+        await gateway.models.default.adapters.load("voice", "live", replace=True)
         for seen in [await ask(gateway, prompt) for prompt in PROMPTS]:
             answers[seen.fingerprint, seen.prompt] = seen.tokens
     assert len(set(answers.values())) == len(voices) * len(PROMPTS), "every version answers in its own way"
@@ -109,8 +112,8 @@ async def test_every_answer_is_one_versions(tiny_llama, tmp_path, valkey):  # no
         undisturbed = await undisturbed_answers(gateway, voices, live)
     async with open_gateway(tiny_llama, tmp_path, valkey, prefix_caching=True) as gateway:
         answers = await answers_while_reloading(gateway, voices, live)
-        await gateway.adapters.wait_until_released()
-        stats = await gateway.engine.stats(check=True)
+        await gateway.models.default.adapters.wait_until_released()
+        stats = await gateway.models.default.engine.stats(check=True)
     assert [seen for seen in answers if seen.tokens != undisturbed[seen.fingerprint, seen.prompt]] == []
     assert {seen.fingerprint for seen in answers} == {fingerprint for fingerprint, _ in undisturbed}
     assert any(seen.cached for seen in answers), "prefixes were shared"
@@ -122,10 +125,10 @@ async def answers_while_reloading(gateway, voices, live) -> list[Seen]:
     async with clients(gateway, answers):
         for number in range(RELOADS):
             replace_files(voices[number % 2], live)
-            assert await gateway.adapters.reload("voice")
+            assert await gateway.models.default.adapters.reload("voice")
             await until_answered(answers, len(answers) + CLIENTS // 2)
             fresh = await ask(gateway, PROMPTS[0])
-            assert fresh.fingerprint.endswith(gateway.adapters.pick("voice").version[:10])
+            assert fresh.fingerprint.endswith(gateway.models.default.adapters.pick("voice").version[:10])
     return answers
 
 

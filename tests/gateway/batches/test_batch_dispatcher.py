@@ -185,7 +185,7 @@ async def test_a_tenant_at_its_limit_waits_without_standing_in_the_way_of_others
         assert free.tally.completed == 200
         globex = [request for request in member.gateway_app.engine.requests if request.tenant == "globex"]
         assert len(globex) == 1
-        assert member.context.gate.in_flight <= 1
+        assert member.context.gates[BASE].in_flight <= 1
         assert refused_before < 200, "one asks for all"
         await member.gateway_app.limiter.set_limits(
             Scope("globex"), {"concurrent_requests": None, "tokens_per_minute": None}
@@ -206,7 +206,7 @@ async def test_lines_go_on_when_an_engine_that_died_is_back(cluster, monkeypatch
     await until(lambda: not engine.open)
     engine.fail_after = None
     asked = len(engine.requests)
-    polls = calls_of(monkeypatch, member.context.gate, "poll")
+    polls = calls_of(monkeypatch, member.context.gates[BASE], "poll")
     await until(lambda: len(polls) > 2)
     assert len(engine.requests) == asked, "nothing is asked of an engine that is away"
     engine.ready = True

@@ -13,6 +13,7 @@ import pytest
 
 from gateway.batches.input import MAX_ERRORS, SPARE_LEVELS, CheckParameters, CheckResult, InputCheck, split_lines
 from gateway.batches.line_reader import RECORD
+from gateway.core.routing import Catalog
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 MAX_LINE = 10_000
@@ -22,9 +23,7 @@ def asked(endpoint: str = CHAT, **more: Any) -> CheckParameters:
     known: dict[str, Any] = {
         "url": "",
         "endpoint": endpoint,
-        "bases": ("base",),
-        "adapters": frozenset({"pirate", "poet"}),
-        "aliases": {"captain": "pirate"},
+        "catalogs": (Catalog(("base",), {"pirate", "poet"}, {"captain": "pirate"}),),
         "max_lines": 50_000,
         "max_line_bytes": MAX_LINE,
     }

@@ -116,7 +116,7 @@ async def test_an_input_that_kills_the_process_that_checks_it_fails_its_batch_by
     monkeypatch.setattr(validation, "sys", SimpleNamespace(executable=str(stand_in)))
     member = await cluster.add_member()
     validator = Validator(
-        member.context.store, member.context.files, lambda _: (ACME, Catalog((BASE,), frozenset(), {})), 100, 2**20
+        member.context.store, member.context.files, lambda _: (ACME, [Catalog((BASE,), frozenset())]), 100, 2**20
     )
     member.dispatcher._validate = validator.run
     batch = await cluster.submit([chat_line("1")])
@@ -131,7 +131,7 @@ async def test_a_storage_that_is_away_while_an_input_is_checked_counts_for_nothi
     monkeypatch.setattr(validation, "RETRY_SECONDS", 0.01)
     member = await cluster.add_member()
     validator = Validator(
-        member.context.store, member.context.files, lambda _: (ACME, Catalog((BASE,), frozenset(), {})), 100, 2**20
+        member.context.store, member.context.files, lambda _: (ACME, [Catalog((BASE,), frozenset())]), 100, 2**20
     )
     member.dispatcher._validate = validator.run
     batch = await cluster.submit([chat_line("1")])

@@ -26,7 +26,8 @@ MODEL = {
 
 
 def explained(config=None, **engine):
-    rows = [*explain(config or demo_config(), Path("/data"), ENGINE | engine)]
+    config = config or demo_config()
+    rows = [*explain(config, Path("/data"), dict.fromkeys(config.served, ENGINE | engine))]
     return {name: text for name, text in rows if name != "note"}, [text for name, text in rows if name == "note"]
 
 

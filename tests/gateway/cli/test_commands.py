@@ -142,7 +142,7 @@ def talk(gateway, *lines: str, model: str | None = None) -> str:
 
 
 def test_a_chat_answers_and_knows_its_commands(gateway):
-    base = gateway.gateway_app.gateway.base_name
+    base = gateway.gateway_app.gateway.models.default.name
     told = talk(gateway, "Hi", "/help", "/lane batch", "Again", "/lane", "/model", f"/model {base}", "/exit", "unheard")
     assert told.count("Hello, world!") == 2
     assert "/lane NAME" in told
@@ -152,7 +152,7 @@ def test_a_chat_answers_and_knows_its_commands(gateway):
 
 
 def test_a_chat_refuses_what_there_is_not(gateway):
-    base = gateway.gateway_app.gateway.base_name
+    base = gateway.gateway_app.gateway.models.default.name
     told = talk(gateway, "/model pirat", "/lane express", "/halp", "Hi")
     assert f"there is no model 'pirat'; there are: {base}" in told or "there is no model 'pirat'; did you mean" in told
     assert "there is no lane 'express'; there are: interactive, batch" in told

@@ -53,7 +53,7 @@ def test_the_demo_file_spells_out_the_demo():
 
 def test_the_demo_file_shows_every_setting():
     document = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
-    assert list(document) == [field.name for field in fields(Config) if field.name != "engines"]
+    assert list(document) == [field.name for field in fields(Config) if field.name not in ("engines", "models")]
     one_engine = {field.name for field in fields(EngineConfig)} - set(config_module.ELSEWHERE)
     assert set(document["engine"]) == one_engine | {field.name for field in fields(EnginesConfig)}
     scheduling = document["engine"]["scheduling"]
@@ -115,12 +115,12 @@ def test_the_engine_section_is_the_engines_own_configuration(load):
     loaded = load("engine: {dtype: float32, max_seqs: 8, prefix_caching: false, memory_gb: 1, graphs: off}")
     changed = {"max_seqs": 8, "prefix_caching": False, "memory_gb": 1.0, "graphs": False}
     expected = EngineConfig(model="/models/x", dtype="float32", **changed)
-    assert loaded.engine_config(Path("/models/x")) == expected
+    assert loaded.default_model.engine_config(Path("/models/x")) == expected
 
 
 def test_the_engine_learns_what_other_sections_say_about_it(load):
     text = "lanes: {interactive: {ttft_s: 0.4, max_wait_s: 5}, batch: {itl_s: 2}}\nengine: {scheduling: {policy: sjf}}"
-    engine = load(text).engine_config(Path("/models/x"), Path("/data/engine"))
+    engine = load(text).default_model.engine_config(Path("/models/x"), Path("/data/engine"))
     assert (engine.model, engine.state_dir) == ("/models/x", "/data/engine")
     assert engine.interactive == replace(INTERACTIVE_GOALS, ttft_s=0.4, max_wait_s=5.0)
     assert engine.batch == replace(BATCH_GOALS, itl_s=2.0)
@@ -133,15 +133,16 @@ def test_what_a_lanes_section_leaves_out_is_that_lanes_default(load):
 
 
 def test_the_demos_lanes_are_the_engines_own_goals():
-    engine = demo_config().engine_config(Path("/models/x"))
+    engine = demo_config().default_model.engine_config(Path("/models/x"))
     assert engine == EngineConfig(model="/models/x")
     assert (engine.interactive, engine.batch) == (INTERACTIVE_GOALS, BATCH_GOALS)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_the_engine_reads_what_it_is_started_with(path):
-    sent = load_config(path, ENV).engine_config(Path("/models/x"), Path("/data/engine"))
-    assert EngineConfig.from_json(sent.to_json()) == sent
+    for settings in load_config(path, ENV).served.values():
+        sent = settings.engine_config(Path("/models/x"), Path("/data/engine"))
+        assert EngineConfig.from_json(sent.to_json()) == sent
 
 
 def test_every_nested_value_survives_the_way_to_the_engine():

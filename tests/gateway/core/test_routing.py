@@ -29,7 +29,7 @@ KEPT = Catalog(("base",), {"pirate", "poet"}, {"captain": "pirate"}, {"pirate": 
     ],
 )
 def test_names_lead_to_what_serves_them(query, adapter):
-    assert resolve(query, CATALOG, ANYONE) == adapter
+    assert resolve(query, [CATALOG], ANYONE) == (0, adapter)
 
 
 @pytest.mark.parametrize(
@@ -46,25 +46,25 @@ def test_names_lead_to_what_serves_them(query, adapter):
 )
 def test_unknown_names_are_not_found(query):
     with pytest.raises(ApiError) as caught:
-        resolve(query, CATALOG, ANYONE)
+        resolve(query, [CATALOG], ANYONE)
     assert (caught.value.http_status, caught.value.code, caught.value.param) == (404, "model_not_found", "model")
 
 
 @pytest.mark.parametrize("query", [ModelQuery("pirate"), ModelQuery("captain"), ModelQuery("base", "pirate")])
 def test_another_tenants_adapter_reads_like_an_unknown_one(query):
     with pytest.raises(ApiError, match="does not exist or you do not have access") as caught:
-        resolve(query, CATALOG, POETS)
+        resolve(query, [CATALOG], POETS)
     assert caught.value.code == "model_not_found"
-    assert resolve(ModelQuery("poet"), CATALOG, POETS) == "poet"
+    assert resolve(ModelQuery("poet"), [CATALOG], POETS) == (0, "poet")
 
 
 @pytest.mark.parametrize("query", [ModelQuery("pirate"), ModelQuery("captain"), ModelQuery("base:pirate")])
 def test_an_adapter_kept_for_some_tenants_is_unknown_to_others(query):
-    assert resolve(query, KEPT, Tenant("acme")) == "pirate"
-    assert resolve(ModelQuery("poet"), KEPT, Tenant("globex")) == "poet"
+    assert resolve(query, [KEPT], Tenant("acme")) == (0, "pirate")
+    assert resolve(ModelQuery("poet"), [KEPT], Tenant("globex")) == (0, "poet")
     for stranger in (Tenant("globex"), POETS):  # named for it, but its configuration does not let it
         with pytest.raises(ApiError, match="does not exist or you do not have access"):
-            resolve(query, KEPT, stranger)
+            resolve(query, [KEPT], stranger)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_an_adapter_kept_for_some_tenants_is_unknown_to_others(query):
 )
 def test_contradictions_are_refused(query, param):
     with pytest.raises(ApiError) as caught:
-        resolve(query, CATALOG, ANYONE)
+        resolve(query, [CATALOG], ANYONE)
     assert (caught.value.http_status, caught.value.param) == (400, param)
 
 

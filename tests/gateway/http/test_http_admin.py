@@ -169,7 +169,7 @@ async def test_health_and_readiness_are_two_things(gateway_app):
         assert (await client.get("/health")).json() == {"status": "ok"}
         ready = await client.get("/ready")
         assert ready.status_code == 200
-        limiter = {"limiter": "degraded", "limiter_modes": ["degraded"]}
+        limiter = {"models": {BASE: None}, "limiter": "degraded", "limiter_modes": ["degraded"]}
         assert ready.json() == {"status": "ready", "reason": None, "engine": True, "redis": True, **limiter}
         gateway_app.engine.ready, gateway_app.limiter.reachable = False, False
         unready = await client.get("/ready")

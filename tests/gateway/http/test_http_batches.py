@@ -57,7 +57,7 @@ class BatchApi:
 
     @property
     def validator(self) -> Validator:
-        catalog = self.gateway_app.gateway.intake.catalog_for(self.tenant)
+        catalog = self.gateway_app.gateway.models.catalogs_for(self.tenant)
         return Validator(self.store, self.files, lambda name: (self.tenant, catalog), 1000, 10_000)
 
 

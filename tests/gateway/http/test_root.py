@@ -10,7 +10,6 @@ import pytest
 from fakes import build_gateway_app
 from rich.console import Console
 
-from engine.pb import engine_pb2 as pb
 from gateway.config.sections import AdminConfig
 from gateway.config.whole import demo_config
 from gateway.core.tenants import hash_key
@@ -46,7 +45,7 @@ async def test_a_port_without_the_console_redirects_no_browser():
 
 def banner(gateway_app, config, http=8000):
     console = Console(file=io.StringIO(), width=60)
-    Banner(config, gateway_app.gateway, pb.EngineInfo(), [Ports(http, 50051)]).print(console)
+    Banner(config, gateway_app.gateway, [Ports(http, 50051)]).print(console)
     return console.file.getvalue()
 
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.pb import engine_pb2 as pb
-from gateway.observe.engine_metrics import EngineMetrics
+from gateway.observe.engine_metrics import EngineMetrics, EngineSnapshot
 
 NAMES = {"hash-a": ["a"], "hash-b": ["b"], "hash-c": ["c", "alias-of-c"], "hash-d": ["d"]}
 
@@ -29,7 +29,7 @@ def scrape(*adapters, most=2, **figures):
     """Return the samples of an engine's /metrics, parsed from its text as a picker does."""
     stats = pb.EngineStats(adapters=adapters, max_resident_adapters=most, total_pages=100, **figures)
     registry = CollectorRegistry()
-    registry.register(EngineMetrics(stats, NAMES, (), "base"))
+    registry.register(EngineMetrics([EngineSnapshot("base", stats, NAMES)], ()))
     families = text_string_to_metric_families(generate_latest(registry).decode())
     return [Sample(s.name, s.labels, s.value) for family in families for s in family.samples]
 

@@ -134,7 +134,7 @@ async def test_the_last_minute_is_the_difference_of_two_looks_across_midnight(mo
 
 async def test_sampled_figures_and_ended_requests_are_served_to_administrators(tmp_path):
     gateway_app = await build_gateway_app(tmp_path)
-    sampler = HistorySampler(gateway_app.operations)
+    sampler = HistorySampler(gateway_app.operations.of())
     await sampler.sample(1.0)
     gateway_app.operations.forget()
     async with gateway_app.client() as tenant, gateway_app.client("sk-admin") as admin:

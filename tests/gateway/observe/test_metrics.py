@@ -5,7 +5,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine.core.types import Lane
 from engine.pb import engine_pb2 as pb
 from gateway.observe.engine_metrics import MAX_TENANTS as NAMED
-from gateway.observe.metrics import MAX_TENANTS, Metrics
+from gateway.observe.engine_metrics import EngineSnapshot
+from gateway.observe.metrics import DEFAULT_GOALS, MAX_TENANTS, Metrics
 from gateway.requests.record import RequestRecord
 
 CHAT = {"model": "poet", "messages": [{"role": "user", "content": "hi"}]}
@@ -27,11 +28,25 @@ async def scrape(gateway_app):
         response = await client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
     found = samples(response.text)
-    return lambda name, **labels: found.get((name, frozenset(labels.items())))
+
+    def value(name, **labels):
+        """Give the value of a series; what is by base model is that of the only one."""
+        of_base = found.get((name, frozenset({"model_name": BASE, **labels}.items())))
+        return found.get((name, frozenset(labels.items())), of_base)
+
+    return value
 
 
 def record(**fields) -> RequestRecord:
-    values = {"id": "1", "request_id": "r", "tenant": "acme", "key_id": "k", "model": "poet", "lane_asked": None}
+    values = {
+        "id": "1",
+        "request_id": "r",
+        "tenant": "acme",
+        "key_id": "k",
+        "model": "poet",
+        "base_model": BASE,
+        "lane_asked": None,
+    }
     return RequestRecord(**{**values, "lane": Lane.INTERACTIVE, "started": 10.0, **fields})
 
 
@@ -220,10 +235,10 @@ async def test_refunded_and_refused_requests_charge_no_tokens(gateway_app):
 
 
 def test_tenants_beyond_the_bound_share_a_label():
-    metrics = Metrics()
+    metrics = Metrics({BASE: DEFAULT_GOALS})
     for number in range(MAX_TENANTS + 5):
         metrics.finished(record(tenant=f"t{number}", submitted=11.0, prompt_tokens=1, finish="stop"))
-    found = samples(metrics.render(None, {}, "redis").decode())
+    found = samples(metrics.render([EngineSnapshot(BASE, None, {})], "redis").decode())
     prompts = {
         dict(labels)["tenant"]: value
         for (name, labels), value in found.items()

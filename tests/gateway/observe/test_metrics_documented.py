@@ -51,7 +51,7 @@ async def gateway_app(tmp_path) -> GatewayApp:
     gateway_app = await build_gateway_app(tmp_path)
     gateway_app.metrics.register(UsageMetrics(SimpleNamespace(undelivered_tokens=0, lost_tokens=0)))
     gateway_app.metrics.register(
-        BatchMetrics(SimpleNamespace(leases={}, open=0, backlog=0), SimpleNamespace(in_flight=0))
+        BatchMetrics(SimpleNamespace(leases={}, open=0, backlog=0), {"tiny": SimpleNamespace(in_flight=0)})
     )
     gateway_app.metrics.register(LoopMetrics(asyncio.get_running_loop()))
     gateway_app.metrics.register(GrammarMetrics(grammar_pool()))
@@ -128,7 +128,8 @@ async def test_all_that_was_promised_is_there(gateway_app):
     promised = {f"loralane_{name}" for name in (*PROMISED, *BY_LANE)} | {f"vllm:{name}" for name in ROUTERS}
     assert promised - labels.keys() == set()
     assert [name for name in BY_LANE if "lane" not in labels[f"loralane_{name}"]] == []
-    assert labels["vllm:lora_requests_info"] == {"max_lora", "running_lora_adapters", "waiting_lora_adapters"}
+    wanted = {"model_name", "max_lora", "running_lora_adapters", "waiting_lora_adapters"}
+    assert labels["vllm:lora_requests_info"] == wanted
 
 
 async def test_every_histogram_is_whole_and_every_sample_has_happened(gateway_app):

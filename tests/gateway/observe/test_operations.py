@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import grpc
 import pytest
-from fakes import GatewayApp, build_gateway_app
+from fakes import BASE, GatewayApp, build_gateway_app
 from grpc_app import as_key, open_grpc_app, refused
 from prometheus_client import CollectorRegistry, Histogram
 from typer.testing import CliRunner
@@ -18,7 +18,7 @@ from engine.core.types import Lane, LaneMode, Origin, Request, SamplingParams
 from gateway.cli.main import app as cli
 from gateway.core.shared_poll import SharedPoll
 from gateway.observe.latency import ITL, TTFT, LatencyWindow, percentile
-from gateway.observe.metrics import Metrics
+from gateway.observe.metrics import DEFAULT_GOALS, Metrics
 from gateway.pb import generation_pb2 as generation
 from gateway.pb import operations_pb2 as pb
 from gateway.pb.operations_pb2_grpc import LaneAdminStub, RequestAdminStub
@@ -124,7 +124,7 @@ async def test_an_overview_has_the_sections_that_were_asked_for(gateway_app):
         gateway_app.engine.ready = False
         away = await client.get(f"{ADMIN}/requests")
         assert away.status_code == 200, "a second has not passed"
-        gateway_app.operations._requests.forget()
+        gateway_app.operations.of()._requests.forget()
         away = await client.get(f"{ADMIN}/requests")
     assert (away.status_code, away.json()["error"]["code"]) == (503, "engine_unavailable")
 
@@ -256,43 +256,41 @@ async def test_one_who_leaves_takes_no_glance_from_others():
 
 
 def test_latencies_are_of_the_last_minutes():
-    now, metrics = 0.0, Metrics()
+    now, metrics = 0.0, Metrics({BASE: DEFAULT_GOALS})
     window = LatencyWindow(metrics.collect, lambda: now)
     for _ in range(100):
-        metrics.inter_token(Lane.BATCH, 2.0)
-    assert window.read().get(ITL, Lane.BATCH).count == 100
+        metrics.inter_token(BASE, Lane.BATCH, 2.0)
+    assert window.read().get(ITL, BASE, Lane.BATCH).count == 100
     for now in range(10, 400, 10):  # noqa: B007 - the clock
-        metrics.inter_token(Lane.BATCH, 0.04)
+        metrics.inter_token(BASE, Lane.BATCH, 0.04)
         seen = window.read()
     assert 300 <= seen.window_seconds <= 310
-    found = seen.get(ITL, Lane.BATCH)
+    found = seen.get(ITL, BASE, Lane.BATCH)
     assert found.count == 30 and found.p99 < 0.06, "what was slow is long ago"
-    assert seen.get(TTFT, Lane.BATCH).count == 0
+    assert seen.get(TTFT, BASE, Lane.BATCH).count == 0
 
 
 async def test_charts_are_of_the_percentile_that_a_lane_promises(gateway_app):
     for seconds in (*[0.01] * 85, *[0.9] * 15):
-        gateway_app.metrics.inter_token(Lane.INTERACTIVE, seconds)
-        gateway_app.metrics.inter_token(Lane.BATCH, seconds)
-    promised = {lane: goals.attainment for lane, goals in gateway_app.metrics.static.goals.items()}
+        gateway_app.metrics.inter_token(BASE, Lane.INTERACTIVE, seconds)
+        gateway_app.metrics.inter_token(BASE, Lane.BATCH, seconds)
+    promised = {lane: goals.attainment for lane, goals in gateway_app.metrics.static.goals[BASE].items()}
     assert promised == {Lane.INTERACTIVE: 0.99, Lane.BATCH: 0.0}
-    found = gateway_app.operations.latencies_at_goal()
+    found = gateway_app.operations.of().latencies_at_goal()
     assert 0.9 < found["interactive.itl_at_goal"] <= 1.0 and 0.5 < found["batch.itl_at_goal"] < 0.9
     assert found["batch.ttft_at_goal"] is None
-    goals = gateway_app.metrics.static.goals[Lane.INTERACTIVE]
-    gateway_app.metrics.static.goals = {
-        **gateway_app.metrics.static.goals,
-        Lane.INTERACTIVE: replace(goals, attainment=0.8),
-    }
-    assert gateway_app.operations.latencies_at_goal()["interactive.itl_at_goal"] < 0.02
+    goals = gateway_app.metrics.static.goals[BASE]
+    changed = {**goals, Lane.INTERACTIVE: replace(goals[Lane.INTERACTIVE], attainment=0.8)}
+    gateway_app.metrics.static.goals = {BASE: changed}
+    assert gateway_app.operations.of().latencies_at_goal()["interactive.itl_at_goal"] < 0.02
 
 
 def test_percentiles_lie_where_their_bucket_does():
     registry = CollectorRegistry()
-    histogram = Histogram(TTFT, "x", ["lane"], buckets=(1.0, 2.0, 4.0), registry=registry)
+    histogram = Histogram(TTFT, "x", ["model_name", "lane"], buckets=(1.0, 2.0, 4.0), registry=registry)
     window = LatencyWindow(registry.collect, lambda: 0.0)
     for value in (0.5, 0.5, 1.5, 3.0, 100.0):
-        histogram.labels("interactive").observe(value)
-    found = window.read().get(TTFT, Lane.INTERACTIVE)
+        histogram.labels(BASE, "interactive").observe(value)
+    found = window.read().get(TTFT, BASE, Lane.INTERACTIVE)
     assert (found.count, found.p50, found.p99) == (5, pytest.approx(1.5), 4.0)
     assert percentile([(1.0, 0.0), (2.0, 10.0), (float("inf"), 10.0)], 0.5) == pytest.approx(1.5)

@@ -107,9 +107,9 @@ async def test_a_stopped_engine_process_is_noticed_and_said(tmp_path, monkeypatc
 async def test_ready_says_that_the_engine_hangs(tmp_path, silent):
     gateway_app = await build_gateway_app(tmp_path)
     clock = Clock()
-    gateway_app.gateway.heartbeat = Heartbeat(gateway_app.engine, clock)
+    gateway_app.gateway.models.default.heartbeat = Heartbeat(gateway_app.engine, clock)
     if silent:
-        pass_time(clock, gateway_app.gateway.heartbeat, HANG_SECONDS + 1)
+        pass_time(clock, gateway_app.gateway.models.default.heartbeat, HANG_SECONDS + 1)
     async with gateway_app.client(None) as client:
         answer = await client.get("/ready")
     reason = "the engine is connected but has stopped working" if silent else None

@@ -187,7 +187,9 @@ async def test_adapters_are_asked_for_by_version(gateway_app):
 
 async def test_chats_go_through_the_template(gateway_app):
     await answers(gateway_app, request(Chat(({"role": "user", "content": "hi"},))))
-    prompt = gateway_app.gateway.tokenizer.decode(gateway_app.engine.requests[0].prompt_ids, skip_special=False)
+    prompt = gateway_app.gateway.models.default.tokenizer.decode(
+        gateway_app.engine.requests[0].prompt_ids, skip_special=False
+    )
     assert prompt == "<|user|>hi<|end|><|assistant|>"
 
 

@@ -41,7 +41,7 @@ async def test_inputs_and_sampling_reach_the_engine(api):
     await api.generation.Generate(ask(chat=chat, sampling=sampling, priority=-2), metadata=as_key())
     await api.generation.Generate(ask(prompt_ids=pb.TokenIds(ids=[11, 12])), metadata=as_key())
     chatted, continued = api.gateway_app.engine.requests
-    decoded = api.gateway_app.gateway.tokenizer.decode(chatted.prompt_ids, skip_special=False)
+    decoded = api.gateway_app.gateway.models.default.tokenizer.decode(chatted.prompt_ids, skip_special=False)
     assert decoded == "<|system|>x<|end|><|user|>y<|end|><|assistant|>"
     assert continued.prompt_ids == (11, 12)
     assert (chatted.params.temperature, chatted.params.seed, chatted.priority) == (0.0, 7, -2)
@@ -109,7 +109,9 @@ async def test_tools_are_shown_called_and_answered(api):
     [call] = choice.tool_calls
     assert (choice.text, choice.finish_reason) == ("So:", pb.FINISH_REASON_TOOL_CALLS)
     assert (call.index, call.name, call.arguments) == (0, "look", '{"at": 1}')
-    prompt = api.gateway_app.gateway.tokenizer.decode(api.gateway_app.engine.requests[0].prompt_ids, skip_special=False)
+    prompt = api.gateway_app.gateway.models.default.tokenizer.decode(
+        api.gateway_app.engine.requests[0].prompt_ids, skip_special=False
+    )
     assert "Looks." in prompt and prompt.endswith("<|tool|>blue<|end|><|assistant|>")
     chunks = api.generation.GenerateStream(ask(chat=chat, sampling={}), metadata=as_key())
     news = [call async for chunk in chunks for call in chunk.choice.tool_calls]
@@ -179,7 +181,7 @@ async def test_adapters_answer_under_their_names(api):
 
 async def test_tokenize(api):
     answer = await api.generation.Tokenize(pb.TokenizeRequest(model="tiny", prompt="hi"), metadata=as_key())
-    assert (api.gateway_app.gateway.tokenizer.decode(answer.ids), answer.max_model_len) == ("hi", 256)
+    assert (api.gateway_app.gateway.models.default.tokenizer.decode(answer.ids), answer.max_model_len) == ("hi", 256)
     refusal = await refused(api.generation.Tokenize(pb.TokenizeRequest(model="tiny"), metadata=as_key()))
     assert (refusal.code, refusal.message) == ("INVALID_ARGUMENT", "one of chat, prompt is required")
     secret = pb.TokenizeRequest(model="poet", prompt="hi")

@@ -118,7 +118,7 @@ class BatchCluster:
         gateway_app = await build_gateway_app(root, **options)
         store = BatchStore(self.redis, lease_seconds=self.lease_seconds)
         loop, counts = asyncio.get_running_loop(), Counter()
-        gates = {BASE: Gate(gateway_app.engine, lambda: lane_capacity, loop.time)}
+        gates = {one.name: Gate(one.engine, lambda: lane_capacity, loop.time) for one in gateway_app.gateway.models}
         context = BatchContext(
             store, self.open_files(), gateway_app.gateway, self.holders, gates, lambda how: counts.update([how])
         )
@@ -135,7 +135,7 @@ class BatchCluster:
         asked = CheckParameters(
             url="",
             endpoint=batch.endpoint,
-            catalogs=(Catalog((BASE,), {"pirate", "poet"}),),
+            catalogs=(Catalog((BASE,), {"pirate", "poet"}), Catalog(("small",), set())),
             max_lines=50_000,
             max_line_bytes=2**20,
         )

@@ -82,9 +82,10 @@ KEYS = {"sk-acme": ACME, "sk-globex": GLOBEX, "sk-initech": INITECH, "sk-admin":
 
 
 @cache
-def tiny_tokenizer() -> Tokenizer:
-    """Four special tokens and one token a byte, so that most characters outside ASCII are several tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+def tiny_tokenizer(reverse: bool = False) -> Tokenizer:
+    """Four special tokens and one token a byte, so that most characters outside ASCII are several tokens. `reverse`
+    gives the bytes other ids, as in the tokenizer of another model."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), reverse=reverse)
     vocab = {token: number for number, token in enumerate([*SPECIAL, *alphabet])}
     backend = Backend(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -122,7 +123,8 @@ class FakeStream:
 class FakeEngine:
     """An `EngineApi` that answers every request with `reply`, a few tokens an event."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokenizer: Tokenizer | None = None) -> None:
+        self.tokenizer = tokenizer or tiny_tokenizer()
         self.info = pb.EngineInfo(model=BASE, model_hash="abc", max_model_len=CONTEXT, vocab_size=260, dtype="float32")
         self.ready = True
         self.reply: Callable[[Request], str] = lambda request: "Hello, world!"
@@ -253,7 +255,7 @@ class FakeEngine:
         if self.last_words is not None:
             return [self.last_words]
         params = request.params
-        tokens = [*ids_of(self.reply(request)), *([] if params.ignore_eos else [EOS])]
+        tokens = [*self.tokenizer._encode(self.reply(request), False), *([] if params.ignore_eos else [EOS])]
         whole = len(tokens) <= params.max_tokens and not params.ignore_eos
         tokens = tokens[len(request.produced) : params.max_tokens]
         steps = [tuple(tokens[i : i + self.tokens_per_event]) for i in range(0, len(tokens), self.tokens_per_event)]
@@ -501,7 +503,7 @@ async def build_gateway_app(
     observers: Sequence[Observer] = (),
     limiter: Any = None,
     grammars: GrammarPool | None = None,
-    others: Mapping[str, tuple[FakeEngine, Tokenizer]] = MappingProxyType({}),
+    others: Mapping[str, FakeEngine] = MappingProxyType({}),
     **app_options: Any,
 ) -> GatewayApp:
     """Build a gateway that serves the base and the adapters pirate (alias captain) and poet, from folders below `root`,
@@ -514,15 +516,13 @@ async def build_gateway_app(
     await limiter.configure([ACME, GLOBEX])
     sources, settings = LocalSources([root]), settings or ServiceSettings(engine_wait=ENGINE_WAIT_SECONDS)
     served = []
-    for names, (its_engine, tokenizer) in {
-        (BASE, "tiny-alias"): (engine, tiny_tokenizer()),
-        **{(name,): other for name, other in others.items()},
-    }.items():
+    named = {(BASE, "tiny-alias"): engine, **{(name,): other for name, other in others.items()}}
+    for names, its_engine in named.items():
         registry = AdapterRegistry(its_engine, MemoryStore(), sources, base_names=names)
         await registry.start()
         await registry.restore()
-        model = ServedModel(its_engine, tokenizer, registry, grammars=grammars or grammar_pool(), settings=settings)
-        served.append(model)
+        pool, tokenizer = grammars or grammar_pool(), its_engine.tokenizer
+        served.append(ServedModel(its_engine, tokenizer, registry, grammars=pool, settings=settings))
     adapters = served[0].adapters
     for name in ("pirate", "poet"):
         await adapters.load(name, str(write_adapter(root, name)))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import grpc
 import pytest
-from fakes import BASE, KEYS, GatewayApp, build_gateway_app, key_ring
+from fakes import BASE, KEYS, FakeEngine, GatewayApp, build_gateway_app, key_ring
 from google.rpc import error_details_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_status import rpc_status
@@ -69,9 +70,16 @@ def keys() -> AccountMirror:
 
 
 @asynccontextmanager
-async def open_grpc_app(root: Path, *, grace_seconds: float = 0.0, **options: Any) -> AsyncIterator[GrpcApp]:
-    """Start a gRPC server, which gets `grace_seconds` and `options`, and connect a client to it."""
-    gateway_app = await build_gateway_app(root)
+async def open_grpc_app(
+    root: Path,
+    *,
+    grace_seconds: float = 0.0,
+    others: Mapping[str, FakeEngine] = MappingProxyType({}),
+    **options: Any,
+) -> AsyncIterator[GrpcApp]:
+    """Start a gRPC server, which gets `grace_seconds` and `options`, and connect a client to it. The gateway also
+    serves the base models `others`."""
+    gateway_app = await build_gateway_app(root, others=others)
     await gateway_app.limiter.configure([*gateway_app.limiter._tenants.values(), NIGHT])
     server = GrpcServer(
         gateway_app.gateway,

@@ -98,3 +98,56 @@ def test_an_unknown_tier_is_refused_by_name():
     with pytest.raises(ApiError, match="'vip'") as caught:
         requested_lane("vip")
     assert caught.value.param == "service_tier"
+
+
+LARGE = Catalog(("large",), {"pirate", "both", "small"}, {"captain": "pirate"})
+SMALL = Catalog(("small",), {"poet", "both", "captain"}, {"bard": "poet", "buccaneer": "both"}, {"poet": ("acme",)})
+
+
+@pytest.mark.parametrize(
+    ("query", "target"),
+    [
+        (ModelQuery("large"), (0, None)),
+        (ModelQuery("small"), (1, None)),
+        (ModelQuery("pirate"), (0, "pirate")),
+        (ModelQuery("poet"), (1, "poet")),
+        (ModelQuery("bard"), (1, "poet")),
+        (ModelQuery("small:bard"), (1, "poet")),
+        (ModelQuery("small", adapter_id="poet"), (1, "poet")),
+        (ModelQuery("bard", lora_path="poet"), (1, "poet")),
+        (ModelQuery("both"), (0, "both")),
+        (ModelQuery("large:both"), (0, "both")),
+        (ModelQuery("captain"), (0, "pirate")),
+    ],
+)
+def test_a_name_decides_the_base_model_and_the_order_of_models_decides_about_equal_names(query, target):
+    assert resolve(query, [LARGE, SMALL], Tenant("acme")) == target
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        ModelQuery("large:poet"),
+        ModelQuery("small:both"),
+        ModelQuery("small:captain"),
+        ModelQuery("buccaneer"),
+        ModelQuery("large", adapter_id="small"),
+    ],
+    ids=["of another model", "hidden", "hidden by an alias", "alias of a hidden one", "a base model's name"],
+)
+def test_an_adapter_is_not_found_under_another_base_model_or_behind_an_equal_name(query):
+    with pytest.raises(ApiError) as caught:
+        resolve(query, [LARGE, SMALL], Tenant("acme"))
+    assert caught.value.code == "model_not_found"
+
+
+def test_an_adapter_contradicts_a_base_model_that_it_is_not_for():
+    with pytest.raises(ApiError, match="'poet' of the base model 'small', but the request names 'large'") as caught:
+        resolve(ModelQuery("large", adapter_id="poet"), [LARGE, SMALL], Tenant("acme"))
+    assert (caught.value.http_status, caught.value.param) == (400, "adapter_id")
+
+
+def test_an_adapter_of_the_second_model_is_kept_for_its_tenants():
+    with pytest.raises(ApiError) as caught:
+        resolve(ModelQuery("poet"), [LARGE, SMALL], Tenant("globex"))
+    assert caught.value.code == "model_not_found"

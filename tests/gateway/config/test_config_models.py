@@ -1,0 +1,139 @@
+"""The section `models`: several base models, each with its engines, lanes and adapters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateway.cli.serve import _with_adapters, _with_engine, _with_model
+from gateway.config.changes import changes, leftovers, merge_live_sections, need_restart
+from gateway.config.explain import explain
+from gateway.config.file import ConfigError
+from gateway.config.sections import EMBEDDED_NAME, LanesConfig
+from gateway.config.whole import Config, load_config
+from gateway.serve.launch import Launch, share_of
+
+TWO = """
+models:
+  large:
+    source: /models/large
+    chat_template: large.jinja
+    tool_parser: llama3
+    engine: {memory_gb: 48, replicas: 2, scheduling: {batch_floor: 0.2, advanced: {min_chunk: 8}}}
+    lanes: {interactive: {ttft_s: 0.5}}
+    adapters: {preload: {support: loras/support}}
+  org/small:
+    source: acme/small
+    engine: {device: cpu, addresses: ["127.0.0.1:7001"]}
+lanes: {interactive: {ttft_s: 3, itl_s: 0.2}, batch: {max_requests: 50}}
+"""
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load_text(text: str) -> Config:
+        (tmp_path / "loralane.yaml").write_text(text)
+        return load_config(tmp_path / "loralane.yaml", {})
+
+    return load_text
+
+
+def test_each_model_has_its_own_settings_and_the_common_lanes_where_it_sets_none(load, tmp_path):
+    config = load(TWO)
+    large, small = config.served.values()
+    assert list(config.served) == ["large", "org/small"] and config.default_model is large
+    assert (large.model.name, large.model.source, large.model.tool_parser) == ("large", "/models/large", "llama3")
+    assert large.model.chat_template == tmp_path / "large.jinja"
+    assert (large.engine.memory_gb, large.engines.replicas, small.engines.addresses) == (48, 2, ("127.0.0.1:7001",))
+    assert (large.engine.scheduling.batch_floor, large.engine.scheduling.min_chunk) == (0.2, 8)
+    assert (large.lanes.interactive.ttft_s, large.lanes.interactive.itl_s) == (0.5, 0.2)
+    assert (small.lanes.interactive.ttft_s, small.lanes.batch.max_requests) == (3, 50)
+    assert (large.preload, small.preload) == ({"support": tmp_path / "loras/support"}, {})
+    assert small.engine_config(Path("/prepared")).interactive.ttft_s == 3
+
+
+def test_one_model_has_the_short_form():
+    config = Config()
+    assert list(config.served) == [EMBEDDED_NAME]
+    assert config.default_model.lanes == config.lanes == LanesConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (TWO + "model: {source: x}\n", "model: a file has either model or models"),
+        (TWO + "engine: {threads: 2}\n", "engine: a file has either engine or models"),
+        (TWO + "adapters: {preload: {a: /a}}\n", "adapters.preload: with models, it belongs into models.NAME"),
+        ("models: {}\n", "models: names no model"),
+        ("models: {a: {engine: {threads: 2}}}\n", "models.a.source: is required"),
+        ("models: {a: {source: x, sauce: y}}\n", "models.a.sauce: unknown key; did you mean source"),
+        ("models: {a: {source: x, name: y}}\n", "models.a.name: unknown key"),
+        ("models: {a: {source: x, engine: {threads: much}}}\n", "models.a.engine.threads: "),
+        ("models: {a: {source: x, engine: {scheduling: {min_chunk: 1}}}}\n", "min_chunk: belongs into models.a.engine"),
+        ("models: {a: {source: x, engine: {replicas: 0}}}\n", "models.a.engine: replicas must be from 1"),
+        ("models: {a: {source: x, lanes: {batch: {ttft: 1}}}}\n", "models.a.lanes.batch.ttft: unknown key"),
+        ("models: {a: {source: x, adapters: {roots: [/a]}}}\n", "models.a.adapters.roots: unknown key"),
+        (
+            "models: {a: {source: x, adapters: {preload: {t: /t}}}, b: {source: y, adapters: {preload: {t: /u}}}}\n",
+            "models.b.adapters.preload.t: is also an adapter of a",
+        ),
+        (
+            "models: {a: {source: x, adapters: {preload: {b: /b}}}, b: {source: y}}\n",
+            "models.a.adapters.preload.b: is the name of a base model",
+        ),
+    ],
+)
+def test_contradictions_are_refused_by_name(load, text, message):
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+        load(text)
+
+
+def test_options_that_are_about_the_only_model_are_refused(load):
+    config = load(TWO)
+    for change in (
+        lambda: _with_model(config, "./other", demo=False),
+        lambda: _with_adapters(config, ["a=/a"], []),
+        lambda: _with_engine(config, "float32", None),
+    ):
+        with pytest.raises(ConfigError, match="the file names its base models in models"):
+            change()
+    assert _with_engine(_with_adapters(_with_model(config, None, demo=False), [], []), None, None) == config
+
+
+def test_a_reload_applies_lanes_and_adapters_of_each_model_and_names_the_rest(load):
+    before, after = load(TWO), load(TWO.replace("ttft_s: 0.5", "ttft_s: 0.25").replace("support: ", "other: "))
+    assert need_restart(before, after) == []
+    assert changes(before, after) == [
+        f"+ models.large.adapters.preload.other: {after.preloaded()['other']}",
+        f"- models.large.adapters.preload.support: {before.preloaded()['support']}",
+        "  models.large.lanes.interactive.ttft_s: 0.5 -> 0.25",
+    ]
+    assert leftovers(before, after) == ["! adapters.preload.support: is served until it is unloaded"]
+    assert merge_live_sections(before, after) == after
+    other = load(TWO.replace("memory_gb: 48", "memory_gb: 40"))
+    assert need_restart(before, other) == ["models"]
+    assert merge_live_sections(before, other) == before
+
+
+def test_gateway_processes_share_the_lanes_of_each_model(load):
+    shared = share_of(load(TWO), 4)
+    assert [settings.lanes.batch.max_requests for settings in shared.served.values()] == [13, 13]
+    alone = share_of(Config(), 4)
+    assert alone.default_model.lanes.batch.max_requests == alone.lanes.batch.max_requests == 2500
+    launch = Launch(load(TWO), None, Path("data")).preloading({"large": {}, "org/small": {"a": Path("/a")}})
+    assert launch.config.preloaded() == {"a": Path("/a")}
+
+
+def test_check_explains_each_model_and_the_memory_that_they_share(load):
+    config, report = load(TWO), {"device": "cpu", "dtype": "float32", "threads": 2, "max_seqs": 8, "token_budget": 64}
+    told = [*explain(config, Path("/data"), dict.fromkeys(config.served, report))]
+    assert [text for topic, text in told if topic == "base model"] == ["large", "org/small"]
+    assert ("note", "Engines on one device share its memory: set engine.memory_gb of each base model.") in told
+    sized = {
+        name: replace(settings, engine=replace(settings.engine, memory_gb=1.0))
+        for name, settings in config.models.items()
+    }
+    told = [*explain(replace(config, models=sized), Path("/data"), dict.fromkeys(config.served, report))]
+    assert not [text for _, text in told if "share its memory" in text]

@@ -20,7 +20,7 @@ export const adapters = {
     let last = [];
     const draw = () => {
       const found = last.filter((adapter) => matches(adapter, search.value.trim().toLowerCase()));
-      keyed(body, found.slice(0, MOST_ROWS), (adapter) => adapter.name, (adapter) => adapterRow(adapter, refresh));
+      keyed(body, found.slice(0, MOST_ROWS), (adapter) => `${adapter.base_model} ${adapter.name}`, (adapter) => adapterRow(adapter, refresh));
       const more = found.length > MOST_ROWS ? `, the first ${MOST_ROWS} of ${count(found.length)}` : "";
       setText(summary, `${count(last.length)} in all${more}`);
     };
@@ -38,7 +38,7 @@ export const adapters = {
 };
 
 function matches(adapter, text) {
-  return [adapter.name, ...adapter.aliases, adapter.tier, ...adapter.tenants].some((word) => word.toLowerCase().includes(text));
+  return [adapter.name, adapter.base_model, ...adapter.aliases, adapter.tier, ...adapter.tenants].some((word) => word.toLowerCase().includes(text));
 }
 
 function loadForm(refresh) {
@@ -51,7 +51,7 @@ function loadForm(refresh) {
       const given = new FormData(form);
       const text = (name) => String(given.get(name) ?? "").trim();
       const tenants = text("tenants").split(/[\s,]+/).filter(Boolean);
-      const body = { name: text("name"), source: text("source"), replace: given.has("replace"), tenants };
+      const body = { name: text("name"), source: text("source"), base_model: text("base_model"), replace: given.has("replace"), tenants };
       const adapter = await admin("POST", "adapters", body);
       toast(`${adapter.name} is loaded: rank ${adapter.rank}, ${count(adapter.pages)} pages`);
       form.reset();
@@ -67,6 +67,7 @@ function loadForm(refresh) {
       { class: "fields" },
       field("Name", "name", { required: true, placeholder: "support" }),
       field("Folder or hub id", "source", { required: true, placeholder: "/srv/loras/support" }),
+      field("Base model", "base_model", { placeholder: "as its files say" }),
       field("Only for these tenants", "tenants", { placeholder: "all tenants" }),
       button,
     ),
@@ -92,7 +93,7 @@ function adapterRow(first, refresh) {
     await refresh();
   };
   const unload = careful("Unload", "Really unload?", async () => {
-    const { aborted } = await admin("DELETE", path);
+    const { aborted } = await admin("DELETE", `${path}?base_model=${encodeURIComponent(first.base_model)}`);
     toast(`${name} is unloaded${aborted ? `; ${count(aborted)} requests were aborted` : ""}`);
     await refresh();
   }, { class: "quiet danger", "aria-label": `Unload ${name}` });
@@ -106,7 +107,7 @@ function adapterRow(first, refresh) {
   );
   const update = (adapter) => {
     const others = [...adapter.aliases, ...adapter.tenants.map((tenant) => `only ${tenant}`)];
-    setText(about, [adapter.version.slice(0, 12), ...others].join(" · "));
+    setText(about, [adapter.version.slice(0, 12), adapter.base_model, ...others].join(" · "));
     setText(tier, adapter.tier);
     tier.className = `badge ${adapter.tier}`;
     tier.title = TIERS[adapter.tier] ?? adapter.tier;

@@ -4,6 +4,7 @@ import { Refusal, admin, fetchWith, isSignedIn, signIn, signOut } from "./api.js
 import { adapters } from "./adapters.js";
 import { setText, toast } from "./dom.js";
 import { batches } from "./batches.js";
+import { ofModel, offerModels, onModel } from "./models.js";
 import { overview } from "./overview.js";
 import { playground } from "./playground.js";
 import { tenants } from "./tenants.js";
@@ -47,9 +48,10 @@ async function refresh() {
   const view = shown;
   const mine = ++turn;
   try {
-    const seen = await admin("GET", `overview?sections=${["engine", "lanes", ...view.sections].join(",")}`);
+    const seen = await admin("GET", `overview?sections=${["engine", "lanes", "models", ...view.sections].join(",")}${ofModel()}`);
     if (view !== shown || mine !== turn) return;
     failures = 0;
+    offerModels(seen.models);
     tell(seen.engine);
     await view.update(seen);
     if (view !== shown || mine !== turn) return;
@@ -120,6 +122,7 @@ addEventListener("hashchange", () => {
   show();
 });
 document.addEventListener("visibilitychange", refresh);
+onModel(refresh);
 addEventListener("unhandledrejection", (event) => toast(event.reason?.message ?? "something went wrong", "bad"));
 takeKeyFromLink();
 show();

@@ -1,6 +1,7 @@
 // The gateway's memory of the last hours, fetched as often as it changes.
 
 import { admin } from "./api.js";
+import { ofModel, onModel } from "./models.js";
 
 export const SPANS = { 10: "10 min", 30: "30 min", 120: "2 h", 720: "12 h", 1440: "24 h" };
 
@@ -13,6 +14,10 @@ export class Feed {
   #points = { step_seconds: 5, times: [], series: {} };
   #fetched = 0;
 
+  constructor() {
+    onModel(() => this.choose(this.minutes));
+  }
+
   choose(minutes) {
     this.minutes = minutes;
     this.#fetched = 0;
@@ -24,9 +29,10 @@ export class Feed {
     const seconds = times.length < 2 ? 5 : Math.min(step, MOST_SECONDS);
     if (performance.now() - this.#fetched < seconds * 1000 && this.#fetched) return;
     this.#fetched = performance.now();
-    const minutes = this.minutes;
-    const points = await admin("GET", `history?minutes=${minutes}`);
-    if (minutes === this.minutes) this.#points = points;
+    const query = () => `history?minutes=${this.minutes}${ofModel()}`;
+    const asked = query();
+    const points = await admin("GET", asked);
+    if (asked === query()) this.#points = points;
   }
 
   /** What a chart of the figures `names` draws. */

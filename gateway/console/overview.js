@@ -23,12 +23,15 @@ export const overview = {
       async update(seen) {
         await feed.refresh();
         machine.update(seen.engine);
-        keyed(lanes, seen.lanes, (lane) => lane.lane, (lane) => laneCard(lane, refresh));
+        keyed(lanes, ofOneModel(seen), (lane) => `${lane.model} ${lane.lane}`, (lane) => laneCard(lane, refresh));
         await requests.update(seen.requests);
       },
     };
   },
 };
+
+/** The lanes of the base model whose engine is shown. */
+const ofOneModel = (seen) => seen.lanes.filter((lane) => lane.model === seen.engine.served_name);
 
 function rangeSelect(refresh) {
   const options = Object.entries(SPANS).map(([minutes, label]) =>
@@ -79,7 +82,7 @@ function machinePanel() {
 function laneCard(first, refresh) {
   const name = first.lane;
   const mode = h("span", { class: "badge" });
-  const buttons = ["pause", "drain", "resume"].map((action) => modeButton(name, action, refresh));
+  const buttons = ["pause", "drain", "resume"].map((action) => modeButton(first, action, refresh));
   const figures = Object.fromEntries(["running", "waiting", "oldest"].map((key) => [key, h("strong", {}, "–")]));
   const layers = [{ class: "area running", area: true }, { name: "running", class: "line" }, { name: "waiting", class: "line dashed" }];
   const depth = chart({ title: `Requests of the ${name} lane`, layers, format: (value) => compact(Math.round(value * 10) / 10), height: 110 });
@@ -117,10 +120,10 @@ function laneCard(first, refresh) {
   return { node, update };
 }
 
-function modeButton(lane, action, refresh) {
+function modeButton({ lane, model }, action, refresh) {
   const label = action[0].toUpperCase() + action.slice(1);
   const act = async () => {
-    await admin("POST", `lanes/${lane}/${action}`);
+    await admin("POST", `lanes/${lane}/${action}?model=${encodeURIComponent(model)}`);
     toast(`${lane} is ${{ pause: "paused", drain: "draining", resume: "open" }[action]}`);
     await refresh();
   };

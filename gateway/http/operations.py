@@ -47,6 +47,8 @@ class CancelledRequest(Struct):
 class Overview(Struct):
     """Response of the overview. Sections that were not requested are absent."""
 
+    models: list[str] | UnsetType = UNSET
+    """Names of the base models, the default one first."""
     engine: EngineStatus | UnsetType = UNSET
     lanes: list[LaneStatus] | UnsetType = UNSET
     requests: LiveRequests | UnsetType = UNSET
@@ -67,6 +69,7 @@ class OperationsApi:
         self._used = SharedPoll(usage.last_minute.read, USAGE_SECONDS) if usage else None
         self._tenants, self._adapters = SharedPoll(self._look_at_tenants), SharedPoll(adapters.statuses)
         self._sections: dict[str, Callable[[str], Awaitable[Any]]] = {
+            "models": self._names,
             "engine": operations.engine,
             "lanes": operations.lanes,
             "requests": operations.requests,
@@ -119,6 +122,9 @@ class OperationsApi:
         for poll in (self._tenants, self._adapters):
             poll.forget()
         self._operations.forget()
+
+    async def _names(self, model: str) -> list[str]:
+        return [one.model for one in self._operations]
 
     def _change(self, action: str) -> Callable[[Request], Awaitable[Response]]:
         async def change(request: Request) -> Response:

@@ -114,7 +114,7 @@ async def test_percentiles_are_of_what_callers_saw(gateway_app):
 async def test_an_overview_has_the_sections_that_were_asked_for(gateway_app):
     async with gateway_app.client("sk-admin") as client:
         whole = (await client.get(f"{ADMIN}/overview")).json()
-        assert list(whole) == ["engine", "lanes", "requests", "tenants", "adapters"]
+        assert list(whole) == ["models", "engine", "lanes", "requests", "tenants", "adapters"]
         assert list((await client.get(f"{ADMIN}/overview", params={"sections": "lanes,engine"})).json()) == [
             "lanes",
             "engine",

@@ -187,6 +187,13 @@ class LanesConfig:
     def of(self, lane: Lane) -> LaneConfig:
         return self.interactive if lane is Lane.INTERACTIVE else self.batch
 
+    def goals(self) -> dict[Lane, LaneGoals]:
+        return {lane: self.of(lane).goals() for lane in Lane}
+
+    def capacity(self) -> dict[Lane, int]:
+        """Return the maximum number of answers in the gateway, by lane."""
+        return {lane: self.of(lane).max_requests for lane in Lane}
+
 
 @dataclass(frozen=True, slots=True)
 class TenantConfig:

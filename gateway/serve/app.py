@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from redis.asyncio import Redis
 
-from engine.core.types import Lane
 from engine.grammar_check.pool import UNHURRIED_S, GrammarPool
-from engine.rpc.target import UNIX, EngineTarget
+from engine.rpc.target import UNIX
 from gateway.accounts.record import account_store
 from gateway.accounts.registry import open_accounts
+from gateway.adapters.admin import AdapterAdmin
 from gateway.adapters.record import adapter_store
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import AdapterSources
@@ -26,20 +26,22 @@ from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
 from gateway.observe.latency import LatencyWindow
 from gateway.observe.metrics import Metrics
+from gateway.observe.model_operations import ModelOperations
 from gateway.observe.operations import Operations
 from gateway.observe.process_metrics import GrammarMetrics, LoopMetrics, UsageMetrics
 from gateway.observe.setup import open_observers
 from gateway.redis.server import redis_client
 from gateway.requests.admission import ServiceSettings
 from gateway.requests.heartbeat import heartbeat_running
+from gateway.requests.served_model import ServedModel, ServedModels
 from gateway.requests.service import Gateway
 from gateway.serve.addresses import Ports
-from gateway.serve.backends import Backends
+from gateway.serve.backends import Backends, ModelPlace
 from gateway.serve.banner import Banner
 from gateway.serve.endpoints import EndpointServers, Services, endpoint_servers
 from gateway.serve.engine_group import EngineGroup
-from gateway.serve.launch import Launch, StartError, model_name
-from gateway.serve.reload_target import ReloadTarget, adapter_cache, seed_adapters
+from gateway.serve.launch import Launch, StartError
+from gateway.serve.reload_target import ReloadTarget, adapter_cache, adapter_sources, goals_of, seed_adapters
 from gateway.serve.sampling import sampling
 from gateway.serve.start_bar import StartBar, StartStage
 from gateway.text.tokenizer import Tokenizer
@@ -56,7 +58,8 @@ class BuiltGateway:
 
     config: Config
     gateway: Gateway
-    engine: EnginePool
+    engines: Mapping[str, EnginePool]
+    """The engines of each base model, by the model's name."""
     limiter: FailoverLimiter
     servers: tuple[EndpointServers, ...]
     """The first serves tenants; the second, if any, administration."""
@@ -64,24 +67,24 @@ class BuiltGateway:
 
     def banner(self, ports: Sequence[Ports]) -> Banner:
         """Return the banner to print. `ports` are the ports of each endpoint, in order."""
-        return Banner(self.config, self.gateway, self.engine.info, ports)
+        return Banner(self.config, self.gateway, ports)
 
 
 @asynccontextmanager
 async def built_gateway(
     launch: Launch, backends: Backends, bar: StartBar, group: EngineGroup | None = None
 ) -> AsyncIterator[BuiltGateway]:
-    """Connect a gateway to a running store and to an engine that runs or starts, wait until the engine is ready, and
-    load the configured tenants and adapters; yields the gateway, and closes it when the block ends.
+    """Connect a gateway to a running store and to engines that run or start, wait until the engines are ready, and load
+    the configured tenants and adapters; yields the gateway, and closes it when the block ends.
 
     Args:
-        backends: addresses of the store and the engine, and the folder of the model.
+        backends: addresses of the store and the engines, and the folders of the models.
         bar: shows the progress of the start.
         group: the engines' supervisors, if this process started the engines. If one dies before they are ready, the
             start fails at once, because a second attempt would fail too.
 
     Raises:
-        StartError: the engine does not become ready, or an adapter or the chat template cannot be used.
+        StartError: an engine does not become ready, or an adapter or a chat template cannot be used.
         ConfigError: a certificate is missing or not usable, or a package that the configuration needs is not installed.
     """
     config = launch.config
@@ -94,27 +97,28 @@ async def built_gateway(
         registered = account_store(redis, config.redis.key_prefix)
         opening_accounts = open_accounts(registered, config.admins(), limiter.configure_lazily, seeds)
         accounts = await stack.enter_async_context(opening_accounts)
-        sources = AdapterSources(config.adapters, adapter_cache(config, launch.data_dir))
+        sources = AdapterSources(adapter_sources(config), adapter_cache(config, launch.data_dir))
         stack.callback(sources.close)
-        engine, adapters = await _connect(stack, backends.engines, redis, config, sources)
-        tokenizer = await _load_tokenizer(backends.model_dir, config.model.chat_template)
-        await _wait_for_engines(engine, backends.engines, group)
-        await _preload(adapters, config, bar)
-        metrics = Metrics({lane: config.lanes.of(lane).goals() for lane in Lane}, backends.metrics, model_name(config))
-        operations = Operations(engine, LatencyWindow(metrics.collect), metrics.static, model_name(config))
+        connecting = _Connecting(stack, redis, config, sources)
+        connected = {name: await connecting.connect(name, place) for name, place in backends.models.items()}
+        engines = {name: engine for name, (engine, _) in connected.items()}
+        origins = {name: settings.model.source for name, settings in config.served.items()}
+        adapters = AdapterAdmin([registry for _, registry in connected.values()], sources, origins)
+        models = ServedModels(
+            [await _served_model(config, name, backends.models[name], *connected[name], grammars) for name in engines]
+        )
+        await _wait_for_engines(engines, backends, group)
+        await _preload(models, config, bar)
+        metrics = Metrics(goals_of(config), backends.metrics)
+        window = LatencyWindow(metrics.collect)
+        operations = Operations([ModelOperations(one.name, one.engine, window, metrics.static) for one in models])
         observers = await stack.enter_async_context(open_observers(config.observability))
         gateway = Gateway(
-            engine,
-            tokenizer,
-            adapters,
-            limiter,
-            base_names=(model_name(config),),
-            grammars=grammars,
-            settings=_settings(config),
-            observers=(metrics, operations.recent, *observers),
+            models, adapters, limiter, settings=_settings(config), observers=(metrics, operations.recent, *observers)
         )
         stack.push_async_callback(gateway.close)
-        await stack.enter_async_context(heartbeat_running(gateway.heartbeat, engine))
+        for model in models:
+            await stack.enter_async_context(heartbeat_running(model.heartbeat, model.engine))
         usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
         metrics.register(UsageMetrics(limiter))
         metrics.register(LoopMetrics(asyncio.get_running_loop()))
@@ -123,44 +127,68 @@ async def built_gateway(
         opening = open_batches(redis, launch.data_dir, config, gateway, accounts, metrics)
         files, batches = await stack.enter_async_context(opening)
         services = Services(gateway, accounts, metrics, operations, usage, files, batches)
-        reload_target = ReloadTarget(launch.data_dir, accounts, adapters, sources, engine, limiter, gateway, metrics)
+        reload_target = ReloadTarget(launch.data_dir, accounts, sources, engines, limiter, models, metrics)
         servers = endpoint_servers(services, config, shared=backends.metrics is not None)
-        yield BuiltGateway(config, gateway, engine, limiter, servers, reload_target)
+        yield BuiltGateway(config, gateway, engines, limiter, servers, reload_target)
 
 
-async def _connect(
-    stack: AsyncExitStack, targets: Mapping[str, EngineTarget], redis: Redis, config: Config, sources: AdapterSources
-) -> tuple[EnginePool, AdapterRegistry]:
-    """Start an adapter registry and a pool of the engines `targets` (by name), which are closed with `stack`; returns
-    both. Each engine gets the registry's adapters before it gets requests."""
-    engine = EnginePool(load_seconds=config.adapters.load_timeout_s)
-    base = model_name(config)
-    adapters = AdapterRegistry(
-        engine,
-        adapter_store(redis, base, config.redis.key_prefix),
-        sources,
-        reserved=(base,),
-        drain_seconds=config.adapters.drain_seconds,
-    )
-    await adapters.start()
-    engine.on_first = adapters.restore
-    await engine.start()
-    stack.push_async_callback(engine.close)
-    stack.push_async_callback(adapters.close)
-    for name, target in targets.items():
-        await engine.add(name, target.address)
-    return engine, adapters
+@dataclass(frozen=True, slots=True)
+class _Connecting:
+    """What the connections to the engines of all base models have in common. They are closed with `stack`."""
+
+    stack: AsyncExitStack
+    redis: Redis
+    config: Config
+    sources: AdapterSources
+
+    async def connect(self, name: str, place: ModelPlace) -> tuple[EnginePool, AdapterRegistry]:
+        """Start the adapter registry of the base model `name` and a pool of its engines; returns both. Each engine gets
+        the registry's adapters before it gets requests."""
+        config = self.config
+        engine = EnginePool(load_seconds=config.adapters.load_timeout_s)
+        adapters = AdapterRegistry(
+            engine,
+            adapter_store(self.redis, name, config.redis.key_prefix),
+            self.sources,
+            base_names=(name,),
+            drain_seconds=config.adapters.drain_seconds,
+        )
+        await adapters.start()
+        engine.on_first = adapters.restore
+        await engine.start()
+        self.stack.push_async_callback(engine.close)
+        self.stack.push_async_callback(adapters.close)
+        for engine_name, target in place.engines.items():
+            await engine.add(engine_name, target.address)
+        return engine, adapters
 
 
-async def _load_tokenizer(model_dir: Path, template: Path | None) -> Tokenizer:
+async def _served_model(
+    config: Config,
+    name: str,
+    place: ModelPlace,
+    engine: EnginePool,
+    adapters: AdapterRegistry,
+    grammars: GrammarPool,
+) -> ServedModel:
+    """Return a base model with its tokenizer. Raises StartError if its configured chat template cannot be used."""
+    settings = config.served[name]
+    section = f"models.{name}" if config.models else "model"
+    tokenizer = await _load_tokenizer(place.folder, settings.model.chat_template, section)
+    own = replace(_settings(config), lane_capacity=settings.lanes.capacity(), tool_parser=settings.model.tool_parser)
+    return ServedModel(engine, tokenizer, adapters, grammars=grammars, settings=own)
+
+
+async def _load_tokenizer(model_dir: Path, template: Path | None, where: str = "model") -> Tokenizer:
     """Load the tokenizer of a model folder in a thread, with the chat template in the file `template`; None means the
-    model's own. Raises StartError if it fails with a given template, else OSError or ValueError."""
+    model's own. Raises StartError, which names the section `where`, if it fails with a given template, else OSError or
+    ValueError."""
     try:
         return await asyncio.to_thread(Tokenizer.load, model_dir, template)
     except (OSError, ValueError) as error:
         if template is None:
             raise
-        raise StartError(f"model.chat_template: {error}") from error
+        raise StartError(f"{where}.chat_template: {error}") from error
 
 
 def _settings(config: Config) -> ServiceSettings:
@@ -168,8 +196,6 @@ def _settings(config: Config) -> ServiceSettings:
         request_timeout=config.http.request_timeout_s,
         first_token_timeout=config.http.first_token_timeout_s,
         engine_wait=config.http.engine_wait_s,
-        lane_capacity={lane: config.lanes.of(lane).max_requests for lane in Lane},
-        tool_parser=config.model.tool_parser,
     )
 
 
@@ -185,28 +211,34 @@ def _limiter(config: Config, redis: Redis) -> FailoverLimiter:
     return FailoverLimiter(shared, LocalLimiter(limits.replicas, policy=limits.when_redis_is_away))
 
 
-async def _wait_for_engines(engine: EnginePool, targets: Mapping[str, EngineTarget], group: EngineGroup | None) -> None:
-    """Wait until all engines on Unix sockets, which were started with this gateway, serve, or one of others. Raises
-    StartError if that takes more than ENGINE_START_SECONDS or if, as its supervisor reports, one ended before."""
-    own = sum(target.address.startswith(UNIX) for target in targets.values())
-    ready = engine.wait_serving(max(1, own))
+async def _wait_for_engines(engines: Mapping[str, EnginePool], backends: Backends, group: EngineGroup | None) -> None:
+    """Wait until, of each base model, all engines on Unix sockets, which were started with this gateway, serve, or one
+    of others. Raises StartError if that takes more than ENGINE_START_SECONDS or if, as its supervisor reports, one
+    ended before."""
+
+    async def ready() -> None:
+        for name, engine in engines.items():
+            own = sum(target.address.startswith(UNIX) for target in backends.models[name].engines.values())
+            await engine.wait_serving(max(1, own))
+
     try:
         async with asyncio.timeout(ENGINE_START_SECONDS):
-            await (group.unless_it_ends(ready) if group else ready)
+            await (group.unless_it_ends(ready()) if group else ready())
     except TimeoutError:
-        raise StartError(f"the engine was not ready within {ENGINE_START_SECONDS:g} s") from None
+        away = ", ".join(name for name, engine in engines.items() if not engine.ready)
+        raise StartError(f"the engine of {away} was not ready within {ENGINE_START_SECONDS:g} s") from None
 
 
-async def _preload(adapters: AdapterRegistry, config: Config, bar: StartBar) -> None:
+async def _preload(models: ServedModels, config: Config, bar: StartBar) -> None:
     """Load the adapters that the configuration names, and show the progress on the bar. Raises StartError, whose
     message lists them, if one or more cannot be served."""
-    preload, loaded = config.adapters.preload, 0
+    count, loaded = len(config.preloaded()), 0
 
     def one_done() -> None:
         nonlocal loaded
         loaded += 1
-        bar.report(StartStage.ADAPTERS, f"loading adapters: {loaded} of {len(preload)}", loaded / len(preload))
+        bar.report(StartStage.ADAPTERS, f"loading adapters: {loaded} of {count}", loaded / count)
 
-    failed = await seed_adapters(adapters, preload, one_done)
+    failed = await seed_adapters(models, config, one_done)
     if failed:
         raise StartError("; ".join(f"adapter {name}: {reason}" for name, reason in failed.items()))

@@ -1,6 +1,6 @@
-"""Starts the store and the engines that the gateways of one `loralane serve` share, and prepares the model.
+"""Starts the store and the engines that the gateways of one `loralane serve` share, and prepares the models.
 
-The engines are started before the model is prepared: while a model is fetched or converted, they import their
+The engines are started before the models are prepared: while a model is fetched or converted, they import their
 libraries and compile their kernels. With the embedded model on two cores, a first start so takes 13 to 16 s, not 33 s.
 """
 
@@ -10,30 +10,40 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from urllib.parse import quote
 
 from engine.rpc.target import EngineTarget
+from gateway.config.models import ModelSettings
 from gateway.redis.server import store_url
-from gateway.serve.engine_group import EngineGroup, engines_running
+from gateway.serve.engine_group import ModelEngines, engines_running
 from gateway.serve.launch import Launch
-from gateway.serve.prepare import prepare
+from gateway.serve.prepare import prepare, prepared_folder
 from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import Stop
 
 
 @dataclass(frozen=True, slots=True)
+class ModelPlace:
+    """Where a gateway process finds one base model."""
+
+    engines: Mapping[str, EngineTarget]
+    """Where the model's engines are, by name."""
+    folder: Path
+    """Folder of the prepared model, from which a gateway reads the tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
 class Backends:
-    """Where a gateway process finds the store, the engine and the model, and where it combines its metrics."""
+    """Where a gateway process finds the store and the base models, and where it combines its metrics."""
 
     store: str
     """URL of the Redis that the gateways share."""
-    engines: Mapping[str, EngineTarget]
-    """Where the engines are, by name."""
-    model_dir: Path
-    """Folder of the prepared model, from which a gateway reads the tokenizer."""
+    models: Mapping[str, ModelPlace]
+    """The base models by name."""
     metrics: Path | None = None
     """Folder in which the processes of one `serve` combine their metrics. None means that there is one process, whose
     metrics need no folder."""
@@ -46,46 +56,71 @@ async def _nothing() -> None:
 @asynccontextmanager
 async def started_backends(
     launch: Launch, stop: Stop, bar: StartBar, meanwhile: Callable[[], Awaitable[None]] = _nothing
-) -> AsyncIterator[tuple[Backends, EngineGroup]]:
-    """Run the store and the engines until the block ends; yields where they and the model are, and the engines'
-    supervisors. The block begins when the model is prepared; the engines may still be loading it. If the configuration
-    names engines that run elsewhere, none is started.
+) -> AsyncIterator[tuple[Backends, ModelEngines]]:
+    """Run the store and the engines of all base models until the block ends; yields where they and the models are, and
+    the engines' supervisors. The block begins when the models are prepared; the engines may still be loading them. For
+    a model whose engines run elsewhere, none is started.
 
     Args:
         stop: kills the engines at a forced stop, and shortens their time to end in a hurried one.
         bar: shows the progress of the preparation and of the engines' start.
-        meanwhile: awaited while the engines start and the model is prepared; the block begins when it is done, too.
+        meanwhile: awaited while the engines start and the models are prepared; the block begins when it is done, too.
 
     Raises:
         StoreStartError: the store does not start.
-        StartError: the model cannot be prepared, an engine ends while it is prepared, or there are too few GPUs.
+        StartError: a model cannot be prepared, an engine ends while it is prepared, or there are too few GPUs.
     """
     config = launch.config
     # The sockets are in a temporary folder, because socket paths must be short and data directories may be deep. Other
     # users cannot enter the folder: an engine does not authenticate clients that connect to its socket.
     with tempfile.TemporaryDirectory(prefix="loralane-engine-") as folder:
         stop.on_force(partial(shutil.rmtree, folder, ignore_errors=True))
-        own = config.engine_config(launch.model_dir, launch.data_dir / "engine")
-        replicas = 0 if config.engines.addresses else config.engines.replicas
-        async with (
-            store_url(launch.data_dir, config.redis.url) as store,
-            engines_running(own, replicas, Path(folder), launch.engine, stop) as group,
-        ):
-            try:
-                async with _prepared(launch, group, stop, bar) as preparing:
-                    await meanwhile()
-                    remote = {target.address: target for target in config.engines.targets()}
-                    yield Backends(store, group.targets or remote, await preparing), group
-            finally:
-                group.limit_stop(stop)
+        async with AsyncExitStack() as stack:
+            store = await stack.enter_async_context(store_url(launch.data_dir, config.redis.url))
+            folders = {name: _prepared_folder(launch, settings) for name, settings in config.served.items()}
+            groups = {}
+            for number, (name, settings) in enumerate(config.served.items()):
+                own = settings.engine_config(folders[name], _state_dir(launch, name))
+                replicas = 0 if settings.engines.addresses else settings.engines.replicas
+                running = engines_running(own, replicas, Path(folder, f"{number}"), launch.engine, stop)
+                groups[name] = await stack.enter_async_context(running)
+            engines = ModelEngines(groups)
+            stack.callback(engines.limit_stop, stop)
+            preparing = await stack.enter_async_context(_prepared(launch, folders, engines, stop, bar))
+            await meanwhile()
+            places = {
+                name: ModelPlace(groups[name].targets or _remote(settings), prepared)
+                for (name, settings), prepared in zip(config.served.items(), await preparing, strict=True)
+            }
+            yield Backends(store, places), engines
+
+
+def _remote(settings: ModelSettings) -> dict[str, EngineTarget]:
+    return {target.address: target for target in settings.engines.targets()}
+
+
+def _prepared_folder(launch: Launch, settings: ModelSettings) -> Path | None:
+    """Return the folder of a model that needs no preparation; None means that it does."""
+    if not launch.config.models:
+        return launch.model_dir
+    return prepared_folder(settings.model.source, launch.data_dir)
+
+
+def _state_dir(launch: Launch, name: str) -> Path:
+    """Return the folder in which the engines of a base model keep what they learn about this machine."""
+    folder = launch.data_dir / "engine"
+    return folder / quote(name, safe="") if launch.config.models else folder
 
 
 @asynccontextmanager
-async def _prepared(launch: Launch, group: EngineGroup, stop: Stop, bar: StartBar) -> AsyncIterator[asyncio.Task[Path]]:
-    """Prepare the model and name it to the engine in a task, which is yielded and returns the model's folder. A second
-    task then lets the bar follow the engine's start. Both are cancelled when the block ends."""
-    preparing = asyncio.create_task(_prepare(launch, group, stop, bar), name="prepare")
-    following = asyncio.create_task(_follow(bar, group, preparing), name="start-bar")
+async def _prepared(
+    launch: Launch, folders: Mapping[str, Path | None], engines: ModelEngines, stop: Stop, bar: StartBar
+) -> AsyncIterator[asyncio.Task[list[Path]]]:
+    """Prepare the models without a folder and name them to their engines in a task, which is yielded and returns the
+    folders of all models, in order. A second task then lets the bar follow the engines' start. Both are cancelled when
+    the block ends."""
+    preparing = asyncio.create_task(_prepare(launch, folders, engines, stop, bar), name="prepare")
+    following = asyncio.create_task(_follow(bar, engines, preparing), name="start-bar")
     try:
         yield preparing
     finally:
@@ -94,14 +129,20 @@ async def _prepared(launch: Launch, group: EngineGroup, stop: Stop, bar: StartBa
         await asyncio.wait((preparing, following))
 
 
-async def _prepare(launch: Launch, group: EngineGroup, stop: Stop, bar: StartBar) -> Path:
-    if launch.model_dir is not None:
-        return launch.model_dir
-    folder = await group.unless_it_ends(prepare(launch.config.model.source, launch.data_dir, stop, bar))
-    group.name_model(folder)
-    return folder
+async def _prepare(
+    launch: Launch, folders: Mapping[str, Path | None], engines: ModelEngines, stop: Stop, bar: StartBar
+) -> list[Path]:
+    """Prepare one model after the other, because a conversion may take most of the machine's memory."""
+    found = []
+    for name, settings in launch.config.served.items():
+        folder = folders[name]
+        if folder is None:
+            folder = await engines.unless_it_ends(prepare(settings.model.source, launch.data_dir, stop, bar))
+            engines.groups[name].name_model(folder)
+        found.append(folder)
+    return found
 
 
-async def _follow(bar: StartBar, group: EngineGroup, preparing: asyncio.Task[Path]) -> None:
+async def _follow(bar: StartBar, engines: ModelEngines, preparing: asyncio.Task[list[Path]]) -> None:
     await asyncio.wait((preparing,))
-    await bar.follow(group)
+    await bar.follow(engines)

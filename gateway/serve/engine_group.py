@@ -19,6 +19,7 @@ from engine.core.config import LaneGoals
 from engine.process.cores import usable_cores
 from engine.process.pulse import Loading
 from engine.rpc.target import EngineTarget
+from gateway.config.whole import Config
 from gateway.serve.launch import StartError
 from gateway.serve.stopping import Stop
 from gateway.serve.supervisor import NOT_STARTED, EngineSupervisor
@@ -92,6 +93,29 @@ class EngineGroup:
             await asyncio.wait((working, ended))
 
 
+class ModelEngines(EngineGroup):
+    """The engine processes of all base models, as one group: their names begin with the model's if there are
+    several models."""
+
+    def __init__(self, groups: Mapping[str, EngineGroup]) -> None:
+        """`groups` are those of the base models, by the model's name."""
+        several = len(groups) > 1
+        super().__init__(
+            {
+                f"{model}/{name}" if several else name: supervisor
+                for model, group in groups.items()
+                for name, supervisor in group.supervisors.items()
+            }
+        )
+        self.groups = groups
+
+    def promise_all(self, config: Config) -> None:
+        """Set the goals of each model's lanes for the next engine processes, as `promise` does."""
+        for name, settings in config.served.items():
+            if name in self.groups:
+                self.groups[name].promise(settings.lanes.interactive.goals(), settings.lanes.batch.goals())
+
+
 @asynccontextmanager
 async def engines_running(
     config: EngineConfig, replicas: int, folder: Path, program: Sequence[str], stop: Stop
@@ -109,7 +133,7 @@ async def engines_running(
         parts = divided(config, replicas) if replicas > 1 else ((config, {}),)
         for number, (own, env) in enumerate(parts):
             place = folder / str(number)  # each in a folder of its own, because the pulse files are beside the sockets
-            place.mkdir()
+            place.mkdir(parents=True)
             supervisor = EngineSupervisor(own, place / "socket", program, env)
             group.supervisors[f"engine-{number}"] = await stack.enter_async_context(supervisor)
             stop.on_force(supervisor.kill)

@@ -26,7 +26,7 @@ from rich.console import Console
 from gateway.config.whole import Config
 from gateway.serve.addresses import Endpoint, Listening, Ports, endpoints, reserve_port, with_ports
 from gateway.serve.backends import started_backends
-from gateway.serve.engine_group import EngineGroup
+from gateway.serve.engine_group import EngineGroup, ModelEngines
 from gateway.serve.launch import Launch, StartError, share_of
 from gateway.serve.orders import ANNOUNCE, FOLLOW, LISTEN, LISTENING, READY, SEED, Orders
 from gateway.serve.process import freeze_memory, reload_requested
@@ -112,7 +112,7 @@ class GatewayProcess:
     @property
     def preload(self) -> Mapping[str, Path]:
         """Folders of the adapters that successors of the process load at start, by name. Can be set."""
-        return self._orders.launch.config.adapters.preload
+        return self._orders.launch.config.preloaded()
 
     @preload.setter
     def preload(self, preload: Mapping[str, Path]) -> None:
@@ -199,7 +199,7 @@ class Fleet(Listening):
     """A running fleet: its gateway processes, and their engines."""
 
     members: Sequence[GatewayProcess]
-    engines: EngineGroup
+    engines: ModelEngines
 
     async def apply(self, config: Config) -> Mapping[str, str]:
         """Apply a configuration that was read again to all gateways, and the lanes' goals to the next engine process.
@@ -208,9 +208,9 @@ class Fleet(Listening):
         All gateways get the new settings before one of them writes the adapters and tenants to the registries, where
         the others find them: by then each gateway is allowed to serve these.
         """
-        self.engines.promise(config.lanes.interactive.goals(), config.lanes.batch.goals())
+        self.engines.promise_all(config)
         config = share_of(with_ports(config, self.ports), len(self.members))
-        before, after = self.members[0].preload, config.adapters.preload
+        before, after = self.members[0].preload, config.preloaded()
         for member in self.members:
             await member.apply_settings(config)
         first = next((member for member in self.members if member.serving.is_set()), None)

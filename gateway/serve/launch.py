@@ -14,10 +14,6 @@ from gateway.config.whole import Config
 ENGINE = ("engine.server",)
 
 
-Preload = Mapping[str, Mapping[str, Path]]
-"""Folders of adapters to load at start, by the names of their base model and of the adapter."""
-
-
 class StartError(Exception):
     """The gateway cannot start; the message says why and what to do."""
 
@@ -34,10 +30,14 @@ class Launch:
     engine: tuple[str, ...] = ENGINE
     """The module that runs as the engine, followed by extra arguments for it."""
 
-    def preloading(self, preload: Preload) -> Launch:
-        """Return a copy that loads the adapters `preload` at start in place of the configured ones."""
-        config = self.config.with_served(lambda name, settings: replace(settings, preload=preload[name]))
-        return replace(self, config=config)
+    def preloading(self, preload: Mapping[str, Path]) -> Launch:
+        """Return a copy that loads, of the configured adapters, only those in `preload` at start, from the folders
+        given there by name."""
+
+        def only(name: str, settings: ModelSettings) -> ModelSettings:
+            return replace(settings, preload={name: preload[name] for name in settings.preload if name in preload})
+
+        return replace(self, config=self.config.with_served(only))
 
 
 def share_of(config: Config, processes: int) -> Config:

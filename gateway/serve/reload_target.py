@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from engine.core.config import LaneGoals
 from engine.core.types import Lane
 from engine.rpc.stream import EngineUnavailable
 from gateway.accounts.registry import AccountRegistry
 from gateway.adapters.mirror import CONCURRENT_LOADS
-from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import AdapterSources
-from gateway.config.sections import LanesConfig
+from gateway.config.sections import AdaptersConfig, LanesConfig
 from gateway.config.whole import Config
 from gateway.core.errors import ApiError
 from gateway.engines.pool import EnginePool
 from gateway.limiter.failover import FailoverLimiter
 from gateway.observe.metrics import Metrics
-from gateway.requests.service import Gateway
+from gateway.requests.served_model import ServedModel, ServedModels
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,11 @@ class ReloadTarget:
 
     data_dir: Path
     accounts: AccountRegistry
-    adapters: AdapterRegistry
     sources: AdapterSources
-    engine: EnginePool
+    engines: Mapping[str, EnginePool]
+    """The engines of each base model, by the model's name."""
     limiter: FailoverLimiter
-    gateway: Gateway
+    models: ServedModels
     metrics: Metrics
 
     async def apply(self, config: Config) -> dict[str, str]:
@@ -45,27 +45,39 @@ class ReloadTarget:
 
     async def apply_settings(self, config: Config) -> None:
         """Apply the settings that each gateway process holds itself: the limiter's, the adapters' sources, drain time
-        and load timeout, and the lanes' capacities and goals, which are also sent to the engine."""
-        limits, adapters = config.limits, config.adapters
+        and load timeout, and the lanes' capacities and goals, which are also sent to the engines."""
+        limits = config.limits
         self.limiter.set_default_policy(limits.when_redis_is_away, limits.replicas, limits.lease_seconds)
-        self.sources.allow(adapters, adapter_cache(config, self.data_dir))
-        self.adapters.drain_for(adapters.drain_seconds)
-        self.engine.load_seconds = adapters.load_timeout_s
-        await self._promise(config.lanes)
+        self.sources.allow(adapter_sources(config), adapter_cache(config, self.data_dir))
+        self.metrics.static.goals = goals_of(config)
+        for model in self.models:
+            model.adapters.drain_for(config.adapters.drain_seconds)
+            self.engines[model.name].load_seconds = config.adapters.load_timeout_s
+            await _promise(model, config.served[model.name].lanes)
 
     async def seed(self, config: Config) -> dict[str, str]:
         """Write the configured tenants, keys and adapters to the registries, where all gateways find them. Returns
         adapter -> reason for adapters that cannot be served."""
         for entry in config.tenants.values():
             await self.accounts.seed(entry.tenant, entry.keys)
-        return await seed_adapters(self.adapters, config.adapters.preload)
+        return await seed_adapters(self.models, config)
 
-    async def _promise(self, lanes: LanesConfig) -> None:
-        self.gateway.lane_capacity = {lane: lanes.of(lane).max_requests for lane in Lane}
-        self.metrics.static.goals = {lane: lanes.of(lane).goals() for lane in Lane}
-        with suppress(EngineUnavailable):  # the next engine process starts with these goals
-            for lane in Lane:
-                await self.engine.set_goals(lane, lanes.of(lane).goals())
+
+async def _promise(model: ServedModel, lanes: LanesConfig) -> None:
+    model.lane_capacity = lanes.capacity()
+    with suppress(EngineUnavailable):  # the next engine process starts with these goals
+        for lane, goals in lanes.goals().items():
+            await model.engine.set_goals(lane, goals)
+
+
+def goals_of(config: Config) -> dict[str, dict[Lane, LaneGoals]]:
+    """Return the goals of the lanes of each base model, by the model's name."""
+    return {name: settings.lanes.goals() for name, settings in config.served.items()}
+
+
+def adapter_sources(config: Config) -> AdaptersConfig:
+    """Return the section `adapters` with the preloaded adapters of all base models, whose folders may be read."""
+    return replace(config.adapters, preload=config.preloaded())
 
 
 def adapter_cache(config: Config, data_dir: Path) -> Path:
@@ -75,21 +87,22 @@ def adapter_cache(config: Config, data_dir: Path) -> Path:
 
 
 async def seed_adapters(
-    adapters: AdapterRegistry, preload: Mapping[str, Path], one_done: Callable[[], None] = lambda: None
+    models: ServedModels, config: Config, one_done: Callable[[], None] = lambda: None
 ) -> dict[str, str]:
-    """Load the adapters `preload` (folders by name), several at a time, and call `one_done` after each, even if it
+    """Load the configured adapters of all base models, several at a time, and call `one_done` after each, even if it
     failed. Returns adapter -> reason for adapters that cannot be served."""
     turns, failed = asyncio.Semaphore(CONCURRENT_LOADS), {}
 
-    async def seed(name: str, path: Path) -> None:
+    async def seed(model: ServedModel, name: str, path: Path) -> None:
         async with turns:
             try:
-                await adapters.seed(name, str(path))
+                await model.adapters.seed(name, str(path))
             except ApiError as error:
                 failed[name] = error.message
         one_done()
 
     async with asyncio.TaskGroup() as group:
-        for name, path in preload.items():
-            group.create_task(seed(name, path))
+        for model in models:
+            for name, path in config.served[model.name].preload.items():
+                group.create_task(seed(model, name, path))
     return failed

@@ -17,7 +17,7 @@ from rich.console import Console
 from gateway.config.whole import Config
 from gateway.serve.addresses import Listening
 from gateway.serve.backends import started_backends
-from gateway.serve.engine_group import EngineGroup
+from gateway.serve.engine_group import ModelEngines
 from gateway.serve.launch import Launch
 from gateway.serve.process import freeze_memory, reload_requested
 from gateway.serve.reload import Read, reloading
@@ -38,13 +38,14 @@ class Running(Listening):
 
     gateway: Gateway
     engine: EnginePool
-    engines: EngineGroup
+    """The engines of the first base model."""
+    engines: ModelEngines
     limiter: FailoverLimiter
     banner: Banner
     reload_target: ReloadTarget
 
     async def apply(self, config: Config) -> Mapping[str, str]:
-        self.engines.promise(config.lanes.interactive.goals(), config.lanes.batch.goals())
+        self.engines.promise_all(config)
         return await self.reload_target.apply(config)
 
 
@@ -100,7 +101,13 @@ async def running(launch: Launch, stop: Stop | None = None, bar: StartBar | None
             listening(app.servers, stop, shared=False) as ports,
         ):
             yield Running(
-                app.gateway, app.engine, group, app.limiter, app.banner(ports), app.reload_target, ports=ports
+                app.gateway,
+                next(iter(app.engines.values())),
+                group,
+                app.limiter,
+                app.banner(ports),
+                app.reload_target,
+                ports=ports,
             )
 
 

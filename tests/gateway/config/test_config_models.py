@@ -122,8 +122,9 @@ def test_gateway_processes_share_the_lanes_of_each_model(load):
     assert [settings.lanes.batch.max_requests for settings in shared.served.values()] == [13, 13]
     alone = share_of(Config(), 4)
     assert alone.default_model.lanes.batch.max_requests == alone.lanes.batch.max_requests == 2500
-    launch = Launch(load(TWO), None, Path("data")).preloading({"large": {}, "org/small": {"a": Path("/a")}})
-    assert launch.config.preloaded() == {"a": Path("/a")}
+    launch = Launch(load(TWO), None, Path("data")).preloading({"support": Path("/a")})
+    assert launch.config.models["large"].preload == {"support": Path("/a")}
+    assert launch.preloading({}).config.preloaded() == {}
 
 
 def test_check_explains_each_model_and_the_memory_that_they_share(load):

@@ -7,7 +7,7 @@ import pytest
 
 from engine.rpc.target import EngineTarget
 from gateway.config.whole import Config
-from gateway.serve.backends import Backends
+from gateway.serve.backends import Backends, ModelPlace
 from gateway.serve.fleet import GatewayProcess
 from gateway.serve.launch import Launch, StartError
 from gateway.serve.orders import Orders
@@ -18,8 +18,8 @@ from gateway.serve.stopping import Stop
 def member(monkeypatch):
     monkeypatch.setattr("gateway.serve.supervisor.FIRST_BACKOFF_SECONDS", 0.001)
     launch = Launch(Config(), Path("model"), Path("data"))
-    backends = Backends("unix:///redis", {"engine-0": EngineTarget("unix:/engine")}, Path("model"))
-    return GatewayProcess(Orders(0, launch, backends), Stop())
+    place = ModelPlace({"engine-0": EngineTarget("unix:/engine")}, Path("model"))
+    return GatewayProcess(Orders(0, launch, Backends("unix:///redis", {"tiny": place})), Stop())
 
 
 def refuse(*_, **options):

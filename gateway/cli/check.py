@@ -47,20 +47,22 @@ def check(
 
 def _explain(config: Config, data_dir: Path) -> None:
     with console.status("asking the engine for the device and its memory"):
-        engines = {name: _ask_engine(name, settings, data_dir) for name, settings in config.served.items()}
+        engines = {
+            name: _ask_engine(config.section_of(name), settings, data_dir) for name, settings in config.served.items()
+        }
     table = Table.grid(padding=(0, 2))
     for name, text in explain_config(config, data_dir, engines):
         table.add_row(Text(name, style="yellow" if name == "note" else "dim"), Text(text, overflow="fold"))
     Console().print(table)
 
 
-def _ask_engine(name: str, settings: ModelSettings, data_dir: Path) -> dict[str, Any]:
-    """Run `engine.model.explain` in a process of its own, because it needs torch, and return its answer about one base
-    model. Ends the command with an error if this machine cannot serve the model."""
+def _ask_engine(section: str, settings: ModelSettings, data_dir: Path) -> dict[str, Any]:
+    """Run `engine.model.explain` in a process of its own, because it needs torch, and return its answer about the base
+    model that a section describes. Ends the command with an error if this machine cannot serve the model."""
     try:
         check_source(settings.model.source)
     except ModelNotFound as error:
-        exit_with_error(f"{name}: source: {error}")
+        exit_with_error(f"{section}.source: {error}")
     folder = prepared_folder(settings.model.source, data_dir)
     command = [sys.executable, "-m", "engine.model.explain", settings.engine_config(folder).to_json()]
     done = subprocess.run(command, capture_output=True, text=True)

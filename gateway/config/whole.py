@@ -144,6 +144,10 @@ class Config:
         """The settings of the first base model."""
         return next(iter(self.served.values()))
 
+    def section_of(self, model: str) -> str:
+        """Return the section of the file that describes a base model, for messages."""
+        return f"models.{model}" if self.models else "model"
+
     def preloaded(self) -> dict[str, Path]:
         """Return the folders of the adapters to load at start, for all base models, by the adapters' names."""
         return {name: path for settings in self.served.values() for name, path in settings.preload.items()}

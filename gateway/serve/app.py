@@ -173,8 +173,7 @@ async def _served_model(
 ) -> ServedModel:
     """Return a base model with its tokenizer. Raises StartError if its configured chat template cannot be used."""
     settings = config.served[name]
-    section = f"models.{name}" if config.models else "model"
-    tokenizer = await _load_tokenizer(place.folder, settings.model.chat_template, section)
+    tokenizer = await _load_tokenizer(place.folder, settings.model.chat_template, config.section_of(name))
     own = replace(_settings(config), lane_capacity=settings.lanes.capacity(), tool_parser=settings.model.tool_parser)
     return ServedModel(engine, tokenizer, adapters, grammars=grammars, settings=own)
 

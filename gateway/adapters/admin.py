@@ -100,6 +100,8 @@ class AdapterAdmin:
         return self._registries[base_model]
 
     async def _made_for(self, source: str) -> AdapterRegistry:
+        """Return the registry of the base model that the adapter's own configuration names. A source on the hub or at a
+        URL is downloaded for that, and once more by the load. Raises ApiError like `to_load`."""
         folder = await self._sources.fetch(source)
         wanted = await asyncio.to_thread(_base_model_of, folder)
         found = [registry for base, registry in self._registries.items() if wanted and self._is_named(base, wanted)]

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 from batch_cluster import COMPLETION, BatchCluster, chat_line, completion_line, pieces, until
-from fakes import BASE
+from fakes import BASE, FakeStream
 
 from engine.core.types import Lane
 from gateway.batches import dispatcher, gate, leases, parts, retry, shard
@@ -114,7 +114,7 @@ async def first_then_stuck(cluster, member, answered, count=60):
     engine.reply = lambda request: "done"
     plain = engine.generate
 
-    async def generate(request):
+    async def waiting(request):
         waits = len(engine.requests) >= answered
         async with aclosing(plain(request)) as arrivals:
             async for events in arrivals:
@@ -122,7 +122,7 @@ async def first_then_stuck(cluster, member, answered, count=60):
                 while waits and not stuck.is_set():
                     await asyncio.sleep(0.005)
 
-    engine.generate = generate
+    engine.generate = lambda request, session="": FakeStream(waiting(request), lambda: None)
     batch = await cluster.submit([chat_line(f"{number}") for number in range(count)])
     await member.dispatcher.__aenter__()
 

@@ -3,7 +3,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from fakes import ACME, BASE, CONTEXT, GatewayApp, build_gateway_app, ids_of, principal
+from fakes import ACME, BASE, CONTEXT, FakeStream, GatewayApp, build_gateway_app, ids_of, principal
 
 from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, SamplingParams, TokenEvent
 from gateway.core.errors import ApiError, Fault
@@ -62,7 +62,7 @@ async def test_an_answer_and_what_it_cost(gateway_app):
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("at_once", [False, True])
 async def test_what_was_made_before_an_administrator_ended_it_is_charged(gateway_app, monkeypatch, whole, at_once):
-    async def generate(wanted):
+    async def ending(wanted):
         gateway_app.engine.requests.append(wanted)
         gateway_app.engine.ends[wanted.id] = "cancelled"
         refusal = Refusal(ErrorCode.CANCELLED, "an administrator cancelled the request")
@@ -70,6 +70,9 @@ async def test_what_was_made_before_an_administrator_ended_it_is_charged(gateway
         events.append(TokenEvent(wanted.id, finish_reason=FinishReason.ERROR, refusal=refusal))
         for arrived in [events] if at_once else [[event] for event in events]:
             yield arrived
+
+    def generate(wanted, session=""):
+        return FakeStream(ending(wanted), lambda: None)
 
     monkeypatch.setattr(gateway_app.engine, "generate", generate)
     assert (await refusal(gateway_app, request(max_tokens=50, coalesce=whole))).fault is Fault.CANCELLED

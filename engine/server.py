@@ -40,23 +40,24 @@ from engine.process.pulse import Loading, write_loading
 from engine.process.step_store import StepStore
 from engine.process.stopping import read_line_of_stdin, stop_with_signals, stop_with_stdin
 from engine.rpc.service import EngineService
+from engine.rpc.target import EngineTarget, EngineTls
+from engine.rpc.transport import open_port, server_options
+from engine.rpc.wire import PROTOCOL
 
 if TYPE_CHECKING:
     from engine.model.memory import Progress  # which imports torch
 
 log = structlog.get_logger("engine")
 
-MAX_MESSAGE_BYTES = 64 << 20
-"""Maximum size of a received message in bytes. A prompt of a million token ids takes 5 MB."""
 GIB = 2**30
 SAVE_EVERY_S = 60.0
 """Seconds between two saves of the step-time model."""
 GRAMMAR_BYTES_OF_A_SEQUENCE = 8 << 20
 """Memory in bytes for compiled grammars, for each sequence that may run at once: each may follow a grammar of its own,
 and as many more grammars may be ready for the requests that start next."""
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-SERVER_THREADS = 32
-"""Number of threads of the gRPC server: one for each connected gateway, and some for adapter loads and other calls."""
+SERVER_THREADS = 64
+"""Number of threads of the gRPC server: two for each connected gateway, for its session and its news, and some for
+adapter loads and other calls."""
 
 
 def await_model(config: EngineConfig, on_progress: Progress, *, fake: bool) -> EngineConfig:
@@ -136,7 +137,7 @@ def core_config(
 
 def serve(
     config: EngineConfig,
-    address: str,
+    target: EngineTarget,
     *,
     fake: bool,
     until_stdin_closes: bool,
@@ -144,7 +145,7 @@ def serve(
     pulse: Path | None = None,
     previous: str = "",
 ) -> None:
-    """Load the model, serve gRPC at `address` and run the step loop in this thread until SIGTERM, SIGINT or the end of
+    """Load the model, serve gRPC at `target` and run the step loop in this thread until SIGTERM, SIGINT or the end of
     standard input. Then close the server and the executor and, if the configuration has a `state_dir`, save the
     step-time model, which is also saved every minute, and drop the counts of adapter loads under way.
 
@@ -162,6 +163,7 @@ def serve(
     core, executor, info = (build_fake if fake else build_real)(config, tell)
     info.max_model_len, info.num_pages = core.max_model_len, core.usable_pages
     info.block_size, info.max_seqs = core.block_size, core.max_seqs
+    info.protocol, info.share_prefixes = PROTOCOL, config.share_prefixes
     describe_life(info, previous)
     engine = Engine(EngineState.create(core), executor, beat=heart(info, pulse))
     store = _step_store(config, info)
@@ -169,14 +171,14 @@ def serve(
         log.info("step_time_known", steps=engine.state.ledger.model.num_steps)
     attempts = LoadAttempts(Path(config.state_dir) / "adapter_loads" if config.state_dir else None)
     service = EngineService(engine, info, attempts)
-    server = _listen(service, address)
+    server = _listen(service, target.address, target.tls)
     stop_with_signals(engine.stop)
     if until_stdin_closes:
         stop_with_stdin(engine.stop)
     if store is not None:
         threading.Thread(target=_keep_saving, args=(engine, store), daemon=True).start()
     _settle_memory()
-    log.info("ready", address=address, device=info.device, dtype=info.dtype, pages=info.num_pages)
+    log.info("ready", address=target.address, device=info.device, dtype=info.dtype, pages=info.num_pages)
     try:
         engine.run(service.deliver)
     finally:  # after a crash too: open sessions would keep this process alive and their requests waiting
@@ -215,11 +217,13 @@ def _keep_saving(engine: Engine, store: StepStore) -> None:
             return
 
 
-def _listen(service: EngineService, address: str) -> grpc.Server:
-    options = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.max_send_message_length", -1)]
-    server = grpc.server(ThreadPoolExecutor(SERVER_THREADS, thread_name_prefix="grpc"), options=options)
+def _listen(service: EngineService, address: str, tls: EngineTls | None = None) -> grpc.Server:
+    """Start and return a server at `address`. With `tls`, gateways must show a certificate of its authority. Raises
+    ValueError if the files cannot be used, RuntimeError if the address is not free."""
+    threads = ThreadPoolExecutor(SERVER_THREADS, thread_name_prefix="grpc")
+    server = grpc.server(threads, options=server_options(address))
     pb_grpc.add_EngineServicer_to_server(service, server)
-    server.add_insecure_port(address)
+    open_port(server, address, tls)
     server.start()
     return server
 
@@ -245,25 +249,23 @@ def _teller(loading: Path | None) -> Progress:
     return tell
 
 
-def local_address(text: str) -> str:
-    """Return `text` if only this machine can reach the address, because the engine authenticates no caller. Raises
-    argparse.ArgumentTypeError if it is neither a Unix socket (`unix:...`) nor a loopback port."""
-    host = text.rpartition(":")[0].strip("[]")
-    if not text.startswith("unix:") and host not in LOOPBACK:
-        raise argparse.ArgumentTypeError(f"it must be unix:PATH, or a port of {' or '.join(LOOPBACK)}, not {text!r}")
-    return text
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m engine.server", description="Runs one loralane engine process.")
     parser.add_argument("--config", required=True, help="EngineConfig as JSON")
-    parser.add_argument("--address", type=local_address, required=True, help="unix:/path/to/socket, or 127.0.0.1:PORT")
+    parser.add_argument("--address", required=True, help="unix:/path/to/socket, or HOST:PORT")
+    tls_help = "PEM files for mutual TLS, which other hosts than 127.0.0.1 need"
+    parser.add_argument("--tls", nargs=3, type=Path, metavar=("CA", "CERTIFICATE", "KEY"), help=tls_help)
     parser.add_argument("--fake", action="store_true", help="run without a model: tokens are digests")
     parser.add_argument("--until-stdin-closes", action="store_true", help="stop when the starting process is gone")
     parser.add_argument("--loading", type=Path, help="a file in which the start says how far it is")
     parser.add_argument("--pulse", type=Path, help="a file in which the step loop shows that it moves")
     parser.add_argument("--previous", default="", help="the engine process before this one, PreviousLife as JSON")
     args = parser.parse_args()
+    tls = EngineTls(*args.tls) if args.tls else None
+    try:
+        target = EngineTarget(args.address, tls)
+    except ValueError as error:
+        parser.error(str(error))
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -278,7 +280,7 @@ def main() -> None:
     with in_use(Path(config.state_dir)) if config.state_dir else nullcontext():
         serve(
             config,
-            args.address,
+            target,
             fake=args.fake,
             until_stdin_closes=args.until_stdin_closes,
             loading=args.loading,

@@ -18,13 +18,13 @@ from engine.core.types import AdapterHash, Lane, LaneMode, Request
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.rpc.stream import Arrivals, EngineUnavailable, PlacedStream
-from engine.rpc.wire import GATEWAY, LANE_MODES, LANES, event_from_pb, request_to_pb
+from engine.rpc.target import EngineTarget, EngineTls
+from engine.rpc.transport import open_channel
+from engine.rpc.wire import GATEWAY, LANE_MODES, LANES, PROTOCOL, event_from_pb, request_to_pb
 
 log = structlog.get_logger("engine.rpc.client")
 
 RECONNECT_SECONDS = 0.1
-RECONNECT_MS = 100
-"""Milliseconds between gRPC's attempts to connect to an engine's socket. An attempt is cheap: it is local."""
 MISMATCH_SECONDS = 5.0
 """Seconds until an engine is asked again that could not be used."""
 STATS_SECONDS = 10.0
@@ -124,10 +124,11 @@ class EngineClient:
 
     Args:
         address: where the engine listens, e.g. `unix:/path/to/socket`.
+        tls: files for mutual TLS, without which an engine is reached on this machine only.
         on_connect: awaited after each connection, before the client counts as ready; it restores the adapters.
         load_seconds: timeout of `load_adapter` in seconds.
         on_news: called with each message of the engine's news. None means that the client does not watch them.
-        on_lost: called when a connection has ended at which `on_connect` was called.
+        on_lost: called when a connection has ended.
     """
 
     def __init__(
@@ -135,20 +136,18 @@ class EngineClient:
         address: str,
         on_connect: Callable[[], Awaitable[None]] | None = None,
         *,
+        tls: EngineTls | None = None,
         load_seconds: float = LOAD_SECONDS,
         on_news: Callable[[pb.EngineNews], None] | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> None:
         self.info = pb.EngineInfo()
+        self._address = address
         self.on_connect = on_connect
         self.load_seconds = load_seconds
         self.on_news = on_news
         self.on_lost = on_lost
-        options = [
-            ("grpc.max_receive_message_length", -1),
-            *((f"grpc.{which}_reconnect_backoff_ms", RECONNECT_MS) for which in ("initial", "max")),
-        ]
-        self._channel = grpc.aio.insecure_channel(address, options=options)
+        self._channel = open_channel(EngineTarget(address, tls))
         self._stub = pb_grpc.EngineStub(self._channel)
         self._ready = asyncio.Event()
         self._commands: asyncio.Queue[pb.Command] | None = None
@@ -331,6 +330,9 @@ class EngineClient:
     async def _connect_once(self) -> None:
         """Wait for the engine, open a session, await `on_connect`, become ready and dispatch events until it ends."""
         self.info.CopyFrom(await self._stub.Describe(pb.DescribeRequest(), wait_for_ready=True))
+        if self.info.protocol != PROTOCOL:
+            versions = f"version {self.info.protocol} of the protocol, and this gateway speaks {PROTOCOL}"
+            raise EngineMismatch(f"the engine at {self._address} speaks {versions}; install the same release on both")
         commands: asyncio.Queue[pb.Command] = asyncio.Queue()
         self._identity = ((GATEWAY, uuid.uuid4().hex),)
         call = self._session = self._stub.Session(metadata=self._identity)

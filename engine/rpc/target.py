@@ -47,7 +47,7 @@ class EngineTarget:
 
     @property
     def is_secure(self) -> bool:
-        """Whether the connection uses TLS."""
+        """True if the connection uses TLS."""
         return self.tls is not None and not self.address.startswith(UNIX)
 
 

@@ -17,6 +17,8 @@ from engine.core.types import (
 )
 from engine.pb import engine_pb2 as pb
 
+PROTOCOL = 1
+"""Version of `engine.proto`. It changes when an older gateway or engine would misunderstand a newer one."""
 GATEWAY = "loralane-gateway"
 """gRPC metadata key of a session's id, by which the engine tells its gateways apart."""
 

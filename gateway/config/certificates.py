@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 import structlog
 
+from engine.process.pem import KeyMismatch, Stamp, read_certificates, read_key, show, stamp_of, trust
 from gateway.config.file import ConfigError
 from gateway.config.tls import TlsConfig
 
 log = structlog.get_logger("tls")
 
-CERTIFICATE, PRIVATE_KEY, ENCRYPTED = b"-----BEGIN CERTIFICATE-----", b"PRIVATE KEY-----", b"ENCRYPTED"
-MISMATCH = "the first certificate of a file is the server's own, and the key has to be that one's"
 HTTP_ALPN = ("http/1.1",)
-
-Stamp = tuple[tuple[int, int, int], ...]
-"""Inode, size and time of the last change (in nanoseconds) of each file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,30 +91,36 @@ class Certificate:
 def read_identity(config: TlsConfig, where: str) -> Identity:
     """Read and check a port's TLS files. Raises ConfigError, naming `where`, the configuration section, and the file,
     for one that is missing, unusable or encrypted, and for a key of another certificate."""
-    chain = _pem(config.cert, f"{where}.cert", CERTIFICATE, "certificate")
-    key = _pem(config.key, f"{where}.key", PRIVATE_KEY, "private key")
-    if ENCRYPTED in key:
-        raise ConfigError(f"{where}.key: {config.key} is encrypted, and the gateway cannot ask for its password")
+    with _named(f"{where}.cert"):
+        chain = read_certificates(config.cert)
+    with _named(f"{where}.key"):
+        key = read_key(config.key)
     client_ca = None
     if config.client_ca is not None:
-        client_ca = _pem(config.client_ca, f"{where}.client_ca", CERTIFICATE, "certificate")
+        with _named(f"{where}.client_ca"):
+            client_ca = read_certificates(config.client_ca)
     return Identity(chain, key, client_ca, _checked(config, where))
+
+
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Turn a ValueError of the block into a ConfigError that begins with `where`, a setting."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def _checked(config: TlsConfig, where: str) -> ssl.SSLContext:
     context = _context(config)
     if config.client_ca is not None:
-        try:
-            context.load_verify_locations(config.client_ca)
-        except (ssl.SSLError, OSError) as error:
-            raise ConfigError(f"{where}.client_ca: {config.client_ca} has no usable certificate: {error}") from error
-    pair = f"{config.cert} and {config.key}"
+        with _named(f"{where}.client_ca"):
+            trust(context, config.client_ca)
     try:
-        context.load_cert_chain(config.cert, config.key, password="")  # else OpenSSL would ask at the terminal
-    except (ssl.SSLError, OSError) as error:
-        if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
-            raise ConfigError(f"{where}.key: {pair} do not belong together; {MISMATCH}") from error
-        raise ConfigError(f"{where}.cert: {pair} cannot be used: {error}") from error
+        show(context, config.cert, config.key)
+    except ValueError as error:
+        name = "key" if isinstance(error, KeyMismatch) else "cert"
+        raise ConfigError(f"{where}.{name}: {error}") from error
     return context
 
 
@@ -135,25 +137,6 @@ def _context(config: TlsConfig) -> ssl.SSLContext:
     return context
 
 
-def _pem(file: Path, where: str, mark: bytes, what: str) -> bytes:
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{where}: cannot read {file}: {error.strerror}") from error
-    if mark not in content:
-        raise ConfigError(f"{where}: {file} has no {what} in PEM, which would say {mark.decode().strip('-')}")
-    return content
-
-
 def _stamp(config: TlsConfig) -> Stamp:
     """Return the stamp of a port's TLS files, which changes when one of them changes or is removed."""
-    files = [config.cert, config.key] + ([config.client_ca] if config.client_ca else [])
-    return tuple(stamp for file in files if (stamp := _file_stamp(file)))
-
-
-def _file_stamp(file: Path) -> tuple[int, int, int] | None:
-    try:
-        status = os.stat(file)
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
+    return stamp_of([config.cert, config.key] + ([config.client_ca] if config.client_ca else []))

@@ -18,6 +18,7 @@ from engine.core.types import AdapterHash, Lane, LaneMode, Request
 from engine.pb import engine_pb2 as pb
 from engine.rpc.client import LOAD_SECONDS, EngineClient, EngineMismatch
 from engine.rpc.stream import Arrivals, EngineDrained, EngineUnavailable
+from engine.rpc.target import EngineTarget
 from engine.rpc.wire import lane_mode_from_pb
 from gateway.engines.adapters import PoolAdapters, first_refusal
 from gateway.engines.merge import merge_info, merge_requests, merge_stats
@@ -32,6 +33,8 @@ T = TypeVar("T")
 
 LOOK_SECONDS = 1.0
 """Seconds between two looks for engines that hang."""
+FIRST_NEWS_SECONDS = 5.0
+"""Seconds to wait for the first news of an engine that has connected."""
 MAX_FATES = 4096
 """Maximum number of engine processes of which is remembered how they ended."""
 
@@ -110,12 +113,13 @@ class EnginePool:
                 await self._task
         await asyncio.gather(*(self.remove(name) for name in tuple(self._engines)))
 
-    async def add(self, name: str, address: str) -> None:
-        """Connect to an engine, which serves as soon as it has the adapters. Raises ValueError if the name is taken."""
+    async def add(self, name: str, target: EngineTarget) -> None:
+        """Connect to an engine, which serves as soon as it has the adapters. Raises ValueError if the name is
+        taken, or if the TLS files of `target` cannot be used."""
         if name in self._engines:
             raise ValueError(f"there is an engine with the name {name!r} already")
-        client = EngineClient(address, load_seconds=self._load_seconds)
-        engine = self._engines[name] = PooledEngine(name, client, address)
+        client = EngineClient(target.address, tls=target.tls, load_seconds=self._load_seconds)
+        engine = self._engines[name] = PooledEngine(name, client, target.address)
         client.on_connect = partial(self._connected, engine)
         client.on_news = partial(self._heard, engine)
         client.on_lost = partial(self._lost, engine)
@@ -247,14 +251,17 @@ class EnginePool:
             else:
                 self._adapters.clear()
                 await self.on_first()
+            with contextlib.suppress(TimeoutError):  # without news, the router treats the engine as one long silent
+                await asyncio.wait_for(engine.told.wait(), FIRST_NEWS_SECONDS)
             engine.replica = self._router.join(engine.name, info.num_pages * info.block_size // PREFIX_TOKENS)
+            engine.replica.hear(engine.news, self._clock() if engine.told.is_set() else float("-inf"))
             self._refresh()
 
     def _heard(self, engine: PooledEngine, message: pb.EngineNews) -> None:
         was_draining, now = engine.draining, self._clock()
-        news = engine.hear(message)
+        engine.hear(message)
         if (replica := engine.replica) is not None:
-            replica.hear(news, now)
+            replica.hear(engine.news, now)
             self._router.learn(replica, message.prefix_keys)
         self._router.tick(now)
         if engine.draining != was_draining:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from enum import Enum
 
 from msgspec import Struct
@@ -69,8 +70,12 @@ class PooledEngine:
         """True while the client has a connection, on which the adapters may still be being loaded."""
         self.held: set[AdapterHash] = set()
         """Adapters that this gateway has loaded into the engine process."""
+        self.told = asyncio.Event()
+        """Set once the engine process has sent news."""
+        self.news = News()
+        """The last news of the engine process, for the router."""
         self._tiers: dict[AdapterHash, int] = {}
-        self._news = pb.EngineNews()
+        self._message = pb.EngineNews()
         self._heard = False
         self._steps = -1
         self._still_looks = 0
@@ -89,7 +94,7 @@ class PooledEngine:
         return EngineState.DRAINING if self.draining else EngineState.SERVING
 
     def overview(self) -> EngineOverview:
-        info, news = self.client.info, self._news
+        info, news = self.client.info, self._message
         return EngineOverview(
             name=self.name,
             address=self.address,
@@ -111,21 +116,22 @@ class PooledEngine:
         """Forget what was known of the engine process, because the connection to it has ended."""
         self.is_reachable = self.draining = False
         self.held.clear()
+        self.told.clear()
         self._tiers.clear()
-        self._news = pb.EngineNews()
+        self._message = pb.EngineNews()
         self._still_looks = 0
 
-    def hear(self, message: pb.EngineNews) -> News:
-        """Take in a message of the engine, and return what it says to the router."""
+    def hear(self, message: pb.EngineNews) -> None:
+        """Take in a message of the engine, and set `news` to what it says to the router."""
         for place in message.adapters:
             if place.tier == pb.ADAPTER_TIER_DISK:
                 self._tiers.pop(place.adapter, None)
             else:
                 self._tiers[place.adapter] = place.tier
-        self._news, self._heard, self.draining = message, True, message.draining
+        self._message, self._heard, self.draining = message, True, message.draining
         loads = {lane.lane: (lane.waiting, lane.running) for lane in message.lanes}
         (waiting, running), (batch_waiting, batch_running) = (loads.get(lane.value, (0, 0)) for lane in Lane)
-        return News(
+        self.news = News(
             on_device={name for name, tier in self._tiers.items() if tier == pb.ADAPTER_TIER_DEVICE},
             on_host={name for name, tier in self._tiers.items() if tier == pb.ADAPTER_TIER_HOST},
             free_pages=message.free_pages,
@@ -136,11 +142,12 @@ class PooledEngine:
             prompt_token_s=message.prompt_token_seconds,
             **_known_rates(message),
         )
+        self.told.set()
 
     def hangs(self) -> bool:
         """Look at the engine once; call this every second. Returns True if it has been still for `MAX_STILL_LOOKS` in a
         row: a stall of the gateway itself counts as one look."""
-        news = self._news
+        news = self._message
         is_busy = any(lane.running for lane in news.lanes)
         moves = self._heard and not (is_busy and news.steps == self._steps)
         self._heard, self._steps = False, news.steps

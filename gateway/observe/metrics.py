@@ -87,6 +87,9 @@ class Metrics:
             "requests", "Requests that have ended, by finish reason and error code.", ["lane", "finish", "code"]
         )
         self._tokens = self._counter("tokens", "Tokens charged to tenants.", ["tenant", "lane", "direction"])
+        self._routes = self._counter(
+            "routing_decisions", "Answers sent to one of several engines, by the router's reason.", [MODEL, "reason"]
+        )
         self._batch_lines = self._counter("batch_lines", "Batch lines answered, by outcome.", ["outcome"])
         for outcome in BATCH_OUTCOMES:
             self._batch_lines.labels(outcome)
@@ -120,6 +123,8 @@ class Metrics:
         if record.lane is not None:
             for seconds in record.moves:
                 self._moves.observe(record.base_model, record.lane, seconds)
+        for reason in record.routes:
+            self._routes.labels(record.base_model, reason).inc()
         self._requests.labels(lane, record.finish, record.error_code).inc()
         self._count_tokens(record, lane)
         self._count_decision(record)

@@ -86,6 +86,8 @@ def log_fields(record: RequestRecord) -> dict[str, Any]:
         "completion_tokens": record.completion_tokens,
         "reserved_tokens": record.reserved_tokens,
         "actual_tokens": 0 if record.refund else record.used_tokens,
+        "engine": record.engine or None,
+        "engine_reason": record.routes[-1] if record.routes else None,
         "engine_moves": len(record.moves),
         "finish": record.finish,
         "status": record.status,

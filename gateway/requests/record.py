@@ -72,8 +72,9 @@ class RequestRecord(Struct):
     """Limits in shadow mode that would have refused the request, as pairs of scope kind and name."""
     engine: str = ""
     """Name of the engine that an answer was last sent to; empty where there is only one."""
-    route: str = ""
-    """Why the router chose that engine (see `gateway.routing.router.Reason`); empty where there is only one."""
+    routes: list[str] = field(default_factory=list)
+    """Why the router chose an engine (see `gateway.routing.router.Reason`), for each answer and move; empty where
+    there is only one engine."""
     moves: list[float] = field(default_factory=list)
     """Seconds that an answer was without an engine process, for each move of an answer to another engine process."""
     refund: bool = False

@@ -60,7 +60,9 @@ class Submission:
         return f"{self._record.tenant}/{session}" if session else ""
 
     def _note_place(self, stream: PlacedStream) -> None:
-        self._record.engine, self._record.route = stream.engine, stream.reason
+        if stream.engine:
+            self._record.engine = stream.engine
+            self._record.routes.append(stream.reason)
 
     def _note_move(self, seconds: float) -> None:
         self._record.note_move(seconds)

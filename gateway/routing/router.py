@@ -58,7 +58,8 @@ class Reason(Enum):
     HOLDER = "holder"
     """The router's choice does not have the adapter at all, and this replica has it."""
     STALE = "stale"
-    """No replica has told anything for `STALE_S`: the choice is the rendezvous rank."""
+    """No replica has told anything for `STALE_S`: the choice is the adapter's rendezvous rank or, without an adapter,
+    the replica with the fewest requests of this router."""
 
 
 class Decision(NamedTuple):
@@ -132,8 +133,10 @@ class Router:
         choose = self._for_batch if ask.lane is Lane.BATCH else self._fastest
         if (decision := choose(ask, self._fresh(ask, now), masks)) is not None:
             return decision
-        if (first := next(self._fresh(ask, float("-inf")), None)) is not None:
-            return _decide(first, Reason.STALE, masks)
+        known = list(self._fresh(ask, float("-inf")))
+        if known:
+            stale = known[0] if ask.adapter_hash else min(known, key=lambda each: sum(each.unfinished.values()))
+            return _decide(stale, Reason.STALE, masks)
         raise NoReplica("every replica is draining or has ended")
 
     def _stuck_to(self, session: str | None) -> Replica | None:

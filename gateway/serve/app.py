@@ -159,7 +159,10 @@ class _Connecting:
         self.stack.push_async_callback(engine.close)
         self.stack.push_async_callback(adapters.close)
         for engine_name, target in place.engines.items():
-            await engine.add(engine_name, target.address)
+            try:
+                await engine.add(engine_name, target)
+            except ValueError as error:
+                raise StartError(f"engine.tls: {error}") from error
         return engine, adapters
 
 

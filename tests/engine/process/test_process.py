@@ -1,6 +1,5 @@
 """The engine process as the gateway sees it: over a unix socket, supervised, without a model."""
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -16,7 +15,7 @@ from engine.core.types import ErrorCode, FinishReason, Lane, Request, SamplingPa
 from engine.executor.fake import FakeExecutor, fake_token
 from engine.rpc.client import EngineClient
 from engine.rpc.stream import EngineUnavailable
-from engine.server import local_address
+from engine.rpc.target import EngineTarget
 from gateway.serve.supervisor import SPINS, EngineSupervisor
 
 pytestmark = pytest.mark.slow
@@ -284,10 +283,15 @@ async def test_the_engine_ends_with_its_gateway(supervisor):
     assert await asyncio.wait_for(process.wait(), 60) == 0
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", ":1", "10.0.0.5:1", "engine.example:1", "unix-abstract:x"])
-def test_an_engine_listens_where_no_other_user_can_connect(address):
-    """The engine requires no key, so only its own user may connect."""
-    with pytest.raises(argparse.ArgumentTypeError, match="unix:PATH"):
-        local_address(address)
+@pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "10.0.0.5:1", "engine.example:1"])
+def test_an_engine_that_others_can_reach_needs_certificates(address):
+    with pytest.raises(ValueError, match="needs tls"):
+        EngineTarget(address)
     for own in ("unix:/run/engine.sock", "127.0.0.1:1", "[::1]:1", "localhost:1"):
-        assert local_address(own) == own
+        assert not EngineTarget(own).is_secure
+
+
+@pytest.mark.parametrize("address", ["unix-abstract:x", ":1", "host", "host:0", "host:70000", "unix:"])
+def test_a_malformed_address_is_refused(address):
+    with pytest.raises(ValueError, match=r"address is like|must be from 1"):
+        EngineTarget(address)

@@ -14,6 +14,7 @@ from engine.pb import engine_pb2 as pb
 from engine.rpc.client import AdapterRejected, EngineClient
 from engine.rpc.service import EngineService
 from engine.rpc.stream import EngineUnavailable
+from engine.rpc.wire import PROTOCOL
 from engine.server import _listen
 
 
@@ -46,7 +47,7 @@ def executor():
 @pytest.fixture
 async def client(tmp_path, executor):
     engine = Engine(EngineState.create(CoreConfig(num_pages=100)), executor)
-    service = EngineService(engine, pb.EngineInfo(model="fake"))
+    service = EngineService(engine, pb.EngineInfo(model="fake", protocol=PROTOCOL))
     address = f"unix:{tmp_path / 'engine.sock'}"
     server = _listen(service, address)
     loop = threading.Thread(target=engine.run, args=(service.deliver,))

@@ -1,0 +1,125 @@
+"""The connection between a gateway and an engine: gRPC over a Unix socket, or over TCP, with mutual TLS where other
+machines can reach the port. Both sides ping each other over TCP, so that each of them notices a partition.
+
+A partition, unlike the end of a process, closes no connection. Without pings a gateway would wait for tokens forever,
+and the engine would compute them for no client.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+import grpc
+import structlog
+
+from engine.process.pem import Stamp, read_certificates, read_key, show, stamp_of, trust
+from engine.rpc.target import UNIX, EngineTarget, EngineTls
+
+log = structlog.get_logger("engine.rpc.transport")
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""Maximum size in bytes of a message that an engine receives. A prompt of a million token ids takes 5 MB."""
+RECONNECT_MS = 100
+"""Milliseconds between gRPC's attempts to connect to an engine."""
+CONNECT_MS = 5000
+"""Milliseconds after which gRPC gives up one attempt to connect over TCP, where no answer may ever come."""
+PING_MS = 5000
+"""Milliseconds without a received byte after which either side of a TCP connection pings the other. With an answer due
+within as many, a partition is noticed after 10 s."""
+Options = list[tuple[str, Any]]
+
+
+def open_channel(target: EngineTarget) -> grpc.aio.Channel:
+    """Return a channel to an engine, which connects with its first call. Raises ValueError if the TLS files of `target`
+    cannot be used; they are read now, and not again."""
+    options = [
+        ("grpc.max_receive_message_length", -1),
+        *((f"grpc.{which}_reconnect_backoff_ms", RECONNECT_MS) for which in ("initial", "max")),
+        *_tcp_options(target.address),
+    ]
+    if target.tls is None or not target.is_secure:
+        return grpc.aio.insecure_channel(target.address, options=options)
+    files = read_tls(target.tls)
+    return grpc.aio.secure_channel(target.address, grpc.ssl_channel_credentials(*files), options=options)
+
+
+def open_port(server: grpc.Server, address: str, tls: EngineTls | None) -> None:
+    """Let an engine's server, which has the options `server_options`, listen at `address` once it starts.
+
+    With `tls`, it serves only clients with a certificate of the authority in it. Raises ValueError if the files of
+    `tls` cannot be used, RuntimeError if the address is not free.
+    """
+    if tls is None or address.startswith(UNIX):
+        server.add_insecure_port(address)
+    else:
+        server.add_secure_port(address, _Identity(tls).credentials())
+
+
+def server_options(address: str) -> Options:
+    """Return the options for the server of an engine that listens at `address`."""
+    lengths = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.max_send_message_length", -1)]
+    # Otherwise two engines could share a port, and each would get half of the connections.
+    return [*lengths, ("grpc.so_reuseport", 0), *_tcp_options(address)]
+
+
+def _tcp_options(address: str) -> Options:
+    """Return the options of a connection over TCP, for both sides; none for a Unix socket. There, a connection breaks
+    only with a process, and pings would end the sessions of one that a debugger or an operator has stopped."""
+    if address.startswith(UNIX):
+        return []
+    return [
+        ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
+        ("grpc.keepalive_time_ms", PING_MS),
+        ("grpc.keepalive_timeout_ms", PING_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", PING_MS // 2),  # a server ends connections that ping oftener
+        ("grpc.enable_http_proxy", 0),
+    ]
+
+
+def read_tls(tls: EngineTls) -> tuple[bytes, bytes, bytes]:
+    """Read and check the files of `tls`; returns authorities, key and certificate chain in PEM. Raises ValueError,
+    which names the file, if one is missing, unusable or encrypted, or if the key is another certificate's."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    files = read_certificates(tls.ca), read_key(tls.key), read_certificates(tls.certificate)
+    trust(context, tls.ca)
+    show(context, tls.certificate, tls.key)
+    return files
+
+
+def tls_stamp(tls: EngineTls) -> Stamp:
+    """Return the stamp of the files of `tls`, which changes with any of them."""
+    return stamp_of((tls.ca, tls.key, tls.certificate))
+
+
+class _Identity:
+    """The certificates of an engine's port. They are read again when their files have changed, with the next handshake,
+    so that a renewed certificate needs no restart. Unusable new files leave the old identity in force."""
+
+    def __init__(self, tls: EngineTls) -> None:
+        self._tls = tls
+        self._stamp = tls_stamp(tls)
+        self._first = self._read()
+
+    def credentials(self) -> grpc.ServerCredentials:
+        return grpc.dynamic_ssl_server_credentials(self._first, self._renewed, require_client_authentication=True)
+
+    def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
+        """Return the new configuration; None if the files have not changed since the last call, or are unusable."""
+        stamp = tls_stamp(self._tls)
+        if stamp == self._stamp:
+            return None
+        self._stamp = stamp
+        try:
+            renewed = self._read()
+        except ValueError as error:
+            log.error("certificate_not_renewed", reason=str(error))
+            return None
+        log.info("certificate_renewed", file=str(self._tls.certificate))
+        return renewed
+
+    def _read(self) -> grpc.ServerCertificateConfiguration:
+        authorities, key, chain = read_tls(self._tls)
+        return grpc.ssl_server_certificate_configuration([(key, chain)], authorities)

@@ -1,0 +1,318 @@
+"""Several engines behind one interface, over real sockets: adapters, routing, moves, news."""
+
+import asyncio
+import threading
+from contextlib import aclosing
+
+import pytest
+
+from engine.core.config import CoreConfig
+from engine.core.state import EngineState
+from engine.core.types import Lane, LaneMode, Request, SamplingParams
+from engine.engine import Engine
+from engine.executor.fake import FakeExecutor, fake_token
+from engine.pb import engine_pb2 as pb
+from engine.rpc.client import AdapterRejected
+from engine.rpc.service import EngineService
+from engine.rpc.stream import EngineUnavailable
+from engine.rpc.target import EngineTarget
+from engine.rpc.wire import LANES, PROTOCOL
+from engine.server import _listen
+from gateway.engines.pool import EnginePool
+from gateway.requests.resumption import ResumingStream
+from gateway.routing.prefixes import PREFIX_TOKENS
+from gateway.routing.router import Reason
+
+
+class SlowExecutor(FakeExecutor):
+    """Steps take a few milliseconds, so that answers are under way when something happens to their engine."""
+
+    refused = ()
+
+    def load_host(self, path, claim):
+        if path in self.refused:
+            raise ValueError("the disk of this machine is another")
+        return super().load_host(path, claim)
+
+    def submit(self, plan):
+        threading.Event().wait(0.003)
+        return super().submit(plan)
+
+
+class LocalEngine:
+    """One engine in a thread of this process, with its server."""
+
+    def __init__(self, folder, name, **described):
+        config = CoreConfig(num_pages=1000, block_size=16, max_seqs=16, max_model_len=4000)
+        self.name = name
+        self.executor = SlowExecutor()
+        self.engine = Engine(EngineState.create(config), self.executor)
+        facts = {"model": "fake", "model_hash": "a", "life": f"life-{name}", "num_pages": 1000, "block_size": 16}
+        info = pb.EngineInfo(**facts | {"protocol": PROTOCOL, "max_model_len": 4000, "max_seqs": 16} | described)
+        service = EngineService(self.engine, info)
+        self.target = EngineTarget(f"unix:{folder / name}.sock")
+        self.server = _listen(service, self.target.address)
+        self.thread = threading.Thread(target=self.engine.run, args=(service.deliver,))
+        self.thread.start()
+
+    async def stop(self):
+        self.engine.stop()
+        await asyncio.to_thread(self.thread.join)
+        await asyncio.to_thread(self.server.stop(grace=0).wait)
+
+
+class Engines:
+    """Engines by name, and pools over them, all of which are closed at the end."""
+
+    def __init__(self, folder):
+        self.folder, self.running, self.pools = folder, {}, []
+
+    def start(self, name, **described):
+        self.running[name] = LocalEngine(self.folder, name, **described)
+        return self.running[name]
+
+    async def pool(self, *names, **options):
+        pool = EnginePool(**options)
+        self.pools.append(pool)
+        await pool.start()
+        for name in names:
+            await pool.add(name, (self.running.get(name) or self.start(name)).target)
+        await asyncio.wait_for(pool.wait_serving(len(names)), 60)
+        return pool
+
+    async def stop(self, name):
+        await self.running.pop(name).stop()
+
+    async def close(self):
+        for pool in self.pools:
+            await pool.close()
+        for name in tuple(self.running):
+            await self.stop(name)
+
+
+@pytest.fixture
+async def engines(tmp_path):
+    engines = Engines(tmp_path)
+    yield engines
+    await engines.close()
+
+
+def ask(name, adapter=None, length=60, prompt=(1, 2, 3), lane=Lane.INTERACTIVE):
+    params = SamplingParams(max_tokens=length, ignore_eos=True, seed=7)
+    return Request(name, tuple(prompt), params, adapter, lane, tenant="acme")
+
+
+def expected(request):
+    tokens = list(request.prompt_ids)
+    for _ in range(request.params.max_tokens):
+        tokens.append(fake_token(request.adapter_hash, 7, tokens, FakeExecutor().vocab_size))
+    return tokens[len(request.prompt_ids) :]
+
+
+class Answer:
+    """Reads one answer through all its moves."""
+
+    def __init__(self, pool, request, session=""):
+        self.request, self.moves, self.places, self.tokens = request, [], [], []
+        self.stream = ResumingStream(pool, request, 30.0, self.moves.append, self.places.append, session)
+        self.task = asyncio.create_task(self.read())
+
+    async def read(self):
+        async with aclosing(self.stream) as stream:
+            async for events in stream:
+                self.tokens += [token for event in events for token in event.tokens]
+                assert not any(event.refusal for event in events), events
+
+    async def whole(self):
+        await asyncio.wait_for(self.task, 60)
+        assert self.tokens == expected(self.request)
+
+    @property
+    def engines(self):
+        return [place.engine for place in self.places]
+
+
+async def until(condition):
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_every_engine_has_every_adapter_also_one_that_joins_later(engines):
+    pool = await engines.pool("a", "b")
+    hashes = [(await pool.load_adapter(f"adapters/{number}")).adapter for number in range(24)]
+    await pool.pin_adapter(hashes[0], True)
+    await pool.set_lane(Lane.BATCH, LaneMode.PAUSED)
+    await pool.add("c", engines.start("c").target)
+    await asyncio.wait_for(pool.wait_serving(3), 60)
+    for engine in engines.running.values():
+        assert set(engine.engine.state.adapters) == set(hashes)
+        assert engine.engine.state.adapters[hashes[0]].pinned
+        assert engine.engine.state.modes[Lane.BATCH] is LaneMode.PAUSED
+    answers = [Answer(pool, ask(f"r{i}", hashes[i], length=10)) for i in range(24)]
+    for answer in answers:
+        await answer.whole()
+    assert {place.engine for answer in answers for place in answer.places} == {"a", "b", "c"}
+    await pool.unload_adapter(hashes[1], 0.0)
+    for engine in engines.running.values():
+        assert set(engine.engine.state.adapters) == set(hashes) - {hashes[1]}
+
+
+async def test_answers_of_an_engine_that_ends_go_on_in_another(engines):
+    pool = await engines.pool("a", "b")
+    answers = [Answer(pool, ask(f"r{i}", length=200)) for i in range(12)]
+    await until(lambda: all(len(answer.tokens) > 20 for answer in answers))
+    assert {answer.engines[0] for answer in answers} == {"a", "b"}
+    await engines.stop("a")
+    for answer in answers:
+        await answer.whole()
+        assert answer.engines in (["a", "b"], ["b"])
+    assert [state.state for state in pool.overviews()] == ["connecting", "serving"]
+    # The process is lost and not known to be innocent, so that its requests are computed alone for some tokens.
+    assert [answer.stream._suspect for answer in answers] == [answer.engines[0] == "a" for answer in answers]
+
+
+async def test_an_engine_that_drains_gives_its_answers_away_and_serves_again_afterwards(engines):
+    pool = await engines.pool("a", "b")
+    answers = [Answer(pool, ask(f"r{i}", length=200)) for i in range(8)]
+    await until(lambda: all(len(answer.tokens) > 20 for answer in answers))
+    await pool.drain("a", True)
+    for answer in answers:
+        await answer.whole()
+        assert answer.engines in (["a", "b"], ["b"])
+        assert not answer.stream._suspect
+        assert answer.stream._losses == 0
+    assert {"a", "b"} == {answer.engines[0] for answer in answers}
+    await until(lambda: not engines.running["a"].engine.state.sequences)
+    later = [Answer(pool, ask(f"later{i}")) for i in range(4)]
+    for answer in later:
+        await answer.whole()
+        assert answer.engines == ["b"]
+    await pool.drain("a", False)
+    await asyncio.wait_for(pool.wait_serving(2), 60)
+    again = [Answer(pool, ask(f"again{i}")) for i in range(8)]
+    for answer in again:
+        await answer.whole()
+    assert {"a", "b"} == {answer.engines[0] for answer in again}
+
+
+async def test_the_last_engine_keeps_its_answers_while_it_drains(engines):
+    pool = await engines.pool("a")
+    answer = Answer(pool, ask("r", length=300))
+    await until(lambda: len(answer.tokens) > 10)
+    await pool.drain("a", True)
+    await until(lambda: not pool.ready)
+    await answer.whole()
+    assert not answer.moves
+
+
+async def test_an_engine_stops_once_it_is_empty(engines):
+    pool = await engines.pool("a", "b")
+    answer = Answer(pool, ask("r", length=300), "a session")
+    await until(lambda: len(answer.tokens) > 10)
+    await pool.drain(answer.engines[0], True, restart=True, seconds=60.0)
+    await answer.whole()
+    await asyncio.to_thread(engines.running[answer.engines[0]].thread.join, 60)
+    assert not engines.running[answer.engines[0]].thread.is_alive()
+
+
+async def test_an_engine_of_another_model_gets_no_requests(engines):
+    engines.start("other", model_hash="b")
+    pool = await engines.pool("a")
+    await pool.add("other", engines.running["other"].target)
+    await until(lambda: pool.overviews()[1].problem)
+    overview = pool.overviews()[1]
+    assert overview.state == "mismatched"
+    assert "model_hash" in overview.problem
+    for number in range(8):
+        answer = Answer(pool, ask(f"r{number}"))
+        await answer.whole()
+        assert answer.engines in (["a"], [""])
+
+
+async def test_an_engine_of_another_protocol_gets_no_requests(engines):
+    engines.start("old", protocol=PROTOCOL + 1)
+    pool = await engines.pool("a")
+    await pool.add("old", engines.running["old"].target)
+    answers = [Answer(pool, ask(f"r{number}")) for number in range(4)]
+    for answer in answers:
+        await answer.whole()
+    assert [state.state for state in pool.overviews()] == ["serving", "connecting"]
+
+
+async def test_an_engine_without_the_adapter_gets_no_requests_with_it(engines):
+    engines.start("a").executor.refused = ("adapters/x",)
+    pool = await engines.pool("a", "b")
+    adapter = (await pool.load_adapter("adapters/x")).adapter
+    answers = [Answer(pool, ask(f"r{i}", adapter, length=5)) for i in range(10)]
+    for answer in answers:
+        await answer.whole()
+        assert answer.engines == ["b"]
+    await engines.stop("b")
+    await until(lambda: pool.overviews()[1].state == "connecting")
+    with pytest.raises(EngineUnavailable, match="has the adapter"):
+        pool._choose(pool._ask_for(ask("r", adapter), ""))
+
+
+async def test_an_adapter_that_no_engine_takes_is_refused(engines):
+    for name in ("a", "b"):
+        engines.start(name).executor.refused = ("adapters/x",)
+    pool = await engines.pool("a", "b")
+    with pytest.raises(AdapterRejected, match="disk of this machine"):
+        await pool.load_adapter("adapters/x")
+
+
+async def test_requests_of_a_session_stay_together(engines):
+    pool = await engines.pool("a", "b", "c")
+    sessions = {}
+    for number in range(30):
+        answer = Answer(pool, ask(f"r{number}", length=5), f"acme/{number % 3}")
+        await answer.whole()
+        sessions.setdefault(number % 3, set()).add(answer.engines[0])
+    assert all(len(places) == 1 for places in sessions.values())
+
+
+async def test_a_gateway_learns_of_the_prompts_that_another_has_sent(engines):
+    one, other = await engines.pool("a", "b"), await engines.pool("a", "b")
+    prompt = [number % 200 for number in range(3 * PREFIX_TOKENS)]
+    first = Answer(one, ask("first", prompt=prompt, length=5))
+    await first.whole()
+    keys = other._ask_for(ask("x", prompt=prompt), "").prefix_keys
+    await until(lambda: other._router.prefixes.matches(keys))
+    second = Answer(other, ask("second", prompt=[*prompt, 9], length=5))
+    await second.whole()
+    assert second.engines == first.engines
+    assert second.places[0].reason == Reason.PREFIX.value
+
+
+async def test_the_engines_report_as_one(engines):
+    pool = await engines.pool("a", "b")
+    adapter = (await pool.load_adapter("adapters/x")).adapter
+    answers = [Answer(pool, ask(f"r{i}", adapter, length=400)) for i in range(8)]
+    await until(lambda: all(answer.tokens for answer in answers))
+    stats, live = await pool.stats(check=True), await pool.live_requests(3)
+    interactive = next(lane for lane in stats.lanes if lane.lane == LANES[Lane.INTERACTIVE])
+    assert (interactive.running + interactive.waiting, live.total, len(live.requests)) == (8, 8, 3)
+    assert stats.total_pages == 2 * 999
+    assert [(one.adapter, one.running) for one in stats.adapters] == [(adapter, 8)]
+    assert not stats.violations
+    assert (pool.info.max_seqs, pool.info.num_pages) == (32, 2000)
+    assert await pool.cancel([answer.request.id for answer in answers]) == 8
+    ends = await asyncio.gather(*(answer.task for answer in answers), return_exceptions=True)
+    assert all("an administrator cancelled the request" in str(end) for end in ends)
+
+
+async def test_nothing_is_left_of_requests_whose_readers_leave(engines):
+    pool = await engines.pool("a", "b")
+    answers = [Answer(pool, ask(f"r{i}", length=2000)) for i in range(10)]
+    await until(lambda: all(answer.tokens for answer in answers))
+    for answer in answers:
+        answer.task.cancel()
+    await asyncio.wait([answer.task for answer in answers])
+    await until(lambda: not any(engine.engine.state.sequences for engine in engines.running.values()))
+    assert [replica.unfinished[Lane.INTERACTIVE] for replica in pool._router.replicas.values()] == [0, 0]
+    await pool.remove("a")
+    with pytest.raises(KeyError):
+        await pool.remove("a")
+    last = Answer(pool, ask("last"))
+    await last.whole()

@@ -18,12 +18,14 @@ from gateway.terminal.tls import CHOSEN, TlsFileError, TlsFiles
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("gateway.cli.serve", "serve"),
+    "engine": ("gateway.cli.engine", "engine"),
     "check": ("gateway.cli.check", "check"),
     "chat": ("gateway.cli.chat", "chat"),
     "simulate": ("gateway.cli.simulate", "simulate"),
     "usage": ("gateway.cli.usage", "usage"),
     "adapters": ("gateway.cli.adapters", "app"),
     "limits": ("gateway.cli.limits", "app"),
+    "engines": ("gateway.cli.engines", "app"),
     "lanes": ("gateway.cli.operations", "lanes"),
     "requests": ("gateway.cli.operations", "requests"),
     "tenants": ("gateway.cli.tenants", "tenants"),

@@ -49,7 +49,7 @@ def list_lanes(
 ) -> None:
     """List lanes with their depth, oldest wait, latencies and goals met: `loralane lanes ls --watch`."""
     with _admin(url, key) as client:
-        _show(lambda: client.lanes(model), lanes_table, as_json, watch)
+        show(lambda: client.lanes(model), lanes_table, as_json, watch)
 
 
 @lanes.command()
@@ -80,7 +80,7 @@ def list_requests(
 ) -> None:
     """List live requests of all gateways that share the engine: `loralane requests ls --watch`."""
     with _admin(url, key) as client:
-        _show(lambda: client.requests(model), requests_table, as_json, watch)
+        show(lambda: client.requests(model), requests_table, as_json, watch)
 
 
 @requests.command()
@@ -103,7 +103,8 @@ def _set(lane: str, action: str, model: str, url: str, key: str) -> None:
     console.print(f"[green]{status.lane}[/green] is {status.mode}: {left}", highlight=False)
 
 
-def _show(look: Callable[[], Sequence[T]], table: Callable[[Sequence[T]], Table], as_json: bool, watch: bool) -> None:
+def show(look: Callable[[], Sequence[T]], table: Callable[[Sequence[T]], Table], as_json: bool, watch: bool) -> None:
+    """Print what `look` returns as a table or as JSON; with `watch`, refresh the table every second until Ctrl-C."""
     seen = look()
     if as_json or not watch:
         show_messages(table(seen), seen, as_json)

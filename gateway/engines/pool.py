@@ -35,6 +35,8 @@ LOOK_SECONDS = 1.0
 """Seconds between two looks for engines that hang."""
 FIRST_NEWS_SECONDS = 5.0
 """Seconds to wait for the first news of an engine that has connected."""
+ECHO_SECONDS = 2.0
+"""Seconds within which the news of an engine show that it began or ended to drain."""
 MAX_FATES = 4096
 """Maximum number of engine processes of which is remembered how they ended."""
 
@@ -137,10 +139,15 @@ class EnginePool:
 
     async def drain(self, name: str, draining: bool, *, restart: bool = False, seconds: float = 0.0) -> None:
         """Begin or end draining an engine, for all gateways: it gets no new requests, and its requests move to others
-        if there are any. `restart` also ends its process, once it has no requests left or after `seconds`, so that its
-        supervisor starts another. Raises KeyError if there is no such engine, EngineUnavailable if it does not
-        answer."""
-        await self._engines[name].client.drain(draining, stop=restart, seconds=seconds)
+        if there are any. Return when this gateway has heard of it from the engine. `restart` also ends its process,
+        once it has no requests left or after `seconds`, so that its supervisor starts another. Raises KeyError if there
+        is no such engine, EngineUnavailable if it does not answer."""
+        engine = self._engines[name]
+        await engine.client.drain(draining, stop=restart, seconds=seconds)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ECHO_SECONDS):
+                while engine.is_reachable and engine.draining is not draining:
+                    await self._changed.wait()
 
     def generate(self, request: Request, session: str = "") -> Arrivals:
         if len(self._engines) == 1:

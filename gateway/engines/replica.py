@@ -52,6 +52,8 @@ class EngineOverview(Struct, frozen=True):
     adapters_on_device: int
     predicted_wait_seconds: float
     """Predicted time until the first token of an interactive request that arrives now, without its own prompt."""
+    base_model: str = ""
+    """Name of the base model that the pool serves."""
 
 
 class PooledEngine:

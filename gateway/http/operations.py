@@ -1,4 +1,4 @@
-"""The HTTP API for lanes, live and recent requests, history, and the console's overview, below /admin/v1."""
+"""The HTTP API for engines, lanes, live and recent requests, history, and the console's overview, below /admin/v1."""
 
 from __future__ import annotations
 
@@ -14,24 +14,39 @@ from gateway.adapters.admin import AdapterAdmin
 from gateway.adapters.status import AdapterStatus
 from gateway.core.errors import invalid_request
 from gateway.core.shared_poll import SharedPoll
+from gateway.engines.replica import EngineOverview
 from gateway.http.admin_answers import TenantUse
 from gateway.http.limits import use_json
 from gateway.http.lists import check_parameters, parse_number
 from gateway.http.stream import json_response
 from gateway.limiter.admin import LimitAdmin
 from gateway.observe.history import MAX_MINUTES
-from gateway.observe.model_operations import MODES, EngineStatus, LaneStatus, LiveRequest, LiveRequests
+from gateway.observe.model_operations import (
+    ENGINE_ACTIONS,
+    MAX_RESTART_SECONDS,
+    MODES,
+    RESTART_SECONDS,
+    EngineStatus,
+    LaneStatus,
+    LiveRequest,
+    LiveRequests,
+)
 from gateway.observe.operations import Operations
 from gateway.observe.recent import KEPT, RecentRequest
 from gateway.usage.report import UsageAdmin
 
 LANES = "/admin/v1/lanes"
+ENGINES = "/admin/v1/engines"
 REQUESTS = "/admin/v1/requests"
 OVERVIEW = "/admin/v1/overview"
 USAGE_SECONDS = 5.0
 """Minimum seconds between two reads of the usage books. Each read searches the keys of two days."""
 
 RouteEntry = tuple[str, str, Callable[[Request], Awaitable[Response]]]
+
+
+class EngineOverviews(Struct):
+    engines: list[EngineOverview]
 
 
 class LaneStatuses(Struct):
@@ -57,7 +72,7 @@ class Overview(Struct):
 
 
 class OperationsApi:
-    """Handlers for lanes, live requests and the overview. `AdminApi` lets only administrators reach them. The
+    """Handlers for engines, lanes, live requests and the overview. `AdminApi` lets only administrators reach them. The
     overview's sections are cached for about a second."""
 
     def __init__(
@@ -80,13 +95,21 @@ class OperationsApi:
     def table(self) -> list[RouteEntry]:
         """Return (method, path, handler) for each route; `AdminApi` makes the routes from them."""
         changes: list[RouteEntry] = [("POST", f"{LANES}/{{lane}}/{action}", self._change(action)) for action in MODES]
+        changes += [
+            ("POST", f"{ENGINES}/{{engine}}/{action}", self._change_engine(action)) for action in ENGINE_ACTIONS
+        ]
         return [
+            ("GET", ENGINES, self.engines),
             ("GET", LANES, self.lanes),
             *changes,
             ("GET", REQUESTS, self.requests),
             ("POST", REQUESTS + "/{id}/cancel", self.cancel),
             ("GET", OVERVIEW, self.overview),
         ]
+
+    async def engines(self, request: Request) -> Response:
+        """Return the engines of all base models, or of the one that the query parameter `model` names."""
+        return json_response({"engines": self._operations.engines(_model(request))})
 
     async def lanes(self, request: Request) -> Response:
         """Return the status of the lanes of all base models, or of the one that the query parameter `model` names."""
@@ -130,6 +153,15 @@ class OperationsApi:
         async def change(request: Request) -> Response:
             lane = request.path_params["lane"]
             return json_response(await self._operations.set_mode(lane, action, _model(request)))
+
+        return change
+
+    def _change_engine(self, action: str) -> Callable[[Request], Awaitable[Response]]:
+        async def change(request: Request) -> Response:
+            given = request.query_params.get("seconds")
+            seconds = RESTART_SECONDS if given is None else parse_number(given, "seconds", 0, MAX_RESTART_SECONDS)
+            name = request.path_params["engine"]
+            return json_response(await self._operations.change_engine(name, action, _model(request), seconds))
 
         return change
 

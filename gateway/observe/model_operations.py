@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from operator import attrgetter
-from typing import Literal
+from typing import Literal, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from engine.core.config import LaneGoals
 from engine.core.types import Lane, LaneMode
@@ -23,6 +24,7 @@ from engine.rpc.stream import EngineUnavailable
 from engine.rpc.wire import lane_mode_from_pb
 from gateway.core.errors import Fault, invalid_request, unavailable
 from gateway.core.shared_poll import SharedPoll
+from gateway.engines.replica import EngineOverview
 from gateway.observe.history import History
 from gateway.observe.latency import ITL, TTFT, Latency, LatencyWindow, Percentiles
 from gateway.observe.metrics import StaticMetrics
@@ -30,6 +32,11 @@ from gateway.observe.metrics import StaticMetrics
 LaneName = Literal["interactive", "batch"]
 LANE_NAMES: Mapping[Lane, LaneName] = {Lane.INTERACTIVE: "interactive", Lane.BATCH: "batch"}
 LANES: Mapping[str, Lane] = {name: lane for lane, name in LANE_NAMES.items()}
+MAX_RESTART_SECONDS = 3600
+"""Maximum seconds that a restart may wait for requests that no other engine can take over."""
+RESTART_SECONDS = 60
+"""Seconds that it waits by default."""
+ENGINE_ACTIONS = ("drain", "resume", "restart")
 MODES: Mapping[str, LaneMode] = {"pause": LaneMode.PAUSED, "drain": LaneMode.DRAINING, "resume": LaneMode.OPEN}
 UNPROMISED = 0.95
 """Percentile, as a share from 0 to 1, that charts show for a lane without an attainment goal."""
@@ -115,12 +122,20 @@ class EngineStatus(Struct, frozen=True):
     adapter_pages: int
 
 
+class Engines(EngineApi, Protocol):
+    """What operators see and change of the engines of one base model; `EnginePool` explains it."""
+
+    def overviews(self) -> list[EngineOverview]: ...
+
+    async def drain(self, name: str, draining: bool, *, restart: bool = False, seconds: float = 0.0) -> None: ...
+
+
 class ModelOperations:
     """Shows the engine of one base model, its lanes, tenants and live requests, sets lane modes and cancels requests.
     Methods that ask the engine raise ApiError: ENGINE_UNAVAILABLE if it does not answer. What they show is cached for
     one second, or until a change made here, for all callers; `answers` and `cancel` look anew."""
 
-    def __init__(self, model: str, engine: EngineApi, latency: LatencyWindow, static: StaticMetrics) -> None:
+    def __init__(self, model: str, engine: Engines, latency: LatencyWindow, static: StaticMetrics) -> None:
         """`model` is the base model's name. `static` holds the lanes' goals, which follow the configuration."""
         self.model = model
         self._engine = engine
@@ -151,6 +166,29 @@ class ModelOperations:
                 raise invalid_request(str(error), "lane") from error
         self.forget()
         return next(status for status in await self.lanes() if status.lane == name)
+
+    def engines(self) -> list[EngineOverview]:
+        """Return the engines of the base model as this gateway sees them, also those that it cannot reach."""
+        return [replace(overview, base_model=self.model) for overview in self._engine.overviews()]
+
+    async def change_engine(self, name: str, action: str, seconds: float) -> EngineOverview:
+        """Drain an engine, end its draining, or restart it, for all gateways, and return its new state.
+
+        Args:
+            name: name of the engine.
+            action: one of ENGINE_ACTIONS.
+            seconds: how long a restart waits for requests that no other engine can take over.
+
+        Raises:
+            ApiError: INVALID_REQUEST, there is no such engine; ENGINE_UNAVAILABLE, it does not answer.
+        """
+        known = [overview.name for overview in self._engine.overviews()]
+        if name not in known:
+            raise invalid_request(f"there is no engine {name!r}; there are {', '.join(known)}", "engine")
+        with _engine_answers():
+            await self._engine.drain(name, action != "resume", restart=action == "restart", seconds=seconds)
+        self.forget()
+        return next(overview for overview in self.engines() if overview.name == name)
 
     async def requests(self) -> LiveRequests:
         """Return the running requests, then the waiting ones, of the first MOST_LISTED live answers, and the number of

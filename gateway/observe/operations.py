@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from engine.pb import engine_pb2 as pb
 from gateway.core.errors import ApiError, Fault, invalid_request
+from gateway.engines.replica import EngineOverview
 from gateway.observe.model_operations import (
     EngineStatus,
     LaneStatus,
@@ -51,6 +52,16 @@ class Operations:
         """Return the state of the engine of one base model: of the first if the name is empty."""
         return await self.of(model).engine()
 
+    def engines(self, model: str = "") -> list[EngineOverview]:
+        """Return the engines, model by model, as this gateway sees them, also those that it cannot reach."""
+        asked = [self.of(model)] if model else self._models.values()
+        return [overview for one in asked for overview in one.engines()]
+
+    async def change_engine(self, name: str, action: str, model: str = "", seconds: float = 0.0) -> EngineOverview:
+        """Drain an engine, end its draining, or restart it, as `ModelOperations.change_engine` does. Raises ApiError
+        (INVALID_REQUEST) if the model's name is empty and there are several models."""
+        return await self._only(model).change_engine(name, action, seconds)
+
     async def lanes(self, model: str = "") -> list[LaneStatus]:
         """Return the status of the lanes, model by model."""
         found = await self._ask(model, lambda one: one.lanes())
@@ -59,9 +70,7 @@ class Operations:
     async def set_mode(self, lane: str, action: str, model: str = "") -> LaneStatus:
         """Set the mode of a lane of one base model, as `ModelOperations.set_mode` does. Raises ApiError
         (INVALID_REQUEST) if the name is empty and there are several models."""
-        if not model and len(self._models) > 1:
-            raise invalid_request(f"model must be one of {', '.join(self._models)}", "model")
-        return await self.of(model).set_mode(lane, action)
+        return await self._only(model).set_mode(lane, action)
 
     async def requests(self, model: str = "") -> LiveRequests:
         """Return the running requests, then the waiting ones, and the number of all live answers, as
@@ -113,6 +122,13 @@ class Operations:
         """Drop cached answers of the engines, so that the next query shows the current state."""
         for model in self._models.values():
             model.forget()
+
+    def _only(self, model: str) -> ModelOperations:
+        """Return the operations on the named base model, or on the only one if the name is empty. Raises ApiError
+        (INVALID_REQUEST) if it is empty and there are several."""
+        if not model and len(self._models) > 1:
+            raise invalid_request(f"model must be one of {', '.join(self._models)}", "model")
+        return self.of(model)
 
     async def _ask(self, model: str, question: Callable[[ModelOperations], Awaitable[T]]) -> list[T]:
         """Return the answers of one base model or, if the name is empty, of all whose engines answer."""

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cloralane/v1/operations.proto\x12\x0bloralane.v1\"!\n\x10ListLanesRequest\x12\r\n\x05model\x18\x01 \x01(\t\";\n\x11ListLanesResponse\x12&\n\x05lanes\x18\x01 \x03(\x0b\x32\x17.loralane.v1.LaneStatus\"j\n\x0bPercentiles\x12\x10\n\x03p50\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x10\n\x03p95\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x10\n\x03p99\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\r\n\x05\x63ount\x18\x04 \x01(\x03\x42\x06\n\x04_p50B\x06\n\x04_p95B\x06\n\x04_p99\"\xa1\x03\n\nLaneStatus\x12\x0c\n\x04lane\x18\x01 \x01(\t\x12\x0c\n\x04mode\x18\x02 \x01(\t\x12\x0f\n\x07running\x18\x03 \x01(\x03\x12\x0f\n\x07waiting\x18\x04 \x01(\x03\x12\x1b\n\x13oldest_wait_seconds\x18\x05 \x01(\x01\x12\x1b\n\x13slo_ttft_attainment\x18\x06 \x01(\x01\x12\x1a\n\x12slo_itl_attainment\x18\x07 \x01(\x01\x12\x13\n\x0bpreemptions\x18\x08 \x01(\x03\x12\x16\n\x0e\x64\x65vice_seconds\x18\t \x01(\x01\x12.\n\x0cttft_seconds\x18\n \x01(\x0b\x32\x18.loralane.v1.Percentiles\x12-\n\x0bitl_seconds\x18\x0b \x01(\x0b\x32\x18.loralane.v1.Percentiles\x12\x16\n\x0ewindow_seconds\x18\x0c \x01(\x01\x12\x19\n\x11ttft_goal_seconds\x18\r \x01(\x01\x12\x18\n\x10itl_goal_seconds\x18\x0e \x01(\x01\x12\x17\n\x0f\x61ttainment_goal\x18\x0f \x01(\x01\x12\r\n\x05model\x18\x10 \x01(\t\"=\n\x0eSetLaneRequest\x12\x0c\n\x04lane\x18\x01 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\"$\n\x13ListRequestsRequest\x12\r\n\x05model\x18\x01 \x01(\t\"Q\n\x14ListRequestsResponse\x12*\n\x08requests\x18\x01 \x03(\x0b\x32\x18.loralane.v1.LiveRequest\x12\r\n\x05total\x18\x02 \x01(\x03\"\xc3\x02\n\x0bLiveRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x0b\n\x03key\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x06 \x01(\t\x12\x0c\n\x04lane\x18\x07 \x01(\t\x12\r\n\x05state\x18\x08 \x01(\t\x12\x0f\n\x07\x61nswers\x18\t \x01(\x03\x12\x15\n\rprompt_tokens\x18\n \x01(\x03\x12\x15\n\rcached_tokens\x18\x0b \x01(\x03\x12\x18\n\x10generated_tokens\x18\x0c \x01(\x03\x12\x12\n\nmax_tokens\x18\r \x01(\x03\x12\x13\n\x0bpreemptions\x18\x0e \x01(\x03\x12\x13\n\x0b\x61ge_seconds\x18\x0f \x01(\x01\x12\x0f\n\x07started\x18\x10 \x01(\x01\x12\x12\n\nbase_model\x18\x11 \x01(\t\"\"\n\x14\x43\x61ncelRequestRequest\x12\n\n\x02id\x18\x01 \x01(\t2\x8f\x01\n\tLaneAdmin\x12\x45\n\x04List\x12\x1d.loralane.v1.ListLanesRequest\x1a\x1e.loralane.v1.ListLanesResponse\x12;\n\x03Set\x12\x1b.loralane.v1.SetLaneRequest\x1a\x17.loralane.v1.LaneStatus2\xa2\x01\n\x0cRequestAdmin\x12K\n\x04List\x12 .loralane.v1.ListRequestsRequest\x1a!.loralane.v1.ListRequestsResponse\x12\x45\n\x06\x43\x61ncel\x12!.loralane.v1.CancelRequestRequest\x1a\x18.loralane.v1.LiveRequestb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cloralane/v1/operations.proto\x12\x0bloralane.v1\"!\n\x10ListLanesRequest\x12\r\n\x05model\x18\x01 \x01(\t\";\n\x11ListLanesResponse\x12&\n\x05lanes\x18\x01 \x03(\x0b\x32\x17.loralane.v1.LaneStatus\"j\n\x0bPercentiles\x12\x10\n\x03p50\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x10\n\x03p95\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x10\n\x03p99\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\r\n\x05\x63ount\x18\x04 \x01(\x03\x42\x06\n\x04_p50B\x06\n\x04_p95B\x06\n\x04_p99\"\xa1\x03\n\nLaneStatus\x12\x0c\n\x04lane\x18\x01 \x01(\t\x12\x0c\n\x04mode\x18\x02 \x01(\t\x12\x0f\n\x07running\x18\x03 \x01(\x03\x12\x0f\n\x07waiting\x18\x04 \x01(\x03\x12\x1b\n\x13oldest_wait_seconds\x18\x05 \x01(\x01\x12\x1b\n\x13slo_ttft_attainment\x18\x06 \x01(\x01\x12\x1a\n\x12slo_itl_attainment\x18\x07 \x01(\x01\x12\x13\n\x0bpreemptions\x18\x08 \x01(\x03\x12\x16\n\x0e\x64\x65vice_seconds\x18\t \x01(\x01\x12.\n\x0cttft_seconds\x18\n \x01(\x0b\x32\x18.loralane.v1.Percentiles\x12-\n\x0bitl_seconds\x18\x0b \x01(\x0b\x32\x18.loralane.v1.Percentiles\x12\x16\n\x0ewindow_seconds\x18\x0c \x01(\x01\x12\x19\n\x11ttft_goal_seconds\x18\r \x01(\x01\x12\x18\n\x10itl_goal_seconds\x18\x0e \x01(\x01\x12\x17\n\x0f\x61ttainment_goal\x18\x0f \x01(\x01\x12\r\n\x05model\x18\x10 \x01(\t\"=\n\x0eSetLaneRequest\x12\x0c\n\x04lane\x18\x01 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\"#\n\x12ListEnginesRequest\x12\r\n\x05model\x18\x01 \x01(\t\"C\n\x13ListEnginesResponse\x12,\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\x1b.loralane.v1.EngineOverview\"\xa8\x02\n\x0e\x45ngineOverview\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0f\n\x07problem\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x0c\n\x04life\x18\x07 \x01(\t\x12\x0f\n\x07running\x18\x08 \x01(\x03\x12\x0f\n\x07waiting\x18\t \x01(\x03\x12\x0f\n\x07streams\x18\n \x01(\x03\x12\x12\n\nfree_pages\x18\x0b \x01(\x03\x12\x13\n\x0btotal_pages\x18\x0c \x01(\x03\x12\x1a\n\x12\x61\x64\x61pters_on_device\x18\r \x01(\x03\x12\x1e\n\x16predicted_wait_seconds\x18\x0e \x01(\x01\x12\x12\n\nbase_model\x18\x0f \x01(\t\"c\n\x10SetEngineRequest\x12\x0e\n\x06\x65ngine\x18\x01 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x14\n\x07seconds\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_seconds\"$\n\x13ListRequestsRequest\x12\r\n\x05model\x18\x01 \x01(\t\"Q\n\x14ListRequestsResponse\x12*\n\x08requests\x18\x01 \x03(\x0b\x32\x18.loralane.v1.LiveRequest\x12\r\n\x05total\x18\x02 \x01(\x03\"\xc3\x02\n\x0bLiveRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x0b\n\x03key\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x06 \x01(\t\x12\x0c\n\x04lane\x18\x07 \x01(\t\x12\r\n\x05state\x18\x08 \x01(\t\x12\x0f\n\x07\x61nswers\x18\t \x01(\x03\x12\x15\n\rprompt_tokens\x18\n \x01(\x03\x12\x15\n\rcached_tokens\x18\x0b \x01(\x03\x12\x18\n\x10generated_tokens\x18\x0c \x01(\x03\x12\x12\n\nmax_tokens\x18\r \x01(\x03\x12\x13\n\x0bpreemptions\x18\x0e \x01(\x03\x12\x13\n\x0b\x61ge_seconds\x18\x0f \x01(\x01\x12\x0f\n\x07started\x18\x10 \x01(\x01\x12\x12\n\nbase_model\x18\x11 \x01(\t\"\"\n\x14\x43\x61ncelRequestRequest\x12\n\n\x02id\x18\x01 \x01(\t2\x8f\x01\n\tLaneAdmin\x12\x45\n\x04List\x12\x1d.loralane.v1.ListLanesRequest\x1a\x1e.loralane.v1.ListLanesResponse\x12;\n\x03Set\x12\x1b.loralane.v1.SetLaneRequest\x1a\x17.loralane.v1.LaneStatus2\x9b\x01\n\x0b\x45ngineAdmin\x12I\n\x04List\x12\x1f.loralane.v1.ListEnginesRequest\x1a .loralane.v1.ListEnginesResponse\x12\x41\n\x03Set\x12\x1d.loralane.v1.SetEngineRequest\x1a\x1b.loralane.v1.EngineOverview2\xa2\x01\n\x0cRequestAdmin\x12K\n\x04List\x12 .loralane.v1.ListRequestsRequest\x1a!.loralane.v1.ListRequestsResponse\x12\x45\n\x06\x43\x61ncel\x12!.loralane.v1.CancelRequestRequest\x1a\x18.loralane.v1.LiveRequestb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,16 +41,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LANESTATUS']._serialized_end=667
   _globals['_SETLANEREQUEST']._serialized_start=669
   _globals['_SETLANEREQUEST']._serialized_end=730
-  _globals['_LISTREQUESTSREQUEST']._serialized_start=732
-  _globals['_LISTREQUESTSREQUEST']._serialized_end=768
-  _globals['_LISTREQUESTSRESPONSE']._serialized_start=770
-  _globals['_LISTREQUESTSRESPONSE']._serialized_end=851
-  _globals['_LIVEREQUEST']._serialized_start=854
-  _globals['_LIVEREQUEST']._serialized_end=1177
-  _globals['_CANCELREQUESTREQUEST']._serialized_start=1179
-  _globals['_CANCELREQUESTREQUEST']._serialized_end=1213
-  _globals['_LANEADMIN']._serialized_start=1216
-  _globals['_LANEADMIN']._serialized_end=1359
-  _globals['_REQUESTADMIN']._serialized_start=1362
-  _globals['_REQUESTADMIN']._serialized_end=1524
+  _globals['_LISTENGINESREQUEST']._serialized_start=732
+  _globals['_LISTENGINESREQUEST']._serialized_end=767
+  _globals['_LISTENGINESRESPONSE']._serialized_start=769
+  _globals['_LISTENGINESRESPONSE']._serialized_end=836
+  _globals['_ENGINEOVERVIEW']._serialized_start=839
+  _globals['_ENGINEOVERVIEW']._serialized_end=1135
+  _globals['_SETENGINEREQUEST']._serialized_start=1137
+  _globals['_SETENGINEREQUEST']._serialized_end=1236
+  _globals['_LISTREQUESTSREQUEST']._serialized_start=1238
+  _globals['_LISTREQUESTSREQUEST']._serialized_end=1274
+  _globals['_LISTREQUESTSRESPONSE']._serialized_start=1276
+  _globals['_LISTREQUESTSRESPONSE']._serialized_end=1357
+  _globals['_LIVEREQUEST']._serialized_start=1360
+  _globals['_LIVEREQUEST']._serialized_end=1683
+  _globals['_CANCELREQUESTREQUEST']._serialized_start=1685
+  _globals['_CANCELREQUESTREQUEST']._serialized_end=1719
+  _globals['_LANEADMIN']._serialized_start=1722
+  _globals['_LANEADMIN']._serialized_end=1865
+  _globals['_ENGINEADMIN']._serialized_start=1868
+  _globals['_ENGINEADMIN']._serialized_end=2023
+  _globals['_REQUESTADMIN']._serialized_start=2026
+  _globals['_REQUESTADMIN']._serialized_end=2188
 # @@protoc_insertion_point(module_scope)

@@ -76,6 +76,64 @@ class SetLaneRequest(_message.Message):
     model: str
     def __init__(self, lane: _Optional[str] = ..., action: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
 
+class ListEnginesRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class ListEnginesResponse(_message.Message):
+    __slots__ = ("engines",)
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    engines: _containers.RepeatedCompositeFieldContainer[EngineOverview]
+    def __init__(self, engines: _Optional[_Iterable[_Union[EngineOverview, _Mapping]]] = ...) -> None: ...
+
+class EngineOverview(_message.Message):
+    __slots__ = ("name", "address", "state", "problem", "model", "device", "life", "running", "waiting", "streams", "free_pages", "total_pages", "adapters_on_device", "predicted_wait_seconds", "base_model")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_PAGES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_ON_DEVICE_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: str
+    state: str
+    problem: str
+    model: str
+    device: str
+    life: str
+    running: int
+    waiting: int
+    streams: int
+    free_pages: int
+    total_pages: int
+    adapters_on_device: int
+    predicted_wait_seconds: float
+    base_model: str
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., problem: _Optional[str] = ..., model: _Optional[str] = ..., device: _Optional[str] = ..., life: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., streams: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., adapters_on_device: _Optional[int] = ..., predicted_wait_seconds: _Optional[float] = ..., base_model: _Optional[str] = ...) -> None: ...
+
+class SetEngineRequest(_message.Message):
+    __slots__ = ("engine", "action", "model", "seconds")
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    engine: str
+    action: str
+    model: str
+    seconds: float
+    def __init__(self, engine: _Optional[str] = ..., action: _Optional[str] = ..., model: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+
 class ListRequestsRequest(_message.Message):
     __slots__ = ("model",)
     MODEL_FIELD_NUMBER: _ClassVar[int]

@@ -142,6 +142,123 @@ class LaneAdmin:
             _registered_method=True)
 
 
+class EngineAdminStub:
+    """Missing associated documentation comment in .proto file."""
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.List = channel.unary_unary(
+                '/loralane.v1.EngineAdmin/List',
+                request_serializer=loralane_dot_v1_dot_operations__pb2.ListEnginesRequest.SerializeToString,
+                response_deserializer=loralane_dot_v1_dot_operations__pb2.ListEnginesResponse.FromString,
+                _registered_method=True)
+        self.Set = channel.unary_unary(
+                '/loralane.v1.EngineAdmin/Set',
+                request_serializer=loralane_dot_v1_dot_operations__pb2.SetEngineRequest.SerializeToString,
+                response_deserializer=loralane_dot_v1_dot_operations__pb2.EngineOverview.FromString,
+                _registered_method=True)
+
+
+class EngineAdminServicer:
+    """Missing associated documentation comment in .proto file."""
+
+    def List(self, request, context):
+        """Engines of each base model as the answering gateway sees them, also those that it cannot reach.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Set(self, request, context):
+        """Drains an engine, lets it serve again, or restarts it, for all gateways.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_EngineAdminServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'List': grpc.unary_unary_rpc_method_handler(
+                    servicer.List,
+                    request_deserializer=loralane_dot_v1_dot_operations__pb2.ListEnginesRequest.FromString,
+                    response_serializer=loralane_dot_v1_dot_operations__pb2.ListEnginesResponse.SerializeToString,
+            ),
+            'Set': grpc.unary_unary_rpc_method_handler(
+                    servicer.Set,
+                    request_deserializer=loralane_dot_v1_dot_operations__pb2.SetEngineRequest.FromString,
+                    response_serializer=loralane_dot_v1_dot_operations__pb2.EngineOverview.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'loralane.v1.EngineAdmin', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('loralane.v1.EngineAdmin', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class EngineAdmin:
+    """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def List(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loralane.v1.EngineAdmin/List',
+            loralane_dot_v1_dot_operations__pb2.ListEnginesRequest.SerializeToString,
+            loralane_dot_v1_dot_operations__pb2.ListEnginesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Set(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loralane.v1.EngineAdmin/Set',
+            loralane_dot_v1_dot_operations__pb2.SetEngineRequest.SerializeToString,
+            loralane_dot_v1_dot_operations__pb2.EngineOverview.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class RequestAdminStub:
     """Missing associated documentation comment in .proto file."""
 

@@ -41,7 +41,7 @@ from gateway.rpc.batches import BatchesService
 from gateway.rpc.generation import GenerationService
 from gateway.rpc.limits import LimitAdminService
 from gateway.rpc.malformed import MalformedRequests
-from gateway.rpc.operations import LaneAdminService, RequestAdminService
+from gateway.rpc.operations import EngineAdminService, LaneAdminService, RequestAdminService
 from gateway.rpc.standard import EngineHealth, add_reflection
 from gateway.rpc.usage import UsageAdminService
 from gateway.usage.report import UsageAdmin
@@ -53,6 +53,7 @@ SERVICES = (
     limits_pb2.DESCRIPTOR.services_by_name["LimitAdmin"].full_name,
     tenants_pb2.DESCRIPTOR.services_by_name["TenantAdmin"].full_name,
     usage_pb2.DESCRIPTOR.services_by_name["UsageAdmin"].full_name,
+    operations_pb2.DESCRIPTOR.services_by_name["EngineAdmin"].full_name,
     operations_pb2.DESCRIPTOR.services_by_name["LaneAdmin"].full_name,
     operations_pb2.DESCRIPTOR.services_by_name["RequestAdmin"].full_name,
 )
@@ -97,7 +98,8 @@ class GrpcServer:
             keys: authenticates callers.
             accounts: the tenants and keys. None means that they come from the configuration alone, and that there is no
                 TenantAdmin service.
-            operations: the lanes and live requests. None means that there are no LaneAdmin and RequestAdmin services.
+            operations: the lanes and live requests. None means that there are no services EngineAdmin,
+                LaneAdmin and RequestAdmin.
             host: the address to listen on.
             port: the port to listen on; 0 takes any free one.
             certificate: the TLS certificate. None means that the server does not use TLS.
@@ -153,6 +155,7 @@ class GrpcServer:
         if usage is not None:
             usage_pb2_grpc.add_UsageAdminServicer_to_server(UsageAdminService(usage, keys), self._server)
         if operations is not None:
+            operations_pb2_grpc.add_EngineAdminServicer_to_server(EngineAdminService(operations, keys), self._server)
             operations_pb2_grpc.add_LaneAdminServicer_to_server(LaneAdminService(operations, keys), self._server)
             operations_pb2_grpc.add_RequestAdminServicer_to_server(RequestAdminService(operations, keys), self._server)
 

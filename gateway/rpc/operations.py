@@ -1,4 +1,4 @@
-"""The services loralane.v1.LaneAdmin and RequestAdmin, for administrators' keys."""
+"""The services loralane.v1.EngineAdmin, LaneAdmin and RequestAdmin, for administrators' keys."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from grpc.aio import ServicerContext as Context
 
 from gateway.core.errors import invalid_request
 from gateway.core.tenants import Authenticator
-from gateway.observe.model_operations import MODES, LaneStatus, LiveRequest
+from gateway.engines.replica import EngineOverview
+from gateway.observe.model_operations import (
+    ENGINE_ACTIONS,
+    MAX_RESTART_SECONDS,
+    MODES,
+    RESTART_SECONDS,
+    LaneStatus,
+    LiveRequest,
+)
 from gateway.observe.operations import Operations
 from gateway.pb import operations_pb2 as pb
 from gateway.pb import operations_pb2_grpc as pb_grpc
@@ -34,6 +42,30 @@ class LaneAdminService(pb_grpc.LaneAdminServicer):
         return await respond_to_admin(context, self._keys, work)
 
 
+class EngineAdminService(pb_grpc.EngineAdminServicer):
+    def __init__(self, operations: Operations, keys: Authenticator) -> None:
+        self._operations = operations
+        self._keys = keys
+
+    async def List(self, request: pb.ListEnginesRequest, context: Context) -> pb.ListEnginesResponse:  # noqa: N802
+        async def work(call: RpcCall) -> pb.ListEnginesResponse:
+            return pb.ListEnginesResponse(engines=map(_engine, self._operations.engines(request.model)))
+
+        return await respond_to_admin(context, self._keys, work)
+
+    async def Set(self, request: pb.SetEngineRequest, context: Context) -> pb.EngineOverview:  # noqa: N802
+        async def work(call: RpcCall) -> pb.EngineOverview:
+            if request.action not in ENGINE_ACTIONS:
+                raise invalid_request(f"action must be one of {', '.join(ENGINE_ACTIONS)}", "action")
+            seconds = request.seconds if request.HasField("seconds") else RESTART_SECONDS
+            if not 0 <= seconds <= MAX_RESTART_SECONDS:
+                raise invalid_request(f"seconds must be from 0 to {MAX_RESTART_SECONDS:g}", "seconds")
+            change = self._operations.change_engine(request.engine, request.action, request.model, seconds)
+            return _engine(await change)
+
+        return await respond_to_admin(context, self._keys, work)
+
+
 class RequestAdminService(pb_grpc.RequestAdminServicer):
     def __init__(self, operations: Operations, keys: Authenticator) -> None:
         self._operations = operations
@@ -51,6 +83,10 @@ class RequestAdminService(pb_grpc.RequestAdminServicer):
             return _request(await self._operations.cancel(request.id))
 
         return await respond_to_admin(context, self._keys, work)
+
+
+def _engine(overview: EngineOverview) -> pb.EngineOverview:
+    return pb.EngineOverview(**msgspec.structs.asdict(overview))
 
 
 def _lane(status: LaneStatus) -> pb.LaneStatus:

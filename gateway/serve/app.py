@@ -111,7 +111,9 @@ async def built_gateway(
         await _preload(models, config, bar)
         metrics = Metrics(goals_of(config), backends.metrics)
         window = LatencyWindow(metrics.collect)
-        operations = Operations([ModelOperations(one.name, one.engine, window, metrics.static) for one in models])
+        operations = Operations(
+            [ModelOperations(one.name, engines[one.name], window, metrics.static) for one in models]
+        )
         observers = await stack.enter_async_context(open_observers(config.observability))
         gateway = Gateway(
             models, adapters, limiter, settings=_settings(config), observers=(metrics, operations.recent, *observers)

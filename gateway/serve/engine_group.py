@@ -39,7 +39,7 @@ class EngineGroup:
     @property
     def targets(self) -> dict[str, EngineTarget]:
         """Where the engines listen, by their names."""
-        return {name: EngineTarget(supervisor.address) for name, supervisor in self.supervisors.items()}
+        return {name: supervisor.target for name, supervisor in self.supervisors.items()}
 
     @property
     def loading(self) -> Loading | None:
@@ -130,8 +130,7 @@ async def engines_running(
     """
     async with AsyncExitStack() as stack:
         group = EngineGroup({})
-        parts = divided(config, replicas) if replicas > 1 else ((config, {}),)
-        for number, (own, env) in enumerate(parts):
+        for number, (own, env) in enumerate(divided(config, replicas)):
             place = folder / str(number)  # each in a folder of its own, because the pulse files are beside the sockets
             place.mkdir(parents=True)
             supervisor = EngineSupervisor(own, place / "socket", program, env)
@@ -142,8 +141,13 @@ async def engines_running(
 
 def divided(config: EngineConfig, replicas: int) -> Iterator[tuple[EngineConfig, Mapping[str, str]]]:
     """Yield the configuration of each of several engines on this machine, and the environment variables that differ
-    from the gateway's. On GPUs each engine sees one of its own; on a CPU each gets its part of the threads and memory,
-    unless `config` says how much one engine gets. Raises StartError if there are fewer GPUs than replicas."""
+    from the gateway's. A single engine takes `config` as it is. On GPUs each engine sees one of its own; on a CPU each
+    gets its part of the threads and memory, unless `config` says how much one engine gets. Raises StartError if there
+    are fewer GPUs than replicas."""
+    if replicas == 1:
+        yield config, {}
+    if replicas < 2:
+        return
     gpus = visible_gpus(os.environ) if config.device != "cpu" else ()
     if gpus and len(gpus) < replicas:
         raise StartError(f"engine.replicas is {replicas}, and there are {len(gpus)} GPUs: each engine takes one")

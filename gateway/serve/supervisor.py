@@ -22,6 +22,7 @@ from engine.config import EngineConfig
 from engine.core.config import LaneGoals
 from engine.pb import engine_pb2 as pb
 from engine.process.pulse import Loading, read_loading
+from engine.rpc.target import EngineTarget
 from gateway.serve.launch import StartError
 from gateway.serve.watch import LOOK_SECONDS, HangWatch, is_stopped
 
@@ -71,15 +72,16 @@ class Backoff:
 
 
 class EngineSupervisor:
-    """Async context manager that starts `python -m engine.server` on a unix socket, restarts it with backoff when it
-    dies or hangs, and stops it when the block ends. If the gateway is killed, the engine's standard input, a pipe,
-    closes and the engine stops by itself.
+    """Async context manager that starts `python -m engine.server`, on a Unix socket by default, restarts it with
+    backoff when it dies or hangs, and stops it when the block ends. If the gateway is killed, the engine's standard
+    input, a pipe, closes and the engine stops by itself.
 
     Args:
         config: the engine's configuration. Without a model, the engine waits until `name_model` names one.
         socket: path of the socket. The engine's pulse and progress files are made in the same folder.
         program: the module to run, which must accept the engine's arguments, followed by extra arguments for it.
         env: environment variables of the engine in addition to the gateway's.
+        listen: where the engine listens, with its certificates. None means on the socket.
     """
 
     def __init__(
@@ -88,8 +90,9 @@ class EngineSupervisor:
         socket: Path,
         program: Sequence[str] = ("engine.server",),
         env: Mapping[str, str] = MappingProxyType({}),
+        listen: EngineTarget | None = None,
     ) -> None:
-        self.address = f"unix:{socket}"
+        self.target = listen or EngineTarget(f"unix:{socket}")
         self._config = config
         self._socket = socket
         self._program = program
@@ -103,6 +106,11 @@ class EngineSupervisor:
         self._exited = asyncio.Event()
         self.stop_seconds = STOP_SECONDS
         """Seconds that the engine may take to stop, when the block ends, before it is killed."""
+
+    @property
+    def address(self) -> str:
+        """Where the engine listens."""
+        return self.target.address
 
     @property
     def pid(self) -> int | None:
@@ -167,10 +175,12 @@ class EngineSupervisor:
         self._socket.unlink(missing_ok=True)
         self._pulse.unlink(missing_ok=True)
         self._loading.unlink(missing_ok=True)
+        tls = self.target.tls
         # In its own session, so that Ctrl-C in a terminal reaches only the gateway, which lets running requests end.
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", *self._program, "--config", self._config.to_json()),
             *("--address", self.address, "--until-stdin-closes"),
+            *(("--tls", str(tls.ca), str(tls.certificate), str(tls.key)) if tls else ()),
             *("--loading", str(self._loading), "--pulse", str(self._pulse), "--previous", self._previous),
             stdin=asyncio.subprocess.PIPE,
             env=_environment({**os.environ, **self._env}),

@@ -28,7 +28,7 @@ from tests.fuzz.values import MODELS, TEXTS, Values, mangled
 KEYS = ("sk-acme",) * 40 + ("sk-globex", "sk-admin", "sk-wrong", "")
 """The neighbour's key is not among them."""
 GENERATION = ("/v1/chat/completions", "/v1/completions")
-HARMS_OTHERS = ("/admin/v1/lanes/",)
+HARMS_OTHERS = ("/admin/v1/lanes/", "/admin/v1/engines/")
 """What an administrator may do to every tenant is no case of a tenant's."""
 PROTOS = (adapters_pb2, batches_pb2, generation_pb2, limits_pb2, operations_pb2, tenants_pb2, usage_pb2)
 
@@ -152,7 +152,8 @@ def _form(rng: Random) -> tuple[bytes, str]:
 def _grpc_case(rng: Random) -> GrpcCase:
     generation = generation_pb2.DESCRIPTOR.services_by_name["Generation"].methods
     method = rng.choice(list(generation) if rng.random() < 0.6 else _methods())
-    key = rng.choice([key for key in KEYS if key != "sk-admin"] if "LaneAdmin" in method.full_name else KEYS)
+    harms_others = method.containing_service.name in ("LaneAdmin", "EngineAdmin")
+    key = rng.choice([key for key in KEYS if key != "sk-admin"] if harms_others else KEYS)
     count = rng.choice((0, 1, 2, 4)) if method.client_streaming else 1
     messages = tuple(message_bytes(rng, method.input_type) for _ in range(count))
     return GrpcCase(

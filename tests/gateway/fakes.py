@@ -36,6 +36,7 @@ from gateway.core.billing import BillingConfig, Price
 from gateway.core.limits import Limits
 from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_id
 from gateway.core.usage import UsageRow, day_of
+from gateway.engines.replica import EngineOverview
 from gateway.http.api import create_app
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.local import LocalLimiter
@@ -159,6 +160,8 @@ class FakeEngine:
         self.modes = dict.fromkeys(Lane, LaneMode.OPEN)
         self.has_lanes = True
         self.looks = 0
+        self.draining = False
+        self.restarts: list[float] = []
 
     @property
     def open(self) -> int:
@@ -167,6 +170,18 @@ class FakeEngine:
     async def wait_ready(self) -> None:
         while not self.ready:
             await asyncio.sleep(0.002)
+
+    def overviews(self) -> list[EngineOverview]:
+        counts = dict.fromkeys(("running", "waiting", "streams", "free_pages", "total_pages", "adapters_on_device"), 0)
+        state = "draining" if self.draining else "serving"
+        named = {"name": "engine-0", "address": "unix:/engine", "problem": "", "model": BASE, "device": "cpu"}
+        return [EngineOverview(**named, state=state, life="first", predicted_wait_seconds=0.5, **counts)]
+
+    async def drain(self, name: str, draining: bool, *, restart: bool = False, seconds: float = 0.0) -> None:
+        if not self.ready:
+            raise EngineUnavailable("gone")
+        self.draining = draining
+        self.restarts += [seconds] * restart
 
     def fate(self, life: str) -> pb.PreviousLife | None:
         return pb.PreviousLife(life=life) if self.ready else None

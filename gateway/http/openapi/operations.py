@@ -7,6 +7,7 @@ from typing import Any
 from gateway.adapters.record import MAX_DRAIN_SECONDS
 from gateway.adapters.status import AdapterStatus
 from gateway.core.errors import Fault
+from gateway.engines.replica import EngineOverview
 from gateway.http import operations as live
 from gateway.http.console import CONSOLE, FILE
 from gateway.http.openapi import answers
@@ -15,7 +16,7 @@ from gateway.http.openapi.batches import BATCH_OPERATIONS
 from gateway.http.openapi.files import FILE_OPERATIONS
 from gateway.http.openapi.operation import TEXT, Operation, admin
 from gateway.observe.history import MAX_MINUTES, HistoryPoints
-from gateway.observe.model_operations import LaneStatus, LiveRequests
+from gateway.observe.model_operations import MAX_RESTART_SECONDS, RESTART_SECONDS, LaneStatus, LiveRequests
 from gateway.observe.recent import KEPT
 from gateway.openai import schema as bodies
 
@@ -52,7 +53,20 @@ SUMMARIES = {
     "resume": "Resume a paused or drained lane.",
 }
 
+ENGINE_SUMMARIES = {
+    "drain": "Drain an engine: its requests move to other engines, and it gets no new ones.",
+    "resume": "Let a draining engine serve again.",
+    "restart": "Drain an engine, and end its process, which is then started again.",
+}
+SECONDS = {"type": "integer", "minimum": 0, "maximum": MAX_RESTART_SECONDS, "default": RESTART_SECONDS}
+ENGINE_QUERY = {**ONE_MODEL, "seconds": {**SECONDS, "description": "Wait of a restart for requests that cannot move."}}
+
 LIVE_OPERATIONS: tuple[Operation, ...] = (
+    admin("GET", live.ENGINES, "List engines.", live.EngineOverviews, INVALID, query=ONE_MODEL),
+    *(
+        admin("POST", f"{live.ENGINES}/{{engine}}/{action}", summary, EngineOverview, LANE, query=ENGINE_QUERY)
+        for action, summary in ENGINE_SUMMARIES.items()
+    ),
     admin("GET", live.LANES, "List lanes with queues, latencies and goals.", live.LaneStatuses, LANE, query=ONE_MODEL),
     *(
         admin("POST", f"{live.LANES}/{{lane}}/{action}", summary, LaneStatus, LANE, query=ONE_MODEL)

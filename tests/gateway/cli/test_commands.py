@@ -25,6 +25,7 @@ COMMANDS = [
     ["adapters", "ls"],
     ["limits", "get"],
     ["lanes", "ls"],
+    ["engines", "ls"],
     ["requests", "ls"],
     ["tenants", "ls"],
     ["usage"],

@@ -21,7 +21,7 @@ from gateway.observe.latency import ITL, TTFT, LatencyWindow, percentile
 from gateway.observe.metrics import DEFAULT_GOALS, Metrics
 from gateway.pb import generation_pb2 as generation
 from gateway.pb import operations_pb2 as pb
-from gateway.pb.operations_pb2_grpc import LaneAdminStub, RequestAdminStub
+from gateway.pb.operations_pb2_grpc import EngineAdminStub, LaneAdminStub, RequestAdminStub
 from tests.gateway.http.test_http_disconnect import until
 
 CHAT = {"model": "captain", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 20}
@@ -209,6 +209,43 @@ async def test_the_same_in_a_terminal(tmp_path):
         assert "batch is draining" in await run(grpc_app, "lanes", "drain", "batch")
         assert "batch is open" in await run(grpc_app, "lanes", "resume", "batch")
         assert "no live request" in await run(grpc_app, "requests", "cancel", "abcdef", status=1)
+
+
+async def test_engines_are_drained_resumed_and_restarted(gateway_app):
+    async with gateway_app.client("sk-admin") as client:
+        (engine,) = (await client.get(f"{ADMIN}/engines")).json()["engines"]
+        assert (engine["name"], engine["state"], engine["base_model"]) == ("engine-0", "serving", BASE)
+        drained = await client.post(f"{ADMIN}/engines/engine-0/drain")
+        assert (drained.status_code, drained.json()["state"]) == (200, "draining")
+        assert (await client.post(f"{ADMIN}/engines/engine-0/resume")).json()["state"] == "serving"
+        for query, seconds in ({}, 60), ({"seconds": "5", "model": BASE}, 5):
+            await client.post(f"{ADMIN}/engines/engine-0/restart", params=query)
+            assert gateway_app.engine.restarts[-1] == seconds
+        for wrong in ("engine-9/drain", "engine-0/restart?seconds=-1", "engine-0/drain?model=other"):
+            assert (await client.post(f"{ADMIN}/engines/{wrong}")).status_code == 400
+        gateway_app.engine.ready = False
+        assert (await client.post(f"{ADMIN}/engines/engine-0/drain")).json()["error"]["code"] == "engine_unavailable"
+    async with gateway_app.client("sk-acme") as client:
+        assert (await client.get(f"{ADMIN}/engines")).status_code == 403
+        assert (await client.post(f"{ADMIN}/engines/engine-0/drain")).status_code == 403
+
+
+async def test_engines_over_grpc_and_in_a_terminal(tmp_path):
+    async with open_grpc_app(tmp_path) as grpc_app:
+        engines, admin = EngineAdminStub(grpc_app.channel), as_key("admin")
+        (engine,) = (await engines.List(pb.ListEnginesRequest(), metadata=admin)).engines
+        assert (engine.name, engine.predicted_wait_seconds) == ("engine-0", 0.5)
+        for wrong in ({"action": "stop"}, {"action": "restart", "seconds": 1e9}):
+            request = pb.SetEngineRequest(engine="engine-0", **wrong)
+            assert (await refused(engines.Set(request, metadata=admin))).code == "INVALID_ARGUMENT"
+        denied = await refused(engines.List(pb.ListEnginesRequest(), metadata=as_key("acme")))
+        assert denied.code == "PERMISSION_DENIED"
+        assert "engine-0 is draining" in await run(grpc_app, "engines", "drain", "engine-0")
+        assert "draining" in await run(grpc_app, "engines", "ls")
+        assert "engine-0 is serving" in await run(grpc_app, "engines", "resume", "engine-0")
+        await run(grpc_app, "engines", "restart", "engine-0", "--seconds", "7")
+        assert grpc_app.gateway_app.engine.restarts == [7.0]
+        assert "there is no engine" in await run(grpc_app, "engines", "drain", "engine-9", status=1)
 
 
 async def run(grpc_app, *words, status=0) -> str:

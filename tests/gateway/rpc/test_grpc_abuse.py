@@ -121,6 +121,7 @@ RAW_METHODS = (
     "loralane.v1.Generation/GenerateStream",
     "loralane.v1.LimitAdmin/Watch",
     "loralane.v1.LaneAdmin/List",
+    "loralane.v1.EngineAdmin/List",
     "grpc.health.v1.Health/Check",
 )
 

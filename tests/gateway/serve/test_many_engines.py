@@ -8,6 +8,8 @@ import json
 import os
 import shutil
 import signal
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -16,6 +18,7 @@ from fakes import tiny_tokenizer
 
 from engine.config import EngineConfig
 from engine.demo import DEMO_ADAPTERS
+from engine.rpc.target import EngineTarget, EngineTls
 from gateway.config.models import ModelSettings
 from gateway.config.sections import (
     AdaptersConfig,
@@ -29,9 +32,16 @@ from gateway.config.sections import (
 )
 from gateway.config.whole import Config
 from gateway.core.tenants import Tenant, hash_key
+from gateway.engines.pool import EnginePool
+from gateway.engines.replica import EngineOverview
 from gateway.serve.engine_group import divided, visible_gpus
 from gateway.serve.launch import Launch, StartError
+from gateway.serve.lone_engine import engine_listening
 from gateway.serve.single import running
+from gateway.serve.start_bar import StartBar
+from gateway.serve.stopping import Stop
+from tests.engine.rpc.test_transport import free_port
+from tests.gateway.certificates import Authority
 
 KEY = "sk-acme-0123456789"
 MODELS = ("one", "two")
@@ -109,9 +119,50 @@ async def test_streams_outlive_an_engine_that_is_killed_and_one_that_is_drained(
             await two.engine.drain("engine-1", True)
             await until(lambda: any(record.moves for record in app.gateway.live.values()))
             answers = await asyncio.gather(*streams)
+            rolling = [asyncio.create_task(read(http, number)) for number in range(1, STREAMS, 4)]
+            for name in ("engine-1", "engine-0"):
+                await restart(two.engine, name)
+            assert {text for text, _ in await asyncio.gather(*rolling)} <= {text for text, _ in answers}
         assert [tokens for _, tokens in answers] == [TOKENS] * STREAMS
         assert {number: answers[number] for number in expected} == expected
         assert not app.gateway.live
+
+
+@pytest.mark.slow
+async def test_a_gateway_uses_engines_that_run_elsewhere(launch, tmp_path):
+    authority = Authority.at(tmp_path / "ca")
+
+    def files(name: str) -> EngineTls:
+        issued = authority.issue(name)
+        return EngineTls(authority.file, issued.cert, issued.key)
+
+    settings, addresses = launch.config.models["one"], [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    async with AsyncExitStack() as stack:
+        for number, address in enumerate(addresses):
+            place, target = tmp_path / f"machine-{number}", EngineTarget(address, files(f"engine-{number}"))
+            listening = engine_listening(settings, target, place, Stop(), StartBar.hidden(), launch.engine)
+            await stack.enter_async_context(listening)
+        remote = replace(settings, engines=EnginesConfig(addresses=tuple(addresses), tls=files("gateway")))
+        own = replace(launch, config=replace(launch.config, models={"one": remote}))
+        app = await stack.enter_async_context(running(own))
+        await app.engine.wait_serving(2)
+        assert not app.engines.supervisors
+        assert [overview.address for overview in app.engine.overviews()] == addresses
+        headers, url = {"authorization": f"Bearer {KEY}"}, f"http://127.0.0.1:{app.http_port}"
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=240) as http:
+            answers = await asyncio.gather(*(read(http, number) for number in range(0, 40, 2)))
+        assert [tokens for _, tokens in answers] == [TOKENS] * 20
+
+
+async def restart(pool: EnginePool, name: str) -> None:
+    """Restart an engine, and return when its next process serves."""
+
+    def seen() -> EngineOverview:
+        return next(overview for overview in pool.overviews() if overview.name == name)
+
+    life = seen().life
+    await pool.drain(name, True, restart=True, seconds=60)
+    await until(lambda: seen().life != life and seen().state == "serving")
 
 
 async def until(condition) -> None:

@@ -1,0 +1,100 @@
+"""`loralane engines`: shows the engines of a running gateway, and drains, resumes and restarts them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from gateway.cli.http import AdminClient
+from gateway.cli.operations import Model, Watch, show
+from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl, AsJson, console, grpc_target
+from gateway.pb import operations_pb2 as pb
+from gateway.pb import operations_pb2_grpc as pb_grpc
+
+app = typer.Typer(help="Show a running gateway's engines, and drain or restart them.", no_args_is_help=True)
+
+Engine = Annotated[str, typer.Argument(metavar="ENGINE", help="Name of the engine, as `loralane engines ls` shows it.")]
+OneModel = Annotated[str, typer.Option(help="Base model whose engine it is; needed if the gateway serves several.")]
+Seconds = Annotated[float, typer.Option(help="How long to wait for requests that no other engine can take over.")]
+
+
+@app.command("ls")
+def list_engines(
+    model: Model = "",
+    as_json: AsJson = False,
+    watch: Watch = False,
+    url: AdminUrl = LOCAL_URL,
+    key: AdminKey = DEMO_KEY,
+) -> None:
+    """List engines with their state, load and predicted wait: `loralane engines ls --watch`."""
+    with _admin(url, key) as client:
+        show(lambda: client.engines(model), engines_table, as_json, watch)
+
+
+@app.command()
+def drain(engine: Engine, model: OneModel = "", url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+    """Drain an engine: its requests move to others, and it gets no new ones: `loralane engines drain engine-1`."""
+    _set(url, key, pb.SetEngineRequest(engine=engine, action="drain", model=model))
+
+
+@app.command()
+def resume(engine: Engine, model: OneModel = "", url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+    """Let a draining engine serve again: `loralane engines resume engine-1`."""
+    _set(url, key, pb.SetEngineRequest(engine=engine, action="resume", model=model))
+
+
+@app.command()
+def restart(
+    engine: Engine, model: OneModel = "", seconds: Seconds = 60.0, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY
+) -> None:
+    """Drain an engine and start its process anew, without losing a request: `loralane engines restart engine-1`."""
+    _set(url, key, pb.SetEngineRequest(engine=engine, action="restart", model=model, seconds=seconds))
+
+
+def _set(url: str, key: str, request: pb.SetEngineRequest) -> None:
+    with _admin(url, key) as client:
+        overview = client.set_engine(request)
+    left = f"{overview.running:,} running, {overview.waiting:,} waiting"
+    console.print(f"[green]{overview.name}[/green] is {overview.state}: {left}", highlight=False)
+
+
+def _admin(url: str, key: str) -> AbstractContextManager[EnginesClient]:
+    from gateway.cli.http import reporting_errors
+
+    return reporting_errors(EnginesClient(grpc_target(url), key), url)
+
+
+class EnginesClient(AdminClient):
+    def __init__(self, target: str, key: str) -> None:
+        super().__init__(target, key)
+        self._engines = pb_grpc.EngineAdminStub(self._channel)
+
+    def engines(self, model: str = "") -> Sequence[pb.EngineOverview]:
+        return self._engines.List(pb.ListEnginesRequest(model=model), metadata=self._metadata).engines
+
+    def set_engine(self, request: pb.SetEngineRequest) -> pb.EngineOverview:
+        """Change an engine's state on the gateway, and return its new state."""
+        return self._engines.Set(request, metadata=self._metadata)
+
+
+def engines_table(engines: Iterable[pb.EngineOverview]) -> Table:
+    table = Table(box=None)
+    for title in ("model", "engine", "state", "device"):
+        table.add_column(title, no_wrap=True)
+    for title in ("running", "waiting", "wait", "free pages", "adapters"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("problem")
+    for engine in engines:
+        style = "" if engine.state == "serving" else "yellow"
+        table.add_row(
+            *(Text(engine.base_model), Text(engine.name), Text(engine.state, style=style), Text(engine.device)),
+            *(f"{engine.running:,}", f"{engine.waiting:,}", f"{engine.predicted_wait_seconds:.2f} s"),
+            *(f"{engine.free_pages:,} of {engine.total_pages:,}", f"{engine.adapters_on_device:,}"),
+            Text(engine.problem),
+        )
+    return table

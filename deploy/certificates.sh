@@ -57,6 +57,6 @@ names=DNS:localhost,IP:127.0.0.1
 for engine in "$@"; do
   names=$names,DNS:$engine
 done
-issue engine serverAuth "$names"
+issue engine serverAuth,clientAuth "$names"
 issue gateway clientAuth DNS:gateway
 echo "certificates for $* are in $folder"

@@ -37,7 +37,12 @@ CASES: Mapping[str, dict[str, Any]] = {
         "imagePullSecrets": [{"name": "registry"}],
     },
     "KEDA": {"engine": {"keda": ON}, "dashboard": ON},
-    "engines in gateways": {"engine": {"enabled": False}, "engineConfig": {"device": "cpu", "replicas": 2}},
+    "engines in gateways": {
+        "engine": {"enabled": False},
+        "engineConfig": {"device": "cpu", "replicas": 2},
+        "gateway": {"separateAdmin": False},
+        "config": {"admin": {"open_metrics": "no_tenants"}},
+    },
     "Ray": {"cluster": {"ray": {"enabled": True, "rayVersion": "2.60.0"}}},
     "existing objects": {
         "shared": {"existingClaim": "mine"},
@@ -46,7 +51,7 @@ CASES: Mapping[str, dict[str, Any]] = {
         "fullnameOverride": "serving",
     },
 }
-KEPT = ("defaults", "everything")
+KEPT = ("defaults", "everything", "engines in gateways")
 REFUSED: Mapping[str, dict[str, Any]] = {
     "two autoscalers": {"engine": {"keda": ON, "autoscaling": ON}},
     "a misspelt value": {"engine": {"replica": 3}},
@@ -75,7 +80,7 @@ def kept_problems(case: str, objects: Objects) -> Iterator[str]:
     """Yield a problem if the kept file of a case is not what the chart renders; with `--write`, write it instead."""
     header = f"# What `python tests/deploy/check.py --write` renders.\n# Chart: {chart_digest()}\n"
     text = header + yaml.safe_dump_all(objects, sort_keys=False, width=120)
-    file = RENDERED / f"{case}.yaml"
+    file = RENDERED / f"{case.replace(' ', '-')}.yaml"
     if "--write" in sys.argv:
         file.write_text(text)
     elif not file.is_file() or file.read_text() != text:

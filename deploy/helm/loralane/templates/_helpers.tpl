@@ -69,6 +69,10 @@ default
 {{- end -}}
 {{- $engine = dict "addresses" $addresses "tls" $tls -}}
 {{- end -}}
+{{- $admin := dict "keys" (list "${ADMIN_KEY}") "metrics_keys" (list "${METRICS_KEY}") -}}
+{{- if .Values.gateway.separateAdmin -}}
+{{- $admin = merge $admin (dict "host" "0.0.0.0" "port" 8001 "grpc_port" 50052) -}}
+{{- end -}}
 {{- $base := dict
   "model" .Values.model
   "engine" $engine
@@ -79,7 +83,7 @@ default
   "limits" (dict "replicas" (int (ternary .Values.gateway.autoscaling.maxReplicas .Values.gateway.replicas .Values.gateway.autoscaling.enabled)))
   "http" (dict "host" "0.0.0.0" "port" 8000)
   "grpc" (dict "host" "0.0.0.0" "port" 50051)
-  "admin" (dict "host" "0.0.0.0" "port" 8001 "grpc_port" 50052 "keys" (list "${ADMIN_KEY}") "metrics_keys" (list "${METRICS_KEY}"))
+  "admin" $admin
 -}}
 {{- toYaml (mergeOverwrite $base (deepCopy .Values.config)) -}}
 {{- end -}}

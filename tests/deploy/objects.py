@@ -84,9 +84,9 @@ def pod_problems(pod: dict[str, Any], names: set[tuple[str, str]]) -> Iterator[s
             yield f"there is no ConfigMap {config['name']}"
         if (secret := volume.get("secret")) and secret["secretName"] not in GIVEN:
             yield f"there is no Secret {secret['secretName']}"
-        if claim := volume.get("persistentVolumeClaim"):
-            if ("PersistentVolumeClaim", claim["claimName"]) not in names and claim["claimName"] not in GIVEN:
-                yield f"there is no claim {claim['claimName']}"
+        claim = volume.get("persistentVolumeClaim", {}).get("claimName", "mine")
+        if ("PersistentVolumeClaim", claim) not in names and claim not in GIVEN:
+            yield f"there is no claim {claim}"
 
 
 def label(found: dict[str, Any]) -> str:

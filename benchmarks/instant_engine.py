@@ -31,6 +31,7 @@ from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.process.stopping import stop_with_stdin
 from engine.rpc.service import EngineService
+from engine.rpc.wire import PROTOCOL
 
 T = TypeVar("T")
 
@@ -94,6 +95,7 @@ def serve(config: EngineConfig, address: str, until_stdin_closes: bool) -> None:
     info = pb.EngineInfo(
         model=config.model, model_hash="instant", device="none", dtype="none", backend="instant", vocab_size=vocab_size
     )
+    info.protocol = PROTOCOL
     info.max_model_len, info.max_seqs = MAX_MODEL_LEN, config.sized(*SIZES["cpu"]).max_seqs
     engine = InstantEngine()
     service = EngineService(engine, info)  # type: ignore[arg-type]

@@ -12,11 +12,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from engine.rpc.client import EngineClient
 from engine.rpc.target import EngineTarget
 from gateway.config.models import ModelSettings
 from gateway.serve.engine_group import EngineGroup
-from gateway.serve.launch import ENGINE, StartError
+from gateway.serve.launch import ENGINE
 from gateway.serve.prepare import prepare, prepared_folder
 from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import Stop, tell_stopping
@@ -83,23 +82,10 @@ async def engine_listening(
                 if prepared is None:
                     work = prepare(settings.model.source, data_dir, stop, bar)
                     supervisor.name_model(await supervisor.unless_it_ends(work))
-                await supervisor.unless_it_ends(_ready(target))
+                await supervisor.unless_it_ends(supervisor.wait_until_it_runs())
                 yield supervisor
             finally:
                 following.cancel()
                 with suppress(asyncio.CancelledError):
                     await following
                 supervisor.stop_seconds = stop.time_limit(supervisor.stop_seconds)
-
-
-async def _ready(target: EngineTarget) -> None:
-    """Return when the engine at `target` answers. Raises StartError if the TLS files cannot be used."""
-    try:
-        client = EngineClient(target.address, tls=target.tls)
-    except ValueError as error:
-        raise StartError(f"engine.tls: {error}") from error
-    await client.start()
-    try:
-        await client.wait_ready()
-    finally:
-        await client.close()

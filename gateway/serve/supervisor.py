@@ -21,7 +21,7 @@ from google.protobuf import json_format
 from engine.config import EngineConfig
 from engine.core.config import LaneGoals
 from engine.pb import engine_pb2 as pb
-from engine.process.pulse import Loading, read_loading
+from engine.process.pulse import Loading, read_beat, read_loading
 from engine.rpc.target import EngineTarget
 from gateway.serve.launch import StartError
 from gateway.serve.watch import LOOK_SECONDS, HangWatch, is_stopped
@@ -121,6 +121,12 @@ class EngineSupervisor:
     def loading(self) -> Loading | None:
         """Progress of the engine's start, read from its file; None means that the engine has not reported any yet."""
         return read_loading(self._loading)
+
+    async def wait_until_it_runs(self) -> None:
+        """Wait until the step loop of an engine process has begun, as its pulse file shows, without a time limit. Its
+        server listens by then."""
+        while read_beat(self._pulse) is None:  # noqa: ASYNC110 - another process writes the file
+            await asyncio.sleep(0.1)
 
     def promise(self, interactive: LaneGoals, batch: LaneGoals) -> None:
         """Set the lanes' goals for the next engine process. They are not sent to the running one."""

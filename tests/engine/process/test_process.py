@@ -66,10 +66,11 @@ async def test_an_engine_that_is_started_without_a_model_waits_for_its_name(tmp_
         await client.close()
 
 
-async def test_an_engine_that_waits_for_a_model_ends_with_its_standard_input():
+async def test_an_engine_that_waits_for_a_model_ends_with_its_standard_input(tmp_path):
     command = [sys.executable, "-m", "engine.server", "--fake", "--config", EngineConfig(model="").to_json()]
+    command += ["--address", f"unix:{tmp_path / 'engine.sock'}"]
     process = await asyncio.create_subprocess_exec(
-        *command, "--address", "127.0.0.1:0", stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+        *command, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )
     _, errors = await asyncio.wait_for(process.communicate(), 120)
     assert process.returncode == 1
@@ -181,6 +182,7 @@ import sys
 from engine import server
 from engine.config import EngineConfig
 from engine.executor.fake import FakeExecutor
+from engine.rpc.target import EngineTarget
 
 def fail(self, plan):
     if plan.chunks:
@@ -188,7 +190,7 @@ def fail(self, plan):
 
 FakeExecutor.compute = fail
 server.FakeExecutor = lambda: FakeExecutor(overlaps=sys.argv[2] == "ahead")
-server.serve(EngineConfig(model="fake"), sys.argv[1], fake=True, until_stdin_closes=True)
+server.serve(EngineConfig(model="fake"), EngineTarget(sys.argv[1]), fake=True, until_stdin_closes=True)
 """
 
 
@@ -218,6 +220,7 @@ SIGNALLED_ENGINE = """
 import signal, sys, threading
 from engine import engine, server
 from engine.config import EngineConfig
+from engine.rpc.target import EngineTarget
 
 class Inbox(engine.Inbox):
     def wait(self, timeout=None):
@@ -225,7 +228,7 @@ class Inbox(engine.Inbox):
         return super().wait(timeout)
 
 engine.Inbox = Inbox
-server.serve(EngineConfig(model="fake"), sys.argv[1], fake=True, until_stdin_closes=False)
+server.serve(EngineConfig(model="fake"), EngineTarget(sys.argv[1]), fake=True, until_stdin_closes=False)
 """
 
 

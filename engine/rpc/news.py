@@ -48,6 +48,8 @@ class PrefixLog:
     def since(self, count: int) -> tuple[list[int], int]:
         """Return the keys added after the first `count` ones, as far as they are kept, and the number of all so far."""
         with self._lock:
+            if self._count == count:  # islice would walk over all keys
+                return [], count
             new = min(self._count - count, len(self._keys))
             return list(islice(self._keys, len(self._keys) - new, None)), self._count
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from gateway.cli.http import AdminClient
-from gateway.cli.operations import Model, Watch, show
-from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl, AsJson, console, grpc_target
+from gateway.cli.operations import Model, Watch, admin, show
+from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl, AsJson, console
 from gateway.pb import operations_pb2 as pb
-from gateway.pb import operations_pb2_grpc as pb_grpc
 
 app = typer.Typer(help="Show a running gateway's engines, and drain or restart them.", no_args_is_help=True)
 
@@ -32,7 +29,7 @@ def list_engines(
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """List engines with their state, load and predicted wait: `loralane engines ls --watch`."""
-    with _admin(url, key) as client:
+    with admin(url, key) as client:
         show(lambda: client.engines(model), engines_table, as_json, watch)
 
 
@@ -57,29 +54,10 @@ def restart(
 
 
 def _set(url: str, key: str, request: pb.SetEngineRequest) -> None:
-    with _admin(url, key) as client:
+    with admin(url, key) as client:
         overview = client.set_engine(request)
     left = f"{overview.running:,} running, {overview.waiting:,} waiting"
     console.print(f"[green]{overview.name}[/green] is {overview.state}: {left}", highlight=False)
-
-
-def _admin(url: str, key: str) -> AbstractContextManager[EnginesClient]:
-    from gateway.cli.http import reporting_errors
-
-    return reporting_errors(EnginesClient(grpc_target(url), key), url)
-
-
-class EnginesClient(AdminClient):
-    def __init__(self, target: str, key: str) -> None:
-        super().__init__(target, key)
-        self._engines = pb_grpc.EngineAdminStub(self._channel)
-
-    def engines(self, model: str = "") -> Sequence[pb.EngineOverview]:
-        return self._engines.List(pb.ListEnginesRequest(model=model), metadata=self._metadata).engines
-
-    def set_engine(self, request: pb.SetEngineRequest) -> pb.EngineOverview:
-        """Change an engine's state on the gateway, and return its new state."""
-        return self._engines.Set(request, metadata=self._metadata)
 
 
 def engines_table(engines: Iterable[pb.EngineOverview]) -> Table:

@@ -48,7 +48,7 @@ def list_lanes(
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """List lanes with their depth, oldest wait, latencies and goals met: `loralane lanes ls --watch`."""
-    with _admin(url, key) as client:
+    with admin(url, key) as client:
         show(lambda: client.lanes(model), lanes_table, as_json, watch)
 
 
@@ -79,7 +79,7 @@ def list_requests(
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """List live requests of all gateways that share the engine: `loralane requests ls --watch`."""
-    with _admin(url, key) as client:
+    with admin(url, key) as client:
         show(lambda: client.requests(model), requests_table, as_json, watch)
 
 
@@ -90,14 +90,14 @@ def cancel(
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Cancel a request. Its client gets an error; tokens so far are charged: `loralane requests cancel 3f9a1c`."""
-    with _admin(url, key) as client:
+    with admin(url, key) as client:
         ended = client.cancel(request_id)
     tokens = f"{ended.generated_tokens:,} of {ended.max_tokens:,} tokens"
     console.print(f"[green]{ended.id}[/green] of {ended.tenant} is cancelled, after {tokens}", highlight=False)
 
 
 def _set(lane: str, action: str, model: str, url: str, key: str) -> None:
-    with _admin(url, key) as client:
+    with admin(url, key) as client:
         status = client.set_lane(lane, action, model)
     left = f"{status.running:,} running, {status.waiting:,} waiting"
     console.print(f"[green]{status.lane}[/green] is {status.mode}: {left}", highlight=False)
@@ -115,7 +115,8 @@ def show(look: Callable[[], Sequence[T]], table: Callable[[Sequence[T]], Table],
             live.update(table(look()))
 
 
-def _admin(url: str, key: str) -> AbstractContextManager[OperationsClient]:
+def admin(url: str, key: str) -> AbstractContextManager[OperationsClient]:
+    """Return a context manager that connects to a gateway's admin services, and reports errors to the user."""
     from gateway.cli.http import reporting_errors
 
     return reporting_errors(OperationsClient(grpc_target(url), key), url)
@@ -124,6 +125,7 @@ def _admin(url: str, key: str) -> AbstractContextManager[OperationsClient]:
 class OperationsClient(AdminClient):
     def __init__(self, target: str, key: str) -> None:
         super().__init__(target, key)
+        self._engines = pb_grpc.EngineAdminStub(self._channel)
         self._lanes = pb_grpc.LaneAdminStub(self._channel)
         self._requests = pb_grpc.RequestAdminStub(self._channel)
 
@@ -134,6 +136,13 @@ class OperationsClient(AdminClient):
         """Change a lane's mode on the gateway, and return its new status. `action` is pause, drain or resume; `model`
         is needed only if the gateway serves several base models."""
         return self._lanes.Set(pb.SetLaneRequest(lane=lane, action=action, model=model), metadata=self._metadata)
+
+    def engines(self, model: str = "") -> Sequence[pb.EngineOverview]:
+        return self._engines.List(pb.ListEnginesRequest(model=model), metadata=self._metadata).engines
+
+    def set_engine(self, request: pb.SetEngineRequest) -> pb.EngineOverview:
+        """Change an engine's state on the gateway, and return its new state."""
+        return self._engines.Set(request, metadata=self._metadata)
 
     def requests(self, model: str = "") -> Sequence[pb.LiveRequest]:
         return self._requests.List(pb.ListRequestsRequest(model=model), metadata=self._metadata).requests

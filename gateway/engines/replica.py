@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Set
 from enum import Enum
 
 from msgspec import Struct
@@ -77,6 +78,8 @@ class PooledEngine:
         self.news = News()
         """The last news of the engine process, for the router."""
         self._tiers: dict[AdapterHash, int] = {}
+        self._on_device: Set[AdapterHash] = frozenset()
+        self._on_host: Set[AdapterHash] = frozenset()
         self._message = pb.EngineNews()
         self._heard = False
         self._steps = -1
@@ -110,7 +113,7 @@ class PooledEngine:
             streams=self.client.num_streams,
             free_pages=news.free_pages,
             total_pages=info.num_pages,
-            adapters_on_device=sum(tier == pb.ADAPTER_TIER_DEVICE for tier in self._tiers.values()),
+            adapters_on_device=len(self._on_device),
             predicted_wait_seconds=news.wait_seconds,
         )
 
@@ -120,22 +123,20 @@ class PooledEngine:
         self.held.clear()
         self.told.clear()
         self._tiers.clear()
+        self._on_device = frozenset()
         self._message = pb.EngineNews()
         self._still_looks = 0
 
     def hear(self, message: pb.EngineNews) -> None:
         """Take in a message of the engine, and set `news` to what it says to the router."""
-        for place in message.adapters:
-            if place.tier == pb.ADAPTER_TIER_DISK:
-                self._tiers.pop(place.adapter, None)
-            else:
-                self._tiers[place.adapter] = place.tier
+        if message.adapters or not self.told.is_set():
+            self._note_tiers(message.adapters)
         self._message, self._heard, self.draining = message, True, message.draining
         loads = {lane.lane: (lane.waiting, lane.running) for lane in message.lanes}
         (waiting, running), (batch_waiting, batch_running) = (loads.get(lane.value, (0, 0)) for lane in Lane)
         self.news = News(
-            on_device={name for name, tier in self._tiers.items() if tier == pb.ADAPTER_TIER_DEVICE},
-            on_host={name for name, tier in self._tiers.items() if tier == pb.ADAPTER_TIER_HOST},
+            on_device=self._on_device,
+            on_host=self._on_host,
             free_pages=message.free_pages,
             num_pages=max(1, self.client.info.num_pages),
             waiting=(waiting, batch_waiting),
@@ -145,6 +146,16 @@ class PooledEngine:
             **_known_rates(message),
         )
         self.told.set()
+
+    def _note_tiers(self, changes: Iterable[pb.AdapterPlace]) -> None:
+        """Take in which adapters have moved. The sets are made anew, because the router may hold the previous ones."""
+        for place in changes:
+            if place.tier == pb.ADAPTER_TIER_DISK:
+                self._tiers.pop(place.adapter, None)
+            else:
+                self._tiers[place.adapter] = place.tier
+        self._on_device = {name for name, tier in self._tiers.items() if tier == pb.ADAPTER_TIER_DEVICE}
+        self._on_host = self._tiers.keys() - self._on_device
 
     def hangs(self) -> bool:
         """Look at the engine once; call this every second. Returns True if it has been still for `MAX_STILL_LOOKS` in a

@@ -12,7 +12,7 @@ from engine.grammar_check.pool import GrammarPool
 from engine.rpc.client import EngineApi
 from gateway.adapters.record import AdapterRecord
 from gateway.adapters.registry import AdapterRegistry
-from gateway.core.errors import ApiError, invalid_request
+from gateway.core.errors import ApiError
 from gateway.core.routing import Catalog, ModelQuery, find, find_adapter, resolve
 from gateway.core.tenants import Tenant
 from gateway.requests.admission import RequestIntake, ServiceSettings
@@ -97,14 +97,6 @@ class ServedModels:
     def default(self) -> ServedModel:
         """The first model of the configuration."""
         return self._models[0]
-
-    def named(self, name: str) -> ServedModel:
-        """Return the base model of a name; raises ApiError (INVALID_REQUEST) that lists all if there is none."""
-        for model in self._models:
-            if name in model.names:
-                return model
-        known = ", ".join(model.name for model in self._models)
-        raise invalid_request(f"there is no base model {name!r}; there are {known}", "model")
 
     def resolve(self, tenant: Tenant, query: ModelQuery) -> tuple[ServedModel, AdapterRecord | None]:
         """Return the base model and the adapter's record (None: no adapter) that a request names. Raises ApiError:

@@ -81,8 +81,8 @@ async def engine_listening(
             try:
                 if prepared is None:
                     work = prepare(settings.model.source, data_dir, stop, bar)
-                    supervisor.name_model(await supervisor.unless_it_ends(work))
-                await supervisor.unless_it_ends(supervisor.wait_until_it_runs())
+                    supervisor.name_model(await group.unless_it_ends(work))
+                await group.unless_it_ends(supervisor.wait_until_it_runs())
                 yield supervisor
             finally:
                 following.cancel()

@@ -9,11 +9,11 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import structlog
 from google.protobuf import json_format
@@ -23,7 +23,6 @@ from engine.core.config import LaneGoals
 from engine.pb import engine_pb2 as pb
 from engine.process.pulse import Loading, read_beat, read_loading
 from engine.rpc.target import EngineTarget
-from gateway.serve.launch import StartError
 from gateway.serve.watch import LOOK_SECONDS, HangWatch, is_stopped
 
 log = structlog.get_logger("supervisor")
@@ -150,20 +149,6 @@ class EngineSupervisor:
         """Wait until, for the first time, an engine process has ended other than by the end of the block: by itself, or
         killed because it hung."""
         await self._exited.wait()
-
-    async def unless_it_ends(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work` and return its result. If an engine process has ended or ends before that, cancel `work` and
-        raise StartError, because the next process would end, too."""
-        working, ended = asyncio.create_task(work), asyncio.create_task(self.wait_first_exit())
-        try:
-            await asyncio.wait((working, ended), return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                raise StartError(NOT_STARTED)
-            return working.result()
-        finally:
-            working.cancel()
-            ended.cancel()
-            await asyncio.wait((working, ended))
 
     async def __aenter__(self) -> EngineSupervisor:
         await self._spawn()

@@ -24,6 +24,10 @@ HELLO = "Hello from the small one."
 ADAPTERS = "/admin/v1/adapters"
 
 
+def model_of(gateway_app, name):
+    return next(model for model in gateway_app.gateway.models if name in model.names)
+
+
 def small_engine() -> FakeEngine:
     engine = FakeEngine(tiny_tokenizer(reverse=True))
     engine.info.max_model_len, engine.info.model_hash = SMALL_CONTEXT, "small"
@@ -40,13 +44,13 @@ async def gateway_app(tmp_path: Path) -> GatewayApp:
 
 
 async def add_sailor(gateway_app: GatewayApp, root: Path) -> None:
-    registry = gateway_app.gateway.models.named(SMALL).adapters
+    registry = model_of(gateway_app, SMALL).adapters
     await registry.load("sailor", str(write_adapter(root, "sailor")))
     await registry.alias("sailor", "mate")
 
 
 def engine_of(gateway_app: GatewayApp, name: str = SMALL) -> FakeEngine:
-    return gateway_app.gateway.models.named(name).engine
+    return model_of(gateway_app, name).engine
 
 
 def made_for(root: Path, name: str, base: str) -> Path:
@@ -67,7 +71,7 @@ async def test_a_requests_model_decides_engine_tokenizer_and_adapter(gateway_app
     assert answer.json()["choices"][0]["message"]["content"] == HELLO
     [request] = engine_of(gateway_app).requests
     assert gateway_app.engine.requests == []
-    read = gateway_app.gateway.models.named(SMALL).tokenizer.decode
+    read = model_of(gateway_app, SMALL).tokenizer.decode
     assert read(request.prompt_ids, skip_special=False) == "<|user|>hi<|end|><|assistant|>"
     record = gateway_app.watcher.records[0]
     assert (record.base_model, record.served_name) == (SMALL, SMALL if name == SMALL else "sailor")
@@ -120,7 +124,7 @@ async def test_ready_names_the_model_whose_engine_is_away_and_the_other_one_serv
 async def test_lanes_are_full_by_model(tmp_path):
     capacity = ServiceSettings(lane_capacity={Lane.INTERACTIVE: 1})
     gateway_app = await build_gateway_app(tmp_path, capacity, others={SMALL: small_engine()})
-    model = gateway_app.gateway.models.named(SMALL)
+    model = model_of(gateway_app, SMALL)
     with model.answering(Lane.INTERACTIVE, ACME, 1):
         assert (await chat(gateway_app, SMALL)).json()["error"]["code"] == "lane_queue_full"
         assert (await chat(gateway_app, BASE)).status_code == 200
@@ -167,7 +171,7 @@ async def test_an_adapter_goes_to_the_model_that_is_named_or_that_its_configurat
     ],
 )
 async def test_a_name_that_another_model_has_is_refused(gateway_app, tmp_path, name, fault):
-    registry = gateway_app.gateway.models.named(SMALL).adapters
+    registry = model_of(gateway_app, SMALL).adapters
     source = str(write_adapter(tmp_path, "another"))
     for change in (registry.load(name, source), registry.alias("sailor", name), registry.seed(name, source)):
         with pytest.raises(ApiError) as caught:
@@ -177,7 +181,7 @@ async def test_a_name_that_another_model_has_is_refused(gateway_app, tmp_path, n
 
 async def test_of_equal_names_the_first_models_is_served_and_the_other_is_listed_with_an_error(gateway_app, tmp_path):
     """Two gateways may load one name into two models at the same time."""
-    later = gateway_app.gateway.models.named(SMALL).adapters
+    later = model_of(gateway_app, SMALL).adapters
     later.share_names(())
     await later.load("pirate", str(write_adapter(tmp_path, "pirate", "small weights")))
     assert (await chat(gateway_app, "pirate")).json()["choices"][0]["message"]["content"] == "Hello, world!"

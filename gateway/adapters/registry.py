@@ -235,14 +235,16 @@ class AdapterRegistry:
         changes stand. If Redis is away, the adapter is served here and written to the registry later. Raises ApiError
         as `load` does, except ADAPTER_EXISTS and REGISTRY_UNAVAILABLE, and INVALID_REQUEST if the registry has the
         adapter from this source but this gateway's engine does not."""
-        self._check_name(name, "lora_name")
+        check_name(name, "lora_name")
         try:
             if await self._store.seed(name) != source:
+                self._check_name(name, "lora_name")
                 await self._load(name, source, self.records.get(name), seed=source)
         except (StoreAway, ApiError) as error:
             if isinstance(error, ApiError) and error.fault is not Fault.REGISTRY_UNAVAILABLE:
                 raise
             if name not in self.records:
+                self._check_name(name, "lora_name")
                 async with self._content(name, source, None) as found:
                     self._log.keep(found)
         record = self.records.get(name)

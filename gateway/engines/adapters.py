@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import structlog
@@ -41,28 +41,41 @@ class PoolAdapters:
         self._bytes.clear()
         self._pinned.clear()
 
-    async def load(self, engines: Sequence[PooledEngine], path: str) -> pb.AdapterInfo:
-        """Load the adapter folder at `path` into all engines, and return what the first of them says of it. An engine
-        that refuses it, or finds other content at `path`, gets no requests with it; that is logged.
+    async def load(self, reachable: Callable[[], Sequence[PooledEngine]], path: str) -> pb.AdapterInfo:
+        """Load the adapter folder at `path` into all engines that `reachable` returns, and return what the first of
+        them says of it. An engine that refuses it, or finds other content at `path`, gets no requests with it; that is
+        logged. Engines that have become reachable meanwhile get it, too.
 
         Raises:
             AdapterRejected: no engine took the adapter, and one refused it.
             EngineUnavailable: no engine answered.
         """
-        loads = (engine.client.load_adapter(path) for engine in engines)
-        results = await asyncio.gather(*loads, return_exceptions=True)
+        engines = [(engine, engine.client.info.life) for engine in reachable()]
+        results = await asyncio.gather(*(one.client.load_adapter(path) for one, _ in engines), return_exceptions=True)
         loaded = [result for result in results if isinstance(result, pb.AdapterInfo)]
         if not loaded:
             raise first_refusal(results)
         info = loaded[0]
-        for engine, result in zip(engines, results, strict=True):
+        self._paths[info.adapter], self._bytes[info.adapter] = path, info.bytes
+        settled = set()
+        for (engine, life), result in zip(engines, results, strict=True):
+            if isinstance(result, EngineUnavailable) or not engine.is_reachable or engine.client.info.life != life:
+                continue  # the process is gone, and the next one, if it is there already, does not have the adapter
+            settled.add(engine)
             if isinstance(result, pb.AdapterInfo) and result.adapter == info.adapter:
                 engine.held.add(info.adapter)
-            elif not isinstance(result, EngineUnavailable):  # one that is gone gets the adapter when it comes back
+            else:
                 reason = str(result) if isinstance(result, BaseException) else "it found other content in the folder"
                 log.warning("adapter_missing", engine=engine.name, path=path, reason=reason)
-        self._paths[info.adapter], self._bytes[info.adapter] = path, info.bytes
+        late = [engine for engine in reachable() if engine not in settled and info.adapter not in engine.held]
+        await asyncio.gather(*(self._load_late(engine, info.adapter, path) for engine in late))
         return info
+
+    async def _load_late(self, engine: PooledEngine, adapter_hash: AdapterHash, path: str) -> None:
+        try:
+            await self._load_into(engine, adapter_hash, path)
+        except EngineUnavailable as error:
+            log.warning("adapter_missing", engine=engine.name, path=path, reason=str(error))
 
     def note_unloaded(self, engines: Iterable[PooledEngine], adapter_hash: AdapterHash) -> None:
         """Forget an adapter that is about to be unloaded from the engines."""

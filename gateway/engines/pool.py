@@ -168,7 +168,7 @@ class EnginePool:
         return self._fates[life]
 
     async def load_adapter(self, path: str) -> pb.AdapterInfo:
-        return await self._adapters.load(self._reachable(), path)
+        return await self._adapters.load(self._reachable, path)
 
     async def unload_adapter(self, adapter_hash: AdapterHash, drain_seconds: float) -> int:
         self._adapters.note_unloaded(self._engines.values(), adapter_hash)
@@ -226,7 +226,8 @@ class EnginePool:
         )
 
     def _choose(self, ask: Ask) -> tuple[PooledEngine, Replica, Reason]:
-        """Choose an engine that has the request's adapter. Raises EngineUnavailable if no engine that serves has."""
+        """Choose an engine that has the request's adapter, one that drains if no other has. Raises EngineUnavailable if
+        none has, or none takes requests."""
         try:
             decision = self._router.choose(ask, self._clock())
         except NoReplica as error:
@@ -235,8 +236,8 @@ class EnginePool:
         if ask.adapter_hash is None or ask.adapter_hash in chosen.held:
             return chosen, decision.replica, decision.reason
         self._router.finish(decision.replica, ask.lane)
-        for engine in self._engines.values():
-            if engine.serving and ask.adapter_hash in engine.held and (replica := engine.replica) is not None:
+        for engine in sorted(self._engines.values(), key=lambda engine: engine.draining):
+            if ask.adapter_hash in engine.held and (replica := engine.replica) is not None:
                 replica.send(ask, 0)
                 return engine, replica, Reason.HOLDER
         raise EngineUnavailable("no engine that takes requests has the adapter")

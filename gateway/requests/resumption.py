@@ -28,6 +28,8 @@ from engine.rpc.stream import CrashesEngines, EngineDrained, EngineUnavailable, 
 MOST_MOVES = 3
 """Maximum number of engine processes in which a request continues after the first one. If more of them end, the request
 is given up."""
+RESUBMIT_SECONDS = 0.1
+"""Pause in seconds before a request is submitted again that no engine took, as while its adapter is being loaded."""
 LEAST_DEADLINE_SECONDS = 0.001
 
 
@@ -84,8 +86,7 @@ class ResumingStream:
         self._device_before = 0.0
         """Device time of the request in engine processes that have ended, in seconds."""
         if engine.ready:
-            with suppress(EngineUnavailable):
-                self._submit()
+            self._is_submitted()
 
     def __aiter__(self) -> Self:
         return self
@@ -96,8 +97,7 @@ class ResumingStream:
         while True:
             try:
                 if self._stream is None:
-                    await self._wait_for_engine()
-                    self._submit()
+                    await self._place()
                 elif events := self._noted(await anext(self._stream)):
                     return events
             except GivenUp:
@@ -129,7 +129,7 @@ class ResumingStream:
         return self._request._replace(
             id=self._id,
             produced=tuple(self._produced),
-            moves=self._losses,
+            moves=self._moves,
             suspect=self._suspect,
             deadline=deadline,
         )
@@ -147,15 +147,27 @@ class ResumingStream:
         if self._losses > MOST_MOVES:
             raise GivenUp(f"{self._losses} engine processes ended while they had the request")
 
-    async def _wait_for_engine(self) -> None:
+    async def _place(self) -> None:
+        """Wait for an engine that takes the request, and submit it. Raises GivenUp if none took it in time, and
+        CrashesEngines (see `_judge`)."""
         try:
             async with asyncio.timeout_at(self._lost + self._wait_seconds):
                 await self._engine.wait_ready()
                 if self._losses and not self._is_drained:
                     await self._judge()
+                while not self._is_submitted():
+                    await asyncio.sleep(RESUBMIT_SECONDS)
+                    await self._engine.wait_ready()
         except TimeoutError:
             reason = f"no engine process was ready within {self._wait_seconds:g} s"
             raise GivenUp(reason) from None
+
+    def _is_submitted(self) -> bool:
+        """Submit the request and return True, or return False if no engine takes it now."""
+        with suppress(EngineUnavailable):
+            self._submit()
+            return True
+        return False
 
     async def _judge(self) -> None:
         """Mark the request as a suspect if it was in the last step of its engine process and that process crashed, or

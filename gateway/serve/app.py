@@ -216,14 +216,13 @@ def _limiter(config: Config, redis: Redis) -> FailoverLimiter:
 
 
 async def _wait_for_engines(engines: Mapping[str, EnginePool], backends: Backends, group: EngineGroup | None) -> None:
-    """Wait until, of each base model, all engines on Unix sockets, which were started with this gateway, serve, or one
-    of others. Raises StartError if that takes more than ENGINE_START_SECONDS or if, as its supervisor reports, one
-    ended before."""
+    """Wait until one engine of each base model serves or, if this process started them (`group`), all of them. Raises
+    StartError if that takes more than ENGINE_START_SECONDS or if, as its supervisor reports, one ended before."""
 
     async def ready() -> None:
         for name, engine in engines.items():
             own = sum(target.address.startswith(UNIX) for target in backends.models[name].engines.values())
-            await engine.wait_serving(max(1, own))
+            await engine.wait_serving(max(1, own) if group else 1)
 
     try:
         async with asyncio.timeout(ENGINE_START_SECONDS):

@@ -88,3 +88,19 @@ async def test_a_name_that_another_gateway_gave_to_another_model_is_refused(valk
                 await two.models["small"].load(name, source)
             assert caught.value.fault is Fault.ADAPTER_CONFLICT
             assert "of the base model 'large'" in caught.value.message
+
+
+async def test_a_seed_that_was_applied_before_does_not_stand_in_the_way_of_a_later_owner(valkey, tmp_path):
+    """The configuration preloads an adapter into one model, and an operator moves its name to another."""
+    source = str(write_adapter(tmp_path, "tone"))
+    async with open_gateway(valkey, tmp_path) as gateway:
+        await gateway.models["large"].seed("tone", source)
+        await gateway.models["large"].unload("tone", 0.0)
+        await gateway.models["small"].load("tone", source)
+    async with open_gateway(valkey, tmp_path) as restarted:
+        await until_known("tone", restarted.models["small"])
+        await restarted.models["large"].seed("tone", source)
+        assert restarted.serving("tone") == "small"
+        with pytest.raises(ApiError) as refused:
+            await restarted.models["large"].seed("tone", str(write_adapter(tmp_path, "other")))
+        assert refused.value.fault is Fault.ADAPTER_CONFLICT

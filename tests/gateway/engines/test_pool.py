@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 
@@ -22,14 +23,23 @@ from gateway.engines.pool import EnginePool
 from gateway.requests.resumption import ResumingStream
 from gateway.routing.prefixes import PREFIX_TOKENS
 from gateway.routing.router import Reason
+from gateway.serve.app import _wait_for_engines
+from gateway.serve.backends import Backends, ModelPlace
 
 
 class SlowExecutor(FakeExecutor):
     """Steps take a few milliseconds, so that answers are under way when something happens to their engine."""
 
     refused = ()
+    blocked = ()
+
+    def __init__(self):
+        super().__init__()
+        self.go_on = threading.Event()
 
     def load_host(self, path, claim):
+        if path in self.blocked:
+            self.go_on.wait(60)
         if path in self.refused:
             raise ValueError("the disk of this machine is another")
         return super().load_host(path, claim)
@@ -316,3 +326,78 @@ async def test_nothing_is_left_of_requests_whose_readers_leave(engines):
         await pool.remove("a")
     last = Answer(pool, ask("last"))
     await last.whole()
+
+
+async def test_an_answer_that_moves_is_not_turned_away_by_its_next_engine(engines):
+    pool = await engines.pool("a", "b")
+    answer = Answer(pool, ask("r", length=300))
+    await until(lambda: len(answer.tokens) > 10)
+    (name,) = answer.engines
+    (other,) = {"a", "b"} - {name}
+    await pool._engines[other].client.set_lane(Lane.INTERACTIVE, LaneMode.DRAINING)
+    await pool.drain(name, True)
+    await answer.whole()
+    assert answer.engines == [name, other]
+
+
+async def test_an_engine_that_drains_keeps_answers_whose_adapter_no_other_engine_has(engines):
+    engines.start("b").executor.refused = ("adapters/x",)
+    pool = await engines.pool("a", "b")
+    adapter = (await pool.load_adapter("adapters/x")).adapter
+    answers = [Answer(pool, ask(f"r{i}", adapter, length=200)) for i in range(4)]
+    await until(lambda: all(len(answer.tokens) > 10 for answer in answers))
+    await pool.drain("a", True)
+    for answer in answers:
+        await answer.whole()
+        assert set(answer.engines) == {"a"}
+
+
+async def test_a_request_that_no_engine_takes_yet_waits_for_its_adapter(engines):
+    pool = await engines.pool("a", "b")
+    adapter = (await pool.load_adapter("adapters/x")).adapter
+    for engine in pool._engines.values():
+        engine.held.discard(adapter)
+    answer = Answer(pool, ask("r", adapter))
+    await asyncio.sleep(0.3)
+    assert not answer.task.done()
+    await pool.load_adapter("adapters/x")
+    await answer.whole()
+    assert (answer.moves, answer.stream._losses, answer.stream._suspect) == ([], 0, False)
+
+
+async def test_an_engine_that_joins_during_a_load_gets_the_adapter_too(engines):
+    engines.start("a").executor.blocked = ("adapters/x",)
+    pool = await engines.pool("a", "b")
+    loading = asyncio.create_task(pool.load_adapter("adapters/x"))
+    await until(lambda: engines.running["b"].engine.state.adapters)
+    await pool.add("c", engines.start("c").target)
+    await asyncio.wait_for(pool.wait_serving(3), 60)
+    engines.running["a"].executor.go_on.set()
+    adapter = (await loading).adapter
+    assert all(adapter in engine.held for engine in pool._engines.values())
+    assert all(adapter in engine.engine.state.adapters for engine in engines.running.values())
+
+
+async def test_an_engine_that_restarts_during_a_load_is_not_taken_to_have_the_adapter(engines):
+    engines.start("b").executor.blocked = ("adapters/x",)
+    pool = await engines.pool("a", "b")
+    loading = asyncio.create_task(pool.load_adapter("adapters/x"))
+    await until(lambda: engines.running["a"].engine.state.adapters)
+    await engines.stop("a")
+    await until(lambda: pool.overviews()[0].state == "connecting")
+    engines.start("a", life="another")
+    await asyncio.wait_for(pool.wait_serving(2), 60)
+    engines.running["b"].executor.go_on.set()
+    adapter = (await loading).adapter
+    for engine in pool._engines.values():
+        assert (adapter in engine.held) == (adapter in engines.running[engine.name].engine.state.adapters)
+    answers = [Answer(pool, ask(f"r{i}", adapter, length=5)) for i in range(8)]
+    for answer in answers:
+        await answer.whole()
+
+
+async def test_a_gateway_that_starts_later_needs_no_engine_that_drains(engines):
+    pool = await engines.pool("a", "b")
+    await pool.drain("b", True)
+    places = {"m": ModelPlace({name: engine.target for name, engine in engines.running.items()}, Path())}
+    await asyncio.wait_for(_wait_for_engines({"m": pool}, Backends("", places), None), 20)

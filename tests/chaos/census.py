@@ -68,11 +68,11 @@ class Census:
             return [f"{role} {process.pid} says nothing: {error}"]
 
     async def _compare(self, role: Role, process: psutil.Process) -> list[str]:
+        serves = role == ("gateway" if self._deployment.kind.gateways > 1 else "server")
+        is_complete = not serves or _grammar_workers(process) >= WORKERS  # counted before what the workers come with
         links = process.net_connections("tcp")
         redis = [link for link in links if link.raddr and link.raddr.port == self._deployment.redis_port]
         now = Quiet(_descriptors(process) - Counter(socket=len(redis)), await self._tasks(process))
-        serves = role == ("gateway" if self._deployment.kind.gateways > 1 else "server")
-        is_complete = not serves or _grammar_workers(process) >= WORKERS
         then = self._known.setdefault(process.pid, now) if is_complete else now
         who = f"{role} {process.pid}"
         wrong = [f"{who} has {len(redis)} connections to Redis"] if len(redis) > MAX_REDIS_CONNECTIONS else []

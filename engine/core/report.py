@@ -82,6 +82,8 @@ class LoadReport:
     running: tuple[int, int]
     free_pages: int
     """Pages that are free or hold only cached prefixes."""
+    lane_wait_s: tuple[float, float]
+    """Predicted seconds until a request that arrives now begins to run, by lane."""
     wait_s: float
     """Predicted seconds until the first token of an interactive request with an empty prompt that arrives now."""
     prompt_token_s: float
@@ -94,11 +96,13 @@ def load_report(state: EngineState) -> LoadReport:
         seq.num_remaining for seq in state.running.values() if seq.lane is Lane.INTERACTIVE and seq.num_remaining > 1
     )
     running = Counter(seq.request.lane for seq in state.running.values())
+    interactive, batch = (predicted_wait(state, lane) for lane in Lane)
     return LoadReport(
         waiting=(state.waiting.count(Lane.INTERACTIVE), state.waiting.count(Lane.BATCH)),
         running=(running[Lane.INTERACTIVE], running[Lane.BATCH]),
         free_pages=len(state.pool.free) + state.prefix.num_idle,
-        wait_s=predicted_wait(state, Lane.INTERACTIVE) + state.ledger.price(pending, 0),
+        lane_wait_s=(interactive, batch),
+        wait_s=interactive + state.ledger.price(pending, 0),
         prompt_token_s=state.ledger.price(1, 0),
     )
 

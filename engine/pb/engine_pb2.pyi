@@ -581,14 +581,16 @@ class AdapterPlace(_message.Message):
     def __init__(self, adapter: _Optional[str] = ..., tier: _Optional[_Union[AdapterTier, str]] = ...) -> None: ...
 
 class LaneLoad(_message.Message):
-    __slots__ = ("lane", "running", "waiting")
+    __slots__ = ("lane", "running", "waiting", "wait_seconds")
     LANE_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     lane: Lane
     running: int
     waiting: int
-    def __init__(self, lane: _Optional[_Union[Lane, str]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+    wait_seconds: float
+    def __init__(self, lane: _Optional[_Union[Lane, str]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
 
 class EngineNews(_message.Message):
     __slots__ = ("adapters", "lanes", "free_pages", "wait_seconds", "prompt_token_seconds", "copy_bytes_per_second", "read_bytes_per_second", "prefix_keys", "draining", "steps")

@@ -126,10 +126,13 @@ class NewsFeed:
             tiers = dict.fromkeys(on_host, HOST) | dict.fromkeys(on_device, DEVICE)
         else:
             tiers = self._tiers_sent
-        lanes = zip(Lane, load.running, load.waiting, strict=True)
+        lanes = zip(Lane, load.running, load.waiting, load.lane_wait_s, strict=True)
         copy_rate, read_rate = self._rates
         news = pb.EngineNews(
-            lanes=[pb.LaneLoad(lane=LANES[lane], running=running, waiting=waiting) for lane, running, waiting in lanes],
+            lanes=[
+                pb.LaneLoad(lane=LANES[lane], running=running, waiting=waiting, wait_seconds=wait)
+                for lane, running, waiting, wait in lanes
+            ],
             free_pages=load.free_pages,
             wait_seconds=load.wait_s,
             prompt_token_seconds=load.prompt_token_s,

@@ -24,6 +24,9 @@ class EngineTls:
     """Certificate chain that this side shows: its own certificate first, then the intermediate ones."""
     key: Path
     """Private key of the first certificate in `certificate`, without a password."""
+    server_name: str = ""
+    """Name that the certificates of engines are made out to. Empty means the host of each engine's address, which does
+    not fit engines that Ray or Kubernetes starts on a machine of its choice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ def open_channel(target: EngineTarget) -> grpc.aio.Channel:
     if target.tls is None or not target.is_secure:
         return grpc.aio.insecure_channel(target.address, options=options)
     files = read_tls(target.tls)
+    if target.tls.server_name:
+        options.append(("grpc.ssl_target_name_override", target.tls.server_name))
     return grpc.aio.secure_channel(target.address, grpc.ssl_channel_credentials(*files), options=options)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from engine.rpc.target import is_loopback
+from gateway.config.cluster import RayConfig
 from gateway.config.models import ModelSettings
 from gateway.config.sections import EnginesConfig, LaneConfig, TenantConfig
 from gateway.config.tls import TlsConfig
@@ -29,6 +30,7 @@ def explain(config: Config, data_dir: Path, engines: Mapping[str, Mapping[str, A
     for name, settings in config.served.items():
         if len(config.served) > 1:
             yield "base model", name
+        yield "engines", _engines(settings.engines, config.ray_of(name))
         yield from _model(settings, engines[name])
     weights = sum(entry.tenant.weight for entry in config.tenants.values())
     for entry in config.tenants.values():
@@ -48,7 +50,6 @@ def explain(config: Config, data_dir: Path, engines: Mapping[str, Mapping[str, A
 
 
 def _model(settings: ModelSettings, engine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "engines", _engines(settings.engines)
     yield from _engine(settings, engine)
     lanes = (("interactive", settings.lanes.interactive), ("batch", settings.lanes.batch))
     yield from ((f"{name} lane", _lane(lane)) for name, lane in lanes)
@@ -58,8 +59,12 @@ def _model(settings: ModelSettings, engine: Mapping[str, Any]) -> Iterator[tuple
         yield "batch floor", floor
 
 
-def _engines(engines: EnginesConfig) -> str:
+def _engines(engines: EnginesConfig, ray: RayConfig | None) -> str:
     tls = "mutual TLS" if engines.tls else "no TLS"
+    if ray is not None:
+        taken = ", ".join(f"{amount:g} {name}" for name, amount in ray.resources.items())
+        number = f"{ray.min}" if ray.min == ray.max else f"{ray.min} to {ray.max}"
+        return f"{number} on Ray at {ray.address}, each with {taken}, {tls}"
     if engines.addresses:
         return f"{', '.join(engines.addresses)}, {tls}; the sizes below are those of an engine on this machine"
     return f"processes that the gateway starts: {engines.replicas}"

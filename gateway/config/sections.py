@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals
 from engine.core.types import Lane
 from engine.rpc.target import UNIX, EngineTarget, EngineTls
+from gateway.config.cluster import MAX_ENGINES, RayShare
 from gateway.config.tls import TlsConfig
 from gateway.config.webhooks import WebhookConfig
 from gateway.core.limits import Policy
@@ -24,8 +25,6 @@ USERINFO = re.compile(r"//.*@")
 """Matches the user part of a URL, which may hold secrets and must not appear in messages."""
 LOCAL_SCHEMES = frozenset(("file", "local"))
 WEB_SCHEMES = frozenset(("http", "https", "ftp", "webdav", "webhdfs"))
-MAX_ENGINES = 64
-"""Maximum number of engines of one gateway."""
 
 
 def _port(value: int) -> None:
@@ -92,6 +91,9 @@ class EnginesConfig:
     tls: EngineTls | None = None
     """Certificates for connections to `addresses`, and of an engine that `loralane engine` starts. None means that
     engines are reached on this machine only, without TLS."""
+    ray: RayShare | None = None
+    """With the section `cluster.ray`: how this base model's engines differ from it. Ray starts no engines for a model
+    with `addresses`."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= MAX_ENGINES:

@@ -13,6 +13,7 @@ from engine.config import EngineConfig
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, Scheduling
 from engine.demo import CHAT_TEMPLATE, DEMO_ADAPTERS
 from engine.rpc.target import is_loopback
+from gateway.config.cluster import ClusterConfig, RayConfig
 from gateway.config.file import (
     ConfigError,
     Problems,
@@ -105,6 +106,7 @@ class Config:
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
     admin: AdminConfig = field(default_factory=AdminConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     gateways: int = 1
     """Gateway processes that share the ports, the engine and Redis."""
 
@@ -113,6 +115,7 @@ class Config:
             raise ConfigError(f"gateways: must be from 1 to {MAX_GATEWAYS}, not {self.gateways}")
         check_preloads(self.models)
         self._check_keys()
+        self._check_ray()
 
     @property
     def served(self) -> Mapping[str, ModelSettings]:
@@ -121,6 +124,25 @@ class Config:
             return self.models
         model = replace(self.model, name=self.model.name or served_name(self.model.source))
         return {model.name: ModelSettings(model, self.engine, self.engines, self.lanes, self.adapters.preload)}
+
+    def ray_of(self, model: str) -> RayConfig | None:
+        """Return how Ray runs the engines of a base model; None means that it runs none."""
+        engines, common = self.served[model].engines, self.cluster.ray
+        if common is None or engines.addresses:
+            return None
+        return engines.ray.within(common) if engines.ray else common
+
+    def _check_ray(self) -> None:
+        for name, settings in self.served.items():
+            where = f"models.{name}.engine" if self.models else "engine"
+            if settings.engines.ray is not None and self.cluster.ray is None:
+                raise ConfigError(f"{where}.ray: needs the section cluster.ray, which says where Ray is")
+            try:
+                runs = self.ray_of(name)
+            except ValueError as error:
+                raise ConfigError(f"{where}.ray: {error}") from error
+            if runs is not None and settings.engines.replicas > 1:
+                raise ConfigError(f"{where}.replicas: Ray starts the engines; set min and max of cluster.ray")
 
     def _check_keys(self) -> None:
         owners = [(entry.tenant.name, key) for entry in self.tenants.values() for key in entry.keys]

@@ -21,6 +21,7 @@ from gateway.config.models import ModelSettings
 from gateway.redis.server import store_url
 from gateway.serve.engine_group import ModelEngines, engines_running
 from gateway.serve.launch import Launch
+from gateway.serve.on_ray import engines_on_ray
 from gateway.serve.prepare import prepare, prepared_folder
 from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import Stop
@@ -34,6 +35,8 @@ class ModelPlace:
     """Where the model's engines are, by name."""
     folder: Path
     """Folder of the prepared model, from which a gateway reads the tokenizer."""
+    is_listed: bool = False
+    """True means that engines join while the gateway runs, and are found in the directory in Redis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,8 @@ async def started_backends(
 
     Raises:
         StoreStartError: the store does not start.
-        StartError: a model cannot be prepared, an engine ends while it is prepared, or there are too few GPUs.
+        StartError: a model cannot be prepared, an engine ends while it is prepared, there are too few GPUs, or the Ray
+            cluster cannot be reached.
     """
     config = launch.config
     # The sockets are in a temporary folder, because socket paths must be short and data directories may be deep. Other
@@ -81,7 +85,7 @@ async def started_backends(
             groups = {}
             for number, (name, settings) in enumerate(config.served.items()):
                 own = settings.engine_config(folders[name], _state_dir(launch, name))
-                replicas = 0 if settings.engines.addresses else settings.engines.replicas
+                replicas = 0 if settings.engines.addresses or config.ray_of(name) else settings.engines.replicas
                 running = engines_running(own, replicas, Path(folder, f"{number}"), launch.engine, stop)
                 groups[name] = await stack.enter_async_context(running)
             engines = ModelEngines(groups)
@@ -89,9 +93,11 @@ async def started_backends(
             preparing = await stack.enter_async_context(_prepared(launch, folders, engines, stop, bar))
             await meanwhile()
             places = {
-                name: ModelPlace(groups[name].targets or _remote(settings), prepared)
+                name: ModelPlace(groups[name].targets or _remote(settings), prepared, config.ray_of(name) is not None)
                 for (name, settings), prepared in zip(config.served.items(), await preparing, strict=True)
             }
+            if config.cluster.ray is not None:
+                engines.ray = await stack.enter_async_context(engines_on_ray(launch, store))
             yield Backends(store, places), engines
 
 

@@ -19,6 +19,7 @@ from engine.core.config import LaneGoals
 from engine.process.cores import usable_cores
 from engine.process.pulse import Loading
 from engine.rpc.target import EngineTarget
+from gateway.cluster.engines import RayEngines
 from gateway.config.whole import Config
 from gateway.serve.launch import StartError
 from gateway.serve.stopping import Stop
@@ -97,6 +98,9 @@ class ModelEngines(EngineGroup):
     """The engine processes of all base models, as one group: their names begin with the model's if there are
     several models."""
 
+    ray: RayEngines | None = None
+    """The engines on a Ray cluster, which are no processes of this group. None means that there are none."""
+
     def __init__(self, groups: Mapping[str, EngineGroup]) -> None:
         """`groups` are those of the base models, by the model's name."""
         several = len(groups) > 1
@@ -110,10 +114,13 @@ class ModelEngines(EngineGroup):
         self.groups = groups
 
     def promise_all(self, config: Config) -> None:
-        """Set the goals of each model's lanes for the next engine processes, as `promise` does."""
+        """Set the goals of each model's lanes for the next engine processes, as `promise` does, and for the number of
+        engines on a Ray cluster."""
         for name, settings in config.served.items():
             if name in self.groups:
                 self.groups[name].promise(settings.lanes.interactive.goals(), settings.lanes.batch.goals())
+        if self.ray is not None:
+            self.ray.set_goals({name: settings.lanes.goals() for name, settings in config.served.items()})
 
 
 @asynccontextmanager

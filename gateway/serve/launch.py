@@ -6,10 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
 
 from gateway.config.models import ModelSettings
 from gateway.config.sections import LanesConfig
 from gateway.config.whole import Config
+
+T = TypeVar("T")
 
 ENGINE = ("engine.server",)
 
@@ -54,3 +59,25 @@ def share_of(config: Config, processes: int) -> Config:
 
     limits = replace(config.limits, replicas=config.limits.replicas * processes)
     return replace(config.with_served(share), limits=limits)
+
+
+def encode(value: Any) -> bytes:
+    """Return a dataclass of settings as msgpack."""
+    return msgspec.msgpack.encode(value, enc_hook=_written)
+
+
+def decode(text: bytes, kind: type[T]) -> T:
+    """Return the dataclass that `encode` wrote. Raises msgspec.ValidationError for anything else."""
+    return msgspec.msgpack.decode(text, type=kind, dec_hook=_read)
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"orders cannot hold a {type(value).__name__}")
+
+
+def _read(kind: type, value: Any) -> Path:
+    if issubclass(kind, Path):
+        return Path(value)
+    raise TypeError(f"orders cannot hold a {kind.__name__}")

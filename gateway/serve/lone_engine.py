@@ -67,11 +67,13 @@ async def engine_listening(
     stop: Stop,
     bar: StartBar,
     program: tuple[str, ...] = ENGINE,
+    state_dir: Path | None = None,
 ) -> AsyncIterator[EngineSupervisor]:
     """Run one engine, with its supervisor, until the block ends; yields the supervisor when the engine is ready. The
-    arguments and errors are those of `serve_engine`."""
+    arguments and errors are those of `serve_engine`; `state_dir` is the folder of what the engine learns about this
+    machine, which engines must not share. None means `engine` in the data directory."""
     prepared = prepared_folder(settings.model.source, data_dir)
-    config = settings.engine_config(prepared, data_dir / "engine")
+    config = settings.engine_config(prepared, state_dir or data_dir / "engine")
     with tempfile.TemporaryDirectory(prefix="loralane-engine-") as folder:
         stop.on_force(partial(shutil.rmtree, folder, ignore_errors=True))
         async with EngineSupervisor(config, Path(folder) / "socket", program, listen=target) as supervisor:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from gateway.serve.backends import Backends
-from gateway.serve.launch import Launch
+from gateway.serve.launch import Launch, decode, encode
 
 READY, LISTEN, LISTENING, ANNOUNCE = b"ready\n", b"listen\n", b"listening\n", b"announce\n"
 FOLLOW, FOLLOWING, SEED = b"follow\n", b"following\n", b"seed\n"
@@ -30,7 +26,7 @@ class Orders:
     def write(self, writer: asyncio.StreamWriter) -> None:
         """Write the orders to a stream as msgpack, after a line with their length in bytes; does not wait. They are
         data and cannot carry code; `read` validates them like the configuration file."""
-        text = msgspec.msgpack.encode(self, enc_hook=_written)
+        text = encode(self)
         writer.write(b"%d\n" % len(text) + text)
 
     @classmethod
@@ -38,16 +34,4 @@ class Orders:
         """Read and validate the orders that `write` wrote. Raises msgspec.ValidationError if they are invalid, and
         asyncio.IncompleteReadError or ValueError if the stream ends."""
         text = await reader.readexactly(int(await reader.readline()))
-        return msgspec.msgpack.decode(text, type=cls, dec_hook=_read)
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"orders cannot hold a {type(value).__name__}")
-
-
-def _read(kind: type, value: Any) -> Path:
-    if issubclass(kind, Path):
-        return Path(value)
-    raise TypeError(f"orders cannot hold a {kind.__name__}")
+        return decode(text, cls)

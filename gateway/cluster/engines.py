@@ -1,0 +1,96 @@
+"""Runs the engines of a deployment on a Ray cluster: as many as the load needs, found by all gateways in the directory.
+
+Of several `loralane serve` with one Redis, one has Ray start the engines; the others use what the directory names. The
+owner watches its engines over connections of its own, because it need not be a process that serves requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+import structlog
+from redis.asyncio import Redis
+
+from engine.core.config import LaneGoals
+from engine.core.types import Lane
+from gateway.cluster.lease import Lease
+from gateway.cluster.model import ModelOnRay
+from gateway.cluster.ray_process import RayProcess
+from gateway.cluster.reports import Wanted
+from gateway.engines.directory import EngineDirectory
+from gateway.redis.client import FAILURES
+
+log = structlog.get_logger("cluster")
+
+LOOK_SECONDS = 0.5
+"""Seconds between two looks at what Ray reports."""
+
+
+class RayEngines:
+    """Async context manager that runs the engines of some base models on Ray until the block ends."""
+
+    def __init__(self, process: RayProcess, models: list[ModelOnRay], redis: Redis, prefix: str) -> None:
+        """
+        Args:
+            process: the process that uses Ray. It must run while the block does.
+            models: the base models whose engines Ray runs.
+            redis: where the lease and the directories are.
+            prefix: the beginning of all keys of this deployment.
+        """
+        self._process = process
+        self._models = {model.name: model for model in models}
+        self._directories = {name: EngineDirectory(redis, name, prefix) for name in self._models}
+        self._lease = Lease(redis, prefix)
+        self._is_owner = False
+        self._task: asyncio.Task[None] | None = None
+
+    def set_goals(self, goals: Mapping[str, Mapping[Lane, LaneGoals]]) -> None:
+        """Set the lanes' goals by the name of the base model, after a reload."""
+        for name, model in self._models.items():
+            model.scaler.goals = goals[name]
+
+    async def __aenter__(self) -> RayEngines:
+        self._task = asyncio.create_task(self._run(), name="ray-engines")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        if self._is_owner:
+            with suppress(*FAILURES):
+                await asyncio.gather(*(directory.replace({}) for directory in self._directories.values()))
+                await self._lease.give_up()
+        await self._forget()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._look()
+            except FAILURES as error:  # the engines go on, and gateways keep those that they know
+                log.warning("engine_directory_unreachable", reason=str(error))
+            except Exception:  # a bug: without another look, no engine is replaced again
+                log.exception("ray_engines_failed")
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _look(self) -> None:
+        """Keep the engines as they are wanted if this process owns them, otherwise have none."""
+        was_owner, self._is_owner = self._is_owner, await self._lease.hold()
+        if not self._is_owner:
+            if was_owner:
+                log.error("engines_given_up", reason="another gateway has taken the lease while Redis was away")
+                await self._forget()
+            return
+        for name, model in self._models.items():
+            await model.look(self._process.reports, time.monotonic())
+            await self._directories[name].replace(model.addresses)
+        self._process.want(Wanted({key: one for model in self._models.values() for key, one in model.wanted.items()}))
+
+    async def _forget(self) -> None:
+        self._process.want(Wanted({}))
+        for model in self._models.values():
+            await model.close()

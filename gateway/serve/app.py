@@ -20,7 +20,6 @@ from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import AdapterSources
 from gateway.batches.setup import open_batches
 from gateway.config.whole import Config
-from gateway.engines.directory import DirectoryFollower, EngineDirectory
 from gateway.engines.pool import EnginePool
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
@@ -166,11 +165,6 @@ class _Connecting:
                 await engine.add(engine_name, target)
             except ValueError as error:
                 raise StartError(f"engine.tls: {error}") from error
-        if place.is_listed:
-            directory = EngineDirectory(self.redis, name, config.redis.key_prefix)
-            follower = DirectoryFollower(directory, engine, config.served[name].engines.tls)
-            await follower.start()
-            self.stack.push_async_callback(follower.close)
         return engine, adapters
 
 

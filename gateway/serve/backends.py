@@ -35,8 +35,6 @@ class ModelPlace:
     """Where the model's engines are, by name."""
     folder: Path
     """Folder of the prepared model, from which a gateway reads the tokenizer."""
-    is_listed: bool = False
-    """True means that engines join while the gateway runs, and are found in the directory in Redis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,7 @@ async def started_backends(
             preparing = await stack.enter_async_context(_prepared(launch, folders, engines, stop, bar))
             await meanwhile()
             places = {
-                name: ModelPlace(groups[name].targets or _remote(settings), prepared, config.ray_of(name) is not None)
+                name: ModelPlace(groups[name].targets or _remote(settings), prepared)
                 for (name, settings), prepared in zip(config.served.items(), await preparing, strict=True)
             }
             if config.cluster.ray is not None:

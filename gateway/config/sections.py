@@ -17,6 +17,7 @@ from gateway.config.webhooks import WebhookConfig
 from gateway.core.limits import Policy
 from gateway.core.safe_url import check_origins
 from gateway.core.tenants import Tenant
+from gateway.routing.router import MAX_REPLICAS
 from gateway.text.tools.dialects import ToolParserName
 
 URL_PREFIX = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://[A-Za-z0-9][A-Za-z0-9_./-]*/")
@@ -24,8 +25,6 @@ USERINFO = re.compile(r"//.*@")
 """Matches the user part of a URL, which may hold secrets and must not appear in messages."""
 LOCAL_SCHEMES = frozenset(("file", "local"))
 WEB_SCHEMES = frozenset(("http", "https", "ftp", "webdav", "webhdfs"))
-MAX_ENGINES = 64
-"""Maximum number of engines of one gateway."""
 
 
 def _port(value: int) -> None:
@@ -94,10 +93,10 @@ class EnginesConfig:
     engines are reached on this machine only, without TLS."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.replicas <= MAX_ENGINES:
-            raise ValueError(f"replicas must be from 1 to {MAX_ENGINES}, not {self.replicas}")
-        if len(self.addresses) > MAX_ENGINES:
-            raise ValueError(f"addresses must be at most {MAX_ENGINES}, not {len(self.addresses)}")
+        if not 1 <= self.replicas <= MAX_REPLICAS:
+            raise ValueError(f"replicas must be from 1 to {MAX_REPLICAS}, not {self.replicas}")
+        if len(self.addresses) > MAX_REPLICAS:
+            raise ValueError(f"addresses must be at most {MAX_REPLICAS}, not {len(self.addresses)}")
         if self.addresses and self.replicas > 1:
             raise ValueError("replicas counts processes that the gateway starts, and with addresses it starts none")
         if len(set(self.addresses)) < len(self.addresses):

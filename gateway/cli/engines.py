@@ -1,4 +1,4 @@
-"""`loralane engines`: shows the engines of a running gateway, and drains, resumes and restarts them."""
+"""`loralane engines`: shows the engines of running gateways, drains and restarts them, and adds and removes some."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.cli.operations import Model, Watch, admin, show
 from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl, AsJson, console
 from gateway.pb import operations_pb2 as pb
 
-app = typer.Typer(help="Show a running gateway's engines, and drain or restart them.", no_args_is_help=True)
+app = typer.Typer(help="Show running gateways' engines; drain, restart, add or remove them.", no_args_is_help=True)
 
 Engine = Annotated[str, typer.Argument(metavar="ENGINE", help="Name of the engine, as `loralane engines ls` shows it.")]
 OneModel = Annotated[str, typer.Option(help="Base model whose engine it is; needed if the gateway serves several.")]
@@ -51,6 +51,28 @@ def restart(
 ) -> None:
     """Drain an engine and start its process anew, without losing a request: `loralane engines restart engine-1`."""
     _set(url, key, pb.SetEngineRequest(engine=engine, action="restart", model=model, seconds=seconds))
+
+
+@app.command()
+def add(
+    engine: Annotated[str, typer.Argument(metavar="NAME", help="Name for the engine, such as gpu-2.")],
+    address: Annotated[str, typer.Argument(help="Where all gateways reach it, such as gpu2.internal:7001.")],
+    model: OneModel = "",
+    url: AdminUrl = LOCAL_URL,
+    key: AdminKey = DEMO_KEY,
+) -> None:
+    """Add an engine of `loralane engine` for all gateways: `loralane engines add gpu-2 gpu2.internal:7001`."""
+    with admin(url, key) as client:
+        overview = client.add_engine(engine, address, model)
+    console.print(f"[green]{overview.name}[/green] is added, and {overview.state}", highlight=False)
+
+
+@app.command()
+def remove(engine: Engine, model: OneModel = "", url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
+    """Remove an engine that was added; its requests move to others: `loralane engines remove gpu-2`."""
+    with admin(url, key) as client:
+        client.remove_engine(engine, model)
+    console.print(f"[green]{engine}[/green] is removed", highlight=False)
 
 
 def _set(url: str, key: str, request: pb.SetEngineRequest) -> None:

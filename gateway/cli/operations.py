@@ -144,6 +144,14 @@ class OperationsClient(AdminClient):
         """Change an engine's state on the gateway, and return its new state."""
         return self._engines.Set(request, metadata=self._metadata)
 
+    def add_engine(self, name: str, address: str, model: str) -> pb.EngineOverview:
+        """Add an engine for all gateways, and return its state."""
+        request = pb.AddEngineRequest(engine=name, address=address, model=model)
+        return self._engines.Add(request, metadata=self._metadata)
+
+    def remove_engine(self, name: str, model: str) -> None:
+        self._engines.Remove(pb.RemoveEngineRequest(engine=name, model=model), metadata=self._metadata)
+
     def requests(self, model: str = "") -> Sequence[pb.LiveRequest]:
         return self._requests.List(pb.ListRequestsRequest(model=model), metadata=self._metadata).requests
 

@@ -18,6 +18,7 @@ from gateway.config.webhooks import WebhookConfig
 from gateway.core.limits import Policy
 from gateway.core.safe_url import check_origins
 from gateway.core.tenants import Tenant
+from gateway.routing.router import MAX_REPLICAS
 from gateway.text.tools.dialects import ToolParserName
 
 URL_PREFIX = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://[A-Za-z0-9][A-Za-z0-9_./-]*/")
@@ -96,10 +97,10 @@ class EnginesConfig:
     with `addresses`."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.replicas <= MAX_ENGINES:
-            raise ValueError(f"replicas must be from 1 to {MAX_ENGINES}, not {self.replicas}")
-        if len(self.addresses) > MAX_ENGINES:
-            raise ValueError(f"addresses must be at most {MAX_ENGINES}, not {len(self.addresses)}")
+        if not 1 <= self.replicas <= MAX_REPLICAS:
+            raise ValueError(f"replicas must be from 1 to {MAX_REPLICAS}, not {self.replicas}")
+        if len(self.addresses) > MAX_REPLICAS:
+            raise ValueError(f"addresses must be at most {MAX_REPLICAS}, not {len(self.addresses)}")
         if self.addresses and self.replicas > 1:
             raise ValueError("replicas counts processes that the gateway starts, and with addresses it starts none")
         if len(set(self.addresses)) < len(self.addresses):

@@ -8,7 +8,8 @@
     │   ├── 404 MODEL_NOT_FOUND, TENANT_NOT_FOUND, KEY_NOT_FOUND, REQUEST_NOT_FOUND, FILE_NOT_FOUND,
     │   │       BATCH_NOT_FOUND, ROUTE_NOT_FOUND
     │   ├── 405 METHOD_NOT_ALLOWED
-    │   ├── 409 ADAPTER_EXISTS, ADAPTER_CONFLICT, TENANT_EXISTS, TENANT_CONFLICT, FILE_IN_USE, BATCH_CONFLICT
+    │   ├── 409 ADAPTER_EXISTS, ADAPTER_CONFLICT, TENANT_EXISTS, TENANT_CONFLICT, FILE_IN_USE, BATCH_CONFLICT,
+    │   │       ENGINE_CONFLICT
     │   └── 413 REQUEST_TOO_LARGE
     ├── the tenant's own limits
     │   └── 429 RATE_LIMIT_EXCEEDED, INSUFFICIENT_QUOTA
@@ -73,6 +74,7 @@ class Fault(Enum):
     TENANT_CONFLICT = (409, "FAILED_PRECONDITION", "conflict_error", "tenant_conflict", False)
     FILE_IN_USE = (409, "FAILED_PRECONDITION", "conflict_error", "file_in_use", False)
     BATCH_CONFLICT = (409, "FAILED_PRECONDITION", "conflict_error", "batch_conflict", False)
+    ENGINE_CONFLICT = (409, "ALREADY_EXISTS", "conflict_error", "engine_conflict", False)
     REQUEST_TOO_LARGE = (413, "INVALID_ARGUMENT", "invalid_request_error", "request_too_large")
     RATE_LIMIT_EXCEEDED = (429, "RESOURCE_EXHAUSTED", "requests", "rate_limit_exceeded")
     INSUFFICIENT_QUOTA = (429, "RESOURCE_EXHAUSTED", "insufficient_quota", "insufficient_quota", False)

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ from engine.rpc.target import EngineTarget
 from engine.rpc.wire import lane_mode_from_pb
 from gateway.engines.adapters import PoolAdapters, first_refusal
 from gateway.engines.merge import merge_info, merge_requests, merge_stats
-from gateway.engines.replica import EngineOverview, PooledEngine
+from gateway.engines.replica import CONFIGURED, EngineOverview, PooledEngine
 from gateway.routing.news import Ask, Replica
 from gateway.routing.prefixes import PREFIX_TOKENS, prefix_keys
 from gateway.routing.router import NoReplica, Reason, Router
@@ -115,13 +115,18 @@ class EnginePool:
                 await self._task
         await asyncio.gather(*(self.remove(name) for name in tuple(self._engines)))
 
-    async def add(self, name: str, target: EngineTarget) -> None:
+    @property
+    def addresses(self) -> Mapping[str, str]:
+        """The addresses of all engines by their names, in the order in which they were added."""
+        return {engine.name: engine.address for engine in self._engines.values()}
+
+    async def add(self, name: str, target: EngineTarget, added_by: str = CONFIGURED) -> None:
         """Connect to an engine, which serves as soon as it has the adapters. Raises ValueError if the name is
         taken, or if the TLS files of `target` cannot be used."""
         if name in self._engines:
             raise ValueError(f"there is an engine with the name {name!r} already")
         client = EngineClient(target.address, tls=target.tls, load_seconds=self._load_seconds)
-        engine = self._engines[name] = PooledEngine(name, client, target.address)
+        engine = self._engines[name] = PooledEngine(name, client, target.address, added_by)
         client.on_connect = partial(self._connected, engine)
         client.on_news = partial(self._heard, engine)
         client.on_lost = partial(self._lost, engine)

@@ -18,6 +18,10 @@ MAX_STILL_LOOKS = 30
 ended no step, before its requests are moved. A step in which a GPU's kernels are compiled takes up to half a minute."""
 
 
+CONFIGURED = "configuration"
+"""What `added_by` says of an engine that the configuration names or the gateway has started."""
+
+
 class EngineState(Enum):
     """State of an engine, as one gateway sees it."""
 
@@ -55,15 +59,18 @@ class EngineOverview(Struct, frozen=True):
     """Predicted time until the first token of an interactive request that arrives now, without its own prompt."""
     base_model: str = ""
     """Name of the base model that the pool serves."""
+    added_by: str = CONFIGURED
+    """`configuration`, `operator` or `ray`. Only engines of the latter two can be removed."""
 
 
 class PooledEngine:
     """One engine of a pool. The pool connects it, hands it the adapters, and reads its state from here."""
 
-    def __init__(self, name: str, client: EngineClient, address: str) -> None:
+    def __init__(self, name: str, client: EngineClient, address: str, added_by: str) -> None:
         self.name = name
         self.client = client
         self.address = address
+        self.added_by = added_by
         self.replica: Replica | None = None
         """The router's record of the engine. None means that the router does not know it: it is not connected."""
         self.draining = False
@@ -115,6 +122,7 @@ class PooledEngine:
             total_pages=info.num_pages,
             adapters_on_device=len(self._on_device),
             predicted_wait_seconds=news.wait_seconds,
+            added_by=self.added_by,
         )
 
     def lose(self) -> None:

@@ -68,7 +68,7 @@ class AdminApi:
         self._limits = LimitsApi(limits, max_body_bytes)
         self._accounts = accounts
         self._usage = usage
-        self._live = OperationsApi(operations, limits, gateway.adapters, usage) if operations else None
+        self._live = OperationsApi(operations, limits, gateway.adapters, usage, max_body_bytes) if operations else None
         self._history = HistoryApi(operations) if operations else None
         self._batches = batches
 

@@ -16,6 +16,7 @@ from gateway.core.errors import invalid_request
 from gateway.core.shared_poll import SharedPoll
 from gateway.engines.replica import EngineOverview
 from gateway.http.admin_answers import TenantUse
+from gateway.http.edge import read_body
 from gateway.http.limits import use_json
 from gateway.http.lists import check_parameters, parse_number
 from gateway.http.stream import json_response
@@ -33,16 +34,27 @@ from gateway.observe.model_operations import (
 )
 from gateway.observe.operations import Operations
 from gateway.observe.recent import KEPT, RecentRequest
+from gateway.openai.parse import parse
 from gateway.usage.report import UsageAdmin
 
 LANES = "/admin/v1/lanes"
 ENGINES = "/admin/v1/engines"
+ENGINE = ENGINES + "/{engine}"
 REQUESTS = "/admin/v1/requests"
 OVERVIEW = "/admin/v1/overview"
 USAGE_SECONDS = 5.0
 """Minimum seconds between two reads of the usage books. Each read searches the keys of two days."""
 
 RouteEntry = tuple[str, str, Callable[[Request], Awaitable[Response]]]
+
+
+class NewEngineBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /admin/v1/engines, which adds an engine for all gateways. `model` names the base model that it
+    serves, and may be left out if there is one."""
+
+    name: str
+    address: str
+    model: str = ""
 
 
 class EngineOverviews(Struct):
@@ -76,10 +88,16 @@ class OperationsApi:
     overview's sections are cached for about a second."""
 
     def __init__(
-        self, operations: Operations, limits: LimitAdmin, adapters: AdapterAdmin, usage: UsageAdmin | None
+        self,
+        operations: Operations,
+        limits: LimitAdmin,
+        adapters: AdapterAdmin,
+        usage: UsageAdmin | None,
+        max_body_bytes: int,
     ) -> None:
         """Create the handlers. None for `usage` means that the overview shows tenants without their settled use."""
         self._operations = operations
+        self._max_body_bytes = max_body_bytes
         self._limits = limits
         self._used = SharedPoll(usage.last_minute.read, USAGE_SECONDS) if usage else None
         self._tenants, self._adapters = SharedPoll(self._look_at_tenants), SharedPoll(adapters.statuses)
@@ -95,11 +113,11 @@ class OperationsApi:
     def table(self) -> list[RouteEntry]:
         """Return (method, path, handler) for each route; `AdminApi` makes the routes from them."""
         changes: list[RouteEntry] = [("POST", f"{LANES}/{{lane}}/{action}", self._change(action)) for action in MODES]
-        changes += [
-            ("POST", f"{ENGINES}/{{engine}}/{action}", self._change_engine(action)) for action in ENGINE_ACTIONS
-        ]
+        changes += [("POST", f"{ENGINE}/{action}", self._change_engine(action)) for action in ENGINE_ACTIONS]
         return [
             ("GET", ENGINES, self.engines),
+            ("POST", ENGINES, self.add_engine),
+            ("DELETE", ENGINE, self.remove_engine),
             ("GET", LANES, self.lanes),
             *changes,
             ("GET", REQUESTS, self.requests),
@@ -110,6 +128,14 @@ class OperationsApi:
     async def engines(self, request: Request) -> Response:
         """Return the engines of all base models, or of the one that the query parameter `model` names."""
         return json_response({"engines": self._operations.engines(_model(request))})
+
+    async def add_engine(self, request: Request) -> Response:
+        body = parse(await read_body(request, self._max_body_bytes), NewEngineBody)
+        return json_response(await self._operations.add_engine(body.name, body.address, body.model), 201)
+
+    async def remove_engine(self, request: Request) -> Response:
+        await self._operations.remove_engine(request.path_params["engine"], _model(request))
+        return json_response({"deleted": True})
 
     async def lanes(self, request: Request) -> Response:
         """Return the status of the lanes of all base models, or of the one that the query parameter `model` names."""

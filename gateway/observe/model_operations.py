@@ -182,13 +182,18 @@ class ModelOperations:
         Raises:
             ApiError: INVALID_REQUEST, there is no such engine; ENGINE_UNAVAILABLE, it does not answer.
         """
-        known = [overview.name for overview in self._engine.overviews()]
-        if name not in known:
-            raise invalid_request(f"there is no engine {name!r}; there are {', '.join(known)}", "engine")
+        self.engine_named(name)
         with _engine_answers():
             await self._engine.drain(name, action != "resume", restart=action == "restart", seconds=seconds)
         self.forget()
-        return next(overview for overview in self.engines() if overview.name == name)
+        return self.engine_named(name)
+
+    def engine_named(self, name: str) -> EngineOverview:
+        """Return the engine of this name. Raises ApiError (INVALID_REQUEST), with all names, if there is none."""
+        found = {overview.name: overview for overview in self.engines()}
+        if name not in found:
+            raise invalid_request(f"there is no engine {name!r}; there are {', '.join(found)}", "engine")
+        return found[name]
 
     async def requests(self) -> LiveRequests:
         """Return the running requests, then the waiting ones, of the first MOST_LISTED live answers, and the number of

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from engine.pb import engine_pb2 as pb
 from gateway.core.errors import ApiError, Fault, invalid_request
-from gateway.engines.replica import EngineOverview
+from gateway.engines.directory import EngineDirectory
+from gateway.engines.replica import EngineOverview, EngineState
 from gateway.observe.model_operations import (
     EngineStatus,
     LaneStatus,
@@ -33,9 +34,11 @@ class Operations:
     if no engine that they ask answers; INVALID_REQUEST if no base model has the given name.
     """
 
-    def __init__(self, models: Iterable[ModelOperations]) -> None:
-        """`models` are those of the base models, in the order of the configuration."""
+    def __init__(self, models: Iterable[ModelOperations], directory: EngineDirectory) -> None:
+        """`models` are those of the base models, in the order of the configuration; `directory` has the engines that
+        operators add."""
         self._models = {model.model: model for model in models}
+        self._directory = directory
         self.recent = RecentRequestStore()
 
     def __iter__(self) -> Iterator[ModelOperations]:
@@ -61,6 +64,25 @@ class Operations:
         """Drain an engine, end its draining, or restart it, as `ModelOperations.change_engine` does. Raises ApiError
         (INVALID_REQUEST) if the model's name is empty and there are several models."""
         return await self._only(model).change_engine(name, action, seconds)
+
+    async def add_engine(self, name: str, address: str, model: str = "") -> EngineOverview:
+        """Add an engine for all gateways, and return its state. Raises ApiError as `EngineDirectory.add` does, and
+        INVALID_REQUEST if the model's name is empty and there are several models."""
+        one = self._only(model)
+        await self._directory.add(one.model, name, address)
+        self.forget()
+        return one.engine_named(name)
+
+    async def remove_engine(self, name: str, model: str = "") -> None:
+        """Remove an engine that was added. Raises ApiError as `EngineDirectory.remove` does, and INVALID_REQUEST if it
+        is the only engine that serves, or the model's name is empty and there are several models."""
+        one = self._only(model)
+        self._directory.member(one.model, name)
+        serving = [overview.name for overview in one.engines() if overview.state == EngineState.SERVING.value]
+        if serving == [name]:
+            raise invalid_request(f"{name!r} is the only engine that serves {one.model!r}; add another first", "engine")
+        await self._directory.remove(one.model, name)
+        self.forget()
 
     async def lanes(self, model: str = "") -> list[LaneStatus]:
         """Return the status of the lanes, model by model."""

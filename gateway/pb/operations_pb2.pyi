@@ -89,7 +89,7 @@ class ListEnginesResponse(_message.Message):
     def __init__(self, engines: _Optional[_Iterable[_Union[EngineOverview, _Mapping]]] = ...) -> None: ...
 
 class EngineOverview(_message.Message):
-    __slots__ = ("name", "address", "state", "problem", "model", "device", "life", "running", "waiting", "streams", "free_pages", "total_pages", "adapters_on_device", "predicted_wait_seconds", "base_model")
+    __slots__ = ("name", "address", "state", "problem", "model", "device", "life", "running", "waiting", "streams", "free_pages", "total_pages", "adapters_on_device", "predicted_wait_seconds", "base_model", "added_by")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +105,7 @@ class EngineOverview(_message.Message):
     ADAPTERS_ON_DEVICE_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
+    ADDED_BY_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     state: str
@@ -120,7 +121,30 @@ class EngineOverview(_message.Message):
     adapters_on_device: int
     predicted_wait_seconds: float
     base_model: str
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., problem: _Optional[str] = ..., model: _Optional[str] = ..., device: _Optional[str] = ..., life: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., streams: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., adapters_on_device: _Optional[int] = ..., predicted_wait_seconds: _Optional[float] = ..., base_model: _Optional[str] = ...) -> None: ...
+    added_by: str
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., problem: _Optional[str] = ..., model: _Optional[str] = ..., device: _Optional[str] = ..., life: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., streams: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., adapters_on_device: _Optional[int] = ..., predicted_wait_seconds: _Optional[float] = ..., base_model: _Optional[str] = ..., added_by: _Optional[str] = ...) -> None: ...
+
+class AddEngineRequest(_message.Message):
+    __slots__ = ("engine", "address", "model")
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    engine: str
+    address: str
+    model: str
+    def __init__(self, engine: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
+
+class RemoveEngineRequest(_message.Message):
+    __slots__ = ("engine", "model")
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    engine: str
+    model: str
+    def __init__(self, engine: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
+
+class RemoveEngineResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class SetEngineRequest(_message.Message):
     __slots__ = ("engine", "action", "model", "seconds")

@@ -161,6 +161,16 @@ class EngineAdminStub:
                 request_serializer=loralane_dot_v1_dot_operations__pb2.SetEngineRequest.SerializeToString,
                 response_deserializer=loralane_dot_v1_dot_operations__pb2.EngineOverview.FromString,
                 _registered_method=True)
+        self.Add = channel.unary_unary(
+                '/loralane.v1.EngineAdmin/Add',
+                request_serializer=loralane_dot_v1_dot_operations__pb2.AddEngineRequest.SerializeToString,
+                response_deserializer=loralane_dot_v1_dot_operations__pb2.EngineOverview.FromString,
+                _registered_method=True)
+        self.Remove = channel.unary_unary(
+                '/loralane.v1.EngineAdmin/Remove',
+                request_serializer=loralane_dot_v1_dot_operations__pb2.RemoveEngineRequest.SerializeToString,
+                response_deserializer=loralane_dot_v1_dot_operations__pb2.RemoveEngineResponse.FromString,
+                _registered_method=True)
 
 
 class EngineAdminServicer:
@@ -180,6 +190,21 @@ class EngineAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Add(self, request, context):
+        """Adds an engine for all gateways of this Redis, also for those that start later. ALREADY_EXISTS if its name or
+        address is taken.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Remove(self, request, context):
+        """Removes an engine that was added. Its requests move to others, and its process goes on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineAdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -192,6 +217,16 @@ def add_EngineAdminServicer_to_server(servicer, server):
                     servicer.Set,
                     request_deserializer=loralane_dot_v1_dot_operations__pb2.SetEngineRequest.FromString,
                     response_serializer=loralane_dot_v1_dot_operations__pb2.EngineOverview.SerializeToString,
+            ),
+            'Add': grpc.unary_unary_rpc_method_handler(
+                    servicer.Add,
+                    request_deserializer=loralane_dot_v1_dot_operations__pb2.AddEngineRequest.FromString,
+                    response_serializer=loralane_dot_v1_dot_operations__pb2.EngineOverview.SerializeToString,
+            ),
+            'Remove': grpc.unary_unary_rpc_method_handler(
+                    servicer.Remove,
+                    request_deserializer=loralane_dot_v1_dot_operations__pb2.RemoveEngineRequest.FromString,
+                    response_serializer=loralane_dot_v1_dot_operations__pb2.RemoveEngineResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -248,6 +283,60 @@ class EngineAdmin:
             '/loralane.v1.EngineAdmin/Set',
             loralane_dot_v1_dot_operations__pb2.SetEngineRequest.SerializeToString,
             loralane_dot_v1_dot_operations__pb2.EngineOverview.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Add(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loralane.v1.EngineAdmin/Add',
+            loralane_dot_v1_dot_operations__pb2.AddEngineRequest.SerializeToString,
+            loralane_dot_v1_dot_operations__pb2.EngineOverview.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Remove(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loralane.v1.EngineAdmin/Remove',
+            loralane_dot_v1_dot_operations__pb2.RemoveEngineRequest.SerializeToString,
+            loralane_dot_v1_dot_operations__pb2.RemoveEngineResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,8 @@ simulated cluster copied 7 and 12 % fewer bytes, and generated 3 and 9 % fewer t
 TIE_S = 0.002
 """Delays that differ by less than this many seconds are equal: predictions are no more precise."""
 MOST_SESSIONS = 100_000
+MAX_REPLICAS = 64
+"""Maximum number of replicas of one base model."""
 
 
 class Reason(Enum):

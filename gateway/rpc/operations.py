@@ -65,6 +65,19 @@ class EngineAdminService(pb_grpc.EngineAdminServicer):
 
         return await respond_to_admin(context, self._keys, work)
 
+    async def Add(self, request: pb.AddEngineRequest, context: Context) -> pb.EngineOverview:  # noqa: N802
+        async def work(call: RpcCall) -> pb.EngineOverview:
+            return _engine(await self._operations.add_engine(request.engine, request.address, request.model))
+
+        return await respond_to_admin(context, self._keys, work)
+
+    async def Remove(self, request: pb.RemoveEngineRequest, context: Context) -> pb.RemoveEngineResponse:  # noqa: N802
+        async def work(call: RpcCall) -> pb.RemoveEngineResponse:
+            await self._operations.remove_engine(request.engine, request.model)
+            return pb.RemoveEngineResponse()
+
+        return await respond_to_admin(context, self._keys, work)
+
 
 class RequestAdminService(pb_grpc.RequestAdminServicer):
     def __init__(self, operations: Operations, keys: Authenticator) -> None:

@@ -20,6 +20,8 @@ from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import AdapterSources
 from gateway.batches.setup import open_batches
 from gateway.config.whole import Config
+from gateway.engines.directory import engine_directory
+from gateway.engines.member import member_store
 from gateway.engines.pool import EnginePool
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
@@ -107,12 +109,15 @@ async def built_gateway(
         models = ServedModels(
             [await _served_model(config, name, backends.models[name], *connected[name], grammars) for name in engines]
         )
+        tls = {name: settings.engines.tls for name, settings in config.served.items()}
+        directory = engine_directory(member_store(redis, config.redis.key_prefix), engines, tls)
+        members = await stack.enter_async_context(directory)
         await _wait_for_engines(engines, backends, group)
         await _preload(models, config, bar)
         metrics = Metrics(goals_of(config), backends.metrics)
         window = LatencyWindow(metrics.collect)
         operations = Operations(
-            [ModelOperations(one.name, engines[one.name], window, metrics.static) for one in models]
+            [ModelOperations(one.name, engines[one.name], window, metrics.static) for one in models], members
         )
         observers = await stack.enter_async_context(open_observers(config.observability))
         gateway = Gateway(

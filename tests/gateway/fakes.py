@@ -26,6 +26,7 @@ from engine.grammar_check.pool import GrammarPool
 from engine.pb import engine_pb2 as pb
 from engine.rpc.client import AdapterRejected, LaneRejected
 from engine.rpc.stream import EngineUnavailable
+from engine.rpc.target import EngineTarget
 from engine.rpc.wire import LANE_MODES, LANES, origin_to_pb
 from gateway.accounts.mirror import AccountMirror
 from gateway.adapters.admin import AdapterAdmin
@@ -36,6 +37,7 @@ from gateway.core.billing import BillingConfig, Price
 from gateway.core.limits import Limits
 from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_id
 from gateway.core.usage import UsageRow, day_of
+from gateway.engines.directory import EngineDirectory
 from gateway.engines.replica import EngineOverview
 from gateway.http.api import create_app
 from gateway.limiter.base import Grant, ReserveRequest
@@ -162,6 +164,8 @@ class FakeEngine:
         self.looks = 0
         self.draining = False
         self.restarts: list[float] = []
+        self.added: list[tuple[str, str, str]] = []
+        """Name, address and origin of the engines that were added to this one."""
 
     @property
     def open(self) -> int:
@@ -174,8 +178,27 @@ class FakeEngine:
     def overviews(self) -> list[EngineOverview]:
         counts = dict.fromkeys(("running", "waiting", "streams", "free_pages", "total_pages", "adapters_on_device"), 0)
         state = "draining" if self.draining else "serving"
-        named = {"name": "engine-0", "address": "unix:/engine", "problem": "", "model": BASE, "device": "cpu"}
-        return [EngineOverview(**named, state=state, life="first", predicted_wait_seconds=0.5, **counts)]
+        facts = {
+            "problem": "",
+            "model": BASE,
+            "device": "cpu",
+            "life": "first",
+            "predicted_wait_seconds": 0.5,
+            **counts,
+        }
+        own = EngineOverview("engine-0", "unix:/engine", state, **facts)
+        added = [EngineOverview(name, address, "connecting", **facts, added_by=by) for name, address, by in self.added]
+        return [own, *added]
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        return {overview.name: overview.address for overview in self.overviews()}
+
+    async def add(self, name: str, target: EngineTarget, added_by: str) -> None:
+        self.added.append((name, target.address, added_by))
+
+    async def remove(self, name: str) -> None:
+        self.added = [engine for engine in self.added if engine[0] != name]
 
     async def drain(self, name: str, draining: bool, *, restart: bool = False, seconds: float = 0.0) -> None:
         if not self.ready:
@@ -543,7 +566,11 @@ async def build_gateway_app(
         await adapters.load(name, str(write_adapter(root, name)))
     await adapters.alias("pirate", "captain")
     window = LatencyWindow(metrics.collect)
-    operations = Operations([ModelOperations(one.name, one.engine, window, metrics.static) for one in served])
+    directory = EngineDirectory(MemoryStore(), {model.name: model.engine for model in served}, {})
+    await directory.start()
+    operations = Operations(
+        [ModelOperations(one.name, one.engine, window, metrics.static) for one in served], directory
+    )
     gateway = Gateway(
         ServedModels(served),
         AdapterAdmin([model.adapters for model in served], sources, {name: f"acme/{name}" for name in (BASE, *others)}),

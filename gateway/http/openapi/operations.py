@@ -9,6 +9,7 @@ from gateway.adapters.status import AdapterStatus
 from gateway.core.errors import Fault
 from gateway.engines.replica import EngineOverview
 from gateway.http import operations as live
+from gateway.http.admin_answers import Deleted
 from gateway.http.console import CONSOLE, FILE
 from gateway.http.openapi import answers
 from gateway.http.openapi.accounts import ACCOUNT_OPERATIONS
@@ -58,13 +59,18 @@ ENGINE_SUMMARIES = {
     "resume": "Let a draining engine serve again.",
     "restart": "Drain an engine, and end its process, which is then started again.",
 }
+ADD = "Add an engine for all gateways, also for those that start later."
+REMOVE = "Remove an engine that was added: its requests move to other engines, and its process goes on."
+MEMBERS = frozenset({Fault.INVALID_REQUEST, Fault.ENGINE_CONFLICT, Fault.REGISTRY_UNAVAILABLE})
 SECONDS = {"type": "integer", "minimum": 0, "maximum": MAX_RESTART_SECONDS, "default": RESTART_SECONDS}
 ENGINE_QUERY = {**ONE_MODEL, "seconds": {**SECONDS, "description": "Wait of a restart for requests that cannot move."}}
 
 LIVE_OPERATIONS: tuple[Operation, ...] = (
     admin("GET", live.ENGINES, "List engines.", live.EngineOverviews, INVALID, query=ONE_MODEL),
+    admin("POST", live.ENGINES, ADD, EngineOverview, MEMBERS, body=live.NewEngineBody, status=201),
+    admin("DELETE", live.ENGINE, REMOVE, Deleted, MEMBERS, query=ONE_MODEL),
     *(
-        admin("POST", f"{live.ENGINES}/{{engine}}/{action}", summary, EngineOverview, LANE, query=ENGINE_QUERY)
+        admin("POST", f"{live.ENGINE}/{action}", summary, EngineOverview, LANE, query=ENGINE_QUERY)
         for action, summary in ENGINE_SUMMARIES.items()
     ),
     admin("GET", live.LANES, "List lanes with queues, latencies and goals.", live.LaneStatuses, LANE, query=ONE_MODEL),

@@ -248,6 +248,41 @@ async def test_engines_over_grpc_and_in_a_terminal(tmp_path):
         assert "there is no engine" in await run(grpc_app, "engines", "drain", "engine-9", status=1)
 
 
+async def test_engines_are_added_and_removed_over_http(gateway_app):
+    async with gateway_app.client("sk-admin") as client:
+        body = {"name": "gpu:2", "address": "127.0.0.1:7001"}
+        added = await client.post(f"{ADMIN}/engines", json=body)
+        assert added.status_code == 201
+        assert (added.json()["name"], added.json()["added_by"]) == ("gpu:2", "operator")
+        again = await client.post(f"{ADMIN}/engines", json=body)
+        assert (again.status_code, again.json()["error"]["code"]) == (409, "engine_conflict")
+        other = {"name": "gpu-3", "address": "127.0.0.1:7002"}
+        for wrong in ({"name": "a/b"}, {"address": "gpu2:7001"}, {"address": "unix:/x"}, {"model": "other"}, {"x": 1}):
+            assert (await client.post(f"{ADMIN}/engines", json=other | wrong)).status_code == 400
+        assert (await client.post(f"{ADMIN}/engines/gpu%3A2/drain")).json()["name"] == "gpu:2"
+        assert (await client.delete(f"{ADMIN}/engines/gpu%3A2")).json() == {"deleted": True}
+        names = [engine["name"] for engine in (await client.get(f"{ADMIN}/engines")).json()["engines"]]
+        assert names == ["engine-0"]
+        assert (await client.delete(f"{ADMIN}/engines/engine-0")).status_code == 400
+    async with gateway_app.client("sk-acme") as client:
+        assert (await client.post(f"{ADMIN}/engines", json=body)).status_code == 403
+        assert (await client.delete(f"{ADMIN}/engines/gpu%3A2")).status_code == 403
+
+
+async def test_engines_are_added_and_removed_over_grpc_and_in_a_terminal(tmp_path):
+    async with open_grpc_app(tmp_path) as grpc_app:
+        engines, admin = EngineAdminStub(grpc_app.channel), as_key("admin")
+        request = pb.AddEngineRequest(engine="gpu-2", address="127.0.0.1:7001")
+        assert (await engines.Add(request, metadata=admin)).added_by == "operator"
+        assert (await refused(engines.Add(request, metadata=admin))).code == "ALREADY_EXISTS"
+        assert (await refused(engines.Add(request, metadata=as_key("acme")))).code == "PERMISSION_DENIED"
+        await engines.Remove(pb.RemoveEngineRequest(engine="gpu-2"), metadata=admin)
+        assert "gpu-2 is added" in await run(grpc_app, "engines", "add", "gpu-2", "127.0.0.1:7001")
+        assert "needs tls" in await run(grpc_app, "engines", "add", "gpu-3", "gpu3:7001", status=1)
+        assert "gpu-2 is removed" in await run(grpc_app, "engines", "remove", "gpu-2")
+        assert "no engine 'gpu-2' was added" in await run(grpc_app, "engines", "remove", "gpu-2", status=1)
+
+
 async def run(grpc_app, *words, status=0) -> str:
     args = [*words, "--target", f"127.0.0.1:{grpc_app.port}", "--key", "sk-admin"]
     result = await asyncio.to_thread(CliRunner().invoke, cli, args)

@@ -22,6 +22,7 @@ from engine.rpc.target import EngineTarget, EngineTls
 from gateway.config.models import ModelSettings
 from gateway.config.sections import (
     AdaptersConfig,
+    AdminConfig,
     EnginesConfig,
     GrpcConfig,
     HttpConfig,
@@ -43,7 +44,7 @@ from gateway.serve.stopping import Stop
 from tests.engine.rpc.test_transport import free_port
 from tests.gateway.certificates import Authority
 
-KEY = "sk-acme-0123456789"
+KEY, ADMIN_KEY = "sk-acme-0123456789", "sk-admin-0123456789"
 MODELS = ("one", "two")
 ADAPTERS = 25
 """Adapters of each model."""
@@ -71,6 +72,7 @@ def launch(tmp_path) -> Launch:
         redis=RedisConfig(timeout_ms=30_000.0),
         http=HttpConfig(port=0),
         grpc=GrpcConfig(port=0),
+        admin=AdminConfig((hash_key(ADMIN_KEY),)),
         observability=ObservabilityConfig(request_log=False),
     )
     return Launch(config, None, tmp_path / "data", ("engine.server", "--fake"))
@@ -142,9 +144,13 @@ async def test_a_gateway_uses_engines_that_run_elsewhere(launch, tmp_path):
             place, target = tmp_path / f"machine-{number}", EngineTarget(address, files(f"engine-{number}"))
             listening = engine_listening(settings, target, place, Stop(), StartBar.hidden(), launch.engine)
             await stack.enter_async_context(listening)
-        remote = replace(settings, engines=EnginesConfig(addresses=tuple(addresses), tls=files("gateway")))
+        remote = replace(settings, engines=EnginesConfig(addresses=(addresses[0],), tls=files("gateway")))
         own = replace(launch, config=replace(launch.config, models={"one": remote}))
         app = await stack.enter_async_context(running(own))
+        async with httpx.AsyncClient(headers={"authorization": f"Bearer {ADMIN_KEY}"}) as http:
+            body = {"name": "second", "address": addresses[1]}
+            added = await http.post(f"http://127.0.0.1:{app.http_port}/admin/v1/engines", json=body)
+            assert (added.status_code, added.json()["state"]) == (201, "connecting")
         await app.engine.wait_serving(2)
         assert not app.engines.supervisors
         assert [overview.address for overview in app.engine.overviews()] == addresses

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 import structlog
-from redis.asyncio import Redis
 
 from engine.core.config import LaneGoals
 from engine.core.types import Lane
@@ -20,6 +19,7 @@ from gateway.cluster.lease import Lease
 from gateway.cluster.model import ModelOnRay
 from gateway.cluster.ray_process import RayProcess
 from gateway.cluster.reports import Wanted
+from gateway.core.errors import ApiError
 from gateway.engines.directory import EngineDirectory
 from gateway.redis.client import FAILURES
 
@@ -32,18 +32,18 @@ LOOK_SECONDS = 0.5
 class RayEngines:
     """Async context manager that runs the engines of some base models on Ray until the block ends."""
 
-    def __init__(self, process: RayProcess, models: list[ModelOnRay], redis: Redis, prefix: str) -> None:
+    def __init__(self, process: RayProcess, models: list[ModelOnRay], directory: EngineDirectory, lease: Lease) -> None:
         """
         Args:
             process: the process that uses Ray. It must run while the block does.
             models: the base models whose engines Ray runs.
-            redis: where the lease and the directories are.
-            prefix: the beginning of all keys of this deployment.
+            directory: where gateways find the engines.
+            lease: says if this process is the one that runs them.
         """
         self._process = process
         self._models = {model.name: model for model in models}
-        self._directories = {name: EngineDirectory(redis, name, prefix) for name in self._models}
-        self._lease = Lease(redis, prefix)
+        self._directory = directory
+        self._lease = lease
         self._is_owner = False
         self._task: asyncio.Task[None] | None = None
 
@@ -62,8 +62,9 @@ class RayEngines:
             with suppress(asyncio.CancelledError):
                 await self._task
         if self._is_owner:
-            with suppress(*FAILURES):
-                await asyncio.gather(*(directory.replace({}) for directory in self._directories.values()))
+            with suppress(ApiError, *FAILURES):
+                for name in self._models:
+                    await self._publish(name, {})
                 await self._lease.give_up()
         await self._forget()
 
@@ -71,8 +72,8 @@ class RayEngines:
         while True:
             try:
                 await self._look()
-            except FAILURES as error:  # the engines go on, and gateways keep those that they know
-                log.warning("engine_directory_unreachable", reason=str(error))
+            except (ApiError, *FAILURES) as error:  # the engines go on, and gateways keep those that they know
+                log.warning("engines_not_published", reason=str(error))
             except Exception:  # a bug: without another look, no engine is replaced again
                 log.exception("ray_engines_failed")
             await asyncio.sleep(LOOK_SECONDS)
@@ -85,10 +86,21 @@ class RayEngines:
                 log.error("engines_given_up", reason="another gateway has taken the lease while Redis was away")
                 await self._forget()
             return
-        for name, model in self._models.items():
+        for model in self._models.values():
             await model.look(self._process.reports, time.monotonic())
-            await self._directories[name].replace(model.addresses)
         self._process.want(Wanted({key: one for model in self._models.values() for key, one in model.wanted.items()}))
+        for name, model in self._models.items():
+            await self._publish(name, model.addresses)
+
+    async def _publish(self, model: str, addresses: Mapping[str, str]) -> None:
+        """Make the directory's engines of a base model on Ray those at `addresses`, also if another process left some.
+        Raises ApiError if Redis is away, or if an operator's engine has the name or address of one."""
+        ours = [member for member in self._directory.members if member.model == model and member.added_by == "ray"]
+        known = {member.engine: member.address for member in ours}
+        for name in (name for name, address in known.items() if addresses.get(name) != address):
+            await self._directory.remove(model, name)
+        for name in (name for name, address in addresses.items() if known.get(name) != address):
+            await self._directory.add(model, name, addresses[name], "ray")
 
     async def _forget(self) -> None:
         self._process.want(Wanted({}))

@@ -9,12 +9,13 @@ job: if it ends, for whatever reason, Ray ends them, so that no engine is left b
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -112,16 +113,18 @@ class RayWorker:
 def main() -> None:
     """Connect to the cluster, and follow the parent's wishes until its standard input ends."""
     address, host = sys.argv[1:]
+    told_to = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what Ray prints belongs into the log, and not between the reports
     import ray
 
     try:
         ray.init(address=address, namespace="loralane", log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        _tell(Reports(problem=f"cannot connect to Ray at {address}: {error}"))
+        _tell(told_to, Reports(problem=f"cannot connect to Ray at {address}: {error}"))
         raise SystemExit(1) from None
     module, _, name = host.partition(":")
     worker = RayWorker(ray, getattr(importlib.import_module(module), name))
-    _tell(Reports())
+    _tell(told_to, Reports())
     reading = threading.Thread(target=_read, args=(worker,), daemon=True)
     reading.start()
     told = Reports()
@@ -130,7 +133,7 @@ def main() -> None:
         reports = worker.look()
         if reports != told:
             told = reports
-            _tell(reports)
+            _tell(told_to, reports)
         reading.join(max(0.0, began + LOOK_SECONDS - time.monotonic()))
     worker.close()
     ray.shutdown()
@@ -141,10 +144,10 @@ def _read(worker: RayWorker) -> None:
         worker.wanted = msgspec.json.decode(line, type=Wanted)
 
 
-def _tell(reports: Reports) -> None:
+def _tell(parent: BinaryIO, reports: Reports) -> None:
     with suppress(BrokenPipeError):  # the parent is gone; the end of standard input says so, too
-        sys.stdout.buffer.write(msgspec.json.encode(reports) + b"\n")
-        sys.stdout.buffer.flush()
+        parent.write(msgspec.json.encode(reports) + b"\n")
+        parent.flush()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals
 from engine.core.types import Lane
 from engine.rpc.target import UNIX, EngineTarget, EngineTls
-from gateway.config.cluster import MAX_ENGINES, RayShare
+from gateway.config.cluster import RayShare
 from gateway.config.tls import TlsConfig
 from gateway.config.webhooks import WebhookConfig
 from gateway.core.limits import Policy

@@ -8,10 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from gateway.cluster.engines import RayEngines
+from gateway.cluster.lease import Lease
 from gateway.cluster.model import ModelOnRay
 from gateway.cluster.ray_process import RayError, RayProcess
 from gateway.config.cluster import RayConfig
 from gateway.config.models import ModelSettings
+from gateway.engines.directory import engine_directory
+from gateway.engines.member import member_store
 from gateway.redis.server import redis_client
 from gateway.serve.engine_host import HostOrders
 from gateway.serve.launch import Launch, StartError
@@ -31,11 +34,13 @@ async def engines_on_ray(launch: Launch, store: str) -> AsyncIterator[RayEngines
         for name, settings in config.served.items()
         if (ray := config.ray_of(name)) is not None
     ]
+    tls = {name: settings.engines.tls for name, settings in config.served.items()}
     try:
         async with (
             RayProcess(config.cluster.ray.address, HOST) as process,
             redis_client(store, cluster=config.redis.cluster) as redis,
-            RayEngines(process, models, redis, config.redis.key_prefix) as engines,
+            engine_directory(member_store(redis, config.redis.key_prefix), {}, tls) as directory,
+            RayEngines(process, models, directory, Lease(redis, config.redis.key_prefix)) as engines,
         ):
             yield engines
     except RayError as error:

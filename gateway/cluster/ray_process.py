@@ -19,6 +19,8 @@ PAUSE_SECONDS = 5.0
 """Seconds before the process is started again after it ended."""
 CONNECT_SECONDS = 60.0
 """Seconds that the first connection to Ray may take."""
+REACH_SECONDS = 10.0
+"""Seconds that the cluster's head may take to accept a connection."""
 STOP_SECONDS = 20.0
 """Seconds that the process may take to stop all engines before it is killed."""
 MAX_REPORT_BYTES = 1 << 20
@@ -41,6 +43,7 @@ class RayProcess:
         """
         self.reports = Reports()
         """The state of the engines, as it was last reported."""
+        self._address = address
         self._program = ("-m", "gateway.cluster.ray_worker", address, host)
         self._wanted = Wanted({})
         self._process: Process | None = None
@@ -56,6 +59,7 @@ class RayProcess:
     async def __aenter__(self) -> RayProcess:
         if importlib.util.find_spec("ray") is None:
             raise RayError("cluster.ray needs Ray: pip install 'loralane[ray]'")
+        await _check_reachable(self._address)
         self._connected = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run(), name="ray-process")
         try:
@@ -63,7 +67,7 @@ class RayProcess:
         except BaseException as error:
             await self.__aexit__()
             if isinstance(error, TimeoutError):
-                raise RayError(f"Ray did not answer within {CONNECT_SECONDS:g} s") from None
+                raise RayError(f"Ray at {self._address} did not answer within {CONNECT_SECONDS:g} s") from None
             raise
         return self
 
@@ -107,6 +111,20 @@ class RayProcess:
         stdin = self._process.stdin if self._process is not None else None
         if stdin is not None and not stdin.is_closing():
             stdin.write(msgspec.json.encode(self._wanted) + b"\n")
+
+
+async def _check_reachable(address: str) -> None:
+    """Raise RayError if no server listens at a cluster's address, as Ray's library would take a minute to say so. The
+    address `auto` names no server."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:
+        return
+    try:
+        async with asyncio.timeout(REACH_SECONDS):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (OSError, ValueError) as error:
+        raise RayError(f"no Ray cluster can be reached at {address}: {error or 'no answer'}") from error
+    writer.close()
 
 
 async def _stopped(process: Process) -> None:

@@ -61,7 +61,20 @@ def test_the_demo_file_shows_every_setting():
     assert list(scheduling) == list(config_module.PUBLISHED)
     assert list(advanced) == [field.name for field in fields(Scheduling) if field.name not in scheduling]
     assert set(document["tenants"]["acme"]) == {field.name for field in fields(Tenant)} - {"name"} | {"keys"}
-    for name in ("model", "adapters", "lanes", "limits", "redis", "batches", "http", "grpc", "admin", "observability"):
+    names = (
+        "model",
+        "adapters",
+        "lanes",
+        "limits",
+        "redis",
+        "batches",
+        "http",
+        "grpc",
+        "admin",
+        "observability",
+        "cluster",
+    )
+    for name in names:
         assert set(document[name]) == {field.name for field in fields(type(getattr(demo_config(), name)))}
     for lane in ("interactive", "batch"):
         assert list(document["lanes"][lane]) == [field.name for field in fields(LaneConfig)]

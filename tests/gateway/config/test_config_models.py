@@ -138,3 +138,37 @@ def test_check_explains_each_model_and_the_memory_that_they_share(load):
     }
     told = [*explain(replace(config, models=sized), Path("/data"), dict.fromkeys(config.served, report))]
     assert not [text for _, text in told if "share its memory" in text]
+
+
+def test_ray_runs_the_engines_of_models_without_addresses_each_as_it_needs(load):
+    ray = "cluster: {ray: {address: 'head:6379', min: 2, max: 8, resources: {GPU: 1}}}"
+    small = TWO.replace("replicas: 2, ", "").replace("{device: cpu, addresses", "{ray: {max: 9}, addresses")
+    config = load(small + ray)
+    assert config.ray_of("org/small") is None
+    runs = config.ray_of("large")
+    assert (runs.address, runs.min, runs.max, runs.resources) == ("head:6379", 2, 8, {"GPU": 1.0})
+    config = load(TWO.replace("replicas: 2, ", "ray: {min: 1, resources: {CPU: 2}}, ") + ray)
+    runs = config.ray_of("large")
+    assert (runs.min, runs.max, runs.resources) == (1, 8, {"CPU": 2.0})
+    assert load(TWO).ray_of("large") is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("", "", "models.large.engine.replicas: Ray starts the engines"),
+        ("replicas: 2", "ray: {min: 9}", "models.large.engine.ray: min and max must be"),
+        ("min: 2, max: 8", "min: 3, max: 2", "cluster.ray: min and max must be"),
+        ("{GPU: 1}", "{GPU: 0}", "cluster.ray: resources must name"),
+        ("{GPU: 1}", "{GPU: 1}, nodes: 3", "cluster.ray.nodes: unknown key"),
+    ],
+)
+def test_problems_of_the_section_cluster_name_their_place(load, old, new, message):
+    text = TWO + "cluster: {ray: {min: 2, max: 8, resources: {GPU: 1}}}"
+    with pytest.raises(ConfigError, match=message):
+        load(text.replace(old, new) if old else text)
+
+
+def test_a_models_engines_on_ray_need_the_cluster(load):
+    with pytest.raises(ConfigError, match=r"models\.large\.engine\.ray: needs the section cluster\.ray"):
+        load(TWO.replace("replicas: 2", "ray: {min: 1}"))

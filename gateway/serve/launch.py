@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
+from gateway.config.lanes import LanesConfig
 from gateway.config.models import ModelSettings
-from gateway.config.sections import LanesConfig
 from gateway.config.whole import Config
 
 ENGINE = ("engine.server",)

@@ -20,15 +20,13 @@ from rich.console import Console
 
 from engine.config import EngineConfig
 from engine.demo import DEMO_ADAPTERS
-from gateway.config.models import ModelSettings
+from gateway.config.lanes import InteractiveLane, LanesConfig
+from gateway.config.models import ModelConfig, ModelSettings
 from gateway.config.sections import (
     AdaptersConfig,
     AdminConfig,
     GrpcConfig,
     HttpConfig,
-    InteractiveLane,
-    LanesConfig,
-    ModelConfig,
     ObservabilityConfig,
     RedisConfig,
     TenantConfig,

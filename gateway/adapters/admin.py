@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from gateway.adapters.mirror import AdapterFetcher
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.status import AdapterStatus
-from gateway.config.sections import served_name
+from gateway.config.models import served_name
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.routing import find_adapter
 

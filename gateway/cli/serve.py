@@ -16,7 +16,7 @@ from rich.console import Console
 from engine.config import DTYPES, LOAD_FORMATS
 from engine.process.files import default_data_dir
 from gateway.config.file import ConfigError
-from gateway.config.sections import ModelConfig
+from gateway.config.models import ModelConfig
 from gateway.config.whole import Config, load_config
 from gateway.terminal.output import exit_with_error, integer_parser
 

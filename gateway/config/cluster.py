@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-MAX_ENGINES = 64
-"""Maximum number of engines of one base model."""
+from gateway.routing.router import MAX_REPLICAS
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +23,8 @@ class RayConfig:
     """What each engine takes of its node, by Ray's names: `CPU`, `GPU`, or a resource that the nodes declare."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min <= self.max <= MAX_ENGINES:
-            raise ValueError(f"min and max must be 1 <= min <= max <= {MAX_ENGINES}, not {self.min} and {self.max}")
+        if not 1 <= self.min <= self.max <= MAX_REPLICAS:
+            raise ValueError(f"min and max must be 1 <= min <= max <= {MAX_REPLICAS}, not {self.min} and {self.max}")
         if not self.resources or any(amount <= 0 for amount in self.resources.values()):
             raise ValueError("resources must name what an engine takes, with amounts above 0, as in {GPU: 1}")
 

@@ -9,10 +9,12 @@ from urllib.parse import urlsplit
 
 from engine.rpc.target import is_loopback
 from gateway.config.cluster import RayConfig
-from gateway.config.models import ModelSettings
-from gateway.config.sections import EnginesConfig, LaneConfig, TenantConfig
+from gateway.config.keys import DEMO_HASHES
+from gateway.config.lanes import LaneConfig
+from gateway.config.models import EnginesConfig, ModelSettings
+from gateway.config.sections import TenantConfig
 from gateway.config.tls import TlsConfig
-from gateway.config.whole import DEMO_HASHES, Config
+from gateway.config.whole import Config
 
 GIB = 2**30
 LIMITS = {

@@ -8,16 +8,75 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import EngineConfig
+from engine.rpc.target import UNIX, EngineTarget, EngineTls
+from gateway.config.cluster import RayShare
 from gateway.config.file import ConfigError, Problems, as_mapping, build, check_keys, convert, read_each
-from gateway.config.sections import EnginesConfig, LanesConfig, ModelConfig
+from gateway.config.lanes import LanesConfig
+from gateway.routing.router import MAX_REPLICAS
+from gateway.text.tools.dialects import ToolParserName
 
 OWN_KEYS = ("source", "chat_template", "tool_parser")
 """Keys of an entry of the section `models` that the section `model` has, too."""
 ALONE = ("model", "engine")
 """Sections that are the short form for one base model. A file has either these or the section `models`."""
 
-EngineParts = Callable[[Any, str], tuple[EngineConfig, EnginesConfig]]
-"""Converts the value of a section `engine` at a place in the file. Raises ConfigError."""
+EMBEDDED, EMBEDDED_NAME = "embedded", "smollm2-135m-instruct"
+
+
+def served_name(source: str) -> str:
+    """Return the name that clients use for a base model without a configured name: EMBEDDED_NAME for the embedded
+    model, else the last part of its path or id in lower case, without .gguf."""
+    return EMBEDDED_NAME if source == EMBEDDED else Path(source).name.removesuffix(".gguf").lower()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A base model that is served."""
+
+    source: str = EMBEDDED
+    """A model folder, a GGUF file, a Hugging Face id, or `embedded`, the small model that comes with the package."""
+    name: str = ""
+    """Name of the model for clients. If empty, it is the last part of the source's path or id."""
+    chat_template: Path | None = None
+    """A Jinja file to render chats with; None means the template that comes with the model."""
+    tool_parser: ToolParserName = "auto"
+    """Format in which the model writes tool calls: hermes or llama3. With `none` tool calls are not parsed. `auto`
+    means the format that the chat template uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnginesConfig:
+    """Which engines a gateway uses: its own processes, or engines that run elsewhere. The file sets these fields in the
+    section `engine`, beside the fields of EngineConfig, which say how one engine works."""
+
+    replicas: int = 1
+    """Number of engine processes that the gateway starts, if `addresses` is empty."""
+    addresses: tuple[str, ...] = ()
+    """Engines that were started with `loralane engine`, as `host:port`. If there are any, the gateway starts none."""
+    tls: EngineTls | None = None
+    """Certificates for connections to `addresses`, and of an engine that `loralane engine` starts. None means that
+    engines are reached on this machine only, without TLS."""
+    ray: RayShare | None = None
+    """With the section `cluster.ray`: how this base model's engines differ from it. Ray starts no engines for a model
+    with `addresses`."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.replicas <= MAX_REPLICAS:
+            raise ValueError(f"replicas must be from 1 to {MAX_REPLICAS}, not {self.replicas}")
+        if len(self.addresses) > MAX_REPLICAS:
+            raise ValueError(f"addresses must be at most {MAX_REPLICAS}, not {len(self.addresses)}")
+        if self.addresses and self.replicas > 1:
+            raise ValueError("replicas counts processes that the gateway starts, and with addresses it starts none")
+        if len(set(self.addresses)) < len(self.addresses):
+            raise ValueError("addresses has an engine twice")
+        self.targets()  # raises ValueError for a malformed address, and for a remote one without tls
+
+    def targets(self) -> tuple[EngineTarget, ...]:
+        """Return the engines of `addresses`, with the TLS files to connect to them."""
+        for address in self.addresses:
+            if address.startswith(UNIX):
+                raise ValueError(f"addresses are like host:7001, not {address!r}")
+        return tuple(EngineTarget(address, self.tls) for address in self.addresses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +107,10 @@ class ModelSettings:
             interactive=self.lanes.interactive.goals(),
             batch=self.lanes.batch.goals(),
         )
+
+
+EngineParts = Callable[[Any, str], tuple[EngineConfig, EnginesConfig]]
+"""Converts the value of a section `engine` at a place in the file. Raises ConfigError."""
 
 
 def read_models(value: Any, lanes: Any, base: Path, engine: EngineParts) -> dict[str, ModelSettings]:

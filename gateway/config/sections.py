@@ -9,17 +9,11 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals
-from engine.core.types import Lane
-from engine.rpc.target import UNIX, EngineTarget, EngineTls
-from gateway.config.cluster import RayShare
 from gateway.config.tls import TlsConfig
 from gateway.config.webhooks import WebhookConfig
 from gateway.core.limits import Policy
 from gateway.core.safe_url import check_origins
 from gateway.core.tenants import Tenant
-from gateway.routing.router import MAX_REPLICAS
-from gateway.text.tools.dialects import ToolParserName
 
 URL_PREFIX = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://[A-Za-z0-9][A-Za-z0-9_./-]*/")
 USERINFO = re.compile(r"//.*@")
@@ -56,65 +50,6 @@ def _url_prefix(value: str) -> None:
         raise ValueError(f"urls cannot hold {value!r}: a web server can redirect to anywhere; use an object store")
 
 
-EMBEDDED, EMBEDDED_NAME = "embedded", "smollm2-135m-instruct"
-
-
-def served_name(source: str) -> str:
-    """Return the name that clients use for a base model without a configured name: EMBEDDED_NAME for the embedded
-    model, else the last part of its path or id in lower case, without .gguf."""
-    return EMBEDDED_NAME if source == EMBEDDED else Path(source).name.removesuffix(".gguf").lower()
-
-
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """A base model that is served."""
-
-    source: str = EMBEDDED
-    """A model folder, a GGUF file, a Hugging Face id, or `embedded`, the small model that comes with the package."""
-    name: str = ""
-    """Name of the model for clients. If empty, it is the last part of the source's path or id."""
-    chat_template: Path | None = None
-    """A Jinja file to render chats with; None means the template that comes with the model."""
-    tool_parser: ToolParserName = "auto"
-    """Format in which the model writes tool calls: hermes or llama3. With `none` tool calls are not parsed. `auto`
-    means the format that the chat template uses."""
-
-
-@dataclass(frozen=True, slots=True)
-class EnginesConfig:
-    """Which engines a gateway uses: its own processes, or engines that run elsewhere. The file sets these fields in the
-    section `engine`, beside the fields of EngineConfig, which say how one engine works."""
-
-    replicas: int = 1
-    """Number of engine processes that the gateway starts, if `addresses` is empty."""
-    addresses: tuple[str, ...] = ()
-    """Engines that were started with `loralane engine`, as `host:port`. If there are any, the gateway starts none."""
-    tls: EngineTls | None = None
-    """Certificates for connections to `addresses`, and of an engine that `loralane engine` starts. None means that
-    engines are reached on this machine only, without TLS."""
-    ray: RayShare | None = None
-    """With the section `cluster.ray`: how this base model's engines differ from it. Ray starts no engines for a model
-    with `addresses`."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.replicas <= MAX_REPLICAS:
-            raise ValueError(f"replicas must be from 1 to {MAX_REPLICAS}, not {self.replicas}")
-        if len(self.addresses) > MAX_REPLICAS:
-            raise ValueError(f"addresses must be at most {MAX_REPLICAS}, not {len(self.addresses)}")
-        if self.addresses and self.replicas > 1:
-            raise ValueError("replicas counts processes that the gateway starts, and with addresses it starts none")
-        if len(set(self.addresses)) < len(self.addresses):
-            raise ValueError("addresses has an engine twice")
-        self.targets()  # raises ValueError for a malformed address, and for a remote one without tls
-
-    def targets(self) -> tuple[EngineTarget, ...]:
-        """Return the engines of `addresses`, with the TLS files to connect to them."""
-        for address in self.addresses:
-            if address.startswith(UNIX):
-                raise ValueError(f"addresses are like host:7001, not {address!r}")
-        return tuple(EngineTarget(address, self.tls) for address in self.addresses)
-
-
 @dataclass(frozen=True, slots=True)
 class AdaptersConfig:
     roots: tuple[Path, ...] = ()
@@ -142,60 +77,6 @@ class AdaptersConfig:
         _positive(max_fetch_gb=self.max_fetch_gb)
         for url in self.urls:
             _url_prefix(url)
-
-
-@dataclass(frozen=True, slots=True)
-class LaneConfig:
-    """Capacity and latency goals of one lane. The fields from `ttft_s` on are the goals, explained at LaneGoals."""
-
-    max_requests: int
-    """Maximum number of answers of this lane in the gateway, waiting and running: a request with `n: 4` counts as four.
-    Tenants share them by weight. A request that does not fit is refused with lane_queue_full."""
-    ttft_s: float
-    itl_s: float
-    attainment: float
-    max_wait_s: float
-
-    def __post_init__(self) -> None:
-        _at_least(1, max_requests=self.max_requests)
-        self.goals()  # raises ValueError for a goal that is out of range
-
-    def goals(self) -> LaneGoals:
-        return LaneGoals(self.ttft_s, self.itl_s, self.attainment, self.max_wait_s)
-
-
-@dataclass(frozen=True, slots=True)
-class InteractiveLane(LaneConfig):
-    max_requests: int = 1000
-    ttft_s: float = INTERACTIVE_GOALS.ttft_s
-    itl_s: float = INTERACTIVE_GOALS.itl_s
-    attainment: float = INTERACTIVE_GOALS.attainment
-    max_wait_s: float = INTERACTIVE_GOALS.max_wait_s
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLane(LaneConfig):
-    max_requests: int = 10_000
-    ttft_s: float = BATCH_GOALS.ttft_s
-    itl_s: float = BATCH_GOALS.itl_s
-    attainment: float = BATCH_GOALS.attainment
-    max_wait_s: float = BATCH_GOALS.max_wait_s
-
-
-@dataclass(frozen=True, slots=True)
-class LanesConfig:
-    interactive: InteractiveLane = InteractiveLane()
-    batch: BatchLane = BatchLane()
-
-    def of(self, lane: Lane) -> LaneConfig:
-        return self.interactive if lane is Lane.INTERACTIVE else self.batch
-
-    def goals(self) -> dict[Lane, LaneGoals]:
-        return {lane: self.of(lane).goals() for lane in Lane}
-
-    def capacity(self) -> dict[Lane, int]:
-        """Return the maximum number of answers in the gateway, by lane."""
-        return {lane: self.of(lane).max_requests for lane in Lane}
 
 
 @dataclass(frozen=True, slots=True)

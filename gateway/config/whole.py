@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from types import NoneType
 from typing import Any, get_type_hints
 
 from engine.config import EngineConfig
@@ -21,37 +19,36 @@ from gateway.config.file import (
     build,
     check_keys,
     convert,
-    read_each,
     read_yaml,
     resolve,
 )
-from gateway.config.models import ModelSettings, check_alone, check_preloads, read_models
+from gateway.config.keys import DEMO_HASHES, DEMO_KEYS, read_admin, read_tenants
+from gateway.config.lanes import LanesConfig
+from gateway.config.models import (
+    EnginesConfig,
+    ModelConfig,
+    ModelSettings,
+    check_alone,
+    check_preloads,
+    read_models,
+    served_name,
+)
 from gateway.config.sections import (
     AdaptersConfig,
     AdminConfig,
     BatchesConfig,
-    EnginesConfig,
     GrpcConfig,
     HttpConfig,
-    LanesConfig,
     LimitsConfig,
-    ModelConfig,
     ObservabilityConfig,
     RedisConfig,
     TenantConfig,
-    served_name,
 )
 from gateway.core.billing import BillingConfig
 from gateway.core.limits import Limits
 from gateway.core.safe_url import LOOPBACK
 from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_id
 
-DEMO_KEYS = ("sk-demo-acme", "sk-demo-globex", "sk-demo-admin")
-"""API keys of the demo. They are public, so they are accepted on loopback hosts only."""
-DEMO_HASHES = frozenset(hash_key(key) for key in DEMO_KEYS)
-HASHED = re.compile(r"sha256:([0-9a-f]{64})")
-FROM_ENVIRONMENT = re.compile(r"\$\{[^}]+\}")
-MIN_KEY_LENGTH = 12
 MAX_GATEWAYS = 16
 """Maximum of `gateways`. Each gateway occupies one thread of the engine's server for its session, and up to four more
 while adapters are loaded."""
@@ -216,8 +213,8 @@ def parse_config(document: Mapping[str, Any], env: Mapping[str, str], base: Path
     special: Mapping[str, Callable[..., Any]] = {
         "engine": _engine,
         "engines": _engines,
-        "tenants": _tenants,
-        "admin": _admin,
+        "tenants": read_tenants,
+        "admin": read_admin,
     }
     with problems.noting():
         if "models" in document:
@@ -300,36 +297,6 @@ def demo_config() -> Config:
     )
 
 
-def _tenants(value: Any, env: Mapping[str, str], base: Path) -> dict[str, TenantConfig]:
-    section = as_mapping(value, "tenants")
-    return read_each(section, lambda name, item: _tenant(name, item, env, base))
-
-
-def _tenant(name: str, value: Any, env: Mapping[str, str], base: Path) -> TenantConfig:
-    where = f"tenants.{name}"
-    if name == ADMIN_TENANT.name:
-        raise ConfigError(f"{where}: this name belongs to administrators")
-    section = as_mapping(value, where)
-    problems, known = Problems(), [item.name for item in fields(Tenant) if item.name != "name"]
-    with problems.noting():
-        check_keys(section, ["keys", *known], where)
-    with problems.noting():
-        rest = {key: item for key, item in section.items() if key in known}
-        tenant = build(Tenant, resolve(rest, env, where), where, base, name=name)
-    with problems.noting():
-        hashes = _key_hashes(section.get("keys"), env, f"{where}.keys")
-    problems.raise_all()
-    return TenantConfig(tenant, hashes)
-
-
-def _admin(value: Any, env: Mapping[str, str], base: Path) -> AdminConfig:
-    section = as_mapping(value, "admin")
-    check_keys(section, [item.name for item in fields(AdminConfig)], "admin")
-    keys, metrics_keys = (_key_hashes(section.get(name), env, f"admin.{name}") for name in ("keys", "metrics_keys"))
-    rest = {key: item for key, item in section.items() if key not in ("keys", "metrics_keys")}
-    return build(AdminConfig, resolve(rest, env, "admin"), "admin", base, keys=keys, metrics_keys=metrics_keys)
-
-
 def _check_secrets(batches: Any) -> None:
     """Raise ConfigError if the section `batches` contains the secret of a webhook instead of a ${VARIABLE}."""
     endpoints = as_mapping(as_mapping(batches, "batches").get("webhooks"), "batches.webhooks")
@@ -338,25 +305,3 @@ def _check_secrets(batches: Any) -> None:
         secret = as_mapping(endpoint, where).get("secret", "${}")
         if not isinstance(secret, str) or not secret.startswith("${"):
             raise ConfigError(f"{where}.secret: write ${{VARIABLE}}; secrets do not belong in files")
-
-
-def _key_hashes(value: Any, env: Mapping[str, str], where: str) -> tuple[str, ...]:
-    if not isinstance(value, list | NoneType):
-        raise ConfigError(f"{where}: must be a list")
-    return tuple(_key_hash(item, env, f"{where}[{index}]") for index, item in enumerate(value or []))
-
-
-def _key_hash(text: Any, env: Mapping[str, str], where: str) -> str:
-    """Return the SHA-256, in hex, of an API key: a ${VARIABLE}, sha256:HEX, or one of the demo's keys. Raises
-    ConfigError for any other text, an unset variable, and a key that is too short, has spaces or is not printable
-    ASCII."""
-    if isinstance(text, str) and (hashed := HASHED.fullmatch(text)):
-        return hashed[1]
-    if text not in DEMO_KEYS and not (isinstance(text, str) and FROM_ENVIRONMENT.fullmatch(text)):
-        raise ConfigError(f"{where}: write ${{VARIABLE}} or sha256:<64 hex digits>; keys do not belong in files")
-    key = resolve(text, env, where)
-    if hashed := HASHED.fullmatch(key):
-        return hashed[1]
-    if len(key) < MIN_KEY_LENGTH or not key.isascii() or not key.isprintable() or " " in key:
-        raise ConfigError(f"{where}: a key must be at least {MIN_KEY_LENGTH} printable characters without spaces")
-    return hash_key(key)

@@ -28,6 +28,7 @@ from gateway.http.console import ConsoleFiles
 from gateway.http.cors import Cors
 from gateway.http.edge import AsgiEndpoint, RequestMiddleware, bearer_token, header, read_body, request_id
 from gateway.http.files import FilesApi
+from gateway.http.lists import check_parameters
 from gateway.http.openapi.document import document
 from gateway.http.openapi.operations import OPERATIONS
 from gateway.http.root import GrpcAddressOf, RootApi
@@ -42,6 +43,7 @@ from gateway.openai.render import Json
 from gateway.openai.schema import DetokenizeRequest, TokenizeRequest
 from gateway.openai.tools import offered_tools
 from gateway.requests.observers import ArrivingRequest
+from gateway.requests.readiness import readiness
 from gateway.requests.served_model import ModelCard, ServedModel
 from gateway.requests.service import Gateway
 from gateway.text.chat_template import template_options
@@ -209,23 +211,27 @@ class HttpApi:
         return json_response({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """Return 200, or 503 with the reason if the engine of a base model is not connected or hangs, or if Redis is
-        away and all limits' policy is `closed`. The body has the state of each base model, of all engines together, of
-        Redis, which is pinged, and of the limiter."""
-        limiter, trouble = self._gateway.limiter, self._gateway.models.trouble
+        """Return 200 if requests for at least one base model can be served: status `ready`, or `degraded` if the engine
+        of another one is not connected or hangs. Otherwise return 503, also if Redis is away and all limits' policy is
+        `closed`. With the query parameter `model`, only that base model counts.
+
+        The body has the reason, and the state of each base model, of Redis, which is pinged, and of the limiter. Raises
+        ApiError: MODEL_NOT_FOUND, there is no such base model; INVALID_REQUEST, another parameter is given.
+        """
+        check_parameters(request.query_params, "model")
+        limiter = self._gateway.limiter
         redis = await limiter.ping()
-        closed = "" if limiter.modes != {"closed"} else "limits cannot be checked while Redis is away"
-        ready = not (trouble or closed)
+        found = readiness(self._gateway.models, limiter, request.query_params.get("model", ""))
         state = {
-            "status": "ready" if ready else "not_ready",
-            "reason": trouble or closed or None,
-            "engine": not trouble,
-            "models": {name: found or None for name, found in self._gateway.models.troubles.items()},
+            "status": found.status,
+            "reason": found.reason or None,
+            "engine": found.engines,
+            "models": {name: trouble or None for name, trouble in found.troubles.items()},
             "redis": redis,
             "limiter": limiter.mode,
             "limiter_modes": sorted(limiter.modes),
         }
-        return json_response(state, 200 if ready else 503)
+        return json_response(state, 200 if found.serves else 503)
 
     async def version(self, request: Request) -> Response:
         return json_response({"version": version("loralane")})

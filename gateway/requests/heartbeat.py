@@ -2,7 +2,7 @@
 
 The gateway polls the engine's counters every few seconds. An engine that does not answer for `HANG_SECONDS`, or that
 has running requests and ends no step for that long, counts as hung until it makes progress again. Meanwhile `/ready`
-and grpc.health report the gateway as not ready.
+and grpc.health report that the engine's base model cannot be served.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -137,19 +137,6 @@ class ServedModels:
         """Return, for each base model, a copy of its names and of the names of those adapters that one tenant may
         use."""
         return tuple(_permitted(catalog, tenant) for catalog in self._catalogs())
-
-    @property
-    def troubles(self) -> Mapping[str, str]:
-        """Why the engine of a base model cannot serve requests now, by the model's name; empty where it can."""
-        return {model.name: model.heartbeat.trouble for model in self._models}
-
-    @property
-    def trouble(self) -> str:
-        """Message for operators: why requests for some model cannot be served now. Empty means that all can."""
-        found = {name: trouble for name, trouble in self.troubles.items() if trouble}
-        if len(self._models) == 1:
-            return next(iter(found.values()), "")
-        return "; ".join(f"{name}: {trouble}" for name, trouble in found.items())
 
     def _catalogs(self) -> list[Catalog]:
         return [model.adapters.catalog for model in self._models]

@@ -34,6 +34,7 @@ from gateway.pb import (
     usage_pb2,
     usage_pb2_grpc,
 )
+from gateway.requests.readiness import readiness
 from gateway.requests.service import Gateway
 from gateway.rpc.accounts import TenantAdminService
 from gateway.rpc.admin import AdapterAdminService
@@ -118,7 +119,10 @@ class GrpcServer:
         self._admin = AdapterAdminService(gateway.adapters, keys)
         self._limits = LimitAdminService(LimitAdmin(gateway.limiter), keys)
         services = tuple(name for name in SERVICES if serves_service(surface, name))
-        self._health = EngineHealth(services, lambda: not gateway.models.trouble)
+        names = [name for model in gateway.models for name in model.names]
+        self._health = EngineHealth(
+            services, names, lambda model: readiness(gateway.models, gateway.limiter, model).serves
+        )
         options = _options(max_message_bytes, shared)
         self._server = grpc.aio.server(interceptors=(MalformedRequests(),), options=options)
         self._batches: BatchesService | None = None

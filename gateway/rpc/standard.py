@@ -1,4 +1,4 @@
-"""Standard gRPC services: health (grpc.health.v1), which reports SERVING while the engine is ready, and reflection."""
+"""Standard gRPC services: health (grpc.health.v1), of the server and of each base model, and reflection."""
 
 from __future__ import annotations
 
@@ -17,25 +17,28 @@ WATCH_SECONDS = 0.25
 
 
 class EngineHealth(health_pb2_grpc.HealthServicer):
-    """Health service that reports one status for all `services`, and for the server as a whole under the empty name:
-    SERVING while `ready` returns True, until `stop_serving`; computed on each call. Others are unknown services."""
+    """Health service that reports one status for all `services` and, under the empty name, the server as a whole; and
+    another for each base model, under the model's name. A status is computed on each call: SERVING while `serves`
+    returns True, until `stop_serving`. Other names are unknown services."""
 
-    def __init__(self, services: tuple[str, ...], ready: Callable[[], bool]) -> None:
-        self._services = ("", *services)
-        self._ready = ready
+    def __init__(self, services: Sequence[str], models: Sequence[str], serves: Callable[[str], bool]) -> None:
+        """`serves` returns whether requests for a base model can be served, or for any if the name is empty."""
+        self._model_of = {model: model for model in models} | dict.fromkeys(("", *services), "")
+        """Base model that the status of a service is about, by the service's name; empty means all."""
+        self._serves = serves
         self._stopping = False
 
     async def Check(  # noqa: N802
         self, request: HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> HealthCheckResponse:
-        if request.service not in self._services:
+        if request.service not in self._model_of:
             await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
         return HealthCheckResponse(status=self._status(request.service))
 
     async def List(  # noqa: N802
         self, request: HealthListRequest, context: grpc.aio.ServicerContext
     ) -> HealthListResponse:
-        statuses = {service: HealthCheckResponse(status=self._status(service)) for service in self._services}
+        statuses = {service: HealthCheckResponse(status=self._status(service)) for service in self._model_of}
         return HealthListResponse(statuses=statuses)
 
     async def Watch(  # noqa: N802
@@ -57,9 +60,9 @@ class EngineHealth(health_pb2_grpc.HealthServicer):
         self._stopping = True
 
     def _status(self, service: str) -> HealthCheckResponse.ServingStatus:
-        if service not in self._services:
+        if service not in self._model_of:
             return HealthCheckResponse.SERVICE_UNKNOWN
-        serving = self._ready() and not self._stopping
+        serving = self._serves(self._model_of[service]) and not self._stopping
         return HealthCheckResponse.SERVING if serving else HealthCheckResponse.NOT_SERVING
 
 

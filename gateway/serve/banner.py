@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gateway.config.keys import DEMO_HASHES, DEMO_KEYS
 from gateway.config.tls import TlsConfig
-from gateway.config.whole import DEMO_HASHES, DEMO_KEYS, Config
+from gateway.config.whole import Config
 from gateway.core.tenants import hash_key
 from gateway.requests.served_model import ServedModel
 from gateway.requests.service import Gateway

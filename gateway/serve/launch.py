@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gateway.config.lanes import LanesConfig
 from gateway.config.models import ModelSettings
-from gateway.config.sections import LanesConfig
 from gateway.config.whole import Config
 
 T = TypeVar("T")

@@ -14,7 +14,8 @@ from engine.rpc.stream import EngineUnavailable
 from gateway.accounts.registry import AccountRegistry
 from gateway.adapters.mirror import CONCURRENT_LOADS
 from gateway.adapters.sources import AdapterSources
-from gateway.config.sections import AdaptersConfig, LanesConfig
+from gateway.config.lanes import LanesConfig
+from gateway.config.sections import AdaptersConfig
 from gateway.config.whole import Config
 from gateway.core.errors import ApiError
 from gateway.engines.pool import EnginePool

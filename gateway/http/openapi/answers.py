@@ -178,11 +178,12 @@ class Health(Struct):
 
 
 class Readiness(Struct):
-    status: Literal["ready", "not_ready"]
+    status: Literal["ready", "degraded", "not_ready"]
+    """`degraded` means that some base models can be served and others cannot."""
     reason: str | None
-    """Reason why requests cannot be served now; null while they can."""
+    """Reason why requests for some or all models cannot be served now; null while all can."""
     engine: bool
-    """True if the engines of all base models are connected and make progress."""
+    """True if the engines of all base models, or of the one asked about, are connected and make progress."""
     models: dict[str, str | None]
     """Reason why the engine of a base model cannot serve requests now, by the model's name; null where it can."""
     redis: bool

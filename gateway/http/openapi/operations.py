@@ -96,8 +96,13 @@ def _adapter(method: str, action: str, summary: str, answer: Any = AdapterStatus
 
 
 def _ping(method: str) -> Operation:
-    summary = "Check readiness like /ready, on the path that SageMaker calls."
-    return Operation(method, "/ping", summary, "anyone", answers.Readiness, other={503: answers.Readiness})
+    return _readiness(method, "/ping", "Check readiness like /ready, on the path that SageMaker calls.")
+
+
+def _readiness(method: str, path: str, summary: str) -> Operation:
+    refused = {503: answers.Readiness}
+    faults = MODEL | INVALID
+    return Operation(method, path, summary, "anyone", answers.Readiness, faults=faults, other=refused, query=ONE_MODEL)
 
 
 DRAIN = {
@@ -164,14 +169,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *ACCOUNT_OPERATIONS,
     *LIVE_OPERATIONS,
     Operation("GET", "/health", "Check that the process is alive.", "anyone", answers.Health),
-    Operation(
-        "GET",
-        "/ready",
-        "Check whether requests can be served.",
-        "anyone",
-        answers.Readiness,
-        other={503: answers.Readiness},
-    ),
+    _readiness("GET", "/ready", "Check whether requests can be served, for some base model or for the named one."),
     _ping("GET"),
     _ping("POST"),
     Operation("GET", "/", "Get name, version and gRPC port; browsers get the console.", "anyone", answers.Root),

@@ -14,7 +14,7 @@ import pytest
 
 from engine.rpc.target import EngineTls
 from gateway.config.cluster import ClusterConfig, RayConfig
-from gateway.config.sections import EnginesConfig
+from gateway.config.models import EnginesConfig
 from gateway.serve.launch import StartError
 from gateway.serve.single import running
 from tests.gateway.certificates import Authority

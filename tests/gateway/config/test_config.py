@@ -15,7 +15,8 @@ from engine.rpc.target import EngineTarget, EngineTls, is_loopback
 from gateway.cli.serve import _with_model
 from gateway.config import whole as config_module
 from gateway.config.file import ConfigError
-from gateway.config.sections import BatchLane, EnginesConfig, LaneConfig, LanesConfig
+from gateway.config.lanes import BatchLane, LaneConfig, LanesConfig
+from gateway.config.models import EnginesConfig
 from gateway.config.whole import Config, demo_config, load_config
 from gateway.core.limits import Limits
 from gateway.core.tenants import Tenant, hash_key

@@ -8,16 +8,8 @@ import pytest
 from engine.core.types import Lane
 from gateway.config.changes import changes, leftovers, merge_live_sections, need_restart
 from gateway.config.file import ConfigError
-from gateway.config.sections import (
-    AdaptersConfig,
-    AdminConfig,
-    BatchLane,
-    InteractiveLane,
-    LanesConfig,
-    LimitsConfig,
-    RedisConfig,
-    TenantConfig,
-)
+from gateway.config.lanes import BatchLane, InteractiveLane, LanesConfig
+from gateway.config.sections import AdaptersConfig, AdminConfig, LimitsConfig, RedisConfig, TenantConfig
 from gateway.config.whole import Config
 from gateway.core.limits import Limits
 from gateway.core.tenants import Tenant, hash_key, key_id

@@ -11,7 +11,8 @@ from gateway.cli.serve import _with_adapters, _with_engine, _with_model
 from gateway.config.changes import changes, leftovers, merge_live_sections, need_restart
 from gateway.config.explain import explain
 from gateway.config.file import ConfigError
-from gateway.config.sections import EMBEDDED_NAME, LanesConfig
+from gateway.config.lanes import LanesConfig
+from gateway.config.models import EMBEDDED_NAME
 from gateway.config.whole import Config, load_config
 from gateway.serve.launch import Launch, share_of
 

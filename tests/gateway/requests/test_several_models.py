@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fakes import ACME, BASE, FakeEngine, GatewayApp, build_gateway_app, tiny_tokenizer, write_adapter
 from grpc_app import as_key, ask, open_grpc_app, refused
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListRequest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.core.types import Lane
@@ -110,15 +110,42 @@ async def test_tokens_are_those_of_the_named_model(gateway_app):
     assert long.json()["error"]["code"] == "context_length_exceeded"
 
 
-async def test_ready_names_the_model_whose_engine_is_away_and_the_other_one_serves(gateway_app):
+AWAY = "the engine is not connected"
+
+
+async def test_a_gateway_whose_one_model_is_away_is_degraded_and_serves_the_other(gateway_app):
     engine_of(gateway_app).ready = False
     async with gateway_app.client(None) as client:
         answer = await client.get("/ready")
-    trouble = "the engine is not connected"
-    assert (answer.status_code, answer.json()["reason"]) == (503, f"{SMALL}: {trouble}")
-    assert answer.json()["models"] == {BASE: None, SMALL: trouble}
+        named = [await client.get("/ready", params={"model": name}) for name in (BASE, SMALL)]
+    found = answer.json()
+    assert (answer.status_code, found["status"], found["reason"]) == (200, "degraded", f"{SMALL}: {AWAY}")
+    assert (found["models"], found["engine"]) == ({BASE: None, SMALL: AWAY}, False)
+    assert [(one.status_code, one.json()["status"]) for one in named] == [(200, "ready"), (503, "not_ready")]
+    assert (named[1].json()["reason"], named[1].json()["models"]) == (AWAY, {SMALL: AWAY})
     assert (await chat(gateway_app, "pirate")).status_code == 200
     assert (await chat(gateway_app, SMALL)).json()["error"]["code"] == "engine_unavailable"
+
+
+async def test_a_gateway_that_can_serve_no_model_is_not_ready(gateway_app):
+    gateway_app.engine.ready = engine_of(gateway_app).ready = False
+    async with gateway_app.client(None) as client:
+        answer = await client.get("/ready")
+        assert (answer.status_code, answer.json()["status"]) == (503, "not_ready")
+        assert answer.json()["reason"] == f"{BASE}: {AWAY}; {SMALL}: {AWAY}"
+        gateway_app.engine.ready = engine_of(gateway_app).ready = True
+        gateway_app.limiter.modes = frozenset(("closed",))
+        answer = await client.get("/ready", params={"model": SMALL})
+        assert (answer.status_code, answer.json()["reason"]) == (503, "limits cannot be checked while Redis is away")
+
+
+async def test_ready_refuses_a_model_that_does_not_exist_and_a_parameter_that_it_does_not_know(gateway_app):
+    async with gateway_app.client(None) as client:
+        for name in ("other", "pirate"):
+            unknown = await client.get("/ready", params={"model": name})
+            assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+            assert f"there are {BASE}, {SMALL}" in unknown.json()["error"]["message"]
+        assert (await client.get("/ready", params={"modle": SMALL})).status_code == 400
 
 
 async def test_lanes_are_full_by_model(tmp_path):
@@ -263,7 +290,23 @@ async def test_grpc_serves_and_administers_both_models(tmp_path):
         assert {lane.model for lane in listed.lanes} == {SMALL}
         found = await requests.List(operations.ListRequestsRequest(), metadata=as_key("admin"))
         assert found.total == 0
-        assert (await api.health.Check(HealthCheckRequest())).status == HealthCheckResponse.SERVING
+
+
+async def test_grpc_health_is_serving_while_some_model_is_and_has_a_status_for_each(tmp_path):
+    serving, away = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
+    async with open_grpc_app(tmp_path, others={SMALL: small_engine()}) as api:
+
+        async def statuses() -> list[int]:
+            names = ("", "loralane.v1.Generation", BASE, SMALL)
+            return [(await api.health.Check(HealthCheckRequest(service=name))).status for name in names]
+
+        assert await statuses() == [serving] * 4
         engine_of(api.gateway_app).ready = False
-        assert (await api.health.Check(HealthCheckRequest())).status == HealthCheckResponse.NOT_SERVING
-        engine_of(api.gateway_app).ready = True
+        assert await statuses() == [serving, serving, serving, away]
+        api.gateway_app.engine.ready = False
+        assert await statuses() == [away] * 4
+        listed = await api.health.List(HealthListRequest())
+        assert {"", BASE, SMALL, "loralane.v1.Generation"} <= set(listed.statuses)
+        unknown = await refused(api.health.Check(HealthCheckRequest(service="other")))
+        assert unknown.code == "NOT_FOUND"
+        engine_of(api.gateway_app).ready = api.gateway_app.engine.ready = True

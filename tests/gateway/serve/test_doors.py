@@ -22,7 +22,8 @@ from rich.console import Console
 
 from engine.config import EngineConfig
 from gateway.config.file import ConfigError
-from gateway.config.sections import AdminConfig, GrpcConfig, HttpConfig, ModelConfig
+from gateway.config.models import ModelConfig
+from gateway.config.sections import AdminConfig, GrpcConfig, HttpConfig
 from gateway.config.tls import TlsConfig
 from gateway.config.whole import Config, TenantConfig, parse_config
 from gateway.core.tenants import Tenant, hash_key

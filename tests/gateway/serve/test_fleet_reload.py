@@ -12,13 +12,12 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.demo import DEMO_ADAPTERS
+from gateway.config.lanes import InteractiveLane, LanesConfig
 from gateway.config.sections import (
     AdaptersConfig,
     AdminConfig,
     GrpcConfig,
     HttpConfig,
-    InteractiveLane,
-    LanesConfig,
     ObservabilityConfig,
     RedisConfig,
     TenantConfig,

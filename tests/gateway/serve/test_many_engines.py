@@ -19,14 +19,12 @@ from fakes import tiny_tokenizer
 from engine.config import EngineConfig
 from engine.demo import DEMO_ADAPTERS
 from engine.rpc.target import EngineTarget, EngineTls
-from gateway.config.models import ModelSettings
+from gateway.config.models import EnginesConfig, ModelConfig, ModelSettings
 from gateway.config.sections import (
     AdaptersConfig,
     AdminConfig,
-    EnginesConfig,
     GrpcConfig,
     HttpConfig,
-    ModelConfig,
     ObservabilityConfig,
     RedisConfig,
     TenantConfig,

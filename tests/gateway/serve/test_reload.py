@@ -9,7 +9,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from gateway.config.file import ConfigError
-from gateway.config.sections import InteractiveLane, LanesConfig
+from gateway.config.lanes import InteractiveLane, LanesConfig
 from gateway.config.whole import Config
 from gateway.serve.reload import reload, reloading
 

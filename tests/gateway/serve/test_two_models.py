@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,21 +20,20 @@ from rich.console import Console
 
 from engine.config import EngineConfig
 from engine.demo import DEMO_ADAPTERS
-from gateway.config.models import ModelSettings
+from gateway.config.lanes import InteractiveLane, LanesConfig
+from gateway.config.models import ModelConfig, ModelSettings
 from gateway.config.sections import (
     AdaptersConfig,
     AdminConfig,
     GrpcConfig,
     HttpConfig,
-    InteractiveLane,
-    LanesConfig,
-    ModelConfig,
     ObservabilityConfig,
     RedisConfig,
     TenantConfig,
 )
 from gateway.config.whole import Config
 from gateway.core.tenants import Tenant, hash_key
+from gateway.engines.pool import EnginePool
 from gateway.serve.fleet import running_fleet
 from gateway.serve.launch import Launch, StartError
 from gateway.serve.single import running
@@ -180,6 +181,43 @@ async def test_a_reload_applies_the_lanes_of_each_model(served, launch):
     assert f'loralane_slo_goal_seconds{{goal="ttft",lane="interactive",model_name="{LARGE}"}} 0.5' in text
     assert lanes[0]["ttft_goal_seconds"] == 0.125
     assert await served.apply(launch.config) == {}
+
+
+async def test_nothing_listens_before_every_model_has_an_engine_that_serves(launch, tmp_path, monkeypatch):
+    """A load balancer must not count a gateway that is still starting as ready."""
+    waiting, go_on, wait_serving = asyncio.Event(), asyncio.Event(), EnginePool.wait_serving
+    waited = []
+
+    async def wait(engines: EnginePool, count: int) -> None:
+        await wait_serving(engines, count)
+        waited.append(engines)
+        if len(waited) == 2:
+            waiting.set()
+            await go_on.wait()
+
+    monkeypatch.setattr(EnginePool, "wait_serving", wait)
+    port = free_port()
+    config = replace(launch.config, http=replace(launch.config.http, port=port))
+
+    async def serve() -> None:
+        async with running(replace(launch, config=config, data_dir=tmp_path / "data")), httpx.AsyncClient() as http:
+            answer = await http.get(f"http://127.0.0.1:{port}/ready")
+            assert (answer.status_code, answer.json()["status"]) == (200, "ready")
+
+    serving = asyncio.create_task(serve())
+    async with asyncio.timeout(120):
+        await waiting.wait()
+    async with httpx.AsyncClient() as http:
+        with pytest.raises(httpx.ConnectError):
+            await http.get(f"http://127.0.0.1:{port}/ready")
+    go_on.set()
+    await serving
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 async def test_a_start_names_the_model_whose_template_cannot_be_used(launch, tmp_path):

@@ -45,6 +45,7 @@ class RayEngines:
         self._directory = directory
         self._lease = lease
         self._is_owner = False
+        self._is_published = True
         self._task: asyncio.Task[None] | None = None
 
     def set_goals(self, goals: Mapping[str, Mapping[Lane, LaneGoals]]) -> None:
@@ -72,8 +73,11 @@ class RayEngines:
         while True:
             try:
                 await self._look()
+                self._is_published = True
             except (ApiError, *FAILURES) as error:  # the engines go on, and gateways keep those that they know
-                log.warning("engines_not_published", reason=str(error))
+                if self._is_published:
+                    log.warning("engines_not_published", reason=str(error))
+                self._is_published = False
             except Exception:  # a bug: without another look, no engine is replaced again
                 log.exception("ray_engines_failed")
             await asyncio.sleep(LOOK_SECONDS)

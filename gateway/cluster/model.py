@@ -30,6 +30,8 @@ LEAVE_SECONDS = 60.0
 class WatchedEngine:
     """One engine on the cluster, its connection and its last news."""
 
+    orders: str
+    """What the actor that hosts the engine has to know."""
     address: str = ""
     client: EngineClient | None = None
     news: pb.EngineNews | None = None
@@ -110,7 +112,7 @@ class ModelOnRay:
     @property
     def wanted(self) -> dict[str, WantedEngine]:
         """The engines that Ray should run, by the names that `look` finds in its reports."""
-        return {self._id(name): WantedEngine(self._resources, self._orders(name)) for name in self._engines}
+        return {self._id(name): WantedEngine(self._resources, engine.orders) for name, engine in self._engines.items()}
 
     async def look(self, reports: Reports, now: float) -> None:
         """Take in what Ray reports of the engines, and add or remove one as their loads need it. `now` is in seconds on
@@ -144,7 +146,7 @@ class ModelOnRay:
 
     def _add(self) -> None:
         name = next(name for name in map("ray-{}".format, count()) if name not in self._engines)
-        self._engines[name] = WatchedEngine()
+        self._engines[name] = WatchedEngine(self._orders(name))
         log.info("engine_wanted", model=self.name, engine=name)
 
     async def _send_away(self, staying: dict[str, WatchedEngine], now: float) -> None:

@@ -79,7 +79,11 @@ class RayProcess:
 
     async def _run(self) -> None:
         while True:
-            code = await self._run_once()
+            try:
+                code = await self._run_once()
+            except (ValueError, OSError):  # no report, one that is too long, or no processes left
+                log.exception("ray_process_failed")
+                code = None
             if self._connected is not None and not self._connected.done():
                 self._connected.set_exception(RayError(self.reports.problem or f"the Ray process ended ({code})"))
                 return

@@ -57,16 +57,15 @@ class Scaler:
         """Return how many engines there should be. Call this about once a second.
 
         While engines that were asked for have not begun to serve, no more are asked for: their effect is not known yet.
+        One that finds no room is given up once the others are idle.
 
         Args:
             loads: the engines that serve.
             now: seconds on a monotonic clock.
         """
-        if len(loads) < self._wanted:
-            self._short_since = self._idle_since = None
-            return self._wanted
         pressure = self.pressure(loads)
-        self._short_since = self._since(self._short_since, pressure > GROW_AT, now)
+        is_short = pressure > GROW_AT and len(loads) >= self._wanted
+        self._short_since = self._since(self._short_since, is_short, now)
         self._idle_since = self._since(self._idle_since, self._can_shrink(loads, pressure), now)
         if self._short_since is not None and now - self._short_since >= GROW_SECONDS:
             factor = min(pressure / GROW_AT, MOST_AT_ONCE)
@@ -85,7 +84,10 @@ class Scaler:
 
     def _can_shrink(self, loads: Sequence[EngineLoad], pressure: float) -> bool:
         """Return whether one engine less would still have slots to spare, and no lane is near its goal."""
-        slots = sum(load.slots for load in loads) * (len(loads) - 1) / len(loads)
+        if not loads:
+            return False
+        remaining = min(len(loads), self._wanted - 1)  # engines that do not serve yet are given up first
+        slots = sum(load.slots for load in loads) * remaining / len(loads)
         return pressure <= GROW_AT and sum(load.requests for load in loads) <= SHRINK_AT * slots
 
     def _want(self, count: int) -> None:

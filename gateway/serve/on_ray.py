@@ -49,7 +49,7 @@ async def engines_on_ray(launch: Launch, store: str) -> AsyncIterator[RayEngines
 
 def _orders(launch: Launch, model: str, settings: ModelSettings, ray: RayConfig) -> Callable[[str], str]:
     """Return the function that makes the orders of an engine of a base model, by the engine's name."""
-    source = Path(settings.model.source)
+    settings, source = replace(settings, preload={}), Path(settings.model.source)  # gateways load the adapters
     if source.exists():  # the actor runs in another folder
         settings = replace(settings, model=replace(settings.model, source=str(source.resolve())))
     cores = None if ray.resources.get("GPU") else ray.resources.get("CPU", 1.0)

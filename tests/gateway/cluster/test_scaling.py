@@ -59,3 +59,10 @@ def test_an_engine_that_was_lost_is_waited_for():
     scaler = Scaler(3, 4, GOALS)
     assert follow(scaler, [load(interactive=9.0)] * 2, 600) == 3
     assert follow(scaler, [], 600, began=1000.0) == 3
+
+
+def test_an_engine_that_finds_no_room_is_given_up_when_the_others_are_idle():
+    scaler = Scaler(1, 4, GOALS)
+    assert follow(scaler, [load(interactive=9.0)], GROW_SECONDS) == 2
+    assert follow(scaler, [load(requests=6)], 600, began=1000.0) == 2
+    assert follow(scaler, [load(requests=5)], SHRINK_SECONDS, began=2000.0) == 1

@@ -29,11 +29,18 @@ def _live_from(read: ModelSettings, running: ModelSettings) -> ModelSettings:
 
 
 def need_restart(running: Config, read: Config) -> list[str]:
-    """Return the names of the sections that differ and are not in LIVE. Values are left out: they may be secret."""
+    """Return the names of the sections and of the entries of `models` that differ and that a reload does not apply.
+    Values are left out: they may be secret."""
     running = merge_live_sections(running, read)
-    names = [section.name for section in fields(Config) if section.name not in LIVE]
+    names = [section.name for section in fields(Config) if section.name not in (*LIVE, "models")]
     differing = [name for name in names if getattr(running, name) != getattr(read, name)]
-    return list(dict.fromkeys(IN_SECTION.get(name, name) for name in differing))
+    return [*dict.fromkeys(IN_SECTION.get(name, name) for name in differing), *_differing_models(running, read)]
+
+
+def _differing_models(running: Config, read: Config) -> list[str]:
+    names = dict.fromkeys((*running.models, *read.models))
+    differing = [f"models.{name}" for name in names if running.models.get(name) != read.models.get(name)]
+    return differing or (["the order of models"] if list(running.models) != list(read.models) else [])
 
 
 def changes(before: Config, after: Config) -> list[str]:
@@ -56,7 +63,7 @@ def leftovers(before: Config, after: Config) -> list[str]:
     because the file of another gateway may still name them."""
     adapters = before.preloaded().keys() - after.preloaded().keys()
     tenants = before.tenants.keys() - after.tenants.keys()
-    lines = [f"! adapters.preload.{name}: is served until it is unloaded" for name in sorted(adapters)]
+    lines = [f"! {before.preload_place(name)}: is served until it is unloaded" for name in sorted(adapters)]
     return lines + [f"! tenants.{name}: stays until it is deleted" for name in sorted(tenants)]
 
 

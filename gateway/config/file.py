@@ -19,6 +19,8 @@ from engine.core.types import Lane
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
+MERGE = "tag:yaml.org,2002:merge"
+
 T = TypeVar("T")
 
 
@@ -52,6 +54,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if key_node.tag == MERGE:  # `<<: *anchor`, which SafeLoader replaces by the anchor's keys
+                continue
             key = self.construct_object(key_node, deep=True)
             if key in seen:
                 raise ConfigError(f"line {key_node.start_mark.line + 1}: {key} is given twice")
@@ -178,8 +182,10 @@ def build(cls: type[T], value: Any, where: str, base: Path, **given: Any) -> T:
     except ConfigError:
         raise
     except ValueError as error:
-        text = str(error)
-        raise ConfigError(text if text.startswith(f"{where}.") else f"{where}: {text}") from error
+        text, last = str(error), where.rpartition(".")[2]
+        if text.startswith(f"{last}."):  # it names the setting, from the name of the section on
+            raise ConfigError(f"{where}{text.removeprefix(last)}") from error
+        raise ConfigError(f"{where}: {text}") from error
 
 
 def read_each(section: Mapping[str, Any], read: Callable[[str, Any], T]) -> dict[str, T]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,13 +21,23 @@ OWN_KEYS = ("source", "chat_template", "tool_parser")
 ALONE = ("model", "engine")
 """Sections that are the short form for one base model. A file has either these or the section `models`."""
 
-EMBEDDED, EMBEDDED_NAME = "embedded", "smollm2-135m-instruct"
+NAME = re.compile(r"(?=.{1,128}\Z)[A-Za-z0-9][A-Za-z0-9_.:-]*(/[A-Za-z0-9][A-Za-z0-9_.:-]*)*")
+"""Valid names of base models, such as `org/name`. They stand in URLs, keys of Redis and names of folders."""
+NAME_RULE = (
+    "a name of a base model is 1 to 128 letters, digits, '_', '.', '-' or ':', perhaps in parts with '/' between them, "
+    "and each part begins with a letter or digit"
+)
+EMBEDDED, EMBEDDED_NAME, UNNAMED = "embedded", "smollm2-135m-instruct", "model"
 
 
 def served_name(source: str) -> str:
     """Return the name that clients use for a base model without a configured name: EMBEDDED_NAME for the embedded
-    model, else the last part of its path or id in lower case, without .gguf."""
-    return EMBEDDED_NAME if source == EMBEDDED else Path(source).name.removesuffix(".gguf").lower()
+    model, else the last part of its path or id in lower case, without .gguf, with `-` for characters that a name cannot
+    have; UNNAMED if that leaves nothing."""
+    if source == EMBEDDED:
+        return EMBEDDED_NAME
+    part = Path(source).name.removesuffix(".gguf").lower()
+    return re.sub(r"[^a-z0-9_.:-]+", "-", part).lstrip("_.:-").rstrip("-")[:128] or UNNAMED
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +53,10 @@ class ModelConfig:
     tool_parser: ToolParserName = "auto"
     """Format in which the model writes tool calls: hermes or llama3. With `none` tool calls are not parsed. `auto`
     means the format that the chat template uses."""
+
+    def __post_init__(self) -> None:
+        if self.name and not NAME.fullmatch(self.name):
+            raise ValueError(f"{self.name!r} cannot be the name: {NAME_RULE}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +143,23 @@ def read_models(value: Any, lanes: Any, base: Path, engine: EngineParts) -> dict
     section = as_mapping(value, "models")
     if not section:
         raise ConfigError("models: names no model")
-    return read_each(section, lambda name, item: _model(name, item, lanes, base, engine))
+    common = _valid_lanes(lanes, base)
+    return read_each(section, lambda name, item: _model(name, item, common, base, engine))
+
+
+def _valid_lanes(lanes: Any, base: Path) -> Any:
+    """Return the section `lanes` of the file if it is valid, otherwise an empty one: its problems are reported at its
+    own place, and not also for each model."""
+    try:
+        convert(lanes, LanesConfig, "lanes", base)
+    except ConfigError:
+        return {}
+    return lanes
 
 
 def _model(name: str, value: Any, lanes: Any, base: Path, engine: EngineParts) -> ModelSettings:
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"models: {name!r} cannot be the name of an entry: {NAME_RULE}")
     where, problems = f"models.{name}", Problems()
     section, parts = as_mapping(value, where), dict[str, Any]()
     with problems.noting():
@@ -160,7 +188,7 @@ def _merged(common: Any, own: Any, where: str) -> dict[str, Any]:
     """Return the section `lanes` of a model: its own values, and those of the file's section `lanes` for the others."""
     shared, section = as_mapping(common, "lanes"), as_mapping(own, where)
     return {
-        lane: {**as_mapping(shared.get(lane), f"lanes.{lane}"), **as_mapping(section.get(lane), f"{where}.{lane}")}
+        lane: {**(shared.get(lane) or {}), **as_mapping(section.get(lane), f"{where}.{lane}")}
         for lane in dict.fromkeys((*shared, *section))
     }
 

@@ -171,6 +171,11 @@ class Config:
         """Return the folders of the adapters to load at start, for all base models, by the adapters' names."""
         return {name: path for settings in self.served.values() for name, path in settings.preload.items()}
 
+    def preload_place(self, adapter: str) -> str:
+        """Return the place in the file of an adapter to load at start, for messages."""
+        owner = [f"models.{name}." for name, settings in self.models.items() if adapter in settings.preload]
+        return f"{''.join(owner)}adapters.preload.{adapter}"
+
     def with_served(self, change: Callable[[str, ModelSettings], ModelSettings]) -> Config:
         """Return a copy in which the lanes and preloaded adapters of each base model are those that `change` returns
         for the model's name and settings."""

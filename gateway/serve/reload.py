@@ -61,7 +61,7 @@ async def reload(read: Read, running: Config, apply: ApplyConfig, console: Conso
     for line in told:
         _tell(console, line)
     for name, reason in (await apply(config)).items():
-        _tell(console, f"! adapters.preload.{name}: {reason}")
+        _tell(console, f"! {config.preload_place(name)}: {reason}")
     _tell(console, "reloaded" if told else "reloaded: the file says what it said before")
     return config
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from gateway.config.changes import changes, leftovers, merge_live_sections, need
 from gateway.config.explain import explain
 from gateway.config.file import ConfigError
 from gateway.config.lanes import LanesConfig
-from gateway.config.models import EMBEDDED_NAME
+from gateway.config.models import EMBEDDED_NAME, ModelConfig
 from gateway.config.whole import Config, load_config
 from gateway.serve.launch import Launch, share_of
 
@@ -55,6 +56,13 @@ def test_each_model_has_its_own_settings_and_the_common_lanes_where_it_sets_none
     assert small.engine_config(Path("/prepared")).interactive.ttft_s == 3
 
 
+def test_a_model_may_take_settings_of_another_by_an_anchor(load):
+    large, small = "large: &settings {source: x, tool_parser: none}", "small: {<<: *settings, source: y}"
+    config = load(f"models:\n  {large}\n  {small}\n")
+    assert [one.model.tool_parser for one in config.served.values()] == ["none", "none"]
+    assert config.served["small"].model.source == "y"
+
+
 def test_one_model_has_the_short_form():
     config = Config()
     assert list(config.served) == [EMBEDDED_NAME]
@@ -76,6 +84,7 @@ def test_one_model_has_the_short_form():
         ("models: {a: {source: x, engine: {replicas: 0}}}\n", "models.a.engine: replicas must be from 1"),
         ("models: {a: {source: x, lanes: {batch: {ttft: 1}}}}\n", "models.a.lanes.batch.ttft: unknown key"),
         ("models: {a: {source: x, adapters: {roots: [/a]}}}\n", "models.a.adapters.roots: unknown key"),
+        ("models: {a: {source: x, engine: {memory_gb: -1}}}\n", "models.a.engine.memory_gb must be finite"),
         (
             "models: {a: {source: x, adapters: {preload: {t: /t}}}, b: {source: y, adapters: {preload: {t: /u}}}}\n",
             "models.b.adapters.preload.t: is also an adapter of a",
@@ -89,6 +98,39 @@ def test_one_model_has_the_short_form():
 def test_contradictions_are_refused_by_name(load, text, message):
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
         load(text)
+
+
+@pytest.mark.parametrize("lanes", ["{interactive: {ttft: 1}}", "{fast: {}}", "{batch: {itl_s: -1}}", "{batch: 3}"])
+def test_a_problem_of_the_common_lanes_is_reported_once_at_its_own_place(load, lanes):
+    with pytest.raises(ConfigError) as caught:
+        load(f"models: {{a: {{source: x}}, b: {{source: y}}}}\nlanes: {lanes}\n")
+    [problem] = str(caught.value).splitlines()
+    assert problem.startswith("lanes")
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", "my model", "../up", "a/../b", "org//name", "/a", "a/", ".hidden", "a" * 129]
+)
+def test_a_name_that_no_model_can_have_is_refused_with_the_rule(load, name):
+    for text in (f'models: {{"{name}": {{source: x}}}}\n', f'model: {{source: x, name: "{name}"}}\n'):
+        if name or "models" in text:
+            with pytest.raises(ConfigError, match=f"^model.*{re.escape(repr(name))}.*letters, digits") as caught:
+                load(text)
+            assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["large", "org/name", "Org/Name-1.5_b", "llama3:8b", "0"])
+def test_usual_names_of_models_are_taken(load, name):
+    assert list(load(f'models: {{"{name}": {{source: x}}}}\n').served) == [name]
+    assert list(load(f'model: {{source: x, name: "{name}"}}\n').served) == [name]
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [("/models/My Model (v2)", "my-model-v2"), ("acme/Small", "small"), ("/", "model"), ("a/..", "model")],
+)
+def test_a_source_gives_a_name_that_a_model_may_have(source, name):
+    assert list(Config(model=ModelConfig(source=source)).served) == [name]
 
 
 def test_options_that_are_about_the_only_model_are_refused(load):
@@ -111,11 +153,31 @@ def test_a_reload_applies_lanes_and_adapters_of_each_model_and_names_the_rest(lo
         f"- models.large.adapters.preload.support: {before.preloaded()['support']}",
         "  models.large.lanes.interactive.ttft_s: 0.5 -> 0.25",
     ]
-    assert leftovers(before, after) == ["! adapters.preload.support: is served until it is unloaded"]
+    assert leftovers(before, after) == ["! models.large.adapters.preload.support: is served until it is unloaded"]
     assert merge_live_sections(before, after) == after
     other = load(TWO.replace("memory_gb: 48", "memory_gb: 40"))
-    assert need_restart(before, other) == ["models"]
+    assert need_restart(before, other) == ["models.large"]
     assert merge_live_sections(before, other) == before
+
+
+def test_a_reload_tells_that_models_in_another_order_or_with_other_names_need_a_restart(load):
+    config = load(TWO)
+    large, small = config.models.items()
+    swapped = replace(config, models=dict([small, large]))
+    assert need_restart(config, swapped) == ["the order of models"]
+    assert list(merge_live_sections(config, swapped).models) == list(config.models)
+    renamed = replace(config, models={"large": large[1], "tiny": small[1]})
+    assert need_restart(config, renamed) == ["models.org/small", "models.tiny"]
+    assert need_restart(config, replace(config, models=dict([large]))) == ["models.org/small"]
+
+
+def test_an_adapter_that_is_named_for_another_model_is_no_leftover(load):
+    moved = load(
+        TWO.replace("adapters: {preload: {support: loras/support}}", "").replace(
+            "    source: acme/small\n", "    source: acme/small\n    adapters: {preload: {support: loras/support}}\n"
+        )
+    )
+    assert leftovers(load(TWO), moved) == []
 
 
 def test_gateway_processes_share_the_lanes_of_each_model(load):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import io
 from dataclasses import replace
+from pathlib import Path
 
 from rich.console import Console
 
+from engine.config import EngineConfig
 from gateway.config.file import ConfigError
 from gateway.config.lanes import InteractiveLane, LanesConfig
+from gateway.config.models import ModelConfig, ModelSettings
 from gateway.config.whole import Config
 from gateway.serve.reload import reload, reloading
 
@@ -37,6 +40,14 @@ async def test_what_has_changed_is_told_and_taken_up():
         "! adapters.preload.tone: no such folder",
         "reloaded",
     ]
+
+
+async def test_an_adapter_of_one_of_several_models_that_cannot_be_served_is_told_at_its_place():
+    tone = ModelSettings(ModelConfig("x", "small"), EngineConfig(model=""), preload={"tone": Path("/tone")})
+    read = Config(models={"large": replace(tone, preload={}), "small": tone})
+    taken = Taken({"tone": "no such folder"})
+    await reload(lambda: read, read, taken.apply, taken.console)
+    assert "! models.small.adapters.preload.tone: no such folder" in taken.text.getvalue().splitlines()
 
 
 async def test_what_needs_a_restart_is_named_and_left():

@@ -1,15 +1,16 @@
 """The adapters of all base models of a gateway, as operators see and change them.
 
-Each base model has a registry of its own. A name belongs to one model: a registry refuses names that another has. If
-two gateways load one name into two models at the same time, both registries have it; then every gateway serves the
-adapter of the model that comes first in the configuration (`gateway.core.routing`), and the other is listed with an
-error until an operator unloads it.
+Each base model has a registry of its own. A name belongs to one model (`gateway.adapters.names`). Should two models
+have one name nevertheless, because it was configured while Redis was away, then every gateway serves the adapter of the
+model that comes first in the configuration (`gateway.core.routing`), and the other is listed with an error until an
+operator unloads it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.adapters.mirror import AdapterFetcher
+from gateway.adapters.names import AdapterNames, NameLocks
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.status import AdapterStatus
 from gateway.config.models import served_name
@@ -36,7 +38,11 @@ class AdapterAdmin:
     """Finds the registry that an operator's call is about, and combines what the registries tell."""
 
     def __init__(
-        self, registries: Sequence[AdapterRegistry], sources: AdapterFetcher, origins: Mapping[str, str] | None = None
+        self,
+        registries: Sequence[AdapterRegistry],
+        sources: AdapterFetcher,
+        origins: Mapping[str, str] | None = None,
+        locks: NameLocks | None = None,
     ) -> None:
         """
         Args:
@@ -44,12 +50,14 @@ class AdapterAdmin:
                 another has.
             sources: finds the files of adapters.
             origins: configured source of each base model (a path or an id), by the model's name.
+            locks: locks of adapters' names. None means that no other gateway changes the registries.
         """
         self._registries = {registry.base_model: registry for registry in registries}
         self._sources = sources
         self._origins = origins or {}
+        names = AdapterNames(registries, locks)
         for registry in registries:
-            registry.share_names([other for other in registries if other is not registry])
+            registry.share_names(names)
 
     @property
     def next_changes(self) -> list[asyncio.Event]:
@@ -57,13 +65,15 @@ class AdapterAdmin:
         return [registry.next_change for registry in self._registries.values()]
 
     def of(self, name: str, base_model: str = "") -> AdapterRegistry:
-        """Return the registry of the adapter `name`: that of `base_model` if that is given, else the first registry
-        that has the name or, if none has it, the first of all, which will report that. Raises ApiError
-        (INVALID_REQUEST) if there is no such base model."""
+        """Return the registry of the adapter `name` (no alias): that of `base_model` if that is given, else the first
+        registry that has the name, or the first in which an unloaded adapter of that name still drains, or the first of
+        all, which will report that there is none. Raises ApiError (INVALID_REQUEST) if there is no such base model."""
         if base_model:
             return self._named(base_model)
         registries = list(self._registries.values())
-        return next((registry for registry in registries if registry.has(name)), registries[0])
+        has = (registry for registry in registries if name in registry.records)
+        drains = (registry for registry in registries if registry.is_draining(name))
+        return next(chain(has, drains, registries))
 
     async def to_load(self, name: str, source: str, base_model: str = "") -> AdapterRegistry:
         """Return the registry to load the adapter at `source` into as `name`: that of `base_model`; if that is empty,
@@ -75,7 +85,7 @@ class AdapterAdmin:
         if base_model or len(self._registries) == 1:
             return self.of(name, base_model)
         known = self.of(name)
-        return known if known.has(name) else await self._made_for(source)
+        return known if name in known.records else await self._made_for(source)
 
     async def statuses(self) -> list[AdapterStatus]:
         """Return the status of all adapters, sorted by name. If adapters of two base models have one name, the one that

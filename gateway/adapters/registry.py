@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -22,11 +22,11 @@ from engine.core.types import AdapterHash
 from engine.rpc.client import EngineApi
 from engine.rpc.stream import EngineUnavailable
 from gateway.adapters.mirror import AdapterFetcher, AdapterMirror
+from gateway.adapters.names import AdapterNames
 from gateway.adapters.record import (
     AdapterRecord,
     check_drain,
     check_name,
-    name_conflict,
     new_record,
     tenant_list,
     with_alias,
@@ -70,12 +70,11 @@ class AdapterRegistry:
         self._sources = sources
         self.base_model = base_names[0]
         self._base_names = base_names
-        self._others: tuple[AdapterRegistry, ...] = ()
+        self._names = AdapterNames([self])
         self._clock = clock
         self._versions = AdapterVersions(engine)
         self._mirror = AdapterMirror(self._versions, sources, drain_seconds)
         self._log = RegistryLog(store, self._mirror, "adapter")
-        self._changing: set[str] = set()
         self._draining: dict[str, asyncio.Task[int]] = {}
 
     @property
@@ -108,14 +107,22 @@ class AdapterRegistry:
         """Event that is set at the next change of the registry. Each change replaces it, so fetch it anew."""
         return self._log.next_change
 
-    def share_names(self, others: Sequence[AdapterRegistry]) -> None:
-        """Refuse, from now on, new names that the base models or adapters of other registries have. `others` are the
-        registries of this gateway's other base models."""
-        self._others = tuple(others)
+    def share_names(self, names: AdapterNames) -> None:
+        """Refuse, from now on, new names that the base models or adapters of other registries in `names` have."""
+        self._names = names
 
-    def has(self, name: str) -> bool:
-        """Return whether the registry has an adapter of this name (no alias), or one whose requests still drain."""
-        return name in self.records or name in self._draining
+    async def has_stored(self, name: str) -> bool:
+        return await self._store.knows(name)
+
+    async def seed_of(self, name: str) -> str | None:
+        return await self._store.seed(name)
+
+    async def give_up(self, record: AdapterRecord, taker: str) -> None:
+        await self._log.remove(record, None, seed=f"moved to {taker}")
+
+    def is_draining(self, name: str) -> bool:
+        """Return whether requests of an adapter that had this name (no alias) still run after its unload."""
+        return name in self._draining
 
     def drain_for(self, seconds: float) -> None:
         """Set how long requests may continue with a version that is replaced or unloaded, in seconds."""
@@ -165,9 +172,9 @@ class AdapterRegistry:
                 is taken and `replace` is off; ADAPTER_CONFLICT, another change of this name is under way or was faster;
                 REGISTRY_UNAVAILABLE; ENGINE_UNAVAILABLE.
         """
-        self._check_name(name, "lora_name")
+        self._names.check(self, name, "lora_name")
         allowed = tenant_list(tenants)
-        with self._change(name):
+        with self._names.changing(name):
             previous = self.records.get(name)
             if previous is not None and not replace:
                 raise ApiError(Fault.ADAPTER_EXISTS, f"the adapter {name!r} is already loaded", "lora_name")
@@ -176,7 +183,7 @@ class AdapterRegistry:
     async def reload(self, name: str) -> bool:
         """Read an adapter's source again. Return whether its record changed; new requests then get the new content.
         Raises ApiError: MODEL_NOT_FOUND, and those of `load` except ADAPTER_EXISTS."""
-        with self._change(name):
+        with self._names.changing(name):
             previous = self._known(name)
             return await self._load(name, previous.source, previous) is not previous
 
@@ -195,7 +202,7 @@ class AdapterRegistry:
         check_drain(drain_seconds)
         if name not in self.records and name in self._draining:
             return await asyncio.shield(self._draining[name])
-        with self._change(name):
+        with self._names.changing(name):
             record, served = self._known(name), self._mirror.served.get(name)
             hold = (
                 self._versions.hold(served.adapter_hash) if served else None
@@ -220,9 +227,9 @@ class AdapterRegistry:
         if remove:
             check_name(alias, "alias")
         else:
-            self._check_name(alias, "alias")
+            self._names.check(self, alias, "alias")
         change = without_alias if remove else with_alias
-        return await self._amend(name, lambda record: replace(record, aliases=change(record.aliases, alias)))
+        return await self._amend(name, lambda record: replace(record, aliases=change(record.aliases, alias)), alias)
 
     async def allow(self, name: str, tenants: Collection[str]) -> AdapterRecord:
         """Restrict an adapter to some tenants, and return its record. No tenants means that every tenant whose
@@ -232,19 +239,20 @@ class AdapterRegistry:
 
     async def seed(self, name: str, source: str) -> None:
         """Serve an adapter of the configuration. If the configuration named the same source before, operators' later
-        changes stand. If Redis is away, the adapter is served here and written to the registry later. Raises ApiError
-        as `load` does, except ADAPTER_EXISTS and REGISTRY_UNAVAILABLE, and INVALID_REQUEST if the registry has the
-        adapter from this source but this gateway's engine does not."""
+        changes stand. If it named the adapter for another base model before, the adapter moves here. If Redis is away,
+        the adapter is served here and written to the registry later. Raises ApiError as `load` does, except
+        ADAPTER_EXISTS and REGISTRY_UNAVAILABLE, and INVALID_REQUEST if the registry has the adapter from this source
+        but this gateway's engine does not."""
         check_name(name, "lora_name")
         try:
-            if await self._store.seed(name) != source:
-                self._check_name(name, "lora_name")
-                await self._load(name, source, self.records.get(name), seed=source)
+            with self._names.changing(name):
+                if await self._store.seed(name) != source:
+                    await self._apply_seed(name, source)
         except (StoreAway, ApiError) as error:
             if isinstance(error, ApiError) and error.fault is not Fault.REGISTRY_UNAVAILABLE:
                 raise
             if name not in self.records:
-                self._check_name(name, "lora_name")
+                self._names.check(self, name, "lora_name")
                 async with self._content(name, source, None) as found:
                     self._log.keep(found)
         record = self.records.get(name)
@@ -286,7 +294,7 @@ class AdapterRegistry:
                 if not self._mirror.is_current(previous):
                     self._mirror.put(previous)
                 return previous
-            await self._log.put(record, previous, seed=seed)
+            await self._put(record, previous, seed=seed)
         return self.records.get(name, record)
 
     @asynccontextmanager
@@ -298,12 +306,35 @@ class AdapterRegistry:
             base = replace(previous, source=source) if previous else new_record(name, source, now)
             yield base.with_content(str(folder), info, now)
 
-    async def _amend(self, name: str, change: Callable[[AdapterRecord], AdapterRecord]) -> AdapterRecord:
-        with self._change(name):
+    async def _apply_seed(self, name: str, source: str) -> None:
+        """Load an adapter of the configuration and write its record, with what operators gave the adapter if it comes
+        from another base model, which then gives it up."""
+        previous, former = self.records.get(name), await self._names.seeded_elsewhere(self, name)
+        if former is None:
+            self._names.check(self, name, "lora_name")
+            await self._load(name, source, previous, seed=source)
+            return
+        theirs = former.records[name]
+        async with self._content(name, source, previous) as record:
+            kept = replace(record, aliases=theirs.aliases, tenants=theirs.tenants, pinned=theirs.pinned)
+            await self._log.put(kept, previous, seed=source)
+        await former.give_up(theirs, self.base_model)
+        log.info("adapter_moved", adapter=name, base_model=self.base_model, from_base_model=former.base_model)
+
+    async def _put(self, record: AdapterRecord, previous: AdapterRecord | None, *, seed: str = "") -> None:
+        """Write a record in place of `previous`, if no other base model has one of its new names. Raises ApiError as
+        `load` does."""
+        before = {previous.name, *previous.aliases} if previous else set()
+        async with self._names.reserved(self, {record.name, *record.aliases} - before):
+            await self._log.put(record, previous, seed=seed)
+
+    async def _amend(self, name: str, change: Callable[[AdapterRecord], AdapterRecord], *further: str) -> AdapterRecord:
+        """Change a record, and return it once that is in effect. `further` names are refused to other changes, too."""
+        with self._names.changing(name, *further):
             previous = self._known(name)
             record = change(previous)
             if record != previous:
-                await self._log.put(replace(record, updated=self._clock()), previous)
+                await self._put(replace(record, updated=self._clock()), previous)
             return self._known(name)
 
     async def _restore_or_note(self, record: AdapterRecord) -> None:
@@ -331,28 +362,7 @@ class AdapterRegistry:
             if self._draining.get(name) is draining:
                 del self._draining[name]
 
-    def _check_name(self, name: str, param: str) -> None:
-        """Raise ApiError if a new adapter or alias cannot have a name: INVALID_REQUEST, it is malformed or a base
-        model's; ADAPTER_CONFLICT, an adapter of another base model has it."""
-        check_name(name, param)
-        for registry in (self, *self._others):
-            if name in registry.catalog.bases:
-                raise invalid_request(f"{name!r} is the name of a base model", param)
-            if registry is not self and registry.catalog.knows(name):
-                message = f"{name!r} is the name of an adapter of the base model {registry.base_model!r}"
-                raise name_conflict(message, param)
-
     def _known(self, name: str) -> AdapterRecord:
         if name not in self.records:
             raise model_not_found(name)
         return self.records[name]
-
-    @contextmanager
-    def _change(self, name: str) -> Iterator[None]:
-        if name in self._changing:
-            raise name_conflict(f"the adapter {name!r} is being changed by another request")
-        self._changing.add(name)
-        try:
-            yield
-        finally:
-            self._changing.discard(name)

@@ -45,6 +45,9 @@ class RecordStore(Protocol[R]):
         """Return the `seed` last written for `name`: the source that a configuration named. None means that there is
         none."""
 
+    async def knows(self, name: str) -> bool:
+        """Return whether there is a record or an alias of this name."""
+
     async def changes(self, after: int) -> list[RecordChange[R]] | None:
         """Return the first changes (at most 100) after generation `after`, or an empty list if none comes in about a
         second. None means that changes may be missing, so the whole registry must be read again."""
@@ -79,7 +82,7 @@ class RedisRecordStore(Generic[R]):
         self._restore = client.register_script(_script("restore.lua"))
 
     async def read(self) -> RegistrySnapshot[R]:
-        async with _answering(), self._client.pipeline(transaction=True) as pipe:
+        async with answering(), self._client.pipeline(transaction=True) as pipe:
             pipe.get(self._generation)
             pipe.hgetall(self._records)
             generation, values = await pipe.execute()
@@ -87,12 +90,18 @@ class RedisRecordStore(Generic[R]):
         return RegistrySnapshot(int(generation or 0), {record.name: record for record in found if record is not None})
 
     async def seed(self, name: str) -> str | None:
-        async with _answering():
+        async with answering():
             seed: Any = await self._client.hget(self._seeds, name)
         return None if seed is None else seed.decode()
 
+    async def knows(self, name: str) -> bool:
+        async with answering(), self._client.pipeline(transaction=True) as pipe:
+            pipe.hexists(self._records, name)
+            pipe.hexists(self._aliases, name)
+            return any(await pipe.execute())
+
     async def changes(self, after: int) -> list[RecordChange[R]] | None:
-        async with _answering(QUIET_SECONDS):
+        async with answering(QUIET_SECONDS):
             block = int(QUIET_SECONDS * 1000)
             reply: Any = await self._client.xread({self._changes: f"{after}-0"}, BATCH, block)
             if not reply:
@@ -113,7 +122,7 @@ class RedisRecordStore(Generic[R]):
         args: list[str | int | bytes] = []
         for record in records:
             args += [record.name, self._kind.encode(record), len(record.aliases), *record.aliases]
-        async with _answering():
+        async with answering():
             await self._restore(keys, args)
 
     async def _write(
@@ -129,7 +138,7 @@ class RedisRecordStore(Generic[R]):
         keys = [self._records, self._aliases, self._seeds, self._generation, self._changes]
         expected, present = ("", ()) if previous is None else (previous.generation, previous.aliases)
         args = [record.name, expected, text, drain, seed, len(present), *present, *aliases]
-        async with _answering():
+        async with answering():
             outcome, detail = await self._change(keys, args)
         if outcome == b"conflict":
             raise self._kind.conflict(f"the {self._kind.noun} {record.name!r} was changed by another gateway meanwhile")
@@ -155,7 +164,7 @@ class RedisRecordStore(Generic[R]):
 
 
 @asynccontextmanager
-async def _answering(patience: float = 0.0) -> AsyncGenerator[None, None]:
+async def answering(patience: float = 0.0) -> AsyncGenerator[None, None]:
     """Limit the body to CALL_SECONDS plus `patience` seconds. Raises StoreAway for a timeout and for errors of
     Redis."""
     try:

@@ -15,6 +15,7 @@ from engine.rpc.target import UNIX
 from gateway.accounts.record import account_store
 from gateway.accounts.registry import open_accounts
 from gateway.adapters.admin import AdapterAdmin
+from gateway.adapters.names import NameLocks
 from gateway.adapters.record import adapter_store
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import AdapterSources
@@ -105,7 +106,8 @@ async def built_gateway(
         connected = {name: await connecting.connect(name, place) for name, place in backends.models.items()}
         engines = {name: engine for name, (engine, _) in connected.items()}
         origins = {name: settings.model.source for name, settings in config.served.items()}
-        adapters = AdapterAdmin([registry for _, registry in connected.values()], sources, origins)
+        registries = [registry for _, registry in connected.values()]
+        adapters = AdapterAdmin(registries, sources, origins, NameLocks(redis, config.redis.key_prefix))
         models = ServedModels(
             [await _served_model(config, name, backends.models[name], *connected[name], grammars) for name in engines]
         )

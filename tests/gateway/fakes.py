@@ -382,6 +382,9 @@ class MemoryStore:
     async def seed(self, name: str) -> str | None:
         return self.seeds.get(name)
 
+    async def knows(self, name: str) -> bool:
+        return any(name in (record.name, *record.aliases) for record in self.content.records.values())
+
     async def changes(self, after: int) -> list[RecordChange] | None:
         while not (later := [change for change in self.log if change.generation > after]):
             self._news.clear()
@@ -397,6 +400,8 @@ class MemoryStore:
         return self._write(record.name, replace(record, generation=self.content.generation + 1))
 
     async def remove(self, record: AdapterRecord, drain_seconds: float | None, *, seed: str = "") -> int:
+        if seed:
+            self.seeds[record.name] = seed
         return self._write(record.name, None, drain_seconds)
 
     async def restore(self, records: Iterable[AdapterRecord]) -> None:

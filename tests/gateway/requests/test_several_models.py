@@ -12,6 +12,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, H
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.core.types import Lane
+from gateway.adapters.names import AdapterNames
 from gateway.core.errors import ApiError, Fault
 from gateway.pb import adapters_pb2 as adapters
 from gateway.pb import operations_pb2 as operations
@@ -207,9 +208,9 @@ async def test_a_name_that_another_model_has_is_refused(gateway_app, tmp_path, n
 
 
 async def test_of_equal_names_the_first_models_is_served_and_the_other_is_listed_with_an_error(gateway_app, tmp_path):
-    """Two gateways may load one name into two models at the same time."""
+    """A gateway that starts without Redis cannot see that another model has the name."""
     later = model_of(gateway_app, SMALL).adapters
-    later.share_names(())
+    later.share_names(AdapterNames([later]))
     await later.load("pirate", str(write_adapter(tmp_path, "pirate", "small weights")))
     assert (await chat(gateway_app, "pirate")).json()["choices"][0]["message"]["content"] == "Hello, world!"
     assert (await chat(gateway_app, f"{SMALL}:pirate")).status_code == 404

@@ -183,6 +183,19 @@ async def test_a_reload_applies_the_lanes_of_each_model(served, launch):
     assert await served.apply(launch.config) == {}
 
 
+async def test_a_preloaded_adapter_that_the_file_moves_to_another_model_is_there_after_the_next_start(launch, tmp_path):
+    def preloading(owner: str) -> Launch:
+        config = launch.config.with_served(
+            lambda name, settings: replace(settings, preload={"pirate": PIRATE} if name == owner else {})
+        )
+        return replace(launch, config=config, data_dir=tmp_path / "data")
+
+    for owner in (SMALL, LARGE):
+        async with running(preloading(owner)) as served, client(served) as http:
+            cards = (await http.get("/v1/models")).json()["data"]
+            assert [card["parent"] for card in cards if card["id"] == "pirate"] == [owner]
+
+
 async def test_nothing_listens_before_every_model_has_an_engine_that_serves(launch, tmp_path, monkeypatch):
     """A load balancer must not count a gateway that is still starting as ready."""
     waiting, go_on, wait_serving = asyncio.Event(), asyncio.Event(), EnginePool.wait_serving

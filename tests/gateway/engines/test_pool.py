@@ -52,7 +52,7 @@ class SlowExecutor(FakeExecutor):
 class LocalEngine:
     """One engine in a thread of this process, with its server."""
 
-    def __init__(self, folder, name, **described):
+    def __init__(self, folder, name, address="", **described):
         config = CoreConfig(num_pages=1000, block_size=16, max_seqs=16, max_model_len=4000)
         self.name = name
         self.executor = SlowExecutor()
@@ -60,7 +60,7 @@ class LocalEngine:
         facts = {"model": "fake", "model_hash": "a", "life": f"life-{name}", "num_pages": 1000, "block_size": 16}
         info = pb.EngineInfo(**facts | {"protocol": PROTOCOL, "max_model_len": 4000, "max_seqs": 16} | described)
         service = EngineService(self.engine, info)
-        self.target = EngineTarget(f"unix:{folder / name}.sock")
+        self.target = EngineTarget(address or f"unix:{folder / name}.sock")
         self.server = _listen(service, self.target.address)
         self.thread = threading.Thread(target=self.engine.run, args=(service.deliver,))
         self.thread.start()

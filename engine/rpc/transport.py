@@ -26,7 +26,8 @@ CONNECT_MS = 5000
 """Milliseconds after which gRPC gives up one attempt to connect over TCP, where no answer may ever come."""
 PING_MS = 5000
 """Milliseconds without a received byte after which either side of a TCP connection pings the other. With an answer due
-within as many, a partition is noticed after 10 s."""
+within as many, a partition is noticed after 10 s. Where tokens flow, a ping that measures the bandwidth is under way
+most of the time. It takes the place of that ping, and gRPC would wait 60 s for its answer by default."""
 Options = list[tuple[str, Any]]
 
 
@@ -74,6 +75,7 @@ def _tcp_options(address: str) -> Options:
         ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
         ("grpc.keepalive_time_ms", PING_MS),
         ("grpc.keepalive_timeout_ms", PING_MS),
+        ("grpc.http2.ping_timeout_ms", PING_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", PING_MS // 2),  # a server ends connections that ping oftener

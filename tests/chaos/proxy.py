@@ -13,9 +13,9 @@ RESET = struct.pack("ii", 1, 0)
 
 
 class Proxy:
-    """Listens for clients of a server behind a unix socket, which may come and go."""
+    """Listens for clients of a server behind a unix socket or a TCP port (host, port), which may come and go."""
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path | tuple[str, int]) -> None:
         self.refusing = False
         """True if new connections are closed at once."""
         self.delay = 0.0
@@ -65,7 +65,7 @@ class Proxy:
             if self.refusing:
                 return
             try:
-                behind = await asyncio.open_unix_connection(self._target)
+                behind = await self._connect()
             except OSError:
                 return
             with _Kept(self._writers, behind[1]):
@@ -75,6 +75,11 @@ class Proxy:
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if isinstance(self._target, Path):
+            return await asyncio.open_unix_connection(self._target)
+        return await asyncio.open_connection(*self._target)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Until either end is gone."""

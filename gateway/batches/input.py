@@ -45,18 +45,18 @@ class BatchLine(Struct, kw_only=True):
 
 
 class CheckParameters(Struct, kw_only=True):
-    """Parameters of the check of an input file: its URL, the endpoint and the models that its lines may name, the
-    maximum number and length of lines, and the treatment of unknown fields."""
+    """Parameters of the check of an input file: its URL, the endpoint of its lines, the tenant and the models that the
+    gateway serves, and the maximum number and length of lines."""
 
     url: str
     """URL of the input file for fsspec."""
     endpoint: str
+    tenant: Tenant
+    """Tenant of the batch, whose settings decide about models and unknown fields as they do for a single request."""
     catalogs: tuple[Catalog, ...]
-    """Names that the batch's tenant may use, for each base model of the gateway, in the order of the configuration."""
+    """Names of each base model of the gateway, in the order of the configuration."""
     max_lines: int
     max_line_bytes: int
-    unknown_fields: UnknownFields = "ignore"
-    """The tenant's setting for request fields that the gateway does not know."""
 
 
 class CheckResult(Struct, kw_only=True):
@@ -107,7 +107,6 @@ class InputCheck:
 
     def __init__(self, asked: CheckParameters) -> None:
         self._asked = asked
-        self._tenant = Tenant("batch")  # a stand-in: the catalogs are already limited to the batch's tenant
         self._decoder = msgspec.json.Decoder(BatchLine)
         self._ids: set[bytes] = set()
         self._models: set[str] = set()
@@ -176,10 +175,10 @@ class InputCheck:
 
     def _understood(self, text: Raw) -> tuple[Target, bytes]:
         try:
-            body, request = READERS[self._asked.endpoint](text, self._asked.unknown_fields)
+            body, request = READERS[self._asked.endpoint](text, self._asked.tenant.unknown_fields)
             if body.stream:
                 raise LineError("unsupported_parameter", "lines of a batch are not streamed", "body.stream")
-            target = resolve(request.model, self._asked.catalogs, self._tenant)
+            target = resolve(request.model, self._asked.catalogs, self._asked.tenant)
         except ApiError as error:
             param = f"body.{error.param}" if error.param else "body"
             raise LineError(error.code or "invalid_request", error.message, param) from error

@@ -6,7 +6,7 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,6 @@ from gateway.batches.store import BatchStore
 from gateway.batches.validation import Validator
 from gateway.batches.webhooks.setup import open_webhooks
 from gateway.config.whole import Config
-from gateway.core.routing import Catalog
 from gateway.core.tenants import Tenant
 from gateway.files.registry import FileRegistry
 from gateway.files.service import FileLimits, Files
@@ -91,7 +90,7 @@ async def dispatching(
     gates = open_gates(gateway)
     context = BatchContext(store, files, gateway, accounts, gates, metrics.batch_line)
     bounds = config.batches.max_lines, config.http.max_body_bytes
-    validator = Validator(store, files, _tenants(gateway, accounts), *bounds)
+    validator = Validator(store, files, partial(_tenant, accounts), gateway.models, *bounds)
     owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     async with Dispatcher(context, validator.run, owner=owner, lease_seconds=config.batches.lease_s) as dispatcher:
         metrics.register(BatchMetrics(dispatcher, gates))
@@ -108,16 +107,11 @@ def _batch_capacity(model: ServedModel) -> int:
     return model.lane_capacity[Lane.BATCH]
 
 
-def _tenants(gateway: Gateway, accounts: AccountRegistry) -> Callable[[str], tuple[Tenant, Sequence[Catalog]]]:
-    """Return a function from a tenant's name to the tenant and the names of its models. The function raises ApiError:
-    TENANT_NOT_FOUND."""
-
-    def found(name: str) -> tuple[Tenant, Sequence[Catalog]]:
-        tenant = accounts.tenant(name).tenant
-        assert tenant is not None, "a tenant's record"
-        return tenant, gateway.models.catalogs_for(tenant)
-
-    return found
+def _tenant(accounts: AccountRegistry, name: str) -> Tenant:
+    """Return the tenant of a name. Raises ApiError: TENANT_NOT_FOUND."""
+    tenant = accounts.tenant(name).tenant
+    assert tenant is not None, "a tenant's record"
+    return tenant
 
 
 class BatchMetrics(Collector):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -21,6 +21,7 @@ from gateway.core.routing import Catalog
 from gateway.core.tenants import Tenant
 from gateway.files.record import FileRecord
 from gateway.files.service import Files
+from gateway.requests.served_model import ServedModels
 
 UNHEARD_SECONDS = 2.0
 """Age of a batch in seconds up to which an unknown model is not an error, because this gateway may not have learned yet
@@ -42,9 +43,9 @@ class Validator:
 
     store: BatchStore
     files: Files
-    tenant: Callable[[str], tuple[Tenant, Sequence[Catalog]]]
-    """Returns the tenant of a name, and the names that it may use of each base model. Raises ApiError:
-    TENANT_NOT_FOUND."""
+    tenant: Callable[[str], Tenant]
+    """Returns the tenant of a name. Raises ApiError: TENANT_NOT_FOUND."""
+    models: ServedModels
     max_lines: int
     max_line_bytes: int
 
@@ -74,26 +75,31 @@ class Validator:
         batch = lease.batch
         try:  # pin again: the gateway that created the batch may have died before it did
             source = await self.files.pin(batch.tenant, batch.input_file_id, batch.id)
-            tenant, catalogs = self.tenant(batch.tenant)
+            tenant = self.tenant(batch.tenant)
         except ApiError as error:
             if error.http_status >= 500:
                 raise
             return CheckResult(errors=[BatchError(error.code or "invalid_request", error.message, error.param)]), b""
-        return await check_in_process(self._asked(lease, source, tenant, catalogs))
+        return await check_in_process(self._asked(lease, source, tenant))
 
-    def _asked(self, lease: Lease, source: FileRecord, tenant: Tenant, catalogs: Sequence[Catalog]) -> CheckParameters:
+    def _asked(self, lease: Lease, source: FileRecord, tenant: Tenant) -> CheckParameters:
         return CheckParameters(
             url=self.files.url(source),
             endpoint=lease.batch.endpoint,
-            catalogs=tuple(catalogs),
+            tenant=tenant,
+            catalogs=tuple(map(_encodable, self.models.catalogs)),
             max_lines=self.max_lines,
             max_line_bytes=self.max_line_bytes,
-            unknown_fields=tenant.unknown_fields,
         )
 
     def _may_be_unheard(self, lease: Lease, found: CheckResult) -> bool:
         age = lease.batch.window_s - lease.seconds_left
         return age < UNHEARD_SECONDS and any(error.code == Fault.MODEL_NOT_FOUND.row.code for error in found.errors)
+
+
+def _encodable(catalog: Catalog) -> Catalog:
+    """Return a copy of a catalog without views of the registry, which JSON cannot express."""
+    return Catalog(catalog.bases, frozenset(catalog.adapters), dict(catalog.aliases), dict(catalog.tenants))
 
 
 async def check_in_process(asked: CheckParameters) -> tuple[CheckResult, bytes]:

@@ -101,7 +101,7 @@ class ServedModels:
     def resolve(self, tenant: Tenant, query: ModelQuery) -> tuple[ServedModel, AdapterRecord | None]:
         """Return the base model and the adapter's record (None: no adapter) that a request names. Raises ApiError:
         MODEL_NOT_FOUND, also if the tenant may not use it; INVALID_REQUEST, two names contradict each other."""
-        target = resolve(query, self._catalogs(), tenant)
+        target = resolve(query, self.catalogs, tenant)
         model = self._models[target.model]
         return model, None if target.adapter is None else model.adapters.records[target.adapter]
 
@@ -116,12 +116,12 @@ class ServedModels:
     def serving(self, name: str) -> ServedModel | None:
         """Return the base model that serves the name in the field `model` of a request; None means that it is
         unknown."""
-        target = find(name, self._catalogs())
+        target = find(name, self.catalogs)
         return None if target is None else self._models[target.model]
 
     def cards(self, tenant: Tenant) -> list[ModelCard]:
         """Return the models that a tenant may name: for each base model its first name, its adapters, then aliases."""
-        catalogs = self._catalogs()
+        catalogs = self.catalogs
         cards = []
         for position, (model, catalog) in enumerate(zip(self._models, catalogs, strict=True)):
             cards.append(ModelCard(model.name, model))
@@ -133,16 +133,7 @@ class ServedModels:
                     cards.append(ModelCard(name, model, model.adapters.records[target.adapter]))
         return cards
 
-    def catalogs_for(self, tenant: Tenant) -> tuple[Catalog, ...]:
-        """Return, for each base model, a copy of its names and of the names of those adapters that one tenant may
-        use."""
-        return tuple(_permitted(catalog, tenant) for catalog in self._catalogs())
-
-    def _catalogs(self) -> list[Catalog]:
-        return [model.adapters.catalog for model in self._models]
-
-
-def _permitted(catalog: Catalog, tenant: Tenant) -> Catalog:
-    adapters = frozenset(name for name in catalog.adapters if catalog.permits(tenant, name))
-    aliases = {alias: name for alias, name in catalog.aliases.items() if name in adapters}
-    return Catalog(catalog.bases, adapters, aliases)
+    @property
+    def catalogs(self) -> tuple[Catalog, ...]:
+        """The names of each base model and of its adapters, which follow the registries."""
+        return tuple(model.adapters.catalog for model in self._models)

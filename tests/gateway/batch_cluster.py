@@ -135,6 +135,7 @@ class BatchCluster:
         asked = CheckParameters(
             url="",
             endpoint=batch.endpoint,
+            tenant=self.holders.tenants[batch.tenant],
             catalogs=(Catalog((BASE,), {"pirate", "poet"}), Catalog(("small",), set())),
             max_lines=50_000,
             max_line_bytes=2**20,

@@ -13,7 +13,9 @@ import pytest
 
 from gateway.batches.input import MAX_ERRORS, SPARE_LEVELS, CheckParameters, CheckResult, InputCheck, split_lines
 from gateway.batches.line_reader import RECORD
-from gateway.core.routing import Catalog
+from gateway.core.errors import ApiError
+from gateway.core.routing import Catalog, ModelQuery, resolve
+from gateway.core.tenants import Tenant
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 MAX_LINE = 10_000
@@ -24,6 +26,7 @@ def asked(endpoint: str = CHAT, **more: Any) -> CheckParameters:
         "url": "",
         "endpoint": endpoint,
         "catalogs": (Catalog(("base",), {"pirate", "poet"}, {"captain": "pirate"}),),
+        "tenant": Tenant("acme"),
         "max_lines": 50_000,
         "max_line_bytes": MAX_LINE,
     }
@@ -74,6 +77,25 @@ def test_lines_of_one_adapter_come_together_and_those_that_begin_alike():
 
 def test_the_one_model_that_all_lines_name():
     assert check(text_of(line(str(number), model="captain") for number in range(3)))[0].model == "captain"
+
+
+TAKEN = Catalog(("base",), {"tone", "pirate"}, {"captain": "pirate"}, {"tone": ["globex"], "pirate": ["globex"]})
+"""Names of the first base model, which only another tenant may use."""
+
+
+@pytest.mark.parametrize("name", ["tone", "captain", "small:tone"])
+def test_the_adapter_of_a_later_model_is_out_of_reach_where_an_earlier_one_has_the_name(name):
+    catalogs = (TAKEN, Catalog(("small",), {"tone", "captain"}))
+    with pytest.raises(ApiError) as refusal:
+        resolve(ModelQuery(name), catalogs, Tenant("acme"))
+    [complaint] = check(text_of([line("1", model=name)]), catalogs=catalogs)[0].errors
+    assert (complaint.code, complaint.message) == (refusal.value.code, refusal.value.message)
+
+
+def test_adapters_that_the_tenants_settings_leave_out_are_refused():
+    tenant = Tenant("acme", adapters=("po*",))
+    assert only_error(text_of([line("1", model="pirate")]), tenant=tenant) == ("model_not_found", "body.model", 1)
+    assert not check(text_of([line("1", model="poet")]), tenant=tenant)[0].errors
 
 
 def test_a_bom_blank_lines_and_line_ends_of_others_do_no_harm():
@@ -130,7 +152,7 @@ def test_what_is_wrong_with_a_line(bad, code, param):
 def test_a_strict_tenants_line_with_an_unknown_field():
     text = text_of([line("1", body={**line("1")["body"], "chat_id": 1})])
     assert check(text)[0].total == 1
-    assert only_error(text, unknown_fields="refuse") == ("invalid_request", "body.chat_id", 1)
+    assert only_error(text, tenant=Tenant("acme", unknown_fields="refuse")) == ("invalid_request", "body.chat_id", 1)
 
 
 def nested(levels: int) -> bytes:

@@ -6,13 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 from batch_cluster import BatchCluster, chat_line, until
-from fakes import ACME, BASE
+from fakes import ACME
 
 from gateway.batches import dispatcher, validation
 from gateway.batches.marks import under_mark
 from gateway.batches.trial import LOST_CODE, MOST_MARKS
 from gateway.batches.validation import Validator
-from gateway.core.routing import Catalog
 
 LEASE_SECONDS = 0.4
 ATTEMPTS = range(1 + MOST_MARKS, 3 + MOST_MARKS)
@@ -115,9 +114,8 @@ async def test_an_input_that_kills_the_process_that_checks_it_fails_its_batch_by
     stand_in.chmod(0o700)
     monkeypatch.setattr(validation, "sys", SimpleNamespace(executable=str(stand_in)))
     member = await cluster.add_member()
-    validator = Validator(
-        member.context.store, member.context.files, lambda _: (ACME, [Catalog((BASE,), frozenset())]), 100, 2**20
-    )
+    context, models = member.context, member.gateway_app.gateway.models
+    validator = Validator(context.store, context.files, lambda _: ACME, models, 100, 2**20)
     member.dispatcher._validate = validator.run
     batch = await cluster.submit([chat_line("1")])
     async with member.dispatcher:
@@ -130,9 +128,8 @@ async def test_a_storage_that_is_away_while_an_input_is_checked_counts_for_nothi
     cluster = BatchCluster(tmp_path, valkey, LEASE_SECONDS)
     monkeypatch.setattr(validation, "RETRY_SECONDS", 0.01)
     member = await cluster.add_member()
-    validator = Validator(
-        member.context.store, member.context.files, lambda _: (ACME, [Catalog((BASE,), frozenset())]), 100, 2**20
-    )
+    context, models = member.context, member.gateway_app.gateway.models
+    validator = Validator(context.store, context.files, lambda _: ACME, models, 100, 2**20)
     member.dispatcher._validate = validator.run
     batch = await cluster.submit([chat_line("1")])
     record = await cluster.files.get("acme", batch.input_file_id)

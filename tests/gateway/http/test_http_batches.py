@@ -6,13 +6,15 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from batch_fakes import batch_options, claimed, wanted
-from fakes import ACME, BASE, GatewayApp, build_gateway_app
+from fakes import ACME, BASE, GLOBEX, FakeEngine, GatewayApp, build_gateway_app, write_adapter
 from file_fakes import objects, pieces, until
 from openai import AsyncOpenAI, BadRequestError, ConflictError, InternalServerError, NotFoundError, RateLimitError
 from redis.asyncio import Redis
@@ -57,17 +59,23 @@ class BatchApi:
 
     @property
     def validator(self) -> Validator:
-        catalog = self.gateway_app.gateway.models.catalogs_for(self.tenant)
-        return Validator(self.store, self.files, lambda name: (self.tenant, catalog), 1000, 10_000)
+        models = self.gateway_app.gateway.models
+        return Validator(self.store, self.files, lambda name: self.tenant, models, 1000, 10_000)
+
+
+@asynccontextmanager
+async def open_api(valkey: Redis, tmp_path: Path, **more: Any) -> AsyncIterator[BatchApi]:
+    folder = tmp_path / "störed 100%25"
+    options = batch_options(valkey, folder, MAX_OPEN)
+    gateway_app = await build_gateway_app(tmp_path, **options, **more)
+    yield BatchApi(gateway_app, BatchStore(valkey, timeout=30.0), options["files"], options["batches"], folder)
+    await gateway_app.assert_empty()
 
 
 @pytest.fixture
 async def api(valkey: Redis, tmp_path) -> AsyncIterator[BatchApi]:
-    folder = tmp_path / "störed 100%25"
-    options = batch_options(valkey, folder, MAX_OPEN)
-    gateway_app = await build_gateway_app(tmp_path, **options)
-    yield BatchApi(gateway_app, BatchStore(valkey, timeout=30.0), options["files"], options["batches"], folder)
-    await gateway_app.assert_empty()
+    async with open_api(valkey, tmp_path) as api:
+        yield api
 
 
 async def create(api: BatchApi, input_file_id: str, **more):
@@ -205,6 +213,23 @@ async def test_an_input_that_is_not_sound_fails_the_batch(api, monkeypatch):
     assert [(error.code, error.param, error.line) for error in found.errors.data] == [
         ("model_not_found", "body.model", 2)
     ]
+
+
+async def test_a_batch_is_refused_a_model_that_a_request_is_refused(valkey, tmp_path, monkeypatch):
+    """Two gateways may load one name into two models at the same time: the first model's adapter is meant, here one of
+    another tenant."""
+    monkeypatch.setattr(validation, "UNHEARD_SECONDS", 0.0)
+    async with open_api(valkey, tmp_path, others={"small": FakeEngine()}) as api:
+        source = str(write_adapter(tmp_path, "tone"))
+        for model, tenants in zip(api.gateway_app.gateway.models, ([GLOBEX.name], ()), strict=True):
+            model.adapters.share_names(())
+            await model.adapters.load("tone", source, tenants=tenants)
+        with pytest.raises(NotFoundError) as refusal:
+            await api.client.completions.create(model="tone", prompt="hi")
+        batch = await create(api, await api.brought(text_of([line("1", model="tone")])))
+        await api.validated()
+        failed = await api.client.batches.retrieve(batch.id)
+    assert [(error.code, error.line) for error in failed.errors.data] == [(refusal.value.code, 1)]
 
 
 async def test_an_unknown_model_is_looked_for_again(api):

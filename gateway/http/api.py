@@ -263,10 +263,15 @@ class HttpApi:
         }
 
     def _served_model(self, principal: Principal, name: str | None) -> ServedModel:
-        """Return the base model that serves a name; None means the first. Raises ApiError (MODEL_NOT_FOUND) if the
-        caller may not use the named model."""
+        """Return the base model that serves a name; None means the only one. Raises ApiError: MODEL_NOT_FOUND, the
+        caller may not use the named model; INVALID_REQUEST, the name is None and there are several models."""
         models = self._gateway.models
-        return models.default if name is None else models.resolve(principal.tenant, ModelQuery(name))[0]
+        if name is not None:
+            return models.resolve(principal.tenant, ModelQuery(name))[0]
+        if len(models) > 1:
+            names = ", ".join(model.name for model in models)
+            raise invalid_request(f"model is required: name one of {names}, or one of their adapters", "model")
+        return models.default
 
     async def _read(self, request: Request, kind: type[Body]) -> tuple[Principal, Body]:
         """Authenticate the caller, then read and parse the body, and return both. Raises ApiError: the key is missing,

@@ -22,16 +22,8 @@ from gateway.http.lists import check_parameters, parse_number
 from gateway.http.stream import json_response
 from gateway.limiter.admin import LimitAdmin
 from gateway.observe.history import MAX_MINUTES
-from gateway.observe.model_operations import (
-    ENGINE_ACTIONS,
-    MAX_RESTART_SECONDS,
-    MODES,
-    RESTART_SECONDS,
-    EngineStatus,
-    LaneStatus,
-    LiveRequest,
-    LiveRequests,
-)
+from gateway.observe.live import EngineStatus, LaneStatus, LiveRequest, LiveRequests
+from gateway.observe.model_operations import ENGINE_ACTIONS, MAX_RESTART_SECONDS, MODES, RESTART_SECONDS
 from gateway.observe.operations import Operations
 from gateway.observe.recent import KEPT, RecentRequest
 from gateway.openai.parse import parse
@@ -153,8 +145,10 @@ class OperationsApi:
 
         The query parameter `sections` names the sections, separated by commas; without it, all are returned. With the
         parameter `model`, the engine, lanes and requests are those of that base model; without it, the engine is that
-        of the first. Raises ApiError: INVALID_REQUEST for an unknown section or base model; ENGINE_UNAVAILABLE or, for
-        tenants' use, LIMITER_UNAVAILABLE.
+        of the first whose engine answers.
+
+        Raises ApiError: INVALID_REQUEST for an unknown section or base model; ENGINE_UNAVAILABLE or, for tenants' use,
+        LIMITER_UNAVAILABLE.
         """
         asked = request.query_params.get("sections")
         names = list(self._sections) if asked is None else asked.split(",")

@@ -7,17 +7,11 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from typing import TypeVar
 
 from engine.pb import engine_pb2 as pb
-from gateway.core.errors import ApiError, Fault, invalid_request
+from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
 from gateway.engines.directory import EngineDirectory
 from gateway.engines.replica import EngineOverview, EngineState
-from gateway.observe.model_operations import (
-    EngineStatus,
-    LaneStatus,
-    LiveRequest,
-    LiveRequests,
-    ModelOperations,
-    running_first,
-)
+from gateway.observe.live import EngineStatus, LaneStatus, LiveRequest, LiveRequests, running_first
+from gateway.observe.model_operations import ModelOperations
 from gateway.observe.recent import RecentRequestStore
 
 SHORTEST_ID = 6
@@ -52,8 +46,8 @@ class Operations:
         return self._models[model or next(iter(self._models))]
 
     async def engine(self, model: str = "") -> EngineStatus:
-        """Return the state of the engine of one base model: of the first if the name is empty."""
-        return await self.of(model).engine()
+        """Return the state of the engine of one base model: of the first whose engine answers if the name is empty."""
+        return (await self._ask(model, lambda one: one.engine()))[0]
 
     def engines(self, model: str = "") -> list[EngineOverview]:
         """Return the engines, model by model, as this gateway sees them, also those that it cannot reach."""
@@ -109,7 +103,7 @@ class Operations:
 
         Raises:
             ApiError: REQUEST_NOT_FOUND, no live request has this id; INVALID_REQUEST, several ids begin like this;
-                ENGINE_UNAVAILABLE, no engine answers.
+                ENGINE_UNAVAILABLE, the engine of a base model does not answer and no other has the request.
         """
 
         async def look(one: ModelOperations) -> tuple[ModelOperations, Sequence[pb.LiveRequest]]:
@@ -117,6 +111,11 @@ class Operations:
 
         found = await self._ask("", look)
         wanted = _meant(request_id, {answer.origin.id for _, answers in found for answer in answers})
+        if not wanted and (away := self._models.keys() - {one.model for one, _ in found}):
+            message = (
+                f"no engine that answers has the request {request_id!r}; that of {', '.join(sorted(away))} is away"
+            )
+            raise unavailable(Fault.ENGINE_UNAVAILABLE, message)
         for one, answers in found:
             of_request = [answer for answer in answers if answer.origin.id == wanted]
             if of_request and (ended := await one.cancel(of_request)):
@@ -169,12 +168,11 @@ def request_not_found(request_id: str) -> ApiError:
 
 
 def _meant(request_id: str, ids: set[str]) -> str:
-    """Return the one of `ids` that is `request_id` or, if it is long enough, begins with it. Raises ApiError."""
+    """Return the one of `ids` that is `request_id` or, if it is long enough, begins with it; empty if there is none.
+    Raises ApiError (INVALID_REQUEST) if there are several."""
     if request_id in ids:
         return request_id
     found = [known for known in ids if known.startswith(request_id)] if len(request_id) >= SHORTEST_ID else []
-    if not found:
-        raise request_not_found(request_id)
     if len(found) > 1:
         raise invalid_request(f"several live requests have ids that begin with {request_id!r}", "id")
-    return found[0]
+    return found[0] if found else ""

@@ -179,6 +179,7 @@ class TokenizeRequest(Struct, kw_only=True):
     """Body of /tokenize, as in vLLM's API. Exactly one of `prompt` and `messages` is required."""
 
     model: str | None = None
+    """Required if the gateway serves several base models."""
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
     tools: list[Tool] | None = None
@@ -194,6 +195,7 @@ class DetokenizeRequest(Struct, kw_only=True):
 
     tokens: list[int]
     model: str | None = None
+    """Required if the gateway serves several base models."""
 
 
 class LoadAdapterRequest(Struct, kw_only=True):

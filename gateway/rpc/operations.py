@@ -8,14 +8,8 @@ from grpc.aio import ServicerContext as Context
 from gateway.core.errors import invalid_request
 from gateway.core.tenants import Authenticator
 from gateway.engines.replica import EngineOverview
-from gateway.observe.model_operations import (
-    ENGINE_ACTIONS,
-    MAX_RESTART_SECONDS,
-    MODES,
-    RESTART_SECONDS,
-    LaneStatus,
-    LiveRequest,
-)
+from gateway.observe.live import LaneStatus, LiveRequest
+from gateway.observe.model_operations import ENGINE_ACTIONS, MAX_RESTART_SECONDS, MODES, RESTART_SECONDS
 from gateway.observe.operations import Operations
 from gateway.pb import operations_pb2 as pb
 from gateway.pb import operations_pb2_grpc as pb_grpc

@@ -10,7 +10,8 @@ import structlog
 
 from gateway.core.errors import ApiError
 from gateway.observe.history import FINE_SECONDS
-from gateway.observe.model_operations import EngineStatus, ModelOperations
+from gateway.observe.live import EngineStatus
+from gateway.observe.model_operations import ModelOperations
 from gateway.observe.operations import Operations
 
 log = structlog.get_logger("gateway")

@@ -17,7 +17,8 @@ from gateway.http.openapi.batches import BATCH_OPERATIONS
 from gateway.http.openapi.files import FILE_OPERATIONS
 from gateway.http.openapi.operation import TEXT, Operation, admin
 from gateway.observe.history import MAX_MINUTES, HistoryPoints
-from gateway.observe.model_operations import MAX_RESTART_SECONDS, RESTART_SECONDS, LaneStatus, LiveRequests
+from gateway.observe.live import LaneStatus, LiveRequests
+from gateway.observe.model_operations import MAX_RESTART_SECONDS, RESTART_SECONDS
 from gateway.observe.recent import KEPT
 from gateway.openai import schema as bodies
 

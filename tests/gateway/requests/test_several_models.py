@@ -111,6 +111,14 @@ async def test_tokens_are_those_of_the_named_model(gateway_app):
     assert long.json()["error"]["code"] == "context_length_exceeded"
 
 
+async def test_tokens_of_no_named_model_are_refused(gateway_app):
+    async with gateway_app.client() as client:
+        for path, body in (("/tokenize", {"prompt": "hi"}), ("/detokenize", {"tokens": [5]})):
+            answer = await client.post(path, json=body)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
+            assert f"one of {BASE}, {SMALL}" in answer.json()["error"]["message"]
+
+
 AWAY = "the engine is not connected"
 
 
@@ -269,6 +277,27 @@ async def test_operators_see_all_models_or_one(gateway_app):
         gateway_app.operations.forget()
         lanes = (await client.get("/admin/v1/lanes")).json()["lanes"]
         assert {one["model"] for one in lanes} == {BASE}, "an engine that is away hides no other"
+
+
+async def test_the_overview_shows_the_other_models_while_the_first_is_away(gateway_app):
+    gateway_app.engine.ready = False
+    async with gateway_app.client("sk-admin") as client:
+        answer = await client.get("/admin/v1/overview")
+        seen = answer.json()
+        assert (answer.status_code, seen["engine"]["served_name"], seen["models"]) == (200, SMALL, [BASE, SMALL])
+        assert {lane["model"] for lane in seen["lanes"]} == {SMALL}
+        named = await client.get("/admin/v1/overview", params={"model": BASE})
+        assert (named.status_code, named.json()["error"]["code"]) == (503, "engine_unavailable")
+
+
+async def test_a_request_that_may_be_with_an_engine_that_is_away_is_not_said_to_be_unknown(gateway_app):
+    async with gateway_app.client("sk-admin") as client:
+        cancel = "/admin/v1/requests/0123456789abcdef/cancel"
+        assert (await client.post(cancel)).status_code == 404
+        engine_of(gateway_app).ready = False
+        answer = await client.post(cancel)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_unavailable")
+        assert f"that of {SMALL} is away" in answer.json()["error"]["message"]
 
 
 async def test_grpc_serves_and_administers_both_models(tmp_path):

@@ -209,6 +209,15 @@ class EngineClient:
             if self._commands is not None:
                 self._commands.put_nowait(pb.Command(abort=pb.Abort(request_id=request_id)))
 
+    async def check_connected(self) -> None:
+        """Raise EngineUnavailable unless the engine process that this client has connected to still answers."""
+        try:
+            info = await self._ask(self._stub.Describe, pb.DescribeRequest(), STATS_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise EngineUnavailable(error.details() or "") from error
+        if info.life != self.info.life:
+            raise EngineUnavailable("another engine process has taken the place of this one")
+
     def disconnect(self) -> None:
         """End the present connection, and with it all streams; then connect again."""
         if self._session is not None:

@@ -62,16 +62,22 @@ class Draining:
         self._lock = threading.Lock()
         self._stopping: threading.Event | None = None
         """Set to call off a stop that waits for the last requests."""
+        self._until = 0.0
+        """When such a stop waits no longer, in seconds on the engine's clock."""
         self.is_on = False
         """True means that gateways send no new requests and move those that run here."""
 
     def begin(self, *, stop: bool, seconds: float) -> None:
-        """Begin to drain. With `stop`, stop the engine once it has no requests left, or after `seconds`."""
+        """Begin to drain. With `stop`, stop the engine once it has no requests left, or after `seconds`. Called again,
+        it sets the seconds anew, from now on."""
         with self._lock:
             self.is_on = True
-            if stop and self._stopping is None:
+            if not stop:
+                return
+            self._until = self._engine.clock() + seconds
+            if self._stopping is None:
                 called_off = self._stopping = threading.Event()
-                threading.Thread(target=self._stop_when_empty, args=(called_off, seconds), daemon=True).start()
+                threading.Thread(target=self._stop_when_empty, args=(called_off,), daemon=True).start()
 
     def end(self) -> None:
         """End draining, and call off a stop that has not begun."""
@@ -81,11 +87,10 @@ class Draining:
                 self._stopping.set()
                 self._stopping = None
 
-    def _stop_when_empty(self, called_off: threading.Event, seconds: float) -> None:
-        until = self._engine.clock() + seconds
+    def _stop_when_empty(self, called_off: threading.Event) -> None:
         # The first look is late enough for every gateway to have heard that the engine drains.
         while not called_off.wait(2 * NEWS_SECONDS):
-            if self._engine.clock() >= until or not self._engine.look(lambda state: state.sequences):
+            if self._engine.clock() >= self._until or not self._engine.look(lambda state: state.sequences):
                 self._engine.stop()
                 return
 

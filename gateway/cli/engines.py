@@ -80,6 +80,8 @@ def _set(url: str, key: str, request: pb.SetEngineRequest) -> None:
         overview = client.set_engine(request)
     left = f"{overview.running:,} running, {overview.waiting:,} waiting"
     console.print(f"[green]{overview.name}[/green] is {overview.state}: {left}", highlight=False)
+    if overview.notice:
+        console.print(Text(overview.notice, style="yellow"))
 
 
 def engines_table(engines: Iterable[pb.EngineOverview]) -> Table:

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -19,13 +17,12 @@ from engine.pb import engine_pb2 as pb
 from engine.rpc.client import LOAD_SECONDS, EngineClient, EngineMismatch
 from engine.rpc.stream import Arrivals, EngineDrained, EngineUnavailable
 from engine.rpc.target import EngineTarget
-from engine.rpc.wire import lane_mode_from_pb
 from gateway.engines.adapters import PoolAdapters, first_refusal
+from gateway.engines.dispatch import Dispatch
+from gateway.engines.fates import Fates
+from gateway.engines.lanes import PoolLanes
 from gateway.engines.merge import merge_info, merge_requests, merge_stats
-from gateway.engines.replica import CONFIGURED, EngineOverview, PooledEngine
-from gateway.routing.news import Ask, Replica
-from gateway.routing.prefixes import PREFIX_TOKENS, prefix_keys
-from gateway.routing.router import NoReplica, Reason, Router
+from gateway.engines.replica import CONFIGURED, EngineOverview, PooledEngine, mismatch
 
 log = structlog.get_logger("engines")
 
@@ -37,8 +34,6 @@ FIRST_NEWS_SECONDS = 5.0
 """Seconds to wait for the first news of an engine that has connected."""
 ECHO_SECONDS = 2.0
 """Seconds within which the news of an engine show that it began or ended to drain."""
-MAX_FATES = 4096
-"""Maximum number of engine processes of which is remembered how they ended."""
 
 
 async def _nothing() -> None:
@@ -63,21 +58,18 @@ class EnginePool:
         """
         self.info = pb.EngineInfo()
         self.on_first = on_first
-        self.decisions: dict[Reason, int] = dict.fromkeys(Reason, 0)
-        """Number of requests by the reason for which the router chose their engine."""
         self._load_seconds = load_seconds
         self._engines: dict[str, PooledEngine] = {}
-        self._router = Router()
-        self._clock = time.monotonic
         self._serving = asyncio.Event()
         self._changed = asyncio.Event()
         """Set, and replaced, when an engine begins or ceases to serve."""
         self._joining = asyncio.Lock()
         """Held while an engine that has connected gets the adapters, so that one is filled after the other."""
         self._adapters = PoolAdapters()
-        self._fates: OrderedDict[str, pb.PreviousLife] = OrderedDict()
-        """How engine processes ended, by their ids."""
-        self._fate_told = asyncio.Event()
+        self._lanes = PoolLanes()
+        self._fates = Fates()
+        self._dispatch = Dispatch(self._engines, self._adapters.sizes)
+        self.decisions = self._dispatch.decisions
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -135,8 +127,11 @@ class EnginePool:
     async def remove(self, name: str) -> None:
         """Disconnect from an engine. Its requests move to others. Raises KeyError if there is none of this name."""
         engine = self._engines.pop(name)
+        self._dispatch.leave(engine)  # before its requests look for another engine
+        self._refresh()
         engine.client.hand_over(EngineDrained(f"the engine {name} was removed"))
         await engine.client.close()
+        self._fates.note_untold(engine.life)
 
     def overviews(self) -> list[EngineOverview]:
         """Return all engines, also those that do not serve, in the order in which they were added."""
@@ -157,45 +152,45 @@ class EnginePool:
     def generate(self, request: Request, session: str = "") -> Arrivals:
         if len(self._engines) == 1:
             return next(iter(self._engines.values())).client.submit(request)
-        ask = self._ask_for(request, session)
-        engine, replica, reason = self._choose(ask)
-        arrivals = engine.client.submit(request, ask.prefix_keys, partial(self._router.finish, replica, request.lane))
-        arrivals.engine, arrivals.reason = engine.name, reason.value
-        self.decisions[reason] += 1
-        return arrivals
+        return self._dispatch.submit(request, session, share_prefixes=self.info.share_prefixes)
 
     def fate(self, life: str) -> pb.PreviousLife | None:
-        return self._fates.get(life)
+        return self._fates.of(life)
 
     async def learn_fate(self, life: str) -> pb.PreviousLife:
-        while life not in self._fates:
-            await self._fate_told.wait()
-        return self._fates[life]
+        return await self._fates.learn(life)
 
     async def load_adapter(self, path: str) -> pb.AdapterInfo:
         return await self._adapters.load(self._reachable, path)
 
     async def unload_adapter(self, adapter_hash: AdapterHash, drain_seconds: float) -> int:
         self._adapters.note_unloaded(self._engines.values(), adapter_hash)
-        return sum(await self._ask_all(lambda client: client.unload_adapter(adapter_hash, drain_seconds)))
+        unloaded = await self._ask_all(lambda client: client.unload_adapter(adapter_hash, drain_seconds))
+        return sum(unloaded.values())
 
     async def pin_adapter(self, adapter_hash: AdapterHash, pinned: bool) -> None:
         await self._adapters.pin(self._reachable(), adapter_hash, pinned)
 
     async def stats(self, *, check: bool = False) -> pb.EngineStats:
-        return merge_stats(await self._ask_all(lambda client: client.stats(check=check)))
+        changes = self._lanes.changes
+        reports = await self._ask_all(lambda client: client.stats(check=check))
+        self._lanes.learn((stats for engine, stats in reports.items() if engine.replica is not None), changes)
+        return merge_stats(list(reports.values()))
 
     async def live_requests(self, limit: int) -> pb.RequestsResponse:
-        return merge_requests(await self._ask_all(lambda client: client.live_requests(limit)), limit)
+        answers = await self._ask_all(lambda client: client.live_requests(limit))
+        return merge_requests(list(answers.values()), limit)
 
     async def cancel(self, request_ids: Iterable[str]) -> int:
         ids = list(request_ids)
-        return sum(await self._ask_all(lambda client: client.cancel(ids)))
+        return sum((await self._ask_all(lambda client: client.cancel(ids))).values())
 
     async def set_lane(self, lane: Lane, mode: LaneMode) -> None:
-        await self._ask_all(lambda client: client.set_lane(lane, mode))
+        with self._lanes.changing(lane, mode):
+            await self._ask_all(lambda client: client.set_lane(lane, mode))
 
     async def set_goals(self, lane: Lane, goals: LaneGoals) -> None:
+        self._lanes.note_goals(lane, goals)
         await self._ask_all(lambda client: client.set_goals(lane, goals))
 
     def _reachable(self) -> list[PooledEngine]:
@@ -206,86 +201,68 @@ class EnginePool:
             raise EngineUnavailable("no engine is connected")
         return engines
 
-    async def _ask_all(self, call: Callable[[EngineClient], Awaitable[T]]) -> list[T]:
+    async def _ask_all(self, call: Callable[[EngineClient], Awaitable[T]]) -> dict[PooledEngine, T]:
         """Call every reachable engine at once, and return the answers of those that gave one. Raises the error of an
         engine that refused, or EngineUnavailable if none answered."""
-        results = await asyncio.gather(*(call(engine.client) for engine in self._reachable()), return_exceptions=True)
-        answers = [result for result in results if not isinstance(result, BaseException)]
+        engines = self._reachable()
+        results = await asyncio.gather(*(call(engine.client) for engine in engines), return_exceptions=True)
+        asked = zip(engines, results, strict=True)
+        answers = {engine: result for engine, result in asked if not isinstance(result, BaseException)}
         failures = [result for result in results if isinstance(result, BaseException)]
         if not answers or any(not isinstance(failure, EngineUnavailable) for failure in failures):
             raise first_refusal(failures)
         return answers
 
-    def _ask_for(self, request: Request, session: str) -> Ask:
-        """Return what the router has to know about a request."""
-        adapter_hash, expected = request.adapter_hash, request.expected_tokens
-        realm = "" if self.info.share_prefixes else request.tenant
-        return Ask(
-            prompt_tokens=len(request.prompt_ids) + len(request.produced),
-            lane=request.lane,
-            adapter_hash=adapter_hash,
-            adapter_bytes=self._adapters.sizes.get(adapter_hash or "", 0),
-            prefix_keys=prefix_keys(request.prompt_ids, adapter_hash, realm),
-            session=session or None,
-            output_tokens=request.params.max_tokens if expected is None else expected,
-        )
-
-    def _choose(self, ask: Ask) -> tuple[PooledEngine, Replica, Reason]:
-        """Choose an engine that has the request's adapter, one that drains if no other has. Raises EngineUnavailable if
-        none has, or none takes requests."""
-        try:
-            decision = self._router.choose(ask, self._clock())
-        except NoReplica as error:
-            raise EngineUnavailable(str(error)) from error
-        chosen = self._engines[decision.replica.name]
-        if ask.adapter_hash is None or ask.adapter_hash in chosen.held:
-            return chosen, decision.replica, decision.reason
-        self._router.finish(decision.replica, ask.lane)
-        for engine in sorted(self._engines.values(), key=lambda engine: engine.draining):
-            if ask.adapter_hash in engine.held and (replica := engine.replica) is not None:
-                replica.send(ask, 0)
-                return engine, replica, Reason.HOLDER
-        raise EngineUnavailable("no engine that takes requests has the adapter")
-
     async def _connected(self, engine: PooledEngine) -> None:
         """Hand the adapters to an engine that has connected, and tell the router of it. Raises EngineMismatch if it
         does not serve what the others serve, EngineUnavailable if it is gone again."""
         info = engine.client.info
-        self._note_fate(info)
+        self._fates.note_successor(info, engine.life)
+        engine.life = info.life
+        while engine.hangs:  # it holds no lock meanwhile, so that others may join
+            await asyncio.sleep(LOOK_SECONDS)
+            await engine.client.check_connected()
+        self._fates.note_running(info.life)
         async with self._joining:
             others = [other for other in self._engines.values() if other.replica is not None and other is not engine]
-            engine.mismatch = differences(others[0].client.info, info) if others else ""
+            engine.mismatch = mismatch(engine, others)
             if engine.mismatch:
                 raise EngineMismatch(f"{engine.name} cannot serve beside {others[0].name}: {engine.mismatch}")
             engine.is_reachable = True
-            if others:
-                await self._adapters.fill(engine)
-                await _copy_lane_modes(others[0].client, engine.client)
-            else:
-                self._adapters.clear()
-                await self.on_first()
-            with contextlib.suppress(TimeoutError):  # without news, the router treats the engine as one long silent
-                await asyncio.wait_for(engine.told.wait(), FIRST_NEWS_SECONDS)
-            engine.replica = self._router.join(engine.name, info.num_pages * info.block_size // PREFIX_TOKENS)
-            engine.replica.hear(engine.news, self._clock() if engine.told.is_set() else float("-inf"))
+            await self._prepare(engine, others)
+            self._dispatch.join(engine)
             self._refresh()
 
+    async def _prepare(self, engine: PooledEngine, others: Sequence[PooledEngine]) -> None:
+        """Give an engine that joins what the others have: adapters, and the modes and goals of the lanes. Raises
+        EngineUnavailable if it is gone again. Were it to join nevertheless, the next one would believe that it has all
+        adapters, and be filled with as few."""
+        if others:
+            await self._adapters.fill(engine)
+            changes = self._lanes.changes
+            reports = await asyncio.gather(*(other.client.stats() for other in others), return_exceptions=True)
+            self._lanes.learn((report for report in reports if isinstance(report, pb.EngineStats)), changes)
+        else:
+            self._adapters.clear()
+            await self.on_first()
+        if engine.life != engine.known_life:  # one that was only out of reach may have been set by another gateway
+            await self._lanes.apply(engine.client)
+            engine.known_life = engine.life
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(engine.told.wait(), FIRST_NEWS_SECONDS)
+        await engine.client.check_connected()
+
     def _heard(self, engine: PooledEngine, message: pb.EngineNews) -> None:
-        was_draining, now = engine.draining, self._clock()
+        was_draining = engine.draining
         engine.hear(message)
-        if (replica := engine.replica) is not None:
-            replica.hear(engine.news, now)
-            self._router.learn(replica, message.prefix_keys)
-        self._router.tick(now)
+        self._dispatch.hear(engine, message)
         if engine.draining != was_draining:
             log.info("engine_draining" if engine.draining else "engine_serves_again", engine=engine.name)
             self._refresh()
 
     def _lost(self, engine: PooledEngine) -> None:
-        if engine.replica is not None:
-            self._router.leave(engine.replica)
-            engine.replica = None
-        self._fates.pop(engine.client.info.life, None)  # a process that was reached again before it ended
+        self._fates.forget(engine.client.info.life)
+        self._dispatch.leave(engine)
         engine.lose()
         self._refresh()
 
@@ -307,37 +284,14 @@ class EnginePool:
             if engine.draining and engine.client.num_streams:
                 engine.client.hand_over(EngineDrained(f"the engine {engine.name} is being drained"))
 
-    def _note_fate(self, info: pb.EngineInfo) -> None:
-        """Remember how the process before this one ended, and that this one has not ended."""
-        self._fates[info.life] = pb.PreviousLife(life=info.life)
-        if info.previous.life:
-            self._fates[info.previous.life] = info.previous
-        while len(self._fates) > MAX_FATES:
-            self._fates.popitem(last=False)
-        told, self._fate_told = self._fate_told, asyncio.Event()
-        told.set()
-
     async def _look_forever(self) -> None:
-        """Once a second, look for engines that hang, and move their requests to others, if there are any."""
+        """Once a second, look for engines that hang, and move their requests to others, if there are any. An engine
+        joins again once it makes progress."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            hanging = [engine for engine in self._engines.values() if engine.hangs()]
+            hanging = [engine for engine in self._engines.values() if engine.progress.look(engine.client.ready)]
             if any(engine.serving and engine not in hanging for engine in self._engines.values()):
                 for engine in hanging:
                     log.error("engine_hangs", engine=engine.name)
+                    engine.progress.give_up(engine.life)
                     engine.client.disconnect()
-
-
-def differences(known: pb.EngineInfo, other: pb.EngineInfo) -> str:
-    """Return in which way an engine differs from the others so that it cannot continue their answers; empty if not."""
-    names = ("model_hash", "dtype", "vocab_size", "max_model_len")
-    pairs = [(name, getattr(known, name), getattr(other, name)) for name in names]
-    return "; ".join(f"it has another {name} ({theirs}, not {ours})" for name, ours, theirs in pairs if ours != theirs)
-
-
-async def _copy_lane_modes(source: EngineClient, target: EngineClient) -> None:
-    """Pause or drain the lanes of an engine that joins as those of another engine are."""
-    with contextlib.suppress(EngineUnavailable):
-        for lane in (await source.stats()).lanes:
-            if (mode := lane_mode_from_pb(lane.mode)) is not LaneMode.OPEN:
-                await target.set_lane(Lane(lane.lane), mode)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from enum import Enum
 
 from msgspec import Struct
@@ -11,12 +11,8 @@ from msgspec import Struct
 from engine.core.types import AdapterHash, Lane
 from engine.pb import engine_pb2 as pb
 from engine.rpc.client import EngineClient
+from gateway.engines.progress import Progress
 from gateway.routing.news import News, Replica
-
-MAX_STILL_LOOKS = 30
-"""Number of looks in a row, one a second, at which an engine has told nothing new, or has running requests and has
-ended no step, before its requests are moved. A step in which a GPU's kernels are compiled takes up to half a minute."""
-
 
 CONFIGURED = "configuration"
 """What `added_by` says of an engine that the configuration names or the gateway has started."""
@@ -27,6 +23,8 @@ class EngineState(Enum):
 
     CONNECTING = "connecting"
     """The engine is not reachable, or it has not loaded the model and the adapters yet."""
+    HANGING = "hanging"
+    """The engine's requests were moved because it had stood still, and it has not moved since. It gets no requests."""
     MISMATCHED = "mismatched"
     """The engine serves another model, or the same with other number formats, than the other engines of the pool."""
     DRAINING = "draining"
@@ -40,7 +38,7 @@ class EngineOverview(Struct, frozen=True):
     name: str
     address: str
     state: str
-    """`connecting`, `mismatched`, `draining` or `serving`."""
+    """`connecting`, `hanging`, `mismatched`, `draining` or `serving`."""
     problem: str
     """Why the engine cannot serve in this pool; empty unless it is `mismatched`."""
     model: str
@@ -61,6 +59,8 @@ class EngineOverview(Struct, frozen=True):
     """Name of the base model that the pool serves."""
     added_by: str = CONFIGURED
     """`configuration`, `operator` or `ray`. Only engines of the latter two can be removed."""
+    notice: str = ""
+    """What the operator who has just changed the engine should know; empty otherwise."""
 
 
 class PooledEngine:
@@ -84,13 +84,15 @@ class PooledEngine:
         """Set once the engine process has sent news."""
         self.news = News()
         """The last news of the engine process, for the router."""
+        self.life = ""
+        """Id of the engine process that was connected last; empty if none was."""
+        self.known_life = ""
+        """Id of the last engine process whose lanes were set as those of the other engines."""
+        self.progress = Progress()
         self._tiers: dict[AdapterHash, int] = {}
         self._on_device: Set[AdapterHash] = frozenset()
         self._on_host: Set[AdapterHash] = frozenset()
         self._message = pb.EngineNews()
-        self._heard = False
-        self._steps = -1
-        self._still_looks = 0
 
     @property
     def serving(self) -> bool:
@@ -102,8 +104,13 @@ class PooledEngine:
         if self.mismatch:
             return EngineState.MISMATCHED
         if self.replica is None:
-            return EngineState.CONNECTING
+            return EngineState.HANGING if self.hangs else EngineState.CONNECTING
         return EngineState.DRAINING if self.draining else EngineState.SERVING
+
+    @property
+    def hangs(self) -> bool:
+        """Return whether the engine process stood still, and has not moved since."""
+        return self.progress.hangs(self.client.info.life)
 
     def overview(self) -> EngineOverview:
         info, news = self.client.info, self._message
@@ -133,13 +140,14 @@ class PooledEngine:
         self._tiers.clear()
         self._on_device = frozenset()
         self._message = pb.EngineNews()
-        self._still_looks = 0
+        self.progress.lose()
 
     def hear(self, message: pb.EngineNews) -> None:
         """Take in a message of the engine, and set `news` to what it says to the router."""
         if message.adapters or not self.told.is_set():
             self._note_tiers(message.adapters)
-        self._message, self._heard, self.draining = message, True, message.draining
+        self._message, self.draining = message, message.draining
+        self.progress.hear(message)
         loads = {lane.lane: (lane.waiting, lane.running) for lane in message.lanes}
         (waiting, running), (batch_waiting, batch_running) = (loads.get(lane.value, (0, 0)) for lane in Lane)
         self.news = News(
@@ -165,16 +173,6 @@ class PooledEngine:
         self._on_device = {name for name, tier in self._tiers.items() if tier == pb.ADAPTER_TIER_DEVICE}
         self._on_host = self._tiers.keys() - self._on_device
 
-    def hangs(self) -> bool:
-        """Look at the engine once; call this every second. Returns True if it has been still for `MAX_STILL_LOOKS` in a
-        row: a stall of the gateway itself counts as one look."""
-        news = self._message
-        is_busy = any(lane.running for lane in news.lanes)
-        moves = self._heard and not (is_busy and news.steps == self._steps)
-        self._heard, self._steps = False, news.steps
-        self._still_looks = 0 if moves or not self.client.ready else self._still_looks + 1
-        return self._still_looks >= MAX_STILL_LOOKS
-
 
 def _known_rates(message: pb.EngineNews) -> dict[str, float]:
     """Return the rates of adapter loads that the engine has measured, as arguments of `News`."""
@@ -183,3 +181,16 @@ def _known_rates(message: pb.EngineNews) -> dict[str, float]:
         "read_bytes_per_s": message.read_bytes_per_second,
     }
     return {name: rate for name, rate in rates.items() if rate}
+
+
+def mismatch(engine: PooledEngine, others: Sequence[PooledEngine]) -> str:
+    """Return why an engine cannot continue the answers of the others; empty if it can: it differs from them, or is the
+    same process at another address."""
+    if not others:
+        return ""
+    info = engine.client.info
+    if twin := next((other.name for other in others if other.life == info.life), ""):
+        return f"it is the same process as {twin}"
+    names = ("model_hash", "dtype", "vocab_size", "max_model_len")
+    pairs = [(name, getattr(others[0].client.info, name), getattr(info, name)) for name in names]
+    return "; ".join(f"it has another {name} ({theirs}, not {ours})" for name, ours, theirs in pairs if ours != theirs)

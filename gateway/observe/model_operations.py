@@ -18,7 +18,7 @@ from engine.rpc.client import EngineApi, LaneRejected
 from engine.rpc.stream import EngineUnavailable
 from gateway.core.errors import Fault, invalid_request, unavailable
 from gateway.core.shared_poll import SharedPoll
-from gateway.engines.replica import EngineOverview
+from gateway.engines.replica import EngineOverview, EngineState
 from gateway.observe.history import History
 from gateway.observe.latency import ITL, TTFT, LatencyWindow
 from gateway.observe.live import (
@@ -110,7 +110,9 @@ class ModelOperations:
         with _engine_answers():
             await self._engine.drain(name, action != "resume", restart=action == "restart", seconds=seconds)
         self.forget()
-        return self.engine_named(name)
+        others = (one for one in self.engines() if one.name != name)
+        is_missed = action != "resume" and not any(one.state == EngineState.SERVING.value for one in others)
+        return replace(self.engine_named(name), notice=_missed(self.model, action) if is_missed else "")
 
     def engine_named(self, name: str) -> EngineOverview:
         """Return the engine of this name. Raises ApiError (INVALID_REQUEST), with all names, if there is none."""
@@ -186,6 +188,13 @@ class ModelOperations:
         latency = self._latency.read()
         goals = self._static.goals[self.model]
         return [lane_status(self.model, lane, latency, goals[Lane(lane.lane)]) for lane in stats.lanes]
+
+
+def _missed(model: str, action: str) -> str:
+    """Return what an operator should know who drains or restarts the only engine of a base model."""
+    until = "its next process serves" if action == "restart" else "an engine serves again"
+    wait = f"until {until}, new requests wait up to http.engine_wait_s and then fail with engine_unavailable"
+    return f"no other engine serves {model}: {wait}; to avoid that, resume it and add an engine first"
 
 
 @contextmanager

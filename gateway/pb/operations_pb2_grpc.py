@@ -57,7 +57,7 @@ class LaneAdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Set(self, request, context):
-        """Opens, pauses or drains a lane, until the engine starts anew.
+        """Opens, pauses or drains a lane. Engines that join later get the mode from the gateways.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -10,7 +10,9 @@ the process before it. They are resubmitted as suspects: the engine computes the
 
 Where there are several engines, a request moves to another one at once, before the successor of its own has told how
 that ended. It moves as a suspect, which costs a few steps. If its engine ends again while it is on trial, the request
-waits for the successor's report, so that a request that crashes engines takes down no more than two.
+waits for the successor's report, so that a request that crashes engines takes down no more than two. If no successor
+comes in time, it ends with an error. If one comes that knows nothing of its predecessor, or the engine is removed, the
+request goes on as a suspect, through `MOST_MOVES` engine processes at most.
 """
 
 from __future__ import annotations
@@ -76,6 +78,8 @@ class ResumingStream:
         self._is_drained = False
         """True means that the last move was asked for, because the engine is being drained."""
         self._suspect = False
+        self._awaits_report = False
+        """True while the request waits for a report on how its engine process ended."""
         self._proven_from = 0
         """Number of produced tokens from which on a suspect is not on trial any more."""
         self._produced: list[int] = []
@@ -159,8 +163,8 @@ class ResumingStream:
                     await asyncio.sleep(RESUBMIT_SECONDS)
                     await self._engine.wait_ready()
         except TimeoutError:
-            reason = f"no engine process was ready within {self._wait_seconds:g} s"
-            raise GivenUp(reason) from None
+            what = "told how the one that had the request alone ended" if self._awaits_report else "was ready"
+            raise GivenUp(f"no engine process {what} within {self._wait_seconds:g} s") from None
 
     def _is_submitted(self) -> bool:
         """Submit the request and return True, or return False if no engine takes it now."""
@@ -175,7 +179,9 @@ class ResumingStream:
         alone in that step."""
         fate = self._engine.fate(self._life)
         if fate is None and self._suspect and len(self._produced) < self._proven_from:
+            self._awaits_report = True
             fate = await self._engine.learn_fate(self._life)
+            self._awaits_report = False
             await self._engine.wait_ready()
         if fate is None or (fate.crashed and self._id in fate.request_ids):
             if self._suspect and fate is not None and len(fate.request_ids) == 1:

@@ -22,7 +22,9 @@ class Ask(NamedTuple):
     prefix_keys: tuple[int, ...] = ()
     """Keys of the prompt's leading blocks of `PREFIX_TOKENS` tokens (see prefixes.py), the shortest prefix first."""
     session: str | None = None
-    """Requests with the same session stay on one replica while it serves."""
+    """Requests with the same session stay on one replica while it serves them about as soon as others."""
+    tenant: str = ""
+    """The tenant whose session it is."""
     output_tokens: int = 0
     """Expected length of the answer."""
 

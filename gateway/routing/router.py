@@ -4,7 +4,7 @@ An interactive request goes where its first token is predicted soonest. One sum 
 waits at the replica, the part of its prompt that the prefix cache does not hold, and the load of its adapter. Outside
 the replicas that the adapter belongs to, a load counts `STRAY_PRICE` times, because it takes room from the adapters
 that belong there. If an adapter suddenly gets more requests than its replicas can serve, they overflow to others at
-once; otherwise they stay. Requests of a session, of either lane, stay on one replica while that takes new requests.
+once; otherwise they stay. Requests of a session, of either lane, stay on one replica unless another is clearly better.
 
 Batch work goes to its adapter's replicas as long as they hold no more of it than `BOUND` times the average (consistent
 hashing with bounded loads: Mirrokni et al., SODA 2018).
@@ -22,6 +22,7 @@ from engine.core.types import Lane
 from gateway.routing.news import Ask, Replica
 from gateway.routing.placement import Placement
 from gateway.routing.prefixes import PrefixIndex, matched_tokens
+from gateway.routing.sessions import Sessions
 
 STALE_S = 3.0
 """Age of news, in seconds, beyond which they say nothing about a replica's load any more."""
@@ -34,7 +35,8 @@ BOUND = 1.25
 simulated cluster copied 7 and 12 % fewer bytes, and generated 3 and 9 % fewer tokens."""
 TIE_S = 0.002
 """Delays that differ by less than this many seconds are equal: predictions are no more precise."""
-MOST_SESSIONS = 100_000
+STICKY_S = 0.5
+"""Seconds by which another replica must be faster before a session moves there: the usual goal for a first token."""
 MAX_REPLICAS = 64
 """Maximum number of replicas of one base model."""
 
@@ -83,7 +85,7 @@ class Router:
         self.replicas: dict[int, Replica] = {}
         self.placement = Placement()
         self.prefixes = PrefixIndex()
-        self._sessions: dict[str, int] = {}
+        self._sessions = Sessions()
         self._random = Random(seed)
 
     def join(self, name: str, most_keys: int = 100_000) -> Replica:
@@ -99,20 +101,24 @@ class Router:
         del self.replicas[replica.index]
         self.placement.leave(replica.index)
         self.prefixes.leave(replica.index)
-        self._sessions = {session: i for session, i in self._sessions.items() if i != replica.index}
+        self._sessions.leave(replica.index)
 
     def choose(self, ask: Ask, now: float) -> Decision:
-        """Choose a replica and count the request as sent to it. `now` is in seconds on the clock of `Replica.hear`.
-        Raises NoReplica if every replica is draining, or there is none."""
-        decision = self._choose(ask, now)
+        """Choose a replica as `decide` does, and count the request as sent to it."""
+        decision = self.decide(ask, now)
+        self.send(decision, ask)
+        return decision
+
+    def send(self, decision: Decision, ask: Ask) -> None:
+        """Count a request as sent to the replica of a decision, and remember that its prefixes and session are there.
+        The caller may have decided otherwise than the router."""
         replica = decision.replica
         replica.send(ask, decision.cached_tokens)
         if ask.adapter_hash is not None:
             self.placement.count(ask.adapter_hash, ask.prompt_tokens + ask.output_tokens)
         self.prefixes.add(replica.index, ask.prefix_keys)
         if ask.session is not None:
-            self._remember(ask.session, replica.index)
-        return decision
+            self._sessions.put(ask.tenant, ask.session, replica.index)
 
     def tick(self, now: float) -> None:
         """Adapt the number of replicas of each adapter to its share of the work, if a round has ended. To be called
@@ -128,12 +134,15 @@ class Router:
         """Count a request as no longer unfinished that was sent to a replica and has ended there, or has left it."""
         replica.unfinished[lane] -= 1
 
-    def _choose(self, ask: Ask, now: float) -> Decision:
+    def decide(self, ask: Ask, now: float) -> Decision:
+        """Choose a replica for a request, without counting it there. `now` is in seconds on the clock of
+        `Replica.hear`. Raises NoReplica if every replica is draining, or there is none."""
         masks = self.prefixes.matches(ask.prefix_keys)
-        if (stuck := self._stuck_to(ask.session)) is not None:
-            return _decide(stuck, Reason.SESSION, masks)
         choose = self._for_batch if ask.lane is Lane.BATCH else self._fastest
-        if (decision := choose(ask, self._fresh(ask, now), masks)) is not None:
+        decision, stuck = choose(ask, self._fresh(ask, now), masks), self._stuck_to(ask)
+        if stuck is not None and (decision is None or not self._outdoes(decision, stuck, ask, now)):
+            return _decide(stuck, Reason.SESSION, masks)
+        if decision is not None:
             return decision
         known = list(self._fresh(ask, float("-inf")))
         if known:
@@ -141,10 +150,26 @@ class Router:
             return _decide(stale, Reason.STALE, masks)
         raise NoReplica("every replica is draining or has ended")
 
-    def _stuck_to(self, session: str | None) -> Replica | None:
+    def _stuck_to(self, ask: Ask) -> Replica | None:
         """Return the replica that a session's earlier requests went to, if it takes new requests."""
-        index = None if session is None else self._sessions.get(session)
+        index = None if ask.session is None else self._sessions.get(ask.tenant, ask.session)
         return None if index is None or self.replicas[index].draining else self.replicas[index]
+
+    def _outdoes(self, decision: Decision, stuck: Replica, ask: Ask, now: float) -> bool:
+        """Return whether the session of a request moves from its replica to that of a decision: the latter is faster by
+        more than `STICKY_S`, the former has more than its share of batch work or its news are stale. Without this
+        bound, one session could pin all the load of a tenant to one replica."""
+        other = decision.replica
+        if other is stuck:
+            return False
+        if stuck.told_at < now - STALE_S:
+            return True
+        if ask.lane is Lane.BATCH:
+            serving = [replica for replica in self.replicas.values() if not replica.draining]
+            return stuck.unfinished[Lane.BATCH] + 1 > _most_batch(serving)
+        cached = matched_tokens(self.prefixes.matches(ask.prefix_keys), stuck.index)
+        delay = other.delay_s(ask, decision.cached_tokens) + other.load_s(ask)
+        return stuck.delay_s(ask, cached) + stuck.load_s(ask) > delay + STICKY_S
 
     def _fresh(self, ask: Ask, now: float) -> Iterator[Replica]:
         """Yield the replicas that take new requests and whose news are not older than `STALE_S` at `now` (-inf: however
@@ -185,22 +210,21 @@ class Router:
         if ask.adapter_hash is None:
             return _decide(min(ranked, key=_load), Reason.LEAST_LOADED, masks)
         homes = self.placement.replicas(ask.adapter_hash)
-        most = BOUND * (sum([replica.unfinished[Lane.BATCH] for replica in ranked]) / len(ranked) + 1)
+        most = _most_batch(ranked)
         order = enumerate((*sorted(ranked[:homes], key=_load), *ranked[homes:]))
         # The least loaded replica has no more than the average, so that one is always found.
         rank, replica = next(pair for pair in order if pair[1].unfinished[Lane.BATCH] + 1 <= most)
         cached = matched_tokens(masks, replica.index)
         return Decision(replica, _reason(ask, replica, cached, is_home=rank < homes), cached)
 
-    def _remember(self, session: str, index: int) -> None:
-        self._sessions.pop(session, None)
-        self._sessions[session] = index
-        if len(self._sessions) > MOST_SESSIONS:
-            del self._sessions[next(iter(self._sessions))]
-
 
 def _decide(replica: Replica, reason: Reason, masks: list[int]) -> Decision:
     return Decision(replica, reason, matched_tokens(masks, replica.index))
+
+
+def _most_batch(replicas: Sequence[Replica]) -> float:
+    """Return how many unfinished batch requests one of these replicas may have."""
+    return BOUND * (sum([replica.unfinished[Lane.BATCH] for replica in replicas]) / len(replicas) + 1)
 
 
 def _load(replica: Replica) -> tuple[int, float]:

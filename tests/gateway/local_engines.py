@@ -23,6 +23,8 @@ class SlowExecutor(FakeExecutor):
 
     refused = ()
     blocked = ()
+    is_stuck = False
+    """True means that steps wait for `go_on`."""
 
     def __init__(self):
         super().__init__()
@@ -36,6 +38,8 @@ class SlowExecutor(FakeExecutor):
         return super().load_host(path, claim)
 
     def submit(self, plan):
+        if self.is_stuck:
+            self.go_on.wait(60)
         threading.Event().wait(0.003)
         return super().submit(plan)
 

@@ -129,7 +129,7 @@ async def test_an_engine_without_the_adapter_gets_no_requests_with_it(engines):
     await engines.stop("b")
     await until(lambda: pool.overviews()[1].state == "connecting")
     with pytest.raises(EngineUnavailable, match="has the adapter"):
-        pool._choose(pool._ask_for(ask("r", adapter), ""))
+        pool._dispatch.choose(pool._dispatch.ask_for(ask("r", adapter), "", share_prefixes=False))
 
 
 async def test_an_adapter_that_no_engine_takes_is_refused(engines):
@@ -155,8 +155,8 @@ async def test_a_gateway_learns_of_the_prompts_that_another_has_sent(engines):
     prompt = [number % 200 for number in range(3 * PREFIX_TOKENS)]
     first = Answer(one, ask("first", prompt=prompt, length=5))
     await first.whole()
-    keys = other._ask_for(ask("x", prompt=prompt), "").prefix_keys
-    await until(lambda: other._router.prefixes.matches(keys))
+    keys = other._dispatch.ask_for(ask("x", prompt=prompt), "", share_prefixes=False).prefix_keys
+    await until(lambda: other._dispatch._router.prefixes.matches(keys))
     second = Answer(other, ask("second", prompt=[*prompt, 9], length=5))
     await second.whole()
     assert second.engines == first.engines
@@ -188,7 +188,7 @@ async def test_nothing_is_left_of_requests_whose_readers_leave(engines):
         answer.task.cancel()
     await asyncio.wait([answer.task for answer in answers])
     await until(lambda: not any(engine.engine.state.sequences for engine in engines.running.values()))
-    assert [replica.unfinished[Lane.INTERACTIVE] for replica in pool._router.replicas.values()] == [0, 0]
+    assert [replica.unfinished[Lane.INTERACTIVE] for replica in pool._dispatch._router.replicas.values()] == [0, 0]
     await pool.remove("a")
     with pytest.raises(KeyError):
         await pool.remove("a")

@@ -6,6 +6,7 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from urllib.parse import quote
 
 import grpc
 import pytest
@@ -243,9 +244,25 @@ async def test_engines_over_grpc_and_in_a_terminal(tmp_path):
         assert "engine-0 is draining" in await run(grpc_app, "engines", "drain", "engine-0")
         assert "draining" in await run(grpc_app, "engines", "ls")
         assert "engine-0 is serving" in await run(grpc_app, "engines", "resume", "engine-0")
-        await run(grpc_app, "engines", "restart", "engine-0", "--seconds", "7")
+        restarted = await run(grpc_app, "engines", "restart", "engine-0", "--seconds", "7")
+        assert "no other engine serves" in restarted
         assert grpc_app.gateway_app.engine.restarts == [7.0]
         assert "there is no engine" in await run(grpc_app, "engines", "drain", "engine-9", status=1)
+
+
+async def test_draining_or_restarting_the_only_engine_says_what_that_means(gateway_app):
+    async with gateway_app.client("sk-admin") as client:
+        for action, words in (("drain", "no other engine serves tiny"), ("restart", "next process"), ("resume", "")):
+            notice = (await client.post(f"{ADMIN}/engines/engine-0/{action}")).json()["notice"]
+            assert words in notice and bool(words) == bool(notice)
+        assert (await client.get(f"{ADMIN}/engines")).json()["engines"][0]["notice"] == ""
+
+
+async def test_engines_whose_names_are_addresses_are_found_by_their_quoted_names(gateway_app):
+    gateway_app.engine.added = [("[::1]:7001", "[::1]:7001", "configuration")]
+    async with gateway_app.client("sk-admin") as client:
+        drained = await client.post(f"{ADMIN}/engines/{quote('[::1]:7001', safe='')}/drain")
+        assert (drained.status_code, drained.json()["name"]) == (200, "[::1]:7001")
 
 
 async def test_engines_are_added_and_removed_over_http(gateway_app):

@@ -10,7 +10,8 @@ from engine.core.types import Lane
 from gateway.routing.news import Ask, News
 from gateway.routing.placement import ROUND_S, wanted_replicas
 from gateway.routing.prefixes import PREFIX_TOKENS, prefix_keys
-from gateway.routing.router import BOUND, STALE_S, NoReplica, Reason, Router
+from gateway.routing.router import BOUND, STALE_S, STICKY_S, NoReplica, Reason, Router
+from gateway.routing.sessions import MOST_OF_TENANT, Sessions
 
 IDLE = News(prompt_token_s=1e-5)
 MB = 1_000_000
@@ -125,7 +126,7 @@ def test_prefixes_of_other_adapters_and_realms_have_other_keys():
 def test_a_session_stays_on_its_replica_until_it_drains():
     router = make_router()
     first = router.choose(ask(session="chat"), 0.0).replica
-    first.hear(replace(IDLE, wait_s=9.0), 0.0)
+    first.hear(replace(IDLE, wait_s=0.9 * STICKY_S), 0.0)
     decision = router.choose(ask(session="chat"), 0.0)
     assert (decision.replica, decision.reason) == (first, Reason.SESSION)
     first.draining = True
@@ -133,6 +134,49 @@ def test_a_session_stays_on_its_replica_until_it_drains():
     assert moved is not first
     first.draining = False
     assert router.choose(ask(session="chat"), 0.0).replica is moved
+
+
+@pytest.mark.parametrize("lane", Lane)
+def test_one_session_does_not_pin_more_load_to_a_replica_than_its_share(lane):
+    router = make_router(news=replace(IDLE, prompt_token_s=1e-3))
+    for number in range(40):
+        router.choose(ask(session="chat", lane=lane, prompt_tokens=400), 0.0)
+        counts = [replica.unfinished[lane] for replica in router.replicas.values()]
+        assert max(counts) <= BOUND * (number + 1 + len(counts)) / len(counts) + STICKY_S / 0.4
+
+
+def test_a_session_leaves_a_replica_whose_news_are_stale_while_others_tell():
+    router = make_router()
+    first = router.choose(ask(session="chat"), 0.0).replica
+    for replica in router.replicas.values():
+        if replica is not first:
+            replica.hear(IDLE, STALE_S + 1)
+    assert router.choose(ask(session="chat"), STALE_S + 1).replica is not first
+    assert router.choose(ask(session="chat"), 3 * STALE_S).reason is Reason.SESSION
+
+
+def test_a_tenant_with_many_sessions_makes_the_router_forget_its_own_only():
+    router = make_router()
+    first = router.choose(ask(session="chat", tenant="acme"), 0.0).replica
+    for replica in router.replicas.values():
+        replica.hear(replace(IDLE, wait_s=0.9 * STICKY_S if replica is first else 0.0), 0.0)
+    for number in range(MOST_OF_TENANT + 1):
+        router._sessions.put("globex", f"chat-{number}", first.index)
+    assert router._sessions.get("globex", "chat-0") is None
+    assert router._sessions.get("globex", "chat-1") == first.index
+    assert router.choose(ask(session="chat", tenant="acme"), 0.0).replica is first
+    assert router.choose(ask(session="chat", tenant="globex"), 0.0).replica is not first
+
+
+def test_the_sessions_of_all_tenants_together_are_bounded(monkeypatch):
+    monkeypatch.setattr("gateway.routing.sessions.MOST_SESSIONS", 10)
+    sessions = Sessions()
+    for number in range(30):
+        sessions.put(f"tenant-{number % 3}", f"chat-{number}", number)
+    assert len(sessions) == 10
+    assert sessions.get("tenant-2", "chat-29") == 29
+    sessions.leave(29)
+    assert sessions.get("tenant-2", "chat-29") is None
 
 
 @pytest.mark.parametrize("adapter_hash", [None, "adapter"])

@@ -16,7 +16,8 @@ import structlog
 from engine.core.config import LaneGoals
 from engine.core.types import AdapterHash, Lane, LaneMode, Request
 from engine.pb import engine_pb2 as pb
-from engine.rpc.client import LOAD_SECONDS, EngineClient, EngineMismatch
+from engine.rpc.api import EngineMismatch
+from engine.rpc.client import LOAD_SECONDS, EngineClient
 from engine.rpc.stream import Arrivals, EngineDrained, EngineUnavailable
 from engine.rpc.target import EngineTarget
 from engine.rpc.wire import lane_mode_from_pb
@@ -249,9 +250,8 @@ class EnginePool:
         self._note_fate(info)
         async with self._joining:
             others = [other for other in self._engines.values() if other.replica is not None and other is not engine]
-            engine.mismatch = differences(others[0].client.info, info) if others else ""
-            if engine.mismatch:
-                raise EngineMismatch(f"{engine.name} cannot serve beside {others[0].name}: {engine.mismatch}")
+            if others and (difference := differences(others[0].client.info, info)):
+                raise EngineMismatch(f"{engine.name} cannot serve beside {others[0].name}: {difference}")
             engine.is_reachable = True
             if others:
                 await self._adapters.fill(engine)

@@ -24,7 +24,8 @@ class EngineState(Enum):
     CONNECTING = "connecting"
     """The engine is not reachable, or it has not loaded the model and the adapters yet."""
     MISMATCHED = "mismatched"
-    """The engine serves another model, or the same with other number formats, than the other engines of the pool."""
+    """The engine serves another model, or the same with other number formats, than the other engines of the pool, or it
+    speaks another version of the protocol."""
     DRAINING = "draining"
     """The engine gets no new requests."""
     SERVING = "serving"
@@ -67,8 +68,6 @@ class PooledEngine:
         self.replica: Replica | None = None
         """The router's record of the engine. None means that the router does not know it: it is not connected."""
         self.draining = False
-        self.mismatch = ""
-        """Why the engine cannot serve in this pool; empty if it can."""
         self.is_reachable = False
         """True while the client has a connection, on which the adapters may still be being loaded."""
         self.held: set[AdapterHash] = set()
@@ -92,7 +91,7 @@ class PooledEngine:
 
     @property
     def state(self) -> EngineState:
-        if self.mismatch:
+        if self.client.mismatch:
             return EngineState.MISMATCHED
         if self.replica is None:
             return EngineState.CONNECTING
@@ -104,7 +103,7 @@ class PooledEngine:
             name=self.name,
             address=self.address,
             state=self.state.value,
-            problem=self.mismatch,
+            problem=self.client.mismatch,
             model=info.model,
             device=info.device,
             life=info.life,

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from engine.core.config import LaneGoals
 from engine.core.types import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
-from engine.rpc.client import EngineApi, LaneRejected
+from engine.rpc.api import EngineApi, LaneRejected
 from engine.rpc.stream import EngineUnavailable
 from engine.rpc.wire import lane_mode_from_pb
 from gateway.core.errors import Fault, invalid_request, unavailable

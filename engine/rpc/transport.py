@@ -31,20 +31,28 @@ most of the time. It takes the place of that ping, and gRPC would wait 60 s for 
 Options = list[tuple[str, Any]]
 
 
-def open_channel(target: EngineTarget) -> grpc.aio.Channel:
-    """Return a channel to an engine, which connects with its first call. Raises ValueError if the TLS files of `target`
-    cannot be used; they are read now, and not again."""
-    options = [
-        ("grpc.max_receive_message_length", -1),
-        *((f"grpc.{which}_reconnect_backoff_ms", RECONNECT_MS) for which in ("initial", "max")),
-        *_tcp_options(target.address),
-    ]
-    if target.tls is None or not target.is_secure:
-        return grpc.aio.insecure_channel(target.address, options=options)
-    files = read_tls(target.tls)
-    if target.tls.server_name:
-        options.append(("grpc.ssl_target_name_override", target.tls.server_name))
-    return grpc.aio.secure_channel(target.address, grpc.ssl_channel_credentials(*files), options=options)
+class ChannelFactory:
+    """Opens channels to one engine. Raises ValueError if the TLS files of `target` cannot be used."""
+
+    def __init__(self, target: EngineTarget) -> None:
+        self._target = target
+        self._files = TlsFiles(target.tls) if target.tls is not None and target.is_secure else None
+
+    def open(self) -> grpc.aio.Channel:
+        """Return a new channel, which connects with its first call. It shows the certificate that the files have now;
+        if these have become unusable, the previous one."""
+        options = [
+            ("grpc.max_receive_message_length", -1),
+            *((f"grpc.{which}_reconnect_backoff_ms", RECONNECT_MS) for which in ("initial", "max")),
+            *_tcp_options(self._target.address),
+        ]
+        if self._files is None:
+            return grpc.aio.insecure_channel(self._target.address, options=options)
+        self._files.renew()
+        if name := self._target.tls.server_name if self._target.tls else "":
+            options.append(("grpc.ssl_target_name_override", name))
+        credentials = grpc.ssl_channel_credentials(*self._files.content)
+        return grpc.aio.secure_channel(self._target.address, credentials, options=options)
 
 
 def open_port(server: grpc.Server, address: str, tls: EngineTls | None) -> None:
@@ -56,7 +64,7 @@ def open_port(server: grpc.Server, address: str, tls: EngineTls | None) -> None:
     if tls is None or address.startswith(UNIX):
         server.add_insecure_port(address)
     else:
-        server.add_secure_port(address, _Identity(tls).credentials())
+        server.add_secure_port(address, _server_credentials(tls))
 
 
 def server_options(address: str) -> Options:
@@ -93,37 +101,44 @@ def read_tls(tls: EngineTls) -> tuple[bytes, bytes, bytes]:
     return files
 
 
-def tls_stamp(tls: EngineTls) -> Stamp:
-    """Return the stamp of the files of `tls`, which changes with any of them."""
-    return stamp_of((tls.ca, tls.key, tls.certificate))
-
-
-class _Identity:
-    """The certificates of an engine's port. They are read again when their files have changed, with the next handshake,
-    so that a renewed certificate needs no restart. Unusable new files leave the old identity in force."""
+class TlsFiles:
+    """The certificates of one side, which are read again when their files have changed, so that a renewed certificate
+    needs no restart. Raises ValueError if the files cannot be used now; later, unusable new ones leave the old in
+    force."""
 
     def __init__(self, tls: EngineTls) -> None:
         self._tls = tls
-        self._stamp = tls_stamp(tls)
-        self._first = self._read()
+        self._stamp = self._stamp_now()
+        self.content = read_tls(tls)
+        """Authorities, key and certificate chain in PEM."""
 
-    def credentials(self) -> grpc.ServerCredentials:
-        return grpc.dynamic_ssl_server_credentials(self._first, self._renewed, require_client_authentication=True)
-
-    def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return the new configuration; None if the files have not changed since the last call, or are unusable."""
-        stamp = tls_stamp(self._tls)
+    def renew(self) -> bool:
+        """Read the files again if they have changed since the last call; return whether `content` is new."""
+        stamp = self._stamp_now()
         if stamp == self._stamp:
-            return None
+            return False
         self._stamp = stamp
         try:
-            renewed = self._read()
+            self.content = read_tls(self._tls)
         except ValueError as error:
             log.error("certificate_not_renewed", reason=str(error))
-            return None
+            return False
         log.info("certificate_renewed", file=str(self._tls.certificate))
-        return renewed
+        return True
 
-    def _read(self) -> grpc.ServerCertificateConfiguration:
-        authorities, key, chain = read_tls(self._tls)
+    def _stamp_now(self) -> Stamp:
+        return stamp_of((self._tls.ca, self._tls.key, self._tls.certificate))
+
+
+def _server_credentials(tls: EngineTls) -> grpc.ServerCredentials:
+    """Return the credentials of an engine's port, which reads renewed certificates with the next handshake."""
+    files = TlsFiles(tls)
+
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        authorities, key, chain = files.content
         return grpc.ssl_server_certificate_configuration([(key, chain)], authorities)
+
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        return configuration() if files.renew() else None
+
+    return grpc.dynamic_ssl_server_credentials(configuration(), renewed, require_client_authentication=True)

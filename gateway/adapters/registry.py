@@ -19,7 +19,7 @@ from types import MappingProxyType
 import structlog
 
 from engine.core.types import AdapterHash
-from engine.rpc.client import EngineApi
+from engine.rpc.api import EngineApi
 from engine.rpc.stream import EngineUnavailable
 from gateway.adapters.mirror import AdapterFetcher, AdapterMirror
 from gateway.adapters.names import AdapterNames

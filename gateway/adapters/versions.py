@@ -14,7 +14,7 @@ import structlog
 
 from engine.core.types import AdapterHash
 from engine.pb import engine_pb2 as pb
-from engine.rpc.client import AdapterRejected, EngineApi
+from engine.rpc.api import AdapterRejected, EngineApi
 from engine.rpc.stream import EngineUnavailable
 from gateway.core.errors import Fault, invalid_request, unavailable
 

@@ -14,7 +14,7 @@ import structlog
 
 from engine.core.types import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
-from engine.rpc.client import EngineApi
+from engine.rpc.api import EngineApi
 from engine.rpc.stream import EngineUnavailable
 from engine.rpc.wire import LANES, lane_mode_from_pb
 from gateway.core.feed import MOST, Flow

@@ -12,7 +12,7 @@ import structlog
 
 from engine.core.types import AdapterHash
 from engine.pb import engine_pb2 as pb
-from engine.rpc.client import AdapterRejected
+from engine.rpc.api import AdapterRejected
 from engine.rpc.stream import EngineUnavailable
 from gateway.engines.replica import PooledEngine
 

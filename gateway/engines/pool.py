@@ -14,7 +14,8 @@ import structlog
 from engine.core.config import LaneGoals
 from engine.core.types import AdapterHash, Lane, LaneMode, Request
 from engine.pb import engine_pb2 as pb
-from engine.rpc.client import LOAD_SECONDS, EngineClient, EngineMismatch
+from engine.rpc.api import EngineMismatch
+from engine.rpc.client import LOAD_SECONDS, EngineClient
 from engine.rpc.stream import Arrivals, EngineDrained, EngineUnavailable
 from engine.rpc.target import EngineTarget
 from gateway.engines.adapters import PoolAdapters, first_refusal
@@ -225,9 +226,8 @@ class EnginePool:
         self._fates.note_running(info.life)
         async with self._joining:
             others = [other for other in self._engines.values() if other.replica is not None and other is not engine]
-            engine.mismatch = mismatch(engine, others)
-            if engine.mismatch:
-                raise EngineMismatch(f"{engine.name} cannot serve beside {others[0].name}: {engine.mismatch}")
+            if others and (difference := mismatch(engine, others)):
+                raise EngineMismatch(f"{engine.name} cannot serve beside {others[0].name}: {difference}")
             engine.is_reachable = True
             await self._prepare(engine, others)
             self._dispatch.join(engine)

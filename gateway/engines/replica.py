@@ -26,7 +26,8 @@ class EngineState(Enum):
     HANGING = "hanging"
     """The engine's requests were moved because it had stood still, and it has not moved since. It gets no requests."""
     MISMATCHED = "mismatched"
-    """The engine serves another model, or the same with other number formats, than the other engines of the pool."""
+    """The engine serves another model, or the same with other number formats, than the other engines of the pool, or it
+    speaks another version of the protocol."""
     DRAINING = "draining"
     """The engine gets no new requests."""
     SERVING = "serving"
@@ -74,8 +75,6 @@ class PooledEngine:
         self.replica: Replica | None = None
         """The router's record of the engine. None means that the router does not know it: it is not connected."""
         self.draining = False
-        self.mismatch = ""
-        """Why the engine cannot serve in this pool; empty if it can."""
         self.is_reachable = False
         """True while the client has a connection, on which the adapters may still be being loaded."""
         self.held: set[AdapterHash] = set()
@@ -101,7 +100,7 @@ class PooledEngine:
 
     @property
     def state(self) -> EngineState:
-        if self.mismatch:
+        if self.client.mismatch:
             return EngineState.MISMATCHED
         if self.replica is None:
             return EngineState.HANGING if self.hangs else EngineState.CONNECTING
@@ -118,7 +117,7 @@ class PooledEngine:
             name=self.name,
             address=self.address,
             state=self.state.value,
-            problem=self.mismatch,
+            problem=self.client.mismatch,
             model=info.model,
             device=info.device,
             life=info.life,

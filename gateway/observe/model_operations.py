@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from engine.core.types import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
-from engine.rpc.client import EngineApi, LaneRejected
+from engine.rpc.api import EngineApi, LaneRejected
 from engine.rpc.stream import EngineUnavailable
 from gateway.core.errors import Fault, invalid_request, unavailable
 from gateway.core.shared_poll import SharedPoll

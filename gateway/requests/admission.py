@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from engine.core.types import AdapterHash, Lane, Origin, Request, SamplingParams
 from engine.grammar_check.pool import GrammarPool
-from engine.rpc.client import EngineApi
+from engine.rpc.api import EngineApi
 from gateway.adapters.record import AdapterRecord
 from gateway.adapters.registry import AdapterRegistry
 from gateway.core.errors import Fault, context_length_exceeded, invalid_request, unavailable

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 import structlog
 
 from engine.pb import engine_pb2 as pb
-from engine.rpc.client import EngineApi
+from engine.rpc.api import EngineApi
 from engine.rpc.stream import EngineUnavailable
 
 log = structlog.get_logger("gateway")

@@ -24,7 +24,7 @@ from typing import Self
 
 from engine.core.sequence import TRIAL_TOKENS_HELD
 from engine.core.types import Request, TokenEvent
-from engine.rpc.client import EngineApi
+from engine.rpc.api import EngineApi
 from engine.rpc.stream import CrashesEngines, EngineDrained, EngineUnavailable, GivenUp, PlacedStream
 
 MOST_MOVES = 3

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from engine.core.shares import Shares
 from engine.core.types import Lane
 from engine.grammar_check.pool import GrammarPool
-from engine.rpc.client import EngineApi
+from engine.rpc.api import EngineApi
 from gateway.adapters.record import AdapterRecord
 from gateway.adapters.registry import AdapterRegistry
 from gateway.core.errors import ApiError

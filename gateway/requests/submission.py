@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from engine.core.types import FinishReason, Request, TokenEvent
-from engine.rpc.client import EngineApi
+from engine.rpc.api import EngineApi
 from engine.rpc.stream import Arrivals, EventStream, PlacedStream
 from gateway.requests.admission import GenerationJob
 from gateway.requests.record import RequestRecord

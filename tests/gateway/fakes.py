@@ -24,7 +24,7 @@ from engine.core.config import LaneGoals
 from engine.core.types import ErrorCode, FinishReason, Lane, LaneMode, Refusal, Request, TokenEvent, TokenLogprobs
 from engine.grammar_check.pool import GrammarPool
 from engine.pb import engine_pb2 as pb
-from engine.rpc.client import AdapterRejected, LaneRejected
+from engine.rpc.api import AdapterRejected, LaneRejected
 from engine.rpc.stream import EngineUnavailable
 from engine.rpc.target import EngineTarget
 from engine.rpc.wire import LANE_MODES, LANES, origin_to_pb

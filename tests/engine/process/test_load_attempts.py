@@ -8,7 +8,8 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.process.load_attempts import MOST_LOST, LoadAttempts
-from engine.rpc.client import AdapterRejected, EngineClient
+from engine.rpc.api import AdapterRejected
+from engine.rpc.client import EngineClient
 from gateway.serve import supervisor
 from gateway.serve.supervisor import EngineSupervisor
 

@@ -11,7 +11,8 @@ from engine.core.types import Lane, LaneMode, Request, SamplingParams
 from engine.engine import Engine, EngineStopped
 from engine.executor.fake import FakeExecutor
 from engine.pb import engine_pb2 as pb
-from engine.rpc.client import AdapterRejected, EngineClient
+from engine.rpc.api import AdapterRejected
+from engine.rpc.client import EngineClient
 from engine.rpc.service import EngineService
 from engine.rpc.stream import EngineUnavailable
 from engine.rpc.wire import PROTOCOL

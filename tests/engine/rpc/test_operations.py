@@ -11,7 +11,8 @@ from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals, Schedu
 from engine.core.types import FinishReason, Lane, LaneMode, Origin, Request, SamplingParams
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
-from engine.rpc.client import EngineClient, LaneRejected
+from engine.rpc.api import LaneRejected
+from engine.rpc.client import EngineClient
 from engine.rpc.stream import EngineUnavailable
 from gateway.serve.supervisor import EngineSupervisor
 

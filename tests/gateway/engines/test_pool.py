@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 from local_engines import Answer, ask, until
+from structlog.testing import capture_logs
 
 from engine.core.types import Lane, LaneMode
-from engine.rpc.client import AdapterRejected
+from engine.rpc.api import AdapterRejected
+from engine.rpc.service import EngineService
 from engine.rpc.stream import EngineUnavailable
 from engine.rpc.wire import LANES, PROTOCOL
 from gateway.routing.prefixes import PREFIX_TOKENS
@@ -68,6 +70,7 @@ async def test_an_engine_that_drains_gives_its_answers_away_and_serves_again_aft
         assert answer.engines == ["b"]
     await pool.drain("a", False)
     await asyncio.wait_for(pool.wait_serving(2), 60)
+    await until(lambda: not any(engine.running for engine in pool.overviews()))  # as far as news have told
     again = [Answer(pool, ask(f"again{i}")) for i in range(8)]
     for answer in again:
         await answer.whole()
@@ -108,14 +111,26 @@ async def test_an_engine_of_another_model_gets_no_requests(engines):
         assert answer.engines in (["a"], [""])
 
 
-async def test_an_engine_of_another_protocol_gets_no_requests(engines):
+async def test_an_engine_of_another_protocol_gets_no_requests_and_is_shown_and_logged_once(engines, monkeypatch):
+    monkeypatch.setattr("engine.rpc.link.REFUSED_SECONDS", 0.01)
+    asked, describe = [], EngineService.Describe
+    monkeypatch.setattr(EngineService, "Describe", lambda *call: asked.append(0) or describe(*call))
     engines.start("old", protocol=PROTOCOL + 1)
     pool = await engines.pool("a")
-    await pool.add("old", engines.running["old"].target)
-    answers = [Answer(pool, ask(f"r{number}")) for number in range(4)]
-    for answer in answers:
-        await answer.whole()
-    assert [state.state for state in pool.overviews()] == ["serving", "connecting"]
+    with capture_logs() as logs:
+        await pool.add("old", engines.running["old"].target)
+        await until(lambda: len(asked) > 4)
+        answers = [Answer(pool, ask(f"r{number}")) for number in range(4)]
+        for answer in answers:
+            await answer.whole()
+    assert [state.state for state in pool.overviews()] == ["serving", "mismatched"]
+    assert f"version {PROTOCOL + 1} of the protocol" in pool.overviews()[1].problem
+    assert [line["event"] for line in logs if line["log_level"] == "error"] == ["engine_refused"]
+    await engines.stop("old")
+    await until(lambda: pool.overviews()[1].state == "connecting")
+    engines.start("old")
+    await asyncio.wait_for(pool.wait_serving(2), 60)
+    assert not pool.overviews()[1].problem
 
 
 async def test_an_engine_without_the_adapter_gets_no_requests_with_it(engines):

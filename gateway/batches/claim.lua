@@ -1,11 +1,13 @@
 -- Leases the first task without a lease, or with an expired one, of the first batch that has such a task.
--- KEYS: batch, work, holders and bits of each. ARGV: milliseconds of a lease, owner, kinds of tasks that are wanted.
+-- KEYS: batch, work, holders and bits of each. ARGV: milliseconds of a lease, owner, kinds of tasks that are wanted, JSON
+-- of base models and whether their lines are wanted, in which '' stands for models that it does not name.
 -- A task that still has a holder was never handed back: its process may have died of it. The holder's fence is noted,
 -- until that process shows that it lives (`release.lua`).
 -- Returns {a word for each batch looked at: 'none', 'absent', 'over' or the task, fence, microseconds left, committed
 -- bits of the task's positions, fields of the batch}; but the first where no batch had a task.
 
 local lease_ms, owner, wanted = tonumber(ARGV[1]), ARGV[2], ARGV[3]
+local wanted_models = cjson.decode(ARGV[4])
 local now = clock()
 
 local function kind_of(task)
@@ -38,12 +40,77 @@ local function is_worked_on(work, holders)
   return false
 end
 
+local function is_wanted(model)
+  local found = wanted_models[model]
+  if found == nil then
+    found = wanted_models['']
+  end
+  return found ~= false
+end
+
+-- Returns the ranges of positions, each from the first to before the second, whose lines are of wanted models, and
+-- whether these are all lines. Lines of a batch without a record of models are of an unnamed model.
+local function wanted_ranges(job)
+  local record, total = unpack(redis.call('HMGET', job, 'model_lines', 'total'))
+  local models = cjson.decode(record or '[]')
+  if #models == 0 then
+    models = { { '', tonumber(total) } }
+  end
+  local ranges, first, are_all = {}, 0, true
+  for _, entry in ipairs(models) do
+    local model, lines = unpack(entry)
+    if is_wanted(model) then
+      ranges[#ranges + 1] = { first, first + lines }
+    else
+      are_all = false
+    end
+    first = first + lines
+  end
+  return ranges, are_all
+end
+
+local function has_open(bits, first, last)
+  for position = first, last - 1 do
+    if redis.call('GETBIT', bits, position) == 0 then
+      return true
+    end
+  end
+  return false
+end
+
+-- Returns a due shard without open positions: its process ended before it could hand it back.
+local function finished_shard(job, work, bits)
+  for _, task in ipairs(redis.call('ZRANGEBYSCORE', work, '(0', ms(now))) do
+    if not has_open(bits, range_of(job, task)) then
+      return task
+    end
+  end
+end
+
+-- Returns the first due shard with an open position in one of the ranges.
+local function shard_within(job, work, bits, ranges)
+  local size = tonumber(redis.call('HGET', job, 'shard_size'))
+  for _, task in ipairs(#ranges > 0 and redis.call('ZRANGEBYSCORE', work, '-inf', ms(now)) or {}) do
+    local first = tonumber(task) * size
+    for _, range in ipairs(ranges) do
+      if has_open(bits, math.max(first, range[1]), math.min(first + size, range[2])) then
+        return task
+      end
+    end
+  end
+end
+
 -- In a batch that is ending, a process that still works on lines may commit them until its lease expires.
-local function next_task(job, work, holders)
+local function next_task(job, work, holders, bits)
   if is_ending(job, now) then
     return not is_worked_on(work, holders) and 'finalize' or nil
   end
-  return redis.call('ZRANGEBYSCORE', work, '-inf', ms(now), 'LIMIT', 0, 1)[1]
+  local task = redis.call('ZRANGEBYSCORE', work, '-inf', ms(now), 'LIMIT', 0, 1)[1]
+  if task and kind_of(task) == 'shard' then
+    local ranges, are_all = wanted_ranges(job)
+    return are_all and task or finished_shard(job, work, bits) or shard_within(job, work, bits, ranges)
+  end
+  return task
 end
 
 local function bits_of(job, bits, task)
@@ -63,7 +130,7 @@ for i = 1, #KEYS, 4 do
   elseif redis.call('EXISTS', work) == 0 then
     word = 'over'
   else
-    local task = next_task(job, work, holders)
+    local task = next_task(job, work, holders, bits)
     if task and string.find(wanted, kind_of(task), 1, true) then
       local holder = redis.call('HGET', holders, task)
       if task == 'finalize' then

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
+from operator import itemgetter
 
 import structlog
 
@@ -14,6 +15,8 @@ from gateway.batches.finalize import finalize, sweep
 from gateway.batches.lease import SMALL_TASKS, Lease, TaskKind
 from gateway.batches.leases import LeaseKeeper
 from gateway.batches.shard import REST_SECONDS, BatchContext, Shard
+from gateway.batches.shard_quota import ShardQuota
+from gateway.batches.store import ModelFilter
 from gateway.batches.tasks import ControlTask
 from gateway.core.errors import ApiError
 
@@ -25,10 +28,9 @@ COUNT_SECONDS = 5.0
 """Seconds between two counts of open batches for metrics."""
 AWAY_SECONDS = 2.0
 """Seconds until a task that failed because Redis or the storage is away is tried again."""
-MAX_SHARDS = 32
 MAX_SLOW = 8
 """Maximum number of held shards that are slowed by a tenant's limits or on trial. Of more, those with the longest wait
-are released, so that other shards can be claimed."""
+of the tenants with most of them are released, so that other shards can be claimed."""
 MAX_CONTROL_TASKS = 2
 CANCEL_SECONDS = 1.0
 STOP_SECONDS = 5.0
@@ -72,8 +74,8 @@ class Dispatcher:
 
     @property
     def backlog(self) -> int:
-        """Number of lines in this process's shards that could enter an engine now, but have not."""
-        return sum(shard.waiting for shard in self._shards)
+        """Number of lines in this process's shards that only wait for a place in an engine."""
+        return self._waiting.total()
 
     async def __aenter__(self) -> Dispatcher:
         context, leases = self._context, self._leases
@@ -107,8 +109,7 @@ class Dispatcher:
                 log.warning("batch_claims_wait", reason=error.reason)
                 await asyncio.sleep(AWAY_SECONDS)
                 continue
-            busy = found or (self._shards and not self._wants_lines)
-            await self._pause(BUSY_SECONDS if busy else IDLE_SECONDS * random.uniform(0.5, 1.0))
+            await self._pause(BUSY_SECONDS if found or self._has_enough else IDLE_SECONDS * random.uniform(0.5, 1.0))
 
     async def _keep_counting(self) -> None:
         while True:
@@ -124,14 +125,27 @@ class Dispatcher:
         self._news.clear()
 
     async def _claim_some(self) -> bool:
-        """Release lost leases and the slow shards above MAX_SLOW, then claim and start control tasks, and shards while
-        the gate wants lines. Return whether any work was claimed. Raises ApiError while Redis is away."""
+        """Release lost leases and shards that are of no use here, then claim and start control tasks, and shards while
+        a gate wants lines. Return whether any work was claimed. Raises ApiError while Redis is away."""
         await self._leases.hand_back()  # first, or this process would claim its own tasks as those of a dead one
         found = await self._claim_control_tasks()
-        self._hand_back_slow()
-        while len(self._shards) < MAX_SHARDS and self._wants_lines and await self._claim("shard"):
+        self._drain_useless()
+        while await self._claim_shard():
             found = True
         return found
+
+    async def _claim_shard(self) -> bool:
+        """Claim and start a shard with lines for an engine that needs more than this process's shards have for it;
+        return whether there was one."""
+        waiting, gates = self._waiting, self._context.gates
+        wanting = {model for model, gate in gates.items() if gate.wants_more(waiting[model])}
+        quota = ShardQuota((model, shard.lease.tenant) for shard in self._shards for model in shard.needed)
+
+        def models(tenant: str) -> Mapping[str, bool]:
+            found = {model: model in wanting and quota.admits(model, tenant) for model in gates}
+            return {**found, "": found[next(iter(gates))]}  # lines of unknown models count as ones of the first
+
+        return bool(wanting) and await self._claim(["shard"], models)
 
     async def _claim_control_tasks(self) -> bool:
         """Claim and start tasks without lines, at most MAX_CONTROL_TASKS at once; return whether there were any. Does
@@ -139,14 +153,15 @@ class Dispatcher:
         found, now = False, asyncio.get_running_loop().time()
         if now < self._control_tasks_at:
             return found
-        while len(self._works) - len(self._shards) < MAX_CONTROL_TASKS and await self._claim(*SMALL_TASKS):
+        while len(self._works) - len(self._shards) < MAX_CONTROL_TASKS and await self._claim(SMALL_TASKS):
             found = True
         self._control_tasks_at = now + IDLE_SECONDS * random.uniform(0.5, 1.0)
         return found
 
-    async def _claim(self, *want: TaskKind) -> bool:
+    async def _claim(self, want: Collection[TaskKind], models: ModelFilter = lambda tenant: {}) -> bool:
         asked = asyncio.get_running_loop().time()
-        lease = await self._context.store.claim(self._owner, want, self._held_up() if "shard" in want else ())
+        skip = self._held_up() if "shard" in want else ()
+        lease = await self._context.store.claim(self._owner, want, skip, models)
         if lease is None:
             return False
         work = self._work(lease, asked)
@@ -202,29 +217,45 @@ class Dispatcher:
         return [work for work in self._works.values() if isinstance(work, Shard)]
 
     @property
-    def _wants_lines(self) -> bool:
-        """True if the engine of some base model needs more lines than this process's shards have for it."""
-        return any(self._wants_for(model) for model in self._context.gates)
+    def _waiting(self) -> Counter[str]:
+        """Numbers of lines of all shards that only wait for a place in an engine, by base model."""
+        waiting = Counter[str]()
+        for shard in self._shards:
+            waiting.update(shard.waiting)
+        return waiting
 
-    def _wants_for(self, model: str) -> bool:
-        waiting = sum(shard.waiting_for(model) for shard in self._shards)
-        return self._context.gates[model].wants_more(waiting)
+    @property
+    def _has_enough(self) -> bool:
+        """True if some engine has all the lines that it needs here, so that it may soon need more."""
+        waiting, gates = self._waiting, self._context.gates.items()
+        return any(gate.is_passable and not gate.wants_more(waiting[model]) for model, gate in gates)
 
     def _held_up(self) -> set[str]:
         """Return the ids of batches of which no shard is claimed now: they rest after a limit's refusal, or a shard of
-        theirs here `is_slow` or has only lines for engines that need no more."""
+        theirs here `is_slow`."""
         now = asyncio.get_running_loop().time()
         self._resting = {batch: until for batch, until in self._resting.items() if until > now}
-        wanting = [model for model in self._context.gates if self._wants_for(model)]
-        held = [shard for shard in self._shards if shard.is_slow or not shard.may_feed(wanting)]
-        return {*self._resting, *(shard.lease.batch_id for shard in held)}
+        return {*self._resting, *(shard.lease.batch_id for shard in self._shards if shard.is_slow)}
 
-    def _hand_back_slow(self) -> None:
-        slow = sorted(
-            (shard for shard in self._shards if shard.is_slow), key=lambda shard: shard.limit_window.seconds_to_next
-        )
-        for shard in slow[MAX_SLOW:]:
+    def _drain_useless(self) -> None:
+        """Release shards whose engines have long been away, and the slow shards above MAX_SLOW."""
+        for shard in self._shards:
+            if shard.is_shut_out and not shard.is_draining:
+                shard.drain()
+        slow = [shard for shard in self._shards if shard.is_slow and not shard.is_draining]
+        for shard in by_tenant_turns(slow)[MAX_SLOW:]:
             shard.drain(REST_SECONDS)
+
+
+def by_tenant_turns(slow: Iterable[Shard]) -> list[Shard]:
+    """Return shards with a shorter wait for limits first, but each tenant's second after the first of every tenant, and
+    so on: a tenant with many slow shards does not crowd out another's only one."""
+    turns = Counter[str]()
+    found = []
+    for shard in sorted(slow, key=lambda shard: shard.limit_window.seconds_to_next):
+        turns[shard.lease.tenant] += 1
+        found.append((turns[shard.lease.tenant], shard))
+    return [shard for _, shard in sorted(found, key=itemgetter(0))]
 
 
 async def _run_forever(loop: Callable[[], Awaitable[None]]) -> None:

@@ -47,8 +47,8 @@ class EtaEstimator:
         """Return the name of the base model that all lines of a batch need; None means that there may be several."""
         if len(self._models) == 1:
             return self._models.default.name
-        model = self._models.serving(batch.model) if batch.model else None
-        return None if model is None else model.name
+        names = [name for name, _ in batch.model_lines]
+        return names[0] if len(names) == 1 and names[0] in self._stats else None
 
     async def _open_batches(self) -> tuple[float, Sequence[Batch]]:
         """Return Redis's time in Unix seconds and the up to MOST_OPEN open batches due first. Raises ApiError."""

@@ -58,12 +58,17 @@ class Gate:
         self._open = False
         self._shut_until = 0.0
         self._ended = 0
-        self._looked = clock()
+        self._looked = self._passable_at = clock()
 
     @property
     def is_passable(self) -> bool:
         """True if lines may enter the engine now, as far as there is room for them."""
         return self._open and self._engine.ready and self._clock() >= self._shut_until
+
+    @property
+    def closed_seconds(self) -> float:
+        """Seconds since a poll last found the gate passable; 0 while it is."""
+        return 0.0 if self.is_passable else self._clock() - self._passable_at
 
     @property
     def in_flight(self) -> int:
@@ -108,6 +113,8 @@ class Gate:
                 self._see(await self._engine.stats())
             except EngineUnavailable:
                 self._open = False
+        if self.is_passable:
+            self._passable_at = self._clock()
         self._queue.admit()
 
     def _see(self, stats: pb.EngineStats) -> None:

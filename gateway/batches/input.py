@@ -4,6 +4,7 @@ Memory grows with the number of lines only by what the index needs of each line.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Protocol
 
@@ -60,11 +61,13 @@ class CheckParameters(Struct, kw_only=True):
 
 
 class CheckResult(Struct, kw_only=True):
-    """Result of the check of an input file: number of lines and the model that all name (None: several), or errors."""
+    """Result of the check of an input file: number of lines and their models, or errors."""
 
     total: int = 0
     model: str | None = None
     """The model or adapter that all lines name. None means that they name several."""
+    model_lines: list[tuple[str, int]] = []
+    """Base models of the lines with their numbers of lines, in the order of the index."""
     errors: list[BatchError] = []
 
 
@@ -129,7 +132,9 @@ class InputCheck:
             return CheckResult(errors=self._errors), b""
         model = self._models.pop() if len(self._models) == 1 else None
         in_order = sorted(self._lines, key=_order)
-        return CheckResult(total=len(in_order), model=model), pack_index(line[2:] for line in in_order)
+        lines = Counter(self._asked.catalogs[target.model].bases[0] for target, *_ in in_order)
+        found = CheckResult(total=len(in_order), model=model, model_lines=list(lines.items()))
+        return found, pack_index(line[2:] for line in in_order)
 
     def _take(self, number: int, offset: int, length: int, line: bytes | None) -> None:
         try:

@@ -20,22 +20,29 @@ TIMER_SECONDS = 0.01
 class LimitAttempt:
     """One line's request to the tenant's limits. Call `admitted` when it was granted; `is_over` is then True."""
 
-    def __init__(self, window: LimitWindow) -> None:
+    def __init__(self, window: LimitWindow, queue: AdmissionQueue) -> None:
         self._limits = window
+        self._queue = queue
         self.is_over = False
 
     def admitted(self) -> None:
-        self.is_over = True
-        self._limits.admitted()
+        self._limits.widen()
+        self.leave()
+
+    def leave(self) -> None:
+        """Leave the window, if the attempt has not left it yet."""
+        if not self.is_over:
+            self.is_over = True
+            self._queue.leave()
 
 
 class LimitWindow:
     """Window of a shard's lines that ask the tenant's limits at once: FIRST_WINDOW at first, one more for each admitted
     line. After a refusal, the window is one and opens when the wait is over. Lines that wait here hold no place in the
-    engine."""
+    engine. The lines of each base model have a window of this size, because those in it may wait for their engine."""
 
     def __init__(self) -> None:
-        self._queue = AdmissionQueue(self._room)
+        self._queues: dict[str, AdmissionQueue] = {}
         self._window = FIRST_WINDOW
         self._rest_until = 0.0
         self._refused_at = -inf
@@ -51,27 +58,36 @@ class LimitWindow:
         return max(0.0, self._rest_until - asyncio.get_running_loop().time())
 
     @asynccontextmanager
-    async def attempt(self, order: Order) -> AsyncIterator[LimitAttempt]:
-        """Wait until the line may ask the limits, the least `order` first, and yield its attempt. On exit, an attempt
-        that was not admitted leaves the window."""
-        await self._queue.enter(order)
-        asking = LimitAttempt(self)
+    async def attempt(self, model: str, order: Order) -> AsyncIterator[LimitAttempt]:
+        """Wait until a line of a base model may ask the limits, the least `order` first, and yield its attempt. On
+        exit, an attempt that was not admitted leaves the window."""
+        queue = self._queue(model)
+        await queue.enter(order)
+        asking = LimitAttempt(self, queue)
         try:
             yield asking
         finally:
-            if not asking.is_over:
-                self._queue.leave()
+            asking.leave()
 
-    def admitted(self) -> None:
+    def widen(self) -> None:
+        """Report that the limits admitted a line."""
         self._window += 1
-        self._queue.leave()
 
     def refused(self, seconds: float) -> None:
         """Report that a limit refused a line: for `seconds`, no line asks the limits; then the window begins at one."""
         loop = asyncio.get_running_loop()
         self._window, self._refused_at = 1, loop.time()
         self._rest_until = max(self._rest_until, loop.time() + seconds)
-        loop.call_at(self._rest_until + TIMER_SECONDS, self._queue.admit)
+        loop.call_at(self._rest_until + TIMER_SECONDS, self._admit)
 
-    def _room(self) -> int:
-        return 0 if self.seconds_to_next else self._window - self._queue.inside
+    def _admit(self) -> None:
+        for queue in self._queues.values():
+            queue.admit()
+
+    def _queue(self, model: str) -> AdmissionQueue:
+        if model not in self._queues:
+            queue = self._queues[model] = AdmissionQueue(lambda: self._room(queue))
+        return self._queues[model]
+
+    def _room(self, queue: AdmissionQueue) -> int:
+        return 0 if self.seconds_to_next else self._window - queue.inside

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -20,14 +21,16 @@ class Quarantine:
         self._is_free.set()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
-        self._turn = asyncio.Lock()
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._is_taken = asyncio.Lock()
+        """Lock that the suspect which runs, or is the next to run, holds."""
         self._has_kept_out = False
         """True if the last suspect kept other work waiting."""
         self._rest = 0.0
         """Seconds from the last suspect's request to be alone until its end."""
 
     async def until_free(self) -> None:
-        """Wait until no suspect runs or waits to be alone. A wait here makes the next suspect pause (`exclusively`)."""
+        """Wait until no suspect runs or waits to be alone. A wait here makes the next suspect pause (`alone`)."""
         self._has_kept_out |= not self._is_free.is_set()
         await self._is_free.wait()
 
@@ -57,29 +60,26 @@ class Quarantine:
             self._is_empty.set()
 
     @asynccontextmanager
-    async def suspect_turn(self) -> AsyncIterator[None]:
-        """Wait until no other suspect has the turn, and hold it for the body. Ordinary work goes on meanwhile."""
-        async with self._turn:
+    async def suspect_turn(self, model: str) -> AsyncIterator[None]:
+        """Wait until no other suspect line of a base model has the turn, and hold it for the body. Ordinary work, and
+        suspects of models whose engines are there, go on meanwhile."""
+        async with self._turns[model]:
             yield
-
-    @asynccontextmanager
-    async def exclusively(self) -> AsyncIterator[None]:
-        """In a `suspect_turn`, first pause for as long as the last suspect took, if it kept other work waiting, then
-        admit no more ordinary work and wait until none runs. On exit, ordinary work is admitted again."""
-        if self._has_kept_out:
-            await asyncio.sleep(self._rest)
-        loop = asyncio.get_running_loop()
-        began, self._has_kept_out = loop.time(), False
-        self._is_free.clear()
-        try:
-            await self._is_empty.wait()
-            yield
-        finally:
-            self._is_free.set()
-            self._rest = loop.time() - began
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Run the body as a suspect: wait for the turn, then until no other work on batches runs, and admit none."""
-        async with self.suspect_turn(), self.exclusively():
-            yield
+        """Run the body as a suspect: wait until no other suspect runs, pause for as long as the last one took if it
+        kept other work waiting, then admit no more ordinary work and wait until none runs. On exit, ordinary work is
+        admitted again."""
+        async with self._is_taken:
+            if self._has_kept_out:
+                await asyncio.sleep(self._rest)
+            loop = asyncio.get_running_loop()
+            began, self._has_kept_out = loop.time(), False
+            self._is_free.clear()
+            try:
+                await self._is_empty.wait()
+                yield
+            finally:
+                self._is_free.set()
+                self._rest = loop.time() - began

@@ -95,6 +95,9 @@ class Batch(NewBatch):
     cancelled_at: int | None = None
     model: str | None = None
     """The model that all lines name. None means that they name several models, or that the lines are not known yet."""
+    model_lines: tuple[tuple[str, int], ...] = ()
+    """Base models of the lines with their numbers of lines, in the order of positions. Empty until the input is
+    validated, and if an older gateway has validated it."""
     total: int = 0
     """Number of lines; 0 until the input is validated."""
     tally: Tally = Tally()
@@ -213,6 +216,8 @@ def read_fields(words: Mapping[bytes, bytes]) -> Batch:
             values[name] = int(values[name])
     if "metadata" in values:
         values["metadata"] = msgspec.json.decode(values["metadata"])
+    if "model_lines" in values:
+        values["model_lines"] = msgspec.json.decode(values["model_lines"], type=tuple[tuple[str, int], ...])
     if "errors" in values:
         values["errors"] = msgspec.json.decode(values["errors"], type=tuple[BatchError, ...])
     return Batch(**values, tally=Tally(**{name: int(texts.get(name, 0)) for name in COUNTS}))

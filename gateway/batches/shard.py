@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -35,6 +35,9 @@ LONG_REST_SECONDS = 5.0
 """Seconds to wait for a limit from which on the shard is released: a lease is only for running work."""
 REST_SECONDS = 60.0
 """Maximum seconds for which a released shard is not claimed again. It is short because limits can be changed."""
+LONG_CLOSED_SECONDS = 30.0
+"""Seconds for which the gates that a shard needs have been closed when it is released: the engines of other gateways
+may be there. A lane that is full for a moment or an engine that restarts is waited for."""
 
 log = structlog.get_logger("batches")
 
@@ -48,7 +51,7 @@ class BatchContext:
     gateway: Gateway
     holders: KeyHolders
     gates: Mapping[str, Gate]
-    """The gates of the base models' engines, by the model's name."""
+    """The gates of the base models' engines, by the model's name, in the order of the configuration."""
     count: Callable[[str], None]
     """Called for every answered line with its result, "completed" or "failed", for metrics."""
     quarantine: Quarantine = field(default_factory=Quarantine)
@@ -73,10 +76,10 @@ class Shard:
         """Number of processes that may have died of the shard's lines. While it is not 0, all lines are suspects."""
         self._marks = Counter(lease.marks)
         """Number of processes that died while a line ran as their only suspect, by position."""
-        self._suspects = asyncio.Lock()
-        """Lock that the one suspect line of the shard holds while it waits for its turn or runs."""
-        self._models = LineModels(context.gateway.models, lease.batch.model, lease.open_positions())
-        self._is_draining = False
+        self._suspects: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Locks by base model, each held by one suspect line of the shard while it waits for its turn or runs."""
+        self._models = LineModels(context.gates, lease)
+        self.is_draining = False
         self._deadline = claimed + lease.seconds_left
         self.rests_until = 0.0
         """Time on the loop's clock until which no process claims the shard again after its release."""
@@ -93,10 +96,9 @@ class Shard:
         entries = await read_index(self._context.files.storage, self.lease)
         reader = LineReader(self._context.files, source)
         await reader.read_ahead(entries)
-        await self._models.read(reader, entries)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._commit())
-            if not self._is_draining:
+            if not self.is_draining:
                 self._tasks = {group.create_task(self._line(reader, entry)) for entry in self._in_order(entries)}
             if self._tasks:
                 await asyncio.wait(self._tasks)
@@ -115,43 +117,40 @@ class Shard:
     @property
     def is_slow(self) -> bool:
         """True if lines of the shard run one at a time or not at all, so that more lines would only wait."""
-        return bool(self._losses) or self.limit_window.is_limited or self._is_shut_out
+        return bool(self._losses) or self.limit_window.is_limited
 
     @property
-    def _is_shut_out(self) -> bool:
-        """True if this gateway has several base models and the gates of those that the shard needs are closed."""
-        gates, needed = self._context.gates, self._models.needed()
-        return len(gates) > 1 and bool(needed) and not any(gates[model].is_passable for model in needed)
+    def is_shut_out(self) -> bool:
+        """True if the gates of all base models that the shard needs have been closed for LONG_CLOSED_SECONDS."""
+        gates = [self._context.gates[model] for model in self.needed]
+        return bool(gates) and all(gate.closed_seconds > LONG_CLOSED_SECONDS for gate in gates)
 
     @property
-    def waiting(self) -> int:
-        """Number of lines that could enter an engine now; 0 if the shard is slow or draining."""
-        return 0 if self._is_draining or self.is_slow else self._models.left - len(self._inside)
+    def needed(self) -> Collection[str]:
+        """The base models of the lines that have not ended."""
+        return self._models.needed
 
-    def waiting_for(self, model: str) -> int:
-        """Number of lines that could enter the engine of a base model now; 0 if the shard is slow or draining."""
-        return 0 if self._is_draining or self.is_slow else self._models.waiting(model)
-
-    def may_feed(self, models: Collection[str]) -> bool:
-        """Return whether the shard may have lines for the engine of any of these base models, or has none left."""
-        needed = self._models.needed()
-        return not needed or any(model in models for model in needed)
+    @property
+    def waiting(self) -> Mapping[str, int]:
+        """Numbers of lines that only wait for a place in an engine, by base model; none if the shard is slow or
+        draining."""
+        return {} if self.is_draining or self.is_slow else self._models.waiting
 
     def on_lease_lost(self) -> None:
-        self.is_lost = self._is_draining = True
+        self.is_lost = self.is_draining = True
         self._parts.close()
         if self._running is not None:
             self._running.cancel()
 
     def end(self) -> None:
-        self._is_draining = True
+        self.is_draining = True
         for task in self._tasks:
             task.cancel()
 
     def drain(self, rest: float = 0.0) -> None:
         """Begin no more lines; those in the engine finish. No process claims the released shard again for `rest`
         seconds."""
-        self._is_draining = True
+        self.is_draining = True
         self.rests_until = max(self.rests_until, self._now() + rest)
         for task in self._tasks - self._inside:
             task.cancel()
@@ -166,7 +165,7 @@ class Shard:
 
     async def _line(self, reader: LineReader, entry: IndexEntry) -> None:
         answer, tries = None, Counter[Fault]()
-        while answer is None and not self._is_draining:
+        while answer is None and not self.is_draining:
             answer = await self._attempt(reader, entry, tries)
         if answer is not None:
             self._models.end(entry.position)
@@ -209,7 +208,7 @@ class Shard:
             async with self._place(position) as begun:
                 yield begun
             return
-        async with self._suspects:
+        async with self._suspects[self._models.of(position)]:
             await asyncio.sleep(self.limit_window.seconds_to_next)
             if self._is_suspect(position):
                 async with self._trial(position) as begun:
@@ -222,9 +221,12 @@ class Shard:
         """Wait for the tenant's limits and a place in the engine for the line at `position`, held until exit. Yield a
         function to call when the engine has begun to run the line, or None if a suspect wants to be alone: the line
         must then try again."""
-        quarantine, order = self._context.quarantine, self._order(position)
+        quarantine, model, order = self._context.quarantine, self._models.of(position), self._order(position)
         await quarantine.until_free()
-        async with self.limit_window.attempt(order) as asking, self._gate(position).place(order) as place:
+        async with (
+            self.limit_window.attempt(model, order) as asking,
+            self._context.gates[model].place(order) as place,
+        ):
             if not quarantine.enter():
                 yield None
                 return
@@ -243,11 +245,11 @@ class Shard:
     async def _trial(self, position: int) -> AsyncIterator[Callable[[], None] | None]:
         """Wait for a suspect's turn and a place in the engine, set the line's mark in Redis, and let no other batch
         line run until exit. Yields what `_place` yields; None means that the lease is lost."""
-        quarantine = self._context.quarantine
+        quarantine, model = self._context.quarantine, self._models.of(position)
         async with (
-            quarantine.suspect_turn(),
-            self._gate(position).place(self._order(position)) as place,
-            quarantine.exclusively(),
+            quarantine.suspect_turn(model),
+            self._context.gates[model].place(self._order(position)) as place,
+            quarantine.alone(),
             under_mark(self._context.store, self.lease, position) as suspicion,
         ):
             if suspicion is None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from itertools import groupby
 from typing import Any
@@ -52,6 +52,11 @@ MAX_NEWEST = 1000
 """Number of newest batches, over all tenants, that an operator can list."""
 TOGETHER = 32
 """Number of batches of one tenant in which one script call looks for a task."""
+
+
+ModelFilter = Callable[[str], Mapping[str, bool]]
+"""Returns whether to claim lines of each base model for a tenant. "" stands for models that are missing in the mapping;
+without it, they are claimed."""
 
 
 class BatchStore:
@@ -138,7 +143,11 @@ class BatchStore:
         return batch
 
     async def claim(
-        self, owner: str, want: Collection[TaskKind] = ALL_TASKS, skip: Collection[str] = ()
+        self,
+        owner: str,
+        want: Collection[TaskKind] = ALL_TASKS,
+        skip: Collection[str] = (),
+        models: ModelFilter = lambda tenant: {},
     ) -> Lease | None:
         """Lease a task that has no holder, or whose lease has run out, from the most urgent batch that has one. None
         means that no task is available.
@@ -150,6 +159,8 @@ class BatchStore:
             owner: name of this process.
             want: kinds of tasks to claim.
             skip: ids of batches that are passed over.
+            models: says which base models' lines to claim. A shard is passed over unless one of its lines without an
+                answer is of such a model.
         """
         first, more = 0, True
         while more:
@@ -157,9 +168,12 @@ class BatchStore:
             candidates = parse_candidates(found)
             wanted = [one for one in candidates if one.id not in skip]
             for tenant, group in groupby(self._claim_order.by_urgency(wanted, int(now) / 1e6), lambda one: one.tenant):
-                batches = list(group)
+                batches, wanted_models = list(group), models(tenant)
+                if wanted_models and not any(wanted_models.values()):
+                    continue
+                args: list[Argument] = [self._lease_ms, owner, " ".join(want), msgspec.json.encode(wanted_models)]
                 for start in range(0, len(batches), TOGETHER):
-                    lease = await self._claim(owner, want, tenant, batches[start : start + TOGETHER], int(now) / 1e6)
+                    lease = await self._claim(tenant, batches[start : start + TOGETHER], args, int(now) / 1e6)
                     if lease is not None:
                         self._claim_order.claimed(tenant)
                         return lease
@@ -204,10 +218,12 @@ class BatchStore:
         """Make this lease's mark permanent (remove it if the lease is lost): the line or task failed by a bug."""
         await self._mark(lease, position, "keep", secrets.token_hex(4))
 
-    async def validated(self, lease: Lease, total: int, model: str | None = None) -> bool:
-        """Report valid input: create the shards of `total` lines and set the model, or turn a batch that is ending to
-        its `finalize` task. False means that the lease is lost."""
-        args: list[Argument] = [total, SHARD_SIZE, model or ""]
+    async def validated(
+        self, lease: Lease, total: int, model: str | None = None, model_lines: Sequence[tuple[str, int]] = ()
+    ) -> bool:
+        """Report valid input: create the shards of `total` lines and set the models (see `Batch`), or turn a batch that
+        is ending to its `finalize` task. False means that the lease is lost."""
+        args: list[Argument] = [total, SHARD_SIZE, model or "", msgspec.json.encode(model_lines)]
         return bool(await self._of(lease, "validated", ("batchwork", "batchholders"), args))
 
     async def invalid(self, lease: Lease, errors: Sequence[BatchError]) -> bool:
@@ -261,13 +277,13 @@ class BatchStore:
         return True
 
     async def _claim(
-        self, owner: str, want: Collection[TaskKind], tenant: str, batches: Sequence[Candidate], now: float
+        self, tenant: str, batches: Sequence[Candidate], args: Sequence[Argument], now: float
     ) -> Lease | None:
-        """Lease a task of a kind in `want` for the process `owner` from one tenant's batches, tried in this order, or
-        return None. Removes batches without work from the index. `now` is Redis's time in Unix seconds."""
+        """Lease a task from one tenant's batches, tried in this order, or return None. Removes batches without work
+        from the index. `args` are those of `claim.lua`; `now` is Redis's time in Unix seconds."""
         kinds = ("batch", "batchwork", "batchholders", "batchbits")
         keys = [key for one in batches for key in self._keys(tenant, one.id, *kinds)]
-        words, *found = await self._run("claim", keys, [self._lease_ms, owner, " ".join(want)])
+        words, *found = await self._run("claim", keys, args)
         gone = [one for word, one in zip(words, batches, strict=False) if one.is_over(word, now)]
         if gone:
             await self._leave_index([index_entry(one.tenant, one.id) for one in gone])

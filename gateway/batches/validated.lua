@@ -1,5 +1,6 @@
 -- Lines are ready to run, in shards; those of a batch that is ending never will.
--- KEYS: batch, work, holders. ARGV: task, fence, number of lines, of positions in a shard, model or ''.
+-- KEYS: batch, work, holders. ARGV: task, fence, number of lines, of positions in a shard, model or '', JSON of
+-- base models with their numbers of lines.
 -- Returns 1; 0: the lease is lost.
 
 local job, work, holders = unpack(KEYS)
@@ -13,7 +14,7 @@ if is_ending(job, now) then
   return 1
 end
 redis.call('HSET', job, 'status', 'in_progress', 'in_progress_at', seconds(now), 'total', total, 'shard_size', size,
-  'index_fence', ARGV[2])
+  'index_fence', ARGV[2], 'model_lines', ARGV[6])
 if ARGV[5] ~= '' then
   redis.call('HSET', job, 'model', ARGV[5])
 end

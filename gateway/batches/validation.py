@@ -63,7 +63,7 @@ class Validator:
                 await self.store.invalid(lease, found.errors)
             else:
                 await self.files.storage.write(lease.batch.index_name(lease.fence), _once(index))
-                await self.store.validated(lease, found.total, found.model)
+                await self.store.validated(lease, found.total, found.model, found.model_lines)
         except ApiError as error:
             log.warning("batch_not_validated", batch=lease.batch_id, reason=error.reason)
             with suppress(ApiError):  # else the lease runs out

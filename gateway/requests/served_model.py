@@ -13,7 +13,7 @@ from engine.rpc.api import EngineApi
 from gateway.adapters.record import AdapterRecord
 from gateway.adapters.registry import AdapterRegistry
 from gateway.core.errors import ApiError
-from gateway.core.routing import Catalog, ModelQuery, find, find_adapter, resolve
+from gateway.core.routing import Catalog, ModelQuery, find_adapter, resolve
 from gateway.core.tenants import Tenant
 from gateway.requests.admission import RequestIntake, ServiceSettings
 from gateway.requests.heartbeat import Heartbeat
@@ -112,12 +112,6 @@ class ServedModels:
             return self.resolve(tenant, query)[0]
         except ApiError:
             return self.default
-
-    def serving(self, name: str) -> ServedModel | None:
-        """Return the base model that serves the name in the field `model` of a request; None means that it is
-        unknown."""
-        target = find(name, self.catalogs)
-        return None if target is None else self._models[target.model]
 
     def cards(self, tenant: Tenant) -> list[ModelCard]:
         """Return the models that a tenant may name: for each base model its first name, its adapters, then aliases."""

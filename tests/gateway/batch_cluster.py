@@ -143,7 +143,7 @@ class BatchCluster:
         found, index = InputCheck(asked).run(BytesIO(text))
         assert not found.errors
         await self.files.storage.write(batch.index_name(lease.fence), pieces(index))
-        await store.validated(lease, found.total, found.model)
+        await store.validated(lease, found.total, found.model, found.model_lines)
 
     async def submit(
         self, lines: Sequence[Mapping[str, Any]], *, tenant: str = "acme", endpoint: str = CHAT, window: str = "1h"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -33,6 +35,9 @@ ORDER = ("validating", "in_progress", "cancelling", "finalizing", *sorted(ENDED)
 tenants = st.sampled_from(["acme", "globex"])
 windows = st.sampled_from([20, 60, 600])
 tasks = st.sampled_from([ALL_TASKS, *({task} for task in ALL_TASKS)])
+model_lines = st.lists(st.tuples(st.sampled_from(["", "a", "b", "gone"]), st.integers(1, 12)), min_size=1, max_size=3)
+"""Base models of a batch's lines; "" and "gone" are unknown to those that claim."""
+open_models = st.fixed_dictionaries({name: st.booleans() for name in ("", "a", "b")}) | st.just({})
 pauses = st.sampled_from([1, 999, 5_000, LEASE_MS - 1, LEASE_MS, 25_000])
 
 
@@ -43,7 +48,8 @@ class Job:
     tenant: str
     expires_ms: int
     status: str = "validating"
-    total: int = 0
+    models: list[str] = field(default_factory=list)
+    """Base model of each line."""
     outcome: str | None = None
     work: dict[str, int] = field(default_factory=lambda: {"validate": 0})
     holders: dict[str, int] = field(default_factory=dict)
@@ -59,11 +65,22 @@ class Job:
         expired = self.status in ("validating", "in_progress") and now >= self.expires_ms
         return self.status == "cancelling" or expired
 
-    def due(self, now: int) -> set[str]:
-        """Return the tasks that a worker may claim now."""
+    @property
+    def total(self) -> int:
+        return len(self.models)
+
+    def due(self, now: int, models: Mapping[str, bool]) -> set[str]:
+        """Return the tasks that a worker may claim now which wants lines of `models`."""
         if self.is_ending(now):
             return set() if any(self.work[task] > now for task in self.holders) else {"finalize"}
-        return {task for task, until in self.work.items() if until <= now}
+        due = {task for task, until in self.work.items() if until <= now}
+        return {task for task in due if kind(task) != "shard" or self.is_wanted(int(task), models)}
+
+    def is_wanted(self, shard: int, models: Mapping[str, bool]) -> bool:
+        positions = set(range(shard * SHARD, min(self.total, (shard + 1) * SHARD))) - self.done
+        if all(models.values()) or not positions:
+            return True
+        return any(models.get(self.models[position], models[""]) for position in positions)
 
     def turn_to(self, task: str) -> None:
         self.work, self.holders = {task: 0}, {}
@@ -101,8 +118,8 @@ class BatchMachine(RuleBasedStateMachine):
     store: MovedStore
     loop: asyncio.AbstractEventLoop
 
-    @initialize(total=st.integers(1, 20), window=windows)
-    def begin(self, total: int, window: int) -> None:
+    @initialize(models=model_lines, window=windows)
+    def begin(self, models: list[tuple[str, int]], window: int) -> None:
         """Start with one batch whose lines are ready, so that short runs reach the interesting states, too."""
         self.run(self.store.begin_anew())
         self.now = START_MS
@@ -114,7 +131,7 @@ class BatchMachine(RuleBasedStateMachine):
         self.times: dict[str, dict[str, int]] = {}
         self.create("acme", window)
         self.claim(ALL_TASKS)
-        self.becomes_valid(self.leases[0], total)
+        self.becomes_valid(self.leases[0], models)
 
     def run(self, work: Any) -> Any:
         return self.loop.run_until_complete(work)
@@ -153,15 +170,22 @@ class BatchMachine(RuleBasedStateMachine):
     def claim_anything(self) -> None:
         self.claim(ALL_TASKS)
 
-    @rule(want=tasks)
-    def claim(self, want: set[str]) -> None:
-        lease = self.run(self.store.claim("worker", want))
-        due = {key: {task for task in job.due(self.now) if kind(task) in want} for key, job in self.jobs.items()}
-        if lease is None:
+    @rule(want=tasks, models=open_models)
+    def claim(self, want: set[str], models: Mapping[str, bool] = MappingProxyType({})) -> None:
+        lease = self.run(self.store.claim("worker", want, models=lambda tenant: dict(models)))
+        due = {
+            key: {task for task in job.due(self.now, models) if kind(task) in want} for key, job in self.jobs.items()
+        }
+        if models and not any(models.values()):
+            assert lease is None
+        elif lease is None:
             assert not any(due.values())
-            return
+        else:
+            self.leased(lease, due[lease.batch_id])
+
+    def leased(self, lease: Lease, due: set[str]) -> None:
         job = self.jobs[lease.batch_id]
-        assert lease.task_name in due[lease.batch_id]
+        assert lease.task_name in due
         assert lease.fence > job.fence
         job.lease(lease.task_name, lease.fence, self.now)
         if lease.task in ("shard", "finalize"):
@@ -171,18 +195,20 @@ class BatchMachine(RuleBasedStateMachine):
         self.leases.append(lease)
 
     @had("validate")
-    @rule(data=st.data(), total=st.integers(1, 20))
-    def validated(self, data: st.DataObject, total: int) -> None:
-        self.becomes_valid(self.lease(data, "validate")[0], total)
+    @rule(data=st.data(), models=model_lines)
+    def validated(self, data: st.DataObject, models: list[tuple[str, int]]) -> None:
+        self.becomes_valid(self.lease(data, "validate")[0], models)
 
-    def becomes_valid(self, lease: Lease, total: int) -> None:
+    def becomes_valid(self, lease: Lease, models: list[tuple[str, int]]) -> None:
         job = self.jobs[lease.batch_id]
-        held = job.holds(lease)
-        assert self.run(self.store.validated(lease, total)) is held
+        held, total = job.holds(lease), sum(lines for _, lines in models)
+        recorded = [] if [name for name, _ in models] == [""] else models
+        assert self.run(self.store.validated(lease, total, None, recorded)) is held
         if held and job.is_ending(self.now):
             job.turn_to("validate")
         elif held:
-            job.status, job.total, job.holders = "in_progress", total, {}
+            job.status, job.holders = "in_progress", {}
+            job.models = [name for name, lines in models for _ in range(lines)]
             job.work = {f"{shard:06d}": 0 for shard in range(-(-total // SHARD))}
 
     @had("validate")

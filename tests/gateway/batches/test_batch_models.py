@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+
 import pytest
 from batch_cluster import BatchCluster, chat_line, until
 from fakes import BASE, FakeEngine
 
 from engine.core.types import LaneMode
 from engine.pb import engine_pb2 as pb
+from gateway.batches import dispatcher, shard, shard_quota
 from gateway.batches.eta import EtaEstimator
+from gateway.batches.lease import Lease
 from gateway.batches.line_models import LineModels
 from gateway.batches.record import Batch, Tally
-from tests.gateway.batches.test_batch_dispatcher import working
+from gateway.core.feed import LEAST
+from tests.gateway.batches.test_batch_dispatcher import calls_of, working
 
 SMALL = "small"
 LEASE_SECONDS = 5.0
@@ -62,31 +68,161 @@ async def test_a_model_whose_batch_lane_is_paused_holds_up_no_other_model(cluste
     assert len(stuck) == 12
 
 
-async def test_an_unreadable_line_counts_as_one_of_the_first_model(cluster):
+def set_lane(engine: FakeEngine, mode: LaneMode) -> None:
+    engine.modes = dict.fromkeys(engine.modes, mode)
+
+
+def set_paused(engine: FakeEngine, is_stopped: bool) -> None:
+    set_lane(engine, LaneMode.PAUSED if is_stopped else LaneMode.OPEN)
+
+
+def set_away(engine: FakeEngine, is_stopped: bool) -> None:
+    engine.ready = not is_stopped
+
+
+def set_stuck(engine: FakeEngine, is_stopped: bool) -> None:
+    if is_stopped:
+        engine.admit = asyncio.Event()
+    else:
+        engine.admit.set()
+
+
+@pytest.mark.parametrize("lines", [40, 140], ids=["one shard", "several shards"])
+@pytest.mark.parametrize("stop", [set_paused, set_away, set_stuck])
+async def test_the_lines_of_one_batch_wait_only_for_their_own_model(cluster, stop, lines):
+    """The stopped model's lines come first in the batch, and run when it is back."""
     member = await cluster.add_member(others={SMALL: FakeEngine()})
-    models = member.gateway_app.gateway.models
+    engine = member.gateway_app.engine
+    stop(engine, True)
+    batch = await cluster.submit(
+        [chat_line(f"{model} {number}", model=model) for model in (BASE, SMALL) for number in range(lines)]
+    )
 
-    class Reader:
-        async def get(self, entry):
-            return [b'{"body": {"model": "small"}}', b"not JSON", b'{"body": {"model": "gone"}}'][entry.position]
+    async def answered() -> bool:
+        return (await cluster.store.get(batch.tenant, batch.id)).tally.completed >= lines
 
-    class Entry:
-        def __init__(self, position: int) -> None:
-            self.position = position
-
-    found = LineModels(models, None, range(3))
-    assert (found.left, found.waiting(BASE), found.waiting(SMALL)) == (3, 3, 3), "any may need it"
-    await found.read(Reader(), map(Entry, range(3)))
-    assert [found.of(position) for position in range(3)] == [SMALL, BASE, BASE]
-    found.enter(0)
-    assert (found.waiting(SMALL), found.waiting(BASE), found.left) == (0, 2, 3)
-    found.leave(0)
-    found.end(0)
-    assert (found.waiting(SMALL), list(found.needed())) == (0, [BASE])
-    assert LineModels(models, "pirate", range(3)).waiting(SMALL) == 0, "the batch names one model"
+    async with working(member):
+        await until(answered)
+        assert "finished" not in engine.ends.values()
+        stop(engine, False)
+        ended = await cluster.ended(batch)
+    output, errors = await cluster.results(ended)
+    assert (ended.status, len(output), errors) == ("completed", 2 * lines, {})
+    await cluster.assert_clean(member)
 
 
-def open_batch(name: str, model: str | None, lines: int) -> Batch:
+async def test_a_model_with_enough_lines_takes_no_places_from_another(cluster):
+    """There are more batches for the busy model than the gateway has places, and they are due first."""
+    member = await cluster.add_member(others={SMALL: FakeEngine()})
+    set_stuck(member.gateway_app.engine, True)
+    busy = [await cluster.submit([chat_line("1")], window="1h") for _ in range(70)]
+    free = await cluster.submit([chat_line("1", model=SMALL)], window="24h")
+    async with working(member):
+        assert (await cluster.ended(free)).tally.completed == 1
+        set_stuck(member.gateway_app.engine, False)
+        assert {(await cluster.ended(batch)).tally.completed for batch in busy} == {1}
+
+
+async def test_a_tenant_leaves_places_to_others(cluster, monkeypatch):
+    """Its batches are due first, their lines are in the engine for long, and there is room for more lines."""
+    monkeypatch.setattr(shard_quota, "MAX_SHARDS", 8)
+    member = await cluster.add_member()
+    engine = member.gateway_app.engine
+    engine.go_on = asyncio.Event()
+    first = [await cluster.submit([chat_line("1")], window="1h") for _ in range(12)]
+    other = await cluster.submit([chat_line("1")], tenant="globex", window="24h")
+    async with working(member):
+        await until(lambda: {request.tenant for request in engine.requests} == {"acme", "globex"})
+        assert sum(request.tenant == "acme" for request in engine.requests) == 4
+        engine.go_on.set()
+        assert {(await cluster.ended(batch)).tally.completed for batch in (*first, other)} == {1}
+
+
+async def test_a_lane_that_is_full_for_a_moment_costs_no_shard(cluster, monkeypatch):
+    monkeypatch.setattr(dispatcher, "IDLE_SECONDS", 0.01)
+    member = await cluster.add_member(others={SMALL: FakeEngine()})
+    set_stuck(member.gateway_app.engine, True)
+    async with working(member):
+        batches = [await cluster.submit([chat_line(f"{number}") for number in range(LEAST)])]
+        await until(lambda: member.gateway_app.engine.open == LEAST)
+        batches += [await cluster.submit([chat_line("1")]) for _ in range(12)]
+        await until(lambda: member.dispatcher.leases["shard"] == len(batches))
+        member.context.gates[BASE].close_for(1.0)
+        turns = calls_of(monkeypatch, member.dispatcher, "_claim_some")
+        await until(lambda: len(turns) > 3)
+        assert member.dispatcher.leases["shard"] == len(batches)
+        set_stuck(member.gateway_app.engine, False)
+        assert {(await cluster.ended(batch)).tally.completed for batch in batches} == {LEAST, 1}
+
+
+@pytest.mark.parametrize("others", [{}, {SMALL: FakeEngine()}], ids=["one model", "two models"])
+async def test_lines_of_an_engine_that_is_away_for_long_go_to_another_gateway(cluster, monkeypatch, others):
+    monkeypatch.setattr(shard, "LONG_CLOSED_SECONDS", 0.2)
+    one, two = await cluster.add_member("one", others=others), await cluster.add_member("two", others=others)
+    set_stuck(one.gateway_app.engine, True)
+    batch = await cluster.submit([chat_line(f"{number}") for number in range(100)])
+    async with working(one):
+        await until(lambda: len(one.gateway_app.engine.requests) == LEAST)
+        set_paused(one.gateway_app.engine, True)
+        await until(lambda: member_is_draining(one))
+        set_stuck(one.gateway_app.engine, False)
+        async with working(two):
+            ended = await cluster.ended(batch)
+    output, errors = await cluster.results(ended)
+    assert (ended.status, len(output), errors) == ("completed", 100, {})
+    assert one.counts + two.counts == {"completed": 100}
+    assert two.counts["completed"] == 100 - LEAST
+    await cluster.assert_clean(one, two)
+
+
+def member_is_draining(member) -> bool:
+    return all(work.is_draining for work in member.dispatcher._works.values())
+
+
+async def test_lines_of_a_closed_model_are_handed_back_and_not_claimed_again_with_those_that_are_answered(
+    cluster, monkeypatch
+):
+    """One shard has lines of both models."""
+    monkeypatch.setattr(shard, "LONG_CLOSED_SECONDS", 0.0)
+    monkeypatch.setattr(dispatcher, "IDLE_SECONDS", 0.01)
+    member = await cluster.add_member(others={SMALL: FakeEngine()})
+    set_paused(member.gateway_app.engine, True)
+    batch = await cluster.submit([*(chat_line(f"{number}") for number in range(10)), chat_line("small", model=SMALL)])
+    async with working(member):
+        await until(lambda: member.counts.total() == 1)
+        await until(lambda: not member.dispatcher.leases["shard"])
+        claims = calls_of(monkeypatch, member.store, "claim")
+        await until(lambda: len(claims) > 5)
+        assert not member.dispatcher.leases["shard"]
+        assert member.counts.total() == 1
+        set_paused(member.gateway_app.engine, False)
+        ended = await cluster.ended(batch)
+    assert (ended.status, ended.tally.completed) == ("completed", 11)
+
+
+def leased(model_lines: Sequence[tuple[str, int]], total: int) -> Lease:
+    batch = Batch("batch", "acme", "key", "/v1/completions", "file-1", "1h", total=total, model_lines=model_lines)
+    return Lease(batch, "shard", 1, 60.0, last=total)
+
+
+def test_the_models_of_lines_are_those_of_the_batchs_record():
+    found = LineModels([BASE, SMALL], leased([("gone", 1), (BASE, 1), (SMALL, 2)], 4))
+    assert [found.of(position) for position in range(4)] == [BASE, BASE, SMALL, SMALL]
+    assert (found.left, found.waiting) == (4, {BASE: 2, SMALL: 2})
+    found.enter(2)
+    assert (found.left, found.waiting) == (4, {BASE: 2, SMALL: 1})
+    found.leave(2)
+    for position in (2, 3):
+        found.end(position)
+    assert (found.left, list(found.needed)) == (2, [BASE])
+
+
+def test_lines_of_a_batch_without_a_record_of_models_count_as_ones_of_the_first():
+    found = LineModels([BASE, SMALL], leased([], 3))
+    assert found.waiting == {BASE: 3}
+
+
+def open_batch(name: str, *models: str, lines: int = 100) -> Batch:
     named = ("file-1", "1h")
     tally = Tally(completed=10, device_us=10_000_000)
     return Batch(
@@ -97,7 +233,7 @@ def open_batch(name: str, model: str | None, lines: int) -> Batch:
         *named,
         status="in_progress",
         expires_at=3600,
-        model=model,
+        model_lines=tuple((model, (lines + 10) // len(models)) for model in models),
         total=lines + 10,
         tally=tally,
     )
@@ -116,10 +252,10 @@ async def test_the_end_of_a_batch_depends_on_the_batches_of_the_same_engine(clus
     member = await cluster.add_member(others={SMALL: small})
     for engine in (member.gateway_app.engine, small):
         engine.picture = pb.EngineStats(batch_share=0.5, lanes=[lane])
-    first, second = open_batch("a", "pirate", 100), open_batch("b", SMALL, 100)
+    first, second = open_batch("a", BASE), open_batch("b", SMALL)
     models = member.gateway_app.gateway.models
     etas = [await EtaEstimator(OpenBatches(*others), models).eta(second) for others in ((second,), (first, second))]
     assert etas[0] == etas[1] == pytest.approx(200, rel=0.1)
-    mixed_one = open_batch("0", None, 100)
+    mixed_one = open_batch("0", BASE, SMALL)
     assert await EtaEstimator(OpenBatches(mixed_one, second), models).eta(mixed_one) is None
     assert await EtaEstimator(OpenBatches(mixed_one, second), models).eta(second) > etas[0]

@@ -190,6 +190,39 @@ async def test_a_shard_that_rests_does_not_hold_up_the_end(store):
     await claimed(store, "finalize")
 
 
+async def test_a_shard_is_claimed_for_the_models_of_its_open_lines(store):
+    batch = await store.create(wanted(), 1)
+    await store.validated(await claimed(store, "validate"), 200, None, [("a", 130), ("gone", 60), ("b", 10)])
+
+    async def shard_for(**models: bool) -> int | None:
+        """Claim a shard, and return its number."""
+        named = {"a": False, "b": False, "": False, **models}
+        lease = await store.claim("me", {"shard"}, models=lambda tenant: named)
+        leases.append(lease)
+        return lease and lease.shard
+
+    leases = []
+    assert (await store.get("acme", batch.id)).model_lines == (("a", 130), ("gone", 60), ("b", 10))
+    assert await shard_for() is None
+    assert await shard_for(b=True) == 1
+    await store.commit(leases[-1], ["part"], range(190, 200), Tally(completed=10))
+    await store.release(leases[-1])
+    assert await shard_for(b=True) is None, "its lines are answered"
+    assert await shard_for(**{"": True}) == 1, "models that are not named"
+    await store.release(leases[-1])
+    assert [await shard_for(a=True) for _ in range(3)] == [0, 1, None]
+
+
+async def test_a_shard_that_was_answered_but_not_released_waits_for_no_model(store):
+    batch = await store.create(wanted(), 1)
+    await store.validated(await claimed(store, "validate"), 1, None, [("a", 1)])
+    await store.commit(await claimed(store, "shard"), ["part"], [0], Tally(completed=1))
+    await store.wait(16)
+    orphan = await store.claim("me", {"shard"}, models=lambda tenant: {"": True, "a": False})
+    await store.release(orphan)
+    assert (await claimed(store, "finalize")).batch_id == batch.id
+
+
 async def test_cancelling_before_validation_leaves_no_lines(store):
     batch = await store.create(wanted(), 1)
     validating = await claimed(store, "validate")

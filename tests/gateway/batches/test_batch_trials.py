@@ -6,7 +6,7 @@ import time
 import pytest
 from batch_cluster import BatchCluster, chat_line, until
 from batch_fakes import MovedStore, claimed, running
-from fakes import INITECH
+from fakes import BASE, INITECH, FakeEngine
 
 from gateway.batches.lines import LineRunner
 from gateway.batches.quarantine import Quarantine
@@ -33,9 +33,10 @@ async def store(valkey):
     return store
 
 
-async def suspect_batch(cluster, num_lines=LINES, tenant="acme"):
+async def suspect_batch(cluster, num_lines=LINES, tenant="acme", models=(BASE,)):
     """A batch whose only shard was held by a process that is not heard of any more, and the lease of that process."""
-    batch = await cluster.submit([chat_line(f"{n}", f"{tenant} {n}") for n in range(num_lines)], tenant=tenant)
+    lines = [chat_line(f"{n}", f"{tenant} {n}", models[n % len(models)]) for n in range(num_lines)]
+    batch = await cluster.submit(lines, tenant=tenant)
     short = BatchStore(cluster.redis, lease_seconds=0.05)
     validating = await cluster.store.claim("dead", ["validate"])
     assert validating.batch_id == batch.id
@@ -85,6 +86,17 @@ async def test_a_shard_that_got_through_its_trial_is_cleared(cluster, valkey):
     assert (ended.status, ended.tally.completed) == ("completed", LINES)
     assert set(together) == {1}, "its lines ran one at a time"
     assert await suspicions(valkey, batch) == {}
+
+
+async def test_suspects_of_a_model_that_is_away_keep_those_of_others_from_nothing(cluster):
+    batch, _ = await suspect_batch(cluster, models=(BASE, "small"))
+    member = await cluster.add_member(others={"small": FakeEngine()})
+    member.gateway_app.engine.ready = False
+    async with member.dispatcher:
+        await until(lambda: member.counts["completed"] == LINES // 2)
+        member.gateway_app.engine.ready = True
+        ended = await cluster.ended(batch)
+    assert (ended.status, ended.tally.completed) == ("completed", LINES)
 
 
 async def test_a_shard_leaves_its_trial_when_its_earlier_holder_is_heard_of(cluster):

@@ -106,7 +106,7 @@ async def test_after_a_refusal_one_asks_at_a_time_then_more_with_each_that_gets_
     pace, asking, order = LimitWindow(), [], iter(range(1000))
 
     async def line(answer):
-        async with pace.attempt((next(order),)) as mine:
+        async with pace.attempt("tiny", (next(order),)) as mine:
             asking.append(mine)
             await answer.wait()
 

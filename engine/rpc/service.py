@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 
 import grpc
+import structlog
 
 from engine.core.commands import Abort, Submit
 from engine.core.config import LaneGoals
@@ -18,9 +19,13 @@ from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.process.load_attempts import LoadAttempts
 from engine.rpc.adapter_refs import Holders
 from engine.rpc.news import NEWS_SECONDS, Draining, NewsFeed, PrefixLog
-from engine.rpc.session import GatewaySession
+from engine.rpc.session import MAX_UNREAD, GatewaySession
 from engine.rpc.snapshot import live_requests, snapshot
 from engine.rpc.wire import GATEWAY, lane_mode_from_pb, request_from_pb
+
+log = structlog.get_logger("engine.rpc.service")
+
+UNREAD = f"the gateway left {MAX_UNREAD} events unread, so that the engine ended its session and cancelled its requests"
 
 
 class EngineService(pb_grpc.EngineServicer):
@@ -50,17 +55,21 @@ class EngineService(pb_grpc.EngineServicer):
                 if event.finish_reason is not None:
                     self._owner.pop(event.request_id, None)
         for session, own in theirs.items():
-            session.put(own)
+            if not session.put(own):
+                log.error("gateway_cut_off", gateway=session.peer, reason=UNREAD)
+                self._abandon(session)
 
     def Session(  # noqa: N802
         self, request_iterator: Iterator[pb.Commands], context: grpc.ServicerContext
     ) -> Iterator[pb.StepEvents]:
-        session = GatewaySession()
+        session = GatewaySession(context.peer())
         context.add_callback(session.end)
         reader = threading.Thread(target=self._read, args=(session, request_iterator), daemon=True)
         reader.start()
         try:
             yield from session.messages()
+            if session.overflowed:  # the gateway learns of it when it reads again
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, UNREAD)
         finally:
             self._abandon(session)
             self._holders.leave(_gateway(context))

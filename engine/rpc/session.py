@@ -1,10 +1,12 @@
-"""The event stream to one gateway. Tokens that a client waits for are sent after each step; others are gathered."""
+"""The event stream to one gateway. Tokens that a client waits for are sent after each step; others are gathered. A
+gateway that does not read loses its session before the unread events fill the memory."""
 
 from __future__ import annotations
 
 import queue
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from engine.core.types import TokenEvent
 from engine.pb import engine_pb2 as pb
@@ -14,6 +16,10 @@ from engine.rpc.wire import event_to_pb
 MAX_EVENTS = 1024
 """Maximum number of events gathered into one message for a gateway that reads slowly, before events of the same request
 are merged; the last step may exceed it."""
+MAX_UNREAD = 400_000
+"""Maximum number of events, and alternatives of tokens in them, that a gateway may leave unread. An event takes 230 to
+380 bytes and an alternative 130, so that a gateway costs at most 150 MB. At 25,000 tokens a second, a GPU's worth, this
+is 16 s: longer than a partition goes unnoticed, and than a gateway that works ever pauses."""
 HOLD_SECONDS = 0.05
 """Seconds for which tokens that no client waits for are held back. Sent at once, with a step every 2 ms, they cost a
 gateway 280 us a step for one request and 420 us for sixteen; held back, 31 us and 41 us."""
@@ -23,13 +29,21 @@ class GatewaySession:
     """Queue of events about the requests of one gateway, for as long as its `Session` call lasts. The step loop calls
     `put`; a gRPC thread calls `messages`."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, peer: str = "", clock: Callable[[], float] = time.monotonic) -> None:
+        """`peer` is the gateway's address, for the log. `clock` returns monotonic seconds."""
+        self.peer = peer
         self.ended = False
+        self.overflowed = False
+        """True once the gateway has left too many events unread."""
         self._outbox: queue.SimpleQueue[tuple[list[TokenEvent], bool] | None] = queue.SimpleQueue()
         """(events of a step, whether a client waits for any of them), the oldest step first. None ends the stream."""
         self._whole: dict[str, bool] = {}
         """Id of each live request whose client does not wait for single tokens -> whether its first token was sent."""
         self._clock = clock
+        self._num_put = 0
+        """Size of all events that were queued. Only the step loop changes it."""
+        self._num_taken = 0
+        """Size of all events that were taken from the queue. Only the thread that sends them changes it."""
 
     def expect(self, request_id: str, *, whole: bool) -> None:
         """Announce a request before its events. `whole`: its client waits for no single tokens, which may be held
@@ -37,10 +51,16 @@ class GatewaySession:
         if whole:
             self._whole[request_id] = False
 
-    def put(self, events: list[TokenEvent]) -> None:
-        """Queue the events that one step has for this gateway; `messages` yields them."""
+    def put(self, events: list[TokenEvent]) -> bool:
+        """Queue the events that one step has for this gateway; `messages` yields them. Returns False if too many are
+        unread: all are dropped then, and the session ends."""
+        self._num_put += _size(events)
+        if self._num_put - self._num_taken > MAX_UNREAD:
+            self._overflow()
+            return False
         waited_for = [self._is_waited_for(event) for event in events]
         self._outbox.put((events, any(waited_for)))
+        return True
 
     def end(self) -> None:
         self._outbox.put(None)
@@ -68,12 +88,20 @@ class GatewaySession:
             if step is None:
                 return events, False
             told, is_waited_for = step
+            self._num_taken += _size(told)
             if is_waited_for:
                 until = 0.0
             elif not events:
                 until = self._clock() + HOLD_SECONDS
             events += told
         return events, True
+
+    def _overflow(self) -> None:
+        self.overflowed = True
+        with suppress(queue.Empty):
+            while True:
+                self._outbox.get_nowait()
+        self.end()
 
     def _is_waited_for(self, event: TokenEvent) -> bool:
         """Record a request's progress by an event, and return whether a client waits for the event: always, except for
@@ -86,3 +114,8 @@ class GatewaySession:
             return True
         self._whole[event.request_id] = has_begun or bool(event.tokens)
         return not has_begun
+
+
+def _size(events: list[TokenEvent]) -> int:
+    """Return the number of events, and alternatives of tokens in them."""
+    return len(events) + sum(len(token.top) for event in events for token in event.logprobs)

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+import threading
 
-from engine.core.types import FinishReason, TokenEvent
+import grpc
+import pytest
+from structlog.testing import capture_logs
+
+from engine.core.check import leftovers, violations
+from engine.core.config import CoreConfig
+from engine.core.state import EngineState
+from engine.core.types import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs
+from engine.engine import Engine
+from engine.executor.fake import FakeExecutor
 from engine.pb import engine_pb2 as pb
+from engine.pb import engine_pb2_grpc as pb_grpc
+from engine.rpc.service import EngineService
 from engine.rpc.session import GatewaySession
+from engine.rpc.wire import request_to_pb
+from engine.server import _listen
 
 
 @pytest.fixture
@@ -77,3 +91,61 @@ def test_an_end_brings_what_was_kept_back(session):
     session.put([TokenEvent("whole", (2,))])
     session.end()
     assert [told(message) for message in messages] == [[("whole", [2])]]
+
+
+def test_one_that_leaves_too_much_unread_is_cut_off_and_nothing_is_kept(session, monkeypatch):
+    monkeypatch.setattr("engine.rpc.session.MAX_UNREAD", 10)
+    messages = session.messages()
+    for token in range(20):  # one that reads may get any number
+        assert session.put([TokenEvent("a", (token,))])
+        next(messages)
+    assert session.put([TokenEvent("a", (20,))] * 10)
+    assert not session.put([TokenEvent("a", (21,))])
+    assert session.overflowed
+    assert list(messages) == []
+
+
+def test_alternatives_count_as_unread_too(session, monkeypatch):
+    monkeypatch.setattr("engine.rpc.session.MAX_UNREAD", 10)
+    alternatives = TokenLogprobs(-1.0, ((1, -1.0), (2, -2.0), (3, -3.0), (4, -4.0)))
+    assert session.put([TokenEvent("a", (1,), (alternatives,))] * 2)
+    assert not session.put([TokenEvent("a", (1,), (alternatives,))])
+
+
+async def read_all(call):
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+async def test_an_engine_ends_the_session_of_a_gateway_that_does_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.rpc.session.MAX_UNREAD", 1000)
+    config = CoreConfig(num_pages=1000, block_size=16, max_seqs=4, max_model_len=4000)
+    engine = Engine(EngineState.create(config), FakeExecutor())
+    service = EngineService(engine, pb.EngineInfo(model="fake"))
+    address = f"unix:{tmp_path / 'engine.sock'}"
+    server = _listen(service, address)
+    loop = threading.Thread(target=engine.run, args=(service.deliver,))
+    loop.start()
+    try:
+        with capture_logs() as logs:
+            async with grpc.aio.insecure_channel(address) as channel:
+                call = pb_grpc.EngineStub(channel).Session()
+                for number in range(4):  # with a name that soon fills what gRPC buffers
+                    request = Request(
+                        f"{number}" * 100_000, (1, 2, 3), SamplingParams(max_tokens=3900, ignore_eos=True)
+                    )
+                    await call.write(pb.Commands(commands=[pb.Command(submit=request_to_pb(request))]))
+                async with asyncio.timeout(60):
+                    while not logs or engine.state.has_work:
+                        await asyncio.sleep(0.01)
+                    with pytest.raises(grpc.aio.AioRpcError, match="events unread"):
+                        await read_all(call)
+                assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert [line["event"] for line in logs] == ["gateway_cut_off"]
+        assert engine.state.counters.generated_tokens < 4 * 3900
+        assert service._owner == {}
+        assert violations(engine.state) + leftovers(engine.state) == []
+    finally:
+        engine.stop()
+        await asyncio.to_thread(loop.join)
+        await asyncio.to_thread(server.stop(grace=0).wait)

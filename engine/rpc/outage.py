@@ -17,7 +17,7 @@ class Cause(NamedTuple):
     mark: str
     """Text by which the cause is recognized in gRPC's description of the failure."""
     hint: str
-    """What is probably wrong, for the operator."""
+    """The likely mistake, told to the operator."""
     lasts: bool = False
     """True means that only a change of files or configurations helps, so that the gateway may retry less often."""
 

@@ -39,7 +39,7 @@ from engine.process.lossy_log import log_renderers, lossy_loggers
 from engine.process.pulse import Loading, write_loading
 from engine.process.step_store import StepStore
 from engine.process.stopping import read_line_of_stdin, stop_with_signals, stop_with_stdin
-from engine.rpc.service import EngineService
+from engine.rpc.service import MAX_GATEWAYS, EngineService
 from engine.rpc.target import EngineTarget, EngineTls
 from engine.rpc.transport import open_port, server_options
 from engine.rpc.wire import PROTOCOL
@@ -55,9 +55,9 @@ SAVE_EVERY_S = 60.0
 GRAMMAR_BYTES_OF_A_SEQUENCE = 8 << 20
 """Memory in bytes for compiled grammars, for each sequence that may run at once: each may follow a grammar of its own,
 and as many more grammars may be ready for the requests that start next."""
-SERVER_THREADS = 64
-"""Number of threads of the gRPC server: two for each connected gateway, for its session and its news, and some for
-adapter loads and other calls."""
+SERVER_THREADS = 2 * MAX_GATEWAYS + 64
+"""Maximum number of threads of the gRPC server: two for each connected gateway, for its session and its news, and some
+for adapter loads and other calls. Threads are started as they are needed."""
 
 
 def await_model(config: EngineConfig, on_progress: Progress, *, fake: bool) -> EngineConfig:

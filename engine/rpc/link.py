@@ -213,11 +213,15 @@ class EngineLink:
                 self.on_lost()
 
     async def _describe(self, stub: pb_grpc.EngineStub) -> pb.EngineInfo:
-        """Return the engine's description of itself. Raises Unreachable if it does not answer."""
+        """Return the engine's description of itself. Raises Unreachable if it does not answer, EngineMismatch if it has
+        no room for another gateway."""
         try:
             info = await stub.Describe(pb.DescribeRequest(), timeout=DESCRIBE_SECONDS)
         except grpc.aio.AioRpcError as error:
-            raise Unreachable(error.details() or error.code().name) from error
+            if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise Unreachable(error.details() or error.code().name) from error
+            self._outage.end()
+            raise EngineMismatch(error.details() or "") from error
         self._outage.end()
         return info
 

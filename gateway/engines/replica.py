@@ -26,8 +26,8 @@ class EngineState(Enum):
     HANGING = "hanging"
     """The engine's requests were moved because it had stood still, and it has not moved since. It gets no requests."""
     MISMATCHED = "mismatched"
-    """The engine serves another model, or the same with other number formats, than the other engines of the pool, or it
-    speaks another version of the protocol."""
+    """The engine serves another model than the other engines of the pool, or the same with other number formats, speaks
+    another version of the protocol, or serves as many gateways as it can."""
     DRAINING = "draining"
     """The engine gets no new requests."""
     SERVING = "serving"

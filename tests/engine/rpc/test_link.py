@@ -6,13 +6,14 @@ import asyncio
 import datetime
 import shutil
 import threading
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 import pytest
 from structlog.testing import capture_logs
 
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
+from engine.core.types import Request, SamplingParams
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor
 from engine.pb import engine_pb2 as pb
@@ -54,8 +55,8 @@ async def engine_at(address, tls=None):
 
 
 @asynccontextmanager
-async def client_of(address, tls=None):
-    client = EngineClient(address, tls=tls)
+async def client_of(address, tls=None, **options):
+    client = EngineClient(address, tls=tls, **options)
     await client.start()
     try:
         yield client
@@ -164,6 +165,47 @@ async def test_unusable_new_files_leave_the_old_certificate_in_force(tmp_path):
             await asyncio.wait_for(client.wait_ready(), 60)
     (line,) = [line for line in logs if line["event"] == "certificate_not_renewed"]
     assert shown.key.name in line["reason"]
+
+
+async def tokens_of(client, name):
+    stream = client.generate(Request(name, (1, 2, 3), SamplingParams(max_tokens=20, ignore_eos=True)))
+    async with aclosing(stream):
+        return [token async for events in stream for event in events for token in event.tokens]
+
+
+async def test_forty_gateways_get_answers_from_one_engine(tmp_path):
+    address, heard = f"unix:{tmp_path / 'engine.sock'}", set()
+    async with engine_at(address), AsyncExitStack() as stack:
+        connections = (client_of(address, on_news=lambda _, number=number: heard.add(number)) for number in range(40))
+        clients = [await stack.enter_async_context(connection) for connection in connections]
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(client.wait_ready() for client in clients))
+            answers = await asyncio.gather(*(tokens_of(client, f"r{i}") for i, client in enumerate(clients)))
+            stats = await asyncio.gather(*(client.stats() for client in clients))
+        await until(lambda: len(heard) == 40)
+    assert [len(answer) for answer in answers] == [20] * 40
+    assert len(stats) == 40
+
+
+async def test_an_engine_refuses_more_gateways_than_it_can_serve_and_takes_the_next_when_one_leaves(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("engine.rpc.service.MAX_GATEWAYS", 1)
+    address = f"unix:{tmp_path / 'engine.sock'}"
+    with capture_logs() as logs:
+        async with engine_at(address):
+            async with client_of(address) as first:
+                await asyncio.wait_for(first.wait_ready(), 60)
+                second = EngineClient(address)
+                await second.start()
+                await until(lambda: second.mismatch)
+                assert "gateways already" in second.mismatch
+                assert not second.ready
+                assert len(await tokens_of(first, "r")) == 20
+            await asyncio.wait_for(second.wait_ready(), 60)
+            assert not second.mismatch
+            await second.close()
+    assert [line["event"] for line in logs].count("engine_refused") == 1
 
 
 async def test_a_gateway_stops_connecting_also_if_an_attempt_fails_as_it_is_cancelled(monkeypatch):

@@ -19,7 +19,7 @@ from gateway.serve.launch import StartError
 from gateway.serve.single import running
 from tests.gateway.certificates import Authority
 from tests.gateway.cluster.ray_cluster import pretended_cluster
-from tests.gateway.serve.test_many_engines import KEY, MODELS, STREAMS, TOKENS, launch, read
+from tests.gateway.serve.test_many_engines import ADMIN_KEY, KEY, MODELS, STREAMS, TOKENS, launch, read
 
 __all__ = ["launch"]
 pytestmark = pytest.mark.slow
@@ -77,6 +77,7 @@ async def test_streams_outlive_an_engine_a_node_and_a_drained_engine(on_ray):
                 kill_node_of(cluster, engine_process(one.overviews()[1].address))
                 answers = await asyncio.gather(*streams)
                 await two.drain("ray-1", False)
+                assert await used_tokens(http) == TOKENS * (len(expected) + STREAMS)
                 # Ray starts what the node ran on another node, and the gateway finds it there.
                 await asyncio.gather(*(asyncio.wait_for(pool.wait_serving(2), 120) for pool in pools.values()))
             assert [tokens for _, tokens in answers] == [TOKENS] * STREAMS
@@ -85,6 +86,17 @@ async def test_streams_outlive_an_engine_a_node_and_a_drained_engine(on_ray):
             addresses = [engine.address for pool in pools.values() for engine in pool.overviews()]
             engines = [engine_process(address) for address in addresses]
         await until(lambda: not any(engine.is_running() for engine in engines))
+
+
+async def used_tokens(http):
+    """Return the completion tokens that the ledger holds, once all requests are in it."""
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    async with asyncio.timeout(60):
+        while True:
+            total = (await http.get("/admin/v1/usage", headers=headers)).json()["total"]
+            if total["requests"] == STREAMS + STREAMS // 10:
+                return total["completion_tokens"]
+            await asyncio.sleep(0.1)
 
 
 def kill_node_of(cluster, engine):

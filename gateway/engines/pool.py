@@ -227,7 +227,7 @@ class EnginePool:
         async with self._joining:
             others = [other for other in self._engines.values() if other.replica is not None and other is not engine]
             if others and (difference := mismatch(engine, others)):
-                raise EngineMismatch(f"{engine.name} cannot serve beside {others[0].name}: {difference}")
+                raise EngineMismatch(difference)
             engine.is_reachable = True
             await self._prepare(engine, others)
             self._dispatch.join(engine)

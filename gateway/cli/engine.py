@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 
 from engine.process.files import default_data_dir
-from engine.rpc.target import EngineTarget
 from gateway.config.file import ConfigError
 from gateway.config.models import ModelSettings
 from gateway.config.whole import load_config
@@ -23,7 +22,9 @@ console = Console(stderr=True)
 def engine(
     config: Annotated[Path | None, typer.Option(help="YAML configuration file; default: the embedded demo.")] = None,
     model: Annotated[str | None, typer.Option(help="Name of the base model, if the file names several.")] = None,
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address for gateways.")] = "127.0.0.1:7001",
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address for gateways; port 0 stands for any free one.")
+    ] = "127.0.0.1:7001",
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder of models; default: LORALANE_DATA_DIR or ~/.local/share/loralane.")
     ] = None,
@@ -36,10 +37,9 @@ def engine(
     """
     try:
         settings = _settings(config, model)
-        target = EngineTarget(listen, settings.engines.tls)
     except ValueError as error:
         exit_with_error(str(error))
-    _run(settings, target, (data_dir or default_data_dir(os.environ)).expanduser())
+    _run(settings, listen, (data_dir or default_data_dir(os.environ)).expanduser())
 
 
 def _settings(config: Path | None, model: str | None) -> ModelSettings:
@@ -52,7 +52,7 @@ def _settings(config: Path | None, model: str | None) -> ModelSettings:
     return served[model or next(iter(served))]
 
 
-def _run(settings: ModelSettings, target: EngineTarget, data_dir: Path) -> None:
+def _run(settings: ModelSettings, listen: str, data_dir: Path) -> None:
     """Run the engine until it stops. A failed start ends the command with an error; Ctrl-C also ends the process."""
     from gateway.serve.stopping import INTERRUPTED, StoppedEarly, default_interrupt, exit_process
 
@@ -67,7 +67,7 @@ def _run(settings: ModelSettings, target: EngineTarget, data_dir: Path) -> None:
         configure_logging()
     try:
         with closing(StartBar(console)) as bar:
-            in_hurry = run_loop(serve_engine(settings, target, data_dir, console, bar))
+            in_hurry = run_loop(serve_engine(settings, listen, data_dir, console, bar))
         if in_hurry:
             exit_process(0)
     except StartError as error:

@@ -3,6 +3,7 @@ administration."""
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -118,5 +119,6 @@ def bind_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise StartError(f"cannot listen on {host}:{port}: {error.strerror}; use another port") from error
+        what = "port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "host"
+        raise StartError(f"cannot listen on {host}:{port}: {error.strerror}; use another {what}") from error
     return listener

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.process.cores import usable_cores
-from engine.rpc.target import EngineTarget
 from gateway.config.models import ModelSettings
 from gateway.serve.launch import StartError, decode, encode
 from gateway.serve.lone_engine import engine_listening
@@ -76,15 +74,13 @@ class EngineHost:
     async def _serve(self) -> None:
         orders, host = self._orders, node_address()
         settings = replace(orders.settings, engine=self._divided())
-        target = EngineTarget(
-            f"[{host}]:{free_port(host)}" if ":" in host else f"{host}:{free_port(host)}", settings.engines.tls
-        )
+        listen = f"[{host}]:0" if ":" in host else f"{host}:0"
         state = orders.data_dir / "engine" / orders.engine.replace("/", "-")
         listening = engine_listening(
-            settings, target, orders.data_dir, Stop(), StartBar.hidden(), orders.program, state_dir=state
+            settings, listen, orders.data_dir, Stop(), StartBar.hidden(), orders.program, state_dir=state
         )
-        async with listening:
-            self._address, self._problem = target.address, ""
+        async with listening as supervisor:
+            self._address, self._problem = supervisor.address, ""
             await asyncio.Event().wait()
 
     def _divided(self) -> EngineConfig:
@@ -102,10 +98,3 @@ def node_address() -> str:
     import ray.util
 
     return str(ray.util.get_node_ip_address())
-
-
-def free_port(host: str) -> int:
-    """Return a port of `host` that is free now."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from engine.rpc.target import EngineTarget
+from engine.rpc.target import UNIX, EngineTarget, EngineTls, check_address
+from engine.rpc.transport import read_tls
 from gateway.config.models import ModelSettings
+from gateway.serve.addresses import bind_socket
 from gateway.serve.engine_group import EngineGroup
-from gateway.serve.launch import ENGINE
+from gateway.serve.launch import ENGINE, StartError
 from gateway.serve.prepare import prepare, prepared_folder
 from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import Stop, tell_stopping
@@ -24,7 +27,7 @@ from gateway.serve.supervisor import EngineSupervisor
 
 async def serve_engine(
     settings: ModelSettings,
-    target: EngineTarget,
+    listen: str,
     data_dir: Path,
     console: Console,
     bar: StartBar | None = None,
@@ -35,7 +38,8 @@ async def serve_engine(
 
     Args:
         settings: the base model to serve, and how its engine works.
-        target: where the engine listens, and the certificates that it shows.
+        listen: where the engine listens, `host:port`. The system chooses a free port for port 0, which each engine
+            process then gets.
         data_dir: folder of prepared models, and of what engines learn about this machine.
         console: shows where the engine listens, and messages about a stop.
         bar: shows the progress of the start, and is closed when the engine is ready.
@@ -43,17 +47,17 @@ async def serve_engine(
 
     Raises:
         StoppedEarly: the signal came before the engine was ready.
-        StartError: the model cannot be prepared, the TLS files or the address cannot be used, or the engine ends before
-            it is ready.
+        StartError: the TLS files or the address cannot be used, which is noticed first, the model cannot be prepared,
+            or the engine ends before it is ready.
     """
     bar, stop = bar or StartBar.hidden(), Stop()
     stop.listen(hangup=True)
     stop.on_force(lambda: console.show_cursor(True))
     with stop.starting():
-        async with engine_listening(settings, target, data_dir, stop, bar, program):
+        async with engine_listening(settings, listen, data_dir, stop, bar, program) as supervisor:
             stop.started()
             bar.close()
-            console.print(f"[bold green]the engine is ready[/bold green]: {target.address}", highlight=False)
+            console.print(f"[bold green]the engine is ready[/bold green]: {supervisor.address}", highlight=False)
             await stop.asked.wait()
             tell_stopping(stop, console)
     return stop.in_hurry
@@ -62,7 +66,7 @@ async def serve_engine(
 @asynccontextmanager
 async def engine_listening(
     settings: ModelSettings,
-    target: EngineTarget,
+    listen: str,
     data_dir: Path,
     stop: Stop,
     bar: StartBar,
@@ -74,7 +78,10 @@ async def engine_listening(
     machine, which engines must not share. None means `engine` in the data directory."""
     prepared = prepared_folder(settings.model.source, data_dir)
     config = settings.engine_config(prepared, state_dir or data_dir / "engine")
-    with tempfile.TemporaryDirectory(prefix="loralane-engine-") as folder:
+    with (
+        reserve_address(listen, settings.engines.tls) as target,
+        tempfile.TemporaryDirectory(prefix="loralane-engine-") as folder,
+    ):
         stop.on_force(partial(shutil.rmtree, folder, ignore_errors=True))
         async with EngineSupervisor(config, Path(folder) / "socket", program, listen=target) as supervisor:
             stop.on_force(supervisor.kill)
@@ -91,3 +98,36 @@ async def engine_listening(
                 with suppress(asyncio.CancelledError):
                     await following
                 supervisor.stop_seconds = stop.time_limit(supervisor.stop_seconds)
+
+
+@contextmanager
+def reserve_address(listen: str, tls: EngineTls | None) -> Iterator[EngineTarget]:
+    """Check where an engine is to listen, and its TLS files, before its model is loaded, which may take minutes. Yields
+    the target, which has a free port in place of port 0. Raises StartError if the engine could not listen there.
+
+    The port stays bound, without listening, until the block ends: no program gets it by chance while the model is
+    loaded or the engine is started again. Only Linux lets another process listen at a port that is bound like this.
+    """
+    with ExitStack() as stack:
+        try:
+            target = _reserved(stack, listen, tls)
+        except ValueError as error:
+            raise StartError(str(error)) from error
+        yield target
+
+
+def _reserved(stack: ExitStack, listen: str, tls: EngineTls | None) -> EngineTarget:
+    check_address(listen, any_port=True)
+    if tls is not None:
+        read_tls(tls)
+    if listen.startswith(UNIX):
+        folder = Path(listen.removeprefix(UNIX)).parent
+        if not folder.is_dir():
+            raise ValueError(f"cannot listen on {listen}: there is no folder {folder}")
+        return EngineTarget(listen, tls)
+    host, _, port = listen.rpartition(":")
+    reserved = stack.enter_context(bind_socket(host.strip("[]"), int(port)))
+    target = EngineTarget(f"{host}:{reserved.getsockname()[1]}", tls)
+    if not sys.platform.startswith("linux"):
+        reserved.close()
+    return target

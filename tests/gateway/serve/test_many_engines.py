@@ -18,7 +18,7 @@ from fakes import tiny_tokenizer
 
 from engine.config import EngineConfig
 from engine.demo import DEMO_ADAPTERS
-from engine.rpc.target import EngineTarget, EngineTls
+from engine.rpc.target import EngineTls
 from gateway.config.models import EnginesConfig, ModelConfig, ModelSettings
 from gateway.config.sections import (
     AdaptersConfig,
@@ -39,7 +39,6 @@ from gateway.serve.lone_engine import engine_listening
 from gateway.serve.single import running
 from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import Stop
-from tests.engine.rpc.test_transport import free_port
 from tests.gateway.certificates import Authority
 
 KEY, ADMIN_KEY = "sk-acme-0123456789", "sk-admin-0123456789"
@@ -136,12 +135,13 @@ async def test_a_gateway_uses_engines_that_run_elsewhere(launch, tmp_path):
         issued = authority.issue(name)
         return EngineTls(authority.file, issued.cert, issued.key)
 
-    settings, addresses = launch.config.models["one"], [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    settings, addresses = launch.config.models["one"], []
     async with AsyncExitStack() as stack:
-        for number, address in enumerate(addresses):
-            place, target = tmp_path / f"machine-{number}", EngineTarget(address, files(f"engine-{number}"))
-            listening = engine_listening(settings, target, place, Stop(), StartBar.hidden(), launch.engine)
-            await stack.enter_async_context(listening)
+        for number in range(2):
+            place, own = tmp_path / f"machine-{number}", EnginesConfig(tls=files(f"engine-{number}"))
+            lone = replace(settings, engines=own)
+            listening = engine_listening(lone, "127.0.0.1:0", place, Stop(), StartBar.hidden(), launch.engine)
+            addresses.append((await stack.enter_async_context(listening)).address)
         remote = replace(settings, engines=EnginesConfig(addresses=(addresses[0],), tls=files("gateway")))
         own = replace(launch, config=replace(launch.config, models={"one": remote}))
         app = await stack.enter_async_context(running(own))

@@ -19,6 +19,7 @@ from file_fakes import objects, pieces, until
 from openai import AsyncOpenAI, BadRequestError, ConflictError, InternalServerError, NotFoundError, RateLimitError
 from redis.asyncio import Redis
 
+from gateway.adapters.names import AdapterNames
 from gateway.batches import validation
 from gateway.batches.finalize import StraySweeper, sweep
 from gateway.batches.lease import Lease
@@ -222,7 +223,7 @@ async def test_a_batch_is_refused_a_model_that_a_request_is_refused(valkey, tmp_
     async with open_api(valkey, tmp_path, others={"small": FakeEngine()}) as api:
         source = str(write_adapter(tmp_path, "tone"))
         for model, tenants in zip(api.gateway_app.gateway.models, ([GLOBEX.name], ()), strict=True):
-            model.adapters.share_names(())
+            model.adapters.share_names(AdapterNames(()))
             await model.adapters.load("tone", source, tenants=tenants)
         with pytest.raises(NotFoundError) as refusal:
             await api.client.completions.create(model="tone", prompt="hi")

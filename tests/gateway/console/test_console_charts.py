@@ -18,7 +18,7 @@ def test_charts_have_axes_a_goal_and_values_under_the_keys(console):
             "batch.ttft_at_goal": 1.5,
             "interactive.running": 3.0,
         }
-        operations.history.add(point)
+        operations.of("").history.add(point)
     console.enter()
     chart = page.get_by_role("img", name="Generated tokens a second")
     until(lambda: "Now: generated 250" in (chart.get_attribute("aria-label") or ""))
@@ -51,7 +51,7 @@ def test_a_lane_is_coloured_by_its_own_promise(console):
 
 
 def test_a_value_that_is_pointed_at_stays_while_time_goes_on(console):
-    page, history = console.page, console.gateway.gateway_app.operations.history
+    page, history = console.page, console.gateway.gateway_app.operations.of("").history
     begun = time.time()
     for age, rate in ((60, 100.0), (30, 250.0), (0, 300.0)):
         history._clock = lambda: begun - age  # noqa: B023
@@ -75,7 +75,7 @@ def test_a_value_that_is_pointed_at_stays_while_time_goes_on(console):
 
 
 def test_the_headline_is_of_now_on_every_range(console):
-    page, history = console.page, console.gateway.gateway_app.operations.history
+    page, history = console.page, console.gateway.gateway_app.operations.of("").history
     for rate in (100.0, 200.0):
         history.add({"tokens_per_second": rate})
     console.enter()

@@ -54,7 +54,7 @@ TOO_FAINT = """() => {
 def test_every_word_can_be_read_and_when_what_is_shown_is_old_too(console, scheme):
     page, operations = console.page, console.gateway.gateway_app.operations
     page.emulate_media(color_scheme=scheme)
-    operations.history.add({"tokens_per_second": 9.0, "interactive.ttft_at_goal": 0.4})
+    operations.of("").history.add({"tokens_per_second": 9.0, "interactive.ttft_at_goal": 0.4})
     assert (console.chat().status_code, console.chat(model="none").status_code) == (200, 404)
     console.enter()
     for view, filled in FILLED.items():

@@ -1,4 +1,5 @@
--- No more lines of a batch are to be begun. KEYS: batch. Returns its fields; none: there is no such batch.
+-- Cancels a batch that is not finalizing and has not ended: no more of its lines begin.
+-- KEYS: batch. Returns the fields of the batch, or nothing if there is no such batch.
 
 local job = KEYS[1]
 local status = redis.call('HGET', job, 'status')

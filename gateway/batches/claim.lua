@@ -1,10 +1,10 @@
 -- Leases the first task without a lease, or with an expired one, of the first batch that has such a task.
--- KEYS: batch, work, holders and bits of each. ARGV: milliseconds of a lease, owner, kinds of tasks that are wanted, JSON
--- of base models and whether their lines are wanted, in which '' stands for models that it does not name.
--- A task that still has a holder was never handed back: its process may have died of it. The holder's fence is noted,
+-- KEYS: batch, work, holders and bits of each. ARGV: milliseconds of a lease, owner, kinds of tasks that are wanted,
+-- JSON of base models and whether their lines are wanted, in which '' stands for models that it does not name. A task
+-- that still has a holder was never released: its process may have died of it. The holder's fence is noted as a loss,
 -- until that process shows that it lives (`release.lua`).
 -- Returns {a word for each batch looked at: 'none', 'absent', 'over' or the task, fence, microseconds left, committed
--- bits of the task's positions, fields of the batch}; but the first where no batch had a task.
+-- bits of the task's positions, fields of the batch}, or only the words if no batch had a task.
 
 local lease_ms, owner, wanted = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 local wanted_models = cjson.decode(ARGV[4])
@@ -14,7 +14,8 @@ local function kind_of(task)
   return string.match(task, '^%d') and 'shard' or task
 end
 
--- What the batch ends as is settled when it is finalized first: a window that is over later does not change it.
+-- Settles with which status a batch will end, when its `finalize` task is first claimed: a window that ends later does
+-- not change it.
 local function settle_outcome(job)
   local found = redis.call('HMGET', job, 'outcome', 'status', 'total', 'completed', 'failed')
   if found[1] then
@@ -30,7 +31,7 @@ local function settle_outcome(job)
   end
 end
 
--- Returns whether a task is leased. A task that was handed back to rest for a while is not.
+-- Returns whether a task is leased. A task that was released and rests for a while is not.
 local function is_worked_on(work, holders)
   for _, task in ipairs(redis.call('ZRANGEBYSCORE', work, '(' .. ms(now), '+inf')) do
     if redis.call('HEXISTS', holders, task) == 1 then
@@ -78,7 +79,7 @@ local function has_open(bits, first, last)
   return false
 end
 
--- Returns a due shard without open positions: its process ended before it could hand it back.
+-- Returns a due shard without open positions, whose process ended before it could release it.
 local function finished_shard(job, work, bits)
   for _, task in ipairs(redis.call('ZRANGEBYSCORE', work, '(0', ms(now))) do
     if not has_open(bits, range_of(job, task)) then
@@ -100,7 +101,8 @@ local function shard_within(job, work, bits, ranges)
   end
 end
 
--- In a batch that is ending, a process that still works on lines may commit them until its lease expires.
+-- Returns the first task that a process may lease now. A batch that is ending is finalized once no process works on its
+-- lines: until its lease expires, a process may still commit answers.
 local function next_task(job, work, holders, bits)
   if is_ending(job, now) then
     return not is_worked_on(work, holders) and 'finalize' or nil

@@ -1,8 +1,9 @@
--- Answers to positions of a shard count from now on: all of them or none.
--- KEYS: batch, holders, bits, parts. ARGV: task, fence, number of parts, those, number of positions, those, then names
--- of counts, each followed by what is added.
--- Returns 1; 0: the lease is lost; -1: a position is done, or is none of the shard; in both nothing has happened.
--- Repeating it does no harm: who asks again, having lost the lease since, hears of a part that counts, and keeps it.
+-- Commits the answers to positions of a shard: all of them or none.
+-- KEYS: batch, holders, bits, parts. ARGV: task, fence, number of parts, their names, number of positions, the
+-- positions, then names of counts, each followed by what to add to it.
+-- Returns 1 if they are committed; 0 if the lease is lost, -1 if a position was committed before or is outside the
+-- shard: nothing has changed then. A call can be repeated: it returns 1 if the parts were committed, although the lease
+-- may have been lost since.
 
 local job, holders, bits, parts = unpack(KEYS)
 local task, num_parts = ARGV[1], tonumber(ARGV[3])

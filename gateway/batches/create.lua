@@ -1,6 +1,8 @@
--- Writes down a batch, unless its tenant has as many open as it may have. Repeating it changes nothing.
--- KEYS: batch, work, all, open. ARGV: id, most that may be open, seconds of its window, then fields and values.
--- Returns the fields of the batch; none: there are too many.
+-- Creates a batch and its `validate` task, unless its tenant has too many open batches. Repeating the call changes
+-- nothing.
+-- KEYS: batch, work, all, open. ARGV: id, maximum number of open batches, seconds of its window, then fields and
+-- values.
+-- Returns the fields of the batch, or nothing if the tenant has too many.
 
 local job, work, all, open = unpack(KEYS)
 if redis.call('EXISTS', job) == 0 then

@@ -12,7 +12,7 @@ from operator import itemgetter
 import structlog
 
 from gateway.batches.finalize import finalize, sweep
-from gateway.batches.lease import SMALL_TASKS, Lease, TaskKind
+from gateway.batches.lease import CONTROL_TASKS, Lease, TaskKind
 from gateway.batches.leases import LeaseKeeper
 from gateway.batches.shard import REST_SECONDS, BatchContext, Shard
 from gateway.batches.shard_quota import ShardQuota
@@ -153,7 +153,7 @@ class Dispatcher:
         found, now = False, asyncio.get_running_loop().time()
         if now < self._control_tasks_at:
             return found
-        while len(self._works) - len(self._shards) < MAX_CONTROL_TASKS and await self._claim(SMALL_TASKS):
+        while len(self._works) - len(self._shards) < MAX_CONTROL_TASKS and await self._claim(CONTROL_TASKS):
             found = True
         self._control_tasks_at = now + IDLE_SECONDS * random.uniform(0.5, 1.0)
         return found

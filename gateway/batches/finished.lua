@@ -1,5 +1,6 @@
--- A batch has ended as its outcome says. KEYS: batch, work, holders, open, outbox or none. ARGV: task, fence, ids of its files or ''.
--- Returns 1; 0: the lease is lost.
+-- Ends a finalized batch with the status that is its outcome.
+-- KEYS: batch, work, holders, open, and outbox if the tenant is notified. ARGV: task, fence, ids of its files or ''.
+-- Returns 1, or 0 if the lease is lost.
 
 local job, work, holders, open, outbox = unpack(KEYS)
 if not holds(holders, ARGV[1], ARGV[2]) then

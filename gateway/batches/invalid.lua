@@ -1,6 +1,7 @@
--- A batch has failed. One that was cancelled while it was validated is finalized instead, and one that was cancelled
--- and cannot be finalized ends as cancelled. KEYS: batch, work, holders, open, outbox or none. ARGV: task, fence, errors.
--- Returns 1; 0: the lease is lost.
+-- Ends a batch as failed. One that was cancelled while it was validated is finalized instead, and one that was
+-- cancelled and cannot be finalized ends as cancelled.
+-- KEYS: batch, work, holders, open, and outbox if the tenant is notified. ARGV: task, fence, errors.
+-- Returns 1, or 0 if the lease is lost.
 
 local job, work, holders, open, outbox = unpack(KEYS)
 if not holds(holders, ARGV[1], ARGV[2]) then

@@ -11,7 +11,7 @@ from gateway.batches.trial import TaskHistory
 
 TaskKind = Literal["validate", "shard", "finalize", "sweep"]
 ALL_TASKS: frozenset[TaskKind] = frozenset(("validate", "shard", "finalize", "sweep"))
-SMALL_TASKS: frozenset[TaskKind] = ALL_TASKS - {"shard"}
+CONTROL_TASKS: frozenset[TaskKind] = ALL_TASKS - {"shard"}
 """Tasks that take only seconds. They are claimed separately, or they would wait for shards of more urgent batches."""
 SHARD_SIZE = 128
 """Number of positions (lines) in a shard. It is a multiple of 8, so that each shard has whole bytes in the bitmap."""

@@ -29,11 +29,6 @@ class LineModels:
         return self._names[bisect_right(self._ends, position)]
 
     @property
-    def left(self) -> int:
-        """Number of lines that have not ended."""
-        return self._left.total()
-
-    @property
     def needed(self) -> Collection[str]:
         """The base models of the lines that have not ended."""
         return [model for model, lines in self._left.items() if lines]

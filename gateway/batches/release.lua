@@ -1,7 +1,8 @@
--- Hands a task back; a shard whose positions are all done is over, and after the last shard the batch is finalized.
--- A process that hands back what it no longer holds shows that it lives: the task was not lost with it after all.
+-- Releases a task. A shard whose positions are all committed is removed, and after the last shard the batch is
+-- finalized. A process that releases a lease which it has lost shows that it lives, so its loss and its marks are
+-- removed.
 -- KEYS: batch, work, holders, bits. ARGV: task, fence, milliseconds until the task may be leased again.
--- Returns 1; 0: the lease was lost.
+-- Returns 1, or 0 if the lease was lost.
 
 local job, work, holders, bits = unpack(KEYS)
 local task, fence = ARGV[1], ARGV[2]

@@ -50,7 +50,7 @@ PAGE = 256
 """Number of index entries that `claim` reads at a time."""
 MAX_NEWEST = 1000
 """Number of newest batches, over all tenants, that an operator can list."""
-TOGETHER = 32
+BATCHES_PER_CALL = 32
 """Number of batches of one tenant in which one script call looks for a task."""
 
 
@@ -172,8 +172,8 @@ class BatchStore:
                 if wanted_models and not any(wanted_models.values()):
                     continue
                 args: list[Argument] = [self._lease_ms, owner, " ".join(want), msgspec.json.encode(wanted_models)]
-                for start in range(0, len(batches), TOGETHER):
-                    lease = await self._claim(tenant, batches[start : start + TOGETHER], args, int(now) / 1e6)
+                for start in range(0, len(batches), BATCHES_PER_CALL):
+                    lease = await self._claim(tenant, batches[start : start + BATCHES_PER_CALL], args, int(now) / 1e6)
                     if lease is not None:
                         self._claim_order.claimed(tenant)
                         return lease

@@ -1,5 +1,6 @@
--- Nothing is left to do for a batch that has ended. KEYS: batch, work, holders, bits, parts.
--- ARGV: task, fence, milliseconds until it is forgotten. Returns 1; 0: the lease is lost.
+-- Deletes the working keys of a batch that has ended, and lets its record expire. KEYS: batch, work, holders, bits,
+-- parts.
+-- ARGV: task, fence, milliseconds until the record expires. Returns 1, or 0 if the lease is lost.
 
 local job, work, holders, bits, parts = unpack(KEYS)
 if not holds(holders, ARGV[1], ARGV[2]) then

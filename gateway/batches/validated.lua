@@ -1,7 +1,8 @@
--- Lines are ready to run, in shards; those of a batch that is ending never will.
--- KEYS: batch, work, holders. ARGV: task, fence, number of lines, of positions in a shard, model or '', JSON of
--- base models with their numbers of lines.
--- Returns 1; 0: the lease is lost.
+-- Creates the shards of a batch whose input is valid. A batch that is ending gets none: its task is released, so that
+-- it is finalized (`claim.lua`).
+-- KEYS: batch, work, holders. ARGV: task, fence, number of lines, of positions in a shard, model or '', JSON of base
+-- models with their numbers of lines.
+-- Returns 1, or 0 if the lease is lost.
 
 local job, work, holders = unpack(KEYS)
 local total, size = tonumber(ARGV[3]), tonumber(ARGV[4])

@@ -39,7 +39,7 @@ class MovedStore(BatchStore):
     async def begin_anew(self) -> None:
         """Empty the database and set its clock back to the start."""
         await self._redis.flushall()
-        self._turns = TenantClaimOrder()
+        self._claim_order = TenantClaimOrder()
         await self.set_time(START_MS)
 
     async def set_time(self, now_ms: int) -> None:

@@ -208,13 +208,13 @@ def leased(model_lines: Sequence[tuple[str, int]], total: int) -> Lease:
 def test_the_models_of_lines_are_those_of_the_batchs_record():
     found = LineModels([BASE, SMALL], leased([("gone", 1), (BASE, 1), (SMALL, 2)], 4))
     assert [found.of(position) for position in range(4)] == [BASE, BASE, SMALL, SMALL]
-    assert (found.left, found.waiting) == (4, {BASE: 2, SMALL: 2})
+    assert found.waiting == {BASE: 2, SMALL: 2}
     found.enter(2)
-    assert (found.left, found.waiting) == (4, {BASE: 2, SMALL: 1})
+    assert found.waiting == {BASE: 2, SMALL: 1}
     found.leave(2)
     for position in (2, 3):
         found.end(position)
-    assert (found.left, list(found.needed)) == (2, [BASE])
+    assert list(found.needed) == [BASE]
 
 
 def test_lines_of_a_batch_without_a_record_of_models_count_as_ones_of_the_first():

@@ -9,7 +9,7 @@ from batch_fakes import MovedStore, claimed, running, wanted
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 
-from gateway.batches.lease import SHARD_SIZE, SMALL_TASKS
+from gateway.batches.lease import CONTROL_TASKS, SHARD_SIZE
 from gateway.batches.record import BatchError, Tally, batch_json, new_batch_id, result_file_id
 from gateway.batches.store import PAGE, BatchStore
 from gateway.batches.tenant_turns import CREATING_SECONDS
@@ -127,7 +127,7 @@ async def test_small_tasks_need_not_wait_behind_lines(store):
     await running(store, 2 * SHARD_SIZE, window="1h")
     late = await store.create(wanted("globex", "24h"), 1)
     assert (await store.claim("me")).task == "shard"
-    assert (await store.claim("me", SMALL_TASKS)).batch_id == late.id
+    assert (await store.claim("me", CONTROL_TASKS)).batch_id == late.id
 
 
 async def test_work_is_found_behind_pages_of_batches_that_have_none(store):

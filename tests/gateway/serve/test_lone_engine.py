@@ -15,13 +15,11 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from engine.config import EngineConfig
 from engine.core.types import Request, SamplingParams
 from engine.rpc.client import EngineClient
 from engine.rpc.target import EngineTls
-from gateway.cli.main import app
 from gateway.config.models import EnginesConfig, ModelConfig, ModelSettings
 from gateway.serve.launch import StartError
 from gateway.serve.lone_engine import engine_listening, reserve_address, serve_engine
@@ -145,9 +143,12 @@ async def test_tls_files_that_cannot_be_used_are_named_before_the_model_is_prepa
     assert "do not belong together" in said
 
 
-def test_the_command_says_why_it_cannot_listen(tmp_path, no_process):
+@pytest.mark.slow
+async def test_the_command_says_why_it_cannot_listen(tmp_path):
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        ended = CliRunner().invoke(app, ["engine", "--listen", listen, "--data-dir", str(tmp_path)])
-    assert ended.exit_code == 1
-    assert "Address already in use; use another port" in " ".join(ended.output.split())
+        command = (sys.executable, "-m", "gateway", "engine", "--listen", listen, "--data-dir", str(tmp_path))
+        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        _, said = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 1
+    assert "Address already in use; use another port" in " ".join(said.decode().split())

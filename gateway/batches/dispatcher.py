@@ -73,9 +73,12 @@ class Dispatcher:
         return Counter(work.lease.task for work in self._works.values())
 
     @property
-    def backlog(self) -> int:
-        """Number of lines in this process's shards that only wait for a place in an engine."""
-        return self._waiting.total()
+    def backlog(self) -> Counter[str]:
+        """Number of lines in this process's shards that only wait for a place in an engine, by base model."""
+        waiting = Counter[str]()
+        for shard in self._shards:
+            waiting.update(shard.waiting)
+        return waiting
 
     async def __aenter__(self) -> Dispatcher:
         context, leases = self._context, self._leases
@@ -137,7 +140,7 @@ class Dispatcher:
     async def _claim_shard(self) -> bool:
         """Claim and start a shard with lines for an engine that needs more than this process's shards have for it;
         return whether there was one."""
-        waiting, gates = self._waiting, self._context.gates
+        waiting, gates = self.backlog, self._context.gates
         wanting = {model for model, gate in gates.items() if gate.wants_more(waiting[model])}
         quota = ShardQuota((model, shard.lease.tenant) for shard in self._shards for model in shard.needed)
 
@@ -217,17 +220,9 @@ class Dispatcher:
         return [work for work in self._works.values() if isinstance(work, Shard)]
 
     @property
-    def _waiting(self) -> Counter[str]:
-        """Numbers of lines of all shards that only wait for a place in an engine, by base model."""
-        waiting = Counter[str]()
-        for shard in self._shards:
-            waiting.update(shard.waiting)
-        return waiting
-
-    @property
     def _has_enough(self) -> bool:
         """True if some engine has all the lines that it needs here, so that it may soon need more."""
-        waiting, gates = self._waiting, self._context.gates.items()
+        waiting, gates = self.backlog, self._context.gates.items()
         return any(gate.is_passable and not gate.wants_more(waiting[model]) for model, gate in gates)
 
     def _held_up(self) -> set[str]:

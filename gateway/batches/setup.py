@@ -34,6 +34,7 @@ from gateway.files.service import FileLimits, Files
 from gateway.files.storage import Storage, open_storage
 from gateway.files.sweeper import Sweeper, sweeping
 from gateway.observe.metrics import Metrics
+from gateway.observe.vllm_requests import MODEL
 from gateway.requests.served_model import ServedModel
 from gateway.requests.service import Gateway
 
@@ -124,12 +125,17 @@ class BatchMetrics(Collector):
         leases = GaugeMetricFamily("loralane_batch_leases", "Batch tasks leased by this process.", labels=["task"])
         for task in get_args(TaskKind):
             leases.add_metric([task], self._dispatcher.leases.get(task, 0))
-        backlog, running = self._dispatcher.backlog, sum(gate.in_flight for gate in self._gates.values())
-        yield leases
+        backlog = GaugeMetricFamily(
+            "loralane_batch_backlog", "Batch lines that wait in this process for the engine.", labels=[MODEL]
+        )
+        running = GaugeMetricFamily(
+            "loralane_batch_lines_running", "Batch lines that the engine is working on.", labels=[MODEL]
+        )
+        waiting = self._dispatcher.backlog
+        for model, gate in self._gates.items():
+            backlog.add_metric([model], waiting[model])
+            running.add_metric([model], gate.in_flight)
+        yield from (leases, backlog, running)
         yield GaugeMetricFamily(
             "loralane_batches_open", "Batches of all tenants that have not ended.", self._dispatcher.open
         )
-        yield GaugeMetricFamily(
-            "loralane_batch_backlog", "Batch lines that wait in this process for the engine.", backlog
-        )
-        yield GaugeMetricFamily("loralane_batch_lines_running", "Batch lines that the engine is working on.", running)

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from engine.pb import engine_pb2 as pb
+from gateway.observe.vllm_requests import MODEL
 from gateway.requests.record import RequestRecord
 
 MAX_ADAPTERS = 100
@@ -25,13 +26,13 @@ class AdapterTraffic:
         self._requests = Counter(
             "loralane_adapter_requests",
             "Requests of an adapter that have ended, by finish reason.",
-            ["adapter", "finish"],
+            [MODEL, "adapter", "finish"],
             registry=registry,
         )
         self._tokens = Counter(
             "loralane_adapter_tokens",
             "Tokens charged for requests of an adapter.",
-            ["adapter", "direction"],
+            [MODEL, "adapter", "direction"],
             registry=registry,
         )
 
@@ -39,11 +40,11 @@ class AdapterTraffic:
         """Count a request that has ended, if it used an adapter, and its tokens, if the caller is charged for them."""
         if not record.adapter:
             return
-        name = self._label(record.adapter)
-        self._requests.labels(name, record.finish).inc()
+        labels = (record.base_model, self._label(record.adapter))
+        self._requests.labels(*labels, record.finish).inc()
         if record.submitted is not None and not record.refund:
-            self._tokens.labels(name, "prompt").inc(record.prompt_tokens)
-            self._tokens.labels(name, "completion").inc(record.completion_tokens)
+            self._tokens.labels(*labels, "prompt").inc(record.prompt_tokens)
+            self._tokens.labels(*labels, "completion").inc(record.completion_tokens)
 
     def _label(self, name: str) -> str:
         if len(self._seen) < MAX_ADAPTERS:

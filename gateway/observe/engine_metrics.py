@@ -16,13 +16,11 @@ from engine.rpc.wire import lane_mode_from_pb
 from gateway.core.lanes import lane_name
 from gateway.observe.adapter_metrics import adapter_gauges
 from gateway.observe.lora_metrics import lora_metrics
-from gateway.observe.vllm_requests import ENGINE, LABELS
+from gateway.observe.vllm_requests import ENGINE, LABELS, MODEL
 
 MAX_TENANTS = 20
 """Maximum number of tenants with a label of their own: those with the most device seconds. The others share `other`."""
 
-MODEL = "model_name"
-"""Label with the name of the base model, as in vLLM's metrics, of all metrics of an engine and of lanes."""
 GOAL = ("lane", "goal")
 """Further labels of metrics of a lane's goals. Values of `goal` are `ttft` and `itl`."""
 MODES = ("redis", "degraded", "closed", "open")

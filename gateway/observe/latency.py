@@ -14,7 +14,7 @@ from prometheus_client.core import Metric
 
 from engine.core.types import Lane
 from gateway.core.lanes import lane_name
-from gateway.observe.engine_metrics import MODEL
+from gateway.observe.vllm_requests import MODEL
 
 TTFT, ITL = "loralane_time_to_first_token_seconds", "loralane_inter_token_latency_seconds"
 

@@ -20,8 +20,8 @@ from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals
 from engine.core.types import Lane
 from gateway.core.lanes import lane_name
 from gateway.observe.adapter_metrics import AdapterTraffic
-from gateway.observe.engine_metrics import GOAL, MODEL, EngineMetrics, EngineSnapshot, by_model
-from gateway.observe.vllm_requests import VllmRequests
+from gateway.observe.engine_metrics import GOAL, EngineMetrics, EngineSnapshot, by_model
+from gateway.observe.vllm_requests import MODEL, VllmRequests
 from gateway.requests.record import RequestRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -84,9 +84,9 @@ class Metrics:
             DURATION,
         )
         self._requests = self._counter(
-            "requests", "Requests that have ended, by finish reason and error code.", ["lane", "finish", "code"]
+            "requests", "Requests that have ended, by finish reason and error code.", [MODEL, "lane", "finish", "code"]
         )
-        self._tokens = self._counter("tokens", "Tokens charged to tenants.", ["tenant", "lane", "direction"])
+        self._tokens = self._counter("tokens", "Tokens charged to tenants.", [MODEL, "tenant", "lane", "direction"])
         self._routes = self._counter(
             "routing_decisions", "Answers sent to one of several engines, by the router's reason.", [MODEL, "reason"]
         )
@@ -125,7 +125,7 @@ class Metrics:
                 self._moves.observe(record.base_model, record.lane, seconds)
         for reason in record.routes:
             self._routes.labels(record.base_model, reason).inc()
-        self._requests.labels(lane, record.finish, record.error_code).inc()
+        self._requests.labels(record.base_model, lane, record.finish, record.error_code).inc()
         self._count_tokens(record, lane)
         self._count_decision(record)
         self._vllm.finished(record)
@@ -199,9 +199,9 @@ class Metrics:
     def _count_tokens(self, record: RequestRecord, lane: str) -> None:
         if record.refund or record.submitted is None:
             return
-        tenant = self._tenant(record.tenant)
-        self._tokens.labels(tenant, lane, "prompt").inc(record.prompt_tokens)
-        self._tokens.labels(tenant, lane, "completion").inc(record.completion_tokens)
+        labels = (record.base_model, self._tenant(record.tenant), lane)
+        self._tokens.labels(*labels, "prompt").inc(record.prompt_tokens)
+        self._tokens.labels(*labels, "completion").inc(record.completion_tokens)
 
     def _count_decision(self, record: RequestRecord) -> None:
         if record.reserve_seconds is not None:

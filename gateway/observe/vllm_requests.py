@@ -14,7 +14,9 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 
 from gateway.requests.record import RequestRecord
 
-LABELS = ("model_name", "engine")
+MODEL = "model_name"
+"""Label with the name of the base model, as in vLLM's metrics, of all metrics that are about one."""
+LABELS = (MODEL, "engine")
 ENGINE = "0"
 """Value of the label `engine`. A gateway's engines of one base model count as one; vLLM numbers a server's from 0."""
 

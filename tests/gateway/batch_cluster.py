@@ -185,7 +185,7 @@ class BatchCluster:
         for member in members:
             await member.gateway_app.assert_empty()
             assert not member.dispatcher.leases
-            assert (member.context.gates[BASE].in_flight, member.dispatcher.backlog) == (0, 0)
+            assert (member.context.gates[BASE].in_flight, member.dispatcher.backlog.total()) == (0, 0)
         kinds = [key.decode().split(":")[1] async for key in self.redis.scan_iter("loralane:batch*")]
         assert {"batchwork", "batchholders", "batchbits", "batchparts"} & set(kinds) == set()
 

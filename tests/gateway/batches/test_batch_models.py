@@ -16,6 +16,7 @@ from gateway.batches.eta import EtaEstimator
 from gateway.batches.lease import Lease
 from gateway.batches.line_models import LineModels
 from gateway.batches.record import Batch, Tally
+from gateway.batches.setup import BatchMetrics
 from gateway.core.feed import LEAST
 from tests.gateway.batches.test_batch_dispatcher import calls_of, working
 
@@ -51,6 +52,32 @@ async def test_each_line_is_answered_by_the_engine_of_its_model(cluster):
     assert told == {"pirate": "Hello, world!", BASE: "Hello, world!", SMALL: "small"}
     assert (len(member.gateway_app.engine.requests), len(small.requests)) == (40, 21)
     await cluster.assert_clean(member)
+
+
+async def test_metrics_tell_the_waiting_and_the_running_lines_of_each_model(cluster):
+    engines = {SMALL: FakeEngine()}
+    member = await cluster.add_member(others=engines)
+    engines[BASE], go_on = member.gateway_app.engine, asyncio.Event()
+    for engine in engines.values():
+        engine.admit = go_on
+    metrics, counts = BatchMetrics(member.dispatcher, member.context.gates), {BASE: 40, SMALL: 30}
+
+    def told(name: str) -> dict[str, float]:
+        [family] = [family for family in metrics.collect() if family.name == f"loralane_batch_{name}"]
+        return {sample.labels["model_name"]: sample.value for sample in family.samples}
+
+    batches = [
+        await cluster.submit([chat_line(f"{number}", model=model) for number in range(count)])
+        for model, count in counts.items()
+    ]
+    async with working(member):
+        await until(lambda: all(told("lines_running").values()) and all(told("backlog").values()))
+        await until(lambda: told("lines_running") == {model: engines[model].open for model in (BASE, SMALL)})
+        assert {model: lines + told("lines_running")[model] for model, lines in told("backlog").items()} == counts
+        go_on.set()
+        for batch in batches:
+            await cluster.ended(batch)
+        assert told("backlog") == told("lines_running") == {BASE: 0, SMALL: 0}
 
 
 async def test_a_model_whose_batch_lane_is_paused_holds_up_no_other_model(cluster):

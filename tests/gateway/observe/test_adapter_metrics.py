@@ -10,7 +10,7 @@ from gateway.observe.adapter_metrics import MAX_ADAPTERS, OTHER, AdapterTraffic,
 
 def record(adapter, **fields):
     known = {"finish": "stop", "submitted": 1.0, "refund": False, "prompt_tokens": 3, "completion_tokens": 5}
-    return SimpleNamespace(adapter=adapter, **known | fields)
+    return SimpleNamespace(base_model="tiny", adapter=adapter, **known | fields)
 
 
 def test_traffic_is_counted_by_adapter_and_what_is_late_shares_a_label():
@@ -22,7 +22,7 @@ def test_traffic_is_counted_by_adapter_and_what_is_late_shares_a_label():
     traffic.finished(record(None))
 
     def value(name, **labels):
-        return registry.get_sample_value(f"loralane_adapter_{name}_total", labels)
+        return registry.get_sample_value(f"loralane_adapter_{name}_total", {"model_name": "tiny", **labels})
 
     assert (value("requests", adapter="a0", finish="stop"), value("requests", adapter="a0", finish="error")) == (1, 1)
     assert value("tokens", adapter="a0", direction="completion") == 5, "what was given back was not charged"

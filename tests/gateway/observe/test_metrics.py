@@ -61,7 +61,9 @@ async def test_requests_are_measured_by_lane(gateway_app):
     num_tokens = len(ids_of("Hello, world!")) + 1
     assert value("loralane_inter_token_latency_seconds_count", lane="interactive") == num_tokens - 1
     assert value("loralane_requests_total", lane="batch", finish="stop", code="") == 1
-    assert value("loralane_requests_total", lane="interactive", finish="error", code="model_not_found") == 1
+    assert (
+        value("loralane_requests_total", model_name="", lane="interactive", finish="error", code="model_not_found") == 1
+    )
     assert value("loralane_tokens_total", tenant="acme", lane="batch", direction="completion") == num_tokens
     assert value("loralane_limiter_decisions_total", decision="admitted") == 2
 

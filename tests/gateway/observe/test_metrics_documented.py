@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from collections import Counter
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from engine.pb import engine_pb2 as pb
 from gateway.batches.setup import BatchMetrics
 from gateway.batches.webhooks.setup import WebhookMetrics
 from gateway.core.limits import Scope
+from gateway.observe.engine_metrics import EngineSnapshot
 from gateway.observe.metrics import FIRST_TOKEN, TOKEN
 from gateway.observe.process_metrics import GrammarMetrics, LoopMetrics, UsageMetrics
 from gateway.requests.record import RequestRecord
@@ -51,7 +53,7 @@ async def gateway_app(tmp_path) -> GatewayApp:
     gateway_app = await build_gateway_app(tmp_path)
     gateway_app.metrics.register(UsageMetrics(SimpleNamespace(undelivered_tokens=0, lost_tokens=0)))
     gateway_app.metrics.register(
-        BatchMetrics(SimpleNamespace(leases={}, open=0, backlog=0), {"tiny": SimpleNamespace(in_flight=0)})
+        BatchMetrics(SimpleNamespace(leases={}, open=0, backlog=Counter()), {"tiny": SimpleNamespace(in_flight=0)})
     )
     gateway_app.metrics.register(LoopMetrics(asyncio.get_running_loop()))
     gateway_app.metrics.register(GrammarMetrics(grammar_pool()))
@@ -222,6 +224,31 @@ async def test_every_panel_obeys_the_selectors_whose_labels_its_series_have(gate
                 assert not missed, (panel["title"], name)
                 used |= wanted
     assert used == SELECTORS.keys()
+
+
+CHART_DASHBOARD = ROOT / "deploy" / "helm" / "loralane" / "dashboards" / "cluster.json"
+AGGREGATED = re.compile(r"(?:(\w+)(?: by \([^)]*\))? ?\((?:(?:rate|deriv)\()?)?((?:loralane_|vllm:)\w+)\{")
+"""The aggregation right around a series, if there is one, and the name of the series."""
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "configs" / "grafana" / "loralane.json", CHART_DASHBOARD], ids=["one", "chart"]
+)
+def test_dashboards_do_not_count_an_engine_once_for_each_gateway_that_uses_it(path):
+    stats = pb.EngineStats(
+        lanes=[pb.LaneStats()], tenants=[pb.TenantStats(tenant="acme")], adapters=[pb.AdapterStats(adapter="a")]
+    )
+    told = EngineSnapshot("tiny", stats, {"a": ["pirate"]}).families()
+    of_engines = {exposed_name(family) for family in told}
+    found = [
+        (aggregation, name, expr)
+        for panel in json.loads(path.read_text())["panels"]
+        for expr in (target["expr"] for target in panel.get("targets", ()))
+        for aggregation, name in AGGREGATED.findall(expr)
+        if name in of_engines
+    ]
+    assert len(found) >= 10
+    assert [one for one in found if one[0] not in ("max", "min")] == []
 
 
 async def test_the_values_of_every_selector_are_labels_of_a_series_that_exists(gateway_app):

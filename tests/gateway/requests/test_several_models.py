@@ -233,7 +233,8 @@ async def test_of_equal_names_the_first_models_is_served_and_the_other_is_listed
 
 
 async def test_metrics_of_engines_and_latencies_name_the_model(gateway_app):
-    await chat(gateway_app, "sailor")
+    for name in ("sailor", BASE, "unknown"):
+        await chat(gateway_app, name)
     engine_of(gateway_app).picture = await engine_of(gateway_app).stats()
     engine_of(gateway_app).picture.free_pages = 7
     async with gateway_app.client("sk-admin") as client:
@@ -250,9 +251,14 @@ async def test_metrics_of_engines_and_latencies_name_the_model(gateway_app):
 
     assert by_model("loralane_free_pages") == {BASE: 50, SMALL: 7}
     assert by_model("loralane_engine_up") == {BASE: 1, SMALL: 1}
-    assert by_model("loralane_time_to_first_token_seconds_count", lane="interactive") == {BASE: 0, SMALL: 1}
-    assert by_model("vllm:time_to_first_token_seconds_count") == {BASE: 0, SMALL: 1}
-    assert by_model("vllm:request_success_total", finished_reason="stop") == {BASE: 0, SMALL: 1}
+    assert by_model("loralane_time_to_first_token_seconds_count", lane="interactive") == {BASE: 1, SMALL: 1}
+    assert by_model("vllm:time_to_first_token_seconds_count") == {BASE: 1, SMALL: 1}
+    assert by_model("vllm:request_success_total", finished_reason="stop") == {BASE: 1, SMALL: 1}
+    assert by_model("loralane_requests_total", finish="stop") == {BASE: 1, SMALL: 1}
+    assert by_model("loralane_requests_total", finish="error") == {"": 1}, "the model was not known"
+    assert set(by_model("loralane_tokens_total", tenant="acme", direction="completion")) == {BASE, SMALL}
+    assert by_model("loralane_adapter_requests_total", adapter="sailor") == {SMALL: 1}
+    assert set(by_model("loralane_adapter_tokens_total", adapter="sailor", direction="prompt")) == {SMALL}
     assert set(by_model("loralane_slo_goal_seconds", lane="batch", goal="ttft")) == {BASE, SMALL}
 
 

@@ -242,7 +242,7 @@ class AdapterRegistry:
         changes stand. If it named the adapter for another base model before, the adapter moves here. If Redis is away,
         the adapter is served here and written to the registry later. Raises ApiError as `load` does, except
         ADAPTER_EXISTS and REGISTRY_UNAVAILABLE, and INVALID_REQUEST if the registry has the adapter from this source
-        but this gateway's engine does not."""
+        but this gateway's engine could not load it."""
         check_name(name, "lora_name")
         try:
             with self._names.changing(name):
@@ -257,7 +257,9 @@ class AdapterRegistry:
                     self._log.keep(found)
         record = self.records.get(name)
         if record and record.source == source and name not in self._mirror.served:
-            raise invalid_request(self._mirror.errors.get(name, "the engine does not have it"), "lora_path")
+            if name in self._mirror.errors:
+                raise invalid_request(self._mirror.errors[name], "lora_path")
+            await self._mirror.load_record(record)  # another gateway has just written it, and its load is under way
 
     async def restore(self) -> None:
         """Load all adapters into a new engine, and return when each was tried. Adapters whose files changed meanwhile

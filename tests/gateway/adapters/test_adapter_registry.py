@@ -18,7 +18,7 @@ from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
 from gateway.core.errors import ApiError, invalid_request
 from gateway.redis.server import connect_server
-from gateway.registry.store import StoreAway
+from gateway.registry.store import RedisRecordStore, StoreAway
 
 BASE = "tiny"
 
@@ -309,6 +309,38 @@ async def test_gateways_that_start_together_seed_once(cluster):
     await asyncio.gather(here.seed("poet", "poet"), there.seed("poet", "poet"))
     await until(lambda: "poet" in here._mirror.served and "poet" in there._mirror.served)
     assert here.records == there.records
+
+
+async def test_a_gateway_that_seeds_just_after_another_waits_for_its_own_engine(cluster, monkeypatch):
+    """The other's record arrives while this engine lets go of what the seed had loaded."""
+    first, engine, news = await cluster.open(), FakeEngine(), asyncio.Event()
+    changes, load, unload = RedisRecordStore.changes, engine.load_adapter, engine.unload_adapter
+    second = AdapterRegistry(
+        engine, adapter_store(cluster.client, BASE), LocalSources([cluster.root]), base_names=(BASE,)
+    )
+
+    async def late_changes(store, after: int):
+        if store is second._store:
+            await news.wait()
+        return await changes(store, after)
+
+    async def load_after_the_other(path: str):
+        engine.load_adapter = load
+        await first.seed("poet", "poet")
+        return await load(path)
+
+    async def unload_beside_the_change(adapter: str, drain_seconds: float) -> int:
+        news.set()
+        await until(lambda: "poet" in second.records)
+        return await unload(adapter, drain_seconds)
+
+    monkeypatch.setattr(RedisRecordStore, "changes", late_changes)
+    engine.load_adapter, engine.unload_adapter = load_after_the_other, unload_beside_the_change
+    cluster.stack.push_async_callback(second.close)
+    await second.start()
+    await second.restore()
+    await second.seed("poet", "poet")
+    assert serves(second, "poet", first.records["poet"].version)
 
 
 async def test_what_is_configured_has_to_be_there(cluster):

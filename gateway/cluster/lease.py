@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
+from contextlib import suppress
 
 from redis.asyncio import Redis
+from redis.exceptions import LockError
 
-LEASE_MS = 10_000
-"""Milliseconds for which the lease is held without being renewed."""
+LEASE_SECONDS = 10.0
+"""Seconds for which the lease is held without being renewed."""
 
 
 class Lease:
@@ -15,21 +16,17 @@ class Lease:
 
     def __init__(self, redis: Redis, prefix: str) -> None:
         """`prefix` is the beginning of all keys of this deployment."""
-        self._redis = redis
-        self._key = f"{prefix}engines-owner"
-        self._own = uuid.uuid4().hex.encode()
+        self._lock = redis.lock(f"{prefix}engines-owner", timeout=LEASE_SECONDS, thread_local=False)
 
     async def hold(self) -> bool:
         """Take or renew the lease; returns whether this process holds it now. Raises a RedisError or OSError if Redis
         does not answer."""
-        if await self._redis.set(self._key, self._own, nx=True, px=LEASE_MS):
-            return True
-        if await self._redis.get(self._key) != self._own:
-            return False
-        await self._redis.pexpire(self._key, LEASE_MS)
-        return True
+        try:
+            return await self._lock.reacquire()
+        except LockError:  # it was never held, or has expired
+            return await self._lock.acquire(blocking=False)
 
     async def give_up(self) -> None:
         """Release the lease, if this process holds it, so that another can take it at once."""
-        if await self._redis.get(self._key) == self._own:
-            await self._redis.delete(self._key)
+        with suppress(LockError):
+            await self._lock.release()

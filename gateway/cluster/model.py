@@ -1,4 +1,4 @@
-"""The engines of one base model on a Ray cluster: how many there are, which of them leaves, and where they are."""
+"""The engines of one base model on a Ray cluster: their number, where they listen, and which is removed."""
 
 from __future__ import annotations
 
@@ -150,8 +150,8 @@ class ModelOnRay:
         log.info("engine_wanted", model=self.name, engine=name)
 
     async def _send_away(self, staying: dict[str, WatchedEngine], now: float) -> None:
-        """Begin to drain the engine with the fewest requests, one that does not serve first. It is no longer among the
-        staying ones then."""
+        """Take the engine with the fewest requests, or one that does not serve, out of `staying`, and begin to drain
+        it."""
         name = min(staying, key=lambda name: (staying[name].load is not None, staying[name].requests))
         engine = staying.pop(name)
         engine.leaves_by = now + LEAVE_SECONDS
@@ -161,7 +161,7 @@ class ModelOnRay:
                 await engine.client.drain(True)
 
     async def _let_go(self, now: float) -> None:
-        """Forget the engines that leave and have no requests left, or no time."""
+        """Forget the engines that leave, once they have no requests or their time has ended."""
         for name, engine in tuple(self._engines.items()):
             if engine.leaves_by is not None and (engine.is_empty or now >= engine.leaves_by):
                 del self._engines[name]

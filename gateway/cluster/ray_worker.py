@@ -1,9 +1,9 @@
 """The process that uses Ray: `python -m gateway.cluster.ray_worker ADDRESS HOST`. Its parent names the engines that
-there should be, line by line on standard input, and it reports on standard output what has become of them.
+Ray should run, in lines on standard input, and the process reports their state in lines on standard output.
 
 It is a process of its own because Ray's library ends the process that uses it some 60 s after the cluster's head is
-gone, and because its threads and its event loop have no business beside those of a gateway. The actors belong to its
-job: if it ends, for whatever reason, Ray ends them, so that no engine is left behind without a gateway.
+gone, and because its threads would compete with those of a gateway. The actors belong to its job: if the process ends,
+for any reason, Ray ends them, so that no engine runs without a gateway.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Hosted:
 
 
 class RayWorker:
-    """Makes the actors of the cluster those that are wanted. Not thread-safe, except for `wanted`, which may be set."""
+    """Starts and stops actors until they are those in `wanted`, which another thread may set."""
 
     def __init__(self, ray: Any, host: type) -> None:
         """`ray` is the library, connected to a cluster; `host` is the class of the actors, with the methods `address`
@@ -62,8 +62,8 @@ class RayWorker:
             if hosted.asked in answered:
                 hosted.report = self._answer(hosted)
                 hosted.asked = hosted.actor.address.remote()
-            elif not hosted.report.address:
-                hosted.report = EngineReport(problem="" if self._has_room(hosted) else WAITS_FOR_ROOM)
+            elif not (hosted.report.address or self._has_room(hosted)):
+                hosted.report = EngineReport(problem=WAITS_FOR_ROOM)
         return Reports({name: hosted.report for name, hosted in self._hosted.items()})
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class RayWorker:
         return self._ray.util.placement_group_table(hosted.group).get("state") == "CREATED"
 
     def _stop(self, names: list[str]) -> None:
-        """Stop engines, and give back the room that was reserved for them."""
+        """Stop engines, and free the room that was reserved for them."""
         gone = [self._hosted.pop(name) for name in names]
         stopping = [hosted.actor.stop.remote() for hosted in gone if hosted.report.address]
         if stopping:
@@ -111,29 +111,29 @@ class RayWorker:
 
 
 def main() -> None:
-    """Connect to the cluster, and follow the parent's wishes until its standard input ends."""
+    """Connect to the cluster, and run the engines that the parent names until standard input ends."""
     address, host = sys.argv[1:]
-    told_to = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what Ray prints belongs into the log, and not between the reports
+    parent = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what Ray prints goes to the log, not between the reports
     import ray
 
     try:
         ray.init(address=address, namespace="loralane", log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        _tell(told_to, Reports(problem=f"cannot connect to Ray at {address}: {error}"))
+        _tell(parent, Reports(problem=f"cannot connect to Ray at {address}: {error}"))
         raise SystemExit(1) from None
     module, _, name = host.partition(":")
     worker = RayWorker(ray, getattr(importlib.import_module(module), name))
-    _tell(told_to, Reports())
+    _tell(parent, Reports())
     reading = threading.Thread(target=_read, args=(worker,), daemon=True)
     reading.start()
-    told = Reports()
+    last = Reports()
     while reading.is_alive():
         began = time.monotonic()
         reports = worker.look()
-        if reports != told:
-            told = reports
-            _tell(told_to, reports)
+        if reports != last:
+            last = reports
+            _tell(parent, reports)
         reading.join(max(0.0, began + LOOK_SECONDS - time.monotonic()))
     worker.close()
     ray.shutdown()

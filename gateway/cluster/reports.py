@@ -23,7 +23,7 @@ class Wanted(Struct, frozen=True):
 
 
 class EngineReport(Struct, frozen=True):
-    """What has become of one engine."""
+    """State of one engine."""
 
     address: str = ""
     """Where the engine listens; empty while it does not."""

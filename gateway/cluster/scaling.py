@@ -1,8 +1,8 @@
 """Decides how many engines a base model should have. Pure: it sees figures and a clock, and starts nothing.
 
-The measure is the lanes' predicted delay over its goal, from each engine's own model of its step times. It tells of
-a shortage before requests are late, which a utilisation does not: an engine that is full of batch work is fully used
-and may still answer every chat at once.
+The measure is each lane's predicted delay divided by its goal, from the engines' own models of their step times. It
+shows a shortage before requests are late. Utilisation does not: an engine that is full of batch work is fully used, and
+may still answer every chat at once.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SHRINK_SECONDS = 120.0
 """Seconds for which the use must stay that low. Longer than an engine's start, or a quiet minute would cost more than
 it saves."""
 MOST_AT_ONCE = 2.0
-"""Factor by which one decision may at most multiply the engines: the predicted delay of a short shock is no measure of
-a lasting need."""
+"""Maximum factor by which one decision multiplies the engines, because a short burst can predict a delay far above what
+lasts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Scaler:
         """Return how many engines there should be. Call this about once a second.
 
         While engines that were asked for have not begun to serve, no more are asked for: their effect is not known yet.
-        One that finds no room is given up once the others are idle.
+        An engine that finds no room is no longer wanted once the others are idle.
 
         Args:
             loads: the engines that serve.

@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.rpc.target import UNIX, EngineTarget, EngineTls
-from gateway.config.cluster import RayShare
+from gateway.config.cluster import RayConfig, RayShare
 from gateway.config.file import ConfigError, Problems, as_mapping, build, check_keys, convert, read_each
 from gateway.config.lanes import LanesConfig
 from gateway.routing.router import MAX_REPLICAS
@@ -92,6 +92,25 @@ class EnginesConfig:
             if address.startswith(UNIX):
                 raise ValueError(f"addresses are like host:7001, not {address!r}")
         return tuple(EngineTarget(address, self.tls) for address in self.addresses)
+
+    def on_ray(self, common: RayConfig | None) -> RayConfig | None:
+        """Return how Ray runs these engines, where `common` is the section `cluster.ray`; None means that it runs none.
+        Raises ValueError if `ray` does not fit `common`."""
+        if common is None or self.addresses:
+            return None
+        return self.ray.within(common) if self.ray else common
+
+    def check_ray(self, common: RayConfig | None, where: str) -> None:
+        """Raise ConfigError, with the place `where` of these settings in the file, if they contradict the section
+        `cluster.ray`, which is `common`."""
+        if self.ray is not None and common is None:
+            raise ConfigError(f"{where}.ray: needs the section cluster.ray, which says where Ray is")
+        try:
+            runs = self.on_ray(common)
+        except ValueError as error:
+            raise ConfigError(f"{where}.ray: {error}") from error
+        if runs is not None and self.replicas > 1:
+            raise ConfigError(f"{where}.replicas: Ray starts the engines; set min and max of cluster.ray")
 
 
 @dataclass(frozen=True, slots=True)

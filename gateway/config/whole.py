@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 from engine.config import EngineConfig
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, Scheduling
 from engine.demo import CHAT_TEMPLATE, DEMO_ADAPTERS
-from engine.rpc.target import is_loopback
+from engine.rpc.target import EngineTls, is_loopback
 from gateway.config.cluster import ClusterConfig, RayConfig
 from gateway.config.file import (
     ConfigError,
@@ -112,7 +112,8 @@ class Config:
             raise ConfigError(f"gateways: must be from 1 to {MAX_GATEWAYS}, not {self.gateways}")
         check_preloads(self.models)
         self._check_keys()
-        self._check_ray()
+        for name, settings in self.served.items():
+            settings.engines.check_ray(self.cluster.ray, f"models.{name}.engine" if self.models else "engine")
 
     @property
     def served(self) -> Mapping[str, ModelSettings]:
@@ -124,22 +125,12 @@ class Config:
 
     def ray_of(self, model: str) -> RayConfig | None:
         """Return how Ray runs the engines of a base model; None means that it runs none."""
-        engines, common = self.served[model].engines, self.cluster.ray
-        if common is None or engines.addresses:
-            return None
-        return engines.ray.within(common) if engines.ray else common
+        return self.served[model].engines.on_ray(self.cluster.ray)
 
-    def _check_ray(self) -> None:
-        for name, settings in self.served.items():
-            where = f"models.{name}.engine" if self.models else "engine"
-            if settings.engines.ray is not None and self.cluster.ray is None:
-                raise ConfigError(f"{where}.ray: needs the section cluster.ray, which says where Ray is")
-            try:
-                runs = self.ray_of(name)
-            except ValueError as error:
-                raise ConfigError(f"{where}.ray: {error}") from error
-            if runs is not None and settings.engines.replicas > 1:
-                raise ConfigError(f"{where}.replicas: Ray starts the engines; set min and max of cluster.ray")
+    @property
+    def engine_tls(self) -> Mapping[str, EngineTls | None]:
+        """The TLS files for connections to the engines of each base model, by the model's name; None means no TLS."""
+        return {name: settings.engines.tls for name, settings in self.served.items()}
 
     def _check_keys(self) -> None:
         owners = [(entry.tenant.name, key) for entry in self.tenants.values() for key in entry.keys]

@@ -102,8 +102,8 @@ async def built_gateway(
         accounts = await stack.enter_async_context(opening_accounts)
         sources = AdapterSources(adapter_sources(config), adapter_cache(config, launch.data_dir))
         stack.callback(sources.close)
-        connecting = _Connecting(stack, redis, config, sources)
-        connected = {name: await connecting.connect(name, place) for name, place in backends.models.items()}
+        connect = _Connecting(stack, redis, config, sources).connect
+        connected = {name: await connect(name, place) for name, place in backends.models.items()}
         engines = {name: engine for name, (engine, _) in connected.items()}
         origins = {name: settings.model.source for name, settings in config.served.items()}
         registries = [registry for _, registry in connected.values()]
@@ -111,8 +111,7 @@ async def built_gateway(
         models = ServedModels(
             [await _served_model(config, name, backends.models[name], *connected[name], grammars) for name in engines]
         )
-        tls = {name: settings.engines.tls for name, settings in config.served.items()}
-        directory = engine_directory(member_store(redis, config.redis.key_prefix), engines, tls)
+        directory = engine_directory(member_store(redis, config.redis.key_prefix), engines, config.engine_tls)
         members = await stack.enter_async_context(directory)
         await _wait_for_engines(engines, backends, group)
         await _preload(models, config, bar)
@@ -129,9 +128,8 @@ async def built_gateway(
         for model in models:
             await stack.enter_async_context(heartbeat_running(model.heartbeat, model.engine))
         usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
-        metrics.register(UsageMetrics(limiter))
-        metrics.register(LoopMetrics(asyncio.get_running_loop()))
-        metrics.register(GrammarMetrics(grammars))
+        for further in (UsageMetrics(limiter), LoopMetrics(asyncio.get_running_loop()), GrammarMetrics(grammars)):
+            metrics.register(further)
         await stack.enter_async_context(sampling(operations))
         opening = open_batches(redis, launch.data_dir, config, gateway, accounts, metrics)
         files, batches = await stack.enter_async_context(opening)

@@ -34,12 +34,11 @@ async def engines_on_ray(launch: Launch, store: str) -> AsyncIterator[RayEngines
         for name, settings in config.served.items()
         if (ray := config.ray_of(name)) is not None
     ]
-    tls = {name: settings.engines.tls for name, settings in config.served.items()}
     try:
         async with (
             RayProcess(config.cluster.ray.address, HOST) as process,
             redis_client(store, cluster=config.redis.cluster) as redis,
-            engine_directory(member_store(redis, config.redis.key_prefix), {}, tls) as directory,
+            engine_directory(member_store(redis, config.redis.key_prefix), {}, config.engine_tls) as directory,
             RayEngines(process, models, directory, Lease(redis, config.redis.key_prefix)) as engines,
         ):
             yield engines

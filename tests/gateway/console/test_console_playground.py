@@ -30,8 +30,8 @@ def test_the_playground_streams_as_a_tenant_and_never_as_the_administrator(conso
     key.fill("sk-globex")
     key.press("Tab")
     page.get_by_role("option", name="captain").wait_for(state="attached")
-    assert page.get_by_label("Model", exact=True).inner_text().split() == [BASE, "pirate", "captain"]
-    page.get_by_label("Model", exact=True).select_option("pirate")
+    assert page.locator("#model").inner_text().split() == [BASE, "pirate", "captain"]
+    page.locator("#model").select_option("pirate")
     page.get_by_label("Lane").select_option("batch")
     page.get_by_label("Most tokens").fill("64")
     page.get_by_label("Message").fill("hello")

@@ -51,7 +51,7 @@ async function refresh() {
     const seen = await admin("GET", `overview?sections=${["engine", "lanes", "models", ...view.sections].join(",")}${ofModel()}`);
     if (view !== shown || mine !== turn) return;
     failures = 0;
-    offerModels(seen.models);
+    offerModels(seen.models, seen.engine.served_name);
     tell(seen.engine);
     await view.update(seen);
     if (view !== shown || mine !== turn) return;

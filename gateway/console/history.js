@@ -1,7 +1,7 @@
 // The gateway's memory of the last hours, fetched as often as it changes.
 
 import { admin } from "./api.js";
-import { ofModel, onModel } from "./models.js";
+import { ofShownModel } from "./models.js";
 
 export const SPANS = { 10: "10 min", 30: "30 min", 120: "2 h", 720: "12 h", 1440: "24 h" };
 
@@ -13,24 +13,20 @@ export class Feed {
   minutes = 10;
   #points = { step_seconds: 5, times: [], series: {} };
   #fetched = 0;
-
-  constructor() {
-    onModel(() => this.choose(this.minutes));
-  }
+  #asked = "";
 
   choose(minutes) {
     this.minutes = minutes;
-    this.#fetched = 0;
   }
 
   /** Fetches where the gateway has a new point by now. */
   async refresh() {
     const { times, step_seconds: step } = this.#points;
     const seconds = times.length < 2 ? 5 : Math.min(step, MOST_SECONDS);
-    if (performance.now() - this.#fetched < seconds * 1000 && this.#fetched) return;
-    this.#fetched = performance.now();
-    const query = () => `history?minutes=${this.minutes}${ofModel()}`;
+    const query = () => `history?minutes=${this.minutes}${ofShownModel()}`;
     const asked = query();
+    if (asked === this.#asked && performance.now() - this.#fetched < seconds * 1000) return;
+    [this.#asked, this.#fetched] = [asked, performance.now()];
     const points = await admin("GET", asked);
     if (asked === query()) this.#points = points;
   }

@@ -67,12 +67,13 @@ class Console:
 
 
 @contextmanager
-def opened_console(browser: Any, root: Path, redis_url: str) -> Iterator[Console]:
-    """Everything that the console asks for is there: tenants can be created, and batches listed."""
+def opened_console(browser: Any, root: Path, redis_url: str, **app_options: Any) -> Iterator[Console]:
+    """Everything that the console asks for is there: tenants can be created, and batches listed. `app_options` go to
+    `build_gateway_app`."""
     redis, limiter = Redis.from_url(redis_url), CountingLimiter()
     accounts = AccountRegistry(MemoryStore(), {}, lambda tenants: limiter.configure_lazily([ACME, GLOBEX, *tenants]))
     options = batch_options(redis, root / "stored")
-    with served(root, limiter=limiter, accounts=accounts, **options) as gateway:
+    with served(root, limiter=limiter, accounts=accounts, **options, **app_options) as gateway:
         gateway.run(redis.flushall())
         gateway.run(accounts.start())
         context = browser.new_context(reduced_motion="reduce")

@@ -1,0 +1,83 @@
+"""Launches every kernel of the GPU backend, through the functions that the engine calls, on small CPU tensors."""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+
+import torch
+from dora_checks import ALL, SHAPE, dora_case
+from kernel_cases import attention_case, lora_case
+from triton.runtime import JITFunction
+
+import lora_kernels.gpu
+from lora_kernels.gpu import triton_dora
+from lora_kernels.gpu.triton_attention import PagedAttention
+from lora_kernels.gpu.triton_backend import TritonBackend
+from lora_kernels.gpu.triton_context import FP8
+from lora_kernels.gpu.triton_decode import DecodeTuning
+from lora_kernels.gpu.triton_logprobs import logprobs
+from lora_kernels.gpu.triton_lora_tuning import LoraTuning
+from lora_kernels.gpu.triton_pointwise import TritonPointwise
+from lora_kernels.gpu.triton_prefill import PrefillTuning
+from lora_kernels.gpu.triton_sampling import SamplingTiles, sample
+from lora_kernels.pointwise import HeadNorms
+from lora_kernels.sampling_words import SlotWords
+
+BF16, VOCAB = torch.bfloat16, 9000
+LORA = LoraTuning(long_from=16)
+DECODE = DecodeTuning(block_n=16, split_tokens=32, max_splits=4, programs=50)
+PREFILL = PrefillTuning(block_m=16, block_n=16, split_tokens=32, max_splits=4)
+
+
+def all_kernels() -> set[str]:
+    """The names of all kernels that are launched from the host."""
+    modules = (
+        import_module(f"lora_kernels.gpu.{found.name}") for found in pkgutil.iter_modules(lora_kernels.gpu.__path__)
+    )
+    kernels = (value for module in modules for value in vars(module).values() if isinstance(value, JITFunction))
+    return {kernel.__name__ for kernel in kernels if kernel.__name__.endswith("_kernel")}
+
+
+def launch_all(*, fp8: bool) -> None:
+    """Launches all of them, in bf16; with `fp8`, adapters and KV are in e4m3, which a device may not know."""
+    _launch_pointwise()
+    _launch_lora(fp8=fp8)
+    _launch_attention(fp8=fp8)
+    _launch_sampling()
+
+
+def _launch_pointwise() -> None:
+    pointwise, x = TritonPointwise(), torch.zeros(3, 64, dtype=BF16)
+    pointwise.add_norm(x, None, x[0], 1e-5)
+    pointwise.swiglu(pointwise.add_norm(x, x.clone(), x[0], 1e-5))
+
+
+def _launch_lora(*, fp8: bool) -> None:
+    backend = TritonBackend(LORA)
+    case = lora_case([16, 40], [0] * 17 + [1, 0, -1], dtype=BF16, fp8=fp8)
+    prepared = backend.prepare_lora(case.arena, case.table, case.plan)
+    group = case.shape.groups[0]
+    backend.add_lora(*case.inputs(group), prepared, 1, group)
+    scaled = dora_case([ALL], BF16)
+    scaled.run(triton_dora.prepare, torch.zeros(2, 48, dtype=BF16), [0, 0], 1, SHAPE.groups[1])
+
+
+def _launch_attention(*, fp8: bool) -> None:
+    backend = TritonBackend(attention=PagedAttention(DECODE, PREFILL))
+    case = attention_case([(1, 200), (1, 3), (20, 27), (3, 150)], dtype=BF16)
+    kv = case.kv.to(FP8) if fp8 else case.kv
+    query, kv_heads = case.query, kv.shape[3]
+    angles, norms = torch.zeros(len(query), query.shape[-1]), HeadNorms(query[0, 0], query[0, 0], 1e-5)
+    backend.write_kv(kv, case.key, case.value, case.batch)
+    qkv = torch.zeros(len(query), (query.shape[1] + 2 * kv_heads) * query.shape[2], dtype=BF16)
+    backend.rotate_and_write(qkv, kv, case.batch, angles, angles, norms)
+    backend.attention(query, kv, case.batch, case.scale, window=60)
+
+
+def _launch_sampling() -> None:
+    logits, slots = torch.zeros(2, VOCAB, dtype=BF16), torch.zeros(2, dtype=torch.int32)
+    words, last = torch.zeros(4, len(SlotWords._fields), dtype=torch.int64), torch.zeros(4, dtype=torch.int64)
+    for any_filters in (False, True):
+        ids = sample(logits, slots, words, last, any_filters, SamplingTiles())
+    logprobs(logits, slots, torch.zeros_like(ids), 5)

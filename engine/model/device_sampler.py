@@ -18,6 +18,7 @@ from torch import Tensor
 from engine.core.types import SampledToken, SamplingParams, TokenLogprobs
 from engine.model.masks import TokenMasks
 from engine.model.memory import upload
+from engine.model.sampled_rows import RowUploads
 from engine.model.sampler import GREEDY_BELOW, TokenCounts, bias_of, has_filters, has_penalties, stops_of
 from lora_kernels.gpu.triton_logprobs import logprobs
 from lora_kernels.gpu.triton_sampling import MAX_VOCAB, SamplingTiles, sample
@@ -56,7 +57,7 @@ class DeviceSample:
     """The tokens of one step. Kernels of the same stream may read `ids` at once; the host has the tokens later.
 
     Attributes:
-        ids: int64 [num_rows], on the device. Rows beyond `request_ids` are padding.
+        ids: int64 [len(request_ids)], on the device.
         ready: event after the copies to the host. None means that there is nothing to wait for.
         host_ids: copy of `ids` in host memory.
         host_logprobs: None means that no request wants logprobs.
@@ -73,7 +74,7 @@ class DeviceSample:
         requested."""
         if self.ready is not None:
             self.ready.synchronize()
-        tokens = self.host_ids[: len(self.request_ids)].tolist()
+        tokens = self.host_ids.tolist()
         found = {} if self.host_logprobs is None else self.host_logprobs.read()
         pairs = enumerate(zip(self.request_ids, tokens, strict=True))
         return [SampledToken(request_id, token, found.get(row)) for row, (request_id, token) in pairs]
@@ -114,6 +115,7 @@ class DeviceSampler:
         self.device = device
         self.eos_token_ids = eos_token_ids
         self.last_tokens = torch.zeros(max_seqs, dtype=torch.int64, device=device)
+        self._rows = RowUploads(max_seqs, vocab_size, device)
         self._words = torch.zeros(max_seqs, len(SlotWords._fields), dtype=torch.int64, device=device)
         self._tiles = tiles or SamplingTiles()
         self._entries: dict[str, _SamplerEntry] = {}
@@ -159,42 +161,23 @@ class DeviceSampler:
         self._free.append(self._entries.pop(request_id).slot)
 
     def slots(self, request_ids: Sequence[str]) -> npt.NDArray[np.int32]:
-        """Returns each request's slot, int32 [len(request_ids)]. Captured steps pad the slots with -1."""
+        """Returns each request's slot, int32 [len(request_ids)]. A request keeps its slot from `add` to `remove`."""
         return np.array([self._entries[request_id].slot for request_id in request_ids], dtype=np.int32)
 
     def start(self, logits: Tensor, request_ids: Sequence[str], masks: TokenMasks | None = None) -> DeviceSample:
         """Chooses the next token of each request, adds it to the request's history on the device, and starts to copy it
-        to the host. Does not wait for the copy. Raises KeyError if a request is not known.
+        and the logprobs that requests want to the host. Does not wait for the copies. Raises KeyError if a request is
+        not known.
 
         Args:
             logits: [len(request_ids), vocab_size], of any floating dtype; not changed.
             masks: the tokens allowed in rows. None means that all are allowed. Logprobs ignore the masks.
         """
-        any_filters = any(self._entries[request_id].is_filtered for request_id in request_ids)
-        scores = logits
-        if masks is not None:
-            scores = logits.clone()
-            masks.apply(scores, masks.rows)
-        ids = self.choose(scores, self._upload(self.slots(request_ids)), any_filters)
-        return self.collect(ids, logits, request_ids)
-
-    def choose(self, logits: Tensor, slots: Tensor, any_filters: bool = True) -> Tensor:
-        """Launches the kernels that choose a token of each row, and that update each slot's history and `last_tokens`.
-        Returns the tokens, int64 [num_rows]; 0 in padding rows. The launches depend on shapes and `any_filters` only: a
-        CUDA graph may capture them.
-
-        Args:
-            logits: [num_rows, vocab_size]; rows beyond the requests are padding. Not changed.
-            slots: `self.slots(request_ids)` on the device, padded with -1.
-            any_filters: False promises that no request uses top-k, top-p or min-p.
-        """
-        return sample(logits, slots, self._words, self.last_tokens, any_filters, self._tiles)
-
-    def collect(self, ids: Tensor, logits: Tensor, request_ids: Sequence[str]) -> DeviceSample:
-        """Starts to copy the tokens that `choose` returned, and the logprobs that requests want, to the host, for which
-        it does not wait. Logprobs are computed from `logits`, without masks. Row i belongs to `request_ids[i]`."""
-        host_logprobs = self._start_logprobs(logits, ids, [self._entries[request_id] for request_id in request_ids])
-        host_ids = self._download(ids)
+        entries = [self._entries[request_id] for request_id in request_ids]
+        rows = self._rows.upload(self.slots(request_ids), masks)
+        any_filters = any(entry.is_filtered for entry in entries)
+        ids = sample(logits, rows, self._words, self.last_tokens, any_filters, self._tiles)
+        host_logprobs, host_ids = self._start_logprobs(logits, ids, entries), self._download(ids)
         ready = torch.cuda.Event() if ids.is_cuda else None
         if ready is not None:
             ready.record()

@@ -13,7 +13,6 @@ import torch
 from engine.config import EngineConfig
 from engine.model.arena import Arena, PageShape
 from engine.model.decoder import Decoder
-from engine.model.device_sampler import DeviceSampler
 from engine.model.graphs import CudaRecorder, StepGraphs, StepParts, ladder
 from engine.model.memory import Progress
 from engine.model.sampling import SlotSampler
@@ -23,7 +22,6 @@ from lora_kernels.backend import Backend
 from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.gpu.triton_decode import DecodeTuning, workspace_bytes
 from lora_kernels.gpu.triton_lora_plan import MAX_PARTS, workspace_numbers
-from lora_kernels.gpu.triton_sampling import work_bytes
 from lora_kernels.layout import MAX_RANK
 
 log = structlog.get_logger("graphs")
@@ -59,10 +57,7 @@ class GraphPlan:
 
     def capture(self, decoder: Decoder, arena: Arena, sampler: SlotSampler, progress: Progress) -> Captured:
         """Captures the graphs and returns them. Calls `progress` with the numbers of graphs captured so far and of all
-        graphs. Logs the time and memory that capturing took, as a warning if the memory exceeds `reserved`. Raises
-        TypeError if the sampler needs the host, because it is not a DeviceSampler."""
-        if not isinstance(sampler, DeviceSampler):
-            raise TypeError(f"steps are captured with a DeviceSampler, not with a {type(sampler).__name__}")
+        graphs. Logs the time and memory that capturing took, as a warning if the memory exceeds `reserved`."""
         device, started = arena.pages.device, time.perf_counter()
         before = _free_bytes(device)
         parts = StepParts(decoder, arena, self.backend, sampler)
@@ -94,7 +89,7 @@ def graph_bytes(spec: ModelSpec, dtype: torch.dtype, tuning: DecodeTuning, max_r
         workspace_bytes(max_rows, spec.heads, spec.head_dim, tuning)
         + 4 * MAX_PARTS * max_rows * MAX_RANK
         + 4 * StepShape(max_rows, max_blocks, workspace_numbers(max_rows)).size
-        + max_rows * (spec.vocab_size * dtype.itemsize + 8)
+        + max_rows * spec.vocab_size * dtype.itemsize
     )
     graphs = 2 * len(ladder(max_rows)) * GRAPH_BYTES
     return at_fixed_addresses + _pool_bytes(spec, dtype, max_rows) + graphs + SLACK_BYTES
@@ -105,7 +100,7 @@ def _pool_bytes(spec: ModelSpec, dtype: torch.dtype, rows: int) -> int:
     assuming that none is freed before its layer ends. Graphs of smaller steps reuse the pool."""
     layer = 5 * spec.hidden_size + 2 * spec.query_width + 2 * spec.kv_width + 3 * spec.intermediate_size
     angles, logits = 6 * 4 * spec.head_dim, spec.vocab_size * dtype.itemsize
-    return rows * (layer * dtype.itemsize + angles + logits) + work_bytes(rows, spec.vocab_size)
+    return rows * (layer * dtype.itemsize + angles + logits)
 
 
 def _free_bytes(device: torch.device) -> int:

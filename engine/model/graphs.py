@@ -1,10 +1,10 @@
-"""Captures decode-only steps as CUDA graphs, which launch everything between a step's upload and its tokens at once.
+"""Captures decode-only steps as CUDA graphs, which launch everything between a step's upload and its logits at once.
 
-A ladder of batch sizes has two graphs for each rung, from embedding to sampling: one for steps with adapters, and one
+A ladder of batch sizes has two graphs for each rung, from embedding to logits: one for steps with adapters, and one
 for steps without. A step takes the lowest rung that it fits and pads it. Everything that a graph reads has a fixed
-address: weights, pages, the adapter table, the sampler's parameters, and one block for the input that changes with each
-step (step_block.py). So a graph serves any set of adapters without DoRA, any contexts and any sampling parameters.
-Numbers are in docs/kernels-graphs.md.
+address: weights, pages, the adapter table, and one block for the input that changes with each step (step_block.py). So
+a graph serves any set of adapters without DoRA, and any contexts. Sampling is launched after it, because the masks of
+grammars are known only while the logits are computed. Numbers are in docs/kernels-graphs.md.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.model.arena import Arena
 from engine.model.batch import BatchInput, HostBatch, known_ids
 from engine.model.decoder import Decoder
-from engine.model.device_sampler import DeviceSample, DeviceSampler
 from engine.model.lora import LoraStep
+from engine.model.sampling import SlotSampler
 from engine.model.step_block import HostBlock, StepFields, StepShape, cut_block, write_rows
 from lora_kernels.backend import AttentionBatch
 from lora_kernels.gpu.triton_backend import TritonBackend
@@ -88,7 +89,7 @@ class StepParts:
     decoder: Decoder
     arena: Arena
     backend: TritonBackend
-    sampler: DeviceSampler
+    sampler: SlotSampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,6 @@ class StepGraphs:
         self._block = torch.zeros(max(shape.size for shape in shapes), dtype=torch.int32, device=device)
         self._host_blocks = cycle((HostBlock(shapes, device), HostBlock(shapes, device)))
         self._logits = torch.zeros(max_rows, spec.vocab_size, dtype=arena.pages.dtype, device=device)
-        self._ids = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._sums = make_sums(max_rows, device)
         parts.backend.paged_attention.reserve(max_rows, spec.heads, arena.kv(0))
         self._captured = self._capture(shapes, on_graph)
@@ -139,19 +139,19 @@ class StepGraphs:
         return batch.is_decoding and batch.num_rows <= self.rungs[-1] and not is_scaled
 
     @torch.inference_mode()
-    def launch(self, batch: HostBatch) -> DeviceSample:
-        """Uploads a step that fits, pads it to the next rung, and replays its graph. The host does not wait, and may
-        begin the next step at once. Raises ValueError if the step does not fit."""
+    def launch(self, batch: HostBatch) -> Tensor:
+        """Uploads a step that fits, pads it to the next rung, and replays its graph. Returns the logits of its rows,
+        [num_rows, vocab_size], which are valid until the next step. The host does not wait, and may begin the next step
+        at once. Raises ValueError if the step does not fit."""
         if not self.fits(batch):
             raise ValueError(f"a step of {batch.num_rows} rows does not fit any graph")
-        arena, sampler = self._parts.arena, self._parts.sampler
+        arena = self._parts.arena
         rung = self._captured[bisect_left(self.rungs, batch.num_rows)]
-        rows = rung.shape.rows
         has_adapters = bool(arena.table.max_ranks[batch.segments.adapter_slots].any())
         self._upload(rung, batch, has_adapters)
         arena.copies.wait(self._parts.decoder.spec.layers - 1)
         (rung.with_adapters if has_adapters else rung.plain)()
-        return sampler.collect(self._ids[:rows], self._logits[:rows], batch.sample_ids)
+        return self._logits[: batch.num_rows]
 
     def _upload(self, rung: Rung, batch: HostBatch, has_adapters: bool) -> None:
         """Uploads the padded input of a step in one copy. Two blocks on the host alternate: one is filled while the
@@ -190,14 +190,13 @@ class StepGraphs:
         return Rung(shape, workspace, plain, with_adapters)
 
     def _step(self, fields: StepFields, batch: BatchInput, lora: LoraStep) -> None:
-        """Computes a step into `_logits` and `_ids`, while it is recorded. No launch depends on contents of device
+        """Computes a step's logits into `_logits`, while it is recorded. No launch depends on contents of device
         memory."""
         parts, rows = self._parts, len(fields.token_ids)
         ids = known_ids(fields.token_ids, fields.sampler_slots, parts.sampler.last_tokens)
         logits = parts.decoder.forward(replace(batch, token_ids=ids), parts.arena, parts.backend, lora)
         # Copied out of the pool, where otherwise every graph would need room for results of its own.
         self._logits[:rows].copy_(logits)
-        self._ids[:rows].copy_(parts.sampler.choose(self._logits[:rows], fields.sampler_slots))
 
     def _batch_input(self, fields: StepFields) -> BatchInput:
         """Returns the input of a captured step: views of the block, and numbers on the host: every row is a decode, and

@@ -45,17 +45,17 @@ class Steps:
 
     @torch.inference_mode()
     def launch(self, batch: HostBatch, masks: Masks | None = None) -> Sample | None:
-        """Computes a step, by replaying a captured one if it fits, and samples from it. On a GPU the host does not
-        wait. Returns None if no row is sampled from.
+        """Computes a step's logits, by replaying a captured step if it fits, and samples from them. On a GPU the host
+        does not wait. Returns None if no row is sampled from.
 
         Args:
             masks: returns the tokens that grammars allow in the sampled rows. It is called while a GPU computes their
-                logits. A step with masks is not replayed, because captured steps have no input for masks.
+                logits.
         """
-        if self._graphs is not None and masks is None and self._graphs.fits(batch):
-            return self._graphs.launch(batch)
-        rows = batch.to_device(self._sampler.last_tokens)
-        logits = self._forward(rows)
+        if self._graphs is not None and self._graphs.fits(batch):
+            logits = self._graphs.launch(batch)
+        else:
+            logits = self._forward(batch.to_device(self._sampler.last_tokens))
         if not batch.sample_ids:
             return None
         return self._sampler.start(logits, batch.sample_ids, masks(batch.sample_ids) if masks else None)

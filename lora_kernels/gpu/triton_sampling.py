@@ -1,11 +1,11 @@
 """Samples tokens from logits on a GPU, with two launches per step for any requests and no transfer to the host.
 
-The first launch cuts every row into chunks, shapes their scores (bans, bias, penalties, temperature), and stores the
-highest score and the sum of exponentials of each chunk. The second has one program per row. Greedy rows take the best
-token of their chunks. Rows without filters find the chunk in which their draw lies, and read that chunk again. Rows
-with filters need the tokens in order, which is searched and not sorted (triton_ranking.py). Kernels read a request's
-sampling parameters from its words (sampling_words.py). The program that chose a token also counts it there, so that the
-next step needs nothing from the host either.
+The first launch cuts every row into chunks, shapes their scores (masks, bans, bias, penalties, temperature), and stores
+the highest score and the sum of exponentials of each chunk. The second has one program per row. Greedy rows take the
+best token of their chunks. Rows without filters find the chunk in which their draw lies, and read that chunk again.
+Rows with filters need the tokens in order, which is searched and not sorted (triton_ranking.py). Kernels read a
+request's sampling parameters from its words (sampling_words.py). The program that chose a token also counts it there,
+so that the next step of a request without a grammar needs nothing from the host.
 """
 
 from __future__ import annotations
@@ -93,16 +93,30 @@ class Work:
     bins: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """What each row of logits is sampled with, on the device.
+
+    Attributes:
+        slots: int32 [num_rows]. Index of the row's request into `words`. Negative in padding rows.
+        lines: int32 [num_rows]. Line of `masks` with the tokens that the row allows. Negative if it allows all.
+        masks: int32 [num_lines, ceil(vocab_size / 32)]. Bit t % 32 of number t // 32 allows token t.
+    """
+
+    slots: Tensor
+    lines: Tensor
+    masks: Tensor
+
+
 def sample(
-    logits: Tensor, slots: Tensor, words: Tensor, last: Tensor, any_filters: bool, tiles: SamplingTiles
+    logits: Tensor, rows: SampledRows, words: Tensor, last: Tensor, any_filters: bool, tiles: SamplingTiles
 ) -> Tensor:
     """Chooses the next token of every row, stores it in `last`, and updates the row's words: increments `position` and
     `num_generated`, and counts the token at `seen`.
 
     Args:
         logits: [num_rows, vocab_size], of any floating dtype; not modified. A row of NaN yields an arbitrary token.
-        slots: int32 [num_rows]. Index into `words` for each row. A row with a negative slot is padding, and its token
-            is 0.
+        rows: request and allowed tokens of each row. The token of a padding row is 0.
         words: int64 [num_slots, 16]. See `SlotWords`.
         last: int64 [num_slots]. Receives each slot's token.
         any_filters: must be True if any row is FILTERED, because such rows need more memory.
@@ -110,27 +124,21 @@ def sample(
     Returns:
         The chosen tokens, int64 [num_rows].
     """
-    rows, vocab = logits.shape
+    num_rows, vocab = logits.shape
     chunks = triton.cdiv(vocab, tiles.chunk)
-    work = _make_work(rows, chunks, any_filters, tiles, logits.device)
-    ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    work = _make_work(num_rows, chunks, any_filters, tiles, logits.device)
+    ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     common = {"CHUNK": tiles.chunk, "num_warps": 8}
-    score_kernel[(rows, chunks)](
-        logits, slots, words, work.peaks, work.best, work.masses, work.scores, vocab, chunks, logits.stride(0),
-        **common,
+    score_kernel[(num_rows, chunks)](
+        logits, rows.slots, rows.lines, rows.masks, words, work.peaks, work.best, work.masses, work.scores, vocab,
+        chunks, logits.stride(0), **common,
     )  # fmt: skip
-    choose_kernel[(rows,)](
-        ids, last, logits, slots, words, work.peaks, work.best, work.masses, work.scores, work.bins, vocab, chunks,
-        logits.stride(0), CHUNKS=triton.next_power_of_2(chunks), TILE=tiles.tile, HAS_FILTERS=any_filters, **common,
+    choose_kernel[(num_rows,)](
+        ids, last, logits, rows.slots, rows.lines, rows.masks, words, work.peaks, work.best, work.masses, work.scores,
+        work.bins, vocab, chunks, logits.stride(0), CHUNKS=triton.next_power_of_2(chunks), TILE=tiles.tile,
+        HAS_FILTERS=any_filters, **common,
     )  # fmt: skip
     return ids
-
-
-def work_bytes(rows: int, vocab: int, tiles: SamplingTiles | None = None) -> int:
-    """Returns the bytes of device memory that `sample` uses while it runs, without its result, if rows have filters."""
-    tiles = tiles or SamplingTiles()
-    work = _make_work(rows, triton.cdiv(vocab, tiles.chunk), True, tiles, torch.device("meta"))
-    return sum(part.nbytes for part in (work.peaks, work.best, work.masses, work.scores, work.bins))
 
 
 def _make_work(rows: int, chunks: int, any_filters: bool, tiles: SamplingTiles, device: torch.device) -> Work:
@@ -148,6 +156,8 @@ def _make_work(rows: int, chunks: int, any_filters: bool, tiles: SamplingTiles, 
 def score_kernel(
     logits_ptr,
     row_slots_ptr,
+    row_lines_ptr,
+    masks_ptr,
     words_ptr,
     peaks_ptr,
     best_ptr,
@@ -166,7 +176,8 @@ def score_kernel(
     if slot >= 0:
         word_ptr = words_ptr + slot * NUM_WORDS
         first = chunk * CHUNK
-        scores = shape_chunk(logits_ptr + row * logits_stride, word_ptr, first, vocab, CHUNK)
+        line = tl.load(row_lines_ptr + row)
+        scores = shape_chunk(logits_ptr + row * logits_stride, word_ptr, masks_ptr, line, first, vocab, CHUNK)
         peak, best = tl.max(scores, 0, return_indices=True)
         place = row * num_chunks + chunk
         tl.store(peaks_ptr + place, peak)
@@ -185,6 +196,8 @@ def choose_kernel(
     last_ptr,
     logits_ptr,
     row_slots_ptr,
+    row_lines_ptr,
+    masks_ptr,
     words_ptr,
     peaks_ptr,
     best_ptr,
@@ -217,7 +230,11 @@ def choose_kernel(
             fades = tl.exp(peaks - peak)
             masses = (masses.to(tl.float64) * fades.to(tl.float64)).to(tl.int64)
             if kind == IS_DRAWN:
-                token = draw(logits_ptr + row * logits_stride, word_ptr, masses, fades, peaks, vocab, CHUNKS, CHUNK)
+                line = tl.load(row_lines_ptr + row)
+                token = draw(
+                    logits_ptr + row * logits_stride, word_ptr, masks_ptr, line, masses, fades, peaks, vocab, CHUNKS,
+                    CHUNK,
+                )  # fmt: skip
             elif HAS_FILTERS:
                 scale = tl.div_rn(CHUNK_ONE, tl.sum(masses, 0).to(tl.float32)) * ONE
                 padded = num_chunks * CHUNK
@@ -236,7 +253,7 @@ def choose_kernel(
 
 
 @triton.jit
-def draw(logits_ptr, word_ptr, masses, fades, peaks, vocab, CHUNKS: tl.constexpr, CHUNK: tl.constexpr):
+def draw(logits_ptr, word_ptr, masks_ptr, line, masses, fades, peaks, vocab, CHUNKS: tl.constexpr, CHUNK: tl.constexpr):
     """Samples one token by inverse CDF. Returns (int64) the smallest token id whose cumulative probability, in id
     order, exceeds the row's uniform random number.
 
@@ -250,7 +267,7 @@ def draw(logits_ptr, word_ptr, masses, fades, peaks, vocab, CHUNKS: tl.constexpr
     before = tl.max(tl.where(here, through - masses, 0), 0)
     fade = tl.max(tl.where(here, fades, 0.0), 0)
     peak = tl.max(tl.where(here, peaks, float("-inf")), 0)
-    scores = shape_chunk(logits_ptr, word_ptr, chosen * CHUNK, vocab, CHUNK)
+    scores = shape_chunk(logits_ptr, word_ptr, masks_ptr, line, chosen * CHUNK, vocab, CHUNK)
     weights = weigh(scores, peak, CHUNK_ONE)
     within = ((point - before).to(tl.float64) / fade.to(tl.float64)).to(tl.int64)
     within = tl.minimum(within, tl.sum(weights, 0) - 1)

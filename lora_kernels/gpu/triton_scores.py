@@ -1,4 +1,4 @@
-"""Turns a chunk of one row's logits into scores as the row's request asks: bans, bias, penalties, temperature."""
+"""Turns a chunk of one row's logits into scores as its request asks: mask, bans, bias, penalties, temperature."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ SEEN = tl.constexpr(_FIELDS.index("seen"))
 IS_GREEDY = tl.constexpr(GREEDY)
 IS_DRAWN = tl.constexpr(DRAWN)
 IS_FILTERED = tl.constexpr(FILTERED)
+MASK_BITS = tl.constexpr(32)
+"""Tokens for which an int32 of a bit mask has a bit: bit t % 32 of number t // 32 is that of token t."""
 HUGE = tl.constexpr(1e30)
 """Upper bound of logits, which replaces infinity and stays finite when divided by the lowest temperature."""
 
@@ -38,13 +40,17 @@ def load_fp32(word_ptr):
 
 
 @triton.jit
-def shape_chunk(logits_ptr, word_ptr, first, vocab, CHUNK: tl.constexpr):
+def shape_chunk(logits_ptr, word_ptr, masks_ptr, line, first, vocab, CHUNK: tl.constexpr):
     """Returns the scores of the CHUNK tokens from `first` on, fp32 [CHUNK]: logits after the bans, biases, penalties
-    and (not for GREEDY) temperature of the words at `word_ptr`. They are -inf for NaN and beyond the vocabulary."""
+    and (not for GREEDY) temperature of the words at `word_ptr`. They are -inf for NaN, beyond the vocabulary and, if
+    `line` is not negative, where that line of the bit masks at `masks_ptr` has no bit: later edits are finite."""
     token = first + tl.arange(0, CHUNK)
     mask = token < vocab
     scores = tl.load(logits_ptr + token, mask=mask, other=float("-inf")).to(tl.float32)
     scores = tl.where(scores == scores, tl.minimum(scores, HUGE), float("-inf"))
+    if line >= 0:
+        bits = tl.load(masks_ptr + line * tl.cdiv(vocab, MASK_BITS) + token // MASK_BITS, mask=mask, other=0)
+        scores = tl.where((bits >> (token % MASK_BITS)) & 1 == 1, scores, float("-inf"))
     num_edits = tl.load(word_ptr + NUM_EDITS)
     edits_ptr = tl.load(word_ptr + EDITS).to(tl.pointer_type(tl.int64))
     is_banned = tl.load(word_ptr + NUM_GENERATED) < tl.load(word_ptr + MIN_TOKENS)

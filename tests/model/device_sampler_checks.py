@@ -19,8 +19,9 @@ from engine.core.types import SampledToken, SamplingParams
 from engine.model.device_sampler import DeviceSampler
 from engine.model.draws import uniforms
 from engine.model.masks import TokenMasks, pack_bits
+from engine.model.sampled_rows import RowUploads
 from engine.model.sampler import Sampler
-from lora_kernels.gpu.triton_sampling import SamplingTiles
+from lora_kernels.gpu.triton_sampling import SamplingTiles, sample
 
 CPU = torch.device("cpu")
 SMALL = SamplingTiles(chunk=64, tile=64)
@@ -60,10 +61,10 @@ class Pair:
 
     def step(self, logits: Tensor, masks: TokenMasks | None = None) -> tuple[list[SampledToken], list[SampledToken]]:
         before = logits.clone()
-        sample = self.device.start(logits, self.names, masks)
-        ours = sample.to_host()
+        started = self.device.start(logits, self.names, masks)
+        ours = started.to_host()
         assert torch.equal(logits.nan_to_num(), before.nan_to_num()), "logits were changed"
-        assert sample.ids.tolist() == [one.token for one in ours]
+        assert started.ids.tolist() == [one.token for one in ours]
         return ours, self.plain.sample(logits, self.names, masks)
 
     def agree(self, logits: Tensor, masks: TokenMasks | None = None) -> list[int]:
@@ -188,6 +189,26 @@ def masked_rows_keep_to_their_masks() -> None:
         assert [bool(one.logprobs) for one in ours] == [bool(one.logprobs) for one in theirs]
 
 
+def masks_are_those_of_their_step() -> None:
+    """A single token or several far apart, in other rows in every step, after histories; then none."""
+    vocab, pair = 301, Pair(301, MIXED)
+    for step in range(4):
+        logits, rows = random_logits(len(MIXED), vocab, step), tuple(range(step, len(MIXED), step + 1))
+        allowed = {row: np.array([0, 63 + row, 64, 299, 300][row % 5 :]) for row in rows}
+        words = np.stack([pack_bits(allowed[row], vocab) for row in rows])
+        tokens = pair.agree(logits, TokenMasks(rows, words))
+        assert all(tokens[row] in allowed[row] for row in rows)
+    pair.agree(random_logits(len(MIXED), vocab, 9))
+
+
+def masks_are_stronger_than_biases() -> None:
+    """No bias, however large, allows what a mask forbids; among the allowed tokens it decides."""
+    bias = ((17, 100.0), (40, 50.0))
+    params = [SamplingParams(temperature=t, logit_bias=bias, seed=4, top_p=p) for t in (0.0, 1.0) for p in (0.5, 1.0)]
+    words = np.stack([pack_bits(np.array([3, 40, 99]), 100)] * len(params))
+    assert Pair(100, params).agree(torch.zeros(4, 100), TokenMasks((0, 1, 2, 3), words)) == [40] * 4
+
+
 def logprobs_are_those_of_the_raw_logits() -> None:
     shaping = {"temperature": 0.3, "repetition_penalty": 1.9, "logit_bias": ((8, 30.0),)}
     params = [SamplingParams(logprobs=number, **shaping) for number in (3, None, 0, 20, 5)]
@@ -222,15 +243,14 @@ def draws_follow_seed_and_position() -> None:
 
 def padding_is_left_alone() -> None:
     pair = Pair(70, [SamplingParams(temperature=0), SamplingParams(seed=1, top_p=0.9)])
+    pair.device._rows = RowUploads(4, 70, CPU)
     logits, slots = random_logits(4, 70), np.full(4, -1, dtype=np.int32)
     slots[:2] = pair.device.slots(pair.names)
     words = pair.device._words.clone()
-    ids = pair.device.choose(logits, torch.from_numpy(slots))
-    sample = pair.device.collect(ids, logits, pair.names)
-    expected = pair.plain.sample(logits[:2], pair.names)
-    assert sample.to_host() == expected
-    tokens = [one.token for one in expected]
-    assert sample.ids.tolist() == [*tokens, 0, 0]
+    rows = pair.device._rows.upload(slots, None)
+    ids = sample(logits, rows, pair.device._words, pair.device.last_tokens, True, SMALL)
+    tokens = [one.token for one in pair.plain.sample(logits[:2], pair.names)]
+    assert ids.tolist() == [*tokens, 0, 0]
     assert pair.device.last_tokens[slots[:2].tolist()].tolist() == tokens
     assert (pair.device._words != words).sum() == 4, "position and count of two slots"
 
@@ -268,6 +288,8 @@ CHECKS: dict[str, Callable[[], None]] = {
         stops_are_banned_until_min_tokens,
         biases_add_up_and_stay_in_the_vocabulary,
         masked_rows_keep_to_their_masks,
+        masks_are_those_of_their_step,
+        masks_are_stronger_than_biases,
         logprobs_are_those_of_the_raw_logits,
         a_row_is_the_same_in_any_batch_and_any_tiles,
         draws_follow_seed_and_position,

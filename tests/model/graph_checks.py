@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,9 @@ from engine.model.device_sampler import DeviceSample, DeviceSampler
 from engine.model.graphs import StepGraphs, StepParts
 from engine.model.host_memory import Blob
 from engine.model.lora import TARGETS, target_widths
+from engine.model.masks import TokenMasks, pack_bits
 from engine.model.spec import read_spec
-from engine.model.steps import Steps, forward_over
+from engine.model.steps import Masks, Steps, forward_over
 from engine.model.weights import open_weights
 from lora_kernels.gpu.triton_attention import PagedAttention
 from lora_kernels.gpu.triton_backend import TritonBackend
@@ -56,9 +57,9 @@ class Watched(DeviceSampler):
 
     logits = torch.empty(0)
 
-    def collect(self, ids: Tensor, logits: Tensor, request_ids: Sequence[str]) -> DeviceSample:
-        self.logits = logits[: len(request_ids)].clone()
-        return super().collect(ids, logits, request_ids)
+    def start(self, logits: Tensor, request_ids: Sequence[str], masks: TokenMasks | None = None) -> DeviceSample:
+        self.logits = logits.clone()
+        return super().start(logits, request_ids, masks)
 
 
 @cache
@@ -107,8 +108,8 @@ class SteppedArena:
         self.state.release(name)
         self.sampler.remove(name)
 
-    def step(self, chunks: Sequence[ScheduledChunk]) -> list[SampledToken]:
-        sample = self.steps.launch(self.state.gather(chunks))
+    def step(self, chunks: Sequence[ScheduledChunk], masks: Masks | None) -> list[SampledToken]:
+        sample = self.steps.launch(self.state.gather(chunks), masks)
         sampled = sample.to_host() if sample else []
         for token in sampled:
             self.state.append(token.request_id, UNKNOWN if self.is_recorded else token.token)
@@ -150,11 +151,12 @@ class Pair:
         admission = Admission(name, tokens, num_prompt, num_computed, tuple(kept), adapter_hash, params)
         self.both(lambda stepped: stepped.admit(admission))
 
-    def step(self, names: Sequence[str]) -> int | None:
-        """What was replayed, if anything. Both must say the same, and mean it."""
+    def step(self, names: Sequence[str], allowed: Mapping[str, Sequence[int]] | None = None) -> int | None:
+        """What was replayed, if anything. Both must say the same, and mean it. Requests in `allowed` may say the tokens
+        there alone."""
         chunks = [self.chunk(name) for name in names]
-        before = len(self.recorded.recorder.replayed)
-        ours, theirs = self.recorded.step(chunks), self.plain.step(chunks)
+        before, masks = len(self.recorded.recorder.replayed), None if allowed is None else partial(mask, allowed)
+        ours, theirs = self.recorded.step(chunks, masks), self.plain.step(chunks, masks)
         assert [(one.request_id, one.token) for one in ours] == [(one.request_id, one.token) for one in theirs]
         for one, other in zip(ours, theirs, strict=True):
             if other.logprobs is not None:
@@ -173,6 +175,11 @@ class Pair:
         new = [self.free.pop(0) for _ in range(-(-end // BLOCK) - len(self.pages[name]))]
         self.pages[name] += new
         return ScheduledChunk(name, start, end - start, tuple(new), samples=True)
+
+
+def mask(allowed: Mapping[str, Sequence[int]], names: Sequence[str]) -> TokenMasks:
+    rows = tuple(row for row, name in enumerate(names) if name in allowed)
+    return TokenMasks(rows, np.stack([pack_bits(np.array(allowed[names[row]]), VOCAB) for row in rows]))
 
 
 def any_set_of_adapters_with_padding() -> None:
@@ -226,9 +233,32 @@ def scaled_outputs_are_not_replayed() -> None:
     assert pair.step("b") == OF_1 + PLAIN
 
 
+def grammar_rows_are_replayed_beside_others() -> None:
+    """The masks change with every step, while others draw, filter, penalise and want logprobs."""
+    pair = Pair()
+    pair.both(lambda stepped: stepped.load("x", 3, range(20, 40)))
+    for name, params in (("a", GREEDY), ("b", SAMPLED), ("c", FILTERED), ("d", LOGPROBS)):
+        pair.admit(name, (4, 5, ord(name) - 60), "x" if name == "b" else None, params)
+    assert pair.step("abcd", {"a": [11]}) is None
+    assert pair.step("abcd", {"b": [12, 13], "c": [14]}) == OF_4
+    assert pair.step("abcd", {"a": [15, 16], "d": [17, 18, 19]}) == OF_4
+    assert pair.step("ad", {"d": [96]}) == OF_2 + PLAIN
+    assert pair.step("abcd") == OF_4, "without any grammar after steps with some"
+    said = {name: pair.tokens[name][3:] for name in "abcd"}
+    assert said["a"][0] == 11 and said["c"][1] == 14 and said["d"][3] == 96
+    assert said["b"][1] in (12, 13) and said["a"][2] in (15, 16) and said["d"][2] in (17, 18, 19)
+    for stepped in (pair.recorded, pair.plain):
+        assert stepped.sampler.logits.isfinite().all(), "masks change no logits"
+
+
 CHECKS: dict[str, Callable[[], None]] = {
     check.__name__: check
-    for check in (any_set_of_adapters_with_padding, requests_come_and_go, scaled_outputs_are_not_replayed)
+    for check in (
+        any_set_of_adapters_with_padding,
+        requests_come_and_go,
+        scaled_outputs_are_not_replayed,
+        grammar_rows_are_replayed_beside_others,
+    )
 } | {"an_engine_ahead_of_replays": lambda: an_engine_ahead_of_replays(Path(sys.argv[1]))}
 
 

@@ -24,6 +24,8 @@ NAMES = (
     "stops_are_banned_until_min_tokens",
     "biases_add_up_and_stay_in_the_vocabulary",
     "masked_rows_keep_to_their_masks",
+    "masks_are_those_of_their_step",
+    "masks_are_stronger_than_biases",
     "logprobs_are_those_of_the_raw_logits",
     "a_row_is_the_same_in_any_batch_and_any_tiles",
     "draws_follow_seed_and_position",

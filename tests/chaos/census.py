@@ -20,7 +20,8 @@ from tests.chaos.patience import Late, until
 MAX_REDIS_CONNECTIONS = 40
 """Most connections of one gateway to Redis: those that its pool keeps, and its pipelined lines."""
 
-SETTLE_SECONDS = 5.0
+SETTLE_SECONDS = 30.0
+"""For what goes away by itself to do so, on a machine that is busy with other tests. A leak stays for longer."""
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Quiet:
     """The descriptors and tasks of one idle process."""
 
     descriptors: Counter[str]
-    """What they are, but for connections to Redis."""
+    """Descriptors by kind, without connections to Redis."""
     tasks: Counter[str] = field(default_factory=Counter)
 
 
@@ -81,6 +82,7 @@ class Census:
             f"{who} has {count} more descriptors of kind {kind} than {then.descriptors[kind]}"
             for kind, count in more.items()
         ]
+        wrong += [f"{who} has these sockets: {_sockets(process)}"] if more["socket"] else []
         tasks = {name: count for name, count in now.tasks.items() if count > max(_wanted_late(name), then.tasks[name])}
         wrong += [f"{who} has {count} tasks {name}, and had {then.tasks[name]}" for name, count in tasks.items()]
         return wrong
@@ -104,6 +106,14 @@ def _descriptors(process: psutil.Process) -> Counter[str]:
         with suppress(OSError):
             kinds[os.readlink(link).split(":[")[0]] += 1
     return kinds
+
+
+def _sockets(process: psutil.Process) -> list[str]:
+    """Describe each socket, for a developer who looks for the one that stays."""
+    return [
+        f"{link.fd} {link.family.name} {link.laddr} {link.raddr} {link.status}"
+        for link in process.net_connections("all")
+    ]
 
 
 def _grammar_workers(process: psutil.Process) -> int:

@@ -19,7 +19,7 @@ import torch
 from benchmarks.gpu.shapes import BLOCK_SIZE, adapter_elements, full_layout, model_config
 from engine.config import EngineConfig
 from engine.core.commands import AdapterFetched
-from engine.core.config import CoreConfig
+from engine.core.config import CoreConfig, Scheduling
 from engine.core.state import EngineState
 from engine.core.types import AdapterHash, StepPlan, StepResult, TokenEvent
 from engine.engine import Engine
@@ -37,13 +37,15 @@ UNBOUNDED_BYTES = 1 << 60
 
 @dataclass(frozen=True)
 class HouseSize:
-    """Sizes of an engine, as in EngineConfig. `tiny`: a toy model on the CPU. `num_pages`: 0 means as many as fit."""
+    """Sizes of an engine, as in EngineConfig. `tiny`: a toy model on the CPU. `num_pages`: 0 means as many as fit.
+    `policy`: see Scheduling."""
 
     tiny: bool
     max_seqs: int
     token_budget: int
     max_model_len: int
     num_pages: int = 0
+    policy: str = "lanes"
 
 
 class Adapters:
@@ -147,6 +149,7 @@ def build_house(size: HouseSize, scratch: Path, tell: Callable[[str], None]) -> 
         max_resident_adapters=config.max_resident_adapters,
         host_adapter_bytes=UNBOUNDED_BYTES,
         prefix_caching=False,
+        scheduling=Scheduling(policy=size.policy),
     )
     tell(
         f"engine ready in {time.perf_counter() - started:.1f} s, {runner.num_pages} pages of {runner.page_bytes} bytes"

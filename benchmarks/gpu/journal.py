@@ -116,17 +116,28 @@ class Journal:
             file.write(json.dumps(line) + "\n")
 
 
+def end_journal(path: Path, code: int | None, seconds: float) -> None:
+    """Add to a section's journal how its process ended; see `Findings.exit`. A line that was cut off is closed."""
+    text = path.read_text() if path.is_file() else ""
+    with path.open("a") as file:
+        file.write("\n" if text and not text.endswith("\n") else "")
+        file.write(json.dumps({"exit": {"code": code, "seconds": round(seconds, 1)}}) + "\n")
+
+
 @dataclass
 class Findings:
     """The contents of a section's journal.
 
     Attributes:
+        exit: `code` of the section's process, None if it was killed for lack of time, and its `seconds`; empty if the
+            whole suite was killed before.
         rows: Table -> [(case, values)], in order.
         failures: (case, reason), in order.
         finished: Whether the section ran to its end.
     """
 
     environment: dict[str, Value] = field(default_factory=dict)
+    exit: dict[str, Value] = field(default_factory=dict)
     rows: dict[str, list[tuple[str, dict[str, Value]]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     failures: list[tuple[str, str]] = field(default_factory=list)
@@ -134,13 +145,13 @@ class Findings:
 
 
 def read_journal(path: Path) -> Findings:
-    """Return the findings in a journal, which may be unfinished or missing. Reading ends at a line that was cut off."""
+    """Return the findings in a journal, which may be unfinished or missing. A line that was cut off is left out."""
     found = Findings()
     for text in path.read_text().splitlines() if path.is_file() else ():
         try:
             line = json.loads(text)
         except ValueError:
-            break
+            continue
         _take(found, line)
     return found
 
@@ -153,6 +164,7 @@ def _take(found: Findings, line: dict[str, Any]) -> None:
     elif note := line.get("note"):
         found.notes.append(note)
     found.environment |= line.get("environment", {})
+    found.exit |= line.get("exit", {})
     found.finished |= line.get("finished", False)
 
 

@@ -30,7 +30,7 @@ def find_package(name: str) -> Path:
     """Return the folder of a peer's package without importing it. Raises PeerAbsent if it is not on the path."""
     found = find_spec(name)
     if found is None or not found.submodule_search_locations:
-        raise PeerAbsent(f"{name} is not importable here: put its wheel, unpacked, on PYTHONPATH")
+        raise PeerAbsent(f"{name} is not importable here: name the folder of its unpacked wheel with --peers")
     return Path(found.submodule_search_locations[0])
 
 

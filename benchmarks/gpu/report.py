@@ -1,15 +1,69 @@
-"""Formats the findings of all sections as plain text and as JSON. Needs no torch."""
+"""What the sections are and decide; formats their findings as plain text and as JSON. Needs no torch."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.journal import Findings, Value, shown
+from benchmarks.gpu.journal import Findings, Value, read_journal, shown
 
 OK, FAILED, CUT, CRASHED = "ok", "failed", "out of time", "crashed"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A section of the suite.
+
+    Attributes:
+        share: Part of the time budget, relative to the others'. Time that a section leaves goes to later ones.
+        decides: What its figures are for.
+    """
+
+    title: str
+    share: float
+    decides: str
+
+
+SECTIONS = {
+    "A": Section(
+        "Correctness on the device",
+        0.5,
+        "If anything fails here, no figure of the other sections counts.",
+    ),
+    "B": Section(
+        "Kernels against their byte limits",
+        0.13,
+        "Kernels that reach less than 80 % of the measured bandwidth are tuned next, the longest of a step first.",
+    ),
+    "C": Section(
+        "Peers' kernels",
+        0.07,
+        "Where a peer's kernel is faster on the same work, its approach is tried, or its library becomes the backend.",
+    ),
+    "D": Section(
+        "Decoding at the 8B shape",
+        0.1,
+        "The share of the byte limit that is lost outside of kernels, and what adapters cost: 1, 8, 64 and 2,000.",
+    ),
+    "E": Section(
+        "Lanes",
+        0.08,
+        "Whether interactive TTFT and ITL beside a batch backlog hold their goals, or batch steps must be shorter.",
+    ),
+    "F": Section(
+        "A decode step: graphs, a step ahead, host gaps",
+        0.05,
+        "Whether graphs and planning ahead stay the default, and which gap of more than 50 us is closed next.",
+    ),
+    "G": Section(
+        "Steps with prompts",
+        0.07,
+        "Up to how many tokens mixed steps are captured, and the default token budget of a step.",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -31,17 +85,27 @@ def is_good(outcomes: Sequence[Outcome]) -> bool:
     return all(outcome.status == OK for outcome in outcomes)
 
 
-def document(outcomes: Sequence[Outcome], date: str, command: str) -> dict[str, Any]:
-    """Return the findings of all sections, run by `command` on the ISO 8601 `date`, as a document to write as JSON."""
+def outcome_of(name: str, path: Path) -> Outcome:
+    """Return the outcome of section `name` from its journal."""
+    findings = read_journal(path)
+    code = findings.exit.get("code")
+    if code:
+        findings.failures.append((f"section {name}", f"its process ended with {code}; see its standard error"))
+    status = CRASHED if code else FAILED if findings.failures else OK if findings.finished else CUT
+    return Outcome(name, SECTIONS[name].title, status, float(findings.exit.get("seconds") or 0), findings)
+
+
+def document(folder: Path, wanted: Mapping[str, Value]) -> dict[str, Any]:
+    """Return the findings of all journals in a folder whose environment is `wanted`, as a document to write as JSON."""
+    found = [outcome_of(name, folder / f"{name}.jsonl") for name in SECTIONS]
     return {
-        "date": date,
-        "command": command,
-        "environment": environment(outcomes),
+        "environment": dict(wanted),
         "sections": {
             outcome.name: {
                 "title": outcome.title,
+                "decides": SECTIONS[outcome.name].decides,
                 "status": outcome.status,
-                "seconds": round(outcome.seconds, 1),
+                "seconds": outcome.seconds,
                 "tables": {
                     table: [{"case": case, **values} for case, values in rows]
                     for table, rows in outcome.findings.rows.items()
@@ -49,19 +113,21 @@ def document(outcomes: Sequence[Outcome], date: str, command: str) -> dict[str, 
                 "notes": outcome.findings.notes,
                 "failures": [{"case": case, "reason": reason} for case, reason in outcome.findings.failures],
             }
-            for outcome in outcomes
+            for outcome in found
+            if outcome.findings.environment == wanted
         },
     }
 
 
 def environment(outcomes: Sequence[Outcome]) -> dict[str, Value]:
-    """Return the device with its properties, driver and versions; empty if no section got far enough to record them."""
+    """Return the day, the device with its properties, driver and versions; empty if no section got far enough to record
+    them."""
     return next((outcome.findings.environment for outcome in outcomes if outcome.findings.environment), {})
 
 
-def file_name(outcomes: Sequence[Outcome], date: str) -> str:
-    device = str(environment(outcomes)["device"])
-    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") + f"-{date}.json"
+def file_name(environment: Mapping[str, Value]) -> str:
+    device = re.sub(r"[^a-z0-9]+", "-", str(environment["device"]).lower()).strip("-")
+    return f"{device}-{environment['date']}.json"
 
 
 def text(outcomes: Sequence[Outcome]) -> str:
@@ -74,7 +140,7 @@ def text(outcomes: Sequence[Outcome]) -> str:
 
 def _section(outcome: Outcome) -> Iterator[str]:
     head = f"{outcome.name}. {outcome.title} -- {outcome.status}, {outcome.seconds:.0f} s"
-    yield from (head, "=" * len(head))
+    yield from (head, "=" * len(head), SECTIONS[outcome.name].decides)
     for table, rows in outcome.findings.rows.items():
         yield from ("", table, *_table(rows))
     for note in outcome.findings.notes:

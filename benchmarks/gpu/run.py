@@ -1,20 +1,22 @@
-"""Runs all GPU tests and benchmarks of this repository, in one command of under eight minutes.
+"""Runs all GPU tests and benchmarks of this repository, in two calls of under eight minutes each.
 
-    python -m benchmarks.gpu.run                        all sections, on the CUDA device
-    python -m benchmarks.gpu.run --sections A,B         some of them
-    python -m benchmarks.gpu.run --budget-s 240         less time, divided in the same proportions
-    python -m benchmarks.gpu.run --out result.json      another place for the JSON
-    python -m benchmarks.gpu.run --tiny                 toy sizes on the CPU: proves that the suite runs
+    python -m benchmarks.gpu.run --sections A                 correctness, on the CUDA device
+    python -m benchmarks.gpu.run --sections B,C,D,E,F,G       everything that is timed
+    python -m benchmarks.gpu.run --budget-s 240               less time, divided in the same proportions
+    python -m benchmarks.gpu.run --peers DIR                  peers' unpacked wheels for section C
+    python -m benchmarks.gpu.run --out DIR                    another folder for the results
+    python -m benchmarks.gpu.run --tiny                       toy sizes on the CPU: proves that the suite runs
 
 It needs torch, triton and transformers with their dependencies; this repository need not be installed. Each section
-runs in its own process, so that a crash does not affect the others. The tables are printed at the end; the exit status
-is 0 only if nothing failed and nothing was left out for lack of time.
+runs in its own process, so that a crash does not affect the others, and writes its journal line by line, so that a call
+that is killed loses no measurement. After each section, one JSON document is made from all journals of the same day,
+device and software in the folder, whichever call wrote them. The tables are printed at the end; the exit status is 0
+only if nothing failed and nothing was left out for lack of time.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import signal
@@ -23,7 +25,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,49 +32,48 @@ if str(ROOT) not in sys.path:  # started as a file
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu import report  # noqa: E402
-from benchmarks.gpu.journal import read_journal  # noqa: E402
+from benchmarks.gpu.journal import end_journal  # noqa: E402
+from benchmarks.gpu.report import SECTIONS  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"
 GRACE_S = 15.0
 """Seconds by which a section may exceed its budget to finish its current case before it is killed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A section and its share of the time budget, relative to the others'. Time that it leaves goes to later ones."""
-
-    title: str
-    share: float
-
-
-SECTIONS = {
-    "A": Section("Correctness on the device", 0.32),
-    "B": Section("Kernels against their byte limits", 0.2),
-    "C": Section("Peers' kernels", 0.1),
-    "D": Section("Decoding at the 8B shape", 0.16),
-    "E": Section("Lanes", 0.12),
-    "F": Section("A decode step: graphs, a step ahead, host gaps", 0.1),
-}
+CALL_S = 470.0
+"""Default budget in seconds of section A alone, whose kernels take up to 150 s to compile, and of all others together:
+just under eight minutes."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
-    date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    outcomes = []
     with tempfile.TemporaryDirectory(prefix="loralane-gpu-") as scratch:
-        deadline = time.monotonic() + options.budget_s
-        for place, name in enumerate(options.sections):
-            share = SECTIONS[name].share / sum(SECTIONS[one].share for one in options.sections[place:])
-            budget = share * max(0.0, deadline - time.monotonic())
-            outcomes.append(_run_section(name, budget, options.tiny, Path(scratch)))
+        folder = options.out or (Path(scratch) if options.tiny else RESULTS)
+        folder.mkdir(parents=True, exist_ok=True)
+        outcomes = _run_sections(options, folder)
     print(report.text(outcomes))
-    measured = bool(report.environment(outcomes)) and not options.tiny
-    out = options.out or (RESULTS / report.file_name(outcomes, date) if measured else None)
-    if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(report.document(outcomes, date, _command(options)), indent=1) + "\n")
-        print(f"\nwritten to {out}")
     return 0 if report.is_good(outcomes) else 1
+
+
+def _run_sections(options: argparse.Namespace, folder: Path) -> list[report.Outcome]:
+    """Run the sections one after the other, each with its share of the time that is left. After each, write the JSON
+    document of all journals in `folder` that belong together."""
+    outcomes: list[report.Outcome] = []
+    deadline = time.monotonic() + (options.budget_s or _default_budget(options.sections))
+    for place, name in enumerate(options.sections):
+        share = SECTIONS[name].share / sum(SECTIONS[one].share for one in options.sections[place:])
+        budget = share * max(0.0, deadline - time.monotonic())
+        outcomes.append(_run_section(name, budget, options, folder))
+        if environment := report.environment(outcomes):
+            path = folder / report.file_name(environment)
+            path.write_text(json.dumps(report.document(folder, environment), indent=1) + "\n")
+            print(f"written to {path}", file=sys.stderr)
+    return outcomes
+
+
+def _default_budget(sections: Sequence[str]) -> float:
+    """Return the seconds of one call, or of two for section A and others."""
+    return CALL_S * (2 if "A" in sections and len(sections) > 1 else 1)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -82,11 +82,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     titles = "; ".join(f"{name} {section.title.lower()}" for name, section in SECTIONS.items())
     parser.add_argument("--sections", type=_sections, default=tuple(SECTIONS), metavar="A,B", help=titles)
-    parser.add_argument("--budget-s", type=float, default=470.0, help="of all sections together (%(default)g)")
-    parser.add_argument("--out", type=Path, help="JSON; without it in benchmarks/gpu/results, by device and date")
-    parser.add_argument(
-        "--tiny", action="store_true", help="toy sizes on the CPU; writes no JSON unless --out is given"
-    )
+    parser.add_argument("--budget-s", type=float, help=f"of all sections together ({CALL_S:g}; twice that with A)")
+    parser.add_argument("--peers", type=Path, metavar="DIR", help="folder of peers' unpacked wheels, for section C")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for journals and JSON (benchmarks/gpu/results)")
+    parser.add_argument("--tiny", action="store_true", help="toy sizes on the CPU; writes no file without --out")
     return parser.parse_args(arguments)
 
 
@@ -97,24 +96,21 @@ def _sections(text: str) -> tuple[str, ...]:
     return names
 
 
-def _command(options: argparse.Namespace) -> str:
-    words = ["python -m benchmarks.gpu.run", "--sections", ",".join(options.sections)]
-    return " ".join([*words, "--budget-s", f"{options.budget_s:g}", *(["--tiny"] if options.tiny else [])])
-
-
-def _run_section(name: str, budget: float, tiny: bool, scratch: Path) -> report.Outcome:
-    """Run a section in its own process, with a journal in `scratch`; under Triton's interpreter if `tiny`."""
-    path = scratch / f"{name}.jsonl"
+def _run_section(name: str, budget: float, options: argparse.Namespace, folder: Path) -> report.Outcome:
+    """Run a section in its own process, with a journal in `folder`; under Triton's interpreter in toy size."""
+    path = folder / f"{name}.jsonl"
+    path.unlink(missing_ok=True)
     words = [sys.executable, "-m", "benchmarks.gpu.section", name, "--journal", str(path), "--budget-s", f"{budget}"]
     print(f"{name}. {SECTIONS[name].title} (at most {budget:.0f} s)", file=sys.stderr, flush=True)
-    return run_process(name, [*words, *(["--tiny"] if tiny else [])], budget, path, _environment(tiny))
+    environment = _environment(options.tiny, options.peers if name == "C" else None)
+    return run_process(name, [*words, *(["--tiny"] if options.tiny else [])], budget, path, environment)
 
 
 def run_process(
     name: str, words: Sequence[str], budget: float, path: Path, environment: Mapping[str, str]
 ) -> report.Outcome:
-    """Run section `name` by the command `words`, which writes a journal to `path`, and return its outcome from the
-    journal and the exit status. After `budget` seconds plus GRACE_S, the process is killed with its children."""
+    """Run section `name` by the command `words`, which writes a journal to `path`, add the exit status to the journal,
+    and return the section's outcome. After `budget` seconds plus GRACE_S, the process is killed with its children."""
     started = time.monotonic()
     process = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=sys.stderr, start_new_session=True)
     try:
@@ -123,21 +119,13 @@ def run_process(
         code = None
     finally:
         _end(process)
-    findings = read_journal(path)
-    if code:
-        findings.failures.append((f"section {name}", f"its process ended with {code}; its last words are above"))
-    status = report.CUT if code is None else report.CRASHED if code else _status(findings.failures, findings.finished)
-    return report.Outcome(name, SECTIONS[name].title, status, time.monotonic() - started, findings)
+    end_journal(path, code, time.monotonic() - started)
+    return report.outcome_of(name, path)
 
 
-def _status(failures: Sequence[object], finished: bool) -> str:
-    if failures:
-        return report.FAILED
-    return report.OK if finished else report.CUT
-
-
-def _environment(tiny: bool) -> dict[str, str]:
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+def _environment(tiny: bool, peers: Path | None) -> dict[str, str]:
+    folders = [str(ROOT), *([str(peers.resolve())] if peers else []), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = os.pathsep.join(folders)
     own = {"PYTHONPATH": path, "TRITON_INTERPRET": "1"} if tiny else {"PYTHONPATH": path}
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return {**kept, **own}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import platform
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ MODULES = {
     "D": ("decoding",),
     "E": ("device_lanes",),
     "F": ("host_gaps",),
+    "G": ("prompt_steps",),
 }
 
 
@@ -60,10 +62,12 @@ def _run(journal: Journal, modules: tuple[str, ...]) -> int:
 
 
 def describe(tiny: bool) -> dict[str, Value]:
-    """Return the versions of the software that computes, and the GPU's properties; `tiny` means that there is none."""
+    """Return the day, the versions of the software that computes, and the GPU's properties; `tiny` means that there is
+    no GPU."""
     import torch
 
     versions: dict[str, Value] = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         **{name: version(name) for name in ("triton", "transformers", "numpy", "safetensors")},

@@ -14,7 +14,7 @@ import torch
 from benchmarks.gpu import kernel_tests, report, run, section
 from benchmarks.gpu.correct_kernels import exact_attention, exact_delta, relative_error
 from benchmarks.gpu.host_gaps import Gap, Span, find_gaps
-from benchmarks.gpu.journal import Journal, OutOfTime, read_journal, shown
+from benchmarks.gpu.journal import Journal, OutOfTime, end_journal, read_journal, shown
 from benchmarks.gpu.on_device import OnDevice
 from benchmarks.gpu.shapes import (
     adapter_elements,
@@ -42,19 +42,20 @@ ABSENT = (
 def tiny(tmp_path_factory):
     """What the whole suite in toy size prints and writes, on a machine that has nothing else."""
     folder = tmp_path_factory.mktemp("gpu")
-    out = folder / "result.json"
+    out = folder / "results"
     (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({ABSENT!r}.split()))\n")
-    words = [sys.executable, ROOT / "benchmarks" / "gpu" / "run.py", "--tiny", "--budget-s", "600", "--out", out]
+    words = [sys.executable, ROOT / "benchmarks" / "gpu" / "run.py", "--tiny", "--budget-s", "800", "--out", out]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(folder)
-    done = subprocess.run(words, cwd=out.parent, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout, json.loads(out.read_text())
+    (document,) = out.glob("cpu-*.json")
+    return done.stdout, json.loads(document.read_text())
 
 
 def test_every_section_runs_in_toy_size(tiny):
     text, document = tiny
-    assert list(document["sections"]) == list(run.SECTIONS)
+    assert list(document["sections"]) == list(report.SECTIONS)
     for name, part in document["sections"].items():
         assert (part["status"], part["failures"]) == ("ok", []), name
         assert f"{name}. {part['title']} -- ok" in text
@@ -81,6 +82,9 @@ def test_the_toy_suite_checked_what_the_real_one_will(tiny):
     assert len(sections["F"]["tables"]["device in a decode step"]) == 2
     modes = [row["case"] for row in sections["F"]["tables"]["decode steps, batch 4, base"]]
     assert modes == ["kernel by kernel, a step ahead", "kernel by kernel, in turn"]
+    assert len(sections["G"]["tables"]["first prompts"]) == 4
+    mixed = sections["G"]["tables"]["steps with prompts"]
+    assert [row.get("prompt tokens a step", 0) > 0 for row in mixed] == [False, True, True] * 2
 
 
 def test_every_check_of_the_kernels_has_a_backend_of_its_own():
@@ -147,6 +151,28 @@ def test_a_line_that_was_cut_off_loses_only_itself(tmp_path):
     with journal.path.open("a") as file:
         file.write('{"row": {"tab')
     assert read_journal(journal.path).rows == {"table": [("case", {"us": 1.0})]}
+    end_journal(journal.path, None, 7.0)
+    assert read_journal(journal.path).rows == {"table": [("case", {"us": 1.0})]}
+    assert read_journal(journal.path).exit == {"code": None, "seconds": 7.0}
+
+
+def test_one_document_has_the_sections_of_several_calls_even_of_one_that_was_killed(tmp_path):
+    here, elsewhere = {"device": "H100", "date": "2026-11-25"}, {"device": "H200", "date": "2026-11-25"}
+    for name, environment, is_killed in (("A", here, False), ("B", here, True), ("C", elsewhere, False)):
+        journal = Journal(tmp_path / f"{name}.jsonl", time.monotonic() + 60, True, "cpu")
+        journal.environment(environment)
+        journal.row("table", "case", us=1.0)
+        if not is_killed:
+            journal.finish()
+            end_journal(journal.path, 0, 7.0)
+    sections = report.document(tmp_path, here)["sections"]
+    assert {name: part["status"] for name, part in sections.items()} == {"A": report.OK, "B": report.CUT}
+    assert sections["B"]["tables"] == {"table": [{"case": "case", "us": 1.0}]}
+
+
+def test_peers_are_looked_for_in_the_folder_that_is_named(tmp_path):
+    assert str(tmp_path) in run._environment(False, tmp_path)["PYTHONPATH"].split(os.pathsep)
+    assert str(tmp_path) not in run._environment(False, None)["PYTHONPATH"].split(os.pathsep)
 
 
 def test_unknown_sections_are_refused(capsys):
@@ -158,9 +184,8 @@ def test_unknown_sections_are_refused(capsys):
 def test_without_cuda_the_real_suite_says_so_and_fails(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is CUDA here")
-    out = tmp_path / "result.json"
-    assert run.main(["--sections", "F", "--out", str(out)]) == 1
-    assert json.loads(out.read_text())["sections"]["F"]["status"] == "crashed"
+    assert run.main(["--sections", "F", "--out", str(tmp_path)]) == 1
+    assert report.outcome_of("F", tmp_path / "F.jsonl").status == report.CRASHED
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lora_kernels.pinned import upload_into
+
 RANK_TILE = 16
 """Maximum rows of a tile. 16 is the smallest tensor-core tile, and one table entry then serves ranks 1 to 16."""
 MAX_RANK = 256
@@ -266,5 +268,4 @@ class LoraTable:
             (self.offsets, self.host_offsets),
             (self.scales, self.host_scales),
         ):
-            row = torch.from_numpy(host[adapter_slot])
-            table[adapter_slot].copy_(row.pin_memory() if table.is_cuda else row, non_blocking=True)
+            upload_into(table[adapter_slot], host[adapter_slot])

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,6 +41,9 @@ class CopyQueue(Protocol):
     def before_kernels(self, mark: Mark) -> None:
         """Makes kernels launched from now on wait for every copy enqueued before `mark`. The host does not wait."""
 
+    def finish(self, mark: Mark) -> None:
+        """Blocks until the copies before `mark` are done. Any thread may call it."""
+
     def seconds(self, first: Mark, last: Mark) -> float:
         """Blocks until the copies before `last` are done. Returns the seconds that passed between the two marks."""
 
@@ -65,6 +70,9 @@ class CudaQueue:
     def before_kernels(self, mark: torch.cuda.Event) -> None:
         torch.cuda.current_stream(self._device).wait_event(mark)
 
+    def finish(self, mark: torch.cuda.Event) -> None:
+        mark.synchronize()
+
     def seconds(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
         last.synchronize()
         return first.elapsed_time(last) / 1000
@@ -85,6 +93,9 @@ class AdapterCopies(Protocol):
     def close(self) -> None:
         """Ends the step: later copies belong to the next step, and kernels launched later wait for all copies begun so
         far."""
+
+    def fence(self) -> Callable[[], None]:
+        """Returns a function that blocks until every copy begun so far is done. Any thread may call it."""
 
     def finish(self) -> tuple[float, ...]:
         """Blocks until the copies of the oldest closed step are done, and forgets that step. Returns the seconds that
@@ -111,6 +122,10 @@ class PlainCopies:
     def close(self) -> None:
         self._closed.append(tuple(self._seconds))
         self._seconds = []
+
+    def fence(self) -> Callable[[], None]:
+        """Returns a function that does nothing, because every copy is complete when `begin` returns."""
+        return lambda: None
 
     def finish(self) -> tuple[float, ...]:
         if not self._closed:
@@ -152,6 +167,9 @@ class QueuedCopies:
             self._queue.before_kernels(self._copies[-1].layers[-1])
         self._closed.append(self._copies)
         self._copies = []
+
+    def fence(self) -> Callable[[], None]:
+        return partial(self._queue.finish, self._queue.mark())
 
     def finish(self) -> tuple[float, ...]:
         if not self._closed:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from engine.core.types import Admission, PageId, ScheduledChunk
-from engine.model.memory import upload
 from lora_kernels.backend import AttentionBatch
+from lora_kernels.pinned import upload
 from lora_kernels.segments import SegmentPlan, plan_segments
 
 Ints = npt.NDArray[np.int32]

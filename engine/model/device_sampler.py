@@ -17,12 +17,17 @@ from torch import Tensor
 
 from engine.core.types import SampledToken, SamplingParams, TokenLogprobs
 from engine.model.masks import TokenMasks
-from engine.model.memory import upload
+from engine.model.results import ResultBlocks, StepResults
 from engine.model.sampled_rows import RowUploads
 from engine.model.sampler import GREEDY_BELOW, TokenCounts, bias_of, has_filters, has_penalties, stops_of
 from lora_kernels.gpu.triton_logprobs import logprobs
 from lora_kernels.gpu.triton_sampling import MAX_VOCAB, SamplingTiles, sample
+from lora_kernels.pinned import upload
 from lora_kernels.sampling_words import DRAWN, FILTERED, GREEDY, SlotWords, pack_edits
+
+TOP_LOGPROBS = 20
+"""Number of likeliest tokens per row for which result blocks have room: the most that OpenAI's API allows."""
+ROW_BYTES = 8 + 4 * (1 + 2 * TOP_LOGPROBS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,7 @@ class DeviceSample:
         ready: event after the copies to the host. None means that there is nothing to wait for.
         host_ids: copy of `ids` in host memory.
         host_logprobs: None means that no request wants logprobs.
+        results: the block with `host_ids` and `host_logprobs`, which later steps use again.
     """
 
     ids: Tensor
@@ -68,12 +74,14 @@ class DeviceSample:
     request_ids: tuple[str, ...]
     host_ids: Tensor
     host_logprobs: HostLogprobs | None
+    results: StepResults
 
     def to_host(self) -> list[SampledToken]:
         """Waits for the copies to the host. Returns one token for each of `request_ids`, with its logprobs if
-        requested."""
+        requested. Raises RuntimeError if later steps have overwritten them."""
         if self.ready is not None:
             self.ready.synchronize()
+        self.results.check()
         tokens = self.host_ids.tolist()
         found = {} if self.host_logprobs is None else self.host_logprobs.read()
         pairs = enumerate(zip(self.request_ids, tokens, strict=True))
@@ -118,6 +126,7 @@ class DeviceSampler:
         self._rows = RowUploads(max_seqs, vocab_size, device)
         self._words = torch.zeros(max_seqs, len(SlotWords._fields), dtype=torch.int64, device=device)
         self._tiles = tiles or SamplingTiles()
+        self._results = ResultBlocks(max_seqs * ROW_BYTES, device)
         self._entries: dict[str, _SamplerEntry] = {}
         self._free = list(range(max_seqs - 1, -1, -1))
 
@@ -177,25 +186,29 @@ class DeviceSampler:
         rows = self._rows.upload(self.slots(request_ids), masks)
         any_filters = any(entry.is_filtered for entry in entries)
         ids = sample(logits, rows, self._words, self.last_tokens, any_filters, self._tiles)
-        host_logprobs, host_ids = self._start_logprobs(logits, ids, entries), self._download(ids)
+        results = self._results.begin()
+        host_ids = results.download(ids)
+        host_logprobs = self._start_logprobs(logits, ids, entries, results)
         ready = torch.cuda.Event() if ids.is_cuda else None
         if ready is not None:
             ready.record()
-        return DeviceSample(ids, ready, tuple(request_ids), host_ids, host_logprobs)
+        return DeviceSample(ids, ready, tuple(request_ids), host_ids, host_logprobs, results)
 
     def _kind(self, params: SamplingParams) -> int:
         if params.temperature < GREEDY_BELOW:
             return GREEDY
         return FILTERED if has_filters(params) else DRAWN
 
-    def _start_logprobs(self, logits: Tensor, ids: Tensor, entries: list[_SamplerEntry]) -> HostLogprobs | None:
+    def _start_logprobs(
+        self, logits: Tensor, ids: Tensor, entries: list[_SamplerEntry], results: StepResults
+    ) -> HostLogprobs | None:
         wanted = [(row, entry.logprobs) for row, entry in enumerate(entries) if entry.logprobs is not None]
         if not wanted:
             return None
         rows, widths = zip(*wanted, strict=True)
         width = min(max(widths), self.vocab_size)
         packed = logprobs(logits, self._upload(np.array(rows, dtype=np.int32)), ids, width)
-        return HostLogprobs(self._download(packed), rows, widths)
+        return HostLogprobs(results.download(packed), rows, widths)
 
     def _upload_seen(self, tokens: Sequence[int], num_prompt: int) -> Tensor:
         """Returns a request's token counts on the device, int32 [vocab_size]: for each of `tokens`, 1 plus twice the
@@ -207,9 +220,3 @@ class DeviceSampler:
 
     def _upload(self, array: npt.NDArray[np.generic]) -> Tensor:
         return upload(array, self.device)
-
-    def _download(self, tensor: Tensor) -> Tensor:
-        """Starts a copy of `tensor` to the host, into pinned memory if `tensor` is on a GPU, and returns the host
-        tensor."""
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        return host.copy_(tensor, non_blocking=True)

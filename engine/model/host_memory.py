@@ -1,13 +1,15 @@
-"""Host memory of packed adapters, and its reuse.
+"""Host memory of packed adapters and of saved KV pages, allocated once, and the reuse of the adapters' part.
 
-On a CPU the adapters share one arena of pages, and freed pages are reused: memory fresh from the system is cleared
-first, and on a virtual machine whose host reclaims free pages it also has to be found again. Measured on such a
-machine: up to 2.5 ms per MB, half of the time of a fetch, while concurrent steps waited for their core.
+Adapters share one arena of pages, and freed pages are reused: memory fresh from the system is cleared first, and on a
+virtual machine whose host reclaims free pages it also has to be found again. Measured on such a machine: up to 2.5 ms
+per MB, half of the time of a fetch, while concurrent steps waited for their core. For a GPU the arena is pinned, which
+takes even longer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from threading import Lock
@@ -18,9 +20,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.model.memory import CPU, GIB, zeros
+from engine.model.memory import CPU, GIB, free_host_bytes, zeros
+from lora_kernels.pinned import PinningError, pinned_zeros
 
 Longs = npt.NDArray[np.int64]
+Fence = Callable[[], Callable[[], None]]
+"""Returns a function that blocks until every copy begun so far is done."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,17 +69,30 @@ class HostMemory(Protocol):
 
 
 class PagedMemory:
-    """A `HostMemory` for a CPU, in pages of one arena. The most recently freed pages are reused first, so that no more
-    pages are ever touched than were in use at the same time."""
+    """A `HostMemory` in pages of one arena. The most recently freed pages are reused first, so that no more pages are
+    ever touched than were in use at the same time.
 
-    def __init__(self, num_pages: int, page_elems: int, dtype: torch.dtype) -> None:
-        self._pages = zeros(num_pages * page_elems, dtype, CPU).view(num_pages, page_elems)
-        self._free = list(range(num_pages - 1, -1, -1))
+    Args:
+        pages: [num_pages, page_elems], zeros that nothing else uses.
+        fence: for a GPU, which may still copy from a blob that is freed: its pages are taken again only when the copies
+            begun until then are done. None means that no copy outlasts its call.
+    """
+
+    def __init__(self, pages: Tensor, fence: Fence | None = None) -> None:
+        self._pages = pages
+        self._fence = fence
+        self._free = list(range(len(pages) - 1, -1, -1))
+        self._leaving: deque[tuple[Callable[[], None], list[int]]] = deque()
         self._lock = Lock()
 
     def take(self, num_pages: int) -> Blob:
-        """Returns a blob of zeros. Raises MemoryError if too few pages are free: callers reserve them first."""
+        """Returns a blob of zeros, and waits for copies from the pages if need be. Raises MemoryError if too few pages
+        are free: callers reserve them first."""
         with self._lock:
+            while num_pages > len(self._free) and self._leaving:
+                wait, freed = self._leaving.popleft()
+                wait()
+                self._free += freed
             if num_pages > len(self._free):
                 raise MemoryError(f"{num_pages} pages for an adapter, and {len(self._free)} are free in host memory")
             pages = sorted(self._free.pop() for _ in range(num_pages))
@@ -83,34 +101,46 @@ class PagedMemory:
         return Blob(self._pages, np.asarray(pages, dtype=np.int64))
 
     def give(self, blob: Blob) -> None:
+        """Frees a blob. Does not wait for copies, nor for a caller of `take` that does."""
+        pages = blob.pages[::-1].tolist()
+        if self._fence is not None:
+            self._leaving.append((self._fence(), pages))
+            return
         with self._lock:
-            self._free += blob.pages[::-1].tolist()
+            self._free += pages
 
 
-class PinnedMemory:
-    """A `HostMemory` for a GPU, which copies from pinned memory. torch caches freed memory and reuses it once no copy
-    reads it."""
+def allocate_pages(
+    adapter_gb: float, num_saved: int, page_elems: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Allocates the host memory that an engine's device copies from and to: for a GPU all of it is pinned now, and for
+    a CPU the system provides it when it is first touched.
 
-    def __init__(self, page_elems: int, dtype: torch.dtype) -> None:
-        self._page_elems = page_elems
-        self._dtype = dtype
+    Returns:
+        [adapter pages, page_elems], as many pages as fit into `adapter_gb` GiB, and [num_saved, page_elems] for saved
+        KV. Both are zeros, of one allocation if it is pinned.
 
-    def take(self, num_pages: int) -> Blob:
-        return Blob.of(torch.zeros(num_pages, self._page_elems, dtype=self._dtype, pin_memory=True))
-
-    def give(self, blob: Blob) -> None:
-        """Does nothing, because the memory is freed with its last reference."""
-
-
-def make_host_memory(size_gb: float, page_elems: int, dtype: torch.dtype, device: torch.device) -> HostMemory:
-    """Returns host memory for adapters: at most `size_gb` GiB in pages for a CPU; for a GPU the size is ignored. Raises
-    ValueError if the system does not provide that much."""
-    if device.type == "cuda":
-        return PinnedMemory(page_elems, dtype)
+    Raises:
+        ValueError: The system has too little memory, or the CUDA driver does not pin it; the message says what to do.
+    """
+    num_adapters = int(adapter_gb * GIB) // (page_elems * dtype.itemsize)
+    count = (num_adapters + num_saved) * page_elems
     try:
-        return PagedMemory(int(size_gb * GIB) // (page_elems * dtype.itemsize), page_elems, dtype)
+        pages = _pinned(count, dtype) if device.type == "cuda" else zeros(count, dtype, CPU)
     except MemoryError as error:
-        raise ValueError(f"the system gives no {size_gb:g} GiB for engine.host_adapter_gb; lower it") from error
+        raise ValueError(f"the system gives no {adapter_gb:g} GiB for engine.host_adapter_gb; lower it") from error
+    except PinningError as error:
+        raise ValueError(f"{error}; lower engine.host_adapter_gb or engine.swap_gb") from error
+    pages = pages.view(-1, page_elems)
+    return pages[:num_adapters], pages[num_adapters:]
+
+
+def _pinned(count: int, dtype: torch.dtype) -> Tensor:
+    """Returns [count] pinned zeros. Raises MemoryError if less memory is free, before the system would make room by
+    ending a process."""
+    if count * dtype.itemsize > free_host_bytes():
+        raise MemoryError
+    return pinned_zeros(count, dtype)
 
 
 def runs(*lists: Longs | Sequence[int]) -> Iterator[tuple[slice, ...]]:

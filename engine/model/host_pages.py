@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.core.types import PageCopy
 from engine.model.host_memory import Longs, runs
-from engine.model.memory import upload, zeros
+from lora_kernels.pinned import upload
 
 STAGING_BYTES = 64 << 20
 """Size of the staging buffer in bytes, which PCIe transfers in a millisecond or two. A plan that saves more waits for
@@ -18,7 +18,7 @@ all parts of that size but the last."""
 
 
 class HostPages:
-    """Pages of host memory, pinned if a GPU copies them, with copies in both directions between them and the arena.
+    """Pages of host memory, with copies in both directions between them and the arena.
 
     Copies pass through a staging buffer on the device. A save gathers pages into the buffer in kernel order, so that
     later kernels may overwrite the pages at once; a separate stream copies the buffer to the host, so that the step
@@ -26,20 +26,19 @@ class HostPages:
     There is one copy for each run of neighbouring host pages, by the GPU or, on a CPU, by memcpy.
 
     Args:
+        pages: [num_pages, page_elems] in host memory, pinned if the arena is on a GPU.
         device: where the arena is.
 
     Attributes:
-        pages: [num_pages, page_elems]. On a GPU, the contents are defined once the device is synchronised.
+        pages: the argument. On a GPU, the contents are defined once the device is synchronised.
     """
 
-    def __init__(self, num_pages: int, page_elems: int, dtype: torch.dtype, device: torch.device) -> None:
-        on_gpu = device.type == "cuda"
-        count = num_pages * page_elems
-        memory = torch.zeros(count, dtype=dtype, pin_memory=True) if on_gpu else zeros(count, dtype, device)
-        self.pages = memory.view(num_pages, page_elems)
-        rows = max(1, min(num_pages, STAGING_BYTES // (page_elems * dtype.itemsize)))
-        self._staging = torch.empty(rows, page_elems, dtype=dtype, device=device)
-        self._stream = torch.cuda.Stream(device) if on_gpu else None
+    def __init__(self, pages: Tensor, device: torch.device) -> None:
+        self.pages = pages
+        num_pages, page_elems = pages.shape
+        rows = max(1, min(num_pages, STAGING_BYTES // (page_elems * pages.itemsize)))
+        self._staging = torch.empty(rows, page_elems, dtype=pages.dtype, device=device)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def save(self, arena: Tensor, copies: tuple[PageCopy, ...]) -> None:
         """Copies pages of `arena` ([num_pages, page_elems]) to host pages, as `copies` pairs them. The host does not

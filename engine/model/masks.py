@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.model.memory import upload
+from lora_kernels.pinned import upload
 
 WORD_BITS = 32
 

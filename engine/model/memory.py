@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -74,13 +73,6 @@ def _control_group_room(root: Path, unlimited: int) -> int:
     if not (limit.is_file() and used.is_file()) or limit.read_text().strip() == "max":
         return unlimited
     return max(0, int(limit.read_text()) - int(used.read_text()))
-
-
-def upload(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """Returns an array as a tensor on the device. For a GPU it is copied in stream order from pinned memory, and the
-    host does not wait; on a CPU the tensor shares the array's memory."""
-    host = torch.from_numpy(array)
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
 def zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:

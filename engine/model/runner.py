@@ -20,7 +20,7 @@ from engine.model.decoder import build_decoder
 from engine.model.fetcher import Fetcher, start_threads
 from engine.model.grammar import GrammarRoom
 from engine.model.grammar_compiler import Compiler
-from engine.model.host_memory import make_host_memory
+from engine.model.host_memory import PagedMemory, allocate_pages
 from engine.model.host_pages import HostPages
 from engine.model.host_store import HostStore
 from engine.model.lora import TARGETS, target_widths
@@ -34,6 +34,7 @@ from engine.model.steps import Masks, Steps, forward_over, plan_graphs
 from engine.model.submitted import CudaClock, HostClock, SubmittedStep, WorkClock
 from engine.model.weights import open_weights
 from engine.process.cores import usable_cores
+from lora_kernels.pinned import upload_ring
 from lora_kernels.select import select_backend
 
 DEFAULT_MAX_MODEL_LEN = 8192
@@ -71,6 +72,7 @@ class ModelRunner:
         self.spec = read_spec(folder)
         self.device = pick_device(config.device)
         config = config.sized(*SIZES[self.device.type])
+        upload_ring(self.device)  # allocated here, because a GPU may stop when memory is pinned
         self.overlaps = config.overlap and self.device.type == "cuda"
         self.dtype = pick_dtype(config.dtype, self.device)
         fp8 = stores_fp8(config.adapter_dtype, self.device, self.dtype)
@@ -102,7 +104,10 @@ class ModelRunner:
         self.num_pages = count_pages(config, self.page_bytes, self.device, graphs.reserved if graphs else 0)
         self._arena = Arena(shape, self.num_pages, config.max_resident_adapters, self.dtype, self.device, fp8)
         self.num_host_pages = count_host_pages(config, self.page_bytes)
-        self._host_pages = HostPages(self.num_host_pages, shape.elements, self.dtype, self.device)
+        adapter_pages, saved_pages = allocate_pages(
+            config.host_adapter_gb, self.num_host_pages, shape.elements, self.dtype, self.device
+        )
+        self._host_pages = HostPages(saved_pages, self.device)
         self._batch = BatchState(config.max_seqs, self.max_model_len, config.block_size)
         self._sampler = make_sampler(self.spec.vocab_size, self.device, self.spec.eos_token_ids, config.max_seqs)
         self.captured = graphs.capture(self._decoder, self._arena, self._sampler, progress) if graphs else None
@@ -110,7 +115,7 @@ class ModelRunner:
         self._steps = Steps(forward_over(self._decoder, self._arena, self.backend), self._sampler, captured)
         self._clock: WorkClock = CudaClock() if self.device.type == "cuda" else HostClock()
         self._submitted: deque[SubmittedStep] = deque()
-        memory = make_host_memory(config.host_adapter_gb, shape.elements, self.dtype, self.device)
+        memory = PagedMemory(adapter_pages, self._arena.copies.fence if self.device.type == "cuda" else None)
         self._host = HostStore(memory)
         self._report: Report = lambda _: None
         self._loaders = start_threads(config.fetch_threads, "load")

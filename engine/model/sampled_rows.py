@@ -15,6 +15,7 @@ import torch
 
 from engine.model.masks import TokenMasks, num_words
 from lora_kernels.gpu.triton_sampling import SampledRows
+from lora_kernels.pinned import pinned_zeros
 
 ALIGN = 4
 """Slots and lines have room for a multiple of this many int32, which are 16 bytes."""
@@ -59,7 +60,7 @@ class _HostRows:
 
     def __init__(self, size: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
-        self._block = torch.zeros(size, dtype=torch.int32, pin_memory=on_gpu)
+        self._block = pinned_zeros(size, torch.int32) if on_gpu else torch.zeros(size, dtype=torch.int32)
         self._sent = torch.cuda.Event() if on_gpu else None
 
     def begin(self) -> npt.NDArray[np.int32]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.model.batch import HostBatch
+from lora_kernels.pinned import pinned_zeros
 
 ALIGN = 4
 """Parts begin at multiples of this many int32, which are 16 bytes."""
@@ -105,7 +106,7 @@ class HostBlock:
 
     def __init__(self, shapes: tuple[StepShape, ...], device: torch.device) -> None:
         size, on_gpu = max(shape.size for shape in shapes), device.type == "cuda"
-        self._block = torch.zeros(size, dtype=torch.int32, pin_memory=on_gpu)
+        self._block = pinned_zeros(size, torch.int32) if on_gpu else torch.zeros(size, dtype=torch.int32)
         self._sent = torch.cuda.Event() if on_gpu else None
         self._fields = {
             shape.rows: StepFields(*(part.numpy() for part in cut_block(self._block, shape))) for shape in shapes

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from lora_kernels.dora import scaled_rows
 from lora_kernels.layout import ALIGN, LoraTable, ProjectionGroup
+from lora_kernels.pinned import upload
 from lora_kernels.segments import SegmentPlan
 
 BLOCK = 1024
@@ -53,10 +53,8 @@ def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> TritonScales 
     scaled = scaled_rows(table, plan)
     if scaled is None:
         return None
-    items = torch.from_numpy(np.stack([scaled.rows, scaled.adapter_slots], axis=1).astype(np.int32))
-    if arena.is_cuda:
-        items = items.pin_memory()
-    return TritonScales(arena, table, items.to(arena.device, non_blocking=True))
+    items = np.stack([scaled.rows, scaled.adapter_slots], axis=1).astype(np.int32)
+    return TritonScales(arena, table, upload(items, arena.device))
 
 
 @triton.jit(do_not_specialize=["layer"])

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lora_kernels import pinned
 from lora_kernels.gpu.triton_lora_tuning import SHIPPED, LoraTuning
 from lora_kernels.layout import MAX_RANK, RANK_TILE, LoraTable
 from lora_kernels.segments import SegmentPlan
@@ -143,7 +144,7 @@ def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan, tuning: LoraTuni
     sections = _sections(len(plan.rows), counts)
     host = np.empty(sections[-1], dtype=np.int32)
     _write(host, sections, plan.rows, lists)
-    meta = _pinned(torch.from_numpy(host), arena).to(arena.device, non_blocking=True)
+    meta = pinned.upload(host, arena.device)
     max_rank = _round_up(int(ranks.max()), RANK_TILE)
     sums = torch.empty((MAX_PARTS, len(plan.rows), max_rank), dtype=torch.float32, device=arena.device)
     rows = meta[HEADER : HEADER + len(plan.rows)]
@@ -171,13 +172,7 @@ def upload(workspace: LoraWorkspace, table: LoraTable, plan: SegmentPlan, tuning
     """
     host = np.empty(workspace.sections[-1], dtype=np.int32)
     used = workspace.fill(host, table, plan, tuning)
-    workspace.meta[:used].copy_(_pinned(torch.from_numpy(host[:used]), workspace.meta), non_blocking=True)
-
-
-def _pinned(host: Tensor, device_tensor: Tensor) -> Tensor:
-    """Returns `host`, copied to pinned memory if `device_tensor` is on a GPU. Torch's pool of pinned memory does not
-    reuse the memory before copies from it are done."""
-    return host.pin_memory() if device_tensor.is_cuda else host
+    pinned.upload_into(workspace.meta[:used], host[:used])
 
 
 def _cut(

@@ -19,6 +19,7 @@ from torch import Tensor
 from lora_kernels.backend import AttentionBatch
 from lora_kernels.gpu.triton_context import LOG2_E, MIN_DOT, AttentionCall, attend_blocks
 from lora_kernels.gpu.triton_partials import Partials, make_partials, merge, store_partial
+from lora_kernels.pinned import upload
 from lora_kernels.tuning import require_power_of_two
 
 Ints = npt.NDArray[np.int64]
@@ -150,8 +151,7 @@ def _merged_rows(batch: AttentionBatch, tiles: _Tiles) -> Ints:
 
 
 def _upload(table: Ints, device: torch.device) -> Tensor:
-    host = torch.from_numpy(table.astype(np.int32))
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+    return upload(table.astype(np.int32), device)
 
 
 def prefill(call: AttentionCall, batch: AttentionBatch, plan: PrefillPlan, tuning: PrefillTuning) -> None:

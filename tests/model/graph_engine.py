@@ -4,7 +4,12 @@ processes in which Triton's kernels are interpreted (graph_checks.py)."""
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from rerun import Rerun
@@ -26,6 +31,7 @@ from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.gpu.triton_decode import DecodeTuning
 from lora_kernels.gpu.triton_lora_tuning import LoraTuning
 from lora_kernels.gpu.triton_sampling import SamplingTiles
+from lora_kernels.pinned import UploadRing
 
 CPU = torch.device("cpu")
 BLOCK, NUM_PAGES, MAX_SEQS, MAX_LEN, VOCAB, EOS = 16, 14, 3, 64, 97, (2, 3)
@@ -109,12 +115,37 @@ def _compute_with_triton(runner: ModelRunner, recorder: Rerun | None) -> None:
     runner._sampler, runner._steps = sampler, Steps(forward, sampler, graphs)
 
 
+def _refuse(*_: Any, **__: Any) -> None:
+    raise AssertionError("memory was pinned while the engine served")
+
+
+def _unpinned(make: Any) -> Any:
+    return lambda *args, **options: _refuse() if options.get("pin_memory") else make(*args, **options)
+
+
+@contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """Uploads pass through a ring, as on a GPU, and whatever pins memory fails."""
+    memory = torch.zeros(3, 1024, dtype=torch.uint8)
+    ring = UploadRing(memory, CPU, lambda: SimpleNamespace(synchronize=lambda: None))
+    with (
+        patch("lora_kernels.pinned.upload_ring", lambda _: ring),
+        patch.object(torch.Tensor, "pin_memory", _refuse),
+        patch.object(torch.cuda, "cudart", _refuse),
+        patch.object(torch, "empty", _unpinned(torch.empty)),
+        patch.object(torch, "zeros", _unpinned(torch.zeros)),
+    ):
+        yield
+    assert memory.any(), "uploads did not pass through the ring"
+
+
 def an_engine_ahead_of_replays(model: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         save_adapter(Path(scratch) / "x", 3, seed=3)
         plain, ahead = (SteppedEngine(model, Path(scratch) / "x", is_ahead) for is_ahead in (False, True))
         plain.run()
-        ahead.run()
+        with as_on_a_gpu():
+            ahead.run()
     assert ahead.ends == plain.ends
     assert plain.ends["stopped"] is FinishReason.STOP and plain.ends["aborted"] is FinishReason.ABORT
     for name in PARAMS.keys() - {"aborted"}:

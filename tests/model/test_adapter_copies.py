@@ -32,6 +32,9 @@ class Tape:
         for target, source in self.pending[:mark]:
             target.copy_(source)
 
+    def finish(self, mark):
+        self.before_kernels(mark)
+
     def seconds(self, first, last):
         return float(last - first)
 
@@ -107,7 +110,7 @@ def test_copies_of_a_step_are_told_apart_from_those_of_the_next():
 def test_host_pages_of_an_adapter_may_lie_anywhere():
     """And what is one run in the blob, in host memory or in the arena need not be one in the others."""
     layout, contents = adapter((4, 4, 4), 0)
-    memory = PagedMemory(20, PAGE, torch.float32)
+    memory = PagedMemory(torch.zeros(20, PAGE, dtype=torch.float32))
     held = [memory.take(1) for _ in range(20)]
     for number in (3, 4, 5, 9, 12, 13, 17)[: len(contents)]:
         memory.give(held[number])
@@ -134,3 +137,15 @@ def test_a_plain_copy_is_there_at_once():
     copies.wait(0)
     assert len(copies.finish()) == 1
     assert copies.finish() == ()
+
+
+def test_a_fence_is_reached_when_the_copies_begun_before_it_are_done():
+    tape, arena = Tape(), torch.zeros(9, PAGE)
+    copies = QueuedCopies(arena, tape)
+    (layout, contents), (_, later) = adapter((2, 2), 0), adapter((2, 2), 1)
+    copies.begin(Blob.of(contents), tuple(range(1, 1 + len(contents))), layout)
+    wait = copies.fence()
+    copies.begin(Blob.of(later), tuple(range(5, 5 + len(later))), layout)
+    assert not arena.any()
+    wait()
+    assert torch.equal(arena[1 : 1 + len(contents)], contents) and not arena[5:].any()

@@ -111,7 +111,8 @@ def bits(pages):
 @pytest.mark.parametrize("staged", [1, 2, 100])
 def test_saved_pages_come_back_in_other_pages_bit_for_bit(device, dtype, staged, monkeypatch):
     monkeypatch.setattr("engine.model.host_pages.STAGING_BYTES", staged * 48 * dtype.itemsize)
-    host = HostPages(8, 48, dtype, torch.device(device))
+    pinned = torch.zeros(8, 48, dtype=dtype, pin_memory=device == "cuda")
+    host = HostPages(pinned, torch.device(device))
     before = random_bits(12, 48, dtype=dtype)
     before[0] = 0
     pages = before.to(device, copy=True)
@@ -129,7 +130,7 @@ def test_saved_pages_come_back_in_other_pages_bit_for_bit(device, dtype, staged,
 
 
 def test_no_copies_and_no_host_memory_are_nothing_to_do():
-    host, pages = HostPages(0, 48, torch.float32, CPU), torch.ones(2, 48)
+    host, pages = HostPages(torch.empty(0, 48), CPU), torch.ones(2, 48)
     host.save(pages, ())
     host.restore(pages, ())
     assert host.pages.shape == (0, 48)

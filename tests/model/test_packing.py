@@ -32,9 +32,13 @@ def change(folder, dtype=None, **settings):
     file.write_text(json.dumps(json.loads(file.read_text()) | settings))
 
 
+def host_memory(dtype):
+    return PagedMemory(torch.zeros(64, PAGE, dtype=dtype))
+
+
 def packer(dtype=torch.bfloat16):
     pytest.importorskip("numba")
-    return Packer(SHAPES, PAGE, dtype, PagedMemory(64, PAGE, dtype), loaded_kernels(dtype))
+    return Packer(SHAPES, PAGE, dtype, host_memory(dtype), loaded_kernels(dtype))
 
 
 def loaded_kernels(dtype):
@@ -65,7 +69,7 @@ def test_by_recipe_is_tensor_by_tensor(tmp_path, stored, dtype, rank, settings):
 
 def test_until_the_kernels_are_loaded_adapters_are_packed_tensor_by_tensor(tmp_path):
     save_adapter(tmp_path / "x", 7, seed=0)
-    ours = Packer(SHAPES, PAGE, torch.bfloat16, PagedMemory(64, PAGE, torch.bfloat16), Event())
+    ours = Packer(SHAPES, PAGE, torch.bfloat16, host_memory(torch.bfloat16), Event())
     folder = ours.read(str(tmp_path / "x"))
     assert ours.check(folder) == packer().check(folder)
     assert torch.equal(ours.pack(folder).blob.contents(), packer().pack(folder).blob.contents())
@@ -173,7 +177,10 @@ def test_a_known_structure_cut_short_is_refused(tmp_path, end):
 def test_in_fp8_an_adapter_takes_half_the_pages(tmp_path):
     """And multiplies as it did, but for what e4m3's four bits cost."""
     save_adapter(tmp_path / "x", 20, seed=0)
-    ours, plain = Packer(SHAPES, PAGE, torch.bfloat16, PagedMemory(64, PAGE, torch.bfloat16), None, fp8=True), packer()
+    ours, plain = (
+        Packer(SHAPES, PAGE, torch.bfloat16, host_memory(torch.bfloat16), None, fp8=True),
+        packer(),
+    )
     folder = ours.read(str(tmp_path / "x"))
     packed, host = ours.pack(folder), ours.check(folder)
     assert packed.layout.fp8 and host.num_pages == len(packed.blob.pages)
@@ -199,7 +206,7 @@ def test_what_cannot_be_packed_leaves_no_page_behind(tmp_path, monkeypatch):
 @pytest.mark.parametrize("stored", [torch.float32, torch.float64])
 def test_pages_that_held_another_adapter_are_as_good_as_new(tmp_path, stored):
     """By recipe and, of a type that has none, tensor by tensor; into pages that lie apart and are full of NaN."""
-    memory = PagedMemory(64, PAGE, torch.bfloat16)
+    memory = host_memory(torch.bfloat16)
     ours = Packer(SHAPES, PAGE, torch.bfloat16, memory, loaded_kernels(torch.bfloat16))
     save_adapter(tmp_path / "x", 7, seed=0)
     change(tmp_path / "x", stored)

@@ -1,0 +1,59 @@
+"""Copies the results of steps from a device to blocks of host memory that alternate, so that no step allocates any."""
+
+from __future__ import annotations
+
+from itertools import cycle
+
+import torch
+from torch import Tensor
+
+from lora_kernels.pinned import pinned_zeros
+
+BLOCKS = 4
+"""Two are in use at most: of the step that the host waits for, and of the one planned ahead."""
+ALIGNMENT = 16
+"""Of results in a block, in bytes."""
+
+
+class ResultBlocks:
+    """Blocks of `num_bytes` each on the host, pinned if `device` is a GPU."""
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        size = -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        count = BLOCKS * size
+        memory = pinned_zeros(count, torch.uint8) if device.type == "cuda" else torch.zeros(count, dtype=torch.uint8)
+        self._blocks = cycle([_Block(part) for part in memory.view(BLOCKS, size)])
+
+    def begin(self) -> StepResults:
+        """Takes the oldest block for the results of a step. What it held must not be read any more."""
+        return StepResults(next(self._blocks))
+
+
+class _Block:
+    def __init__(self, memory: Tensor) -> None:
+        self.memory = memory
+        self.turn = 0
+        """Number of steps that have used the block."""
+
+
+class StepResults:
+    """The results of one step in its block."""
+
+    def __init__(self, block: _Block) -> None:
+        block.turn += 1
+        self._block, self._turn, self._used = block, block.turn, 0
+
+    def download(self, tensor: Tensor) -> Tensor:
+        """Starts a copy of a contiguous tensor to the host and returns the host tensor. Only if the block has too
+        little room does it wait for the copy."""
+        start, end = self._used, self._used + tensor.nbytes
+        if end > len(self._block.memory):
+            return tensor.cpu()
+        self._used = -(-end // ALIGNMENT) * ALIGNMENT
+        host = self._block.memory[start:end].view(tensor.dtype).view(tensor.shape)
+        return host.copy_(tensor, non_blocking=True)
+
+    def check(self) -> None:
+        """Raises RuntimeError if a later step has taken the block: what `download` returned holds its results now."""
+        if self._block.turn != self._turn:
+            raise RuntimeError(f"a step's results are read after {BLOCKS} later steps have begun")

@@ -12,7 +12,7 @@ from lora_kernels.pinned import pinned_zeros
 BLOCKS = 4
 """Two are in use at most: of the step that the host waits for, and of the one planned ahead."""
 ALIGNMENT = 16
-"""Of results in a block, in bytes."""
+"""Alignment of results in a block, in bytes."""
 
 
 class ResultBlocks:

@@ -31,6 +31,10 @@ class AttentionBatch:
         num_decodes: number of leading sequences with exactly one query row.
         max_query, max_context: the largest number of query rows and the largest context length, on the host.
         host_query_starts, host_context_lens: `query_starts` and `context_lens` on the host, for loops and launch sizes.
+
+    In a captured step with prompts only the device knows how many rows each sequence has; padding sequences, which come
+    last, have none. On the host, every sequence is then counted in `num_decodes`, and `max_query` is the number of all
+    rows.
     """
 
     query_starts: Tensor
@@ -42,6 +46,11 @@ class AttentionBatch:
     max_context: int
     host_query_starts: tuple[int, ...]
     host_context_lens: tuple[int, ...]
+
+    @property
+    def has_any_lengths(self) -> bool:
+        """Returns whether only the device knows how many rows each sequence has."""
+        return self.max_query > 1 and self.num_decodes == len(self.host_context_lens)
 
 
 class Backend(Protocol):

@@ -19,7 +19,7 @@ from lora_kernels.gpu.triton_attention import PagedAttention
 from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.gpu.triton_decode import DecodeTuning
 from lora_kernels.gpu.triton_lora_tuning import LoraTuning
-from lora_kernels.gpu.triton_prefill import PrefillTuning
+from lora_kernels.gpu.triton_prefill_plan import PrefillTuning
 from lora_kernels.gpu.triton_tuned import DECODE, DEFAULTS, LORA_LONG, LORA_SHORT, PREFILL, attention_shape, lora_shape
 from lora_kernels.layout import ProjectionGroup
 from lora_kernels.segments import plan_segments

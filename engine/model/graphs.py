@@ -128,6 +128,7 @@ class StepGraphs:
         self._block = torch.zeros(max(shape.size for shape in shapes), dtype=torch.int32, device=device)
         self._host_blocks = cycle((HostBlock(shapes, device), HostBlock(shapes, device)))
         self._logits = torch.zeros(max_rows, spec.vocab_size, dtype=arena.pages.dtype, device=device)
+        self._query_starts = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self._sums = make_sums(max_rows, device)
         parts.backend.paged_attention.reserve(max_rows, spec.heads, arena.kv(0))
         self._captured = self._capture(shapes, on_graph)
@@ -203,7 +204,7 @@ class StepGraphs:
         every context is taken to be the longest possible."""
         rows = len(fields.token_ids)
         attention = AttentionBatch(
-            query_starts=torch.arange(rows + 1, dtype=torch.int32, device=self._block.device),
+            query_starts=self._query_starts[: rows + 1],
             context_lens=fields.contexts,
             block_tables=fields.block_tables,
             kv_slots=fields.kv_slots,

@@ -11,7 +11,9 @@ from torch import Tensor
 from lora_kernels.backend import AttentionBatch
 from lora_kernels.gpu.triton_context import FP8, AttentionCall, block_width
 from lora_kernels.gpu.triton_decode import DecodeTuning, DecodeWorkspace, decode, make_workspace
-from lora_kernels.gpu.triton_prefill import PrefillPlan, PrefillTuning, plan_prefill, prefill
+from lora_kernels.gpu.triton_partials import Partials, make_partials
+from lora_kernels.gpu.triton_prefill import prefill
+from lora_kernels.gpu.triton_prefill_plan import PrefillPlan, PrefillTuning, largest_room, plan_prefill
 
 BLOCK_ELEMENTS = 8192
 """Numbers in a block of K or V that a decode program reads at once: 16 KiB in 16 bits."""
@@ -65,20 +67,23 @@ def decode_tuning(head_dim: int, dtype: torch.dtype, processor: Processor) -> De
 def prefill_tuning(head_dim: int, dtype: torch.dtype, processor: Processor) -> PrefillTuning:
     """Returns the default prefill tuning for KV of `dtype`: tiles as tall as registers allow, because taller tiles read
     less."""
-    block_d, hopper = block_width(head_dim), processor.capability >= 90
+    block_d, hopper, programs = block_width(head_dim), processor.capability >= 90, 2 * processor.count
     if dtype.itemsize > 2:  # takes twice the shared memory, and tensor cores are not used
-        return PrefillTuning(block_m=64, block_n=32 if block_d <= 128 else 16, fill=2 * processor.count)
+        return PrefillTuning(block_m=64, block_n=32 if block_d <= 128 else 16, fill=programs, programs=programs)
     tall = block_d <= 128 or (hopper and dtype != FP8)
     wide = block_d <= 64 or (block_d <= 128 and hopper)
-    return PrefillTuning(block_m=128 if tall else 64, block_n=64 if wide else 32, fill=2 * processor.count)
+    block_m, block_n = 128 if tall else 64, 64 if wide else 32
+    return PrefillTuning(block_m=block_m, block_n=block_n, fill=programs, programs=programs)
 
 
 class PagedAttention:
     """`Backend.attention` for the layers of one model on one device.
 
-    A captured decode step replays the same launches for any contexts. Its batch must have tensors that keep their
-    addresses, one decode per row with context 0 for padding rows, and as `max_context` the largest context that any
-    replay may have. Call `reserve` before the first capture.
+    A captured step replays the same launches for any contexts and, with prompts, for any lengths of chunks. Its batch
+    must have tensors that keep their addresses, and as `max_context` the largest context that any replay may have. A
+    decode-only step has one row for each sequence, with context 0 for padding rows. The batch of a step with prompts
+    must be another object in each call, because the launch that plans it belongs to the step. Call `reserve` before
+    the first capture.
     """
 
     def __init__(self, decode: DecodeTuning | None = None, prefill: PrefillTuning | None = None) -> None:
@@ -88,17 +93,24 @@ class PagedAttention:
         self._prefill = prefill
         self._workspace: DecodeWorkspace | None = None
         self._is_reserved = False
+        self._parts: Partials | None = None
         self._batch: AttentionBatch | None = None
         self._plans: dict[int | None, PrefillPlan] = {}
 
-    def reserve(self, max_seqs: int, heads: int, kv: Tensor) -> None:
+    def reserve(self, max_seqs: int, heads: int, kv: Tensor, chunk_rows: int = 0, max_context: int = 0) -> None:
         """Allocates the decode workspace for good (`triton_decode.workspace_bytes` is its size): it is not enlarged any
-        more, and calls with more than `max_seqs` decodes raise ValueError.
+        more, and calls with more than `max_seqs` decodes raise ValueError. Also allocates the memory for parts of
+        prompts in captured steps (`triton_prefill_plan.largest_room`).
 
         Args:
             heads: query heads of a layer.
             kv: the KV cache of any layer.
+            chunk_rows: rows of the largest captured step with prompts, whose contexts have up to `max_context` tokens.
         """
+        kv_heads, head_dim = kv.shape[3:]
+        tuning = self.prefill_tuning(kv)
+        room = largest_room(chunk_rows, max_seqs, max_context, heads // kv_heads, kv_heads, tuning)
+        self._parts = make_partials(room.parts, heads, head_dim, kv.device)
         self._workspace = make_workspace(max_seqs, heads, kv.shape[-1], self.decode_tuning(kv), kv.device)
         self._is_reserved = True
 
@@ -130,7 +142,7 @@ class PagedAttention:
         call = AttentionCall(torch.empty_like(query), query, kv, scale, window, kv_scales)
         if batch.num_decodes:
             self._decode_rows(call, batch)
-        if batch.num_decodes < len(batch.host_context_lens):
+        if batch.max_query > 1:
             self._prefill_rows(call, batch)
         return call.out
 
@@ -139,7 +151,8 @@ class PagedAttention:
         longest = min(batch.max_context, call.window or batch.max_context)
         workspace = self._room(batch.num_decodes, call, tuning)
         contexts = batch.context_lens[: batch.num_decodes]
-        decode(call, contexts, batch.block_tables, workspace, tuning, may_split=longest > tuning.split_tokens)
+        may_split = longest > tuning.split_tokens
+        decode(call, batch.query_starts, contexts, batch.block_tables, workspace, tuning, may_split=may_split)
 
     def _room(self, count: int, call: AttentionCall, tuning: DecodeTuning) -> DecodeWorkspace:
         held = 0 if self._workspace is None else len(self._workspace.rows)
@@ -153,5 +166,5 @@ class PagedAttention:
     def _prefill_rows(self, call: AttentionCall, batch: AttentionBatch) -> None:
         tuning = self.prefill_tuning(call.kv)
         if call.window not in self._plans:
-            self._plans[call.window] = plan_prefill(batch, call, tuning)
+            self._plans[call.window] = plan_prefill(batch, call, tuning, self._parts)
         prefill(call, batch, self._plans[call.window], tuning)

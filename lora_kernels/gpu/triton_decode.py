@@ -60,11 +60,13 @@ class DecodeWorkspace:
 
     Attributes:
         partials: room for `max_splits` parts of each of `max_seqs` sequences.
-        rows: int32 [max_seqs, 3], the `rows` argument of `merge`.
+        rows: int32 [max_seqs, 3], the `rows` argument of `merge`: the sequences whose context is split.
+        count: int32 [1]. Number of these sequences.
     """
 
     partials: Partials
     rows: Tensor
+    count: Tensor
 
 
 def make_workspace(
@@ -74,15 +76,17 @@ def make_workspace(
     return DecodeWorkspace(
         partials=make_partials(max_seqs * tuning.max_splits, heads, head_dim, device),
         rows=torch.empty(max_seqs, 3, dtype=torch.int32, device=device),
+        count=torch.empty(1, dtype=torch.int32, device=device),
     )
 
 
 def workspace_bytes(max_seqs: int, heads: int, head_dim: int, tuning: DecodeTuning) -> int:
-    return max_seqs * (tuning.max_splits * heads * (head_dim + 2) + 3) * 4
+    return max_seqs * (tuning.max_splits * heads * (head_dim + 2) + 3) * 4 + 4
 
 
 def decode(
     call: AttentionCall,
+    query_starts: Tensor,
     contexts: Tensor,
     block_tables: Tensor,
     workspace: DecodeWorkspace,
@@ -92,9 +96,11 @@ def decode(
 ) -> None:
     """Computes attention into the first rows of `call.out`, where row i is the newest token of sequence i.
 
-    The launches do not depend on the numbers in `contexts`, which only the device reads.
+    The launches do not depend on the numbers in `query_starts` and `contexts`, which only the device reads.
 
     Args:
+        query_starts: int32 [at least num_seqs + 1], see `AttentionBatch`. Sequences that do not have exactly one row
+            are skipped; they follow those that do.
         contexts: int32 [num_seqs], tokens in each KV cache; at most as many sequences as `workspace` was made for.
             Context 0 is padding, and its row of the output becomes zero.
         block_tables: int32 [num_seqs, max_blocks].
@@ -108,7 +114,9 @@ def decode(
         workspace.partials.totals,
         workspace.partials.stats,
         workspace.rows,
+        workspace.count,
         contexts if call.kv_scales is None else call.kv_scales,
+        query_starts,
         contexts,
         block_tables,
         call.scale * LOG2_E,
@@ -122,7 +130,7 @@ def decode(
         num_stages=tuning.num_stages,
     )
     if may_split:
-        merge(call.out, workspace.partials, workspace.rows[:num_seqs], tuning.max_splits)
+        merge(call.out, workspace.partials, workspace.rows, workspace.count, num_seqs, tuning.max_splits)
 
 
 def decode_constants(num_seqs: int, group: int, tuning: DecodeTuning) -> dict[str, int]:
@@ -144,7 +152,7 @@ def split_size(span, BLOCK_N: tl.constexpr, SPLIT_TOKENS: tl.constexpr, MAX_SPLI
     return tl.maximum(tl.cdiv(tl.cdiv(span, splits), BLOCK_N), 1) * BLOCK_N
 
 
-@triton.jit(do_not_specialize=["rows_ptr", "contexts_ptr", "tables_ptr", "window", "num_seqs", "table_stride"])
+@triton.jit(do_not_specialize=["query_starts_ptr", "contexts_ptr", "tables_ptr", "window", "num_seqs", "table_stride"])
 def decode_kernel(
     out_ptr,
     query_ptr,
@@ -152,7 +160,9 @@ def decode_kernel(
     totals_ptr,
     stats_ptr,
     rows_ptr,
+    count_ptr,
     scales_ptr,
+    query_starts_ptr,
     contexts_ptr,
     tables_ptr,
     scale,
@@ -178,16 +188,20 @@ def decode_kernel(
     BLOCK_D: tl.constexpr,
 ):
     """Computes attention of the query heads of one KV head over one split, item after item. Stores the result in
-    `out_ptr`, or as a partial result if the context has several splits, and each sequence's entry for `merge` in
-    `rows_ptr`. `scale` is for base-2 exponentials."""
+    `out_ptr`, or as a partial result if the context has several splits, whose entries for `merge` are in `rows_ptr`.
+    `scale` is for base-2 exponentials."""
     index = tl.arange(0, SEQS)
+    starts = tl.load(query_starts_ptr + index, mask=index < num_seqs, other=0)
+    lengths = tl.load(query_starts_ptr + index + 1, mask=index < num_seqs, other=0) - starts
     spans = tl.load(contexts_ptr + index, mask=index < num_seqs, other=0)
     if HAS_WINDOW:
         spans = tl.minimum(spans, window)
     sizes = split_size(spans, BLOCK_N, SPLIT_TOKENS, MAX_SPLITS)
     # A sequence without context also has one split, whose program writes zeros.
-    splits = tl.where(index < num_seqs, tl.maximum(tl.cdiv(spans, sizes), 1), 0)
+    splits = tl.where(lengths == 1, tl.maximum(tl.cdiv(spans, sizes), 1), 0)
     ends = tl.cumsum(splits, 0)
+    if tl.program_id(0) == 0:
+        tl.store(count_ptr, tl.sum((splits > 1).to(tl.int32), 0))
     m = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
     mask = (m < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
@@ -244,7 +258,8 @@ def decode_kernel(
             part = sequence * MAX_SPLITS + split + m * 0
             heads = KV_HEADS * GROUP
             store_partial(totals_ptr, stats_ptr, part, head, m < GROUP, peak, norm, total, heads, HEAD_DIM, BLOCK_D)
-        if item % KV_HEADS == 0 and split == 0:
-            tl.store(rows_ptr + sequence * 3, sequence)
-            tl.store(rows_ptr + sequence * 3 + 1, sequence * MAX_SPLITS)
-            tl.store(rows_ptr + sequence * 3 + 2, tl.maximum(tl.cdiv(span, size), 1))
+            if kv_head == 0 and split == 0:
+                entry_ptr = rows_ptr + 3 * tl.sum((done & (splits > 1)).to(tl.int32), 0)
+                tl.store(entry_ptr, sequence)
+                tl.store(entry_ptr + 1, sequence * MAX_SPLITS)
+                tl.store(entry_ptr + 2, tl.cdiv(span, size))

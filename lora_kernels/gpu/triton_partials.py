@@ -38,19 +38,23 @@ def make_partials(num_parts: int, heads: int, head_dim: int, device: torch.devic
     )
 
 
-def merge(out: Tensor, partials: Partials, rows: Tensor, max_splits: int) -> None:
+def merge(out: Tensor, partials: Partials, rows: Tensor, count: Tensor, programs: int, max_splits: int) -> None:
     """Computes rows of `out` [num_rows, heads, head_dim] from the partial results of their splits.
 
     Args:
-        rows: int32 [num_merged, 3]. (row, its first part, number of its parts). Rows with one part are left unchanged.
+        rows: int32 [at least count, 3]. (row, its first part, number of its parts). Rows with one part are left
+            unchanged.
+        count: int32, its first number is the length of the list `rows`.
+        programs: number of programs per head, which walk over the list.
         max_splits: maximum number of parts of a row, a power of two.
     """
     _, heads, head_dim = out.shape
-    merge_kernel[(rows.shape[0], heads)](
+    merge_kernel[(programs, heads)](
         out,
         partials.totals,
         partials.stats,
         rows,
+        count,
         out.stride(0),
         HEADS=heads,
         HEAD_DIM=head_dim,
@@ -83,33 +87,35 @@ def store_partial(
     tl.store(stats_ptr + place * 2 + 1, norm, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count_ptr"])
 def merge_kernel(
     out_ptr,
     totals_ptr,
     stats_ptr,
     rows_ptr,
+    count_ptr,
     out_stride,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Computes one head of one row as the mean of its parts, weighted by their sums of exponentials."""
-    count = tl.load(rows_ptr + tl.program_id(0) * 3 + 2)
-    if count > 1:
-        row = tl.load(rows_ptr + tl.program_id(0) * 3).to(tl.int64)
-        first = tl.load(rows_ptr + tl.program_id(0) * 3 + 1).to(tl.int64)
-        head = tl.program_id(1)
-        split = tl.arange(0, MAX_SPLITS)
-        d = tl.arange(0, BLOCK_D)
-        place = (first + split) * HEADS + head
-        here = split < count
-        peaks = tl.load(stats_ptr + place * 2, mask=here, other=float("-inf"))
-        norms = tl.load(stats_ptr + place * 2 + 1, mask=here, other=0.0)
-        weights = tl.exp2(peaks - tl.max(peaks, 0))
-        mask = here[:, None] & (d < HEAD_DIM)[None, :]
-        totals = tl.load(totals_ptr + place[:, None] * HEAD_DIM + d[None, :], mask=mask, other=0.0)
-        result = tl.sum(totals * weights[:, None], 0) / tl.sum(norms * weights, 0)
-        column = head * HEAD_DIM + d
-        tl.store(out_ptr + row * out_stride + column, result.to(out_ptr.dtype.element_ty), mask=d < HEAD_DIM)
+    """Computes one head of one row after the other as the mean of its parts, weighted by their sums of exponentials."""
+    head = tl.program_id(1)
+    split = tl.arange(0, MAX_SPLITS)
+    d = tl.arange(0, BLOCK_D)
+    column = head * HEAD_DIM + d
+    for entry in range(tl.program_id(0), tl.load(count_ptr), tl.num_programs(0)):
+        row = tl.load(rows_ptr + entry * 3).to(tl.int64)
+        first = tl.load(rows_ptr + entry * 3 + 1).to(tl.int64)
+        count = tl.load(rows_ptr + entry * 3 + 2)
+        if count > 1:
+            place = (first + split) * HEADS + head
+            here = split < count
+            peaks = tl.load(stats_ptr + place * 2, mask=here, other=float("-inf"))
+            norms = tl.load(stats_ptr + place * 2 + 1, mask=here, other=0.0)
+            weights = tl.exp2(peaks - tl.max(peaks, 0))
+            mask = here[:, None] & (d < HEAD_DIM)[None, :]
+            totals = tl.load(totals_ptr + place[:, None] * HEAD_DIM + d[None, :], mask=mask, other=0.0)
+            result = tl.sum(totals * weights[:, None], 0) / tl.sum(norms * weights, 0)
+            tl.store(out_ptr + row * out_stride + column, result.to(out_ptr.dtype.element_ty), mask=d < HEAD_DIM)

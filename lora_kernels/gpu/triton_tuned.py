@@ -13,7 +13,7 @@ from lora_kernels.gpu.triton_attention import PagedAttention, decode_tuning, fin
 from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.gpu.triton_decode import DecodeTuning
 from lora_kernels.gpu.triton_lora_tuning import LoraTuning
-from lora_kernels.gpu.triton_prefill import PrefillTuning
+from lora_kernels.gpu.triton_prefill_plan import PrefillTuning
 from lora_kernels.tuning import Config, DeviceKey, Tunings, load_tunings
 
 LORA_SHORT, LORA_LONG, DECODE, PREFILL = "lora short", "lora long", "decode attention", "prefill attention"

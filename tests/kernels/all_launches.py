@@ -19,7 +19,7 @@ from lora_kernels.gpu.triton_decode import DecodeTuning
 from lora_kernels.gpu.triton_logprobs import logprobs
 from lora_kernels.gpu.triton_lora_tuning import LoraTuning
 from lora_kernels.gpu.triton_pointwise import TritonPointwise
-from lora_kernels.gpu.triton_prefill import PrefillTuning
+from lora_kernels.gpu.triton_prefill_plan import PrefillTuning
 from lora_kernels.gpu.triton_sampling import SamplingTiles, sample
 from lora_kernels.pointwise import HeadNorms
 from lora_kernels.sampling_words import SlotWords

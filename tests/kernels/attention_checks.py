@@ -3,9 +3,11 @@ many blocks, tiles and splits. To be run under the interpreter."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
+from random import Random
 
 import pytest
 import torch
@@ -13,15 +15,16 @@ from kernel_cases import AttentionCase, attention_case
 from torch import Tensor
 
 from lora_kernels import reference
+from lora_kernels.backend import AttentionBatch
 from lora_kernels.gpu.triton_attention import PagedAttention
-from lora_kernels.gpu.triton_context import FP8
+from lora_kernels.gpu.triton_context import FP8, AttentionCall
 from lora_kernels.gpu.triton_decode import DecodeTuning
 from lora_kernels.gpu.triton_kv import write_kv
 from lora_kernels.gpu.triton_pointwise import rotate_and_write
-from lora_kernels.gpu.triton_prefill import PrefillTuning
+from lora_kernels.gpu.triton_prefill_plan import PrefillTuning, plan_prefill
 
 DECODE = DecodeTuning(block_n=16, split_tokens=32, max_splits=4, programs=5)
-PREFILL = PrefillTuning(block_m=16, block_n=16, fill=1)
+PREFILL = PrefillTuning(block_m=16, block_n=16, fill=1, programs=3)
 SPLITTING = replace(PREFILL, fill=64, split_tokens=16, max_splits=4)
 SPLIT_CONTEXTS = (1, 31, 32, 33, 47, 64, 65, 128, 129, 200, 257)
 """For 32 tokens a split and at most four: none, exact multiples, one past them, longer splits instead of more."""
@@ -86,7 +89,8 @@ def rows_keep_their_bits(window: int | None) -> None:
     case = attention_case([(1, context) for context in (33, 1, 200, 64)] + [(9, 60), (20, 20)])
     together = attend(case, window, prefill=SPLITTING)
     for sequence, start in enumerate(case.batch.host_query_starts[:-1]):
-        alone = attend(part_of(case, sequence), window, replace(DECODE, programs=1 + sequence), SPLITTING)
+        decode, prefill = (replace(tuning, programs=1 + sequence) for tuning in (DECODE, SPLITTING))
+        alone = attend(part_of(case, sequence), window, decode, prefill)
         assert_same(together[start : start + len(alone)], alone)
 
 
@@ -153,6 +157,108 @@ def a_launch_serves_later_contexts() -> None:
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
 
 
+def tiles_and_splits_cover_every_row_and_token_once(seed: int) -> None:
+    random = Random(seed)
+    window, group = random.choice([None, 1, 20, 64]), random.randint(1, 3)
+    tuning = replace(SPLITTING, fill=random.choice([1, 8, 64]))
+    chunks = [(rows, rows + random.randint(0, 150)) for rows in random.choices(range(2, 40), k=random.randint(1, 4))]
+    case = attention_case([(1, 5)] * random.randint(0, 2) + chunks, heads=2 * group)
+    check_plan(case, window, tuning)
+    case = replace(case, batch=of_any_lengths(case.batch, spare_rows=9, spare_seqs=2, max_context=200))
+    check_plan(case, window, tuning)
+
+
+def check_plan(case: AttentionCase, window: int | None, tuning: PrefillTuning) -> None:
+    """Check the items and the merged rows against the chunks, and that the room on the host holds them."""
+    batch, call = case.batch, AttentionCall(case.query, case.query, case.kv, 1.0, window)
+    plan, tile_rows = plan_prefill(batch, call, tuning), tuning.tile_rows(call.group)
+    num_items, num_merged = plan.counts.tolist()
+    assert num_items <= len(plan.items) and num_merged <= len(plan.rows)
+    merged = {row: (part, count) for row, part, count in plan.rows[:num_merged].tolist()}
+    tiles: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+    for sequence, first, *split in plan.items[:num_items].tolist():
+        assert sequence < len(batch.context_lens)
+        if split[0] < split[1]:
+            tiles.setdefault((sequence, first), []).append(tuple(split))
+    covered, parts = [], []
+    starts, contexts = batch.query_starts.tolist(), batch.context_lens.tolist()
+    for (sequence, first), splits in tiles.items():
+        start, stop = starts[sequence : sequence + 2]
+        rows = range(start + first, min(start + first + tile_rows, stop))
+        seen = contexts[sequence] - (stop - rows[0])
+        check_splits(sorted(splits), 0 if window is None else max(0, seen + 1 - window), seen + len(rows))
+        stride = splits[0][3]
+        if len(splits) == 1:
+            assert splits[0][2] == -1
+            assert all(merged.get(row, (0, 1))[1] == 1 for row in rows)
+        else:
+            assert [merged[row] for row in rows] == [
+                (min(splits)[2] + index * stride, len(splits)) for index in range(len(rows))
+            ]
+            parts += [part + index * stride for _, _, part, _ in splits for index in range(len(rows))]
+        covered += rows
+    chunks = [range(*pair) for pair in pairwise(starts)]
+    assert sorted(covered) == [row for rows in chunks if len(rows) > 1 for row in rows]
+    assert len(set(parts)) == len(parts) and max(parts, default=-1) < len(plan.partials.totals)
+
+
+def check_splits(splits: Sequence[tuple[int, ...]], begin: int, end: int) -> None:
+    """Check (begin, end, part, stride) of each: whole blocks, one after the other, that cover what the tile sees."""
+    assert splits[0][0] <= begin < splits[0][0] + 16
+    assert splits[-1][1] == end
+    assert all(before[1] == after[0] for before, after in pairwise(splits))
+    assert all(first < last and first % 16 == 0 for first, last, _, _ in splits)
+    assert len(splits) <= 4
+    assert len({stride for _, _, _, stride in splits}) == 1 and splits[0][3] >= len(splits)
+    first_part = splits[0][2]
+    assert len(splits) == 1 or [part for _, _, part, _ in splits] == list(range(first_part, first_part + len(splits)))
+
+
+def of_any_lengths(batch: AttentionBatch, spare_rows: int, spare_seqs: int, max_context: int) -> AttentionBatch:
+    """The batch of a captured step with prompts that is replayed for `batch`: the host knows sizes only, and there are
+    padding rows and sequences."""
+    rows, seqs = batch.host_query_starts[-1] + spare_rows, len(batch.host_context_lens) + spare_seqs
+    padding, width = torch.zeros(spare_seqs, dtype=torch.int32), batch.block_tables.shape[1]
+    return AttentionBatch(
+        query_starts=torch.cat([batch.query_starts, padding + batch.query_starts[-1]]),
+        context_lens=torch.cat([batch.context_lens, padding]),
+        block_tables=torch.cat([batch.block_tables, torch.full((spare_seqs, width), 10**6, dtype=torch.int32)]),
+        kv_slots=torch.cat([batch.kv_slots, torch.full((spare_rows,), -1)]),
+        num_decodes=seqs,
+        max_query=rows,
+        max_context=max_context,
+        host_query_starts=(0,) * (seqs + 1),
+        host_context_lens=(max_context,) * seqs,
+    )
+
+
+def a_launch_serves_later_chunks(window: int | None) -> None:
+    """Tensors at fixed addresses serve one step after the other: bit for bit what the kernels compute for the step
+    alone, whether decodes and chunks are split or not."""
+    attention, rows, seqs, context = PagedAttention(DECODE, SPLITTING), 24, 4, 90
+    fixed: AttentionBatch | None = None
+    for chunks in (
+        [(1, 70), (1, 20), (10, 50), (2, 33)],
+        [(20, 20)],
+        [(1, 90), (1, 1)],
+        [(2, 60), (22, 85)],
+    ):
+        case = attention_case(chunks)
+        expected = attend(case, window, DECODE, SPLITTING)
+        spare = rows - len(case.query), seqs - len(chunks)
+        case = replace(case, query=torch.cat([case.query, torch.full((spare[0], 4, 16), float("nan"))]))
+        batch = of_any_lengths(case.batch, *spare, context)
+        if fixed is None:
+            blocks = torch.zeros(seqs, context // 8 + 1, dtype=torch.int32)
+            fixed = replace(batch, block_tables=blocks)
+            attention.reserve(seqs, 4, case.kv, rows, context)
+        fixed.query_starts.copy_(batch.query_starts)
+        fixed.context_lens.copy_(batch.context_lens)
+        fixed.block_tables[:, : batch.block_tables.shape[1]] = batch.block_tables
+        out = attention(case.query, case.kv, replace(fixed), case.scale, window)
+        assert torch.equal(out[: len(expected)], expected)
+
+
 def no_more_decodes_than_reserved() -> None:
     attention, case = PagedAttention(DECODE, PREFILL), attention_case([(1, 4), (1, 9)])
     attention.reserve(1, 4, case.kv)
@@ -216,6 +322,14 @@ ATTENTION_CHECKS: dict[str, Callable[[], None]] = {
         f"attention: chunks, window {window}": partial(ragged_chunks_beside_decodes, window) for window in (None, 5, 30)
     },
     **{f"attention: bits, window {window}": partial(rows_keep_their_bits, window) for window in (None, 40)},
+    **{
+        f"attention: a launch serves later chunks, window {window}": partial(a_launch_serves_later_chunks, window)
+        for window in (None, 40)
+    },
+    **{
+        f"attention: tiles and splits, {seed}": partial(tiles_and_splits_cover_every_row_and_token_once, seed)
+        for seed in range(20)
+    },
     **{f"attention: eight bits{', scaled' * scaled}": partial(eight_bits, scaled) for scaled in (False, True)},
     **{
         f"attention: heads are written, {dtype}": partial(heads_are_written_as_keys_and_values_are, dtype)

@@ -14,6 +14,7 @@ from lora_kernels.gpu.triton_decode import decode_constants, decode_kernel
 from lora_kernels.gpu.triton_kv import write_kernel
 from lora_kernels.gpu.triton_partials import MERGE_WARPS, merge_kernel
 from lora_kernels.gpu.triton_prefill import prefill_constants, prefill_kernel
+from lora_kernels.gpu.triton_prefill_plan import plan_constants, plan_kernel
 
 PROCESSORS = {80: Processor(108, 164 << 10, 80), 90: Processor(132, 228 << 10, 90)}
 """A100 and H100 (CUDA programming guide, technical specifications by compute capability)."""
@@ -68,8 +69,10 @@ def cases(capability: int) -> Iterator[tuple[str, Any, dict[str, Any], dict[str,
         constants = decode_constants(MAX_SEQS, layer.group, decode) | layer.call.constants
         yield f"decode {layer.name}", decode_kernel, constants, launch(decode)
         prefill = prefill_tuning(layer.head_dim, layer.kv_dtype, PROCESSORS[capability])
-        constants = prefill_constants(layer.group, True, prefill) | layer.call.constants
+        constants = prefill_constants(layer.group, prefill) | layer.call.constants
         yield f"prefill {layer.name}", prefill_kernel, constants, launch(prefill)
+        constants = plan_constants(MAX_SEQS, layer.call, prefill)
+        yield f"plan {layer.name}", plan_kernel, constants, {"num_warps": 1, "num_stages": 1}
         if layer in FULL_LAYERS:
             continue
         constants = {"HEADS": 32, "HEAD_DIM": layer.head_dim, "BLOCK_D": block_width(layer.head_dim)}

@@ -102,7 +102,7 @@ class RayEngines:
         ours = [member for member in self._directory.members if member.model == model and member.added_by == "ray"]
         known = {member.engine: member.address for member in ours}
         for name in (name for name, address in known.items() if addresses.get(name) != address):
-            await self._directory.remove(model, name)
+            await self._directory.remove(model, name, "ray")
         for name in (name for name, address in addresses.items() if known.get(name) != address):
             await self._directory.add(model, name, addresses[name], "ray")
 

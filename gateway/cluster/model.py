@@ -63,6 +63,11 @@ class WatchedEngine:
         return EngineLoad(waits, self.requests, self.client.info.max_seqs)
 
     @property
+    def is_drained(self) -> bool:
+        """Return whether an operator drains the engine, which goes on running."""
+        return self.news is not None and self.news.draining and self.leaves_by is None
+
+    @property
     def requests(self) -> int:
         """Running and waiting requests, of all gateways."""
         return sum(lane.running + lane.waiting for lane in self.news.lanes) if self.news is not None else 0
@@ -122,7 +127,7 @@ class ModelOnRay:
         await self._let_go(now)
         staying = {name: engine for name, engine in self._engines.items() if engine.leaves_by is None}
         loads = [load for engine in staying.values() if (load := engine.load) is not None]
-        wanted = self.scaler.wanted(loads, now)
+        wanted = self.scaler.wanted(loads, now, sum(engine.is_drained for engine in staying.values()))
         for _ in range(wanted - len(staying)):
             self._add()
         for _ in range(len(staying) - wanted):

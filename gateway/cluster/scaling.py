@@ -53,7 +53,7 @@ class Scaler:
         self._short_since: float | None = None
         self._idle_since: float | None = None
 
-    def wanted(self, loads: Sequence[EngineLoad], now: float) -> int:
+    def wanted(self, loads: Sequence[EngineLoad], now: float, drained: int = 0) -> int:
         """Return how many engines there should be. Call this about once a second.
 
         While engines that were asked for have not begun to serve, no more are asked for: their effect is not known yet.
@@ -62,9 +62,10 @@ class Scaler:
         Args:
             loads: the engines that serve.
             now: seconds on a monotonic clock.
+            drained: number of engines that run and get no requests, because an operator drains them.
         """
         pressure = self.pressure(loads)
-        is_short = pressure > GROW_AT and len(loads) >= self._wanted
+        is_short = pressure > GROW_AT and len(loads) + drained >= self._wanted
         self._short_since = self._since(self._short_since, is_short, now)
         self._idle_since = self._since(self._idle_since, self._can_shrink(loads, pressure), now)
         if self._short_since is not None and now - self._short_since >= GROW_SECONDS:

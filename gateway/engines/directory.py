@@ -124,14 +124,22 @@ class EngineDirectory:
         log.info("engine_added", model=model, engine=engine, address=address, added_by=added_by)
         return self._mirror.records.get(member.name, member)
 
-    async def remove(self, model: str, engine: str) -> None:
+    async def remove(self, model: str, engine: str, by: AddedBy = "operator") -> None:
         """Remove an engine for all gateways. Its requests move to others; the process goes on. Raises ApiError:
-        INVALID_REQUEST, it was not added; ENGINE_CONFLICT, another gateway changed it meanwhile; REGISTRY_UNAVAILABLE,
-        Redis is away."""
+        INVALID_REQUEST, it was not added; ENGINE_CONFLICT, another gateway changed it meanwhile, or Ray runs it and
+        `by` is an operator; REGISTRY_UNAVAILABLE, Redis is away."""
         member = self.member(model, engine)
+        if by == "operator" and member.added_by == "ray" and self._is_connected(member):
+            raise engine_conflict(f"Ray runs {engine!r} and would add it again: drain it, or lower cluster.ray.max")
         await self._log.remove(member, None)
         await self._apply()
         log.info("engine_removed", model=model, engine=engine, address=member.address, added_by=member.added_by)
+
+    def _is_connected(self, member: EngineMember) -> bool:
+        """Return whether this gateway is connected to a member. If it is not, the owner may have left the record."""
+        pool = self._pools.get(member.model)
+        known = pool.overviews() if pool is not None else []
+        return any(one.name == member.engine and one.state in ("serving", "draining") for one in known)
 
     def _check_room(self, model: str, engine: str, address: str) -> None:
         pool = self._pools.get(model)

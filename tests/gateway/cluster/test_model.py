@@ -21,10 +21,10 @@ class Scripted:
     """A scaler that wants what it is told."""
 
     def __init__(self, count):
-        self.count, self.loads = count, []
+        self.count, self.loads, self.drained = count, [], 0
 
-    def wanted(self, loads, now):
-        self.loads = loads
+    def wanted(self, loads, now, drained):
+        self.loads, self.drained = loads, drained
         return self.count
 
 
@@ -53,6 +53,17 @@ async def test_engines_are_wanted_until_they_listen_and_then_published(model, en
     await until(lambda: model._engines["ray-0"].load is not None)
     await model.look(reports(**where), 2.0)
     assert [load.slots for load in model.scaler.loads] == [16]
+
+
+async def test_an_engine_that_an_operator_drains_is_told_apart_from_one_that_does_not_serve_yet(model, engines):
+    where = {"ray_0": engines.start("a").target.address}
+    await model.look(Reports(), 0.0)
+    await model.look(reports(**where), 1.0)
+    await until(lambda: model._engines["ray-0"].load is not None)
+    await model._engines["ray-0"].client.drain(True)
+    await until(lambda: model._engines["ray-0"].is_drained)
+    await model.look(reports(**where), 2.0)
+    assert (model.scaler.loads, model.scaler.drained) == ([], 1)
 
 
 async def test_the_idle_engine_leaves_once_it_drains(model, engines):

@@ -66,3 +66,10 @@ def test_an_engine_that_finds_no_room_is_given_up_when_the_others_are_idle():
     assert follow(scaler, [load(interactive=9.0)], GROW_SECONDS) == 2
     assert follow(scaler, [load(requests=6)], 600, began=1000.0) == 2
     assert follow(scaler, [load(requests=5)], SHRINK_SECONDS, began=2000.0) == 1
+
+
+def test_an_engine_that_an_operator_drains_does_not_stop_the_growth():
+    scaler = Scaler(2, 4, GOALS)
+    for now in range(int(GROW_SECONDS) + 1):
+        wanted = scaler.wanted([load(interactive=0.9)], now, drained=1)
+    assert wanted == 4

@@ -179,3 +179,21 @@ def test_fields_of_newer_gateways_are_ignored():
     member = decode_member(text, 7)
     assert (member.name, member.aliases, member.generation) == ("m/b", ("x:1",), 7)
     assert replace(member, engine="c").name == "m/c"
+
+
+async def test_an_engine_that_ray_runs_is_removed_by_its_owner_or_once_it_is_gone(engines, opened):
+    pool, place = await engines.pool(), address()
+    directory = await opened({"m": pool})
+    engines.start("ray-0", place)
+    await directory.add("m", "ray-0", place, "ray")
+    await asyncio.wait_for(pool.wait_serving(1), 60)
+    with pytest.raises(ApiError, match=r"Ray runs 'ray-0'.* drain it"):
+        await directory.remove("m", "ray-0")
+    await engines.stop("ray-0")
+    await until(lambda: pool.overviews()[0].state not in ("serving", "draining"))
+    await directory.remove("m", "ray-0")
+    engines.start("ray-1", place)
+    await directory.add("m", "ray-1", place, "ray")
+    await asyncio.wait_for(pool.wait_serving(1), 60)
+    await directory.remove("m", "ray-1", "ray")
+    assert directory.members == []

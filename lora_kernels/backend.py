@@ -64,7 +64,14 @@ class Backend(Protocol):
         """The row-wise operations between a decoder's matrix products."""
 
     def rotate_and_write(
-        self, qkv: Tensor, kv: Tensor, batch: AttentionBatch, cos: Tensor, sin: Tensor, norms: HeadNorms | None
+        self,
+        qkv: Tensor,
+        kv: Tensor,
+        batch: AttentionBatch,
+        cos: Tensor,
+        sin: Tensor,
+        norms: HeadNorms | None,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
         """Performs the steps between the fused projection and attention: head norms, rotary embedding, and `write_kv`.
 
@@ -72,6 +79,8 @@ class Backend(Protocol):
             qkv: [num_rows, (heads + 2 * kv_heads) * head_dim], query, key and value side by side; may be modified.
             cos, sin: see `Pointwise.rotate`.
             norms: None means that the model has no head norms.
+            kv_scales: fp32 [2, kv_heads], the factors of the layer's K and V: each number is divided by its head's
+                before it is stored. None means that all are 1. Backends for a CPU accept only None.
 
         Returns:
             The query, [num_rows, heads, head_dim].
@@ -81,12 +90,19 @@ class Backend(Protocol):
         """Stores this step's K and V ([num_rows, kv_heads, head_dim]) at `batch.kv_slots` of one layer's KV."""
 
     def attention(
-        self, query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None = None
+        self,
+        query: Tensor,
+        kv: Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        window: int | None = None,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
         """Returns causal attention of `query` [num_rows, heads, head_dim] over a layer's paged KV, in the same shape.
 
         Scores are multiplied by `scale`. GQA: query head h reads KV head `h // (heads // kv_heads)`. With `window`, a
-        row sees only the last `window` positions up to and including its own.
+        row sees only the last `window` positions up to and including its own. Stored numbers are multiplied by the
+        `kv_scales` with which they were written.
         """
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> Any:
@@ -100,3 +116,9 @@ class Backend(Protocol):
             x: [num_rows, group.in_features].
             prepared: the result of `prepare_lora`, which must not be None.
         """
+
+
+def require_unscaled(kv_scales: Tensor | None) -> None:
+    """Raises ValueError if K and V have scales. Backends for a CPU keep them in the model's dtype, which needs none."""
+    if kv_scales is not None:
+        raise ValueError("K and V have scales only where they are stored in FP8, on a GPU")

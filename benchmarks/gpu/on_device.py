@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from lora_kernels.backend import AttentionBatch, Backend
+from lora_kernels.backend import AttentionBatch, Backend, require_unscaled
 from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.pointwise import HeadNorms, Pointwise
 from lora_kernels.segments import SegmentPlan
@@ -35,10 +35,18 @@ class OnDevice:
         return PointwiseOnDevice(self._backend.pointwise, self._device)
 
     def rotate_and_write(
-        self, qkv: Tensor, kv: Tensor, batch: AttentionBatch, cos: Tensor, sin: Tensor, norms: HeadNorms | None
+        self,
+        qkv: Tensor,
+        kv: Tensor,
+        batch: AttentionBatch,
+        cos: Tensor,
+        sin: Tensor,
+        norms: HeadNorms | None,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
         """Apply head norms (if any) and rotary embedding to `qkv` on the device, write its keys and values to `kv`, and
         return the query. Only `kv`, the paged KV of a layer, is changed."""
+        require_unscaled(kv_scales)
         there, more = self._there(kv), None if norms is None else to_device(norms, self._device)
         angles = self._there(cos), self._there(sin)
         query = self._backend.rotate_and_write(self._there(qkv), there, self._same_batch(batch), *angles, more)
@@ -52,10 +60,17 @@ class OnDevice:
         kv.copy_(there)
 
     def attention(
-        self, query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None = None
+        self,
+        query: Tensor,
+        kv: Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        window: int | None = None,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
         """Return causal attention of `query` [num_rows, heads, head_dim] over paged KV, computed on the device. A query
         sees the last `window` tokens up to its own; None means all."""
+        require_unscaled(kv_scales)
         args = self._there(query), self._there(kv), self._same_batch(batch)
         return self._backend.attention(*args, scale, window).to(query.device)
 

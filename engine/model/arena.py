@@ -44,6 +44,10 @@ class Arena:
         pages: [num_pages, page_elems].
         table: tells kernels where the tiles of resident adapters are. It has `max_adapters` adapter slots.
         copies: copies adapters into pages, and makes computation wait for them.
+
+    Args:
+        kv_scales: fp32 [layers, 2, kv_heads] on the device. Factors by which stored K and V are multiplied, for pages
+            with `shape.fp8_kv`. None means 1.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Arena:
         dtype: torch.dtype,
         device: torch.device,
         fp8_adapters: bool = False,
+        kv_scales: Tensor | None = None,
     ) -> None:
         self.shape = shape
         self.pages = zeros(num_pages * shape.elements, dtype, device).view(num_pages, shape.elements)
@@ -62,6 +67,7 @@ class Arena:
         split = (shape.layers, 2, shape.block_size, shape.kv_heads, shape.head_dim)
         by_layer = (self.pages.view(torch.float8_e4m3fn) if shape.fp8_kv else self.pages).unflatten(1, split)
         self._kv = tuple(by_layer[:, layer] for layer in range(shape.layers))
+        self._kv_scales = (None,) * shape.layers if kv_scales is None else tuple(kv_scales)
         self.copies = make_copies(self.pages)
         self._adapter_slots: dict[AdapterHash, int] = {}
         self._free_adapter_slots = list(range(max_adapters - 1, -1, -1))
@@ -75,6 +81,10 @@ class Arena:
         """Returns a view of one layer's KV, [num_pages, 2, block_size, kv_heads, head_dim], strided across pages; on
         the second axis, 0 = K and 1 = V. The dtype is float8_e4m3fn with `shape.fp8_kv`, else the arena's."""
         return self._kv[layer]
+
+    def kv_scales(self, layer: int) -> Tensor | None:
+        """Returns the factors of one layer's stored K and V, fp32 [2, kv_heads]. None means 1."""
+        return self._kv_scales[layer]
 
     def load_adapter(
         self, adapter_hash: AdapterHash, layout: AdapterLayout, blob: Blob, pages: tuple[PageId, ...]

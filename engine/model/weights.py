@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +15,8 @@ from torch import Tensor
 from engine.model.spec import ModelSpec
 
 Shape = tuple[int, ...]
+KV_SCALE = re.compile(r"model\.layers\.\d+\.self_attn\.(?:(?:attn\.)?[kqv]_scale|k_proj\.k_scale|v_proj\.v_scale)")
+"""Names of scales for attention in FP8, in checkpoints of llm-compressor, vLLM and ModelOpt."""
 CPU = torch.device("cpu")
 WeightSource = Callable[[str], Tensor]
 """Maps the name of a parameter to its tensor, in the dtype in which it is stored."""
@@ -42,6 +45,28 @@ def open_weights(
     stored = _read_headers(_locate(folder))
     _check({name: shape for name, (_, shape) in stored.items()}, expected, spec)
     return lambda name: _read(stored[name][0], name)
+
+
+def read_kv_scales(folder: Path, spec: ModelSpec) -> Tensor | None:
+    """Returns the factors by which K and V in FP8 are multiplied, fp32 [layers, 2, kv_heads], from a checkpoint made
+    for such a cache, or None if it has none. A checkpoint has one factor for a layer's K and one for its V, or one for
+    each KV head. Raises WeightsError if a factor is missing, not positive, or of another shape."""
+    stored = {name: path for name, (path, _) in _read_headers(_locate(folder)).items() if KV_SCALE.fullmatch(name)}
+    if not any(name.endswith(("k_scale", "v_scale")) for name in stored):
+        return None
+    scales = torch.empty(spec.layers, 2, spec.kv_heads)
+    for layer in range(spec.layers):
+        for number, side in enumerate("kv"):
+            prefix = f"model.layers.{layer}.self_attn"
+            names = (f"{prefix}.{place}{side}_scale" for place in ("", "attn.", f"{side}_proj."))
+            name = next((name for name in names if name in stored), None)
+            if name is None:
+                raise WeightsError(f"missing tensor {prefix}.{side}_scale: other layers have scales for K and V in FP8")
+            scale = _read(stored[name], name).float().flatten()
+            if len(scale) not in (1, spec.kv_heads) or not ((scale > 0) & scale.isfinite()).all():
+                raise WeightsError(f"tensor {name} must have 1 or {spec.kv_heads} positive numbers")
+            scales[layer, number] = scale
+    return scales
 
 
 def parameter_shapes(spec: ModelSpec) -> dict[str, Shape]:
@@ -117,7 +142,9 @@ def _check(stored: Mapping[str, Shape], expected: Mapping[str, Shape], spec: Mod
 
 
 def _is_redundant(name: str, spec: ModelSpec) -> bool:
-    """Returns whether a tensor, which some writers store, is not needed because it follows from the configuration."""
+    """Returns whether a tensor, which some writers store, is not needed for the model itself."""
+    if KV_SCALE.fullmatch(name):
+        return True  # only a KV cache in FP8 needs them: see `read_kv_scales`
     return name.endswith("rotary_emb.inv_freq") or (spec.tied_embeddings and name == "lm_head.weight")
 
 

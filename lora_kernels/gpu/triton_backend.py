@@ -28,21 +28,34 @@ class TritonBackend:
         self._lora: triton_lora_plan.TritonLora | None = None
 
     def rotate_and_write(
-        self, qkv: Tensor, kv: Tensor, batch: AttentionBatch, cos: Tensor, sin: Tensor, norms: HeadNorms | None
+        self,
+        qkv: Tensor,
+        kv: Tensor,
+        batch: AttentionBatch,
+        cos: Tensor,
+        sin: Tensor,
+        norms: HeadNorms | None,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
         """Applies head norms (if any) and the rotary embedding, writes K and V to `kv`, and returns the query
         [num_rows, heads, head_dim], a view of `qkv`, which is modified. See `Backend.rotate_and_write`."""
-        return triton_pointwise.rotate_and_write(qkv, kv, batch.kv_slots, cos, sin, norms)
+        return triton_pointwise.rotate_and_write(qkv, kv, batch.kv_slots, cos, sin, norms, kv_scales)
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
         """Stores this step's K and V ([num_rows, kv_heads, head_dim]) at `batch.kv_slots` of one layer's KV."""
         triton_kv.write_kv(kv, key, value, batch.kv_slots)
 
     def attention(
-        self, query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None = None
+        self,
+        query: Tensor,
+        kv: Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        window: int | None = None,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
         """Returns causal attention of `query` [num_rows, heads, head_dim] over paged `kv`: see `Backend.attention`."""
-        return self.paged_attention(query, kv, batch, scale, window)
+        return self.paged_attention(query, kv, batch, scale, window, kv_scales)
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> triton_lora_plan.TritonLora | None:
         """Returns the LoRA data that all layers of a step share, or None if there is nothing to add. While plan and

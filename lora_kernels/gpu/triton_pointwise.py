@@ -49,7 +49,7 @@ class TritonPointwise:
         _, heads, head_dim = x.shape
         if x.stride()[1:] != (head_dim, 1) or not (cos.is_contiguous() and sin.is_contiguous()):
             raise ValueError(f"heads of strides {x.stride()} cannot be turned in place")
-        _launch_heads(x, heads, 0, cos, sin, None, x, cos)
+        _launch_heads(x, heads, 0, cos, sin, None, x, cos, None)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """Returns silu(gate) * up, where `gate_up` [num_rows, 2 * width] holds gate and up side by side."""
@@ -62,23 +62,37 @@ class TritonPointwise:
 
 
 def rotate_and_write(
-    qkv: Tensor, kv: Tensor, kv_slots: Tensor, cos: Tensor, sin: Tensor, norms: HeadNorms | None
+    qkv: Tensor,
+    kv: Tensor,
+    kv_slots: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    norms: HeadNorms | None,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Applies head norms (if any) and the rotary embedding, writes K and V to `kv` at `kv_slots`, and returns the query
     [num_rows, heads, head_dim], a view of `qkv`, in which it is changed in place. See `Backend.rotate_and_write`.
 
     K and V of rows with a negative slot, which pad a captured step, are not written. For a KV cache in e4m3 they are
-    clamped to its range.
+    clamped to its range, after they are divided by `kv_scales`.
     """
     kv_heads, head_dim = kv.shape[3:]
     heads = qkv.view(len(qkv), -1, head_dim)
     num_query = heads.shape[1] - 2 * kv_heads
-    _launch_heads(heads, num_query, kv_heads, cos, sin, norms, kv, kv_slots)
+    _launch_heads(heads, num_query, kv_heads, cos, sin, norms, kv, kv_slots, kv_scales)
     return heads[:, :num_query]
 
 
 def _launch_heads(
-    x: Tensor, heads: int, kv_heads: int, cos: Tensor, sin: Tensor, norms: HeadNorms | None, kv: Tensor, slots: Tensor
+    x: Tensor,
+    heads: int,
+    kv_heads: int,
+    cos: Tensor,
+    sin: Tensor,
+    norms: HeadNorms | None,
+    kv: Tensor,
+    slots: Tensor,
+    kv_scales: Tensor | None,
 ) -> None:
     """Launches `heads_kernel` for `x` [num_rows, heads + 2 * kv_heads, head_dim]. Without KV heads, `kv` and `slots`
     may be any tensors of two or more dimensions, because the kernel does not read them."""
@@ -91,6 +105,7 @@ def _launch_heads(
         cos if norms is None else norms.key,
         kv,
         slots,
+        cos if kv_scales is None else kv_scales,
         x.stride(0),
         kv.stride(0),
         kv.stride(1),
@@ -100,6 +115,7 @@ def _launch_heads(
         BLOCK_SIZE=kv.shape[2] if kv_heads else 1,
         HAS_NORMS=norms is not None,
         FP8=kv.dtype == FP8,
+        HAS_SCALES=kv_scales is not None,
         EPS=0.0 if norms is None else norms.eps,
         TILE=HEAD_TILE,
         HALF=triton.next_power_of_2(head_dim // 2),
@@ -165,6 +181,7 @@ def heads_kernel(
     key_norm_ptr,
     kv_ptr,
     slots_ptr,
+    scales_ptr,
     x_stride,
     page_stride,
     side_stride,
@@ -174,6 +191,7 @@ def heads_kernel(
     BLOCK_SIZE: tl.constexpr,
     HAS_NORMS: tl.constexpr,
     FP8: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     EPS: tl.constexpr,
     TILE: tl.constexpr,
     HALF: tl.constexpr,
@@ -225,7 +243,15 @@ def heads_kernel(
         if slot >= 0:
             page = kv_ptr + slot // BLOCK_SIZE * page_stride + slot % BLOCK_SIZE * (KV_HEADS * HEAD_DIM)
             page += tl.where(is_value, side_stride, 0)
-            kept_low = tl.clamp(low.to(tl.float32), -LARGEST, LARGEST) if FP8 else low
-            kept_high = tl.clamp(high.to(tl.float32), -LARGEST, LARGEST) if FP8 else high
+            kept_low = low.to(tl.float32)
+            kept_high = high.to(tl.float32)
+            if HAS_SCALES:
+                factor_ptr = scales_ptr + tl.where(is_value, KV_HEADS, 0) + head
+                factor = tl.load(factor_ptr, mask=head < KV_HEADS, other=1.0)[:, None]
+                kept_low /= factor
+                kept_high /= factor
+            if FP8:
+                kept_low = tl.clamp(kept_low, -LARGEST, LARGEST)
+                kept_high = tl.clamp(kept_high, -LARGEST, LARGEST)
             tl.store(page + column, kept_low.to(kv_ptr.dtype.element_ty), mask=mask)
             tl.store(page + column + HEAD_DIM // 2, kept_high.to(kv_ptr.dtype.element_ty), mask=mask)

@@ -33,7 +33,15 @@ def cases(capability: int) -> Iterator[tuple[str, Any, dict[str, Any], dict[str,
     yield "swiglu", swiglu_kernel, {"WIDTH": 14336, "BLOCK": SWIGLU_BLOCK}, {"num_warps": 4}
     for head_dim, norms, fp8 in ((64, False, False), (128, True, False), (128, True, True), (256, True, False)):
         shape = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": head_dim, "HALF": head_dim // 2}
-        constants = {**shape, "BLOCK_SIZE": 16, "HAS_NORMS": norms, "FP8": fp8, "EPS": 1e-5, "TILE": HEAD_TILE}
+        constants = {
+            **shape,
+            "BLOCK_SIZE": 16,
+            "HAS_NORMS": norms,
+            "FP8": fp8,
+            "HAS_SCALES": fp8,
+            "EPS": 1e-5,
+            "TILE": HEAD_TILE,
+        }
         if capability >= 89 or not fp8:
             yield f"heads {head_dim}{' fp8' if fp8 else ''}", heads_kernel, constants, {"num_warps": 2}
     yield from sampling_cases(128256)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 from msgspec import Struct
@@ -14,10 +14,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gateway.core.errors import ApiError, internal
 from gateway.core.tenants import Principal
-from gateway.openai.calls import ApiCall
-from gateway.openai.render import Envelope, encode_json
+from gateway.openai.render import Renderer, encode_json
 from gateway.requests.service import Gateway
-from gateway.requests.types import Generation, TokenUsage
+from gateway.requests.types import Admitted, GenerateRequest, Generation, TokenUsage
 
 log = structlog.get_logger("http")
 
@@ -29,16 +28,30 @@ STREAM_HEADERS = {
 }
 
 
+class GenerationCall(Protocol):
+    """A parsed request of any protocol, and how its response is rendered."""
+
+    @property
+    def request(self) -> GenerateRequest: ...
+
+    @property
+    def stream(self) -> bool:
+        """Return whether the response is a stream of server-sent events."""
+
+    def envelope(self, admitted: Admitted) -> Renderer:
+        """Return the renderer of the response to the admitted request."""
+
+
 class GenerationResponse(Struct, frozen=True):
     """An ASGI response that runs a generation and sends it, as one JSON body or as a stream of server-sent events.
 
-    Errors before the first byte are raised; later ones become an event of the stream, before [DONE]. The generation is
+    Errors before the first byte are raised; later ones become the last events of the stream. The generation is
     aborted when the client disconnects. Streams get a ping every `ping_seconds`, silent or not.
     """
 
     gateway: Gateway
     principal: Principal
-    call: ApiCall
+    call: GenerationCall
     ping_seconds: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,35 +70,34 @@ class GenerationResponse(Struct, frozen=True):
             await send({"type": "http.response.body", "body": body})
 
     async def _stream(self, send: Send) -> None:
-        events = SseStream(send)
+        events, envelope = SseStream(send), None
         try:
             async with self.gateway.generate(self.principal, self.call.request) as generation:
                 envelope = self.call.envelope(generation.admitted)
                 await events.open(generation.admitted.headers())
                 async with events.pings(self.ping_seconds):
                     usage = await self._chunks(events, generation, envelope)
-            events.add(envelope.usage(usage) if usage else None)
+            events.add(envelope.closing(usage))
         except (ApiError, OSError) as error:
-            if not events.is_open or isinstance(error, OSError):
+            if envelope is None or not events.is_open or isinstance(error, OSError):
                 raise
-            events.add(encode_json(error.body()))
+            events.add(envelope.failure(error))
         except Exception:
-            if not events.is_open:
+            if envelope is None or not events.is_open:
                 raise
             log.exception("stream_failed", request_id=self.call.request.request_id)
-            events.add(encode_json(internal(self.call.request.request_id).body()))
-        events.done()
+            events.add(envelope.failure(internal(self.call.request.request_id)))
         await events.close()
 
-    async def _chunks(self, events: SseStream, generation: Generation, envelope: Envelope) -> TokenUsage | None:
+    async def _chunks(self, events: SseStream, generation: Generation, envelope: Renderer) -> TokenUsage:
         usage = None
-        for index in range(len(generation.admitted.prompt_ids) * self.call.request.n):
-            events.add(envelope.opening(index))
+        events.add(envelope.opening())
         async for chunk in generation:
             events.add(envelope.delta(chunk))
             usage = chunk.usage
             if not chunk.more:
                 await events.flush()
+        assert usage is not None, "the last chunk carries it"
         return usage
 
 
@@ -102,14 +114,10 @@ class SseStream:
         self.is_open = True
         await self._send(_head({**STREAM_HEADERS, **headers}))
 
-    def add(self, body: bytes | None) -> None:
-        """Queue an event whose data is the JSON text `body`, for the next write. None queues nothing."""
-        if body is not None:
-            self._frames.append(b"data: %b\n\n" % body)
-
-    def done(self) -> None:
-        """Queue the last event, [DONE]. It is sent after an error too, because clients read a stream up to it."""
-        self._frames.append(b"data: [DONE]\n\n")
+    def add(self, frames: bytes) -> None:
+        """Queue whole events for the next write. Nothing is queued if `frames` is empty."""
+        if frames:
+            self._frames.append(frames)
 
     async def flush(self) -> None:
         if self._frames:

@@ -30,7 +30,8 @@ class ApiCall(Struct, frozen=True):
     include_usage: bool
 
     def envelope(self, admitted: Admitted) -> Envelope:
-        return Envelope(self.style, admitted, asked=self.request.lane, include_usage=self.include_usage)
+        num_answers, asked = len(admitted.prompt_ids) * self.request.n, self.request.lane
+        return Envelope(self.style, admitted, num_answers=num_answers, asked=asked, include_usage=self.include_usage)
 
 
 def chat_call(gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, ingress: Ingress = UNKNOWN) -> ApiCall:

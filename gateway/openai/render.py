@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from engine.core.types import Lane
+from gateway.core.errors import ApiError
 from gateway.core.lanes import answer_tier
 from gateway.openai.logprobs import ChatLogprobsRenderer, CompletionLogprobsRenderer
 from gateway.openai.tools import ChunkContent, ToolCalls, text_content
@@ -18,6 +19,15 @@ from gateway.text.tokenizer import Tokenizer
 Json = dict[str, Any]
 
 encode_json = msgspec.json.Encoder().encode
+
+
+def sse_event(data: bytes, name: str = "") -> bytes:
+    """Return a server-sent event with this data, which must be one line. An empty name leaves the event unnamed."""
+    return (b"event: %b\n" % name.encode() if name else b"") + b"data: %b\n\n" % data
+
+
+DONE = sse_event(b"[DONE]")
+"""Last event of a stream of OpenAI's chunks."""
 
 
 class Style(Protocol):
@@ -117,22 +127,51 @@ class CompletionStyle:
         return self.delta(chunk) | {"text": echo + chunk.text}
 
 
+class Renderer(Protocol):
+    """Renders one response in the format of a protocol. An instance serves one request. Every method but `complete` is
+    for streams and returns encoded server-sent events, in the order of the calls; empty means that there is none."""
+
+    def opening(self) -> bytes:
+        """Return the events to send before the first chunk."""
+
+    def delta(self, chunk: GenerationChunk) -> bytes:
+        """Return the events for a chunk; there are none, for example, while text is held back. Each answer's chunks
+        must be passed once and in order."""
+
+    def closing(self, usage: TokenUsage) -> bytes:
+        """Return the events that end a stream whose answers are complete."""
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the events that end a stream because of an error."""
+
+    def complete(self, chunks: Sequence[GenerationChunk]) -> Json:
+        """Return the body of the complete response, from all chunks of all answers; the last one has the usage."""
+
+
 class Envelope:
-    """Builds the bodies of one response: adds the fields that they share to the choices that a `Style` renders. For a
-    stream the fields are encoded once and put around each choice."""
+    """The `Renderer` of chats and completions: adds the fields that all bodies of a response share to the choices that
+    a `Style` renders. For a stream the fields are encoded once and put around each choice."""
 
     def __init__(
-        self, style: Style, admitted: Admitted, *, asked: Lane | None = None, include_usage: bool = False
+        self,
+        style: Style,
+        admitted: Admitted,
+        *,
+        num_answers: int,
+        asked: Lane | None = None,
+        include_usage: bool = False,
     ) -> None:
         """Initialize the envelope.
 
         Args:
             style: renders the choices.
             admitted: the source of the shared fields.
+            num_answers: number of answers of the request, over all prompts.
             asked: the lane that the request asked for; None means that it asked for none.
             include_usage: a stream ends with a usage chunk, and every other chunk has a usage of null.
         """
         self._style = style
+        self._num_answers = num_answers
         self._include_usage = include_usage
         self._head: Json = {
             "id": style.id_prefix + admitted.id,
@@ -148,33 +187,32 @@ class Envelope:
     def _before(self) -> bytes:
         return encode_json(self._head | {"object": self._style.chunk_object, "choices": []}).removesuffix(b"]}")
 
-    def opening(self, index: int) -> bytes | None:
-        """Return the JSON of the stream chunk that opens the answer with the number `index`. None means that none is
-        sent."""
-        choice = self._style.opening(index)
-        return None if choice is None else self._chunk(choice)
+    def opening(self) -> bytes:
+        choices = (self._style.opening(index) for index in range(self._num_answers))
+        return b"".join(self._chunk(choice) for choice in choices if choice is not None)
 
-    def delta(self, chunk: GenerationChunk) -> bytes | None:
-        """Return the JSON of the stream chunk for a chunk. None means that there is nothing to send, as while text is
-        held back."""
+    def delta(self, chunk: GenerationChunk) -> bytes:
         choice = self._style.delta(chunk)
         tells = any(choice.get(name) for name in ("text", "delta", "finish_reason", "logprobs", "token_ids"))
-        return self._chunk(choice) if tells else None
+        return self._chunk(choice) if tells else b""
 
-    def usage(self, usage: TokenUsage) -> bytes | None:
-        """Return the usage chunk that ends a stream, in JSON. None means that the request did not ask for it."""
+    def closing(self, usage: TokenUsage) -> bytes:
+        """Return the usage chunk, if the request asked for it, and [DONE]."""
         if not self._include_usage:
-            return None
-        return self._before + b'],"usage":' + encode_json(usage_body(usage)) + b"}"
+            return DONE
+        return sse_event(self._before + b'],"usage":' + encode_json(usage_body(usage)) + b"}") + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the error and [DONE], which is sent after an error too, because clients read a stream up to it."""
+        return sse_event(encode_json(error.body())) + DONE
 
     def complete(self, chunks: Sequence[GenerationChunk]) -> Json:
-        """Return the body of the complete response, from all chunks of all answers; the last one has the usage."""
         choices = [self._style.complete(answer) for answer in join_answers(chunks)]
         usage = chunks[-1].usage
         return self._head | {"choices": choices, "usage": usage_body(usage) if usage else None}
 
     def _chunk(self, choice: Json) -> bytes:
-        return self._before + encode_json(choice) + self._after
+        return sse_event(self._before + encode_json(choice) + self._after)
 
 
 def usage_body(usage: TokenUsage) -> Json:

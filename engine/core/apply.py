@@ -23,6 +23,7 @@ from engine.core.commit import abort, finish_early
 from engine.core.commit_adapters import add_adapter, drop_adapter, take_answer, use_adapter
 from engine.core.config import goal_of
 from engine.core.grammars import Grammar
+from engine.core.prefix import realm_of
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.types import ErrorCode, FinishReason, Refusal, Request, TokenEvent
@@ -57,7 +58,7 @@ def _submit(state: EngineState, request: Request) -> None:
     if refusal is not None:
         state.outbox.append(TokenEvent(request.id, finish_reason=FinishReason.ERROR, refusal=refusal))
         return
-    realm = "" if state.config.share_prefixes else request.tenant
+    realm = realm_of(request, share_prefixes=state.config.share_prefixes)
     seq = Sequence(request, [*request.prompt_ids, *request.produced], realm=realm)
     seq.lane = state.waiting.order.lane(seq)
     # A request that an earlier engine process accepted is not refused now: its client was told that it runs.

@@ -2,8 +2,9 @@
 
 A key is a cryptographic digest, chained to the key of the previous page as in vLLM's automatic prefix caching, so that
 equal keys mean equal KV. The first link includes the adapter's content hash, because the same text under another
-adapter is another prefix, and the realm, which is the tenant unless the configuration lets tenants share prefixes. A
-cache hit shows in `cached_tokens` and in the TTFT, and would otherwise tell one tenant what another tenant has asked.
+adapter is another prefix, and the realm: the tenant, unless the configuration lets tenants share prefixes, and the
+request's salt. A cache hit shows in `cached_tokens` and in the TTFT, and would otherwise tell one tenant, or one user
+of a tenant that gives each a salt, what another has asked.
 """
 
 from __future__ import annotations
@@ -14,9 +15,17 @@ from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 
 from engine.core.sequence import Sequence
-from engine.core.types import AdapterHash, HostPageId, Lane, PageId, PrefixKey
+from engine.core.types import AdapterHash, HostPageId, Lane, PageId, PrefixKey, Request
 
 KEY_BYTES = 16
+
+
+def realm_of(request: Request, *, share_prefixes: bool = False) -> str:
+    """Return the realm of a request: requests of the same realm may share cached prefixes. It consists of the tenant,
+    unless tenants share prefixes, and the salt. No two pairs give the same realm, because no tenant's name has a NUL.
+    """
+    tenant = "" if share_prefixes else request.tenant
+    return f"{tenant}\0{request.cache_salt}" if request.cache_salt else tenant
 
 
 def root_key(adapter_hash: AdapterHash | None, realm: str) -> PrefixKey:

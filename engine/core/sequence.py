@@ -34,8 +34,7 @@ class Sequence:
     page_keys: list[PrefixKey] = field(default_factory=list)
     """Prefix keys of the leading full pages of `tokens` (see prefix.py), computed as far as they were needed."""
     realm: str = ""
-    """Sequences of the same realm may share cached prefixes. It is the tenant's name, or empty if all tenants share
-    prefixes."""
+    """Sequences of the same realm (see `prefix.realm_of`) may share cached prefixes."""
     num_cached: int = 0
     """Leading tokens whose KV was found in the prefix cache or in host memory when the sequence first started."""
     num_preemptions: int = 0

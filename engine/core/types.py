@@ -162,6 +162,8 @@ class Request(NamedTuple):
     expected_tokens: int | None = None
     """Probable length of the answer in tokens, where `max_tokens` is only a ceiling, which the engine may lower to fit
     its memory. None means that the caller asked for exactly this `max_tokens`."""
+    cache_salt: str = ""
+    """Only requests with the same salt may share cached prefixes. Empty means no salt, which is a salt of its own."""
 
 
 @dataclass(frozen=True, slots=True)

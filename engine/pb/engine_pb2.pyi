@@ -60,7 +60,7 @@ class Command(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "prompt", "params", "adapter", "lane", "priority", "tenant", "weight", "deadline_seconds", "ttft_seconds", "itl_seconds", "whole", "expected_tokens", "origin", "produced", "moves", "suspect", "prefix_keys")
+    __slots__ = ("request_id", "prompt", "params", "adapter", "lane", "priority", "tenant", "weight", "deadline_seconds", "ttft_seconds", "itl_seconds", "whole", "expected_tokens", "cache_salt", "origin", "produced", "moves", "suspect", "prefix_keys")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class Submit(_message.Message):
     ITL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     PRODUCED_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
@@ -92,12 +93,13 @@ class Submit(_message.Message):
     itl_seconds: float
     whole: bool
     expected_tokens: int
+    cache_salt: str
     origin: Origin
     produced: _containers.RepeatedScalarFieldContainer[int]
     moves: int
     suspect: bool
     prefix_keys: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., adapter: _Optional[str] = ..., lane: _Optional[_Union[Lane, str]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., deadline_seconds: _Optional[float] = ..., ttft_seconds: _Optional[float] = ..., itl_seconds: _Optional[float] = ..., whole: _Optional[bool] = ..., expected_tokens: _Optional[int] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., produced: _Optional[_Iterable[int]] = ..., moves: _Optional[int] = ..., suspect: _Optional[bool] = ..., prefix_keys: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., adapter: _Optional[str] = ..., lane: _Optional[_Union[Lane, str]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., deadline_seconds: _Optional[float] = ..., ttft_seconds: _Optional[float] = ..., itl_seconds: _Optional[float] = ..., whole: _Optional[bool] = ..., expected_tokens: _Optional[int] = ..., cache_salt: _Optional[str] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., produced: _Optional[_Iterable[int]] = ..., moves: _Optional[int] = ..., suspect: _Optional[bool] = ..., prefix_keys: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Origin(_message.Message):
     __slots__ = ("id", "request_id", "key", "model", "adapter", "reserved_tokens")

@@ -108,6 +108,7 @@ def request_to_pb(request: Request) -> pb.Submit:
         produced=request.produced,
         moves=request.moves,
         suspect=request.suspect,
+        cache_salt=request.cache_salt,
     )
 
 
@@ -152,6 +153,7 @@ def request_from_pb(message: pb.Submit, arrival: float) -> Request:
         moves=message.moves,
         suspect=message.suspect,
         expected_tokens=message.expected_tokens if message.HasField("expected_tokens") else None,
+        cache_salt=message.cache_salt,
     )
 
 

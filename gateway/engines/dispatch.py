@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 
+from engine.core.prefix import realm_of
 from engine.core.types import AdapterHash, Request
 from engine.pb import engine_pb2 as pb
 from engine.rpc.stream import Arrivals, EngineUnavailable
@@ -71,7 +72,7 @@ class Dispatch:
             lane=request.lane,
             adapter_hash=adapter_hash,
             adapter_bytes=self._sizes.get(adapter_hash or "", 0),
-            prefix_keys=prefix_keys(request.prompt_ids, adapter_hash, "" if share_prefixes else request.tenant),
+            prefix_keys=prefix_keys(request.prompt_ids, adapter_hash, realm_of(request, share_prefixes=share_prefixes)),
             session=session or None,
             tenant=request.tenant,
             output_tokens=request.params.max_tokens if expected is None else expected,

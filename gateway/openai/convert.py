@@ -174,6 +174,7 @@ def _request(
         priority=body.priority or 0,
         ttft=slo.ttft,
         itl=slo.itl,
+        cache_salt=body.cache_salt or "",
     )
 
 

@@ -111,6 +111,7 @@ class GenerationJob(Struct, frozen=True):
             itl=self.request.itl,
             origin=self._origin(record),
             expected_tokens=self._expected_tokens(params),
+            cache_salt=self.request.cache_salt,
             whole=self.request.coalesce and not self.request.stop,  # a stop string must end the answer at once
         )
 

@@ -74,6 +74,8 @@ class GenerateRequest(Struct, frozen=True):
     """TTFT that the request asks for, in seconds. None means the lane's goal."""
     itl: float | None = None
     """ITL that the request asks for, in seconds. None means the lane's goal."""
+    cache_salt: str = ""
+    """Only requests of the tenant with the same salt share cached prefixes. Empty means no salt."""
     ingress: Ingress = UNKNOWN
 
     @property

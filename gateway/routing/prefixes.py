@@ -18,7 +18,7 @@ def prefix_keys(tokens: Sequence[int], adapter_hash: str | None, realm: str = ""
     Args:
         tokens: the prompt's token ids.
         adapter_hash: content hash of the adapter, without which equal texts have different KV; None is the base model.
-        realm: requests share prefixes only within a realm: the tenant's name, or empty where tenants share.
+        realm: requests share prefixes only within a realm (see `engine.core.prefix.realm_of`).
     """
     digest = blake2b(f"{adapter_hash or ''}:{realm}:".encode(), digest_size=8)
     whole = memoryview(array("I", tokens))

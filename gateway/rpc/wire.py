@@ -35,6 +35,8 @@ RANGES: Mapping[str, Any] = {
 }
 """Types of the sampling fields, by name, with the ranges that HTTP accepts and that msgspec validates."""
 SLO_RANGES: Mapping[str, Any] = get_type_hints(Slo, include_extras=True)
+OWN = ("n", "cache_salt")
+"""Optional fields of the message GenerateRequest itself that have a range."""
 
 NOT_SAMPLING = frozenset({"max_tokens", "seed", "stop"})
 """Fields of the message SamplingParams that the gateway handles itself instead of passing them to the sampler."""
@@ -73,7 +75,7 @@ def generate_request(message: pb.GenerateRequest, request_id: str, deadline: flo
     given = {field.name: _plain(value) for field, value in message.sampling.ListFields()}
     _check_ranges(given, RANGES)
     slo, asked = _slo(message.slo), _asked(message.structured_outputs)
-    _check_ranges(count := {"n": message.n} if message.HasField("n") else {}, RANGES)
+    _check_ranges(own := {name: getattr(message, name) for name in OWN if message.HasField(name)}, RANGES)
     return GenerateRequest(
         model=model_query(message.model),
         prompts=(prompt_input(message),),
@@ -83,12 +85,13 @@ def generate_request(message: pb.GenerateRequest, request_id: str, deadline: flo
         max_tokens=given.get("max_tokens"),
         seed=given.get("seed"),
         stop=tuple(given.get("stop", ())),
-        n=count.get("n", 1),
+        n=own.get("n", 1),
         lane=_lane(message.lane),
         priority=message.priority,
         deadline=deadline,
         ttft=slo.ttft,
         itl=slo.itl,
+        cache_salt=own.get("cache_salt", ""),
     )
 
 

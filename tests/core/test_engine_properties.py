@@ -26,7 +26,7 @@ from engine.core.config import CoreConfig
 from engine.core.grammars import Stage
 from engine.core.lane_modes import cancel, set_mode
 from engine.core.plan import plan_step
-from engine.core.prefix import root_key
+from engine.core.prefix import realm_of, root_key
 from engine.core.types import FinishReason, Lane, LaneMode, Request, SamplingParams
 from tests.core.memory import (
     ADAPTERS,
@@ -378,6 +378,25 @@ def test_what_one_tenant_asked_is_not_found_by_another_unless_they_share(shared,
         asked = request(f"{tenant} {expected}", list(range(17)))._replace(tenant=tenant)
         events = run_all(engine, [asked], {})
         assert next(event for event in events if event.tokens).num_cached == expected
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_prefix_is_found_only_with_the_salt_that_it_was_computed_with(shared):
+    config = CoreConfig(
+        num_pages=60, block_size=4, max_seqs=4, max_model_len=64, token_budget=64, share_prefixes=shared
+    )
+    engine = make_engine(config)
+    shown = 16 if shared else 0
+    asked = [("acme", "", 0), ("acme", "s", 0), ("acme", "s", 16), ("acme", "t", 0), ("acme", "", 16)]
+    for number, (tenant, salt, expected) in enumerate([*asked, ("globex", "s", shown), ("globex", "s", 16)]):
+        events = run_all(engine, [request(str(number), list(range(17)))._replace(tenant=tenant, cache_salt=salt)], {})
+        assert next(event for event in events if event.tokens).num_cached == expected, (tenant, salt)
+
+
+def test_no_tenant_and_salt_read_like_others():
+    pairs = [("", ""), ("", "a"), ("a", ""), ("a", "b"), ("ab", ""), ("", "ab"), ("", "a\0b"), ("a", "\0b")]
+    realms = [realm_of(Request("r", (1,), SamplingParams(), tenant=one, cache_salt=salt)) for one, salt in pairs]
+    assert len(set(realms)) == len(pairs)
 
 
 def test_no_adapter_and_tenant_read_like_others():

@@ -22,6 +22,7 @@ FULL = Request(
     deadline=130.0,
     ttft=0.25,
     itl=0.0625,
+    cache_salt="s\u00e4lt",
 )
 
 

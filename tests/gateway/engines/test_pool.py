@@ -172,6 +172,9 @@ async def test_a_gateway_learns_of_the_prompts_that_another_has_sent(engines):
     await first.whole()
     keys = other._dispatch.ask_for(ask("x", prompt=prompt), "", share_prefixes=False).prefix_keys
     await until(lambda: other._dispatch._router.prefixes.matches(keys))
+    salted = ask("x", prompt=prompt)._replace(cache_salt="s")
+    apart = other._dispatch.ask_for(salted, "", share_prefixes=False).prefix_keys
+    assert not other._dispatch._router.prefixes.matches(apart)
     second = Answer(other, ask("second", prompt=[*prompt, 9], length=5))
     await second.whole()
     assert second.engines == first.engines

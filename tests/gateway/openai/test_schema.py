@@ -109,6 +109,15 @@ def test_goals_out_of_range_are_refused_by_name(field, value):
     assert (error.http_status, error.param) == (400, f"slo.{field}")
 
 
+def test_a_salt_is_a_text_that_is_not_empty():
+    for make in (chat, completion):
+        assert make(cache_salt="s\u00e4lt").cache_salt == "s\u00e4lt"
+        assert make(cache_salt=None) == make()
+        for value in ("", 5, ["s"], "x" * 1025):
+            error = refusal(make, cache_salt=value)
+            assert (error.http_status, error.param) == (400, "cache_salt")
+
+
 def test_text_parts_are_joined_and_developers_are_systems():
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     request = chat(messages=[{"role": "developer", "content": parts}, {"role": "assistant", "content": None}])

@@ -348,6 +348,12 @@ async def test_goals_of_its_own_reach_the_engine(gateway_app):
     assert goals == [(0.25, 0.05), (0.25, 0.05), (None, None)]
 
 
+async def test_a_salt_reaches_the_engine_with_every_answer(gateway_app):
+    await answers(gateway_app, request(["aa", "bbbb"], n=2, cache_salt="s"))
+    await answers(gateway_app, request())
+    assert [sent.cache_salt for sent in gateway_app.engine.requests] == ["s"] * 4 + [""]
+
+
 @pytest.mark.parametrize("order", [(0, 8), (8, 0)])
 async def test_a_prompts_cached_tokens_are_those_of_its_first_answer_to_run(gateway_app, order):
     gateway_app.engine.cached = lambda sent: len(sent.prompt_ids) + order[int(sent.id[-1]) % 2]

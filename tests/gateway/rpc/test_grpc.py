@@ -58,6 +58,11 @@ async def test_goals_and_a_batch_deadline_reach_the_engine(api):
     assert 30 < streamed.deadline < 61  # gRPC rounds timeouts up
 
 
+async def test_a_salt_reaches_the_engine(api):
+    await api.generation.Generate(ask(cache_salt="s"), metadata=as_key())
+    assert [sent.cache_salt for sent in api.gateway_app.engine.requests] == ["s"]
+
+
 async def test_without_a_maximum_the_answer_ends_by_itself(api):
     whole = await api.generation.Generate(ask(sampling={}), metadata=as_key())
     assert (whole.choices[0].text, whole.choices[0].finish_reason) == ("Hello, world!", pb.FINISH_REASON_STOP)
@@ -210,6 +215,7 @@ INVALID = {
     "lane": ask(lane=9),
     "slo.ttft_ms": ask(slo=pb.Slo(ttft_ms=0.0)),
     "slo.itl_ms": ask(slo=pb.Slo(itl_ms=float("nan"))),
+    "cache_salt": ask(cache_salt=""),
     "model": ask(""),
     "input": pb.GenerateRequest(model="tiny"),
 }

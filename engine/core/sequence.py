@@ -90,9 +90,6 @@ class Sequence:
 
     @property
     def waits_for_token(self) -> bool:
-        """Return whether nothing can be planned for the sequence before its pending token is known. This is so if the
-        pending token is the last one that `max_tokens` allows, or if the sequence has a grammar, which determines the
-        permitted next tokens only after it has read the pending one."""
-        params = self.request.params
-        is_last = self.num_generated + self.num_pending >= params.max_tokens
-        return self.num_pending > 0 and (is_last or params.grammar is not None)
+        """Return whether nothing can be planned for the sequence before its pending token is known, because that token
+        is the last one that `max_tokens` allows."""
+        return self.num_pending > 0 and self.num_generated + self.num_pending >= self.request.params.max_tokens

@@ -46,9 +46,10 @@ class Executor(Protocol):
 
     def submit(self, plan: StepPlan) -> bool:
         """Start to execute a plan: save, release, evict, load, drop host copies, cancel and start fetches, forget and
-        prepare grammars, restore, admit and compute, in this order. The plan is queued after the previous plan, which
-        this call does not wait for; a chunk may begin with a token that the previous plan samples. An exception, here
-        or in `collect`, is a bug and ends the engine.
+        prepare grammars, restore, admit and compute, in this order. The plan is queued after the previous plan; a chunk
+        may begin with a token that the previous plan samples. This call waits for such tokens only if grammars need
+        them, and only once the device has its next work. An exception, here or in `collect`, is a bug and ends the
+        engine.
 
         Returns:
             Whether the plan was late: the previous plan had finished already but was not collected yet.

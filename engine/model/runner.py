@@ -9,13 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from engine.config import SIZES, EngineConfig
 from engine.core.commands import AdapterFetched, FetchFailed
 from engine.core.types import AdapterLoad, Admission, StepPlan, StepResult
 from engine.executor.base import Claim, HostAdapter, Report
 from engine.model.arena import Arena, page_shape
-from engine.model.batch import BatchState, HostBatch
+from engine.model.batch import BatchState
 from engine.model.decoder import build_decoder
 from engine.model.fetcher import Fetcher, start_threads
 from engine.model.grammar import GrammarRoom
@@ -29,9 +30,9 @@ from engine.model.memory import Progress, count_host_pages, count_pages, pick_de
 from engine.model.packing import Packer, load_ahead
 from engine.model.peft_dora import base_linears
 from engine.model.peft_loader import TargetShapes
-from engine.model.sampling import make_sampler
+from engine.model.sampling import Sample, make_sampler
 from engine.model.spec import ModelSpec, read_spec
-from engine.model.steps import Masks, Steps, forward_over, plan_graphs
+from engine.model.steps import Steps, forward_over, plan_graphs
 from engine.model.submitted import CudaClock, HostClock, SubmittedStep, WorkClock
 from engine.model.weights import open_weights
 from engine.process.cores import usable_cores
@@ -119,7 +120,8 @@ class ModelRunner:
         self._sampler = make_sampler(self.spec.vocab_size, self.device, self.spec.eos_token_ids, config.max_seqs)
         self.captured = graphs.capture(self._decoder, self._arena, self._sampler, progress) if graphs else None
         captured = self.captured.graphs if self.captured else None
-        self._steps = Steps(forward_over(self._decoder, self._arena, self.backend), self._sampler, captured)
+        forward = forward_over(self._decoder, self._arena, self.backend)
+        self._steps = Steps(forward, self._sampler.last_tokens, captured)
         self._clock: WorkClock = CudaClock() if self.device.type == "cuda" else HostClock()
         self._submitted: deque[SubmittedStep] = deque()
         memory = PagedMemory(adapter_pages, self._arena.copies.fence if self.device.type == "cuda" else None)
@@ -147,8 +149,9 @@ class ModelRunner:
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> bool:
         """Starts to execute a plan, after those submitted before. A CPU has computed the step when this returns; a GPU
-        computes it later. Returns whether the plan was late: the device had already finished the previous plan, and
-        that is not collected yet."""
+        computes it later. Then, if the step has requests with grammars, the host waits for the tokens of the steps
+        before while the GPU computes the step's logits. Returns whether the plan was late: the device had already
+        finished the previous plan, and that is not collected yet."""
         begun = self._clock.mark()
         self._host_pages.save(self._arena.pages, plan.saves)
         for request_id in plan.released:
@@ -162,28 +165,46 @@ class ModelRunner:
         self._host_pages.restore(self._arena.pages, plan.restores)
         for admission in plan.admitted:
             self._admit(admission)
-        work = self._gather(plan) if plan.chunks else None
+        batch = self._batch.gather(plan.chunks) if plan.chunks else None
         late = bool(self._submitted) and self._clock.has_passed(self._submitted[-1].ended)
-        sample = self._steps.launch(*work) if work else None
+        logits = self._steps.compute(batch) if batch else None
+        sample = self._sample(logits, batch.sample_ids) if batch and logits is not None else None
         self._arena.copies.close()
         self._submitted.append(SubmittedStep(sample, begun, self._clock.mark()))
         return late
 
-    def collect(self) -> StepResult:
-        """Waits for the oldest plan that was submitted and not collected, and returns its result. Records the sampled
-        tokens and advances grammars, except for requests that were released after the plan was submitted, whose tokens
-        the result still holds. For a request whose grammar cannot continue, the result has the reason in `failed` in
-        place of a token."""
-        step = self._submitted.popleft()
-        sampled = step.sampled()
-        kept = [token for token in sampled if token.request_id not in step.released]
+    def _sample(self, logits: Tensor, request_ids: tuple[str, ...]) -> Sample | None:
+        """Samples the next token of each request from its row of a step's logits, while a GPU still computes them. The
+        masks of grammars depend on the tokens of the steps before, for which the host waits. Returns None if there are
+        no requests."""
+        if not request_ids:
+            return None
+        if not self._grammars.bind(request_ids):
+            return self._sampler.start(logits, request_ids)
+        for step in self._submitted:
+            self._read(step)
+        return self._sampler.start(logits, request_ids, self._grammars.masks(request_ids))
+
+    def _read(self, step: SubmittedStep) -> None:
+        """Waits for a step's tokens, unless the host has them already. Records them and advances grammars by them,
+        except for requests that were released after the step was submitted."""
+        if step.is_read:
+            return
+        kept = [token for token in step.read() if token.request_id not in step.released]
         for token in kept:
             self._batch.append(token.request_id, token.token)
-        failed = self._grammars.advance(kept)
+        step.failed = self._grammars.advance(kept)
+
+    def collect(self) -> StepResult:
+        """Waits for the oldest plan that was submitted and not collected, and returns its result. The result also holds
+        the tokens of requests that were released after the plan was submitted. For a request whose grammar cannot
+        continue, the result has the reason in `failed` in place of a token."""
+        step = self._submitted.popleft()
+        self._read(step)
         seconds = self._clock.seconds(step.begun, step.ended)
         return StepResult(
-            sampled=tuple(token for token in sampled if token.request_id not in failed),
-            failed=tuple(failed.items()),
+            sampled=tuple(token for token in step.tokens if token.request_id not in step.failed),
+            failed=tuple(step.failed.items()),
             load_seconds=self._arena.copies.finish(),
             seconds=seconds if self.overlaps else None,
         )
@@ -244,11 +265,6 @@ class ModelRunner:
         self._batch.admit(
             admission, self._arena.adapter_slot(admission.adapter_hash), int(self._sampler.slots([name])[0])
         )
-
-    def _gather(self, plan: StepPlan) -> tuple[HostBatch, Masks | None]:
-        batch = self._batch.gather(plan.chunks)
-        bound = self._grammars.bind(batch.sample_ids)
-        return batch, self._grammars.masks if bound else None
 
 
 def stores_fp8(adapter_dtype: str, device: torch.device, dtype: torch.dtype) -> bool:

@@ -1,8 +1,8 @@
-"""Computes steps: by replaying a captured step if one fits, otherwise kernel by kernel."""
+"""Computes steps up to their logits: by replaying a captured step if one fits, otherwise kernel by kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -13,8 +13,6 @@ from engine.config import EngineConfig
 from engine.model.arena import Arena, PageShape
 from engine.model.batch import BatchInput, HostBatch
 from engine.model.decoder import Decoder
-from engine.model.masks import TokenMasks
-from engine.model.sampling import Sample, SlotSampler
 from engine.model.spec import ModelSpec
 from lora_kernels.backend import Backend
 
@@ -23,42 +21,31 @@ if TYPE_CHECKING:
     from engine.model.graphs import StepGraphs
     from lora_kernels.cpu.numba_backend import NumbaBackend
 
-Masks = Callable[[Sequence[str]], TokenMasks | None]
-
-
 Forward = Callable[[BatchInput], Tensor]
 """Computes the logits of a step's sampled rows, like `Decoder.forward`. They are valid until the next step is
 computed."""
 
 
 class Steps:
-    """Computes steps, from gathered rows to tokens.
+    """Computes the logits of steps.
 
     Args:
+        last_tokens: int64 [max_seqs], on the device: the last sampled token of each of the sampler's slots.
         graphs: the captured steps. None means that `forward` launches every step.
     """
 
-    def __init__(self, forward: Forward, sampler: SlotSampler, graphs: StepGraphs | None = None) -> None:
+    def __init__(self, forward: Forward, last_tokens: Tensor, graphs: StepGraphs | None = None) -> None:
         self._forward = forward
-        self._sampler = sampler
+        self._last_tokens = last_tokens
         self._graphs = graphs
 
     @torch.inference_mode()
-    def launch(self, batch: HostBatch, masks: Masks | None = None) -> Sample | None:
-        """Computes a step's logits, by replaying a captured step if it fits, and samples from them. On a GPU the host
-        does not wait. Returns None if no row is sampled from.
-
-        Args:
-            masks: returns the tokens that grammars allow in the sampled rows. It is called while a GPU computes their
-                logits.
-        """
+    def compute(self, batch: HostBatch) -> Tensor:
+        """Computes a step, by replaying a captured one if it fits. Returns the logits of its sampled rows, in the order
+        of `batch.sample_ids`, which are valid until the next step is computed. On a GPU the host does not wait."""
         if self._graphs is not None and self._graphs.fits(batch):
-            logits = self._graphs.launch(batch)
-        else:
-            logits = self._forward(batch.to_device(self._sampler.last_tokens))
-        if not batch.sample_ids:
-            return None
-        return self._sampler.start(logits, batch.sample_ids, masks(batch.sample_ids) if masks else None)
+            return self._graphs.launch(batch)
+        return self._forward(batch.to_device(self._last_tokens))
 
 
 def forward_over(decoder: Decoder, arena: Arena, backend: Backend) -> Forward:

@@ -57,7 +57,7 @@ class CudaClock:
         return first.elapsed_time(last) / 1000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SubmittedStep:
     """A step that was submitted to a device and is not collected yet.
 
@@ -66,13 +66,19 @@ class SubmittedStep:
         begun, ended: marks before and after the step's work.
         released: ids of requests released after the step was submitted. A token for such an id must be dropped, because
             another request may have the id by now.
+        tokens: the sampled tokens, once they have been read (`is_read`).
+        failed: id -> reason for the requests whose grammars these tokens cannot continue, once they have been read.
     """
 
     sample: Sample | None
     begun: Mark
     ended: Mark
     released: set[str] = field(default_factory=set)
+    tokens: tuple[SampledToken, ...] = ()
+    failed: dict[str, str] = field(default_factory=dict)
+    is_read: bool = False
 
-    def sampled(self) -> list[SampledToken]:
-        """Waits for the sampled tokens and returns them; empty if the step samples none."""
-        return self.sample.to_host() if self.sample else []
+    def read(self) -> tuple[SampledToken, ...]:
+        """Waits for the sampled tokens, and returns and keeps them; empty if the step samples none."""
+        self.tokens, self.is_read = tuple(self.sample.to_host()) if self.sample else (), True
+        return self.tokens

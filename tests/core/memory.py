@@ -1,5 +1,7 @@
 """Engines on simulated memory, and what to ask of them: what a slot holds is known, so that a wrong read shows."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from engine.core.commands import AdapterFetched, AddAdapter, FetchCancelled, FetchFailed, GrammarReady, Submit
@@ -32,6 +34,8 @@ class MemoryExecutor(FakeExecutor):
         self.fetching = {}
         """Adapter -> whether it has been called off."""
         self.preparing, self.prepared = set(), set()
+        self.failing = set()
+        """Requests whose grammars can be followed no further."""
 
     def submit(self, plan):
         for load in plan.loads:
@@ -52,7 +56,8 @@ class MemoryExecutor(FakeExecutor):
         sampled = {s.request_id for s in result.sampled}
         for chunk in plan.chunks:
             self._compute(chunk, sampled)
-        return result
+        kept = tuple(one for one in result.sampled if one.request_id not in self.failing)
+        return replace(result, sampled=kept, failed=tuple((name, "too large") for name in sampled & self.failing))
 
     def fetch(self, plan):
         self.packed.difference_update(plan.host_dropped)

@@ -193,6 +193,16 @@ class CoreMachine(RuleBasedStateMachine):
         wanted = sorted(self.executor.preparing, key=lambda grammar: grammar.text)
         self.executor.tell(data.draw(st.sampled_from(wanted)), kind)
 
+    @precondition(lambda self: self._guided)
+    @rule(data=st.data())
+    def fail_grammar(self, data):
+        """From its next token on, a request's grammar can be followed no further."""
+        self.executor.failing.add(data.draw(st.sampled_from(self._guided)))
+
+    @property
+    def _guided(self):
+        return [name for name, request in self.requests.items() if request.params.grammar and name not in self.ended]
+
     @rule(count=st.integers(1, 6))
     def step(self, count):
         for _ in range(count):

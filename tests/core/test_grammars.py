@@ -1,5 +1,7 @@
 """Requests that wait for a grammar: who goes on, what is prepared first, and what each of them is told."""
 
+from dataclasses import replace
+
 import pytest
 
 from engine.core.check import leftovers, violations
@@ -7,7 +9,8 @@ from engine.core.commands import Abort, GrammarFailed, GrammarReady, Submit
 from engine.core.commit import finish_reason
 from engine.core.grammars import LEAST_BYTES, Grammar, GrammarKind
 from engine.core.sequence import Sequence
-from engine.core.types import FinishReason, Lane, Request, SamplingParams, StepResult
+from engine.core.types import FinishReason, Lane, Request, SamplingParams
+from tests.core.memory import expected_tokens
 from tests.core.virtual import SteppedEngine
 
 
@@ -19,9 +22,29 @@ class School(SteppedEngine):
     """An engine whose grammars are compiled only when a test calls `ready`."""
 
     def __init__(self, **config):
-        super().__init__({}, **config)
+        super().__init__(**config)
         self.asked = []
         self.executor.prepare = self._note
+
+    def fail(self, *names):
+        """From now on, no grammar of these requests can be followed any further."""
+        collect = self.executor.collect
+
+        def failing():
+            result = collect()
+            sampled = tuple(one for one in result.sampled if one.request_id not in names)
+            failed = tuple((one.request_id, "too many states") for one in result.sampled if one.request_id in names)
+            return replace(result, sampled=sampled, failed=failed)
+
+        self.executor.collect = failing
+
+    def steps_of(self, name):
+        """The numbers of the steps that compute a request."""
+        return [
+            number
+            for number, plan in enumerate(self.executor.plans)
+            if any(chunk.request_id == name for chunk in plan.chunks)
+        ]
 
     def _note(self, plan):
         self.asked += [f"not {one.text}" for one in plan.forgotten]
@@ -185,25 +208,48 @@ def test_batch_grammars_leave_half_of_the_memory_to_people():
     assert school.asked[2:] == ["chat0", "chat1"]
 
 
-def test_one_that_becomes_too_much_ends_its_request():
-    school = School()
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_one_that_becomes_too_much_ends_its_request(overlaps):
+    """Once, though the next step was planned already and fails as well."""
+    school = School(overlaps=overlaps)
     school.ask("a", "x", max_tokens=9)
-    school.ask("b", max_tokens=3)
+    school.ask("b", max_tokens=6)
     school.steps(1)
     school.ready("x")
-    school.steps(1)
-    collect = school.executor.collect
-
-    def fail():
-        sampled = tuple(one for one in collect().sampled if one.request_id != "a")
-        return StepResult(sampled, (("a", "too many states"),))
-
-    school.executor.collect = fail
-    school.steps(1)
+    school.steps(2)
+    before = len(school.times["a"])
+    school.fail("a")
+    school.steps(9)
     assert (school.reason("a"), school.ends["a"].refusal.message) == ("invalid_grammar", "too many states")
-    assert school.ends["a"].tokens == ()
-    school.executor.collect = collect
-    school.steps()
+    assert school.ends["a"].tokens == () and len(school.times["a"]) == before
+    assert (school.reason("b"), len(school.times["b"])) == ("length", 6)
+    assert len(school.steps_of("a")) == before + 1 + overlaps
+    assert leftovers(school.state) == []
+
+
+def test_a_row_with_a_grammar_takes_part_in_every_step():
+    """Its next step is planned before its token is known, as that of a row without one is."""
+    school = School(overlaps=True)
+    school.ask("guided", "x", max_tokens=12)
+    school.steps(2)
+    school.ready("x")
+    school.ask("free", max_tokens=12)
+    school.steps(16)
+    assert school.ends.keys() == {"guided", "free"}
+    first = school.steps_of("guided")[0]
+    assert school.steps_of("guided") == school.steps_of("free") == list(range(first, first + 12))
+
+
+def test_what_follows_the_end_of_a_grammar_is_thrown_away():
+    probe = Request("r", tuple(range(5, 25)), SamplingParams(12, grammar=grammar("x")))
+    tokens = expected_tokens(probe, 12, 1000)
+    school = School(overlaps=True, eos_token_ids=(tokens[4],))
+    school.ask("r", "x", max_tokens=12)
+    school.steps(2)
+    school.ready("x")
+    school.steps(12)
+    assert (school.reason("r"), len(school.times["r"])) == ("stop", tokens.index(tokens[4]) + 1)
+    assert len(school.steps_of("r")) == len(school.times["r"]) + 1
     assert leftovers(school.state) == []
 
 

@@ -33,7 +33,7 @@ from engine.model.host_memory import Blob
 from engine.model.lora import TARGETS, target_widths
 from engine.model.masks import TokenMasks, pack_bits
 from engine.model.spec import read_spec
-from engine.model.steps import Masks, Steps, forward_over
+from engine.model.steps import Steps, forward_over
 from engine.model.weights import open_weights
 from lora_kernels.gpu.triton_attention import PagedAttention
 from lora_kernels.gpu.triton_backend import TritonBackend
@@ -84,7 +84,7 @@ class SteppedArena:
         if is_recorded:
             parts = StepParts(decoder, self.arena, backend, self.sampler)
             graphs = StepGraphs(parts, self.recorder, MAX_SEQS, MAX_LEN)
-        self.steps = Steps(forward_over(decoder, self.arena, backend), self.sampler, graphs)
+        self.steps = Steps(forward_over(decoder, self.arena, backend), self.sampler.last_tokens, graphs)
 
     def load(self, name: str, rank: int, pages: Sequence[int], is_scaled: bool = False) -> None:
         """A random adapter of every projection, the same for the same name."""
@@ -108,9 +108,10 @@ class SteppedArena:
         self.state.release(name)
         self.sampler.remove(name)
 
-    def step(self, chunks: Sequence[ScheduledChunk], masks: Masks | None) -> list[SampledToken]:
-        sample = self.steps.launch(self.state.gather(chunks), masks)
-        sampled = sample.to_host() if sample else []
+    def step(self, chunks: Sequence[ScheduledChunk], allowed: Mapping[str, Sequence[int]]) -> list[SampledToken]:
+        batch = self.state.gather(chunks)
+        logits, masks = self.steps.compute(batch), mask(allowed, batch.sample_ids) if allowed else None
+        sampled = self.sampler.start(logits, batch.sample_ids, masks).to_host()
         for token in sampled:
             self.state.append(token.request_id, UNKNOWN if self.is_recorded else token.token)
         return sampled
@@ -155,8 +156,8 @@ class Pair:
         """What was replayed, if anything. Both must say the same, and mean it. Requests in `allowed` may say the tokens
         there alone."""
         chunks = [self.chunk(name) for name in names]
-        before, masks = len(self.recorded.recorder.replayed), None if allowed is None else partial(mask, allowed)
-        ours, theirs = self.recorded.step(chunks, masks), self.plain.step(chunks, masks)
+        before = len(self.recorded.recorder.replayed)
+        ours, theirs = (stepped.step(chunks, allowed or {}) for stepped in (self.recorded, self.plain))
         assert [(one.request_id, one.token) for one in ours] == [(one.request_id, one.token) for one in theirs]
         for one, other in zip(ours, theirs, strict=True):
             if other.logprobs is not None:

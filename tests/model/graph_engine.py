@@ -112,7 +112,7 @@ def _compute_with_triton(runner: ModelRunner, recorder: Rerun | None) -> None:
     parts = StepParts(runner._decoder, runner._arena, backend, sampler)
     graphs = StepGraphs(parts, recorder, MAX_SEQS, MAX_LEN) if recorder else None
     forward = forward_over(parts.decoder, parts.arena, backend)
-    runner._sampler, runner._steps = sampler, Steps(forward, sampler, graphs)
+    runner._sampler, runner._steps = sampler, Steps(forward, sampler.last_tokens, graphs)
 
 
 def _refuse(*_: Any, **__: Any) -> None:

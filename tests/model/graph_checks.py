@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from graph_engine import an_engine_ahead_of_replays
-from rerun import Rerun
+from rerun import Launches, Rerun
 from torch import Tensor
 
 from engine.core.types import Admission, SampledToken, SamplingParams, ScheduledChunk
@@ -70,7 +70,10 @@ def tiny_decoder() -> Decoder:
 
 
 class SteppedArena:
-    """One engine's device side, without a scheduler. Pages that no sequence owns are NaN."""
+    """One engine's device side, without a scheduler. Pages that no sequence owns are NaN. `sampling` has the names of
+    the kernels that sampled the last step."""
+
+    sampling: Sequence[str] = ()
 
     def __init__(self, is_recorded: bool) -> None:
         decoder, self.is_recorded = tiny_decoder(), is_recorded
@@ -111,7 +114,11 @@ class SteppedArena:
     def step(self, chunks: Sequence[ScheduledChunk], allowed: Mapping[str, Sequence[int]]) -> list[SampledToken]:
         batch = self.state.gather(chunks)
         logits, masks = self.steps.compute(batch), mask(allowed, batch.sample_ids) if allowed else None
-        sampled = self.sampler.start(logits, batch.sample_ids, masks).to_host()
+        launches = Launches()
+        with launches.kernels():
+            sample = self.sampler.start(logits, batch.sample_ids, masks)
+        self.sampling = [name for name, _ in launches.calls if not name.startswith("aten.")]
+        sampled = sample.to_host()
         for token in sampled:
             self.state.append(token.request_id, UNKNOWN if self.is_recorded else token.token)
         return sampled
@@ -244,6 +251,8 @@ def grammar_rows_are_replayed_beside_others() -> None:
     assert pair.step("abcd", {"b": [12, 13], "c": [14]}) == OF_4
     assert pair.step("abcd", {"a": [15, 16], "d": [17, 18, 19]}) == OF_4
     assert pair.step("ad", {"d": [96]}) == OF_2 + PLAIN
+    assert pair.step("bc", {"b": [20]}) == OF_2
+    assert pair.recorded.sampling == ["score_kernel", "choose_kernel"], "a replay and two launches"
     assert pair.step("abcd") == OF_4, "without any grammar after steps with some"
     said = {name: pair.tokens[name][3:] for name in "abcd"}
     assert said["a"][0] == 11 and said["c"][1] == 14 and said["d"][3] == 96

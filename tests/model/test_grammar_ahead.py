@@ -154,7 +154,8 @@ IN_BATCH = ("numbers", "drawn")
 
 
 def serve(model, is_late, **core):
-    """Those in the batch lane have some tokens when the others come, which take their places if there are few."""
+    """Serve all requests. Those of the batch lane have some tokens when the interactive ones come, and lose their
+    places if there are few."""
     stepped = SteppedEngine(model, is_late, **core)
     for grammar in (NUMBERS, LONG, WORD):
         stepped.prepare(grammar)

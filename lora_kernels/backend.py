@@ -53,6 +53,22 @@ class AttentionBatch:
         return self.max_query > 1 and self.num_decodes == len(self.host_context_lens)
 
 
+@dataclass(frozen=True, slots=True)
+class KvCoding:
+    """How a layer's K and V are stored in fewer bits: as (K - key_shift) / scale and V / scale.
+
+    Kernels that read multiply by the scales and need no shift: it changes the scores of a query row with all keys by
+    the same amount, which softmax ignores.
+
+    Attributes:
+        scales: fp32 [2, kv_heads], of K and of V.
+        key_shift: fp32 [kv_heads, head_dim].
+    """
+
+    scales: Tensor
+    key_shift: Tensor
+
+
 class Backend(Protocol):
     """The kernel calls that every backend implements: rotary embedding and KV writes, attention, LoRA, and those of
     `pointwise`; sampling is not among them. Implementations hold no state except caches."""
@@ -71,7 +87,7 @@ class Backend(Protocol):
         cos: Tensor,
         sin: Tensor,
         norms: HeadNorms | None,
-        kv_scales: Tensor | None = None,
+        kv_coding: KvCoding | None = None,
     ) -> Tensor:
         """Performs the steps between the fused projection and attention: head norms, rotary embedding, and `write_kv`.
 
@@ -79,8 +95,7 @@ class Backend(Protocol):
             qkv: [num_rows, (heads + 2 * kv_heads) * head_dim], query, key and value side by side; may be modified.
             cos, sin: see `Pointwise.rotate`.
             norms: None means that the model has no head norms.
-            kv_scales: fp32 [2, kv_heads], the factors of the layer's K and V: each number is divided by its head's
-                before it is stored. None means that all are 1. Backends for a CPU accept only None.
+            kv_coding: how the layer's K and V are stored. None means as they are. Backends for a CPU accept only None.
 
         Returns:
             The query, [num_rows, heads, head_dim].
@@ -96,13 +111,13 @@ class Backend(Protocol):
         batch: AttentionBatch,
         scale: float,
         window: int | None = None,
-        kv_scales: Tensor | None = None,
+        kv_coding: KvCoding | None = None,
     ) -> Tensor:
         """Returns causal attention of `query` [num_rows, heads, head_dim] over a layer's paged KV, in the same shape.
 
         Scores are multiplied by `scale`. GQA: query head h reads KV head `h // (heads // kv_heads)`. With `window`, a
-        row sees only the last `window` positions up to and including its own. Stored numbers are multiplied by the
-        `kv_scales` with which they were written.
+        row sees only the last `window` positions up to and including its own. K and V must have been written with
+        `kv_coding`.
         """
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> Any:
@@ -118,7 +133,7 @@ class Backend(Protocol):
         """
 
 
-def require_unscaled(kv_scales: Tensor | None) -> None:
+def require_plain(kv_coding: KvCoding | None) -> None:
     """Raises ValueError if K and V have scales. Backends for a CPU keep them in the model's dtype, which needs none."""
-    if kv_scales is not None:
+    if kv_coding is not None:
         raise ValueError("K and V have scales only where they are stored in FP8, on a GPU")

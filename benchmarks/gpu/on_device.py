@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from lora_kernels.backend import AttentionBatch, Backend, require_unscaled
+from lora_kernels.backend import AttentionBatch, Backend, KvCoding, require_plain
 from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.pointwise import HeadNorms, Pointwise
 from lora_kernels.segments import SegmentPlan
@@ -42,11 +42,11 @@ class OnDevice:
         cos: Tensor,
         sin: Tensor,
         norms: HeadNorms | None,
-        kv_scales: Tensor | None = None,
+        kv_coding: KvCoding | None = None,
     ) -> Tensor:
         """Apply head norms (if any) and rotary embedding to `qkv` on the device, write its keys and values to `kv`, and
         return the query. Only `kv`, the paged KV of a layer, is changed."""
-        require_unscaled(kv_scales)
+        require_plain(kv_coding)
         there, more = self._there(kv), None if norms is None else to_device(norms, self._device)
         angles = self._there(cos), self._there(sin)
         query = self._backend.rotate_and_write(self._there(qkv), there, self._same_batch(batch), *angles, more)
@@ -66,11 +66,11 @@ class OnDevice:
         batch: AttentionBatch,
         scale: float,
         window: int | None = None,
-        kv_scales: Tensor | None = None,
+        kv_coding: KvCoding | None = None,
     ) -> Tensor:
         """Return causal attention of `query` [num_rows, heads, head_dim] over paged KV, computed on the device. A query
         sees the last `window` tokens up to its own; None means all."""
-        require_unscaled(kv_scales)
+        require_plain(kv_coding)
         args = self._there(query), self._there(kv), self._same_batch(batch)
         return self._backend.attention(*args, scale, window).to(query.device)
 

@@ -13,6 +13,7 @@ from engine.model.host_memory import Blob
 from engine.model.lora import TARGETS
 from engine.model.memory import populate, zeros
 from engine.model.spec import ModelSpec
+from lora_kernels.backend import KvCoding
 from lora_kernels.layout import AdapterLayout, LoraTable
 
 
@@ -46,8 +47,7 @@ class Arena:
         copies: copies adapters into pages, and makes computation wait for them.
 
     Args:
-        kv_scales: fp32 [layers, 2, kv_heads] on the device. Factors by which stored K and V are multiplied, for pages
-            with `shape.fp8_kv`. None means 1.
+        kv_codings: how each layer's K and V are stored, for pages with `shape.fp8_kv`. None means as they are.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Arena:
         dtype: torch.dtype,
         device: torch.device,
         fp8_adapters: bool = False,
-        kv_scales: Tensor | None = None,
+        kv_codings: tuple[KvCoding, ...] | None = None,
     ) -> None:
         self.shape = shape
         self.pages = zeros(num_pages * shape.elements, dtype, device).view(num_pages, shape.elements)
@@ -67,7 +67,7 @@ class Arena:
         split = (shape.layers, 2, shape.block_size, shape.kv_heads, shape.head_dim)
         by_layer = (self.pages.view(torch.float8_e4m3fn) if shape.fp8_kv else self.pages).unflatten(1, split)
         self._kv = tuple(by_layer[:, layer] for layer in range(shape.layers))
-        self._kv_scales = (None,) * shape.layers if kv_scales is None else tuple(kv_scales)
+        self._kv_codings = kv_codings or (None,) * shape.layers
         self.copies = make_copies(self.pages)
         self._adapter_slots: dict[AdapterHash, int] = {}
         self._free_adapter_slots = list(range(max_adapters - 1, -1, -1))
@@ -82,9 +82,9 @@ class Arena:
         the second axis, 0 = K and 1 = V. The dtype is float8_e4m3fn with `shape.fp8_kv`, else the arena's."""
         return self._kv[layer]
 
-    def kv_scales(self, layer: int) -> Tensor | None:
-        """Returns the factors of one layer's stored K and V, fp32 [2, kv_heads]. None means 1."""
-        return self._kv_scales[layer]
+    def kv_coding(self, layer: int) -> KvCoding | None:
+        """Returns how one layer's K and V are stored. None means as they are."""
+        return self._kv_codings[layer]
 
     def load_adapter(
         self, adapter_hash: AdapterHash, layout: AdapterLayout, blob: Blob, pages: tuple[PageId, ...]

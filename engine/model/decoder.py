@@ -97,10 +97,10 @@ class Decoder:
 
     def _attend(self, layer: Layer, x: Tensor, step: Step) -> Tensor:
         qkv = step.lora.add(layer.qkv(x), x, layer.index, self.groups.qkv)
-        kv, scales = step.arena.kv(layer.index), step.arena.kv_scales(layer.index)
+        kv, coding = step.arena.kv(layer.index), step.arena.kv_coding(layer.index)
         batch, angles = step.attention, step.angles
-        query = step.backend.rotate_and_write(qkv, kv, batch, angles.cos, angles.sin, layer.head_norms, scales)
-        out = step.backend.attention(query, kv, batch, self.spec.head_dim**-0.5, layer.window, scales).flatten(1)
+        query = step.backend.rotate_and_write(qkv, kv, batch, angles.cos, angles.sin, layer.head_norms, coding)
+        out = step.backend.attention(query, kv, batch, self.spec.head_dim**-0.5, layer.window, coding).flatten(1)
         return step.lora.add(layer.o(out), out, layer.index, self.groups.o)
 
     def _feed_forward(self, layer: Layer, x: Tensor, step: Step) -> Tensor:

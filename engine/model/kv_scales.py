@@ -1,12 +1,16 @@
-"""Factors of K and V that are stored in FP8, one for each KV head of each layer.
+"""How K and V are stored in FP8: scales of each layer and KV head, and what is subtracted from keys.
 
-The largest e4m3 number is 448, and some models' keys are larger: the biases of Qwen2.5's key projections make several
-hundreds. Each head's numbers are therefore divided by a factor before they are stored. Unless the checkpoint has the
-factors, they are measured when the model is loaded.
+The largest e4m3 number is 448, and 4 significant bits are kept of every number. Some models' keys are larger: the
+biases of Qwen2.5's key projections make several hundreds, beside which the rest of the key would be rounded away. Keys
+are therefore stored less a constant of their head, which softmax ignores (`KvCoding`), and divided by a scale.
 
-The rotary embedding turns pairs of a key's numbers and keeps the norms of the pairs, so the largest norm bounds the key
-at every position, whichever positions were measured. e4m3 is a floating-point format: a bound that is several times too
-large costs no precision, but numbers more than 2^14 below the bound.
+Unless the checkpoint has scales, both are measured when the model is loaded, and hold at every position that is served:
+the rotary embedding turns pairs of a key's numbers, each pair at a speed of its own, and keeps their norms. The
+constant is the mean key, averaged over positions: of pairs that turn fast little remains of it, and slow ones keep
+almost all.
+
+e4m3 is a floating-point format: a bound that is several times too large costs no precision, but numbers more than 2^14
+below the bound.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from engine.model.arena import Arena, page_shape
 from engine.model.batch import BatchInput
 from engine.model.decoder import Decoder
 from engine.model.weights import read_kv_scales
-from lora_kernels.backend import AttentionBatch, require_unscaled
+from lora_kernels.backend import AttentionBatch, KvCoding, require_plain
 from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.pointwise import HeadNorms, TorchPointwise, rotated_heads
 from lora_kernels.segments import SegmentPlan, plan_segments
@@ -37,43 +41,80 @@ LARGEST = 448.0
 MARGIN = 2.0
 """Ratio of what can be stored to what was measured, for tokens and adapters that make larger numbers."""
 PROMPTS, PROMPT_TOKENS = 8, 256
+POSITIONS = 512
 SEED = 0
 
 
-def find_kv_scales(
-    folder: Path, load_format: str, decoder: Decoder, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """Returns the factors by which stored K and V are multiplied, fp32 [layers, 2, kv_heads] on the device: those of
-    the checkpoint, if it has them, otherwise measured ones. Raises ValueError if the checkpoint's factors are invalid
-    or the model computes K or V that are not finite."""
-    stored = None if load_format == "dummy" else read_kv_scales(folder, decoder.spec)
-    scales = measure_kv_scales(decoder, dtype, device) if stored is None else stored.to(device)
-    most = (scales.amax(dim=(0, 2)) * LARGEST).tolist()
-    source = "measured" if stored is None else "checkpoint"
-    log.info("scales of K and V in FP8", source=source, largest_key=round(most[0], 3), largest_value=round(most[1], 3))
-    return scales
+def find_kv_codings(
+    folder: Path, load_format: str, decoder: Decoder, dtype: torch.dtype, max_model_len: int
+) -> tuple[KvCoding, ...]:
+    """Returns how each layer's K and V are stored, on the decoder's device: with the scales of the checkpoint and
+    nothing subtracted, if it has scales, otherwise as measured. Raises ValueError if the checkpoint's scales are
+    invalid or the model computes K or V that are not finite.
+
+    Args:
+        max_model_len: number of positions that are served.
+    """
+    spec, device = decoder.spec, decoder.embed.device
+    scales = None if load_format == "dummy" else read_kv_scales(folder, spec)
+    if scales is None:
+        codings = measure_kv_codings(decoder, dtype, max_model_len)
+    else:
+        shift = torch.zeros(spec.kv_heads, spec.head_dim, device=device)
+        codings = tuple(KvCoding(of_layer, shift) for of_layer in scales.to(device))
+    largest = max((coding.scales[0].max() * LARGEST).item() for coding in codings)
+    log.info("K and V in FP8", scales="measured" if scales is None else "checkpoint", largest_key=round(largest, 1))
+    return codings
 
 
 @torch.inference_mode()
-def measure_kv_scales(decoder: Decoder, dtype: torch.dtype, device: torch.device) -> Tensor:
+def measure_kv_codings(decoder: Decoder, dtype: torch.dtype, max_model_len: int) -> tuple[KvCoding, ...]:
     """Measures K and V on prompts that need no text: random tokens, and tokens that the model itself samples after each
-    token of the prompt before. Returns, for each head, a power of two, by which scaling is exact: fp32 [layers, 2,
-    kv_heads]. The same model gets the same factors. Raises ValueError if K or V is not finite."""
-    spec = decoder.spec
-    bounds = torch.zeros(spec.layers, 2, spec.kv_heads, device=device)
+    token of the prompt before. Scales are powers of two, by which scaling is exact. The same model gets the same
+    result. Raises ValueError if K or V is not finite."""
+    spec, device = decoder.spec, decoder.embed.device
     arena = Arena(page_shape(spec, 16), 1, 1, dtype, device)
     generator = torch.Generator().manual_seed(SEED)
-    tokens = min(PROMPT_TOKENS, spec.max_position)
-    prompt = torch.randint(spec.vocab_size, (tokens,), generator=generator)
+    prompt = torch.randint(spec.vocab_size, (min(PROMPT_TOKENS, spec.max_position),), generator=generator)
+    meters = []
     for _ in range(PROMPTS):
-        meter = _Meter()
-        logits = decoder.forward(_chunk(prompt.to(device)), arena, meter)
-        bounds = torch.maximum(bounds, torch.stack(meter.bounds))
-        if not bounds.isfinite().all():
+        meters.append(_Meter())
+        logits = decoder.forward(_chunk(prompt.to(device)), arena, meters[-1])
+        if not all(torch.isfinite(tensor).all() for tensor in (*meters[-1].keys, *meters[-1].values)):
             raise ValueError("engine.kv_dtype is fp8, and the model computes K or V that are not finite")
         prompt = _samples(logits.float().cpu(), generator)
+    turned = _turned(decoder.inv_freq.cpu(), max_model_len)
+    codings = []
+    for layer in range(spec.layers):
+        keys = torch.cat([meter.keys[layer] for meter in meters])
+        values = torch.stack([meter.values[layer] for meter in meters]).amax(0)
+        codings.append(_coding(keys, values, turned, device))
+    return tuple(codings)
+
+
+def _turned(inv_freq: Tensor, max_model_len: int) -> Tensor:
+    """Returns what the rotary embedding multiplies each pair by, at POSITIONS of the positions that are served: complex
+    [POSITIONS, head_dim / 2]. As many lie between 1 and 2 as between 1,000 and 2,000: contexts of every size count
+    alike, and a key is in all that are longer than its position."""
+    positions = torch.logspace(0, math.log10(max(max_model_len, 2)), POSITIONS) - 1
+    angles = positions[:, None] * inv_freq
+    return torch.polar(torch.ones_like(angles), angles)
+
+
+def _coding(keys: Tensor, values: Tensor, turned: Tensor, device: torch.device) -> KvCoding:
+    """Returns the coding of one layer.
+
+    Args:
+        keys: complex [num_tokens, kv_heads, head_dim / 2], pairs before they are turned.
+        values: fp32 [kv_heads], the largest numbers of V.
+        turned: from `_turned`.
+    """
+    mean, average = keys.mean(0), turned.mean(0)
+    shift = mean * average
+    farthest = (keys - mean).abs().amax(0) + mean.abs() * (turned - average).abs().amax(0)
+    bounds = torch.stack([farthest.amax(-1), values])
     exponents = (bounds * (MARGIN / LARGEST)).clamp(min=torch.finfo(torch.float16).tiny).log2().ceil()
-    return exponents.exp2()
+    return KvCoding(exponents.exp2().to(device), torch.cat([shift.real, shift.imag], -1).to(device))
 
 
 def _samples(logits: Tensor, generator: torch.Generator) -> Tensor:
@@ -101,18 +142,20 @@ def _chunk(prompt: Tensor) -> BatchInput:
 
 
 class _Meter:
-    """A `Backend` for one prompt without adapters, in torch on any device. It stores no K and V, but their bounds.
+    """A `Backend` for one prompt without adapters, in torch on any device. It stores no pages.
 
     Attributes:
-        bounds: fp32 [2, kv_heads] of each layer so far: the largest norm of a pair of K that is turned together, and
-            the largest number of V.
+        keys: the pairs of K of each layer so far, before they were turned, on the host: complex [num_tokens, kv_heads,
+            head_dim / 2]. Where the embedding multiplies by a factor (YaRN), they are multiplied, too.
+        values: the largest numbers of V of each layer so far, on the host: fp32 [kv_heads].
     """
 
     name = "meter"
 
     def __init__(self) -> None:
         self.pointwise = TorchPointwise()
-        self.bounds: list[Tensor] = []
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
         self._key_value: tuple[Tensor, Tensor]
 
     def rotate_and_write(
@@ -123,13 +166,16 @@ class _Meter:
         cos: Tensor,
         sin: Tensor,
         norms: HeadNorms | None,
-        kv_scales: Tensor | None = None,
+        kv_coding: KvCoding | None = None,
     ) -> Tensor:
-        """Measures K and V and keeps them for `attention`. See `Backend.rotate_and_write`."""
-        require_unscaled(kv_scales)
+        """Notes K and V, and keeps them for `attention`. See `Backend.rotate_and_write`."""
+        require_plain(kv_coding)
         query, key, value = rotated_heads(self.pointwise, qkv, kv, cos, sin, norms)
         low, high = key.float().chunk(2, dim=-1)
-        self.bounds.append(torch.stack([torch.hypot(low, high).amax((0, 2)), value.float().abs().amax((0, 2))]))
+        half = low.shape[-1]
+        turns = torch.complex(cos[..., :half], sin[..., half:])
+        self.keys.append((torch.complex(low, high) / (turns / turns.abs())).cpu())
+        self.values.append(value.float().abs().amax((0, 2)).cpu())
         self._key_value = key, value
         return query
 
@@ -143,7 +189,7 @@ class _Meter:
         batch: AttentionBatch,
         scale: float,
         window: int | None = None,
-        kv_scales: Tensor | None = None,
+        kv_coding: KvCoding | None = None,
     ) -> Tensor:
         """Returns causal attention over the K and V of the same layer. See `Backend.attention`."""
         age = torch.arange(len(query), device=query.device)

@@ -24,7 +24,7 @@ from engine.model.grammar_compiler import Compiler
 from engine.model.host_memory import PagedMemory, allocate_pages
 from engine.model.host_pages import HostPages
 from engine.model.host_store import HostStore
-from engine.model.kv_scales import find_kv_scales
+from engine.model.kv_scales import find_kv_codings
 from engine.model.lora import TARGETS, target_widths
 from engine.model.memory import Progress, count_host_pages, count_pages, pick_device, pick_dtype
 from engine.model.packing import Packer, load_ahead
@@ -101,15 +101,15 @@ class ModelRunner:
             self.spec.layers, TARGETS, target_widths(self.spec), base_linears(self.spec, source), (folder.name,)
         )
         shape = page_shape(self.spec, config.block_size, has_fp8_kv(config, self.dtype, self.device))
-        kv_scales = None
+        kv_codings = None
         if shape.fp8_kv:
-            kv_scales = find_kv_scales(folder, config.load_format, self._decoder, self.dtype, self.device)
+            kv_codings = find_kv_codings(folder, config.load_format, self._decoder, self.dtype, self.max_model_len)
             torch.cuda.empty_cache()  # the page pool takes what is free
         self.page_bytes = shape.elements * self.dtype.itemsize
         graphs = plan_graphs(config, self.spec, shape, self.dtype, self.device, self.backend, self.max_model_len)
         self.num_pages = count_pages(config, self.page_bytes, self.device, graphs.reserved if graphs else 0)
         self._arena = Arena(
-            shape, self.num_pages, config.max_resident_adapters, self.dtype, self.device, fp8, kv_scales
+            shape, self.num_pages, config.max_resident_adapters, self.dtype, self.device, fp8, kv_codings
         )
         self.num_host_pages = count_host_pages(config, self.page_bytes)
         adapter_pages, saved_pages = allocate_pages(

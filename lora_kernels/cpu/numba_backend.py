@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lora_kernels.backend import AttentionBatch, require_unscaled
+from lora_kernels.backend import AttentionBatch, KvCoding, require_plain
 from lora_kernels.cpu import numba_attention, numba_lora, numba_pointwise
 from lora_kernels.cpu.formats import FORMATS
 from lora_kernels.cpu.numba_attention_plan import AttentionForm, NumbaAttentionPlan, plan_attention
@@ -57,11 +57,11 @@ class NumbaBackend:
         cos: Tensor,
         sin: Tensor,
         norms: HeadNorms | None,
-        kv_scales: Tensor | None = None,
+        kv_coding: KvCoding | None = None,
     ) -> Tensor:
         """Applies head norms (if any) and the rotary embedding, writes K and V to `kv`, and returns the query
         [num_rows, heads, head_dim]. May modify `qkv`. See `Backend.rotate_and_write`."""
-        require_unscaled(kv_scales)
+        require_plain(kv_coding)
         query, key, value = rotated_heads(self.pointwise, qkv, kv, cos, sin, norms)
         self.write_kv(kv, key, value, batch)
         return query
@@ -77,10 +77,10 @@ class NumbaBackend:
         batch: AttentionBatch,
         scale: float,
         window: int | None = None,
-        kv_scales: Tensor | None = None,
+        kv_coding: KvCoding | None = None,
     ) -> Tensor:
         """Returns causal attention of `query` [num_rows, heads, head_dim] over paged `kv`: see `Backend.attention`."""
-        require_unscaled(kv_scales)
+        require_plain(kv_coding)
         query = query if query.stride(2) == 1 else query.contiguous()
         size = query.element_size()
         form = AttentionForm(query.shape[1], kv.shape, kv.stride(), size, scale, window)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lora_kernels.backend import AttentionBatch
+from lora_kernels.backend import AttentionBatch, KvCoding
 from lora_kernels.gpu import triton_kv, triton_lora, triton_lora_plan, triton_pointwise
 from lora_kernels.gpu.triton_attention import PagedAttention
 from lora_kernels.gpu.triton_lora_tuning import SHIPPED, LoraTuning
@@ -35,11 +35,11 @@ class TritonBackend:
         cos: Tensor,
         sin: Tensor,
         norms: HeadNorms | None,
-        kv_scales: Tensor | None = None,
+        kv_coding: KvCoding | None = None,
     ) -> Tensor:
         """Applies head norms (if any) and the rotary embedding, writes K and V to `kv`, and returns the query
         [num_rows, heads, head_dim], a view of `qkv`, which is modified. See `Backend.rotate_and_write`."""
-        return triton_pointwise.rotate_and_write(qkv, kv, batch.kv_slots, cos, sin, norms, kv_scales)
+        return triton_pointwise.rotate_and_write(qkv, kv, batch.kv_slots, cos, sin, norms, kv_coding)
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
         """Stores this step's K and V ([num_rows, kv_heads, head_dim]) at `batch.kv_slots` of one layer's KV."""
@@ -52,10 +52,11 @@ class TritonBackend:
         batch: AttentionBatch,
         scale: float,
         window: int | None = None,
-        kv_scales: Tensor | None = None,
+        kv_coding: KvCoding | None = None,
     ) -> Tensor:
         """Returns causal attention of `query` [num_rows, heads, head_dim] over paged `kv`: see `Backend.attention`."""
-        return self.paged_attention(query, kv, batch, scale, window, kv_scales)
+        scales = None if kv_coding is None else kv_coding.scales
+        return self.paged_attention(query, kv, batch, scale, window, scales)
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> triton_lora_plan.TritonLora | None:
         """Returns the LoRA data that all layers of a step share, or None if there is nothing to add. While plan and

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lora_kernels.backend import KvCoding
 from lora_kernels.gpu.triton_context import FP8
 from lora_kernels.gpu.triton_kv import LARGEST
 from lora_kernels.pointwise import HeadNorms
@@ -68,18 +69,18 @@ def rotate_and_write(
     cos: Tensor,
     sin: Tensor,
     norms: HeadNorms | None,
-    kv_scales: Tensor | None = None,
+    coding: KvCoding | None = None,
 ) -> Tensor:
     """Applies head norms (if any) and the rotary embedding, writes K and V to `kv` at `kv_slots`, and returns the query
     [num_rows, heads, head_dim], a view of `qkv`, in which it is changed in place. See `Backend.rotate_and_write`.
 
     K and V of rows with a negative slot, which pad a captured step, are not written. For a KV cache in e4m3 they are
-    clamped to its range, after they are divided by `kv_scales`.
+    shifted and divided as `coding` says, and clamped to its range.
     """
     kv_heads, head_dim = kv.shape[3:]
     heads = qkv.view(len(qkv), -1, head_dim)
     num_query = heads.shape[1] - 2 * kv_heads
-    _launch_heads(heads, num_query, kv_heads, cos, sin, norms, kv, kv_slots, kv_scales)
+    _launch_heads(heads, num_query, kv_heads, cos, sin, norms, kv, kv_slots, coding)
     return heads[:, :num_query]
 
 
@@ -92,7 +93,7 @@ def _launch_heads(
     norms: HeadNorms | None,
     kv: Tensor,
     slots: Tensor,
-    kv_scales: Tensor | None,
+    coding: KvCoding | None,
 ) -> None:
     """Launches `heads_kernel` for `x` [num_rows, heads + 2 * kv_heads, head_dim]. Without KV heads, `kv` and `slots`
     may be any tensors of two or more dimensions, because the kernel does not read them."""
@@ -105,7 +106,8 @@ def _launch_heads(
         cos if norms is None else norms.key,
         kv,
         slots,
-        cos if kv_scales is None else kv_scales,
+        cos if coding is None else coding.scales,
+        cos if coding is None else coding.key_shift,
         x.stride(0),
         kv.stride(0),
         kv.stride(1),
@@ -115,7 +117,7 @@ def _launch_heads(
         BLOCK_SIZE=kv.shape[2] if kv_heads else 1,
         HAS_NORMS=norms is not None,
         FP8=kv.dtype == FP8,
-        HAS_SCALES=kv_scales is not None,
+        HAS_CODING=coding is not None,
         EPS=0.0 if norms is None else norms.eps,
         TILE=HEAD_TILE,
         HALF=triton.next_power_of_2(head_dim // 2),
@@ -182,6 +184,7 @@ def heads_kernel(
     kv_ptr,
     slots_ptr,
     scales_ptr,
+    shift_ptr,
     x_stride,
     page_stride,
     side_stride,
@@ -191,7 +194,7 @@ def heads_kernel(
     BLOCK_SIZE: tl.constexpr,
     HAS_NORMS: tl.constexpr,
     FP8: tl.constexpr,
-    HAS_SCALES: tl.constexpr,
+    HAS_CODING: tl.constexpr,
     EPS: tl.constexpr,
     TILE: tl.constexpr,
     HALF: tl.constexpr,
@@ -245,7 +248,10 @@ def heads_kernel(
             page += tl.where(is_value, side_stride, 0)
             kept_low = low.to(tl.float32)
             kept_high = high.to(tl.float32)
-            if HAS_SCALES:
+            if HAS_CODING:
+                if not is_value:
+                    kept_low -= tl.load(shift_ptr + column, mask=mask, other=0.0)
+                    kept_high -= tl.load(shift_ptr + column + HEAD_DIM // 2, mask=mask, other=0.0)
                 factor_ptr = scales_ptr + tl.where(is_value, KV_HEADS, 0) + head
                 factor = tl.load(factor_ptr, mask=head < KV_HEADS, other=1.0)[:, None]
                 kept_low /= factor

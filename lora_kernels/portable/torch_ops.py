@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lora_kernels.backend import AttentionBatch, require_unscaled
+from lora_kernels.backend import AttentionBatch, KvCoding, require_plain
 from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.pointwise import HeadNorms, TorchPointwise, rotated_heads
 from lora_kernels.portable import torch_attention, torch_lora, torch_stacked
@@ -40,11 +40,11 @@ class TorchBackend:
         cos: Tensor,
         sin: Tensor,
         norms: HeadNorms | None,
-        kv_scales: Tensor | None = None,
+        kv_coding: KvCoding | None = None,
     ) -> Tensor:
         """Applies head norms (if any) and the rotary embedding, writes K and V to `kv`, and returns the query
         [num_rows, heads, head_dim]. May modify `qkv`. See `Backend.rotate_and_write`."""
-        require_unscaled(kv_scales)
+        require_plain(kv_coding)
         query, key, value = rotated_heads(self.pointwise, qkv, kv, cos, sin, norms)
         self.write_kv(kv, key, value, batch)
         return query
@@ -65,10 +65,10 @@ class TorchBackend:
         batch: AttentionBatch,
         scale: float,
         window: int | None = None,
-        kv_scales: Tensor | None = None,
+        kv_coding: KvCoding | None = None,
     ) -> Tensor:
         """Returns causal attention of `query` [num_rows, heads, head_dim] over paged `kv`: see `Backend.attention`."""
-        require_unscaled(kv_scales)
+        require_plain(kv_coding)
         self._remember(batch)
         key = (query.shape[1] // kv.shape[3], window)
         if key not in self._attention_plans:

@@ -20,7 +20,7 @@ from lora_kernels.gpu.triton_sampling import SamplingTiles, choose_kernel, score
 
 POINTERS = {
     **dict.fromkeys(("delta_ptr", "weight_ptr", "gate_up_ptr", "query_norm_ptr", "key_norm_ptr", "logits_ptr"), "bf16"),
-    **dict.fromkeys(("cos_ptr", "sin_ptr", "peaks_ptr", "scores_ptr", "sums_ptr", "tops_ptr"), "fp32"),
+    **dict.fromkeys(("cos_ptr", "sin_ptr", "shift_ptr", "peaks_ptr", "scores_ptr", "sums_ptr", "tops_ptr"), "fp32"),
     **dict.fromkeys(("words_ptr", "last_ptr", "ids_ptr", "masses_ptr", "bins_ptr"), "i64"),
 }
 
@@ -38,7 +38,7 @@ def cases(capability: int) -> Iterator[tuple[str, Any, dict[str, Any], dict[str,
             "BLOCK_SIZE": 16,
             "HAS_NORMS": norms,
             "FP8": fp8,
-            "HAS_SCALES": fp8,
+            "HAS_CODING": fp8,
             "EPS": 1e-5,
             "TILE": HEAD_TILE,
         }

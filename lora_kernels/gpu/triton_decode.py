@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lora_kernels.gpu.launch import with_constants
 from lora_kernels.gpu.triton_context import LOG2_E, MIN_DOT, AttentionCall, attend_blocks
 from lora_kernels.gpu.triton_partials import Partials, make_partials, merge, store_partial
 from lora_kernels.tuning import require_power_of_two
@@ -107,7 +108,15 @@ def decode(
         may_split: False if the caller knows that no row sees more than `tuning.split_tokens` tokens.
     """
     num_seqs, kv_heads = len(contexts), call.kv.shape[3]
-    decode_kernel[(min(tuning.programs, num_seqs * kv_heads * tuning.max_splits),)](
+    kernel = with_constants(
+        decode_kernel,
+        **decode_constants(num_seqs, call.group, tuning),
+        **call.constants,
+        num_warps=tuning.num_warps,
+        num_stages=tuning.num_stages,
+    )
+    kernel(
+        (min(tuning.programs, num_seqs * kv_heads * tuning.max_splits),),
         call.out,
         call.query,
         call.kv,
@@ -124,10 +133,6 @@ def decode(
         num_seqs,
         *call.strides,
         block_tables.stride(0),
-        **decode_constants(num_seqs, call.group, tuning),
-        **call.constants,
-        num_warps=tuning.num_warps,
-        num_stages=tuning.num_stages,
     )
     if may_split:
         merge(call.out, workspace.partials, workspace.rows, workspace.count, num_seqs, tuning.max_splits)

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lora_kernels.dora import scaled_rows
+from lora_kernels.gpu.launch import with_constants
 from lora_kernels.layout import ALIGN, LoraTable, ProjectionGroup
 from lora_kernels.pinned import upload
 from lora_kernels.segments import SegmentPlan
@@ -29,14 +30,9 @@ class TritonScales:
     def apply(self, out: Tensor, layer: int, group: ProjectionGroup) -> None:
         """Scales the base output `out` [num_rows, sum(out_features)] of one layer in place, see `BaseScales.apply`."""
         _, layers, targets = self.table.scales.shape
-        blocks = sum(triton.cdiv(features, BLOCK) for features in group.out_features)
-        scale_kernel[(len(self.items), blocks)](
-            out,
-            self.arena,
-            self.table.scales,
-            self.items,
-            layer,
-            out.stride(0),
+        blocks = sum(-(-features // BLOCK) for features in group.out_features)
+        kernel = with_constants(
+            scale_kernel,
             LAYERS=layers,
             TARGETS=targets,
             GROUP=group.targets,
@@ -46,6 +42,7 @@ class TritonScales:
             num_warps=4,
             num_stages=1,
         )
+        kernel((len(self.items), blocks), out, self.arena, self.table.scales, self.items, layer, out.stride(0))
 
 
 def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> TritonScales | None:

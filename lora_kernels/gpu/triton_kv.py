@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lora_kernels.gpu.launch import with_constants
 from lora_kernels.gpu.triton_context import FP8
 
 LARGEST = tl.constexpr(448.0)
@@ -24,16 +25,8 @@ def write_kv(kv: Tensor, key: Tensor, value: Tensor, slots: Tensor, scales: Tens
     """
     num_rows, kv_heads, head_dim = key.shape
     width = kv_heads * head_dim
-    write_kernel[(num_rows,)](
-        kv,
-        key,
-        value,
-        slots,
-        slots if scales is None else scales,
-        kv.stride(0),
-        kv.stride(1),
-        key.stride(0),
-        value.stride(0),
+    kernel = with_constants(
+        write_kernel,
         FP8=kv.dtype == FP8,
         HAS_SCALES=scales is not None,
         BLOCK_SIZE=kv.shape[2],
@@ -42,6 +35,8 @@ def write_kv(kv: Tensor, key: Tensor, value: Tensor, slots: Tensor, scales: Tens
         BLOCK=triton.next_power_of_2(width),
         num_warps=4,
     )
+    strides = (kv.stride(0), kv.stride(1), key.stride(0), value.stride(0))
+    kernel((num_rows,), kv, key, value, slots, slots if scales is None else scales, *strides)
 
 
 @triton.jit

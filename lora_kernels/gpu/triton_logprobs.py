@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lora_kernels.gpu.launch import with_constants
+
 CHUNK = 4096
 
 
@@ -31,11 +33,11 @@ def logprobs(logits: Tensor, rows: Tensor, ids: Tensor, width: int, chunk: int =
     top_ids = torch.empty(tops.shape, dtype=torch.int32, device=logits.device)
     out = torch.empty(wanted, 1 + 2 * width, dtype=torch.int32, device=logits.device)
     stride = logits.stride(0)
-    rank_kernel[(wanted, chunks)](
-        logits, rows, sums, tops, top_ids, vocab, chunks, width, stride, CHUNK=chunk, num_warps=8
-    )
+    rank = with_constants(rank_kernel, CHUNK=chunk, num_warps=8)
+    rank((wanted, chunks), logits, rows, sums, tops, top_ids, vocab, chunks, width, stride)
     shape = {"CHUNKS": triton.next_power_of_2(chunks), "WIDTH": triton.next_power_of_2(max(width, 1))}
-    logprob_kernel[(wanted,)](out, logits, rows, ids, sums, tops, top_ids, chunks, width, stride, **shape, num_warps=4)
+    finish = with_constants(logprob_kernel, **shape, num_warps=4)
+    finish((wanted,), out, logits, rows, ids, sums, tops, top_ids, chunks, width, stride)
     return out
 
 

@@ -13,6 +13,7 @@ once and replayed for any set of adapters. docs/kernels-lora.md has the pictures
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,8 +21,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lora_kernels.gpu.launch import Launcher, with_constants
 from lora_kernels.gpu.triton_lora_plan import TileList, TritonLora
-from lora_kernels.gpu.triton_lora_tuning import PART_UNIT
+from lora_kernels.gpu.triton_lora_tuning import PART_UNIT, LoraTuning
 from lora_kernels.layout import ALIGN, FP8_SCALES, MAX_TILES, RANK_TILE, ProjectionGroup
 
 LAYOUT = {"ALIGN": ALIGN, "RANK_TILE": RANK_TILE, "MAX_TILES": MAX_TILES}
@@ -36,36 +38,32 @@ def add(out: Tensor, x: Tensor, prepared: TritonLora, layer: int, group: Project
 def shrink(x: Tensor, prepared: TritonLora, layer: int, group: ProjectionGroup) -> None:
     """Computes A x for `x` [num_rows, group.in_features], the first half of `add`, into `prepared.sums`. It may run
     while the base projection does. Raises ValueError if splits x targets exceed the parts of `prepared.sums`."""
-    tuning, splits = prepared.tuning, prepared.tuning.num_splits(group.in_features)
+    splits = prepared.tuning.num_splits(group.in_features)
     if splits * len(group.targets) > len(prepared.sums):
         raise ValueError(f"{group.name} needs {splits * len(group.targets)} sums a rank, not {len(prepared.sums)}")
     for tiles, long in ((prepared.lists.shrink, False), (prepared.lists.long_shrink, True)):
         grid = (len(group.targets), tiles.programs, 1 if long else splits)
         if tiles.programs:
-            shrink_kernel[grid](
+            kernel = _shrink_launcher(prepared.tuning, group, *_table_shape(prepared), long)
+            kernel(
+                grid,
                 x,
                 _stored(prepared),
                 *_tables(prepared, tiles),
                 layer,
                 *prepared.sums.shape[1:],
                 x.stride(0),
-                **_constants(prepared, group),
-                IN_FEATURES=group.in_features,
-                SPLITS=splits,
-                PART_UNIT=PART_UNIT,
-                **tuning.shrink_options(long, prepared.table.fp8),
             )
 
 
 def expand(out: Tensor, prepared: TritonLora, layer: int, group: ProjectionGroup) -> None:
     """Computes the second half of `add`: multiplies `prepared.sums`, which `shrink` filled for the same layer and
     group, with B, and adds the result to `out` [num_rows, sum(group.out_features)] in place."""
-    tuning, splits = prepared.tuning, prepared.tuning.num_splits(group.in_features)
     for tiles, long in ((prepared.lists.rows, False), (prepared.lists.long_rows, True)):
-        options = tuning.expand_options(long, splits)
-        blocks = sum(triton.cdiv(features, options["BLOCK_N"]) for features in group.out_features)
         if tiles.programs:
-            expand_kernel[(blocks, tiles.programs)](
+            kernel, blocks = _expand_launcher(prepared.tuning, group, *_table_shape(prepared), long)
+            kernel(
+                (blocks, tiles.programs),
                 out,
                 _stored(prepared),
                 prepared.arena.view(torch.float32) if prepared.table.fp8 else prepared.arena,
@@ -73,10 +71,6 @@ def expand(out: Tensor, prepared: TritonLora, layer: int, group: ProjectionGroup
                 layer,
                 *prepared.sums.shape[1:],
                 out.stride(0),
-                **_constants(prepared, group),
-                OUT_FEATURES=group.out_features,
-                FP8_SCALES=FP8_SCALES,
-                **options,
             )
 
 
@@ -91,9 +85,39 @@ def _tables(prepared: TritonLora, tiles: TileList) -> tuple[Tensor, ...]:
     return (prepared.sums, table.offsets, table.ranks, tiles.tiles, tiles.count, prepared.rows)
 
 
-def _constants(prepared: TritonLora, group: ProjectionGroup) -> dict[str, Any]:
+def _table_shape(prepared: TritonLora) -> tuple[int, int, bool]:
+    """Returns the numbers of layers and targets of the adapter table, and whether adapters are in FP8."""
     _, layers, targets = prepared.table.ranks.shape
-    return {"LAYERS": layers, "TARGETS": targets, "GROUP": group.targets, "FP8": prepared.table.fp8, **LAYOUT}
+    return layers, targets, prepared.table.fp8
+
+
+@cache
+def _shrink_launcher(
+    tuning: LoraTuning, group: ProjectionGroup, layers: int, targets: int, fp8: bool, long: bool
+) -> Launcher:
+    return with_constants(
+        shrink_kernel,
+        **_constants(group, layers, targets, fp8),
+        IN_FEATURES=group.in_features,
+        SPLITS=tuning.num_splits(group.in_features),
+        PART_UNIT=PART_UNIT,
+        **tuning.shrink_options(long, fp8),
+    )
+
+
+@cache
+def _expand_launcher(
+    tuning: LoraTuning, group: ProjectionGroup, layers: int, targets: int, fp8: bool, long: bool
+) -> tuple[Launcher, int]:
+    """Returns the launcher, and the number of blocks of output columns of all targets."""
+    options = tuning.expand_options(long, tuning.num_splits(group.in_features))
+    constants = {**_constants(group, layers, targets, fp8), "OUT_FEATURES": group.out_features}
+    blocks = sum(-(-features // options["BLOCK_N"]) for features in group.out_features)
+    return with_constants(expand_kernel, **constants, FP8_SCALES=FP8_SCALES, **options), blocks
+
+
+def _constants(group: ProjectionGroup, layers: int, targets: int, fp8: bool) -> dict[str, Any]:
+    return {"LAYERS": layers, "TARGETS": targets, "GROUP": group.targets, "FP8": fp8, **LAYOUT}
 
 
 @triton.jit(do_not_specialize=["layer", "max_rows"])

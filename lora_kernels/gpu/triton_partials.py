@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lora_kernels.gpu.launch import with_constants
 from lora_kernels.gpu.triton_context import block_width
 
 MERGE_WARPS = 4
@@ -49,19 +50,9 @@ def merge(out: Tensor, partials: Partials, rows: Tensor, count: Tensor, programs
         max_splits: maximum number of parts of a row, a power of two.
     """
     _, heads, head_dim = out.shape
-    merge_kernel[(programs, heads)](
-        out,
-        partials.totals,
-        partials.stats,
-        rows,
-        count,
-        out.stride(0),
-        HEADS=heads,
-        HEAD_DIM=head_dim,
-        MAX_SPLITS=max_splits,
-        BLOCK_D=block_width(head_dim),
-        num_warps=MERGE_WARPS,
-    )
+    constants = {"HEADS": heads, "HEAD_DIM": head_dim, "MAX_SPLITS": max_splits, "BLOCK_D": block_width(head_dim)}
+    kernel = with_constants(merge_kernel, **constants, num_warps=MERGE_WARPS)
+    kernel((programs, heads), out, partials.totals, partials.stats, rows, count, out.stride(0))
 
 
 @triton.jit

@@ -3,11 +3,14 @@ every number once and writes every number once (docs/kernels-step.md counts the 
 
 from __future__ import annotations
 
+from functools import cache
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from lora_kernels.backend import KvCoding
+from lora_kernels.gpu.launch import with_constants
 from lora_kernels.gpu.triton_context import FP8
 from lora_kernels.gpu.triton_kv import LARGEST
 from lora_kernels.pointwise import HeadNorms
@@ -30,18 +33,8 @@ class TritonPointwise:
         rows, width = x.shape
         out = x.new_empty(rows, width)
         added = x if delta is None else delta
-        norm_kernel[(rows,)](
-            x,
-            added,
-            weight,
-            out,
-            x.stride(0),
-            added.stride(0),
-            HAS_DELTA=delta is not None,
-            WIDTH=width,
-            EPS=eps,
-            **norm_tuning(width),
-        )
+        kernel = with_constants(norm_kernel, HAS_DELTA=delta is not None, WIDTH=width, EPS=eps, **norm_tuning(width))
+        kernel((rows,), x, added, weight, out, x.stride(0), added.stride(0))
         return out
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -57,8 +50,8 @@ class TritonPointwise:
         gate_up = gate_up.contiguous()
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty(rows, width)
-        grid = (rows, triton.cdiv(width, SWIGLU_BLOCK))
-        swiglu_kernel[grid](gate_up, out, WIDTH=width, BLOCK=SWIGLU_BLOCK, num_warps=4)
+        kernel = with_constants(swiglu_kernel, WIDTH=width, BLOCK=SWIGLU_BLOCK, num_warps=4)
+        kernel((rows, -(-width // SWIGLU_BLOCK)), gate_up, out)
         return out
 
 
@@ -98,19 +91,8 @@ def _launch_heads(
     """Launches `heads_kernel` for `x` [num_rows, heads + 2 * kv_heads, head_dim]. Without KV heads, `kv` and `slots`
     may be any tensors of two or more dimensions, because the kernel does not read them."""
     rows, _, head_dim = x.shape
-    heads_kernel[(rows, triton.cdiv(heads, HEAD_TILE) + 2 * triton.cdiv(kv_heads, HEAD_TILE))](
-        x,
-        cos,
-        sin,
-        cos if norms is None else norms.query,
-        cos if norms is None else norms.key,
-        kv,
-        slots,
-        cos if coding is None else coding.scales,
-        cos if coding is None else coding.key_shift,
-        x.stride(0),
-        kv.stride(0),
-        kv.stride(1),
+    kernel = with_constants(
+        heads_kernel,
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
@@ -123,8 +105,14 @@ def _launch_heads(
         HALF=triton.next_power_of_2(head_dim // 2),
         num_warps=2,
     )
+    norm_weights = (cos, cos) if norms is None else (norms.query, norms.key)
+    strides = (x.stride(0), kv.stride(0), kv.stride(1))
+    tiles = -(-heads // HEAD_TILE) - 2 * (-kv_heads // HEAD_TILE)
+    stored = (cos, cos) if coding is None else (coding.scales, coding.key_shift)
+    kernel((rows, tiles), x, cos, sin, *norm_weights, kv, slots, *stored, *strides)
 
 
+@cache
 def norm_tuning(width: int) -> dict[str, int]:
     """Returns options of `norm_kernel` that keep a row in registers: 16 numbers a thread, 1 to 16 warps."""
     block = triton.next_power_of_2(width)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from lora_kernels.backend import AttentionBatch
+from lora_kernels.gpu.launch import with_constants
 from lora_kernels.gpu.triton_context import LOG2_E, AttentionCall, attend_blocks
 from lora_kernels.gpu.triton_partials import merge, store_partial
 from lora_kernels.gpu.triton_prefill_plan import ITEM, PrefillPlan, PrefillTuning
@@ -22,7 +23,15 @@ MERGE_PROGRAMS = 64
 
 def prefill(call: AttentionCall, batch: AttentionBatch, plan: PrefillPlan, tuning: PrefillTuning) -> None:
     """Computes attention of a batch's chunks into the rows of `call.out` that `plan` covers, and merges splits."""
-    prefill_kernel[(min(tuning.programs, len(plan.items) * call.kv.shape[3]),)](
+    kernel = with_constants(
+        prefill_kernel,
+        **prefill_constants(call.group, tuning),
+        **call.constants,
+        num_warps=tuning.num_warps,
+        num_stages=tuning.num_stages,
+    )
+    kernel(
+        (min(tuning.programs, len(plan.items) * call.kv.shape[3]),),
         call.out,
         call.query,
         call.kv,
@@ -38,10 +47,6 @@ def prefill(call: AttentionCall, batch: AttentionBatch, plan: PrefillPlan, tunin
         call.window or 0,
         *call.strides,
         batch.block_tables.stride(0),
-        **prefill_constants(call.group, tuning),
-        **call.constants,
-        num_warps=tuning.num_warps,
-        num_stages=tuning.num_stages,
     )
     if len(plan.rows):
         programs = min(MERGE_PROGRAMS, len(plan.rows))

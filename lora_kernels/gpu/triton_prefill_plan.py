@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lora_kernels.backend import AttentionBatch
+from lora_kernels.gpu.launch import with_constants
 from lora_kernels.gpu.triton_context import MIN_DOT, AttentionCall
 from lora_kernels.gpu.triton_partials import Partials, make_partials
 from lora_kernels.tuning import require_power_of_two
@@ -121,17 +122,9 @@ def plan_prefill(
         partials=reserved,
     )
     num_seqs = len(batch.context_lens)
-    plan_kernel[(num_seqs,)](
-        plan.items,
-        plan.rows,
-        plan.counts,
-        batch.query_starts,
-        batch.context_lens,
-        call.window or 0,
-        num_seqs,
-        **plan_constants(num_seqs, call, tuning),
-        num_warps=1,
-    )
+    kernel = with_constants(plan_kernel, **plan_constants(num_seqs, call, tuning), num_warps=1)
+    sizes = (call.window or 0, num_seqs)
+    kernel((num_seqs,), plan.items, plan.rows, plan.counts, batch.query_starts, batch.context_lens, *sizes)
     return plan
 
 

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lora_kernels.gpu.launch import with_constants
 from lora_kernels.gpu.triton_ranking import (
     BINS,
     BINS_A_LOGIT,
@@ -129,15 +130,14 @@ def sample(
     work = _make_work(num_rows, chunks, any_filters, tiles, logits.device)
     ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     common = {"CHUNK": tiles.chunk, "num_warps": 8}
-    score_kernel[(num_rows, chunks)](
-        logits, rows.slots, rows.lines, rows.masks, words, work.peaks, work.best, work.masses, work.scores, vocab,
-        chunks, logits.stride(0), **common,
-    )  # fmt: skip
-    choose_kernel[(num_rows,)](
-        ids, last, logits, rows.slots, rows.lines, rows.masks, words, work.peaks, work.best, work.masses, work.scores,
-        work.bins, vocab, chunks, logits.stride(0), CHUNKS=triton.next_power_of_2(chunks), TILE=tiles.tile,
-        HAS_FILTERS=any_filters, **common,
-    )  # fmt: skip
+    given = (rows.slots, rows.lines, rows.masks, words)
+    scored = (work.peaks, work.best, work.masses, work.scores)
+    sizes = (vocab, chunks, logits.stride(0))
+    score = with_constants(score_kernel, **common)
+    score((num_rows, chunks), logits, *given, *scored, *sizes)
+    shape = {"CHUNKS": triton.next_power_of_2(chunks), "TILE": tiles.tile}
+    choose = with_constants(choose_kernel, **shape, HAS_FILTERS=any_filters, **common)
+    choose((num_rows,), ids, last, logits, *given, *scored, work.bins, *sizes)
     return ids
 
 

@@ -20,7 +20,7 @@ from lora_kernels.gpu.triton_logprobs import logprobs
 from lora_kernels.gpu.triton_lora_tuning import LoraTuning
 from lora_kernels.gpu.triton_pointwise import TritonPointwise
 from lora_kernels.gpu.triton_prefill_plan import PrefillTuning
-from lora_kernels.gpu.triton_sampling import SamplingTiles, sample
+from lora_kernels.gpu.triton_sampling import SampledRows, SamplingTiles, sample
 from lora_kernels.pointwise import HeadNorms
 from lora_kernels.sampling_words import SlotWords
 
@@ -77,7 +77,8 @@ def _launch_attention(*, fp8: bool) -> None:
 
 def _launch_sampling() -> None:
     logits, slots = torch.zeros(2, VOCAB, dtype=BF16), torch.zeros(2, dtype=torch.int32)
+    rows = SampledRows(slots, slots, torch.zeros(2, -(-VOCAB // 32), dtype=torch.int32))
     words, last = torch.zeros(4, len(SlotWords._fields), dtype=torch.int64), torch.zeros(4, dtype=torch.int64)
     for any_filters in (False, True):
-        ids = sample(logits, slots, words, last, any_filters, SamplingTiles())
+        ids = sample(logits, rows, words, last, any_filters, SamplingTiles())
     logprobs(logits, slots, torch.zeros_like(ids), 5)

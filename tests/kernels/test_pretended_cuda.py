@@ -61,7 +61,6 @@ def test_the_driver_before_is_active_afterwards(folder):
     assert triton.runtime.driver._active is before
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("capability", "fp8"), [(80, False), (90, True)])
 def test_every_kernel_goes_through_the_jit_front_end(folder, capability, fp8):
     with pretend(folder, capability) as cuda:

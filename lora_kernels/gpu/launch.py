@@ -1,0 +1,186 @@
+"""Launches Triton kernels with little host time: every kernel of this package is launched through `with_constants`.
+
+Triton's own launch, `kernel[grid](...)`, takes some 25 us of host time with as many arguments as these kernels have: it
+binds arguments by name, describes each of them, formats the launch options as text, looks the compiled kernel up by all
+of that, and prepares facts for profilers. Here, the first launch with arguments of some kind is Triton's own, and the
+compiled kernel that it returns is kept by a key that tells apart at least everything that Triton tells apart:
+
+- constants and launch options: equal names, types and values;
+- the class of every argument, and the dtype of every tensor;
+- whether each pointer is a multiple of 16, and the value of each integer, unless the kernel does not specialise it;
+- for integers that the kernel does not specialise, whether they fit into 32 bits, which is their type in the kernel;
+- the device.
+
+Later launches call the function of Triton's launcher that reads arguments and calls the CUDA driver. Environment
+variables and settings of Triton (knobs) have an effect only if they are set before a kernel's first launch. While a
+profiler's launch hooks are set, launches are Triton's own, which calls them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import triton
+from torch import Tensor
+from triton import knobs
+from triton.runtime import JITFunction, driver
+
+log = logging.getLogger("kernels")
+
+Grid = tuple[int, ...]
+"""The number of programs along one, two or three axes."""
+Key = tuple[Hashable, ...]
+MakeKey = Callable[..., Key]
+"""Returns the key of a device's number and the arguments."""
+
+FLAT, PACKED = "flat", "packed"
+FORMS = {"3.6": FLAT, "3.7": PACKED, "3.8": PACKED, "3.9": PACKED}
+"""How the launcher of each known version of Triton takes a kernel's arguments: one by one, or in one tuple."""
+FORM: str | None = FORMS.get(".".join(triton.__version__.split(".")[:2]))
+"""The form of the installed Triton. None: it is not known, and every launch is Triton's own."""
+MOST_KEYS = 4096
+"""Compiled kernels kept by a `Launcher`. If integers vary more than that, it forgets all, and finds them again."""
+
+
+class Ready(NamedTuple):
+    """A compiled kernel, ready to be launched.
+
+    Attributes:
+        launch: takes grid x, y, z and the stream, then `fixed`, then the kernel's arguments.
+        fixed: the arguments that are the same for each launch, such as the driver's handle.
+        tail: the constants, which `launch` takes after the other arguments and ignores.
+    """
+
+    launch: Callable[..., None]
+    fixed: tuple[Any, ...]
+    tail: tuple[Any, ...]
+
+
+class Launcher:
+    """A kernel with its constants and launch options. `with_constants` returns it.
+
+    The kernel's parameters must be the arguments of `__call__`, in their order, and then the constants. Other kernels,
+    and other arguments than tensors, integers and floats, are launched by Triton itself.
+    """
+
+    def __init__(self, kernel: Any, constants: dict[str, Any]) -> None:
+        self._kernel, self._constants = kernel, constants
+        self._is_direct = FORM is not None and isinstance(kernel, JITFunction) and _constants_come_last(kernel)
+        self._make_keys: dict[tuple[type, ...], MakeKey | None] = {}
+        self._ready: dict[Key, Ready] = {}
+
+    def __call__(self, grid: Grid, *args: Any) -> None:
+        """Launches the kernel with `args`, on the current device and stream. Compiles it if these arguments need it."""
+        make_key = self._make_key(args) if self._is_direct else None
+        if make_key is None or knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
+            self.launch_by_triton(grid, *args)
+            return
+        active = driver.active
+        device = active.get_current_device()
+        key = make_key(device, *args)
+        ready = self._ready.get(key)
+        if ready is None:
+            self._launch_first(key, grid, args)
+            return
+        x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
+        launch, fixed, tail = ready
+        if FORM is PACKED:
+            launch(x, y, z, active.get_current_stream(device), *fixed, (*args, *tail))
+        else:
+            launch(x, y, z, active.get_current_stream(device), *fixed, *args, *tail)
+
+    def launch_by_triton(self, grid: Grid, *args: Any) -> None:
+        """Launches the kernel as Triton does, which takes the host several times longer."""
+        self._kernel[grid](*args, **self._constants)
+
+    def _make_key(self, args: tuple[Any, ...]) -> MakeKey | None:
+        """Returns the function that makes keys of arguments of these classes. None means that Triton launches them."""
+        classes = tuple(map(type, args))
+        if classes not in self._make_keys:
+            self._make_keys[classes] = key_function(self._kernel, classes)
+        return self._make_keys[classes]
+
+    def _launch_first(self, key: Key, grid: Grid, args: tuple[Any, ...]) -> None:
+        """Launches by Triton, and keeps the compiled kernel unless its launches need more than their arguments."""
+        compiled = self._kernel.run(*args, grid=grid, warmup=False, **self._constants)
+        ready = _find_launch(self._kernel, compiled, self._constants)
+        if ready is None:
+            self._is_direct = False
+            return
+        if len(self._ready) >= MOST_KEYS:
+            self._ready.clear()
+        self._ready[key] = ready
+
+
+_launchers: dict[Key, Launcher] = {}
+
+
+def with_constants(kernel: Any, **constants: Any) -> Launcher:
+    """Returns the launcher of a kernel with these constants and launch options, the same one each time.
+
+    Under Triton's interpreter, and with a version of Triton whose launches are not known here, it launches as
+    `kernel[grid](*args, **constants)` does; the latter is logged once.
+    """
+    # The launcher keeps the kernel alive, so that its id stays its own.
+    key = (id(kernel), *constants, *constants.values(), *map(type, constants.values()))
+    found = _launchers.get(key)
+    if found is None:
+        if FORM is None and not _launchers:
+            log.warning("Triton %s is not known: each launch takes some 20 us longer", triton.__version__)
+        found = _launchers[key] = Launcher(kernel, constants)
+    return found
+
+
+def _constants_come_last(kernel: Any) -> bool:
+    flags = [param.is_constexpr for param in kernel.params]
+    return flags == sorted(flags)
+
+
+def key_function(kernel: Any, classes: tuple[type, ...]) -> MakeKey | None:
+    """Returns a function that makes the key of a launch from the device's number and arguments of `classes`. None means
+    that there are arguments of other classes than tensors, integers and floats, or not as many as the kernel takes.
+
+    It is compiled from text, as in Triton, because loops over arguments would take twice the time.
+    """
+    params = [param for param in kernel.params if not param.is_constexpr]
+    if len(params) != len(classes) or not all(issubclass(each, Tensor) or each in (int, float) for each in classes):
+        return None
+    pointers, parts = [], []
+    for i, (param, each) in enumerate(zip(params, classes, strict=True)):
+        if issubclass(each, Tensor):
+            parts.append(f"a{i}.dtype")
+            if not param.do_not_specialize:
+                pointers.append(f"p{i}")
+        elif each is int:
+            parts.append(f"None if -0x80000000 <= a{i} <= 0x7FFFFFFF else a{i}" if param.do_not_specialize else f"a{i}")
+    aligned = "".join(f"{pointer} & 15 == 0," for pointer in pointers)
+    lines = [
+        f"def make_key(device, {', '.join(f'a{i}' for i in range(len(classes)))}):",
+        *(f"    {pointer} = a{pointer[1:]}.data_ptr()" for pointer in pointers),
+        f"    unaligned = ({' | '.join(pointers) or '0'}) & 15 and ({aligned})",
+        f"    return device, unaligned, {', '.join(parts)}",
+    ]
+    namespace: dict[str, Any] = {}
+    exec("\n".join(lines), namespace)
+    return namespace["make_key"]
+
+
+def _find_launch(kernel: Any, compiled: Any, constants: dict[str, Any]) -> Ready | None:
+    """Returns how to launch a compiled kernel directly. None means that Triton has to launch it, because it needs
+    memory that is allocated for each launch, or its arguments are changed before each launch."""
+    launcher = compiled.run
+    needs_memory = launcher.global_scratch_size or launcher.profile_scratch_size
+    if needs_memory or getattr(launcher, "gsan_enabled", False) or hasattr(launcher.launch, "__closure__"):
+        return None
+    given = {param.name: param.default for param in kernel.params if param.is_constexpr} | constants
+    tail = tuple(given[param.name] for param in kernel.params if param.is_constexpr)
+    start = (compiled.function, launcher.launch_cooperative_grid, launcher.launch_pdl)
+    facts = (compiled.packed_metadata, None, None, None)
+    no_memory = (None, None)
+    if FORM is FLAT:
+        return Ready(launcher.launch, (*start, *no_memory, *facts), tail)
+    return Ready(
+        launcher.launch, (*start, *facts, *no_memory, launcher.arg_annotations, launcher.kernel_signature), tail
+    )

@@ -25,6 +25,8 @@ from tests.gateway.serve.test_many_engines import ADAPTERS, ADMIN_KEY, KEY, MODE
 __all__ = ["launch"]
 pytestmark = pytest.mark.slow
 NAME = "engine.loralane.test"
+PATIENCE_SECONDS = 240.0
+"""For engines that start again on a busy machine: for 20 s, no engine of a model may be left."""
 
 
 @pytest.fixture
@@ -38,7 +40,9 @@ def on_ray(launch, tmp_path):
     def launched(address):
         models = {name: replace(settings, engines=EnginesConfig(tls=tls)) for name, settings in tiny.items()}
         ray = ClusterConfig(RayConfig(address, min=2, max=2, resources={"CPU": 1}))
-        return replace(launch, config=replace(launch.config, models=models, cluster=ray), engine=ENGINE)
+        patient = replace(launch.config.http, engine_wait_s=PATIENCE_SECONDS, first_token_timeout_s=PATIENCE_SECONDS)
+        config = replace(launch.config, models=models, cluster=ray, http=patient)
+        return replace(launch, config=config, engine=ENGINE)
 
     return launched
 

@@ -10,12 +10,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.shapes import model_spec
 from engine.core.types import SampledToken, SamplingParams
 from engine.model.device_sampler import DeviceSampler
+from engine.model.masks import TokenMasks, pack_bits
 from engine.model.sampler import Sampler
 
 TESTS = Path(__file__).parents[2] / "tests" / "model"
@@ -34,17 +36,18 @@ def run(journal: Journal) -> None:
 
 
 def check(vocab: int, rounds: int, device: torch.device) -> tuple[int, int]:
-    """Sample `rounds` steps of requests of every kind on `device` and on the CPU from the same random logits. Returns
-    the numbers of equal and of all tokens. Raises AssertionError if a greedy token or an equal token's logprob
-    differs."""
+    """Sample `rounds` steps of requests of every kind, a third of them under masks, on `device` and on the CPU from the
+    same random logits. Returns the numbers of equal and of all tokens. Raises AssertionError if a greedy token or an
+    equal token's logprob differs."""
     sys.path.insert(0, str(TESTS))
     from device_sampler_checks import MIXED
 
     equal = total = 0
     for seed in range(rounds):
         logits = torch.randn(len(MIXED), vocab, generator=torch.Generator().manual_seed(seed)) * 3
-        ours = sample(DeviceSampler(vocab, device), logits.to(device), MIXED)
-        theirs = sample(Sampler(vocab, torch.device("cpu")), logits, MIXED)
+        masks = random_masks(range(seed % 3, len(MIXED), 3), vocab, seed)
+        ours = sample(DeviceSampler(vocab, device), logits.to(device), MIXED, masks)
+        theirs = sample(Sampler(vocab, torch.device("cpu")), logits, MIXED, masks)
         for params, mine, other in zip(MIXED, ours, theirs, strict=True):
             assert params.temperature > 0 or mine.token == other.token, f"greedy tokens differ: {params}"
             if mine.token == other.token and mine.logprobs and other.logprobs:
@@ -54,11 +57,18 @@ def check(vocab: int, rounds: int, device: torch.device) -> tuple[int, int]:
     return equal, total
 
 
+def random_masks(rows: Sequence[int], vocab: int, seed: int = 0) -> TokenMasks:
+    """Return masks that allow a random half of the tokens in each of `rows`, and all tokens in other rows."""
+    halves = np.random.default_rng(seed).permuted(np.tile(np.arange(vocab), (len(rows), 1)), axis=1)[:, : vocab // 2]
+    return TokenMasks(tuple(rows), np.stack([pack_bits(half, vocab) for half in halves]))
+
+
 def sample(
-    sampler: Sampler | DeviceSampler, logits: torch.Tensor, kinds: Sequence[SamplingParams]
+    sampler: Sampler | DeviceSampler, logits: torch.Tensor, kinds: Sequence[SamplingParams], masks: TokenMasks
 ) -> list[SampledToken]:
-    """Sample one token for each of `kinds`, for requests with a prompt of four tokens and one generated token."""
+    """Sample one token for each of `kinds` under `masks`, for requests with a prompt of four tokens and one generated
+    token."""
     names = [f"r{row}" for row in range(len(kinds))]
     for name, params in zip(names, kinds, strict=True):
         sampler.add(name, params, [4, 5, 6, 4, 7], 4)
-    return sampler.start(logits, names).to_host()
+    return sampler.start(logits, names, masks).to_host()

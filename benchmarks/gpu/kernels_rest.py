@@ -12,11 +12,13 @@ from math import ceil
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.correct_sampler import random_masks
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.ours import our_backend
 from benchmarks.gpu.shapes import attention_load, model_dtype, model_spec
 from benchmarks.gpu.timing import Call, copy_bandwidth, time_calls, time_host
 from engine.core.types import SamplingParams
+from engine.model.masks import TokenMasks
 from engine.model.sampling import make_sampler
 from engine.model.spec import ModelSpec
 from lora_kernels.pointwise import Pointwise, TorchPointwise
@@ -48,6 +50,10 @@ def run(journal: Journal) -> None:
         rows = 2 if journal.tiny else 64
         with journal.case(f"sampler: {name}", LEAST_S):
             journal.row("sampler, host included", f"{name}, {rows} rows", us=sampler(spec, rows, params, device))
+    with journal.case("sampler: masks", LEAST_S):
+        masks = random_masks(range(rows), spec.vocab_size)
+        took = sampler(spec, rows, GREEDY, device, masks)
+        journal.row("sampler, host included", f"greedy, a grammar's mask in each of {rows} rows", us=took)
 
 
 Maker = Callable[[Pointwise], Call]
@@ -118,11 +124,16 @@ def _against(moved: int, us: float, bandwidth: float) -> dict[str, float]:
     return {"MB": moved / 1e6, "of limit": moved / bandwidth / (us * 1e-6)}
 
 
-def sampler(spec: ModelSpec, rows: int, params: SamplingParams, device: torch.device) -> float:
-    """Return the median microseconds from the logits of `rows` requests on the device to tokens on the host."""
+def sampler(
+    spec: ModelSpec, rows: int, params: SamplingParams, device: torch.device, masks: TokenMasks | None = None
+) -> float:
+    """Return the median microseconds from the logits of `rows` requests on the device, and masks on the host, to tokens
+    on the host."""
     ours = make_sampler(spec.vocab_size, device, (), rows)
     names = [f"r{row}" for row in range(rows)]
     for name in names:
         ours.add(name, params, range(64), 32)
     logits = torch.empty(rows, spec.vocab_size, dtype=model_dtype(device.type == "cpu"), device=device).normal_()
-    return time_host(lambda: ours.start(logits, names).to_host(), device, repeats=3 if device.type == "cpu" else 20)
+    return time_host(
+        lambda: ours.start(logits, names, masks).to_host(), device, repeats=3 if device.type == "cpu" else 20
+    )

@@ -17,7 +17,7 @@ from engine.core.pace import Pace
 from engine.core.plan import plan_step
 from engine.core.policy import Policy, make_policy
 from engine.core.state import EngineState
-from engine.core.types import AdapterHash, TokenEvent
+from engine.core.types import AdapterHash, StepPlan, TokenEvent
 from engine.executor.base import Executor, HostAdapter
 
 T = TypeVar("T")
@@ -154,12 +154,27 @@ class Engine:
             plan = plan_step(self.state, self.policy, now)
             commit(self.state, plan)
         self._beat(self.state)
-        self.pace.note(late=self.executor.submit(plan))
+        self._submit(plan)
         if self.executor.overlaps and len(self.state.under_way) == 1 and not plan.is_empty:
             return []  # the next step is planned while this one is computed
-        result = self.executor.collect()
+        result, now = self.executor.collect(), self.clock()
+        if self.executor.overlaps:
+            self.pace.ended(now, result.seconds)
         with self._changing:
-            return absorb(self.state, result, self.clock())
+            return absorb(self.state, result, now)
+
+    def _submit(self, plan: StepPlan) -> None:
+        """Submit a committed plan. It counts as late only if it and the step under way both compute something:
+        otherwise the device had nothing to do."""
+        if not self.executor.overlaps:
+            self.executor.submit(plan)
+            return
+        begun = self.clock()
+        launch = self.executor.submit(plan)
+        self.pace.submitted(begun, launch, computes=bool(plan.chunks))
+        if launch.late and plan.chunks and self.state.under_way[0].plan.chunks:
+            with self._changing:
+                self.state.counters.late_steps += 1
 
     def run(self, deliver: Callable[[list[TokenEvent]], None]) -> None:
         """Run steps until `stop` is called, even if requests still run, and sleep while there is no work. Each step's

@@ -21,7 +21,7 @@ from engine.config import EngineConfig
 from engine.core.commands import AdapterFetched
 from engine.core.config import CoreConfig, Scheduling
 from engine.core.state import EngineState
-from engine.core.types import AdapterHash, StepPlan, StepResult, TokenEvent
+from engine.core.types import AdapterHash, Launch, StepPlan, StepResult, TokenEvent
 from engine.engine import Engine
 from engine.executor.base import Claim, HostAdapter, Report
 from engine.model.arena import page_shape
@@ -64,7 +64,7 @@ class Adapters:
     def overlaps(self) -> bool:
         return self._runner.overlaps
 
-    def submit(self, plan: StepPlan) -> bool:
+    def submit(self, plan: StepPlan) -> Launch:
         return self._runner.submit(plan)
 
     def collect(self) -> StepResult:

@@ -92,7 +92,7 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
     state.now, state.absorbed = now, step.plan
     wants_batch = state.may_start(Lane.BATCH) or any(s.lane is Lane.BATCH for s in state.running.values())
     began = step.plan.now if result.seconds is None else now - result.seconds
-    state.ledger.settle(step, state.adapters, began, now, wants_batch)
+    state.ledger.settle(step, state.adapters, began, now, wants_batch=wants_batch, launched=result.launched)
     update_need(state, now)
     note_loads(state, step.plan.loads, result.load_seconds)
     for sample in result.sampled:

@@ -115,12 +115,19 @@ class Ledger:
         return self._batch_time / self._wanted_time if self._wanted_time else 1.0
 
     def settle(
-        self, step: StepUnderWay, adapters: Mapping[AdapterHash, Adapter], began: float, now: float, wants_batch: bool
+        self,
+        step: StepUnderWay,
+        adapters: Mapping[AdapterHash, Adapter],
+        began: float,
+        now: float,
+        *,
+        wants_batch: bool,
+        launched: bool,
     ) -> None:
         """Learn from a step that lasted from `began` to `now`, in seconds on the engine's clock: train the step-time
         model, charge the device seconds to tenants, lanes and sequences by their parts of the step, and update the
         prices and `batch_share`. A step without chunks or duration is ignored. `wants_batch` tells whether there is
-        batch work, running or waiting to start."""
+        batch work, running or waiting to start; `launched` whether the step was launched kernel by kernel."""
         plan, seconds = step.plan, now - began
         if seconds <= 0 or not plan.chunks:
             return
@@ -132,7 +139,7 @@ class Ledger:
         self._alone_now, self._longer_now = plan.alone, plan.predicted / plan.alone if plan.alone else 0.0
         charges = list(self._charges(step, adapters))
         whole = sum(charge.weight for charge in charges)
-        self.model.observe(plan.features, seconds)
+        self.model.observe(plan.features._replace(launched=float(launched)), seconds)
         if whole:
             self._charge(charges, seconds / whole)
             batch = sum(charge.weight for charge in charges if charge.seq.request.lane is not Lane.INTERACTIVE)

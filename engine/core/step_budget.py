@@ -79,6 +79,7 @@ class StepBudget:
             float(len(self._adapters)),
             self._rows,
             self._moved,
+            float(self._model.is_launched(self._prefill, self._prefill + self._decodes)),
         )
 
     @property
@@ -223,7 +224,8 @@ class StepBudget:
     def _one_decode(self) -> float:
         """Predicted seconds of a step with a single decode, including an adapter: if all observed steps had one, the
         model cannot separate the adapter's cost from the constant cost of a step and may assign all of it to either."""
-        return self._model.predict(StepFeatures(decode_tokens=1.0, adapters=1.0))
+        launched = float(self._model.is_launched(0.0, 1.0))
+        return self._model.predict(StepFeatures(decode_tokens=1.0, adapters=1.0, launched=launched))
 
     @property
     def _is_empty(self) -> bool:

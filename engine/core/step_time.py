@@ -3,6 +3,9 @@
 The duration of a step is the sum of a constant (reading the weights), a convex piecewise-linear function of its tokens,
 and nearly linear terms for attention over context, for adapters that are read and applied, and for pages that are
 copied. The function is convex because a further token is nearly free while reading the weights hides its arithmetic.
+A step that the host launches kernel by kernel lasts at least as long as the launching, so that a small one takes longer
+than a captured one of its size: it has one term more, and the convex function covers its being the shorter of the two.
+Which steps are launched so is known from the last ones of their kind and size.
 
 The coefficients are found by recursive least squares in information form on relative errors, so that a miss of 5 %
 counts the same for short and long steps. They are kept non-negative, because no work makes a step shorter. A chunk can
@@ -24,7 +27,7 @@ from typing import Any, NamedTuple
 
 from engine.core.least_squares import non_negative_solution
 
-SCALES = (1.0, 64.0, 16.0, 8192.0, 16384.0, 8.0, 1024.0, 16.0)
+SCALES = (1.0, 64.0, 16.0, 8192.0, 16384.0, 8.0, 1024.0, 16.0, 1.0)
 """Typical value of each term (constant, then the fields of StepFeatures), by which terms are divided so that all have
 the same magnitude in the normal equations. The scale of tokens beyond a knot is 64."""
 WARM_STEPS = 16
@@ -38,7 +41,11 @@ one size reaches one of `SOLVE_AT`. A solution costs about as much as planning a
 RIDGE = 1e-7
 """Regularization added to each diagonal element, as a fraction of the largest: it keeps collinear terms from cancelling
 out at large prices."""
+MOST_TOKENS = 1 << 30
+"""Size of a chunk that costs nothing."""
 ERRORS_KEPT = 256
+NEWEST_LAUNCH = 0.25
+"""Weight of the newest step in the share of steps, of one kind and size, that were launched kernel by kernel."""
 OUTLIER = 4.0
 """Maximum factor between measured and predicted seconds for a step of a known size. A larger one is a stall of the
 machine and is clipped to this factor."""
@@ -55,6 +62,8 @@ class StepFeatures(NamedTuple):
         adapters: number of distinct adapters.
         lora_rows: sum of rank * tokens.
         pages_moved: pages copied between host and device, for adapters and for KV.
+        launched: 1 if the host launches the step kernel by kernel while the device computes, 0 if it is replayed or the
+            host only waits.
     """
 
     prefill_tokens: float = 0.0
@@ -64,6 +73,7 @@ class StepFeatures(NamedTuple):
     adapters: float = 0.0
     lora_rows: float = 0.0
     pages_moved: float = 0.0
+    launched: float = 0.0
 
     @property
     def tokens(self) -> float:
@@ -86,17 +96,19 @@ class Prices:
     adapter: float
     lora_row: float
     page: float
+    launch: float
     beyond: tuple[float, ...]
 
     @classmethod
     def of(cls, flat: list[float]) -> Prices:
-        step, prefill, decode, context, attention, adapter, lora_row, page, *beyond = flat
-        return cls(step, prefill, decode, context, attention, adapter, lora_row, page, tuple(beyond))
+        step, prefill, decode, context, attention, adapter, lora_row, page, launch, *beyond = flat
+        return cls(step, prefill, decode, context, attention, adapter, lora_row, page, launch, tuple(beyond))
 
     @property
     def linear(self) -> tuple[float, ...]:
         """Prices per unit of each feature, in the order of the fields of StepFeatures."""
-        return self.prefill, self.decode, self.context, self.attention, self.adapter, self.lora_row, self.page
+        work = self.prefill, self.decode, self.context, self.attention, self.adapter, self.lora_row, self.page
+        return *work, self.launch
 
     @property
     def flat(self) -> list[float]:
@@ -144,6 +156,9 @@ class StepTimeModel:
         self._memories: dict[int, Memory] = {}
         """Memories by size of step, where the size is the bit length of the step's number of tokens."""
         self._seen: Counter[int] = Counter()
+        self._launched: dict[tuple[bool, int], float] = {}
+        """Share of steps that were launched kernel by kernel, recent ones weighing more, by whether the steps had
+        prompts and by size."""
         self._margins = (margin_floor, margin_ceiling)
         self._ratios: deque[float] = deque(maxlen=ERRORS_KEPT)
 
@@ -163,6 +178,14 @@ class StepTimeModel:
         linear = sum([price * amount for price, amount in zip(prices.linear, features, strict=True)])
         return prices.step + linear + self.beyond_knots(features.tokens)
 
+    def is_launched(self, prefill_tokens: float, tokens: float) -> bool:
+        """Return whether most of the last steps of this size, with prompts if `prefill_tokens` is positive and without
+        otherwise, were launched kernel by kernel. A size without any step is like the size below it."""
+        for size in range(int(tokens).bit_length(), 0, -1):
+            if (share := self._launched.get((prefill_tokens > 0, size))) is not None:
+                return share > 0.5
+        return False
+
     def beyond_knots(self, tokens: float) -> float:
         """Return the surcharge, in seconds, for the tokens above each knot of a step with `tokens` tokens."""
         return sum([p * (tokens - k) for p, k in zip(self.prices.beyond, self.knots, strict=True) if tokens > k])
@@ -180,11 +203,17 @@ class StepTimeModel:
             rank: rank of the chunk's adapter, which is assumed to be new in the step; 0 without one.
             seconds: maximum predicted duration of the whole step.
         """
+        fits = self._chunk_that_fits(features, start, rank, seconds)
+        if features.launched or not self.is_launched(1, features.tokens + min(fits, MOST_TOKENS)):
+            return fits
+        return self._chunk_that_fits(features, start, rank, seconds - self.prices.launch)
+
+    def _chunk_that_fits(self, features: StepFeatures, start: int, rank: int, seconds: float) -> int:
         prices, tokens = self.prices, features.tokens
         room = seconds - self.predict(features) - (prices.adapter if rank else 0.0)
         base, square = prices.prefill + prices.attention * start + prices.lora_row * rank, prices.attention / 2
         done = 0
-        for knot in (*[k for k in self.knots if k > tokens], 1 << 30):
+        for knot in (*[k for k in self.knots if k > tokens], MOST_TOKENS):
             slope = base + self.token_price(tokens + done + 1) + prices.attention * done
             fits = solve(square, slope, room)
             if tokens + done + fits <= knot:
@@ -200,6 +229,9 @@ class StepTimeModel:
         steps and more often for a new size."""
         predicted = self.predict(features)
         size = int(features.tokens).bit_length()
+        kind = features.prefill_tokens > 0, size
+        share = self._launched.get(kind, features.launched)
+        self._launched[kind] = share + NEWEST_LAUNCH * (features.launched - share)
         if predicted > 0:
             self._ratios.append(seconds / predicted)
         if predicted > 0 and self._seen[size] >= SEEN_STEPS:
@@ -270,11 +302,11 @@ def _read_memory(saved: Any, count: int) -> Memory:
 
 def solve(square: float, slope: float, room: float) -> int:
     """Return the largest integer x >= 0 with square * x**2 + slope * x <= room, for non-negative coefficients; 0 if
-    `room` is negative, and 1 << 30 if both coefficients are 0."""
+    `room` is negative, and `MOST_TOKENS` if both coefficients are 0."""
     if room <= 0:
         return 0
     if square * room < 1e-6 * slope * slope:
         return int(room / slope)
     if square == 0:
-        return 1 << 30
+        return MOST_TOKENS
     return int((sqrt(slope * slope + 4 * square * room) - slope) / (2 * square))

@@ -313,6 +313,20 @@ class StepResult:
     seconds: float | None = None
     """Device time of the step in seconds. None means that the engine waited while the device computed, so that the
     engine's clock gives the duration."""
+    launched: bool = False
+    """True means that the host launched the step kernel by kernel while the device computed, and replayed no captured
+    step."""
+
+
+class Launch(NamedTuple):
+    """What an executor knows of a step's start when it has submitted the step."""
+
+    late: bool = False
+    """True means that the device had run out of work before the step's first work reached it: the previous step had
+    finished, and was not collected yet."""
+    reached_s: float | None = None
+    """Seconds from the call of `submit` until the step's first work was launched. None means that all of the step was
+    launched at once, when the call returned."""
 
 
 class TokenEvent(NamedTuple):

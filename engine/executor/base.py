@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.core.commands import Answer
-from engine.core.types import AdapterHash, StepPlan, StepResult
+from engine.core.types import AdapterHash, Launch, StepPlan, StepResult
 
 Report = Callable[[Answer], None]
 """Callback for the answers to adapter fetches and grammar preparations. The executor may call it from any thread."""
@@ -44,7 +44,7 @@ class Executor(Protocol):
         for each grammar that a plan prepares, unless a later plan forgets the grammar before it is ready. Called once,
         before all other methods."""
 
-    def submit(self, plan: StepPlan) -> bool:
+    def submit(self, plan: StepPlan) -> Launch:
         """Start to execute a plan: save, release, evict, load, drop host copies, cancel and start fetches, forget and
         prepare grammars, restore, admit and compute, in this order. The plan is queued after the previous plan; a chunk
         may begin with a token that the previous plan samples. This call waits for such tokens only if grammars need
@@ -52,7 +52,7 @@ class Executor(Protocol):
         engine.
 
         Returns:
-            Whether the plan was late: the previous plan had finished already but was not collected yet.
+            Whether the device was still busy when the step reached it, and when that was.
         """
 
     def collect(self) -> StepResult:

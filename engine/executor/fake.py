@@ -18,7 +18,16 @@ from pathlib import Path
 from random import Random
 
 from engine.core.commands import AdapterFetched, FetchAnswer, FetchCancelled, GrammarReady
-from engine.core.types import AdapterFetch, AdapterHash, Admission, PageId, SampledToken, StepPlan, StepResult
+from engine.core.types import (
+    AdapterFetch,
+    AdapterHash,
+    Admission,
+    Launch,
+    PageId,
+    SampledToken,
+    StepPlan,
+    StepResult,
+)
 from engine.executor.base import Claim, HostAdapter, Report
 from engine.executor.cost import CostModel, LiveSequence, StepWork, measure
 
@@ -64,11 +73,11 @@ class FakeExecutor:
     def connect(self, report: Report) -> None:
         self.report = report
 
-    def submit(self, plan: StepPlan) -> bool:
+    def submit(self, plan: StepPlan) -> Launch:
         self.fetch(plan)
         self.prepare(plan)
         self._submitted.append(plan)
-        return len(self._submitted) > 1
+        return Launch(late=len(self._submitted) > 1)
 
     def collect(self) -> StepResult:
         return self.compute(self._submitted.popleft())
@@ -137,14 +146,18 @@ class VirtualDevice:
         self._clock = clock
         self._ends: deque[float] = deque()
         """When each step ends that was not waited for yet, in seconds on the clock, the oldest step first."""
-        self._free_at = 0.0
+        self.free_at = 0.0
+        """When the last step ends, in seconds on the clock."""
 
-    def begin(self, seconds: float) -> bool:
-        """Queue a step that takes this duration. Return whether it was late: all earlier steps had ended, and not all
-        were waited for."""
-        late = bool(self._ends) and self._free_at < self._clock.now
-        self._free_at = max(self._free_at, self._clock.now) + seconds
-        self._ends.append(self._free_at)
+    def begin(self, seconds: float, launching: float = 0.0) -> bool:
+        """Queue a step that takes `seconds` or, if the host needs longer, until all of it is launched: the clock
+        advances by the `launching` seconds of a step that is launched kernel by kernel. Return whether the step was
+        late: all earlier steps had ended, and not all were waited for."""
+        late = bool(self._ends) and self.free_at < self._clock.now
+        self.free_at = max(self.free_at, self._clock.now) + seconds
+        self._clock.advance(launching)
+        self.free_at = max(self.free_at, self._clock.now if launching else 0.0)
+        self._ends.append(self.free_at)
         return late
 
     def wait(self) -> None:
@@ -185,7 +198,9 @@ StepObserver = Callable[[StepPlan, StepWork, float], None]
 class TimedExecutor:
     """An executor for simulations on a virtual clock. A plan takes the time that the cost model predicts, times
     lognormal noise of `noise_sigma`, while a disk reads adapters. Before each plan, the clock advances by `host_s`
-    seconds, times noise of `HOST_NOISE`, for the host to plan and launch it. `seed` is for both noises. `ranks` must
+    seconds, times noise of `HOST_NOISE`, for the host to plan and launch it. Steps with prompts are launched kernel by
+    kernel if `launch_s` is positive, the others replayed: such a step takes at least the `launch_s` seconds, with the
+    same noise, that the host takes to launch it. `seed` is for all noises. `ranks` must
     hold the rank of every adapter. `submit` calls `observe` with each plan and answers its grammar preparations;
     `collect` answers the fetches that have ended by then or that the plan cancels.
 
@@ -204,11 +219,13 @@ class TimedExecutor:
         seed: int = 0,
         overlaps: bool = False,
         host_s: float = 0.0,
+        launch_s: float = 0.0,
     ) -> None:
         self.overlaps = overlaps
         self._cost = cost
         self._clock = clock
-        self._host_s = host_s
+        self.host_s = host_s
+        self.launch_s = launch_s
         self._device = VirtualDevice(clock)
         self._submitted: deque[tuple[StepPlan, StepResult]] = deque()
         self._disk = disk
@@ -222,9 +239,10 @@ class TimedExecutor:
     def connect(self, report: Report) -> None:
         self._report = report
 
-    def submit(self, plan: StepPlan) -> bool:
-        if self._host_s:
-            self._clock.advance(self._host_s * math.exp(self._gauss(0.0, HOST_NOISE)))
+    def submit(self, plan: StepPlan) -> Launch:
+        begun = self._clock.now
+        if self.host_s:
+            self._clock.advance(self.host_s * math.exp(self._gauss(0.0, HOST_NOISE)))
         live = self._live
         for request_id in plan.released:
             live.pop(request_id, None)
@@ -239,7 +257,10 @@ class TimedExecutor:
         work = measure(plan, live)
         seconds = self._cost.seconds(work) * math.exp(self._gauss(0.0, self._sigma))
         self._observe(plan, work, seconds)
-        late = self._device.begin(seconds)
+        reached, before = self._clock.now - begun, max(begun, self._device.free_at)
+        launched = bool(self.launch_s and work.prefill_tokens)
+        launching = self.launch_s * math.exp(self._gauss(0.0, HOST_NOISE)) if launched else 0.0
+        late = self._device.begin(seconds, launching)
         sampled = tuple(
             [
                 SampledToken(
@@ -250,9 +271,10 @@ class TimedExecutor:
             ]
         )
         copies = [self._cost.seconds(StepWork(pages_copied=len(load.pages))) for load in plan.loads]
-        result = StepResult(sampled, load_seconds=tuple(copies), seconds=seconds if self.overlaps else None)
+        taken = self._device.free_at - before if self.overlaps else None
+        result = StepResult(sampled, load_seconds=tuple(copies), seconds=taken, launched=launched)
         self._submitted.append((plan, result))
-        return late
+        return Launch(late, reached_s=reached if launched else None)
 
     def collect(self) -> StepResult:
         plan, result = self._submitted.popleft()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.config import SIZES, EngineConfig
 from engine.core.commands import AdapterFetched, FetchFailed
-from engine.core.types import AdapterLoad, Admission, StepPlan, StepResult
+from engine.core.types import AdapterLoad, Admission, Launch, StepPlan, StepResult
 from engine.executor.base import Claim, HostAdapter, Report
 from engine.model.arena import Arena, page_shape
 from engine.model.batch import BatchState
@@ -147,12 +147,13 @@ class ModelRunner:
         return self.spec.eos_token_ids
 
     @torch.inference_mode()
-    def submit(self, plan: StepPlan) -> bool:
+    def submit(self, plan: StepPlan) -> Launch:
         """Starts to execute a plan, after those submitted before. A CPU has computed the step when this returns; a GPU
         computes it later. Then, if the step has requests with grammars, the host waits for the tokens of the steps
-        before while the GPU computes the step's logits. Returns whether the plan was late: the device had already
-        finished the previous plan, and that is not collected yet."""
-        begun = self._clock.mark()
+        before while the GPU computes the step's logits. Returns whether the step was late, because the device had
+        already finished the previous plan, which is not collected yet, when the step's graph had been launched or its
+        first kernel was about to be."""
+        begun, started = self._clock.mark(), time.perf_counter()
         self._host_pages.save(self._arena.pages, plan.saves)
         for request_id in plan.released:
             self._release(request_id)
@@ -166,12 +167,19 @@ class ModelRunner:
         for admission in plan.admitted:
             self._admit(admission)
         batch = self._batch.gather(plan.chunks) if plan.chunks else None
-        late = bool(self._submitted) and self._clock.has_passed(self._submitted[-1].ended)
+        launched = batch is not None and not self._steps.replays(batch)
+        launch = Launch(self._is_idle(), time.perf_counter() - started)
         logits = self._steps.compute(batch) if batch else None
+        if not launched:
+            launch = Launch(self._is_idle(), time.perf_counter() - started)
         sample = self._sample(logits, batch.sample_ids) if batch and logits is not None else None
         self._arena.copies.close()
-        self._submitted.append(SubmittedStep(sample, begun, self._clock.mark()))
-        return late
+        self._submitted.append(SubmittedStep(sample, begun, self._clock.mark(), launched))
+        return launch
+
+    def _is_idle(self) -> bool:
+        """Returns whether the device has finished the last plan submitted, and that is not collected yet."""
+        return bool(self._submitted) and self._clock.has_passed(self._submitted[-1].ended)
 
     def _sample(self, logits: Tensor, request_ids: tuple[str, ...]) -> Sample | None:
         """Samples the next token of each request from its row of a step's logits, while a GPU still computes them. The
@@ -207,6 +215,7 @@ class ModelRunner:
             failed=tuple(step.failed.items()),
             load_seconds=self._arena.copies.finish(),
             seconds=seconds if self.overlaps else None,
+            launched=step.launched and self.overlaps,
         )
 
     def connect(self, report: Report) -> None:

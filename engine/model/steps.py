@@ -47,6 +47,10 @@ class Steps:
             return self._graphs.launch(batch)
         return self._forward(batch.to_device(self._last_tokens))
 
+    def replays(self, batch: HostBatch) -> bool:
+        """Returns whether `compute` replays a captured step."""
+        return self._graphs is not None and self._graphs.fits(batch)
+
 
 def forward_over(decoder: Decoder, arena: Arena, backend: Backend) -> Forward:
     """Returns the decoder's forward pass over the arena and backend. With the numba backend it plays tapes if the

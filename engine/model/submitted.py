@@ -64,6 +64,7 @@ class SubmittedStep:
     Attributes:
         sample: the step's tokens. None means that the step samples none.
         begun, ended: marks before and after the step's work.
+        launched: whether the step was launched kernel by kernel.
         released: ids of requests released after the step was submitted. A token for such an id must be dropped, because
             another request may have the id by now.
         tokens: the sampled tokens, once they have been read (`is_read`).
@@ -73,6 +74,7 @@ class SubmittedStep:
     sample: Sample | None
     begun: Mark
     ended: Mark
+    launched: bool = False
     released: set[str] = field(default_factory=set)
     tokens: tuple[SampledToken, ...] = ()
     failed: dict[str, str] = field(default_factory=dict)

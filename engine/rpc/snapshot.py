@@ -128,7 +128,15 @@ def _pages(state: EngineState) -> Figures:
 
 
 def _counters(state: EngineState) -> Figures:
-    names = ("steps", "recomputed_tokens", "prompt_tokens", "cached_tokens", "generated_tokens", "adapter_loads")
+    names = (
+        "steps",
+        "late_steps",
+        "recomputed_tokens",
+        "prompt_tokens",
+        "cached_tokens",
+        "generated_tokens",
+        "adapter_loads",
+    )
     moves = ("adapter_evictions", "pages_saved", "pages_restored")
     return {name: getattr(state.counters, name) for name in (*names, *moves)}
 

@@ -36,6 +36,7 @@ PAGES = {
 }
 COUNTERS = {
     "steps": "Engine steps.",
+    "late_steps": "Steps that reached the device after it had run out of work.",
     "step_seconds": "Time spent in engine steps.",
     "step_predicted_seconds_total": "Time the step-time model predicted for the steps it could predict.",
     "step_actual_seconds_total": "Time that the predicted steps took.",

@@ -143,6 +143,27 @@ def test_a_file_of_something_else_is_refused(saved):
         new_model().load(saved)
 
 
+def test_a_step_launched_kernel_by_kernel_takes_at_least_its_launching():
+    """The device takes 6 ms for a small step and the host 14 ms to launch it; decodes are replayed."""
+
+    def seconds(f):
+        return max(0.006 + 0.00002 * max(0, f.tokens - 250), 0.014 if f.prefill_tokens else 0.0)
+
+    model, rng = new_model(), random.Random(1)
+    for _ in range(1500):
+        features = StepFeatures(rng.choice([0, 0, rng.randrange(2, 200)]), rng.randrange(1, 100))
+        launched = float(features.prefill_tokens > 0)
+        model.observe(features._replace(launched=launched), seconds(features) * rng.lognormvariate(0, 0.02))
+    for prefill, decodes in ((0, 60), (20, 30), (150, 60)):
+        features = StepFeatures(prefill, decodes)
+        assert model.is_launched(prefill, features.tokens) is (prefill > 0)
+        features = features._replace(launched=float(prefill > 0))
+        assert model.predict(features) == pytest.approx(seconds(features), rel=0.05)
+    replayed = StepFeatures(decode_tokens=60)
+    assert model.chunk_that_fits(replayed, 0, 0, 0.012) == 0, "with a prompt it would be launched"
+    assert model.chunk_that_fits(replayed, 0, 0, 0.020) > 100
+
+
 def test_terms_of_other_knots_are_refused():
     other = StepTimeModel(forgetting=0.99, knots=(64,), margin_floor=1.05, margin_ceiling=1.5)
     with pytest.raises(ValueError, match="knots"):

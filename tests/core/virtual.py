@@ -6,7 +6,7 @@ from itertools import pairwise
 from engine.core.commands import AddAdapter, Submit
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
-from engine.core.types import FinishReason, Lane, Request, SamplingParams
+from engine.core.types import FinishReason, Lane, Launch, Request, SamplingParams
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor, VirtualClock, VirtualDevice
 
@@ -23,27 +23,40 @@ class SlowExecutor(FakeExecutor):
         super().__init__(**options)
         self.clock, self.copy_seconds = clock, copy_seconds
         self.device = VirtualDevice(clock)
-        self.plans, self.took = [], []
+        self.plans, self.took, self.measured = [], [], []
         self.plan_seconds = 0.0
         """Seconds that the host takes to plan a step."""
         self.lag = 0.0
         """Seconds until the host hears that a step has ended."""
+        self.launch_seconds = 0.0
+        """Seconds that the host takes to launch a step with a prompt kernel by kernel. With 0, every step is replayed.
+        """
+        self.late = []
+        """For each step, True if it was late."""
         self.load_seconds = self.surprise = 0.0
         """Seconds that a step with several decodes takes longer than it did while the engine learned."""
 
     def submit(self, plan):
+        begun, free_at = self.clock.now, self.device.free_at
         self.clock.advance(self.plan_seconds)
         self.plans.append(plan)
-        self.took.append(self.seconds(plan))
         super().submit(plan)
-        return self.device.begin(self.took[-1])
+        launched = self.is_launched(plan)
+        reached = self.clock.now - begun if launched else None
+        self.took.append(self.seconds(plan))
+        self.late.append(self.device.begin(self.took[-1], self.launch_seconds * launched))
+        self.measured.append(self.device.free_at - max(begun, free_at))
+        return Launch(self.late[-1], reached)
+
+    def is_launched(self, plan):
+        return bool(self.launch_seconds and any(chunk.num_tokens > 1 for chunk in plan.chunks))
 
     def collect(self):
         self.device.wait()
         self.clock.advance(self.lag)
-        seconds = self.took[-len(self._submitted)]
+        seconds, launched = self.measured[-len(self._submitted)], self.is_launched(self._submitted[0])
         result = super().collect()
-        return replace(result, seconds=seconds) if self.overlaps else result
+        return replace(result, seconds=seconds, launched=launched) if self.overlaps else result
 
     def seconds(self, plan):
         tokens = sum(chunk.num_tokens for chunk in plan.chunks if chunk.num_tokens > 1)

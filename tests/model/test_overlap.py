@@ -113,13 +113,45 @@ def test_a_plan_is_late_if_the_one_before_it_has_been_carried_out(tiny_llama):
     runner = make_runner(tiny_llama, overlaps=True)
     runner._clock = clock = SlowClock()
     clock.passed = True
-    assert not runner.submit(StepPlan(admitted=(admission("r", [9, 8]),), chunks=(chunk("r", 0, 2, (3,)),)))
-    assert runner.submit(StepPlan(chunks=(chunk("r", 2, 1),)))
+    assert not runner.submit(StepPlan(admitted=(admission("r", [9, 8]),), chunks=(chunk("r", 0, 2, (3,)),))).late
+    assert runner.submit(StepPlan(chunks=(chunk("r", 2, 1),))).late
     runner.collect()
     clock.passed = False
-    assert not runner.submit(StepPlan(chunks=(chunk("r", 3, 1),)))
+    assert not runner.submit(StepPlan(chunks=(chunk("r", 3, 1),))).late
     clock.passed = True
-    assert runner.submit(StepPlan()), "without anything to compute, too"
+    assert runner.submit(StepPlan()).late, "without anything to compute, too"
     for _ in range(3):
         runner.collect()
-    assert not runner.submit(StepPlan(released=("r",))), "no step was under way before it"
+    assert not runner.submit(StepPlan(released=("r",))).late, "no step was under way before it"
+
+
+@pytest.mark.parametrize("replayed", [True, False])
+def test_a_step_is_late_by_when_its_first_work_reached_the_device(tiny_llama, replayed):
+    """A replayed step is launched at once, so that the device must not have finished before the launch returned. Of
+    another step, the device computes the first kernels while the host launches the others."""
+
+    class Ends(HostClock):
+        """A device that finishes the step under way while the next one is being launched."""
+
+        passed = False
+
+        def has_passed(self, mark):
+            return self.passed
+
+    class Launching:
+        def replays(self, batch):
+            return replayed
+
+        def compute(self, batch):
+            runner._clock.passed = True
+            return compute(batch)
+
+    runner = make_runner(tiny_llama, overlaps=True)
+    compute, runner._clock = runner._steps.compute, Ends()
+    runner.submit(StepPlan(admitted=(admission("r", [9, 8]),), chunks=(chunk("r", 0, 2, (3,)),)))
+    runner._steps = Launching()
+    found = runner.submit(StepPlan(chunks=(chunk("r", 2, 1),)))
+    assert found.late is replayed
+    assert 0 < found.reached_s < 60
+    runner.collect()
+    assert runner.collect().launched is not replayed

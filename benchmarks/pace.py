@@ -1,0 +1,170 @@
+"""How often the device waits for the host where steps are planned ahead: `python -m benchmarks.pace [--real]`.
+
+The real engine serves mixed traffic on the simulated `h100-8b`: decodes are replayed, and steps with prompts are
+launched kernel by kernel. The phases follow each other without a pause, so that each begins with a sudden change. On
+the virtual clock the host's times vary as threads disturb it: planning by 30 %, waking up by 60 us and, in one rest of
+2,000, by up to 20 ms. With `--real` the host really sleeps and the device is another clock, so that the machine's own
+disturbances count instead; the figures then hold for this machine only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import cast
+
+from rich.console import Console
+from rich.table import Table
+
+from engine.core.commands import Submit
+from engine.core.config import CoreConfig
+from engine.core.state import EngineState
+from engine.core.types import Lane, Request, SamplingParams, StepPlan
+from engine.engine import Engine
+from engine.executor.cost import StepWork
+from engine.executor.fake import TimedExecutor, VirtualClock, VirtualDisk
+from engine.sim.device import find_device
+
+CHATS, ANSWER = 48, 160
+WAKING_S, WAKING_SIGMA = 60e-6, 0.5
+STALL_EVERY, STALL_S = 2000, (0.002, 0.020)
+NEW_STEPS = 100
+"""Number of steps after a change that are also reported alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Traffic, and the host's times in seconds, from a moment on."""
+
+    name: str
+    prompts_per_s: float
+    prompt: tuple[int, int]
+    host_s: float = 0.0010
+    launch_s: float = 0.0
+
+
+PHASES = (
+    Phase("decodes, all replayed", 0.0, (2, 3)),
+    Phase("prompts, replayed too", 10.0, (100, 1000)),
+    Phase("prompts, launched in 3 ms", 10.0, (100, 1000), launch_s=0.003),
+    Phase("prompts, launched in 7 ms", 10.0, (100, 1000), launch_s=0.007),
+    Phase("planning takes 3 ms", 10.0, (100, 1000), host_s=0.003, launch_s=0.003),
+    Phase("planning takes 1 ms again", 10.0, (100, 1000), launch_s=0.003),
+    Phase("long prompts", 4.0, (2000, 6000), launch_s=0.003),
+    Phase("decodes again", 0.0, (2, 3)),
+)
+
+
+class WallClock:
+    """The machine's clock, with the methods of a `VirtualClock`: to advance is to sleep."""
+
+    @property
+    def now(self) -> float:
+        return time.monotonic()
+
+    def __call__(self) -> float:
+        return time.monotonic()
+
+    def advance(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def advance_to(self, when: float) -> None:
+        time.sleep(max(0.0, when - time.monotonic()))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Figures of one phase: its steps, the shares of late steps among all and among the first `NEW_STEPS`, and the mean
+    of the engine's lead in milliseconds."""
+
+    name: str
+    steps: int
+    late: float
+    late_at_first: float
+    lead_ms: float
+
+
+class Run:
+    """An engine whose traffic and host change from phase to phase."""
+
+    def __init__(self, clock: VirtualClock, *, is_real: bool, seed: int) -> None:
+        device = find_device("h100-8b")
+        self._random, self._is_real, self._number = Random(seed), is_real, 0
+        self.clock = clock
+        disk = VirtualDisk(clock, device.disk_bytes_per_s)
+        self.executor = TimedExecutor(device.cost, clock, disk, {}, _ignore, device.noise_sigma, seed, overlaps=True)
+        state = EngineState.create(CoreConfig(**dict(device.engine) | {"max_model_len": 8192}))
+        self.engine = Engine(state, self.executor, clock=clock, sleep=self._sleep)
+
+    def phase(self, phase: Phase, steps: int) -> Outcome:
+        self.executor.host_s, self.executor.launch_s = phase.host_s, phase.launch_s
+        counters, late, leads = self.engine.state.counters, [], 0.0
+        next_prompt = self.clock() + self._gap(phase)
+        for _ in range(steps):
+            while len(self.engine.state.sequences) + len(self.engine.inbox._commands) < CHATS:
+                self._submit(2, self._random.randrange(ANSWER // 2, ANSWER))  # a prompt so short hardly shows
+            while self.clock() >= next_prompt:
+                self._submit(self._random.randrange(*phase.prompt), ANSWER)
+                next_prompt += self._gap(phase)
+            before = counters.late_steps
+            self.engine.step()
+            late.append(counters.late_steps - before)
+            leads += self.engine.pace.lead
+        new = late[:NEW_STEPS]
+        return Outcome(phase.name, steps, sum(late) / steps, sum(new) / len(new), leads / steps * 1e3)
+
+    def _gap(self, phase: Phase) -> float:
+        return self._random.expovariate(phase.prompts_per_s) if phase.prompts_per_s else float("inf")
+
+    def _submit(self, prompt: int, answer: int) -> None:
+        self._number += 1
+        ids, params = tuple(range(self._number * 7, self._number * 7 + prompt)), SamplingParams(answer, ignore_eos=True)
+        name = f"r{self._number}"
+        self.engine.inbox.put(Submit(Request(name, ids, params, lane=Lane.INTERACTIVE, arrival=self.clock())))
+
+    def _sleep(self, seconds: float) -> None:
+        if not self._is_real:
+            seconds += WAKING_S * self._random.lognormvariate(0, WAKING_SIGMA)
+            if self._random.randrange(STALL_EVERY) == 0:
+                seconds += self._random.uniform(*STALL_S)
+        self.clock.advance(seconds)
+
+
+def _ignore(plan: StepPlan, work: StepWork, seconds: float) -> None:
+    """Observe a step of the executor, without doing anything."""
+
+
+def outcomes(*, is_real: bool, steps: int, seed: int = 0) -> Iterator[Outcome]:
+    clock = cast(VirtualClock, WallClock()) if is_real else VirtualClock()
+    run = Run(clock, is_real=is_real, seed=seed)
+    run.phase(Phase("warm-up", 10.0, (100, 1000)), 300)
+    for phase in PHASES:
+        yield run.phase(phase, steps)
+
+
+def report(found: list[Outcome]) -> Table:
+    table = Table(title="Steps for which the device waited")
+    for name in ("phase", "steps", "late", f"late in the first {NEW_STEPS}", "lead, ms"):
+        table.add_column(name, justify="left" if name == "phase" else "right")
+    for one in found:
+        table.add_row(one.name, f"{one.steps:,}", f"{one.late:.2%}", f"{one.late_at_first:.0%}", f"{one.lead_ms:.2f}")
+    steps = sum(one.steps for one in found)
+    table.add_row("all", f"{steps:,}", f"{sum(one.late * one.steps for one in found) / steps:.2%}", "", "")
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.pace", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=4000, help="steps of each phase")
+    parser.add_argument("--real", action="store_true", help="sleep instead of advancing a virtual clock")
+    args = parser.parse_args()
+    Console().print(report(list(outcomes(is_real=args.real, steps=args.steps))))
+
+
+if __name__ == "__main__":
+    main()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from importlib.metadata import version
 
@@ -18,7 +18,7 @@ from gateway.batches.service import Batches
 from gateway.core.errors import invalid_request
 from gateway.core.part import ApiSurface, serves_path
 from gateway.core.routing import ModelQuery
-from gateway.core.tenants import Authenticator, Principal
+from gateway.core.tenants import Authenticator, Principal, Tenant
 from gateway.core.trace_context import Ingress, session_from, trace_context_from
 from gateway.files.service import Files
 from gateway.http.admin import AdminApi
@@ -31,12 +31,13 @@ from gateway.http.files import FilesApi
 from gateway.http.lists import check_parameters
 from gateway.http.openapi.document import document
 from gateway.http.openapi.operations import OPERATIONS
+from gateway.http.responses import OwnNames
 from gateway.http.root import GrpcAddressOf, RootApi
 from gateway.http.scrape import MetricsAccess, ScrapeApi
-from gateway.http.stream import GenerationResponse, json_response
+from gateway.http.stream import GenerationCall, GenerationResponse, json_response
 from gateway.observe.metrics import Metrics
 from gateway.observe.operations import Operations
-from gateway.openai.calls import CallParser, chat_call, completion_call
+from gateway.openai.calls import chat_call, completion_call
 from gateway.openai.convert import chat_messages
 from gateway.openai.parse import Body, parse
 from gateway.openai.render import Json
@@ -46,11 +47,15 @@ from gateway.requests.observers import ArrivingRequest
 from gateway.requests.readiness import readiness
 from gateway.requests.served_model import ModelCard, ServedModel
 from gateway.requests.service import Gateway
+from gateway.responses.calls import response_call
 from gateway.text.chat_template import template_options
 from gateway.usage.report import UsageAdmin
 
 MAX_BODY_BYTES = 8 * 2**20
 PING_SECONDS = 10.0
+
+Understanding = Callable[[Gateway, Tenant, bytes, str, Ingress], GenerationCall]
+"""Parser of the body of a request for a generation."""
 
 
 def create_app(
@@ -139,6 +144,7 @@ class HttpApi:
         return [
             Route("/v1/chat/completions", AsgiEndpoint(self.chat), methods=post),
             Route("/v1/completions", AsgiEndpoint(self.completions), methods=post),
+            Route("/v1/responses", AsgiEndpoint(self.response), methods=post),
             Route("/v1/models", self.models, methods=get),
             Route("/v1/models/{name:path}", self.model, methods=get),
             Route("/tokenize", self.tokenize, methods=post),
@@ -161,6 +167,9 @@ class HttpApi:
 
     async def completions(self, request: Request) -> GenerationResponse:
         return await self._generation(request, completion_call)
+
+    async def response(self, request: Request) -> ASGIApp:
+        return OwnNames(await self._generation(request, response_call))
 
     async def models(self, request: Request) -> Response:
         cards = self._gateway.models.cards(self._tenant(request).tenant)
@@ -239,7 +248,7 @@ class HttpApi:
     async def openapi(self, request: Request) -> Response:
         return json_response(self._document)
 
-    async def _generation(self, request: Request, understood: CallParser) -> GenerationResponse:
+    async def _generation(self, request: Request, understood: Understanding) -> GenerationResponse:
         with self._arriving(request) as arrival:
             principal = arrival.identify(self._authenticate(request))
             body = await read_body(request, self._max_body_bytes)

@@ -60,19 +60,29 @@ def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> B
         ApiError: INVALID_JSON; INVALID_REQUEST, a field is missing, unknown (see above), of a wrong type or out of
             range; UNSUPPORTED_PARAMETER, a generation's body sets an unsupported field. The last two name the field.
     """
-    try:
-        document = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:  # the last: thousands of digits, broken UTF-8
-        raise ApiError(Fault.INVALID_JSON, f"the body is not valid JSON: {error}") from error
+    document = decode_json(body)
     if issubclass(kind, Sampled) and isinstance(document, dict):
         check_unknown(document, KNOWN, unknown)
-    try:
-        parsed = msgspec.convert(_with_integers(document), kind, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise invalid_field(str(error)) from error
+    parsed = to_struct(document, kind)
     if issubclass(kind, Sampled):
         _refuse_unsupported(document, kind)
     return parsed
+
+
+def decode_json(body: bytes) -> Any:
+    """Decode a JSON body. Raises ApiError: INVALID_JSON."""
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:  # the last: thousands of digits, broken UTF-8
+        raise ApiError(Fault.INVALID_JSON, f"the body is not valid JSON: {error}") from error
+
+
+def to_struct(document: Any, kind: type[Body]) -> Body:
+    """Convert a decoded body to a struct. Raises ApiError: INVALID_REQUEST, naming the field that does not fit."""
+    try:
+        return msgspec.convert(_with_integers(document), kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise invalid_field(str(error)) from error
 
 
 def _with_integers(document: Any) -> Any:

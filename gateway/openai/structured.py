@@ -32,7 +32,7 @@ def constraint(body: Sampled) -> Constraint:
     Raises ApiError: INVALID_REQUEST, several ask or one is incomplete; UNSUPPORTED_PARAMETER, its kind is unsupported.
     """
     asked = [
-        _by_format(body.response_format) if body.response_format else Constraint(),
+        by_format(body.response_format) if body.response_format else Constraint(),
         by_kind(body.structured_outputs) if body.structured_outputs else Constraint(),
         *(_guided(body, name) for name in GUIDED),
     ]
@@ -43,7 +43,9 @@ def constraint(body: Sampled) -> Constraint:
     return found[0] if found else Constraint()
 
 
-def _by_format(wanted: ResponseFormat) -> Constraint:
+def by_format(wanted: ResponseFormat) -> Constraint:
+    """Return the grammar of `response_format`. Raises ApiError: INVALID_REQUEST, its schema is missing or nested too
+    deep; UNSUPPORTED_PARAMETER, its type is unsupported."""
     match wanted.type:
         case "text":
             return Constraint()
@@ -80,7 +82,7 @@ def _of_kind(kind: str, value: Any, field: str) -> Constraint:
 def _grammar(kind: str, value: Any, field: str) -> Grammar:
     match kind:
         case "json":
-            return _schema(value, field)
+            return schema_grammar(value, field)
         case "regex":
             return Grammar(GrammarKind.REGEX, value)
         case "grammar":
@@ -90,7 +92,7 @@ def _grammar(kind: str, value: Any, field: str) -> Grammar:
     return Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT)
 
 
-def _schema(schema: object, field: str) -> Grammar:
+def schema_grammar(schema: object, field: str) -> Grammar:
     """Return the grammar of a JSON schema, given decoded or as text. Its order, which is the order of the answer's
     properties, is kept. Raises ApiError: INVALID_REQUEST, naming `field`: the schema is nested too deep."""
     check_depth(schema, field)

@@ -16,7 +16,7 @@ from gateway.requests.types import GenerateRequest, GenerationChunk
 from gateway.text.chat_template import ToolSchema
 from gateway.text.tools.calls import ToolCallPart
 from gateway.text.tools.dialects import Dialect
-from gateway.text.tools.parser import ToolParser
+from gateway.text.tools.parser import Part, ToolParser
 from gateway.text.tools.rule import ToolRule
 
 Json = dict[str, Any]
@@ -57,10 +57,11 @@ def tool_call_reader(request: GenerateRequest, dialect: Dialect | None) -> ToolC
     Raises ApiError: UNSUPPORTED_PARAMETER, there are tools, but `dialect` is None: tool calls are not parsed.
     """
     chat = request.offering
-    return None if chat is None else ToolCalls(_spoken(dialect), chat.tools, parallel=chat.rule.several)
+    return None if chat is None else ToolCalls(spoken_dialect(dialect), chat.tools, parallel=chat.rule.several)
 
 
-def _spoken(dialect: Dialect | None) -> Dialect:
+def spoken_dialect(dialect: Dialect | None) -> Dialect:
+    """Return the dialect. Raises ApiError: UNSUPPORTED_PARAMETER, it is None: tool calls are not parsed."""
     if dialect is None:
         raise unsupported_parameter("tools", "cannot be used: calls are not read from this model (model.tool_parser)")
     return dialect
@@ -158,13 +159,19 @@ class ToolCalls:
         answer made any call. Text that may be the start of a call is held back until it is clear, at the latest until
         the last chunk.
         """
+        parts = self.parts(chunk)
+        text = "".join(part for part in parts if isinstance(part, str))
+        calls = [part for part in parts if isinstance(part, ToolCallPart)]
+        called = self._parsers[chunk.answer].num_calls and chunk.finish_reason == "stop"
+        return ChunkContent(text, _joined(calls), "tool_calls" if called else chunk.finish_reason)
+
+    def parts(self, chunk: GenerationChunk) -> list[Part]:
+        """Return the texts and the parts of calls in a chunk as `read` does, but in the order in which the model wrote
+        them. A chunk is passed to one of the two methods."""
         if (parser := self._parsers.get(chunk.answer)) is None:
             parser = self._parsers[chunk.answer] = ToolParser(self._dialect, self._names)
         parts = parser.push(chunk.text) + (parser.flush() if chunk.finish_reason else [])
-        text = "".join(part for part in parts if isinstance(part, str))
-        calls = [part for part in parts if isinstance(part, ToolCallPart) and (self._parallel or part.index == 0)]
-        called = parser.num_calls and chunk.finish_reason == "stop"
-        return ChunkContent(text, _joined(calls), "tool_calls" if called else chunk.finish_reason)
+        return [part for part in parts if isinstance(part, str) or self._parallel or part.index == 0]
 
 
 def _joined(news: Sequence[ToolCallPart]) -> list[Json]:

@@ -161,7 +161,7 @@ def _distance(one: str, other: str) -> int:
 TEXT_ONLY = "this model reads and writes text"
 
 ABSENT: Mapping[str, str] = {
-    "/v1/responses": "use /v1/chat/completions",
+    "/v1/responses": "responses are not stored",
     "/v1/assistants": "use /v1/chat/completions",
     "/v1/threads": "use /v1/chat/completions",
     "/v1/conversations": "use /v1/chat/completions",

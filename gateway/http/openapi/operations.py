@@ -16,11 +16,13 @@ from gateway.http.openapi.accounts import ACCOUNT_OPERATIONS
 from gateway.http.openapi.batches import BATCH_OPERATIONS
 from gateway.http.openapi.files import FILE_OPERATIONS
 from gateway.http.openapi.operation import TEXT, Operation, admin
+from gateway.http.openapi.responses import ResponseEvent, ResponseObject
 from gateway.observe.history import MAX_MINUTES, HistoryPoints
 from gateway.observe.live import LaneStatus, LiveRequests
 from gateway.observe.model_operations import MAX_RESTART_SECONDS, RESTART_SECONDS
 from gateway.observe.recent import KEPT
 from gateway.openai import schema as bodies
+from gateway.responses.schema import ResponsesRequest
 
 MODEL = frozenset({Fault.MODEL_NOT_FOUND})
 GENERATION = MODEL | {
@@ -131,6 +133,16 @@ OPERATIONS: tuple[Operation, ...] = (
         bodies.CompletionRequest,
         GENERATION,
         answers.Completion,
+    ),
+    Operation(
+        "POST",
+        "/v1/responses",
+        "Create a response.",
+        "tenant",
+        ResponseObject,
+        ResponsesRequest,
+        GENERATION,
+        ResponseEvent,
     ),
     Operation("GET", "/v1/models", "List the models that the caller may use.", "tenant", answers.Models),
     Operation("GET", "/v1/models/{name:path}", "Get a model.", "tenant", answers.Model, faults=MODEL),

@@ -10,6 +10,7 @@ import openai
 
 from tests.e2e.behaviour.grpc_client import Grpc
 from tests.e2e.behaviour.reply import Reply
+from tests.e2e.behaviour.responses import read_response, response_body
 
 
 class Client(Protocol):
@@ -17,6 +18,8 @@ class Client(Protocol):
     """What has to be installed."""
     streams_several: bool
     """Return whether a stream may have several choices."""
+    of_chats: bool
+    """Return whether the client sends chats, which may have stop strings and several answers."""
 
     def __init__(self, url: str, key: str, retries: int) -> None: ...
 
@@ -30,6 +33,7 @@ class Client(Protocol):
 class OpenAi:
     module = "openai"
     streams_several = True
+    of_chats = True
 
     def __init__(self, url: str, key: str, retries: int) -> None:
         self._client = openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=retries)
@@ -45,9 +49,36 @@ class OpenAi:
         await self._client.close()
 
 
+class OpenAiResponses:
+    """OpenAI's client on /v1/responses."""
+
+    module = "openai"
+    streams_several = False
+    of_chats = False
+
+    def __init__(self, url: str, key: str, retries: int) -> None:
+        self._client = openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=retries)
+
+    async def chat(self, **body: Any) -> Reply:
+        return read_response(await self._client.responses.create(**response_body(body)))
+
+    async def stream(self, **body: Any) -> Reply:
+        async with self._client.responses.stream(**response_body(body)) as stream:
+            events = [event async for event in stream]
+        reply = read_response(events[-1].response)
+        told = [event.delta for event in events if event.type == "response.output_text.delta"]
+        assert "".join(told) == reply.only.text
+        reply.pieces = len(events)
+        return reply
+
+    async def aclose(self) -> None:
+        await self._client.close()
+
+
 class LiteLlm:
     module = "litellm"
     streams_several = False  # it does, but with one finish_reason for all
+    of_chats = True
 
     def __init__(self, url: str, key: str, retries: int) -> None:
         self._litellm = import_module(self.module)
@@ -70,6 +101,7 @@ class LiteLlm:
 class LangChain:
     module = "langchain_openai"
     streams_several = False
+    of_chats = True
 
     def __init__(self, url: str, key: str, retries: int) -> None:
         self._openai = import_module(self.module)
@@ -105,6 +137,7 @@ class LangChain:
 
 CLIENTS: dict[str, type[Client]] = {
     "openai": OpenAi,
+    "openai-responses": OpenAiResponses,
     "langchain-openai": LangChain,
     "litellm": LiteLlm,
     "grpc": Grpc,

@@ -41,6 +41,7 @@ class Refused(Exception):
 class Grpc:
     module = "grpc"
     streams_several = True
+    of_chats = True
 
     def __init__(self, url: str, key: str, retries: int) -> None:
         self._reflected = ReflectedClient(url, key)

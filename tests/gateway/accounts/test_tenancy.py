@@ -68,6 +68,7 @@ NAMELESS = {
 FIELDS = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [9]},
 }

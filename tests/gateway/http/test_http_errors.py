@@ -122,7 +122,7 @@ async def test_unknown_route(gateway_app):
     ("path", "instead"),
     [
         ("/v1/embeddings", "no embeddings"),
-        ("/v1/responses", "/v1/chat/completions"),
+        ("/v1/responses/resp_1", "not stored"),
         ("/v1/audio/speech", "text"),
         ("/v1/images/generations", "text"),
     ],

@@ -88,7 +88,11 @@ def test_the_document_is_made_of_what_is_validated():
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 CALL = 'See: <tool_call>{"name": "look", "arguments": {"at": "sea"}}</tool_call>'
-BODIES = {"/v1/chat/completions": "ChatRequest", "/v1/completions": "CompletionRequest"}
+BODIES = {
+    "/v1/chat/completions": "ChatRequest",
+    "/v1/completions": "CompletionRequest",
+    "/v1/responses": "ResponsesRequest",
+}
 ANSWERED = [
     {},
     {"logprobs": True, "top_logprobs": 2},
@@ -123,6 +127,29 @@ def test_completions_are_what_the_document_says(gateway, options, stream):
     response = ask(gateway, "/v1/completions", {**body, "stream": stream})
     for chunk in events(response) if stream else []:
         valid(event_data("/v1/completions")).validate(chunk)
+
+
+RESPONDED = [
+    {},
+    {"max_output_tokens": 3, "metadata": {"a": "b"}, "service_tier": "flex", "store": False},
+    {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "instructions": "Be brief."},
+    {"tools": [{"type": "function", "name": "look", "parameters": {"type": "object"}}], "tool_choice": "required"},
+    {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}}},
+]
+
+
+@pytest.mark.parametrize("options", RESPONDED, ids=str)
+@pytest.mark.parametrize("stream", [False, True])
+def test_responses_are_what_the_document_says(gateway, options, stream):
+    gateway.gateway_app.engine.info.max_model_len = 2048
+    gateway.gateway_app.engine.reply = lambda sent: CALL
+    response = ask(gateway, "/v1/responses", {"model": BASE, "input": "hi", **options, "stream": stream})
+    frames = [frame.partition("\ndata: ") for frame in response.text.split("\n\n") if stream and frame]
+    for name, _, data in frames:
+        event = json.loads(data)
+        valid(event_data("/v1/responses")).validate(event)
+        assert name == f"event: {event['type']}"
+    assert len(frames) > 8 or not stream
 
 
 def event_data(path):

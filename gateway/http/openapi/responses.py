@@ -1,0 +1,126 @@
+"""Bodies and events of /v1/responses as described in /openapi.json. They are rendered in gateway/responses/."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from gateway.http.openapi.answers import CachedTokens, TokenLogprob
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(Struct):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[TokenLogprob]
+
+
+class OutputItem(Struct):
+    """A message, with `role` and `content`, or a tool call, with the other fields."""
+
+    id: str
+    type: Literal["message", "function_call"]
+    status: ItemStatus
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: list[OutputText] | UnsetType = UNSET
+    call_id: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class InputTokens(CachedTokens):
+    cache_write_tokens: int
+
+
+class OutputTokens(Struct):
+    reasoning_tokens: int
+
+
+class ResponseUsage(Struct):
+    """Usage of a request in tokens."""
+
+    input_tokens: int
+    input_tokens_details: InputTokens
+    output_tokens: int
+    output_tokens_details: OutputTokens
+    total_tokens: int
+
+
+class ResponseError(Struct):
+    code: str
+    message: str
+
+
+class IncompleteDetails(Struct):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseObject(Struct, kw_only=True):
+    """A response. Times are in Unix seconds. The request's fields are repeated, with their defaults filled in."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    background: Literal[False]
+    error: ResponseError | None
+    """The error that ended a stream; null unless the status is `failed`."""
+    incomplete_details: IncompleteDetails | None
+    model: str
+    output: list[OutputItem]
+    usage: ResponseUsage | None
+    service_tier: Literal["default", "priority", "flex"]
+    store: Literal[False]
+    previous_response_id: None
+    truncation: Literal["disabled"]
+    temperature: float
+    top_p: float
+    top_logprobs: int
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+
+
+EventType = Literal[
+    "response.created",
+    "response.in_progress",
+    "response.output_item.added",
+    "response.content_part.added",
+    "response.output_text.delta",
+    "response.output_text.done",
+    "response.content_part.done",
+    "response.function_call_arguments.delta",
+    "response.function_call_arguments.done",
+    "response.output_item.done",
+    "response.completed",
+    "response.incomplete",
+    "response.failed",
+]
+
+
+class ResponseEvent(Struct, kw_only=True):
+    """Data of one event of a stream. The event is named after its type, which decides which other fields there are; the
+    last one is completed, incomplete or failed."""
+
+    type: EventType
+    sequence_number: int
+    """Number of the event in its stream, from 0."""
+    response: ResponseObject | UnsetType = UNSET
+    output_index: int | UnsetType = UNSET
+    content_index: int | UnsetType = UNSET
+    item_id: str | UnsetType = UNSET
+    item: OutputItem | UnsetType = UNSET
+    part: OutputText | UnsetType = UNSET
+    delta: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    logprobs: list[TokenLogprob] | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET

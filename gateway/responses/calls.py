@@ -1,0 +1,101 @@
+"""Turns the body of a request to /v1/responses into a generation request and the renderer of its response."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from engine.core.types import SamplingParams
+from gateway.core.errors import invalid_request
+from gateway.core.lanes import requested_lane
+from gateway.core.routing import ModelQuery
+from gateway.core.tenants import Tenant
+from gateway.core.trace_context import UNKNOWN, Ingress
+from gateway.openai.schema import JsonSchema, ResponseFormat, Slo
+from gateway.openai.structured import Constraint, by_format
+from gateway.openai.tools import tool_call_reader
+from gateway.requests.service import Gateway
+from gateway.requests.types import Admitted, GenerateRequest
+from gateway.responses.parse import own_names, parse
+from gateway.responses.prompt import chat_of
+from gateway.responses.render import AnswerReader, ResponseRenderer
+from gateway.responses.schema import LOGPROBS, ResponsesRequest, TextFormat
+
+
+class ResponseCall(Struct, frozen=True):
+    """A parsed request and the reader of its answer. An instance serves one response only, because the reader keeps
+    state."""
+
+    body: ResponsesRequest
+    request: GenerateRequest
+    reader: AnswerReader
+
+    @property
+    def stream(self) -> bool:
+        return bool(self.body.stream)
+
+    def envelope(self, admitted: Admitted) -> ResponseRenderer:
+        return ResponseRenderer(self.body, self.request, admitted, self.reader)
+
+
+def response_call(
+    gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, ingress: Ingress = UNKNOWN
+) -> ResponseCall:
+    """Parse `text`, the JSON body of /v1/responses. The tenant's settings decide about unknown fields. Raises ApiError:
+    INVALID_JSON; INVALID_REQUEST, a field is missing or invalid; UNSUPPORTED_PARAMETER, a field or its value is not
+    supported, such as tools whose calls the gateway cannot parse."""
+    body = parse(text, tenant.unknown_fields)
+    with own_names():
+        request = response_request(body, request_id, ingress)
+        model = gateway.models.likely(tenant, request.model)
+        tools = tool_call_reader(request, model.intake.dialect)
+    return ResponseCall(body, request, AnswerReader(model.tokenizer, tools))
+
+
+def response_request(body: ResponsesRequest, request_id: str, ingress: Ingress = UNKNOWN) -> GenerateRequest:
+    """Convert a body to a request with one prompt. Raises ApiError: INVALID_REQUEST, fields contradict each other or an
+    item, tool or schema is invalid; UNSUPPORTED_PARAMETER, such a part is of an unsupported kind."""
+    if body.stream_options is not None and not body.stream:
+        raise invalid_request("stream_options needs stream to be true", "stream_options")
+    slo, asked = body.slo or Slo(), _constraint(body)
+    return GenerateRequest(
+        model=ModelQuery(body.model, body.adapter_id, body.lora_path),
+        prompts=(chat_of(body),),
+        request_id=request_id,
+        ingress=ingress,
+        sampling=_sampling(body, asked),
+        grammar_field=asked.field,
+        max_tokens=body.max_output_tokens,
+        coalesce=not body.stream,
+        lane=requested_lane(body.service_tier),
+        priority=body.priority or 0,
+        ttft=slo.ttft,
+        itl=slo.itl,
+        cache_salt=body.cache_salt or "",
+    )
+
+
+def _sampling(body: ResponsesRequest, asked: Constraint) -> SamplingParams:
+    wants_logprobs = body.top_logprobs or LOGPROBS in (body.include or ())
+    return SamplingParams(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
+        grammar=asked.grammar,
+    )
+
+
+def _constraint(body: ResponsesRequest) -> Constraint:
+    wanted = body.text.format if body.text else None
+    if wanted is None:
+        return Constraint()
+    found = by_format(_chat_format(wanted))
+    return Constraint(found.grammar, "text.format" if found.grammar else None)
+
+
+def _chat_format(wanted: TextFormat) -> ResponseFormat:
+    """Return the format as chats have it, where an object of its own holds the schema."""
+    if wanted.type != "json_schema":
+        return ResponseFormat(wanted.type)
+    if wanted.schema is None:
+        raise invalid_request("text.format.schema is required", "text.format.schema")
+    return ResponseFormat(wanted.type, JsonSchema(schema=wanted.schema, name=wanted.name, strict=wanted.strict))

@@ -1,0 +1,157 @@
+"""Renders a generation as a response object of OpenAI's Responses API, or as the typed events of its stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.core.errors import ApiError
+from gateway.core.lanes import answer_tier
+from gateway.openai.logprobs import ChatLogprobsRenderer
+from gateway.openai.render import encode_json, sse_event
+from gateway.openai.tools import ToolCalls
+from gateway.requests.types import Admitted, GenerateRequest, GenerationChunk, TokenUsage, join_chunks
+from gateway.responses.items import Event, OutputItems
+from gateway.responses.schema import ResponsesRequest, ResponseTool, TextFormat
+from gateway.text.tokenizer import Tokenizer
+
+Json = dict[str, Any]
+
+
+class AnswerReader:
+    """Reads output items from the chunks of one answer."""
+
+    def __init__(self, tokenizer: Tokenizer, tools: ToolCalls | None) -> None:
+        """`tokenizer` renders the tokens of log probabilities. `tools` reads tool calls; None means that no tools were
+        offered and everything is text."""
+        self._logprobs = ChatLogprobsRenderer(tokenizer)
+        self._tools = tools
+
+    def read(self, chunk: GenerationChunk, items: OutputItems) -> Iterator[Event]:
+        """Add a chunk to the items, and yield the events that report it. The chunks must be passed in order."""
+        if rendered := self._logprobs.render(chunk):
+            items.add_logprobs(rendered["content"])
+        for part in self._tools.parts(chunk) if self._tools else filter(None, (chunk.text,)):
+            yield from items.add_text(part) if isinstance(part, str) else items.add_call(part)
+        if chunk.finish_reason is not None:
+            yield from items.finish(complete=chunk.finish_reason != "length")
+
+
+class ResponseRenderer:
+    """The `Renderer` of /v1/responses. Its events are named after their types and numbered from 0."""
+
+    ping = b": ping\n\n"
+
+    def __init__(
+        self, body: ResponsesRequest, request: GenerateRequest, admitted: Admitted, reader: AnswerReader
+    ) -> None:
+        self._head = {**_head(admitted, request), **_echo(body)}
+        self._items = OutputItems(admitted.id)
+        self._reader = reader
+        self._finish: str | None = None
+        self._sequence = 0
+
+    def opening(self) -> bytes:
+        begun = {"response": self._response("in_progress")}
+        return self._encoded([("response.created", begun), ("response.in_progress", begun)])
+
+    def delta(self, chunk: GenerationChunk) -> bytes:
+        self._finish = chunk.finish_reason
+        return self._encoded(self._reader.read(chunk, self._items))
+
+    def closing(self, usage: TokenUsage) -> bytes:
+        response = self._ended(usage)
+        return self._encoded([(f"response.{response['status']}", {"response": response})])
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the event `response.failed`, whose response has the error and the items so far."""
+        list(self._items.end(complete=False))
+        details = {"code": error.code or "server_error", "message": error.message}
+        response = self._response("failed") | {"error": details, "output": self._items.items}
+        return self._encoded([("response.failed", {"response": response})])
+
+    def complete(self, chunks: Sequence[GenerationChunk]) -> Json:
+        answer, usage = join_chunks(chunks), chunks[-1].usage
+        assert usage is not None, "the last chunk carries it"
+        self._finish = answer.finish_reason
+        list(self._reader.read(answer, self._items))
+        return self._ended(usage)
+
+    def _ended(self, usage: TokenUsage) -> Json:
+        if self._finish == "length":
+            response = self._response("incomplete") | {"incomplete_details": {"reason": "max_output_tokens"}}
+        else:
+            response = self._response("completed") | {"completed_at": int(time.time())}
+        return response | {"output": self._items.items, "usage": usage_body(usage)}
+
+    def _response(self, status: str) -> Json:
+        return self._head | {"status": status}
+
+    def _encoded(self, events: Iterable[Event]) -> bytes:
+        return b"".join([self._event(*event) for event in events])
+
+    def _event(self, kind: str, fields: Json) -> bytes:
+        data = {"type": kind, "sequence_number": self._sequence, **fields}
+        self._sequence += 1
+        return sse_event(encode_json(data), kind)
+
+
+def usage_body(usage: TokenUsage) -> Json:
+    """Return the usage of a response. No tokens are for reasoning, and none are charged for being cached."""
+    return {
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+        "output_tokens": usage.completion,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt + usage.completion,
+    }
+
+
+def _head(admitted: Admitted, request: GenerateRequest) -> Json:
+    """Return the fields of a response that the gateway decides, as they are before the answer."""
+    return {
+        "id": f"resp_{admitted.id}",
+        "object": "response",
+        "created_at": admitted.created,
+        "completed_at": None,
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "model": admitted.model,
+        "output": [],
+        "usage": None,
+        "service_tier": answer_tier(request.lane, admitted.lane),
+        "store": False,
+        "previous_response_id": None,
+        "truncation": "disabled",
+        "temperature": request.sampling.temperature,
+        "top_p": request.sampling.top_p,
+        "top_logprobs": request.sampling.logprobs or 0,
+    }
+
+
+def _echo(body: ResponsesRequest) -> Json:
+    """Return the fields of a response that repeat the request's."""
+    text_format = body.text.format if body.text and body.text.format else TextFormat("text")
+    return {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "text": {"format": _given(text_format)},
+        "tool_choice": "auto" if body.tool_choice is None else msgspec.to_builtins(body.tool_choice),
+        "tools": [_tool(tool) for tool in body.tools or ()],
+    }
+
+
+def _given(struct: msgspec.Struct) -> Json:
+    """Return the fields of a struct that are not None."""
+    return {name: value for name, value in msgspec.structs.asdict(struct).items() if value is not None}
+
+
+def _tool(tool: ResponseTool) -> Json:
+    return msgspec.structs.asdict(tool) | {"strict": bool(tool.strict)}

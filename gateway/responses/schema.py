@@ -1,0 +1,157 @@
+"""Schema of the body of /v1/responses, and the fields that are known but not supported there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from gateway.openai.messages import Choice
+from gateway.openai.schema import NOTHING, Alternatives, ChatRequest, Count, Int32, Salt, Slo, Tier
+
+LOGPROBS = "message.output_text.logprobs"
+
+Includable = Literal[
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+]
+"""Values of `include`. Only LOGPROBS has an effect: the others concern items that no response has."""
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+
+
+class InputPart(Struct):
+    """A part of an item's content: `input_text`, or `output_text` and `refusal` of an earlier answer."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class InputItem(Struct):
+    """An item of the input: a message, a tool call of an earlier answer, or the result of one."""
+
+    type: str | None = None
+    """`message`, `function_call` or `function_call_output`. None means a message."""
+    role: str | None = None
+    content: str | list[InputPart] | None = None
+    call_id: str | None = None
+    """Id that the result of a tool call shares with the call."""
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[InputPart] | None = None
+
+
+class ResponseTool(Struct):
+    """A function that the model may call. Calls follow the schema if `strict` is true."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedTool(Struct):
+    """Form of `tool_choice` that names the one tool that the model must call."""
+
+    type: str
+    name: str | None = None
+
+
+class TextFormat(Struct):
+    """Format of the answer: `type` is text, json_object or json_schema."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextConfig(Struct):
+    format: TextFormat | None = None
+    verbosity: str | None = None
+    """Without effect."""
+
+
+class ResponseStreamOptions(Struct):
+    include_obfuscation: bool | None = None
+    """Without effect: deltas are not padded."""
+
+
+class ResponsesRequest(Struct, kw_only=True):
+    """Body of /v1/responses. `adapter_id`, `lora_path`, `priority`, `slo` and `cache_salt` are those of
+    chats; OpenAI's API has no such fields."""
+
+    model: str
+    input: str | list[InputItem]
+    instructions: str | None = None
+    adapter_id: str | None = None
+    lora_path: str | None = None
+    tools: list[ResponseTool] | None = None
+    tool_choice: Choice | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_logprobs: Alternatives | None = None
+    include: list[Includable] | None = None
+    max_output_tokens: Count | None = None
+    metadata: Metadata | None = None
+    service_tier: Tier | None = None
+    priority: Int32 | None = None
+    slo: Slo | None = None
+    cache_salt: Salt | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+
+
+NO_EFFECT = frozenset(
+    (
+        "max_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "reasoning",
+        "reasoning_effort",
+        "safety_identifier",
+        "user",
+    )
+)
+"""Fields that are accepted without effect, also where unknown fields are refused."""
+
+RESEND = "is not supported, as responses are not stored; send the earlier items in input"
+ELSEWHERE = "is not a field of /v1/responses; use /v1/chat/completions"
+
+REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    **dict.fromkeys(ChatRequest.__struct_fields__, (NOTHING, ELSEWHERE)),
+    "background": (NOTHING, "is not supported; for work that may wait, use /v1/batches or service_tier flex"),
+    "best_of": ((None, 1), ELSEWHERE),
+    "context_management": (NOTHING, "is not supported; shorten the input"),
+    "conversation": (NOTHING, RESEND),
+    "frequency_penalty": ((None, 0, 0.0), ELSEWHERE),
+    "logprobs": (NOTHING, f"is not a field of /v1/responses; use include: [{LOGPROBS!r}]"),
+    "max_completion_tokens": ((None,), "is not a field of /v1/responses; use max_output_tokens"),
+    "max_tokens": ((None,), "is not a field of /v1/responses; use max_output_tokens"),
+    "messages": (NOTHING, "is not a field of /v1/responses; use input"),
+    "moderation": (NOTHING, "is not supported"),
+    "n": ((None, 1), ELSEWHERE),
+    "presence_penalty": ((None, 0, 0.0), ELSEWHERE),
+    "previous_response_id": (NOTHING, RESEND),
+    "prompt": (NOTHING, "is not supported, as prompts are not stored; use instructions and input"),
+    "response_format": (NOTHING, "is not a field of /v1/responses; use text.format"),
+    "seed": ((None,), ELSEWHERE),
+    "store": ((None, False), "must be false or absent, as responses are not stored"),
+    "truncation": ((None, "disabled"), "must be 'disabled', as no items are dropped; shorten the input"),
+}
+"""Fields that are refused, each with the values that have no effect and are accepted, and with what to do instead. The
+fields of chats that ResponsesRequest lacks are among them."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
+import os
 import platform
 import sys
 import threading
 import time
+from collections.abc import MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -276,6 +278,7 @@ def main() -> None:
         logger_factory=lossy_loggers(sys.stderr),
     )
     config = EngineConfig.from_json(args.config)
+    keep_compiled_kernels(config, os.environ)
     gc.disable()  # collections take 0.3 s of the imports
     with in_use(Path(config.state_dir)) if config.state_dir else nullcontext():
         serve(
@@ -287,6 +290,13 @@ def main() -> None:
             pulse=args.pulse,
             previous=args.previous,
         )
+
+
+def keep_compiled_kernels(config: EngineConfig, environment: MutableMapping[str, str]) -> None:
+    """Make Triton, which is imported later, keep compiled kernels in the `state_dir` for the next process, unless there
+    is none, or the operator's environment names another folder."""
+    if config.state_dir:
+        environment.setdefault("TRITON_CACHE_DIR", str(Path(config.state_dir) / "triton"))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from engine.model.sampling import Sample, make_sampler
 from engine.model.spec import ModelSpec, read_spec
 from engine.model.steps import Steps, forward_over, plan_graphs
 from engine.model.submitted import CudaClock, HostClock, SubmittedStep, WorkClock
+from engine.model.warm_up import StepLimits, warm_up
 from engine.model.weights import open_weights
 from engine.process.cores import usable_cores
 from lora_kernels.pinned import upload_ring
@@ -122,6 +123,9 @@ class ModelRunner:
         captured = self.captured.graphs if self.captured else None
         forward = forward_over(self._decoder, self._arena, self.backend)
         self._steps = Steps(forward, self._sampler.last_tokens, captured)
+        if self.device.type == "cuda":
+            limits = StepLimits(config.max_seqs, config.token_budget, self.max_model_len)
+            warm_up(self.spec, self._steps, self._sampler, self._arena, limits, progress)
         self._clock: WorkClock = CudaClock() if self.device.type == "cuda" else HostClock()
         self._submitted: deque[SubmittedStep] = deque()
         memory = PagedMemory(adapter_pages, self._arena.copies.fence if self.device.type == "cuda" else None)

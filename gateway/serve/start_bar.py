@@ -22,16 +22,18 @@ class StartStage(Enum):
     COMPILING = auto()
     LOADING = auto()
     CAPTURING = auto()
+    WARMING = auto()
     ADAPTERS = auto()
 
 
-SECONDS = dict(zip(StartStage, (10.0, 3.0, 1.0, 1.0, 0.5, 0.5), strict=True))
+SECONDS = dict(zip(StartStage, (10.0, 3.0, 1.0, 1.0, 0.5, 0.5, 0.5), strict=True))
 """Typical duration of each stage in seconds (two cores, the embedded model), which gives the stage's share of the
 bar."""
 ENGINE_STAGES = {
     "compiling kernels": StartStage.COMPILING,
     "loading weights": StartStage.LOADING,
     "capturing graphs": StartStage.CAPTURING,
+    "warming up": StartStage.WARMING,
 }
 """Text with which an engine reports a part of its start -> stage."""
 

@@ -124,7 +124,8 @@ def decode(
         workspace.partials.stats,
         workspace.rows,
         workspace.count,
-        contexts if call.kv_scales is None else call.kv_scales,
+        # Not read without scales. Its address is always aligned, as that of `contexts` is not: one kernel serves all.
+        workspace.partials.stats if call.kv_scales is None else call.kv_scales,
         query_starts,
         contexts,
         block_tables,

@@ -26,7 +26,7 @@ class StartStage(Enum):
     ADAPTERS = auto()
 
 
-SECONDS = dict(zip(StartStage, (10.0, 3.0, 1.0, 1.0, 0.5, 0.5, 0.5), strict=True))
+SECONDS = dict(zip(StartStage, (10.0, 3.0, 1.0, 1.0, 0.25, 0.25, 0.5), strict=True))
 """Typical duration of each stage in seconds (two cores, the embedded model), which gives the stage's share of the
 bar."""
 ENGINE_STAGES = {

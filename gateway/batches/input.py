@@ -18,8 +18,11 @@ from gateway.core.routing import Catalog, ModelQuery, Target, resolve
 from gateway.core.tenants import Tenant, UnknownFields
 from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.parse import invalid_field, parse
-from gateway.openai.schema import ChatRequest, CompletionRequest, Sampled
+from gateway.openai.schema import ChatRequest, CompletionRequest
 from gateway.requests.types import Chat, GenerateRequest
+from gateway.responses.calls import response_request
+from gateway.responses.parse import own_names
+from gateway.responses.parse import parse as parse_response
 
 PIECE_BYTES = 2**20
 """Number of bytes that are read from the input file at a time."""
@@ -78,8 +81,15 @@ class ReadableFile(Protocol):
         """Return at most `size` bytes, and none at the end of the file."""
 
 
+class LineBody(Protocol):
+    """Body of a line, for any endpoint."""
+
+    @property
+    def stream(self) -> bool | None: ...
+
+
 class BodyParser(Protocol):
-    def __call__(self, text: Raw, unknown: UnknownFields) -> tuple[Sampled, GenerateRequest]:
+    def __call__(self, text: Raw, unknown: UnknownFields) -> tuple[LineBody, GenerateRequest]:
         """Parse and check a line's body, the JSON `text`. Return the body and the request made from it. `unknown` says
         whether unknown fields are refused. Raises ApiError if the body is invalid."""
 
@@ -91,17 +101,27 @@ class LineError(Exception):
         self.code, self.message, self.param = code, message, param
 
 
-def _chat(text: Raw, unknown: UnknownFields) -> tuple[Sampled, GenerateRequest]:
+def _chat(text: Raw, unknown: UnknownFields) -> tuple[LineBody, GenerateRequest]:
     body = parse(text, ChatRequest, unknown)
     return body, chat_request(body, "")
 
 
-def _completion(text: Raw, unknown: UnknownFields) -> tuple[Sampled, GenerateRequest]:
+def _completion(text: Raw, unknown: UnknownFields) -> tuple[LineBody, GenerateRequest]:
     body = parse(text, CompletionRequest, unknown)
     return body, completion_request(body, "")
 
 
-READERS: Mapping[str, BodyParser] = {"/v1/chat/completions": _chat, "/v1/completions": _completion}
+def _response(text: Raw, unknown: UnknownFields) -> tuple[LineBody, GenerateRequest]:
+    body = parse_response(text, unknown)
+    with own_names():
+        return body, response_request(body, "")
+
+
+READERS: Mapping[str, BodyParser] = {
+    "/v1/chat/completions": _chat,
+    "/v1/completions": _completion,
+    "/v1/responses": _response,
+}
 """Functions that parse and check the bodies of lines, by endpoint."""
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -12,11 +13,19 @@ from engine.core.types import Lane
 from gateway.batches.answers import LineAnswer, LineName, completed_answer, unrun_answer
 from gateway.batches.lease import Lease
 from gateway.core.errors import Fault, unavailable
-from gateway.core.tenants import KeyHolders, KeyLapse, Principal
+from gateway.core.tenants import KeyHolders, KeyLapse, Principal, Tenant
 from gateway.core.trace_context import Ingress
-from gateway.openai.calls import CALLS
+from gateway.openai.calls import CALLS, ApiCall
 from gateway.requests.service import Gateway
+from gateway.responses.calls import ResponseCall, response_call
+from gateway.responses.parse import own_names
 
+LineParser = Callable[[Gateway, Tenant, bytes, str, Ingress], ApiCall | ResponseCall]
+
+PARSERS: Mapping[str, LineParser] = {**CALLS, "/v1/responses": response_call}
+"""Parsers of the bodies of lines, by endpoint."""
+FIELD_NAMES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {"/v1/responses": own_names}
+"""Context managers that put an endpoint's own names of fields into errors, for endpoints that have such names."""
 UNHEARD_SECONDS = 5.0
 """Seconds after a claim in which an unknown key is not taken for deleted: it may be too new to be known here."""
 
@@ -44,12 +53,13 @@ class LineRunner:
         if isinstance(principal, KeyLapse):
             return unrun_answer(name, *principal.value)
         endpoint = self.lease.batch.endpoint
-        call = CALLS[endpoint](self.gateway, principal.tenant, body, name.request_id, Ingress(endpoint))
+        call = PARSERS[endpoint](self.gateway, principal.tenant, body, name.request_id, Ingress(endpoint))
         request = replace(call.request, lane=Lane.BATCH, deadline=self.left, ignore_server_timeout=True, coalesce=True)
         call = replace(call, request=request)
-        async with self.gateway.generate(principal, request) as generation:
-            begun()
-            chunks = [chunk async for chunk in generation]
+        with FIELD_NAMES.get(endpoint, nullcontext)():
+            async with self.gateway.generate(principal, request) as generation:
+                begun()
+                chunks = [chunk async for chunk in generation]
         usage = chunks[-1].usage
         assert usage is not None, "the last chunk carries it"
         return completed_answer(name, call.envelope(generation.admitted).complete(chunks), usage)

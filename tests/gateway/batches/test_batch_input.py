@@ -17,7 +17,7 @@ from gateway.core.errors import ApiError
 from gateway.core.routing import Catalog, ModelQuery, resolve
 from gateway.core.tenants import Tenant
 
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETION, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MAX_LINE = 10_000
 
 
@@ -185,6 +185,22 @@ def test_completions_are_held_against_their_own_schema():
     assert (found.total, found.errors) == (5, [])
     bad = {**line("2"), "url": COMPLETION}
     assert only_error(text_of([bad]), endpoint=COMPLETION) == ("invalid_request", "body.prompt", 1)
+
+
+def test_responses_are_held_against_their_own_schema():
+    def response(custom_id: str, **body: Any) -> dict[str, Any]:
+        return {**line(custom_id), "url": RESPONSES, "body": {"model": "base", **body}}
+
+    items = [{"role": "user", "content": "hi"}]
+    found, _ = check(text_of([response("1", input="hi"), response("2", input=items)]), endpoint=RESPONSES)
+    assert (found.total, found.errors) == (2, [])
+    for body, error in (
+        ({}, ("invalid_request", "body.input", 1)),
+        ({"input": "hi", "stream": True}, ("unsupported_parameter", "body.stream", 1)),
+        ({"input": "hi", "background": True}, ("unsupported_parameter", "body.background", 1)),
+        ({"input": "hi", "tools": [{"type": "function", "name": "a b"}]}, ("invalid_request", "body.tools[0].name", 1)),
+    ):
+        assert only_error(text_of([response("1", **body)]), endpoint=RESPONSES) == error
 
 
 def test_one_line_too_many():

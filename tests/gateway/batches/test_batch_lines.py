@@ -26,6 +26,7 @@ CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
 NAME = LineName("batch_1", 7, "mine")
 NOON = 1_800_014_400.0
 """At noon in UTC."""
+RESPONSES = "/v1/responses"
 
 
 @pytest.fixture
@@ -87,6 +88,34 @@ async def test_a_line_is_answered_as_the_same_body_over_http(gateway_app, endpoi
     assert sent[: len(sent) // 2] == sent[len(sent) // 2 :]
     assert {lane for *_, lane in sent} == {Lane.BATCH}
     await gateway_app.assert_empty()
+
+
+RESPONSE_TOOL = {"type": "function", **TOOL["function"]}
+
+
+@pytest.mark.parametrize("more", [{}, {"tools": [RESPONSE_TOOL], "service_tier": "priority"}], ids=str)
+async def test_a_line_of_responses_is_answered_as_over_http(gateway_app, more):
+    gateway_app.engine.reply = lambda request: CALL if "tools" in more else "Hello"
+    body = {"model": "pirate", "input": "hi", **more}
+    async with gateway_app.client() as client:
+        told = (await client.post(RESPONSES, json={**body, "service_tier": "flex"})).json()
+    mine = (await run(gateway_app, body, RESPONSES))["response"]["body"]
+    assert mine["id"].startswith("resp_") and mine["output"]
+    for whole in (mine, told):
+        for name in ("id", "created_at", "completed_at"):
+            del whole[name]
+        for item in whole["output"]:
+            del item["id"]
+            item.pop("call_id", None)
+    assert mine == told
+    assert {sent.lane for sent in gateway_app.engine.requests} == {Lane.BATCH}
+    await gateway_app.assert_empty()
+
+
+async def test_an_error_of_a_response_names_its_own_field(gateway_app):
+    with pytest.raises(ApiError) as caught:
+        await run(gateway_app, {"model": BASE, "input": "x" * 300}, RESPONSES)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
 
 
 async def test_a_line_is_charged_to_the_key_that_asked_and_has_the_whole_window(tmp_path):

@@ -44,6 +44,9 @@ REFUSALS = frozenset(
     )
 )
 
+LAST_EVENTS = {"/v1/responses": (b"response.completed\n", b"response.incomplete\n", b"response.failed\n")}
+"""Names of the events that may end a stream, for paths whose streams do not end with [DONE]."""
+
 
 @dataclass
 class Report:
@@ -176,16 +179,16 @@ async def _send_http(client: httpx.AsyncClient, case: HttpCase) -> tuple[str, st
                 body += piece
                 if case.hang_up_after is not None and len(body) > case.hang_up_after:
                     return "hung up", ""
-            return f"http {response.status_code}", _wrong_with(response, body)
+            return f"http {response.status_code}", _wrong_with(case, response, body)
     except httpx.HTTPError as error:
         return "no answer", f"{type(error).__name__}: {error}"
 
 
-def _wrong_with(response: httpx.Response, body: bytes) -> str:
+def _wrong_with(case: HttpCase, response: httpx.Response, body: bytes) -> str:
     if response.status_code >= 500:
         return f"status {response.status_code}: {body[:300]!r}"
     if response.headers.get("content-type", "").startswith("text/event-stream"):
-        return "" if body.endswith(b"data: [DONE]\n\n") else f"a stream ended with {body[-100:]!r}"
+        return "" if _is_whole(case.path, body) else f"a stream ended with {body[-100:]!r}"
     if response.status_code >= 400:
         try:
             if json.loads(body)["error"]["message"]:
@@ -194,6 +197,13 @@ def _wrong_with(response: httpx.Response, body: bytes) -> str:
             pass
         return f"status {response.status_code} without an error object: {body[:300]!r}"
     return ""
+
+
+def _is_whole(path: str, body: bytes) -> bool:
+    """Return whether the body of a stream has the last event that the protocol of the path prescribes."""
+    if path not in LAST_EVENTS:
+        return body.endswith(b"data: [DONE]\n\n")
+    return body.endswith(b"\n\n") and body.rpartition(b"event: ")[2].startswith(LAST_EVENTS[path])
 
 
 async def _send_grpc(channel: grpc.aio.Channel, case: GrpcCase) -> tuple[str, str]:

@@ -54,7 +54,9 @@ class LineRunner:
             return unrun_answer(name, *principal.value)
         endpoint = self.lease.batch.endpoint
         call = PARSERS[endpoint](self.gateway, principal.tenant, body, name.request_id, Ingress(endpoint))
-        request = replace(call.request, lane=Lane.BATCH, deadline=self.left, ignore_server_timeout=True, coalesce=True)
+        request = replace(
+            call.request, lane=Lane.BATCH, deadline=self.left, stall=None, ignore_server_timeout=True, coalesce=True
+        )
         call = replace(call, request=request)
         with FIELD_NAMES.get(endpoint, nullcontext)():
             async with self.gateway.generate(principal, request) as generation:

@@ -35,6 +35,7 @@ from gateway.http.responses import OwnNames
 from gateway.http.root import GrpcAddressOf, RootApi
 from gateway.http.scrape import MetricsAccess, ScrapeApi
 from gateway.http.stream import GenerationCall, GenerationResponse, json_response
+from gateway.http.time_limits import with_time_limits
 from gateway.observe.metrics import Metrics
 from gateway.observe.operations import Operations
 from gateway.openai.calls import chat_call, completion_call
@@ -249,12 +250,14 @@ class HttpApi:
         return json_response(self._document)
 
     async def _generation(self, request: Request, understood: Understanding) -> GenerationResponse:
+        arrived = time.monotonic()
         with self._arriving(request) as arrival:
             principal = arrival.identify(self._authenticate(request))
             body = await read_body(request, self._max_body_bytes)
             await self._gateway.turns.take(principal.tenant.name)
             call = understood(self._gateway, principal.tenant, body, request_id(request), arrival.ingress)
-        return GenerationResponse(self._gateway, principal, call, self._ping_seconds)
+            limited = with_time_limits(call.request, request.scope, time.monotonic() - arrived)
+        return GenerationResponse(self._gateway, principal, call, limited, self._ping_seconds)
 
     def _model(self, card: ModelCard) -> Json:
         """Return a model's entry in OpenAI's model list. `root` is the adapter's name for an alias and the base model's

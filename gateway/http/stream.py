@@ -52,6 +52,8 @@ class GenerationResponse(Struct, frozen=True):
     gateway: Gateway
     principal: Principal
     call: GenerationCall
+    request: GenerateRequest
+    """The request of the call, with the time limits of its headers."""
     ping_seconds: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,7 +63,7 @@ class GenerationResponse(Struct, frozen=True):
     async def _whole(self, client: DisconnectWatch, send: Send) -> None:
         """Run the generation to its end and send the complete response before the request is settled. A disconnect no
         longer cancels the request once the response is ready."""
-        async with self.gateway.generate(self.principal, self.call.request) as generation:
+        async with self.gateway.generate(self.principal, self.request) as generation:
             chunks = [chunk async for chunk in generation]
             admitted = generation.admitted
             body = encode_json(self.call.envelope(admitted).complete(chunks))
@@ -72,7 +74,7 @@ class GenerationResponse(Struct, frozen=True):
     async def _stream(self, send: Send) -> None:
         events, envelope = SseStream(send), None
         try:
-            async with self.gateway.generate(self.principal, self.call.request) as generation:
+            async with self.gateway.generate(self.principal, self.request) as generation:
                 envelope = self.call.envelope(generation.admitted)
                 await events.open(generation.admitted.headers())
                 async with events.pings(self.ping_seconds):
@@ -85,8 +87,8 @@ class GenerationResponse(Struct, frozen=True):
         except Exception:
             if envelope is None or not events.is_open:
                 raise
-            log.exception("stream_failed", request_id=self.call.request.request_id)
-            events.add(envelope.failure(internal(self.call.request.request_id)))
+            log.exception("stream_failed", request_id=self.request.request_id)
+            events.add(envelope.failure(internal(self.request.request_id)))
         await events.close()
 
     async def _chunks(self, events: SseStream, generation: Generation, envelope: Renderer) -> TokenUsage:

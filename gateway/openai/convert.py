@@ -174,6 +174,8 @@ def _request(
         priority=body.priority or 0,
         ttft=slo.ttft,
         itl=slo.itl,
+        deadline=body.timeout,
+        stall=body.stall_timeout,
         cache_salt=body.cache_salt or "",
     )
 

@@ -25,6 +25,7 @@ Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Alternatives = Annotated[int, Meta(ge=0, le=20)]
 Milliseconds = Annotated[float, Meta(gt=0, le=86_400_000)]
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Salt = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 NOTHING: tuple[Any, ...] = (None, False, [], {})
@@ -135,6 +136,10 @@ class Sampled(Struct, kw_only=True):
     service_tier: Tier | None = None
     priority: Int32 | None = None
     slo: Slo | None = None
+    timeout: Seconds | None = None
+    """Seconds for the whole answer, as in LiteLLM's proxy; the header `x-request-timeout` sets it, too."""
+    stall_timeout: Seconds | None = None
+    """Seconds for each token after the first; the header `x-stall-timeout` sets it, too."""
     cache_salt: Salt | None = None
     """Requests share cached prefixes only with those of the same salt, as in vLLM's API."""
     response_format: ResponseFormat | None = None

@@ -112,7 +112,8 @@ class GenerationJob(Struct, frozen=True):
             origin=self._origin(record),
             expected_tokens=self._expected_tokens(params),
             cache_salt=self.request.cache_salt,
-            whole=self.request.coalesce and not self.request.stop,  # a stop string must end the answer at once
+            # A stop string must end the answer at once, and tokens that are held back would look like a stall.
+            whole=self.request.coalesce and not self.request.stop and self.request.stall is None,
         )
 
     def _has_ceiling(self, params: SamplingParams) -> bool:

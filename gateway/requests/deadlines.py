@@ -1,4 +1,4 @@
-"""Time limits of requests: until the first token, and until the whole answer."""
+"""Time limits of requests: until the first token, between tokens, and until the whole answer."""
 
 from __future__ import annotations
 
@@ -11,23 +11,30 @@ from gateway.requests.admission import ServiceSettings
 
 
 class Timer:
-    """Async context manager that cancels the task that entered it if the first token or the whole answer is late.
+    """Async context manager that cancels the task that entered it if the first token, any later token or the whole
+    answer is late.
 
     If it has cancelled the task, its exit raises ApiError: DEADLINE_EXCEEDED, or the error given to `stop`. Its user
-    reports the first token with `on_first_token` and the end with `on_answered`.
+    reports tokens with `on_token`, that it waits for more with `on_waiting`, and the end with `on_answered`.
     """
 
-    def __init__(self, deadline: float | None, first_token: float | None, running: set[Timer]) -> None:
+    def __init__(
+        self, deadline: float | None, first_token: float | None, stall: float | None, running: set[Timer]
+    ) -> None:
         """Initialize the timer.
 
         Args:
             deadline, first_token: time limits of the whole answer and of the first token, in seconds from now. None
                 means no limit. Until the first token only `first_token` applies, so it must not be the later one.
+            stall: time limit of each wait for a token after the first one, in seconds. None means no limit.
             running: a set that contains the timer while the timer is entered.
         """
         now = asyncio.get_running_loop().time()
         self._deadline = None if deadline is None else now + deadline
-        self._waiting = True
+        self._stall = stall
+        self._has_begun = False
+        self._late = "no token before the deadline"
+        """What the error says if the timer cancels the task."""
         self._running = running
         self._stopped: ApiError | None = None
         self._timeout = asyncio.timeout_at(None if first_token is None else now + first_token)
@@ -46,10 +53,21 @@ class Timer:
         except TimeoutError as late:
             raise self._deadline_error() from late
 
-    def on_first_token(self) -> None:
-        if self._waiting and not self._is_over:
-            self._waiting = False
-            self._timeout.reschedule(self._deadline)
+    def on_token(self) -> None:
+        """Lift the time limit of the first token, or of a later one until `on_waiting`, because a token has come."""
+        if (self._stall is None and self._has_begun) or self._is_over:
+            return
+        self._has_begun, self._late = True, "no complete answer before the deadline"
+        self._timeout.reschedule(self._deadline)
+
+    def on_waiting(self) -> None:
+        """Begin the time limit of the next token. The time in which the caller is slow to take a token is no stall."""
+        if self._stall is None or self._is_over:
+            return
+        stalled = asyncio.get_running_loop().time() + self._stall
+        if self._deadline is None or stalled < self._deadline:
+            self._late = f"no token for {self._stall:g} s"
+            self._timeout.reschedule(stalled)
 
     def on_answered(self) -> None:
         """Lift the time limit, because the whole answer has come."""
@@ -70,8 +88,7 @@ class Timer:
     def _deadline_error(self) -> ApiError:
         if self._stopped is not None:
             return self._stopped
-        what = "no token" if self._waiting else "no complete answer"
-        return ApiError(Fault.DEADLINE_EXCEEDED, f"there was {what} before the deadline")
+        return ApiError(Fault.DEADLINE_EXCEEDED, f"there was {self._late}")
 
 
 class Deadlines:
@@ -83,12 +100,15 @@ class Deadlines:
         self._running: set[Timer] = set()
         self._is_stopping = False
 
-    def start(self, lane: Lane, asked: float | None, *, ignore_server_timeout: bool = False) -> Timer:
+    def start(
+        self, lane: Lane, asked: float | None, stall: float | None = None, *, ignore_server_timeout: bool = False
+    ) -> Timer:
         """Return the timer of a request, which the request's task must enter.
 
         Args:
             lane: only in the interactive lane, `first_token_timeout` of the settings applies.
             asked: seconds that the caller will wait. None means that the caller sets no deadline.
+            stall: seconds that the caller will wait for each token after the first. None means no such limit.
             ignore_server_timeout: whether `request_timeout` of the settings does not apply.
 
         Raises:
@@ -96,11 +116,11 @@ class Deadlines:
         """
         if self._is_stopping:
             raise _stopping()
-        deadline = asked if ignore_server_timeout else _earliest(asked, self._settings.request_timeout)
+        deadline = asked if ignore_server_timeout else earliest(asked, self._settings.request_timeout)
         first_token = self._settings.first_token_timeout if lane is Lane.INTERACTIVE else None
         if deadline is not None and deadline <= 0:
             raise ApiError(Fault.DEADLINE_EXCEEDED, "the deadline had passed before the request began")
-        return Timer(deadline, _earliest(deadline, first_token), self._running)
+        return Timer(deadline, earliest(deadline, first_token), stall, self._running)
 
     def stop_all(self) -> None:
         """End every running request with ApiError (ENGINE_UNAVAILABLE), which `start` raises from now on, too."""
@@ -113,5 +133,6 @@ def _stopping() -> ApiError:
     return unavailable(Fault.ENGINE_UNAVAILABLE, "the gateway is stopping; try again")
 
 
-def _earliest(*times: float | None) -> float | None:
+def earliest(*times: float | None) -> float | None:
+    """Return the smallest of the times that are not None, or None if there is none."""
     return min((time for time in times if time is not None), default=None)

@@ -99,7 +99,7 @@ class Gateway:
         lane = principal.tenant.effective_lane(request.lane)
         with self._tracked(principal, request, lane) as (record, model, adapter):
             async with self._deadlines.start(
-                lane, request.deadline, ignore_server_timeout=request.ignore_server_timeout
+                lane, request.deadline, request.stall, ignore_server_timeout=request.ignore_server_timeout
             ) as timer:
                 job = await self._build_job(model, principal, request, adapter, lane, record)
                 wanted = self._wanted(job, record)
@@ -259,8 +259,10 @@ class Gateway:
                     yield chunk._replace(usage=record.usage)
                 else:
                     if chunk.token_ids:
-                        timer.on_first_token()
+                        timer.on_token()
                     yield chunk
+                    if chunk.token_ids:
+                        timer.on_waiting()
 
     def _note_output(self, job: GenerationJob, record: RequestRecord) -> None:
         if job.ends_by_itself:

@@ -70,6 +70,8 @@ class GenerateRequest(Struct, frozen=True):
     `ignore_server_timeout` is set."""
     ignore_server_timeout: bool = False
     """True means that only `deadline` limits the whole answer, even if it is longer than the gateway's own limit."""
+    stall: float | None = None
+    """Seconds that the caller will wait for a token of any answer after the first one. None means no such limit."""
     ttft: float | None = None
     """TTFT that the request asks for, in seconds. None means the lane's goal."""
     itl: float | None = None

@@ -70,6 +70,8 @@ def response_request(body: ResponsesRequest, request_id: str, ingress: Ingress =
         priority=body.priority or 0,
         ttft=slo.ttft,
         itl=slo.itl,
+        deadline=body.timeout,
+        stall=body.stall_timeout,
         cache_salt=body.cache_salt or "",
     )
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from gateway.openai.messages import Choice
-from gateway.openai.schema import NOTHING, Alternatives, ChatRequest, Count, Int32, Salt, Slo, Tier
+from gateway.openai.schema import NOTHING, Alternatives, ChatRequest, Count, Int32, Salt, Seconds, Slo, Tier
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -89,8 +89,8 @@ class ResponseStreamOptions(Struct):
 
 
 class ResponsesRequest(Struct, kw_only=True):
-    """Body of /v1/responses. `adapter_id`, `lora_path`, `priority`, `slo` and `cache_salt` are those of
-    chats; OpenAI's API has no such fields."""
+    """Body of /v1/responses. `adapter_id`, `lora_path`, `priority`, `slo`, `timeout`, `stall_timeout` and
+    `cache_salt` are those of chats; OpenAI's API has no such fields."""
 
     model: str
     input: str | list[InputItem]
@@ -110,6 +110,8 @@ class ResponsesRequest(Struct, kw_only=True):
     service_tier: Tier | None = None
     priority: Int32 | None = None
     slo: Slo | None = None
+    timeout: Seconds | None = None
+    stall_timeout: Seconds | None = None
     cache_salt: Salt | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None

@@ -35,7 +35,7 @@ RANGES: Mapping[str, Any] = {
 }
 """Types of the sampling fields, by name, with the ranges that HTTP accepts and that msgspec validates."""
 SLO_RANGES: Mapping[str, Any] = get_type_hints(Slo, include_extras=True)
-OWN = ("n", "cache_salt")
+OWN = ("n", "stall_timeout", "cache_salt")
 """Optional fields of the message GenerateRequest itself that have a range."""
 
 NOT_SAMPLING = frozenset({"max_tokens", "seed", "stop"})
@@ -89,6 +89,7 @@ def generate_request(message: pb.GenerateRequest, request_id: str, deadline: flo
         lane=_lane(message.lane),
         priority=message.priority,
         deadline=deadline,
+        stall=own.get("stall_timeout"),
         ttft=slo.ttft,
         itl=slo.itl,
         cache_salt=own.get("cache_salt", ""),

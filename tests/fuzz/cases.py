@@ -13,6 +13,7 @@ from urllib.parse import quote
 from google.protobuf.descriptor import MethodDescriptor
 
 from gateway.http.openapi.document import document
+from gateway.http.time_limits import TIME_LIMIT_HEADERS
 from gateway.pb import (
     adapters_pb2,
     batches_pb2,
@@ -84,9 +85,8 @@ def _http_case(rng: Random) -> HttpCase:
     if content_type:
         headers["content-type"] = content_type
     if rng.random() < 0.05:
-        headers[rng.choice(("x-request-id", "accept", "origin", "x-slo-ttft-ms", "traceparent"))] = rng.choice(
-            ("", "a" * 3_000, "\xff", "text/html", "null", "-1", "00-0-0-0")
-        )
+        name = rng.choice(("x-request-id", "accept", "origin", "traceparent", *TIME_LIMIT_HEADERS))
+        headers[name] = rng.choice(("", "a" * 3_000, "\xff", "text/html", "null", "-1", "00-0-0-0", "nan", "3600"))
     hang_up = rng.choice((0, 1, 100, 400)) if rng.random() < 0.05 else None
     return HttpCase(method, _path(rng, path, operation), headers, body, hang_up)
 
@@ -98,7 +98,7 @@ def _path(rng: Random, path: str, operation: Mapping[str, Any]) -> str:
         value = rng.choice((*MODELS, *TEXTS[:10], "1", "-1", "0", "100000000000000000000", "nan"))
         if parameter["in"] == "path":
             path = path.replace(f"{{{name}}}", quote(value[:200].encode("utf-8", "replace"), safe=""))
-        elif rng.random() < 0.5:
+        elif parameter["in"] == "query" and rng.random() < 0.5:
             query.append(f"{name}={quote(value[:200].encode('utf-8', 'replace'), safe='')}")
     return path + ("?" + "&".join(query) if query else "")
 

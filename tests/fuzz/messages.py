@@ -66,6 +66,8 @@ def _fill_map(rng: Random, target: Any, entry: Descriptor, count: int) -> None:
 
 
 def _leaf(rng: Random, field: FieldDescriptor) -> Any:
+    if field.name == "stall_timeout":
+        return rng.choice((0.0, -1.0, 3600.0, 1e308, float("nan")))  # none so short that the call would end late
     if field.cpp_type in WHOLE:
         return rng.choice(WHOLE[field.cpp_type])
     if field.type == FieldDescriptor.TYPE_BYTES:

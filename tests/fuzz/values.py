@@ -96,6 +96,8 @@ class Values:
                 return rng.choice((*TEXTS, "Ahoy", [1, 2, 3], [[5], [6, 7]], ["a", "b"], [], [2**31], [-1], [["a"]]))
             case "role":
                 return rng.choice(("user", "user", "user", "assistant", "system", "tool", "developer", "unknown"))
+            case "timeout" | "stall_timeout":
+                return rng.choice((0, -1, 3600, 86_400, 1e9, "5"))  # none so short that the answer would be a 504
             case "max_tokens" | "max_completion_tokens":
                 return rng.choice((None, 1, 5, 20, 300, 2**31 - 1))
         return None

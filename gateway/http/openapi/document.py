@@ -15,6 +15,7 @@ from gateway.core.errors import Fault
 from gateway.http.openapi.answers import Error
 from gateway.http.openapi.operation import Operation
 from gateway.http.openapi.operations import OPERATIONS
+from gateway.http.time_limits import TIME_LIMIT_HEADERS
 from gateway.openai.schema import REFUSED, Sampled
 
 Json = dict[str, Any]
@@ -59,7 +60,11 @@ def _operation(operation: Operation) -> Json:
     return {
         "operationId": "_".join([operation.method.lower(), *re.findall(r"\w+", name)]),
         "summary": operation.summary,
-        "parameters": [*_path_parameters(operation.path), *_query_parameters(operation)],
+        "parameters": [
+            *_path_parameters(operation.path),
+            *_query_parameters(operation),
+            *_header_parameters(operation),
+        ],
         "responses": _responses(operation),
         "security": [] if operation.who == "anyone" else [{"key": []}],
         **({"requestBody": _body(operation, operation.body)} if operation.body else {}),
@@ -87,6 +92,13 @@ def _path_parameters(path: str) -> list[Json]:
 
 def _query_parameters(operation: Operation) -> list[Json]:
     return [{"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()]
+
+
+def _header_parameters(operation: Operation) -> list[Json]:
+    """Return the request headers of operations that generate."""
+    schema = {"type": "number", "exclusiveMinimum": 0, "maximum": 86_400}
+    named = TIME_LIMIT_HEADERS.items() if operation.events else ()
+    return [{"name": name, "in": "header", "description": text, "schema": schema} for name, text in named]
 
 
 def _responses(operation: Operation) -> Json:

@@ -62,6 +62,7 @@ async def run(gateway_app, body, endpoint=CHAT, **options) -> dict:
         (COMPLETION, {"prompt": "Say hello"}),
         (COMPLETION, {"prompt": ["a", "bb"], "n": 2, "echo": True, "max_tokens": 3}),
         (COMPLETION, {"prompt": [70, 71], "logprobs": 1}),
+        (CHAT, {"messages": MESSAGES, "cache_salt": "s"}),
     ],
 )
 async def test_a_line_is_answered_as_the_same_body_over_http(gateway_app, endpoint, body):
@@ -126,6 +127,14 @@ async def test_a_line_is_charged_to_the_key_that_asked_and_has_the_whole_window(
         *("acme", KEY_ID),
         *("batch", "batch_1.7"),
     )
+    assert 490 < gateway_app.engine.requests[0].deadline <= 500
+
+
+async def test_the_window_is_a_lines_only_time_limit(gateway_app):
+    gateway_app.engine.go_on = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.3, gateway_app.engine.go_on.set)
+    body = {"model": BASE, "messages": MESSAGES, "timeout": 0.05, "stall_timeout": 0.05}
+    assert (await run(gateway_app, body, left=500.0))["response"]["status_code"] == 200
     assert 490 < gateway_app.engine.requests[0].deadline <= 500
 
 

@@ -109,6 +109,21 @@ def test_goals_out_of_range_are_refused_by_name(field, value):
     assert (error.http_status, error.param) == (400, f"slo.{field}")
 
 
+def test_time_limits_are_seconds():
+    for make in (chat, completion):
+        asked = make(timeout=2.5, stall_timeout=1)
+        assert (asked.deadline, asked.stall) == (2.5, 1.0)
+        assert make(timeout=None, stall_timeout=None) == make()
+        assert (make().deadline, make().stall) == (None, None)
+
+
+@pytest.mark.parametrize("field", ["timeout", "stall_timeout"])
+@pytest.mark.parametrize("value", [0, -1, "5", 86_401, True])
+def test_time_limits_out_of_range_are_refused_by_name(field, value):
+    error = refusal(completion, **{field: value})
+    assert (error.http_status, error.param) == (400, field)
+
+
 def test_a_salt_is_a_text_that_is_not_empty():
     for make in (chat, completion):
         assert make(cache_salt="s\u00e4lt").cache_salt == "s\u00e4lt"

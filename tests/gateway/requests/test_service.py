@@ -411,6 +411,51 @@ async def test_the_first_token_has_a_deadline_of_its_own_in_the_interactive_lane
     assert answer.text == "Hello, world!"
 
 
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_stall_ends_the_request_which_is_charged_for_what_it_was(gateway_app, n):
+    gateway_app.engine.go_on = asyncio.Event()
+    error = await refusal(gateway_app, request(n=n, stall=0.2))
+    assert (error.code, error.message) == ("deadline_exceeded", "there was no token for 0.2 s")
+    assert settled(gateway_app) == [[len(ids_of("Say hello")) + n]]
+    assert set(gateway_app.engine.ends.values()) == {"aborted"}
+
+
+async def test_every_token_begins_a_new_stall_limit(gateway_app):
+    gateway_app.engine.pause = 0.1
+    _, [answer], _ = await answers(gateway_app, request(stall=1.0))
+    assert answer.text == "Hello, world!"
+
+
+async def test_waiting_for_the_first_token_is_no_stall(gateway_app):
+    gateway_app.engine.admit = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.5, gateway_app.engine.admit.set)
+    _, [answer], _ = await answers(gateway_app, request(stall=0.2))
+    assert answer.text == "Hello, world!"
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_caller_that_reads_slowly_is_no_stall(gateway_app, n):
+    finished = []
+    async with gateway_app.gateway.generate(principal(), request(n=n, stall=0.2)) as generation:
+        async for chunk in generation:
+            if chunk.token_ids and not finished:
+                await asyncio.sleep(0.5)
+            finished += [chunk.answer] if chunk.finish_reason else []
+    assert sorted(finished) == list(range(n))
+
+
+async def test_the_deadline_ends_a_request_whose_stall_limit_is_longer(gateway_app):
+    gateway_app.engine.go_on = asyncio.Event()
+    error = await refusal(gateway_app, request(deadline=0.5, stall=60.0))
+    assert (error.code, error.message) == ("deadline_exceeded", "there was no complete answer before the deadline")
+
+
+async def test_the_engine_holds_no_tokens_back_where_a_stall_would_be_seen(gateway_app):
+    await answers(gateway_app, request(coalesce=True, stall=60.0))
+    await answers(gateway_app, request(coalesce=True))
+    assert [sent.whole for sent in gateway_app.engine.requests] == [False, True]
+
+
 async def test_a_full_lane_is_503_and_the_other_lane_is_not(tmp_path):
     gateway_app = await build_gateway_app(tmp_path, ServiceSettings(lane_capacity={Lane.INTERACTIVE: 1, Lane.BATCH: 1}))
     async with gateway_app.gateway.generate(principal(), request()):

@@ -63,6 +63,12 @@ async def test_a_salt_reaches_the_engine(api):
     assert [sent.cache_salt for sent in api.gateway_app.engine.requests] == ["s"]
 
 
+async def test_a_stall_ends_the_call(api):
+    api.gateway_app.engine.go_on = asyncio.Event()
+    refusal = await refused(api.generation.Generate(ask(stall_timeout=0.2), metadata=as_key()))
+    assert (refusal.code, refusal.message) == ("DEADLINE_EXCEEDED", "there was no token for 0.2 s")
+
+
 async def test_without_a_maximum_the_answer_ends_by_itself(api):
     whole = await api.generation.Generate(ask(sampling={}), metadata=as_key())
     assert (whole.choices[0].text, whole.choices[0].finish_reason) == ("Hello, world!", pb.FINISH_REASON_STOP)
@@ -216,6 +222,7 @@ INVALID = {
     "slo.ttft_ms": ask(slo=pb.Slo(ttft_ms=0.0)),
     "slo.itl_ms": ask(slo=pb.Slo(itl_ms=float("nan"))),
     "cache_salt": ask(cache_salt=""),
+    "stall_timeout": ask(stall_timeout=float("nan")),
     "model": ask(""),
     "input": pb.GenerateRequest(model="tiny"),
 }

@@ -57,7 +57,7 @@ def measure_modes(journal: Journal, house: House, sizes: Sizes, adapters: Sequen
     else:
         captured = house.runner.captured
         took = {"seconds": captured.seconds, "MB": captured.num_bytes / 1e6, "kept back MB": captured.reserved / 1e6}
-        journal.row("graph capture", f"{2 * len(captured.graphs.rungs)} graphs", **took)
+        journal.row("graph capture", f"{len(captured.graphs.rungs) + len(captured.graphs.chunk_rungs)} rungs", **took)
     for mode in (one for one in MODES if house.runner.captured or not one.graphs):
         for name, used in (("base", (None,) * sizes.batch), (f"{sizes.batch} adapters", adapters)):
             with journal.case(f"{mode.name}, {name}", LEAST_S), stepping(house, mode):

@@ -13,15 +13,17 @@ import torch
 from engine.config import EngineConfig
 from engine.model.arena import Arena, PageShape
 from engine.model.decoder import Decoder
-from engine.model.graphs import CudaRecorder, StepGraphs, StepParts, ladder
+from engine.model.graphs import CudaRecorder, StepGraphs, StepParts
 from engine.model.memory import Progress
+from engine.model.rungs import num_graphs, step_shapes
 from engine.model.sampling import SlotSampler
 from engine.model.spec import ModelSpec
-from engine.model.step_block import StepShape
 from lora_kernels.backend import Backend
 from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.gpu.triton_decode import DecodeTuning, workspace_bytes
-from lora_kernels.gpu.triton_lora_plan import MAX_PARTS, workspace_numbers
+from lora_kernels.gpu.triton_lora_plan import MAX_PARTS
+from lora_kernels.gpu.triton_lora_tuning import LoraTuning
+from lora_kernels.gpu.triton_prefill_plan import PrefillTuning, largest_room
 from lora_kernels.layout import MAX_RANK
 
 log = structlog.get_logger("graphs")
@@ -46,12 +48,13 @@ class Captured:
 
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
-    """A plan for the graphs of steps of up to `max_rows` rows and contexts of up to `max_model_len` tokens. They are
-    captured after all memory that they use is allocated. `reserved` is the estimate, in bytes, of the device memory
-    they will take."""
+    """A plan for the graphs of steps of up to `max_seqs` sequences, `token_budget` rows and contexts of up to
+    `max_model_len` tokens. They are captured after all memory that they use is allocated. `reserved` is the estimate,
+    in bytes, of the device memory they will take."""
 
     backend: TritonBackend
-    max_rows: int
+    max_seqs: int
+    token_budget: int
     max_model_len: int
     reserved: int
 
@@ -62,45 +65,73 @@ class GraphPlan:
         before = _free_bytes(device)
         parts = StepParts(decoder, arena, self.backend, sampler)
         tell_graph = partial(progress, "capturing graphs")
-        graphs = StepGraphs(parts, CudaRecorder(device), self.max_rows, self.max_model_len, tell_graph)
+        sizes = (self.max_seqs, self.max_model_len, self.token_budget)
+        graphs = StepGraphs(parts, CudaRecorder(device), *sizes, tell_graph)
         taken, seconds = before - _free_bytes(device), round(time.perf_counter() - started, 2)
         tell = log.warning if taken > self.reserved else log.info
-        tell("captured graphs", rungs=len(graphs.rungs), seconds=seconds, bytes=taken, reserved=self.reserved)
+        rungs = {"rungs": len(graphs.rungs), "chunk_rungs": len(graphs.chunk_rungs)}
+        tell("captured graphs", **rungs, seconds=seconds, bytes=taken, reserved=self.reserved)
         return Captured(graphs, seconds, taken, self.reserved)
 
 
 def make_plan(
     config: EngineConfig, spec: ModelSpec, shape: PageShape, dtype: torch.dtype, backend: Backend, max_model_len: int
 ) -> GraphPlan:
-    """Plans the graphs of every decode-only step that the configuration allows (up to `max_seqs` rows), and estimates
-    their memory. Raises TypeError if the backend is not the Triton backend, whose launches alone can be captured."""
+    """Plans the graphs of every step that the configuration allows (up to `max_seqs` decodes, and with prompts up to
+    1,024 rows), and estimates their memory. Raises TypeError if the backend is not the Triton backend, whose launches
+    alone can be captured."""
     if not isinstance(backend, TritonBackend):
         raise TypeError(f"steps are captured with the Triton backend, not with {backend.name}")
     kv = torch.empty(0, spec.head_dim, dtype=torch.float8_e4m3fn if shape.fp8_kv else dtype, device="cuda")
-    tuning, max_blocks = backend.paged_attention.decode_tuning(kv), -(-max_model_len // shape.block_size)
-    reserved = graph_bytes(spec, dtype, tuning, config.max_seqs, max_blocks)
-    return GraphPlan(backend, config.max_seqs, max_model_len, reserved)
-
-
-def graph_bytes(spec: ModelSpec, dtype: torch.dtype, tuning: DecodeTuning, max_rows: int, max_blocks: int) -> int:
-    """Estimates the bytes of device memory that all graphs of steps of up to `max_rows` rows need, and their buffers,
-    in addition to weights and pages. The longest sequence has `max_blocks` blocks."""
-    at_fixed_addresses = (
-        workspace_bytes(max_rows, spec.heads, spec.head_dim, tuning)
-        + 4 * MAX_PARTS * max_rows * MAX_RANK
-        + 4 * StepShape(max_rows, max_blocks, workspace_numbers(max_rows)).size
-        + max_rows * spec.vocab_size * dtype.itemsize
+    tunings = GraphTunings(
+        backend.paged_attention.decode_tuning(kv), backend.paged_attention.prefill_tuning(kv), backend.lora_tuning
     )
-    graphs = 2 * len(ladder(max_rows)) * GRAPH_BYTES
-    return at_fixed_addresses + _pool_bytes(spec, dtype, max_rows) + graphs + SLACK_BYTES
+    sizes = (config.max_seqs, config.token_budget, max_model_len)
+    return GraphPlan(backend, *sizes, graph_bytes(spec, dtype, tunings, *sizes, shape.block_size))
 
 
-def _pool_bytes(spec: ModelSpec, dtype: torch.dtype, rows: int) -> int:
+@dataclass(frozen=True, slots=True)
+class GraphTunings:
+    """The tunings that decide how much memory captured kernels use."""
+
+    decode: DecodeTuning
+    prefill: PrefillTuning
+    lora: LoraTuning
+
+
+def graph_bytes(
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    tunings: GraphTunings,
+    max_seqs: int,
+    token_budget: int,
+    max_model_len: int,
+    block_size: int,
+) -> int:
+    """Estimates the bytes of device memory that all graphs need, and their buffers, in addition to weights and pages:
+    see `GraphPlan` for the sizes."""
+    shapes = step_shapes(max_seqs, token_budget, -(-max_model_len // block_size), tunings.lora)
+    chunk_rows = max((shape.rows for shape in shapes if shape.chunk_seqs), default=0)
+    group, rows = spec.heads // spec.kv_heads, shapes[0].rows
+    room = largest_room(chunk_rows, max_seqs, max_model_len, group, spec.kv_heads, tunings.prefill)
+    at_fixed_addresses = (
+        workspace_bytes(max_seqs, spec.heads, spec.head_dim, tunings.decode)
+        + 4 * room.parts * spec.heads * (spec.head_dim + 2)
+        + 4 * MAX_PARTS * rows * MAX_RANK
+        + 4 * max(shape.size for shape in shapes)
+        + max_seqs * spec.vocab_size * dtype.itemsize
+    )
+    plans = 4 * (6 * room.items + 3 * room.rows + 2) * len(set(spec.windows))
+    graphs = num_graphs(shapes, tunings.lora) * GRAPH_BYTES
+    return at_fixed_addresses + plans + _pool_bytes(spec, dtype, rows, max_seqs) + graphs + SLACK_BYTES
+
+
+def _pool_bytes(spec: ModelSpec, dtype: torch.dtype, rows: int, samples: int) -> int:
     """Upper bound, in bytes, of the memory pool that captured CUDA graphs share: the largest step's intermediates,
     assuming that none is freed before its layer ends. Graphs of smaller steps reuse the pool."""
     layer = 5 * spec.hidden_size + 2 * spec.query_width + 2 * spec.kv_width + 3 * spec.intermediate_size
-    angles, logits = 6 * 4 * spec.head_dim, spec.vocab_size * dtype.itemsize
-    return rows * (layer * dtype.itemsize + angles + logits)
+    angles, last = 6 * 4 * spec.head_dim, samples * (2 * spec.hidden_size + spec.vocab_size) * dtype.itemsize
+    return rows * (layer * dtype.itemsize + angles) + last
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -1,10 +1,11 @@
-"""Captures decode-only steps as CUDA graphs, which launch everything between a step's upload and its logits at once.
+"""Captures steps as CUDA graphs, which launch everything between a step's upload and its logits at once.
 
-A ladder of batch sizes has two graphs for each rung, from embedding to logits: one for steps with adapters, and one
-for steps without. A step takes the lowest rung that it fits and pads it. Everything that a graph reads has a fixed
-address: weights, pages, the adapter table, and one block for the input that changes with each step (step_block.py). So
-a graph serves any set of adapters without DoRA, and any contexts. Sampling is launched after it, because the masks of
-grammars are known only while the logits are computed. Numbers are in docs/kernels-graphs.md.
+Two ladders of step sizes (rungs.py), one for decode-only steps and one for steps with prompts, have graphs for each
+rung, from embedding to logits: with adapters and without. A step takes the lowest rung that it fits and pads it.
+Everything that a graph reads has a fixed address: weights, pages, the adapter table, and one block for the input that
+changes with each step (step_block.py). So a graph serves any set of adapters without DoRA, any contexts, and any
+lengths of chunks. Sampling is launched after it, because the masks of grammars are known only while the logits are
+computed. Numbers are in docs/kernels-graphs.md.
 """
 
 from __future__ import annotations
@@ -24,16 +25,14 @@ from engine.model.arena import Arena
 from engine.model.batch import BatchInput, HostBatch, known_ids
 from engine.model.decoder import Decoder
 from engine.model.lora import LoraStep
+from engine.model.rungs import has_long, num_graphs, step_shapes
 from engine.model.sampling import SlotSampler
 from engine.model.step_block import HostBlock, StepFields, StepShape, cut_block, write_rows
 from lora_kernels.backend import AttentionBatch
 from lora_kernels.gpu.triton_backend import TritonBackend
-from lora_kernels.gpu.triton_lora_plan import LoraWorkspace, make_sums, workspace_numbers
+from lora_kernels.gpu.triton_lora_plan import LoraWorkspace, TritonLora, make_sums
 from lora_kernels.segments import plan_segments
 
-FIRST_RUNGS = (1, 2, 4)
-LEAST_RUNG = 8
-RUNGS_AN_OCTAVE = 8
 NO_ADAPTERS = plan_segments(np.empty(0, dtype=np.int32))
 
 Replay = Callable[[], None]
@@ -71,17 +70,6 @@ class CudaRecorder:
         return graph.replay
 
 
-def ladder(max_rows: int) -> tuple[int, ...]:
-    """Returns ascending step sizes (rows), of which `max_rows` is the last: 1, 2, 4, then multiples of 8 up to 128,
-    then such that padding is at most an eighth."""
-    rungs = [rung for rung in FIRST_RUNGS if rung < max_rows]
-    rung = LEAST_RUNG
-    while rung < max_rows:
-        rungs.append(rung)
-        rung += max(LEAST_RUNG, (1 << (rung.bit_length() - 1)) // RUNGS_AN_OCTAVE)
-    return (*rungs, max_rows)
-
-
 @dataclass(frozen=True, slots=True)
 class StepParts:
     """The objects that compute a step on a GPU: model, pages, kernels and sampler."""
@@ -94,21 +82,24 @@ class StepParts:
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A step size, with the layout of its input block, its LoRA workspace and its two graphs."""
+    """A step size, with the layout of its input block, its LoRA workspace and its graphs: for steps without adapters,
+    with adapters, and with long segments of adapters (None means that there are none of this size)."""
 
     shape: StepShape
     workspace: LoraWorkspace
     plain: Replay
     with_adapters: Replay
+    with_long: Replay | None
 
 
 class StepGraphs:
-    """The CUDA graphs of decode-only steps, two for each rung (step size). Creating the object captures them, the
-    largest rung first; `launch` replays them.
+    """The CUDA graphs of decode-only steps and of steps with prompts. Creating the object captures them, the largest
+    rung first; `launch` replays them.
 
     Args:
-        max_rows: rows of the largest step.
+        max_seqs: sequences of the largest step.
         max_model_len: tokens of the longest possible context.
+        token_budget: rows of the largest step; the largest ones are not captured.
         on_graph: called with the number of graphs captured so far, and the number of all graphs.
     """
 
@@ -116,49 +107,75 @@ class StepGraphs:
         self,
         parts: StepParts,
         recorder: LaunchRecorder,
-        max_rows: int,
+        max_seqs: int,
         max_model_len: int,
+        token_budget: int,
         on_graph: Callable[[int, int], None] = lambda *_: None,
     ) -> None:
         spec, arena, device = parts.decoder.spec, parts.arena, parts.arena.pages.device
-        self.rungs = ladder(max_rows)
         self._parts, self._recorder, self._max_context = parts, recorder, max_model_len
         max_blocks = -(-max_model_len // arena.shape.block_size)
-        shapes = tuple(StepShape(rows, max_blocks, workspace_numbers(rows)) for rows in self.rungs)
+        shapes = step_shapes(max_seqs, token_budget, max_blocks, parts.backend.lora_tuning)
         self._block = torch.zeros(max(shape.size for shape in shapes), dtype=torch.int32, device=device)
         self._host_blocks = cycle((HostBlock(shapes, device), HostBlock(shapes, device)))
-        self._logits = torch.zeros(max_rows, spec.vocab_size, dtype=arena.pages.dtype, device=device)
-        self._query_starts = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
-        self._sums = make_sums(max_rows, device)
-        parts.backend.paged_attention.reserve(max_rows, spec.heads, arena.kv(0))
-        self._captured = self._capture(shapes, on_graph)
+        self._logits = torch.zeros(max_seqs, spec.vocab_size, dtype=arena.pages.dtype, device=device)
+        self._query_starts = torch.arange(max_seqs + 1, dtype=torch.int32, device=device)
+        self._sums = make_sums(shapes[0].rows, device)
+        chunk_rows = max((shape.rows for shape in shapes if shape.chunk_seqs), default=0)
+        parts.backend.paged_attention.reserve(max_seqs, spec.heads, arena.kv(0), chunk_rows, max_model_len)
+        captured = self._capture(shapes, on_graph)
+        self._decodes = tuple(rung for rung in captured if not rung.shape.chunk_seqs)
+        self._chunks = tuple(rung for rung in captured if rung.shape.chunk_seqs)
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """Returns the rows of each rung of decode-only steps, ascending."""
+        return tuple(rung.shape.rows for rung in self._decodes)
+
+    @property
+    def chunk_rungs(self) -> tuple[int, ...]:
+        """Returns the rows of each rung of steps with prompts, ascending."""
+        return tuple(rung.shape.rows for rung in self._chunks)
 
     def fits(self, batch: HostBatch) -> bool:
-        """Returns whether a step can be replayed: all rows decode, there are at most `max_rows` of them, and no adapter
-        scales outputs (DoRA), because those launches depend on which rows are scaled."""
+        """Returns whether a step can be replayed: there is a rung of at least as many rows, and no adapter scales
+        outputs (DoRA), because those launches depend on which rows are scaled."""
         is_scaled = self._parts.arena.table.has_scales[batch.segments.adapter_slots].any()
-        return batch.is_decoding and batch.num_rows <= self.rungs[-1] and not is_scaled
+        return self._find(batch) is not None and not is_scaled
 
     @torch.inference_mode()
     def launch(self, batch: HostBatch) -> Tensor:
-        """Uploads a step that fits, pads it to the next rung, and replays its graph. Returns the logits of its rows,
-        [num_rows, vocab_size], which are valid until the next step. The host does not wait, and may begin the next step
-        at once. Raises ValueError if the step does not fit."""
-        if not self.fits(batch):
+        """Uploads a step that fits, pads it to the next rung, and replays its graph. Returns the logits of the rows
+        that are sampled from, [num_samples, vocab_size], which are valid until the next step. The host does not wait,
+        and may begin the next step at once. Raises ValueError if the step does not fit."""
+        rung = self._find(batch)
+        if rung is None or not self.fits(batch):
             raise ValueError(f"a step of {batch.num_rows} rows does not fit any graph")
         arena = self._parts.arena
-        rung = self._captured[bisect_left(self.rungs, batch.num_rows)]
         has_adapters = bool(arena.table.max_ranks[batch.segments.adapter_slots].any())
         self._upload(rung, batch, has_adapters)
         arena.copies.wait(self._parts.decoder.spec.layers - 1)
-        (rung.with_adapters if has_adapters else rung.plain)()
-        return self._logits[: batch.num_rows]
+        self._graph(rung, batch, has_adapters)()
+        return self._logits[: len(batch.sample_ids)]
+
+    def _find(self, batch: HostBatch) -> Rung | None:
+        """Returns the lowest rung that a step fits, or None."""
+        rungs = self._decodes if batch.is_decoding else self._chunks
+        index = bisect_left(rungs, batch.num_rows, key=lambda rung: rung.shape.rows)
+        found = rungs[index] if index < len(rungs) else None
+        return found if found and len(batch.contexts) <= found.shape.seqs else None
+
+    def _graph(self, rung: Rung, batch: HostBatch, has_adapters: bool) -> Replay:
+        if not has_adapters:
+            return rung.plain
+        is_long = batch.segments.lengths.max() >= rung.workspace.long_from
+        return rung.with_long if rung.with_long and is_long else rung.with_adapters
 
     def _upload(self, rung: Rung, batch: HostBatch, has_adapters: bool) -> None:
         """Uploads the padded input of a step in one copy. Two blocks on the host alternate: one is filled while the
         other is copied."""
         block, numbers = next(self._host_blocks), rung.shape.lora_start
-        fields = block.begin(rung.shape.rows)
+        fields = block.begin(rung.shape)
         write_rows(fields, batch)
         if has_adapters:
             backend, table = self._parts.backend, self._parts.arena.table
@@ -166,52 +183,68 @@ class StepGraphs:
         block.send(self._block, numbers)
 
     @torch.inference_mode()
-    def _capture(self, shapes: tuple[StepShape, ...], on_graph: Callable[[int, int], None]) -> tuple[Rung, ...]:
-        """Captures and returns all rungs. The largest is captured first, so that smaller ones find all their memory in
-        the pool."""
+    def _capture(self, shapes: tuple[StepShape, ...], on_graph: Callable[[int, int], None]) -> list[Rung]:
+        """Captures all rungs, in the order of `shapes`: the largest first, so that smaller ones find all their memory
+        in the pool. Returns them in ascending order."""
         rungs: list[Rung] = []
-        for done, shape in enumerate(reversed(shapes)):
-            on_graph(2 * done, 2 * len(shapes))
+        tuning = self._parts.backend.lora_tuning
+        total = num_graphs(shapes, tuning)
+        for index, shape in enumerate(shapes):
+            on_graph(num_graphs(shapes[:index], tuning), total)
             rungs.append(self._capture_rung(shape))
-        on_graph(2 * len(shapes), 2 * len(shapes))
-        return tuple(reversed(rungs))
+        on_graph(total, total)
+        return rungs[::-1]
 
     def _capture_rung(self, shape: StepShape) -> Rung:
-        """Captures both graphs of a rung. The block holds only padding meanwhile: no page is read or written."""
+        """Captures the graphs of a rung. The block holds only padding meanwhile: no page is read or written."""
         fields, backend, arena = cut_block(self._block, shape), self._parts.backend, self._parts.arena
         self._block.zero_()
         fields.kv_slots.fill_(-1)
         fields.sampler_slots.fill_(-1)
-        workspace = LoraWorkspace(shape.rows, self._block.device, meta=fields.lora, sums=self._sums)
-        prepared = backend.record_lora(arena.flat, arena.table, workspace)
-        with_adapters, plain = (
-            self._recorder.record(partial(self._step, fields, self._batch_input(fields), LoraStep(backend, lora)))
-            for lora in (prepared, None)
+        workspace = LoraWorkspace(
+            shape.rows,
+            self._block.device,
+            meta=fields.lora,
+            sums=self._sums,
+            max_segments=shape.chunk_seqs or None,
+            tuning=backend.lora_tuning,
         )
-        return Rung(shape, workspace, plain, with_adapters)
+
+        def record(prepared: TritonLora | None) -> Replay:
+            batch = self._batch_input(fields)
+            return self._recorder.record(partial(self._step, fields, batch, LoraStep(backend, prepared)))
+
+        can_be_long = has_long(shape, backend.lora_tuning)
+        long = record(backend.record_lora(arena.flat, arena.table, workspace, has_long=True)) if can_be_long else None
+        with_adapters = record(backend.record_lora(arena.flat, arena.table, workspace))
+        return Rung(shape, workspace, record(None), with_adapters, long)
 
     def _step(self, fields: StepFields, batch: BatchInput, lora: LoraStep) -> None:
         """Computes a step's logits into `_logits`, while it is recorded. No launch depends on contents of device
         memory."""
-        parts, rows = self._parts, len(fields.token_ids)
+        parts = self._parts
         ids = known_ids(fields.token_ids, fields.sampler_slots, parts.sampler.last_tokens)
-        logits = parts.decoder.forward(replace(batch, token_ids=ids), parts.arena, parts.backend, lora)
+        # A batch of its own for each call, because attention is planned once for each batch.
+        batch = replace(batch, token_ids=ids, attention=replace(batch.attention))
+        logits = parts.decoder.forward(batch, parts.arena, parts.backend, lora)
         # Copied out of the pool, where otherwise every graph would need room for results of its own.
-        self._logits[:rows].copy_(logits)
+        self._logits[: len(logits)].copy_(logits)
 
     def _batch_input(self, fields: StepFields) -> BatchInput:
-        """Returns the input of a captured step: views of the block, and numbers on the host: every row is a decode, and
-        every context is taken to be the longest possible."""
-        rows = len(fields.token_ids)
+        """Returns the input of a captured step: views of the block, and numbers on the host: every context is taken to
+        be the longest possible. In a decode-only step every row is a decode; in one with prompts, any sequence may have
+        any number of rows."""
+        rows, seqs, has_chunks = len(fields.token_ids), len(fields.contexts), len(fields.query_starts) > 0
         attention = AttentionBatch(
-            query_starts=self._query_starts[: rows + 1],
+            query_starts=fields.query_starts if has_chunks else self._query_starts[: rows + 1],
             context_lens=fields.contexts,
             block_tables=fields.block_tables,
             kv_slots=fields.kv_slots,
-            num_decodes=rows,
-            max_query=1,
+            num_decodes=seqs,
+            max_query=rows if has_chunks else 1,
             max_context=self._max_context,
-            host_query_starts=tuple(range(rows + 1)),
-            host_context_lens=(self._max_context,) * rows,
+            host_query_starts=(0,) * (seqs + 1) if has_chunks else tuple(range(rows + 1)),
+            host_context_lens=(self._max_context,) * seqs,
         )
-        return BatchInput(fields.token_ids, fields.positions, attention, NO_ADAPTERS, None, ("",) * rows)
+        sample_rows = fields.sample_rows if has_chunks else None
+        return BatchInput(fields.token_ids, fields.positions, attention, NO_ADAPTERS, sample_rows, ("",) * seqs)

@@ -1,7 +1,8 @@
 """The input of a captured step: one block of memory at a fixed address, filled by one copy.
 
-    kv slots | token ids | positions | contexts | sampler slots | block tables | LoRA lists
+    kv slots | token ids | positions | contexts | sampler slots | query starts | sample rows | block tables | LoRA lists
 
+Only steps with prompts have query starts and sample rows: in the others every row is a sequence, and is sampled from.
 Each step size has its own layout of the same block, so that all its input is contiguous. The LoRA lists come last, with
 room for the largest possible lists; a step fills and uploads only their beginning.
 """
@@ -30,16 +31,26 @@ class StepShape:
         rows: rows of the step, padding included.
         max_blocks: maximum length of a block table.
         lora_numbers: maximum number of int32 in the LoRA lists.
+        chunk_seqs: maximum number of sequences of a step with prompts. 0 means a decode-only step.
     """
 
     rows: int
     max_blocks: int
     lora_numbers: int
+    chunk_seqs: int = 0
+
+    @property
+    def seqs(self) -> int:
+        """Maximum number of sequences."""
+        return self.chunk_seqs or self.rows
 
     @property
     def counts(self) -> tuple[int, ...]:
         """Number of int32 in each part, without alignment."""
-        return (2 * self.rows, *[self.rows] * 4, self.rows * self.max_blocks, self.lora_numbers)
+        rows, seqs, starts = self.rows, self.seqs, self.chunk_seqs + 1 if self.chunk_seqs else 0
+        return (
+            2 * rows, rows, rows, seqs, rows, starts, self.chunk_seqs, seqs * self.max_blocks, self.lora_numbers,
+        )  # fmt: skip
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -62,8 +73,11 @@ class StepFields(NamedTuple):
 
     Attributes:
         kv_slots: int64 [rows]; -1 in padding rows, like `sampler_slots`.
-        token_ids, positions, contexts, sampler_slots: int32 [rows].
-        block_tables: int32 [rows, max_blocks].
+        token_ids, positions, sampler_slots: int32 [rows].
+        contexts: int32 [seqs]; 0 in padding sequences.
+        query_starts: int32 [chunk_seqs + 1]; the number of rows, without padding, after the last sequence.
+        sample_rows: int32 [chunk_seqs]; 0 beyond the rows that are sampled from.
+        block_tables: int32 [seqs, max_blocks].
         lora: int32 [lora_numbers]. See `LoraWorkspace.meta`.
     """
 
@@ -72,6 +86,8 @@ class StepFields(NamedTuple):
     positions: Any
     contexts: Any
     sampler_slots: Any
+    query_starts: Any
+    sample_rows: Any
     block_tables: Any
     lora: Any
 
@@ -80,25 +96,28 @@ def cut_block(block: Tensor, shape: StepShape) -> StepFields:
     """Returns the parts of `block`, int32 [at least shape.size], as views."""
     parts = [block[start : start + count] for start, count in zip(shape.starts, shape.counts, strict=False)]
     parts[0] = parts[0].view(torch.int64)
-    parts[5] = parts[5].view(shape.rows, shape.max_blocks)
+    parts[-2] = parts[-2].view(shape.seqs, shape.max_blocks)
     return StepFields(*parts)
 
 
 def write_rows(fields: StepFields, batch: HostBatch) -> None:
-    """Writes a decode-only batch to a block on the host. Rows beyond the batch become padding. Block table entries
-    beyond a context, and block tables of padding rows, keep their old values: no kernel reads them."""
-    rows = batch.num_rows
-    parts = (
+    """Writes a batch to a block on the host; it is decode-only if the block has no query starts. Rows and sequences
+    beyond the batch become padding. Block table entries beyond a context, and block tables of padding sequences, keep
+    their old values: no kernel reads them."""
+    parts: list[tuple[Any, Any, int]] = [
         (fields.kv_slots, batch.kv_slots, -1),
         (fields.token_ids, batch.token_ids, 0),
         (fields.positions, batch.positions, 0),
         (fields.contexts, batch.contexts, 0),
         (fields.sampler_slots, batch.sampler_slots, -1),
-    )
+    ]
+    if len(fields.query_starts):
+        parts += [(fields.query_starts, batch.query_starts, batch.num_rows), (fields.sample_rows, batch.sample_rows, 0)]
     for target, source, padding in parts:
-        target[:rows] = source
-        target[rows:] = padding
-    fields.block_tables[:rows, : batch.block_tables.shape[1]] = batch.block_tables
+        target[: len(source)] = source
+        target[len(source) :] = padding
+    seqs, blocks = batch.block_tables.shape
+    fields.block_tables[:seqs, :blocks] = batch.block_tables
 
 
 class HostBlock:
@@ -109,15 +128,15 @@ class HostBlock:
         self._block = pinned_zeros(size, torch.int32) if on_gpu else torch.zeros(size, dtype=torch.int32)
         self._sent = torch.cuda.Event() if on_gpu else None
         self._fields = {
-            shape.rows: StepFields(*(part.numpy() for part in cut_block(self._block, shape))) for shape in shapes
+            shape: StepFields(*(part.numpy() for part in cut_block(self._block, shape))) for shape in shapes
         }
 
-    def begin(self, rows: int) -> StepFields:
-        """Waits until the last `send` has been copied, and returns the block's parts for a step of `rows` rows, to be
+    def begin(self, shape: StepShape) -> StepFields:
+        """Waits until the last `send` has been copied, and returns the block's parts for a step of `shape`, to be
         filled."""
         if self._sent is not None:
             self._sent.synchronize()
-        return self._fields[rows]
+        return self._fields[shape]
 
     def send(self, target: Tensor, numbers: int) -> None:
         """Starts to copy the first `numbers` int32 of the block to `target` on the device. Does not wait for a GPU."""

@@ -72,8 +72,8 @@ def plan_graphs(
     backend: Backend,
     max_model_len: int,
 ) -> GraphPlan | None:
-    """Plans the CUDA graphs of decode-only steps. None means that steps are launched kernel by kernel: on a CPU, or if
-    so configured. Raises TypeError if a GPU's backend is not Triton."""
+    """Plans the CUDA graphs of steps. None means that steps are launched kernel by kernel: on a CPU, or if so
+    configured. Raises TypeError if a GPU's backend is not Triton."""
     if not config.graphs or device.type != "cuda":
         return None
     # Imported here: a machine without CUDA may have no triton.

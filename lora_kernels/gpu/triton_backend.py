@@ -23,7 +23,7 @@ class TritonBackend:
     def __init__(self, lora_tuning: LoraTuning = SHIPPED, attention: PagedAttention | None = None) -> None:
         self.pointwise = triton_pointwise.TritonPointwise()
         self.paged_attention = attention or PagedAttention()
-        self._lora_tuning = lora_tuning
+        self.lora_tuning = lora_tuning
         self._lora_key: tuple[Any, ...] = ()
         self._lora: triton_lora_plan.TritonLora | None = None
 
@@ -64,22 +64,23 @@ class TritonBackend:
         parts = (plan.rows, plan.adapter_slots, plan.starts, table.versions[plan.adapter_slots])
         key = (table, arena.data_ptr(), *(part.tobytes() for part in parts))
         if key != self._lora_key:
-            self._lora = triton_lora_plan.prepare(arena, table, plan, self._lora_tuning)
+            self._lora = triton_lora_plan.prepare(arena, table, plan, self.lora_tuning)
             self._lora_key = key
         return self._lora
 
     def record_lora(
-        self, arena: Tensor, table: LoraTable, workspace: triton_lora_plan.LoraWorkspace
+        self, arena: Tensor, table: LoraTable, workspace: triton_lora_plan.LoraWorkspace, has_long: bool = False
     ) -> triton_lora_plan.TritonLora:
-        """Returns LoRA data for launches to record, which serve any step whose lists are in `workspace`."""
-        return triton_lora_plan.record(arena, table, workspace, workspace.max_rows, self._lora_tuning)
+        """Returns LoRA data for launches to record, which serve any step whose lists are in `workspace`, and which has
+        long segments only if `has_long`."""
+        return triton_lora_plan.record(arena, table, workspace, workspace.max_rows, self.lora_tuning, has_long)
 
     def fill_lora(
         self, host: Int32Array, workspace: triton_lora_plan.LoraWorkspace, table: LoraTable, plan: SegmentPlan
     ) -> int:
         """Writes a step's tile lists into `host`, laid out like `workspace.meta`, and returns how many leading numbers
         of it to copy there. Raises ValueError if the step does not fit the workspace."""
-        return workspace.fill(host, table, plan, self._lora_tuning)
+        return workspace.fill(host, table, plan, self.lora_tuning)
 
     def add_lora(
         self, out: Tensor, x: Tensor, prepared: triton_lora_plan.TritonLora, layer: int, group: ProjectionGroup

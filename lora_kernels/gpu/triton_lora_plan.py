@@ -86,6 +86,9 @@ class LoraWorkspace:
     Args:
         max_rows: number of rows of the largest step that the workspace serves.
         max_rank: largest rank of an adapter of such a step.
+        max_segments: largest number of segments of a step with prompts, whose long segments have lists of their own.
+            None means a decode-only step, in which every row may be a segment and none is long.
+        tuning: sizes of the tiles.
         parts: largest product of `LoraTuning.num_splits` and number of targets of any projection group.
         meta: int32 [workspace_numbers(max_rows, max_rank)] on the device, aligned to 16 bytes. None means that the
             workspace allocates it.
@@ -101,9 +104,13 @@ class LoraWorkspace:
         parts: int = MAX_PARTS,
         meta: Tensor | None = None,
         sums: Tensor | None = None,
+        max_segments: int | None = None,
+        tuning: LoraTuning = SHIPPED,
     ) -> None:
         self.max_rows, self.max_rank = max_rows, _round_up(max_rank, RANK_TILE)
-        self.sections = _workspace_sections(max_rows, self.max_rank)
+        self.long_from = max_rows + 1 if max_segments is None else tuning.long_from
+        self.capacities = _capacities(max_rows, self.max_rank, max_segments, tuning)
+        self.sections = _sections(max_rows, self.capacities)
         self.meta = torch.zeros(self.sections[-1], dtype=torch.int32, device=device) if meta is None else meta
         self.sums = make_sums(max_rows, device, self.max_rank, parts) if sums is None else sums
 
@@ -119,7 +126,7 @@ class LoraWorkspace:
         ranks = table.max_ranks[plan.adapter_slots]
         if len(plan.rows) > self.max_rows or ranks.max(initial=0) > self.max_rank:
             raise ValueError(f"{len(plan.rows)} rows of rank {ranks.max(initial=0)} do not fit this workspace")
-        lists = _cut(plan, ranks, tuning, long_from=self.max_rows + 1)
+        lists = _cut(plan, ranks, tuning, self.long_from)
         return _write(host, self.sections, plan.rows, lists)
 
 
@@ -128,9 +135,11 @@ def make_sums(max_rows: int, device: torch.device, max_rank: int = MAX_RANK, par
     return torch.empty((parts, max_rows, _round_up(max_rank, RANK_TILE)), dtype=torch.float32, device=device)
 
 
-def workspace_numbers(max_rows: int, max_rank: int = MAX_RANK) -> int:
+def workspace_numbers(
+    max_rows: int, max_rank: int = MAX_RANK, max_segments: int | None = None, tuning: LoraTuning = SHIPPED
+) -> int:
     """Returns the size of `LoraWorkspace.meta` in int32 numbers, a multiple of four."""
-    return _workspace_sections(max_rows, _round_up(max_rank, RANK_TILE))[-1]
+    return _sections(max_rows, _capacities(max_rows, _round_up(max_rank, RANK_TILE), max_segments, tuning))[-1]
 
 
 def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan, tuning: LoraTuning = SHIPPED) -> TritonLora | None:
@@ -152,12 +161,18 @@ def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan, tuning: LoraTuni
 
 
 def record(
-    arena: Tensor, table: LoraTable, workspace: LoraWorkspace, num_rows: int, tuning: LoraTuning = SHIPPED
+    arena: Tensor,
+    table: LoraTable,
+    workspace: LoraWorkspace,
+    num_rows: int,
+    tuning: LoraTuning = SHIPPED,
+    has_long: bool = False,
 ) -> TritonLora:
     """Returns LoRA data for launches that are recorded once. They serve any step of up to `num_rows` rows whose lists
-    have been copied into the workspace (`upload`)."""
-    shrink = min(num_rows * workspace.max_rank // RANK_TILE, max(num_rows, tuning.shrink_programs))
-    programs = (min(num_rows, tuning.expand_programs), shrink, 0, 0)
+    have been copied into the workspace (`upload`), and which has long segments only if `has_long`."""
+    tiles = min(num_rows, workspace.capacities[0])
+    shrink = min(tiles * workspace.max_rank // RANK_TILE, max(tiles, tuning.shrink_programs))
+    programs = (min(tiles, tuning.expand_programs), shrink, *(workspace.capacities[2:] if has_long else (0, 0)))
     rows = workspace.meta[HEADER : HEADER + workspace.max_rows]
     lists = _lists(workspace.meta, workspace.sections, programs)
     return TritonLora(arena, table, rows, lists, workspace.sums, tuning)
@@ -209,10 +224,17 @@ def _within(counts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
-def _workspace_sections(max_rows: int, max_rank: int) -> tuple[int, ...]:
-    """Returns the sections (see `_sections`) of a workspace, with room for a row tile per row and for shrink tiles of
-    all its ranks. A workspace has no long segments."""
-    return _sections(max_rows, (max_rows, max_rows * max_rank // RANK_TILE, 0, 0))
+def _capacities(
+    max_rows: int, max_rank: int, max_segments: int | None, tuning: LoraTuning
+) -> tuple[int, int, int, int]:
+    """Returns the largest possible number of tiles in each list of a workspace: see `LoraWorkspace`. A segment has one
+    tile that is not full, and all ranks may be used everywhere."""
+    segments = max_rows if max_segments is None else max_segments
+    tiles = min(max_rows, segments + max_rows // tuning.tile_rows)
+    long = 0
+    if max_segments is not None and max_rows >= tuning.long_from:
+        long = min(segments, max_rows // tuning.long_from) + max_rows // tuning.long_rows
+    return tiles, tiles * max_rank // RANK_TILE, long, long * -(-max_rank // tuning.long_ranks)
 
 
 def _sections(max_rows: int, capacities: tuple[int, ...]) -> tuple[int, ...]:

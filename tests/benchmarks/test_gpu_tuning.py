@@ -167,7 +167,7 @@ def test_what_was_tuned_is_what_kernels_are_launched_with():
         triton_tuned.DECODE: {"128 bfloat16": Choice({**own, "num_stages": 2}, 1, 2)},
     }
     backend = triton_tuned.tuned_backend(Tunings(choices), CPU, torch.bfloat16, 128)
-    assert backend._lora_tuning == replace(LoraTuning(), tile_k=32, long_k=128)
+    assert backend.lora_tuning == replace(LoraTuning(), tile_k=32, long_k=128)
     kv = torch.empty(1, 2, 16, 8, 128, dtype=torch.bfloat16)
     assert asdict(backend.paged_attention.decode_tuning(kv)) == {**own, "num_stages": 2}
     assert triton_tuned.lora_tuning(Tunings(choices), torch.float16) == LoraTuning()

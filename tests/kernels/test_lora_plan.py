@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kernel_cases import Shape
 
@@ -68,6 +68,26 @@ def test_a_workspace_holds_the_same_in_one_list(table, slots):
     wanted = [(slot, row, rank) for row, slot in enumerate(slots) if slot >= 0 for rank in range(RANKS[slot])]
     assert sorted(rows_and_ranks(recorded.rows, recorded.lists.shrink, 8, 16)) == sorted(wanted)
     assert recorded.lists.long_shrink.programs == recorded.lists.long_rows.programs == 0
+
+
+@given(st.lists(st.integers(-1, 4), max_size=90))
+@example([4] * 90)
+@example([4] * 40 + [2] * 49 + [0])
+@example([4] * 19 + [2] * 17 + [0] * 19 + [3] * 17 + [4] * 18)
+@settings(deadline=None, max_examples=50)
+def test_a_workspace_of_steps_with_prompts_has_room_for_long_segments(table, slots):
+    workspace = LoraWorkspace(90, CPU, max_rank=100, max_segments=5, tuning=TUNING)
+    recorded = record(torch.zeros(8), table, workspace, 90, TUNING, has_long=True)
+    upload(workspace, table, plan_segments(np.array(slots, dtype=np.int32)), TUNING)
+    lists = recorded.lists
+    for listed in (lists.rows, lists.shrink, lists.long_rows, lists.long_shrink):
+        assert int(listed.count) <= len(listed.tiles)
+    wanted = [(slot, row, rank) for row, slot in enumerate(slots) if slot >= 0 for rank in range(RANKS[slot])]
+    short = list(rows_and_ranks(recorded.rows, lists.shrink, 8, 16))
+    long = list(rows_and_ranks(recorded.rows, lists.long_shrink, 16, 32))
+    assert sorted(short + long) == sorted(wanted)
+    assert all(slots.count(slot) < 20 for slot, _, _ in short) and all(slots.count(slot) >= 20 for slot, _, _ in long)
+    assert lists.long_rows.programs and lists.long_shrink.programs
 
 
 @pytest.mark.parametrize("slots", [[0] * 5, [4]])

@@ -13,6 +13,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from lora_kernels.gpu.triton_attention import PagedAttention
 from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.gpu.triton_decode import DecodeTuning
 from lora_kernels.gpu.triton_lora_tuning import LoraTuning
+from lora_kernels.gpu.triton_prefill_plan import PrefillTuning
 from lora_kernels.gpu.triton_sampling import SamplingTiles
 from lora_kernels.layout import pack_adapter, plan_layout
 
@@ -69,24 +71,38 @@ def tiny_decoder() -> Decoder:
     return build_decoder(spec, open_weights(folder, spec), torch.float32, CPU)
 
 
+@dataclass(frozen=True)
+class Setup:
+    """Sizes and tunings of the device side. `token_budget`: 1 means that steps with prompts are not captured.
+    `tolerance`: 0 means that logits and pages must be the same bit for bit."""
+
+    make_decoder: Callable[[], Decoder] = tiny_decoder
+    token_budget: int = 1
+    lora: LoraTuning = field(default_factory=lambda: LoraTuning(shrink_programs=4, expand_programs=2))
+    prefill: PrefillTuning | None = None
+    dtype: torch.dtype = torch.float32
+    fp8_kv: bool = False
+    tolerance: float = 1e-4
+
+
 class SteppedArena:
     """One engine's device side, without a scheduler. Pages that no sequence owns are NaN. `sampling` has the names of
     the kernels that sampled the last step."""
 
     sampling: Sequence[str] = ()
 
-    def __init__(self, is_recorded: bool) -> None:
-        decoder, self.is_recorded = tiny_decoder(), is_recorded
-        self.arena = Arena(page_shape(decoder.spec, BLOCK), NUM_PAGES, 4, torch.float32, CPU)
+    def __init__(self, is_recorded: bool, setup: Setup) -> None:
+        decoder, self.is_recorded, dtype = setup.make_decoder(), is_recorded, setup.dtype
+        self.arena = Arena(page_shape(decoder.spec, BLOCK, setup.fp8_kv), NUM_PAGES, 4, dtype, CPU)
         self.arena.pages[1:] = torch.nan
         decode = DecodeTuning(block_n=16, split_tokens=32, max_splits=4, programs=3)
-        backend = TritonBackend(LoraTuning(shrink_programs=4, expand_programs=2), PagedAttention(decode))
+        backend = TritonBackend(setup.lora, PagedAttention(decode, setup.prefill))
         self.sampler = Watched(VOCAB, CPU, (2, 3), MAX_SEQS, SamplingTiles(128, 128))
         self.state = BatchState(MAX_SEQS, MAX_LEN, BLOCK)
         self.recorder, graphs = Rerun(), None
         if is_recorded:
             parts = StepParts(decoder, self.arena, backend, self.sampler)
-            graphs = StepGraphs(parts, self.recorder, MAX_SEQS, MAX_LEN)
+            graphs = StepGraphs(parts, self.recorder, MAX_SEQS, MAX_LEN, setup.token_budget)
         self.steps = Steps(forward_over(decoder, self.arena, backend), self.sampler.last_tokens, graphs)
 
     def load(self, name: str, rank: int, pages: Sequence[int], is_scaled: bool = False) -> None:
@@ -99,7 +115,7 @@ class SteppedArena:
         places = {place: widths[place[1]].tolist() for place in np.ndindex(ranks.shape)}
         blocks = {place: (random(rank, into) * 0.2, random(out, rank) * 0.2) for place, (into, out) in places.items()}
         scales = {place: random(2, out) * 0.1 for place, (_, out) in places.items() if is_scaled}
-        blob = pack_adapter(layout, blocks, self.arena.shape.elements, torch.float32, scales)
+        blob = pack_adapter(layout, blocks, self.arena.shape.elements, self.arena.pages.dtype, scales)
         self.arena.load_adapter(name, layout, Blob.of(blob), tuple(pages[: layout.num_pages]))
 
     def admit(self, admission: Admission) -> None:
@@ -114,6 +130,8 @@ class SteppedArena:
     def step(self, chunks: Sequence[ScheduledChunk], allowed: Mapping[str, Sequence[int]]) -> list[SampledToken]:
         batch = self.state.gather(chunks)
         logits, masks = self.steps.compute(batch), mask(allowed, batch.sample_ids) if allowed else None
+        if not batch.sample_ids:
+            return []
         launches = Launches()
         with launches.kernels():
             sample = self.sampler.start(logits, batch.sample_ids, masks)
@@ -127,8 +145,9 @@ class SteppedArena:
 class Pair:
     """A recorded world and one that is not, told the same."""
 
-    def __init__(self) -> None:
-        self.recorded, self.plain = SteppedArena(True), SteppedArena(False)
+    def __init__(self, setup: Setup | None = None) -> None:
+        self.setup = setup or Setup()
+        self.recorded, self.plain = SteppedArena(True, self.setup), SteppedArena(False, self.setup)
         self.tokens: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
         self.pages: dict[str, list[int]] = {}
@@ -159,10 +178,15 @@ class Pair:
         admission = Admission(name, tokens, num_prompt, num_computed, tuple(kept), adapter_hash, params)
         self.both(lambda stepped: stepped.admit(admission))
 
-    def step(self, names: Sequence[str], allowed: Mapping[str, Sequence[int]] | None = None) -> int | None:
+    def step(
+        self,
+        names: Sequence[str],
+        allowed: Mapping[str, Sequence[int]] | None = None,
+        most: Mapping[str, int] | None = None,
+    ) -> int | None:
         """What was replayed, if anything. Both must say the same, and mean it. Requests in `allowed` may say the tokens
-        there alone."""
-        chunks = [self.chunk(name) for name in names]
+        there alone; those in `most` compute at most that many."""
+        chunks = [self.chunk(name, (most or {}).get(name, MAX_LEN)) for name in names]
         before = len(self.recorded.recorder.replayed)
         ours, theirs = (stepped.step(chunks, allowed or {}) for stepped in (self.recorded, self.plain))
         assert [(one.request_id, one.token) for one in ours] == [(one.request_id, one.token) for one in theirs]
@@ -170,19 +194,22 @@ class Pair:
             if other.logprobs is not None:
                 assert one.logprobs and abs(one.logprobs.logprob - other.logprobs.logprob) < 1e-4
             self.tokens[one.request_id].append(one.token)
-        torch.testing.assert_close(self.recorded.sampler.logits, self.plain.sampler.logits, rtol=1e-4, atol=1e-4)
+        close: dict[str, Any] = {"rtol": self.setup.tolerance, "atol": self.setup.tolerance, "equal_nan": True}
+        torch.testing.assert_close(self.recorded.sampler.logits, self.plain.sampler.logits, **close)
         pages = (stepped.arena.pages for stepped in (self.recorded, self.plain))
-        torch.testing.assert_close(*pages, rtol=1e-4, atol=1e-4, equal_nan=True)
+        torch.testing.assert_close(*pages, **close)
         assert not self.recorded.arena.pages[0].any(), "the null page was written"
         replayed = self.recorded.recorder.replayed[before:]
+        assert len(replayed) <= 1
         return replayed[0] if replayed else None
 
-    def chunk(self, name: str) -> ScheduledChunk:
-        start, end = self.computed[name], len(self.tokens[name])
+    def chunk(self, name: str, most: int) -> ScheduledChunk:
+        start = self.computed[name]
+        end = min(len(self.tokens[name]), start + most)
         self.computed[name] = end
         new = [self.free.pop(0) for _ in range(-(-end // BLOCK) - len(self.pages[name]))]
         self.pages[name] += new
-        return ScheduledChunk(name, start, end - start, tuple(new), samples=True)
+        return ScheduledChunk(name, start, end - start, tuple(new), samples=end == len(self.tokens[name]))
 
 
 def mask(allowed: Mapping[str, Sequence[int]], names: Sequence[str]) -> TokenMasks:
@@ -281,6 +308,10 @@ def outcome(check: Callable[[], None]) -> str | None:
     return None
 
 
-if __name__ == "__main__":
+def run_checks(checks: Mapping[str, Callable[[], None]]) -> None:
     torch.set_num_threads(1)
-    print(json.dumps({name: outcome(check) for name, check in CHECKS.items()}))
+    print(json.dumps({name: outcome(check) for name, check in checks.items()}))
+
+
+if __name__ == "__main__":
+    run_checks(CHECKS)

@@ -35,6 +35,7 @@ from lora_kernels.pinned import UploadRing
 
 CPU = torch.device("cpu")
 BLOCK, NUM_PAGES, MAX_SEQS, MAX_LEN, VOCAB, EOS = 16, 14, 3, 64, 97, (2, 3)
+TOKENS = 32
 ABORT_AFTER = 2
 """Tokens."""
 PARAMS = {
@@ -62,7 +63,7 @@ class SteppedEngine:
         runner.overlaps = ahead
         core = CoreConfig(
             **sizes,
-            token_budget=32,
+            token_budget=TOKENS,
             host_pages=6,
             eos_token_ids=EOS,
             prefix_caching=False,
@@ -110,7 +111,7 @@ def _compute_with_triton(runner: ModelRunner, recorder: Rerun | None) -> None:
     backend = TritonBackend(LoraTuning(shrink_programs=4, expand_programs=2), PagedAttention(decode))
     sampler = DeviceSampler(VOCAB, CPU, EOS, MAX_SEQS, SamplingTiles(128, 128))
     parts = StepParts(runner._decoder, runner._arena, backend, sampler)
-    graphs = StepGraphs(parts, recorder, MAX_SEQS, MAX_LEN) if recorder else None
+    graphs = StepGraphs(parts, recorder, MAX_SEQS, MAX_LEN, TOKENS) if recorder else None
     forward = forward_over(parts.decoder, parts.arena, backend)
     runner._sampler, runner._steps = sampler, Steps(forward, sampler.last_tokens, graphs)
 

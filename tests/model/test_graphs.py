@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.config import EngineConfig
 from engine.core.types import Admission, SamplingParams, ScheduledChunk
@@ -18,11 +19,12 @@ from engine.model.arena import Arena, page_shape
 from engine.model.batch import BatchState
 from engine.model.decoder import build_decoder
 from engine.model.device_sampler import DeviceSampler
-from engine.model.graph_plan import graph_bytes
-from engine.model.graphs import StepGraphs, StepParts, ladder
+from engine.model.graph_plan import GraphTunings, graph_bytes
+from engine.model.graphs import StepGraphs, StepParts
 from engine.model.host_memory import Blob
 from engine.model.lora import TARGETS, target_widths
 from engine.model.memory import count_pages
+from engine.model.rungs import chunk_ladder, ladder
 from engine.model.spec import read_spec
 from engine.model.step_block import HostBlock, StepShape, cut_block, write_rows
 from engine.model.steps import plan_graphs
@@ -30,6 +32,8 @@ from engine.model.weights import open_weights
 from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.gpu.triton_decode import DecodeTuning
 from lora_kernels.gpu.triton_lora_plan import COUNT, HEADER, workspace_numbers
+from lora_kernels.gpu.triton_lora_tuning import LoraTuning
+from lora_kernels.gpu.triton_prefill_plan import PrefillTuning
 from lora_kernels.layout import plan_layout
 
 ROOT, CPU = Path(__file__).parents[2], torch.device("cpu")
@@ -43,11 +47,23 @@ REPLAYS = (
 )
 
 
+CHUNK_REPLAYS = ("any_mix_of_chunks_and_decodes", "keys_and_values_in_eight_bits")
+
+
 @pytest.fixture(scope="module")
 def outcomes(tiny_llama):
+    return run_interpreted("graph_checks.py", tiny_llama)
+
+
+@pytest.fixture(scope="module")
+def chunk_outcomes(tiny_llama):
+    return run_interpreted("chunk_graph_checks.py", tiny_llama)
+
+
+def run_interpreted(script, model):
     """Check -> traceback or None, from a process whose kernels are interpreted."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, Path(__file__).parent / "graph_checks.py", tiny_llama]
+    command = [sys.executable, Path(__file__).parent / script, model]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -58,8 +74,14 @@ def test_replays_say_what_single_launches_say(outcomes, name):
     assert outcomes[name] is None, outcomes[name]
 
 
-def test_every_check_is_run(outcomes):
+@pytest.mark.parametrize("name", CHUNK_REPLAYS)
+def test_replays_with_prompts_say_what_single_launches_say(chunk_outcomes, name):
+    assert chunk_outcomes[name] is None, chunk_outcomes[name]
+
+
+def test_every_check_is_run(outcomes, chunk_outcomes):
     assert set(outcomes) == set(REPLAYS)
+    assert set(chunk_outcomes) == set(CHUNK_REPLAYS)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +100,14 @@ def test_padding_is_bounded(most):
         assert high - low - 1 < max(8, low / 8), "a step of one row more than a rung is padded too far"
 
 
+@pytest.mark.parametrize(
+    ("budget", "rungs"),
+    [(1, ()), (100, (100,)), (128, (128,)), (300, (128, 256, 300)), (8192, tuple(range(128, 1025, 128)))],
+)
+def test_ladders_of_steps_with_prompts(budget, rungs):
+    assert chunk_ladder(budget) == rungs
+
+
 class Idle:
     """`LaunchRecorder` that launches nothing, and knows what was replayed."""
 
@@ -92,7 +122,7 @@ class Idle:
 class CapturedGraphs:
     """What captured steps need, with an adapter `x` in slot 0 and one that scales outputs, `d`, in slot 1."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, token_budget=1):
         spec = read_spec(folder)
         decoder = build_decoder(spec, open_weights(folder, spec), torch.float32, CPU)
         self.arena = Arena(page_shape(spec, BLOCK), 50, 4, torch.float32, CPU)
@@ -105,8 +135,9 @@ class CapturedGraphs:
             blob = torch.zeros(layout.num_pages, self.arena.shape.elements)
             self.arena.load_adapter(name, layout, Blob.of(blob), tuple(range(first, first + layout.num_pages)))
         self.told = []
-        parts = StepParts(decoder, self.arena, TritonBackend(), self.sampler)
-        self.graphs = StepGraphs(parts, self.recorder, MAX_SEQS, MAX_LEN, lambda *told: self.told.append(told))
+        parts = StepParts(decoder, self.arena, TritonBackend(LoraTuning(long_from=150)), self.sampler)
+        told = self.told.append
+        self.graphs = StepGraphs(parts, self.recorder, MAX_SEQS, MAX_LEN, token_budget, lambda *args: told(args))
 
     def admit(self, name, adapter_hash=None, tokens=(5, 6, 7)):
         self.sampler.add(name, SamplingParams(), tokens, len(tokens))
@@ -160,6 +191,95 @@ def test_what_does_not_fit_is_not_replayed(captured):
     assert captured.recorder.replayed == []
 
 
+@pytest.fixture
+def with_chunks(tiny_llama):
+    """200 rows: sizes 128 and 200, of which only the latter may have long segments (from 150 rows on)."""
+    return CapturedGraphs(tiny_llama, token_budget=200)
+
+
+def chunk(name, length, samples=True):
+    return ScheduledChunk(name, 0, length, (), samples=samples)
+
+
+def test_a_rung_has_a_graph_for_long_segments_where_there_may_be_any(with_chunks):
+    assert with_chunks.graphs.chunk_rungs == (128, 200)
+    assert with_chunks.recorder.count == 3 + 2 + 8
+    assert with_chunks.told == [(done, 13) for done in (0, 3, 5, 7, 9, 11, 13)]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "replayed"),
+    [
+        ([("a", 60), ("b", 1), ("c", 60)], 4),
+        ([("a", 60), ("x", 60), ("b", 8)], 3),
+        ([("a", 60), ("x", 60), ("b", 9)], 1),
+        ([("a", 60), ("b", 60), ("c", 9)], 2),
+        ([("x", 60), ("y", 60), ("z", 31)], 0),
+        ([("x", 60), ("y", 60), ("z", 29), ("a", 30)], 1),
+    ],
+)
+def test_the_lowest_rung_that_fits_a_step_with_prompts_is_replayed(with_chunks, chunks, replayed):
+    for name, _ in chunks:
+        with_chunks.admit(name, "x" if name in "xyz" else None, range(60))
+    batch = with_chunks.state.gather([chunk(name, length) for name, length in chunks])
+    assert with_chunks.graphs.fits(batch)
+    assert len(with_chunks.graphs.launch(batch)) == len(chunks)
+    assert with_chunks.recorder.replayed == [replayed]
+
+
+def test_what_does_not_fit_a_step_with_prompts(with_chunks):
+    for name in "abcdef":
+        with_chunks.admit(name, None, range(60))
+    with_chunks.admit("g", "d", range(60))
+    steps = {
+        "more rows than any rung": [chunk(name, 50) for name in "abcd"] + [chunk("e", 1)],
+        "more sequences than a rung": [chunk(name, 9) for name in "abcdef"],
+        "outputs that are scaled": [chunk("a", 9), chunk("g", 9)],
+    }
+    for why, chunks in steps.items():
+        assert not with_chunks.graphs.fits(with_chunks.state.gather(chunks)), why
+
+
+class Operations(TorchDispatchMode):
+    """Notes torch's operations that are no views."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if not func.is_view:
+            self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_with_prompts_is_one_upload_and_one_replay(with_chunks):
+    """The host does nothing else on the device until it samples from the logits."""
+    for name in "abx":
+        with_chunks.admit(name, "x" if name == "x" else None, range(60))
+    batch = with_chunks.state.gather([chunk("a", 50, samples=False), chunk("b", 1), chunk("x", 20)])
+    with Operations() as operations:
+        logits = with_chunks.graphs.launch(batch)
+    assert operations.names == ["aten::copy_"]
+    assert len(with_chunks.recorder.replayed) == 1
+    assert logits.shape == (2, 97)
+
+
+def test_rows_and_sequences_beyond_a_batch_are_padding(with_chunks):
+    for name in "ab":
+        with_chunks.admit(name, None, range(60))
+    shape = StepShape(128, MAX_LEN // BLOCK, workspace_numbers(128, max_segments=5), 5)
+    fields = HostBlock((shape,), CPU).begin(shape)
+    for part in fields:
+        part[:] = 99
+    write_rows(fields, with_chunks.state.gather([chunk("a", 50, samples=False), chunk("b", 20)]))
+    assert fields.query_starts.tolist() == [0, 50, 70, 70, 70, 70]
+    assert fields.sample_rows.tolist() == [69, 0, 0, 0, 0]
+    assert fields.contexts.tolist() == [50, 20, 0, 0, 0]
+    assert fields.kv_slots[69] >= 0 and (fields.kv_slots[70:] == -1).all()
+    assert (fields.sampler_slots[70:] == -1).all() and not fields.token_ids[70:].any()
+
+
 def test_a_slot_may_scale_outputs_and_then_not(captured):
     captured.admit("a", "d")
     assert not captured.graphs.fits(captured.decode("a"))
@@ -184,16 +304,18 @@ def test_a_step_is_one_upload_from_a_block_that_the_last_one_did_not_use(capture
     assert list(numbers) == [before_lists[0] + lists, before_lists[1], before_lists[0] + lists]
 
 
-def test_parts_of_a_block_are_aligned_and_apart():
-    shape = StepShape(3, 5, workspace_numbers(3, 16))
+@pytest.mark.parametrize("chunk_seqs", [0, 2])
+def test_parts_of_a_block_are_aligned_and_apart(chunk_seqs):
+    shape = StepShape(3, 5, workspace_numbers(3, 16), chunk_seqs)
     block = torch.zeros(shape.size + 8, dtype=torch.int32)
     fields = cut_block(block, shape)
     for number, part in enumerate(fields, 1):
         assert (part.data_ptr() - block.data_ptr()) % 16 == 0
         assert not part.any()
         part.fill_(number)
-    assert [part.dtype for part in fields] == [torch.int64] + [torch.int32] * 6
-    assert fields.block_tables.shape == (3, 5)
+    assert [part.dtype for part in fields] == [torch.int64] + [torch.int32] * 8
+    assert fields.block_tables.shape == (chunk_seqs or 3, 5)
+    assert (len(fields.query_starts), len(fields.sample_rows)) == ((3, 2) if chunk_seqs else (0, 0))
     assert not block[shape.size :].any()
 
 
@@ -202,7 +324,7 @@ def test_rows_beyond_a_batch_are_padding(captured):
     captured.admit("a", None)
     captured.admit("b", "x")
     shape = StepShape(4, MAX_LEN // BLOCK, workspace_numbers(4))
-    fields = HostBlock((shape,), CPU).begin(4)
+    fields = HostBlock((shape,), CPU).begin(shape)
     for part in fields:
         part[:] = 99
     write_rows(fields, captured.decode("ab"))
@@ -222,18 +344,20 @@ def test_lists_are_empty_where_nothing_is_captured_yet(captured):
     assert (fields.kv_slots.tolist(), fields.sampler_slots.tolist(), fields.contexts.tolist()) == ([-1], [-1], [0])
 
 
-def test_what_is_kept_back_covers_what_lies_at_fixed_addresses(captured):
-    spec, graphs = captured.graphs._parts.decoder.spec, captured.graphs
-    tuning = graphs._parts.backend.paged_attention.decode_tuning(captured.arena.kv(0))
-    workspace = graphs._parts.backend.paged_attention._workspace
-    held = (graphs._block, graphs._logits, graphs._sums, workspace.rows)
-    held = (*held, workspace.partials.totals, workspace.partials.stats)
-    sizes = [graph_bytes(spec, torch.float32, tuning, rows, MAX_LEN // BLOCK) for rows in (1, MAX_SEQS, 64)]
+def test_what_is_kept_back_covers_what_lies_at_fixed_addresses(with_chunks):
+    graphs, backend = with_chunks.graphs, with_chunks.graphs._parts.backend
+    spec, kv, attention = graphs._parts.decoder.spec, with_chunks.arena.kv(0), backend.paged_attention
+    tunings = GraphTunings(attention.decode_tuning(kv), attention.prefill_tuning(kv), backend.lora_tuning)
+    held = [graphs._block, graphs._logits, graphs._query_starts, graphs._sums]
+    for partials in (attention._workspace.partials, attention._parts):
+        held += [partials.totals, partials.stats]
+    sizes = [graph_bytes(spec, torch.float32, tunings, *size, MAX_LEN, BLOCK) for size in ((1, 1), (5, 200), (5, 900))]
     assert sum(tensor.nbytes for tensor in held) < sizes[1]
     assert sizes == sorted(sizes)
 
 
-def test_llama_3_8b_keeps_half_a_gigabyte_back(captured):
+@pytest.mark.parametrize(("max_seqs", "budget", "least", "most"), [(64, 64, 0.3e9, 0.7e9), (256, 8192, 0.9e9, 1.8e9)])
+def test_llama_3_8b_keeps_some_memory_back(captured, max_seqs, budget, least, most):
     spec = replace(
         captured.graphs._parts.decoder.spec,
         vocab_size=128_256,
@@ -244,7 +368,8 @@ def test_llama_3_8b_keeps_half_a_gigabyte_back(captured):
         kv_heads=8,
         head_dim=128,
     )
-    assert 0.3e9 < graph_bytes(spec, torch.bfloat16, DecodeTuning(), 64, 512) < 0.6e9
+    tunings = GraphTunings(DecodeTuning(), PrefillTuning(), LoraTuning())
+    assert least < graph_bytes(spec, torch.bfloat16, tunings, max_seqs, budget, 8192, 16) < most
 
 
 def test_pages_are_what_graphs_leave(monkeypatch):

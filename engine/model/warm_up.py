@@ -60,11 +60,12 @@ class PaddedStep:
 
 
 def _sequences(limits: StepLimits) -> Iterator[PaddedStep]:
-    """Every power of two of sequences up to the largest number: all but one decode, beside a prompt's chunk."""
+    """Every power of two of sequences up to the largest number: all but one decode, beside a prompt's chunk. They have
+    the adapter, so that they are launched kernel by kernel: a captured step has the largest number of sequences."""
     seqs = LEAST_SEQS
     while True:
         count = min(seqs, limits.seqs)
-        yield PaddedStep(((1, 1),) * (count - 1) + ((min(2, limits.context),) * 2,))
+        yield PaddedStep(((1, 1),) * (count - 1) + ((min(2, limits.context),) * 2,), has_adapter=True)
         if seqs >= limits.seqs:
             return
         seqs *= 2

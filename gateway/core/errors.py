@@ -178,7 +178,7 @@ def context_length_exceeded(num_tokens: int, max_tokens: int, param: str = "mess
 
 
 def invalid_api_key() -> ApiError:
-    message = "missing or unknown API key; send it as 'Authorization: Bearer <key>'"
+    message = "missing or unknown API key; send it as 'Authorization: Bearer <key>' or 'x-api-key: <key>'"
     return ApiError(Fault.INVALID_API_KEY, message, extra_headers={"www-authenticate": "Bearer"})
 
 

@@ -13,6 +13,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from gateway.accounts.registry import AccountRegistry
+from gateway.anthropic.calls import count_tokens, message_call
 from gateway.batches.eta import EtaEstimator
 from gateway.batches.service import Batches
 from gateway.core.errors import invalid_request
@@ -26,7 +27,7 @@ from gateway.http.admin_batches import AdminBatchesApi
 from gateway.http.batches import BatchesApi
 from gateway.http.console import ConsoleFiles
 from gateway.http.cors import Cors
-from gateway.http.edge import AsgiEndpoint, RequestMiddleware, bearer_token, header, read_body, request_id
+from gateway.http.edge import AsgiEndpoint, RequestMiddleware, api_key, header, read_body, request_id
 from gateway.http.files import FilesApi
 from gateway.http.lists import check_parameters
 from gateway.http.openapi.document import document
@@ -146,6 +147,8 @@ class HttpApi:
             Route("/v1/chat/completions", AsgiEndpoint(self.chat), methods=post),
             Route("/v1/completions", AsgiEndpoint(self.completions), methods=post),
             Route("/v1/responses", AsgiEndpoint(self.response), methods=post),
+            Route("/v1/messages", AsgiEndpoint(self.message), methods=post),
+            Route("/v1/messages/count_tokens", self.message_tokens, methods=post),
             Route("/v1/models", self.models, methods=get),
             Route("/v1/models/{name:path}", self.model, methods=get),
             Route("/tokenize", self.tokenize, methods=post),
@@ -171,6 +174,14 @@ class HttpApi:
 
     async def response(self, request: Request) -> ASGIApp:
         return OwnNames(await self._generation(request, response_call))
+
+    async def message(self, request: Request) -> GenerationResponse:
+        return await self._generation(request, message_call)
+
+    async def message_tokens(self, request: Request) -> Response:
+        tenant = self._tenant(request).tenant
+        body = await read_body(request, self._max_body_bytes)
+        return json_response({"input_tokens": await count_tokens(self._gateway, tenant, body)})
 
     async def models(self, request: Request) -> Response:
         cards = self._gateway.models.cards(self._tenant(request).tenant)
@@ -297,7 +308,7 @@ class HttpApi:
         return self._authenticate(request).as_tenant()
 
     def _authenticate(self, request: Request) -> Principal:
-        return self._keys.authenticate(bearer_token(request))
+        return self._keys.authenticate(api_key(request))
 
     def _arriving(self, request: Request) -> AbstractContextManager[ArrivingRequest]:
         trace = trace_context_from(header(request.scope, b"traceparent"))

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.anthropic.errors import error_body, error_status, is_messages_path
 from gateway.core.errors import (
     ApiError,
     internal,
@@ -48,7 +49,9 @@ class RequestMiddleware:
         scope = _without_trailing_slash(scope)
         scope["app"] = self  # makes the router raise an HTTPException instead of sending its own error response
         request_id = request_id_from(header(scope, b"x-request-id"))
-        own_header = (b"x-request-id", request_id.encode())
+        own_headers = [(b"x-request-id", request_id.encode())]
+        if is_messages_path(scope["path"]):
+            own_headers.append((b"request-id", request_id.encode()))  # the name that Anthropic's clients read
         scope.setdefault("state", {})["request_id"] = request_id
         started = False
 
@@ -56,7 +59,7 @@ class RequestMiddleware:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message.get("headers", ()), own_header]
+                message["headers"] = [*message.get("headers", ()), *own_headers]
             await send(message)
 
         try:
@@ -65,14 +68,14 @@ class RequestMiddleware:
             except (ApiError, HTTPException) as error:
                 if started:
                     raise
-                await _refusal(scope, error)(scope, receive, send_with_id)
+                await _error_response(scope, _api_error(scope, error))(scope, receive, send_with_id)
         except Exception as error:
             if isinstance(error, ClientGone) or (started and isinstance(error, OSError)):
                 log.info("client_gone", request_id=request_id, reason=str(error))
                 return
             log.exception("internal_error", request_id=request_id, path=scope["path"])
             if not started:
-                await error_response(internal(request_id))(scope, receive, send_with_id)
+                await _error_response(scope, internal(request_id))(scope, receive, send_with_id)
 
 
 def _without_trailing_slash(scope: Scope) -> Scope:
@@ -111,10 +114,13 @@ def request_id(request: Request) -> str:
     return str(request.scope["state"]["request_id"])
 
 
-def bearer_token(request: Request) -> str | None:
-    """Return the API key in the header `Authorization: Bearer KEY`. None means that there is no such header."""
+def api_key(request: Request) -> str | None:
+    """Return the API key in the header `Authorization: Bearer KEY` or, if there is none, in `x-api-key`, where
+    Anthropic's clients send it. None means that there is neither."""
     scheme, _, token = header(request.scope, b"authorization").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else None
+    if scheme.lower() == "bearer":
+        return token.strip()
+    return header(request.scope, b"x-api-key").strip() or None
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
@@ -141,21 +147,25 @@ async def streamed_body(request: Request, max_bytes: int) -> AsyncGenerator[byte
         yield piece
 
 
-def error_response(error: ApiError) -> Response:
-    return json_response(error.body(), error.http_status, error.headers())
+def _error_response(scope: Scope, error: ApiError) -> Response:
+    """Return the JSON response for an error, in Anthropic's shape on the paths of its API and in OpenAI's elsewhere."""
+    if not is_messages_path(scope["path"]):
+        return json_response(error.body(), error.http_status, error.headers())
+    body = error_body(error, scope["state"]["request_id"])
+    return json_response(body, error_status(error.fault), error.headers())
 
 
-def _refusal(scope: Scope, error: ApiError | HTTPException) -> Response:
-    """Return the JSON response for an error. An HTTPException can only come from Starlette's router: a 404 gets a hint
-    at a replacement of the path if there is one, a 405 the allowed methods, and any other becomes INVALID_REQUEST."""
+def _api_error(scope: Scope, error: ApiError | HTTPException) -> ApiError:
+    """Return the error to send. An HTTPException can only come from Starlette's router: a 404 gets a hint at a
+    replacement of the path if there is one, a 405 the allowed methods, and any other becomes INVALID_REQUEST."""
     if isinstance(error, ApiError):
-        return error_response(error)
+        return error
     method, path = scope["method"], scope["path"]
     if error.status_code == 404:
-        return error_response(route_not_found(method, path, replacement_hint(path)))
+        return route_not_found(method, path, replacement_hint(path))
     if error.status_code == 405:
-        return error_response(method_not_allowed(method, path, _allowed(scope)))
-    return error_response(invalid_request(error.detail))
+        return method_not_allowed(method, path, _allowed(scope))
+    return invalid_request(error.detail)
 
 
 def _allowed(scope: Scope) -> str:

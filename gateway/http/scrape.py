@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from engine.rpc.stream import EngineUnavailable
 from gateway.core.tenants import Principal, hash_key
-from gateway.http.edge import bearer_token
+from gateway.http.edge import api_key
 from gateway.observe.engine_metrics import EngineSnapshot
 from gateway.observe.metrics import CONTENT_TYPE, Metrics
 from gateway.requests.served_model import ServedModel
@@ -62,7 +62,7 @@ class ScrapeApi:
         with any wrong key unless everything is open."""
         if self._openness is True:
             return True
-        token = bearer_token(request)
+        token = api_key(request)
         if token is None and self._openness == "no_tenants":
             return False
         shown = hash_key(token or "")

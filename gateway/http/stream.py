@@ -77,7 +77,7 @@ class GenerationResponse(Struct, frozen=True):
             async with self.gateway.generate(self.principal, self.request) as generation:
                 envelope = self.call.envelope(generation.admitted)
                 await events.open(generation.admitted.headers())
-                async with events.pings(self.ping_seconds):
+                async with events.pings(self.ping_seconds, envelope.ping):
                     usage = await self._chunks(events, generation, envelope)
             events.add(envelope.closing(usage))
         except (ApiError, OSError) as error:
@@ -133,19 +133,19 @@ class SseStream:
         return b"".join(frames)
 
     @asynccontextmanager
-    async def pings(self, seconds: float) -> AsyncIterator[None]:
-        """Send a ping every `seconds` during the block, so that proxies do not close a silent stream."""
-        pinger = asyncio.create_task(self._ping(seconds))
+    async def pings(self, seconds: float, frame: bytes) -> AsyncIterator[None]:
+        """Send `frame` every `seconds` during the block, so that proxies do not close a silent stream."""
+        pinger = asyncio.create_task(self._ping(seconds, frame))
         try:
             yield
         finally:
             pinger.cancel()
             await asyncio.wait((pinger,))
 
-    async def _ping(self, seconds: float) -> None:
+    async def _ping(self, seconds: float, frame: bytes) -> None:
         while True:
             await asyncio.sleep(seconds)
-            await self._write(b": ping\n\n")
+            await self._write(frame)
 
     async def _write(self, frame: bytes) -> None:
         await self._send({"type": "http.response.body", "body": frame, "more_body": True})

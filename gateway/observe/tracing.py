@@ -37,7 +37,12 @@ from gateway.requests.record import RequestRecord
 EXPORT_SECONDS = 2.0
 """Timeout in seconds of one export with its retries. Closing exports the remaining spans, in four exports at most."""
 
-OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion", "/v1/responses": "chat"}
+OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+}
 """HTTP route -> operation name of the GenAI conventions. gRPC methods take both chats and texts and are not listed."""
 
 Attribute = str | int | float | tuple[str, ...]

@@ -131,6 +131,9 @@ class Renderer(Protocol):
     """Renders one response in the format of a protocol. An instance serves one request. Every method but `complete` is
     for streams and returns encoded server-sent events, in the order of the calls; empty means that there is none."""
 
+    ping: bytes
+    """Frame to send while a stream is silent."""
+
     def opening(self) -> bytes:
         """Return the events to send before the first chunk."""
 
@@ -151,6 +154,8 @@ class Renderer(Protocol):
 class Envelope:
     """The `Renderer` of chats and completions: adds the fields that all bodies of a response share to the choices that
     a `Style` renders. For a stream the fields are encoded once and put around each choice."""
+
+    ping = b": ping\n\n"
 
     def __init__(
         self,

@@ -165,7 +165,7 @@ ABSENT: Mapping[str, str] = {
     "/v1/assistants": "use /v1/chat/completions",
     "/v1/threads": "use /v1/chat/completions",
     "/v1/conversations": "use /v1/chat/completions",
-    "/v1/messages": "use /v1/chat/completions",
+    "/v1/messages": "use /v1/messages itself, or /v1/batches for many requests",
     "/v1/engines": "name the model in the body of /v1/completions",
     "/v1/edits": "use /v1/chat/completions",
     "/v1/embeddings": f"{TEXT_ONLY}, and makes no embeddings",

@@ -142,6 +142,8 @@ class GenerationChunk(NamedTuple):
     more: bool = False
     """True means that another chunk of this answer is here already, so that both may be written to the caller
     together."""
+    stop_string: str | None = None
+    """The stop string that ended the answer, set on its last chunk. None means that something else ended it."""
 
 
 class Generation(Struct):
@@ -213,7 +215,13 @@ class AnswerDecoder:
         self, event: TokenEvent, text: str, num_tokens: int, finish: Finish | None, silent: bool = False
     ) -> GenerationChunk:
         return GenerationChunk(
-            self._index, text, event.tokens[:num_tokens], event.logprobs[:num_tokens], silent, finish
+            answer=self._index,
+            text=text,
+            token_ids=event.tokens[:num_tokens],
+            logprobs=event.logprobs[:num_tokens],
+            silent=silent,
+            finish_reason=finish,
+            stop_string=self._matcher.found if self._matcher else None,
         )
 
 
@@ -238,6 +246,7 @@ def join_chunks(chunks: Sequence[GenerationChunk]) -> GenerationChunk:
         logprobs=tuple(values for chunk in chunks for values in chunk.logprobs),
         silent=chunks[-1].silent,
         finish_reason=chunks[-1].finish_reason,
+        stop_string=chunks[-1].stop_string,
     )
 
 

@@ -239,6 +239,8 @@ class StopMatcher:
         self._link()
         self._state = 0
         self._held = ""
+        self.found: str | None = None
+        """The stop string that ended the text. None means that none has ended it."""
 
     def push(self, text: str) -> tuple[str, bool]:
         """Append a piece of text. Return the text that can be shown now, and whether a stop string was found, which
@@ -248,8 +250,10 @@ class StopMatcher:
             self._state = self._step(self._state, known[position])
             if self._match[self._state]:
                 self._held = ""
-                hidden = 0 if self._keep else self._match[self._state]
-                return known[: position + 1 - hidden], True
+                end = position + 1
+                begin = end - self._match[self._state]
+                self.found = known[begin:end]
+                return known[: end if self._keep else begin], True
         safe = len(known) - self._depth[self._state]
         self._held = known[safe:]
         return known[:safe], False

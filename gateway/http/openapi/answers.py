@@ -25,6 +25,19 @@ class Error(Struct):
     error: ErrorDetail
 
 
+class MessageErrorDetail(Struct):
+    type: str
+    message: str
+
+
+class MessageError(Struct):
+    """Body of every error of Anthropic's API, and data of the event `error` that ends a stream early."""
+
+    type: Literal["error"]
+    error: MessageErrorDetail
+    request_id: str
+
+
 class CachedTokens(Struct):
     cached_tokens: int
 

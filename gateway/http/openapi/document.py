@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from gateway.anthropic.errors import OVERLOADED, error_status, is_messages_path
 from gateway.core.errors import Fault
-from gateway.http.openapi.answers import Error
+from gateway.http.openapi.answers import Error, MessageError
 from gateway.http.openapi.operation import Operation
 from gateway.http.openapi.operations import OPERATIONS
 from gateway.http.time_limits import TIME_LIMIT_HEADERS
@@ -50,7 +51,10 @@ def document(operations: Sequence[Operation] = OPERATIONS) -> Json:
         "components": {
             "schemas": _schemas(operations),
             "headers": headers,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
     }
 
@@ -66,7 +70,7 @@ def _operation(operation: Operation) -> Json:
             *_header_parameters(operation),
         ],
         "responses": _responses(operation),
-        "security": [] if operation.who == "anyone" else [{"key": []}],
+        "security": [] if operation.who == "anyone" else [{"key": []}, {"x-api-key": []}],
         **({"requestBody": _body(operation, operation.body)} if operation.body else {}),
     }
 
@@ -106,8 +110,9 @@ def _responses(operation: Operation) -> Json:
     responses = {status: _response("Success.", _content(operation), _headers(status, operation))}
     for status, kind in operation.other.items():
         responses[status] = _response("Not ready.", _json(kind), _headers(status, operation))
-    for status, faults in _by_status(operation.all_faults):
-        responses[status] = _response(_codes(faults), _json(Error), _headers(status, operation))
+    error = MessageError if is_messages_path(operation.path) else Error
+    for status, faults in _by_status(operation):
+        responses[status] = _response(_codes(faults), _json(error), _headers(status, operation))
     return {str(status): responses[status] for status in sorted(responses)}
 
 
@@ -118,15 +123,16 @@ def _response(description: str, content: Json, headers: Iterable[str]) -> Json:
 
 def _headers(status: int, operation: Operation) -> Iterable[str]:
     yield "x-request-id"
-    if status in (429, 503) and status not in operation.other:
+    if status in (429, 503, OVERLOADED) and status not in operation.other:
         yield from ("retry-after", "retry-after-ms")
-    if any(fault.row.http_status == status and fault.row.should_retry is not None for fault in operation.all_faults):
+    faults = dict(_by_status(operation)).get(status, ())
+    if any(fault.row.should_retry is not None for fault in faults):
         yield "x-should-retry"
     if operation.events and status == 200:
         yield "x-loralane-lane"
     if operation.events and status in (200, 429):
         yield from RATE_HEADERS
-    if operation.events and status in (200, 429, 503):
+    if operation.events and status in (200, 429, 503, OVERLOADED):
         yield "x-loralane-limiter"
 
 
@@ -147,11 +153,15 @@ def _reference(kind: type[Struct]) -> Json:
     return {"$ref": f"#/components/schemas/{kind.__name__}"}
 
 
-def _by_status(faults: Iterable[Fault]) -> list[tuple[int, list[Fault]]]:
+def _by_status(operation: Operation) -> list[tuple[int, list[Fault]]]:
     found: dict[int, list[Fault]] = defaultdict(list)
-    for fault in sorted(faults, key=lambda fault: fault.name):
-        found[fault.row.http_status].append(fault)
+    for fault in sorted(operation.all_faults, key=lambda fault: fault.name):
+        found[_status(operation, fault)].append(fault)
     return sorted(found.items())
+
+
+def _status(operation: Operation, fault: Fault) -> int:
+    return error_status(fault) if is_messages_path(operation.path) else fault.row.http_status
 
 
 def _codes(faults: Iterable[Fault]) -> str:
@@ -160,7 +170,7 @@ def _codes(faults: Iterable[Fault]) -> str:
 
 
 def _schemas(operations: Iterable[Operation]) -> Json:
-    kinds: set[type[Struct]] = {Error}
+    kinds: set[type[Struct]] = {Error, MessageError}
     for operation in operations:
         named = (operation.answer, operation.body, operation.events, *operation.other.values())
         kinds |= {kind for kind in named if isinstance(kind, type)}

@@ -1,0 +1,94 @@
+"""Turns the bodies of the Messages API into generation requests and the renderers of their responses."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from engine.core.grammars import Grammar
+from engine.core.types import SamplingParams
+from gateway.anthropic.parse import parse
+from gateway.anthropic.prompt import chat_of
+from gateway.anthropic.render import AnswerReader, MessageRenderer
+from gateway.anthropic.schema import STANDARD_ONLY, CountTokensRequest, MessagesRequest, OutputConfig
+from gateway.core.errors import unsupported_parameter
+from gateway.core.lanes import requested_lane
+from gateway.core.routing import ModelQuery
+from gateway.core.tenants import Tenant
+from gateway.core.trace_context import UNKNOWN, Ingress
+from gateway.openai.structured import schema_grammar
+from gateway.openai.tools import spoken_dialect
+from gateway.requests.service import Gateway
+from gateway.requests.types import Admitted, GenerateRequest
+from gateway.text.tools.parser import ToolParser
+
+FORMAT = "output_config.format"
+
+
+class MessageCall(Struct, frozen=True):
+    """A parsed request and the reader of its answer. An instance serves one response only, because the reader keeps
+    state."""
+
+    request: GenerateRequest
+    reader: AnswerReader
+    stream: bool
+
+    def envelope(self, admitted: Admitted) -> MessageRenderer:
+        return MessageRenderer(admitted, self.reader)
+
+
+def message_call(
+    gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, ingress: Ingress = UNKNOWN
+) -> MessageCall:
+    """Parse `text`, the JSON body of /v1/messages. The tenant's settings decide about unknown fields. Raises ApiError:
+    INVALID_JSON; INVALID_REQUEST, a field is missing or invalid; UNSUPPORTED_PARAMETER, a field or its value is not
+    supported, such as tools whose calls the gateway cannot parse."""
+    body = parse(text, MessagesRequest, tenant.unknown_fields)
+    request = _request(body, request_id, ingress)
+    chat = request.offering
+    if chat is None:
+        return MessageCall(request, AnswerReader(), bool(body.stream))
+    dialect = spoken_dialect(gateway.models.likely(tenant, request.model).intake.dialect)
+    parser = ToolParser(dialect, frozenset(tool["function"]["name"] for tool in chat.tools))
+    return MessageCall(request, AnswerReader(parser, several=chat.rule.several), bool(body.stream))
+
+
+async def count_tokens(gateway: Gateway, tenant: Tenant, text: bytes) -> int:
+    """Return the number of tokens of the prompt in `text`, the JSON body of /v1/messages/count_tokens. Raises what
+    `message_call` raises, and ApiError: MODEL_NOT_FOUND."""
+    body = parse(text, CountTokensRequest, tenant.unknown_fields)
+    model, _ = gateway.models.resolve(tenant, ModelQuery(body.model))
+    return len(await model.intake.encode(tenant, chat_of(body)))
+
+
+def _request(body: MessagesRequest, request_id: str, ingress: Ingress) -> GenerateRequest:
+    grammar = _grammar(body.output_config)
+    tier = None if body.service_tier == STANDARD_ONLY else body.service_tier
+    return GenerateRequest(
+        model=ModelQuery(body.model),
+        prompts=(chat_of(body),),
+        request_id=request_id,
+        ingress=ingress,
+        sampling=_sampling(body, grammar),
+        grammar_field=FORMAT if grammar else None,
+        max_tokens=body.max_tokens,
+        stop=tuple(body.stop_sequences or ()),
+        coalesce=not body.stream,
+        lane=requested_lane(tier),
+    )
+
+
+def _grammar(config: OutputConfig | None) -> Grammar | None:
+    if config is None or config.format is None:
+        return None
+    if config.format.type != "json_schema":
+        raise unsupported_parameter(f"{FORMAT}.type", f"{config.format.type[:80]!r} is not supported")
+    return schema_grammar(config.format.schema, f"{FORMAT}.schema")
+
+
+def _sampling(body: MessagesRequest, grammar: Grammar | None) -> SamplingParams:
+    return SamplingParams(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(0, body.top_k or 0),
+        grammar=grammar,
+    )

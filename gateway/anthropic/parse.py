@@ -1,0 +1,106 @@
+"""Parses request bodies of the Messages API, and refuses by name what the gateway does not support."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gateway.anthropic.schema import MessagesRequest
+from gateway.core.errors import invalid_request, unsupported_parameter
+from gateway.core.tenants import UnknownFields
+from gateway.openai.parse import Body, decode_json, to_struct
+from gateway.openai.unknown import check_unknown
+
+MAX_BLOCKS = 10_000
+"""Maximum number of messages and content blocks in a request together. The longest sessions of agents have hundreds."""
+
+UNSUPPORTED = ("container", "mcp_servers", "thinking")
+HARMLESS = frozenset(
+    (
+        "betas",
+        "cache_control",
+        "context_management",
+        "diagnostics",
+        "inference_geo",
+        "metadata",
+        "speed",
+        "user_profile_id",
+    )
+)
+"""Fields of Anthropic's API that have no effect here. They are accepted even where unknown fields are refused. Prefixes
+are cached without `cache_control`."""
+KNOWN = {"": frozenset((*MessagesRequest.__struct_fields__, *UNSUPPORTED)) | HARMLESS}
+"""Known names of a body's own fields, in the form that `check_unknown` reads."""
+TEXT = frozenset(("text",))
+BLOCKS = TEXT | {"tool_use", "tool_result"}
+
+
+def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> Body:
+    """Parse a JSON request body into a struct, which is returned.
+
+    Args:
+        body: the body as received.
+        kind: `MessagesRequest` or `CountTokensRequest`.
+        unknown: policy for unknown fields that are not misspellings of known ones; misspellings are always refused.
+
+    Raises:
+        ApiError: INVALID_JSON; INVALID_REQUEST, a field is missing, misspelled, of a wrong type or out of range, or
+            there are more than `MAX_BLOCKS` blocks; UNSUPPORTED_PARAMETER, the body asks for thinking or for tools that
+            a server runs, or has images, documents or other blocks that are not text.
+    """
+    document = decode_json(body)
+    if isinstance(document, dict):
+        check_unknown(document, KNOWN, unknown)
+        _refuse_fields(document)
+        _refuse_blocks(document)
+        _refuse_tools(document)
+    return to_struct(document, kind)
+
+
+def _refuse_fields(document: dict[str, Any]) -> None:
+    for name in UNSUPPORTED:
+        value = document.get(name)
+        is_off = name == "thinking" and isinstance(value, dict) and value.get("type") == "disabled"
+        if value and not is_off:
+            raise unsupported_parameter(name)
+
+
+def _refuse_blocks(document: dict[str, Any]) -> None:
+    """Raise ApiError (UNSUPPORTED_PARAMETER) if a content block is of a type that the model cannot read, and
+    INVALID_REQUEST if there are too many blocks. What is of a wrong type is left to the schema."""
+    number = 0
+    for number, (place, block, allowed) in enumerate(_blocks(document), 1):
+        if number > MAX_BLOCKS:
+            break
+        kind = block.get("type") if isinstance(block, dict) else None
+        if isinstance(kind, str) and kind not in allowed:
+            raise unsupported_parameter(f"{place}.type", f"{kind[:80]!r} is not supported here; this model reads text")
+    if number > MAX_BLOCKS:
+        raise invalid_request(f"a request may have at most {MAX_BLOCKS} messages and content blocks", "messages")
+
+
+def _blocks(document: dict[str, Any]) -> Iterator[tuple[str, Any, frozenset[str]]]:
+    """Yield the messages and content blocks of a body: the path for errors, the value, and the types that it may have.
+    A message has no type."""
+    yield from _listed(document.get("system"), "system", TEXT)
+    for place, message, _ in _listed(document.get("messages"), "messages", frozenset()):
+        content = message.get("content") if isinstance(message, dict) else None
+        yield place, None, TEXT
+        for inner, block, allowed in _listed(content, f"{place}.content", BLOCKS):
+            yield inner, block, allowed
+            if isinstance(block, dict) and block.get("type") == "tool_result":
+                yield from _listed(block.get("content"), f"{inner}.content", TEXT)
+
+
+def _listed(value: Any, place: str, allowed: frozenset[str]) -> Iterator[tuple[str, Any, frozenset[str]]]:
+    if isinstance(value, list):
+        yield from ((f"{place}[{index}]", member, allowed) for index, member in enumerate(value))
+
+
+def _refuse_tools(document: dict[str, Any]) -> None:
+    """Raise ApiError (UNSUPPORTED_PARAMETER) if a tool is one that Anthropic defines or runs, such as web search."""
+    for place, tool, _ in _listed(document.get("tools"), "tools", frozenset()):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind != "custom":
+            why = f"{kind[:80]!r} is not supported; a tool has a name and an input_schema, and the caller runs it"
+            raise unsupported_parameter(f"{place}.type", why)

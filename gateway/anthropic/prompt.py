@@ -1,0 +1,146 @@
+"""Converts the messages and tools of the Messages API to the forms that chat templates read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from gateway.anthropic.schema import (
+    CHOICES,
+    ROLES,
+    Block,
+    InputChoice,
+    InputMessage,
+    InputTool,
+    Prompted,
+    TextBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from gateway.core.depth import check_depth
+from gateway.core.errors import invalid_request
+from gateway.requests.types import Chat
+from gateway.text.chat_template import Message, ToolSchema, template_options
+from gateway.text.tools.rule import ToolRule
+
+NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
+
+
+def chat_of(body: Prompted) -> Chat:
+    """Convert a body to a chat. If the last message is the assistant's, the answer continues its text.
+
+    Raises ApiError: INVALID_REQUEST, there are no messages, or a role, block, tool or choice is invalid.
+    """
+    tools, choice = body.tools or (), body.tool_choice or InputChoice("auto")
+    names = [_checked_name(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    if len(set(names)) < len(names):
+        raise invalid_request("two tools have one name", "tools")
+    _check_choice(choice, names)
+    shown = () if choice.type == "none" else tuple(_shown(tool) for tool in tools)
+    messages = _template_messages(body)
+    resume = body.messages[-1].role == "assistant"
+    if resume and "tool_calls" in messages[-1]:
+        raise invalid_request("a tool_use needs a tool_result in the message after it", "messages")
+    return Chat(messages, shown, _rule(tools, choice), template_options(None, resume, None))
+
+
+def _template_messages(body: Prompted) -> tuple[Message, ...]:
+    if not body.messages:
+        raise invalid_request("messages must not be empty", "messages")
+    conversation = _Conversation()
+    if body.system:
+        conversation.say("system", _joined(body.system))
+    for index, message in enumerate(body.messages):
+        conversation.add(message, f"messages[{index}]")
+    return tuple(conversation.messages)
+
+
+class _Conversation:
+    """Collects messages for a chat template. Neighbouring turns of one role become one, as in Anthropic's API, because
+    many templates require that roles alternate."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._names: dict[str, str] = {}
+        """Name of the tool by the id of each call so far."""
+
+    def say(self, role: str, text: str) -> None:
+        """Append a text to the last message, on a new line, or as a new message if the last one has another role."""
+        last = self.messages[-1] if self.messages else None
+        if last is None or last["role"] != role:
+            self.messages.append({"role": role, "content": text})
+        elif text:
+            last["content"] = f"{last['content']}\n{text}" if last["content"] else text
+
+    def add(self, message: InputMessage, place: str) -> None:
+        if message.role not in ROLES:
+            raise invalid_request(f"unknown role {message.role[:80]!r}", f"{place}.role")
+        content = message.content or ""
+        if isinstance(content, str):
+            self.say(message.role, content)
+            return
+        for index, block in enumerate(content):
+            self._add_block(message.role, block, f"{place}.content[{index}]")
+
+    def _add_block(self, role: str, block: Block, place: str) -> None:
+        if isinstance(block, TextBlock):
+            self.say(role, block.text)
+        elif isinstance(block, ToolUseBlock):
+            self._call(role, block, place)
+        else:
+            self._result(role, block, place)
+
+    def _call(self, role: str, block: ToolUseBlock, place: str) -> None:
+        if role != "assistant":
+            raise invalid_request("only an assistant's message may have a tool_use", f"{place}.type")
+        check_depth(block.input, f"{place}.input")
+        self.say(role, "")
+        self._names[block.id] = block.name
+        function = {"name": block.name, "arguments": block.input}
+        calls = self.messages[-1].setdefault("tool_calls", [])
+        calls.append({"id": block.id, "type": "function", "function": function})
+
+    def _result(self, role: str, block: ToolResultBlock, place: str) -> None:
+        if role != "user":
+            raise invalid_request("only a user's message may have a tool_result", f"{place}.type")
+        if block.tool_use_id not in self._names:
+            raise invalid_request("there is no tool_use with this id before it", f"{place}.tool_use_id")
+        name = self._names[block.tool_use_id]
+        told = {"tool_call_id": block.tool_use_id, "name": name, "content": _joined(block.content or "")}
+        self.messages.append({"role": "tool", **told})
+
+
+def _joined(content: str | Sequence[TextBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+def _checked_name(tool: InputTool, place: str) -> str:
+    """Check one tool and return its name. `place` is its path for errors. Raises ApiError: INVALID_REQUEST, its name is
+    invalid or its schema is nested too deep."""
+    if not NAME.fullmatch(tool.name):
+        raise invalid_request("a tool's name has 1 to 128 letters, digits, '_', '.' and '-'", f"{place}.name")
+    check_depth(tool.input_schema, f"{place}.input_schema")
+    return tool.name
+
+
+def _check_choice(choice: InputChoice, names: Sequence[str]) -> None:
+    if choice.type not in CHOICES:
+        raise invalid_request(f"tool_choice.type must be one of {', '.join(CHOICES)}", "tool_choice.type")
+    if choice.type in ("any", "tool") and not names:
+        raise invalid_request("tool_choice needs tools", "tool_choice")
+    if choice.type == "tool" and choice.name not in names:
+        raise invalid_request("tool_choice.name must name one of the tools", "tool_choice.name")
+
+
+def _shown(tool: InputTool) -> ToolSchema:
+    function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
+    return {"type": "function", "function": function}
+
+
+def _rule(tools: Sequence[InputTool], choice: InputChoice) -> ToolRule:
+    return ToolRule(
+        required=choice.type == "any",
+        named=choice.name if choice.type == "tool" else None,
+        strict=frozenset(tool.name for tool in tools if tool.strict),
+        parallel=not choice.disable_parallel_tool_use,
+    )

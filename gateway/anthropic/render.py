@@ -1,0 +1,159 @@
+"""Renders the gateway's generation chunks as messages of Anthropic's API, whole or as events of a stream."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.anthropic.errors import error_body
+from gateway.core.errors import ApiError
+from gateway.openai.render import Json, encode_json, sse_event
+from gateway.requests.types import Admitted, GenerationChunk, TokenUsage, join_chunks
+from gateway.text.tools.calls import ToolCallPart
+from gateway.text.tools.parser import Part, ToolParser
+
+
+class AnswerReader:
+    """Separates the tool calls of one answer from its text, and finds out why it ended."""
+
+    def __init__(self, parser: ToolParser | None = None, *, several: bool = True) -> None:
+        """`parser` parses tool calls; None means that everything is text. With `several` false, all calls but the first
+        are dropped."""
+        self._parser = parser
+        self._several = several
+        self.stop_reason: str | None = None
+        """Set by the last chunk: end_turn, stop_sequence, tool_use or max_tokens."""
+        self.stop_sequence: str | None = None
+
+    def read(self, chunk: GenerationChunk) -> list[Part]:
+        """Return the texts and parts of tool calls in a chunk, in order. Chunks must be passed in order, too."""
+        parts: list[Part] = [chunk.text] if chunk.text else []
+        if self._parser is not None:
+            parts = self._parser.push(chunk.text) + (self._parser.flush() if chunk.finish_reason else [])
+        if chunk.finish_reason is not None:
+            self.stop_reason, self.stop_sequence = self._ending(chunk), chunk.stop_string
+        return [part for part in parts if isinstance(part, str) or self._several or part.index == 0]
+
+    def _ending(self, chunk: GenerationChunk) -> str:
+        if chunk.finish_reason == "length":
+            return "max_tokens"
+        if chunk.stop_string is not None:
+            return "stop_sequence"
+        return "tool_use" if self._parser is not None and self._parser.num_calls else "end_turn"
+
+
+class MessageRenderer:
+    """The `Renderer` of /v1/messages. An answer consists of blocks, each a text or a tool call."""
+
+    ping = sse_event(b'{"type":"ping"}', "ping")
+
+    def __init__(self, admitted: Admitted, reader: AnswerReader) -> None:
+        self._reader = reader
+        self._request_id = admitted.request_id
+        self._num_prompt_tokens = len(admitted.prompt_ids[0])
+        self._head: Json = {
+            "id": f"msg_{admitted.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": admitted.model,
+        }
+        self._index = -1
+        """Number of the last block in a stream; -1 while there is none."""
+        self._open = False
+        self._call: int | None = None
+        """Number of the tool call that the last block holds. None means that it is a text."""
+
+    def opening(self) -> bytes:
+        """Return message_start. Its usage assumes that no prompt tokens are cached; message_delta corrects it."""
+        usage = usage_body(TokenUsage(self._num_prompt_tokens, 0, 0))
+        return _event("message_start", message=self._head | _ending(None, None) | {"content": [], "usage": usage})
+
+    def delta(self, chunk: GenerationChunk) -> bytes:
+        events = [event for part in self._reader.read(chunk) for event in self._part(part)]
+        if chunk.finish_reason is not None:
+            events += self._stop()
+        return b"".join(events)
+
+    def closing(self, usage: TokenUsage) -> bytes:
+        delta = _ending(self._reader.stop_reason, self._reader.stop_sequence)
+        return _event("message_delta", delta=delta, usage=usage_body(usage)) + _event("message_stop")
+
+    def failure(self, error: ApiError) -> bytes:
+        return sse_event(encode_json(error_body(error, self._request_id)), "error")
+
+    def complete(self, chunks: Sequence[GenerationChunk]) -> Json:
+        parts, usage = self._reader.read(join_chunks(chunks)), chunks[-1].usage
+        ending = _ending(self._reader.stop_reason, self._reader.stop_sequence)
+        return self._head | ending | {"content": _blocks(parts), "usage": usage_body(usage) if usage else None}
+
+    def _part(self, part: Part) -> Iterator[bytes]:
+        """Yield the events of one part, which begins a new block unless it continues the last one."""
+        call = part.index if isinstance(part, ToolCallPart) else None
+        if not self._open or call != self._call:
+            yield from self._stop()
+            self._index, self._open, self._call = self._index + 1, True, call
+            yield _event("content_block_start", index=self._index, content_block=_new_block(part))
+        if isinstance(part, str):
+            yield self._delta({"type": "text_delta", "text": part})
+        elif part.arguments:
+            yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
+
+    def _delta(self, delta: Json) -> bytes:
+        return _event("content_block_delta", index=self._index, delta=delta)
+
+    def _stop(self) -> Iterator[bytes]:
+        if self._open:
+            self._open = False
+            yield _event("content_block_stop", index=self._index)
+
+
+def usage_body(usage: TokenUsage) -> Json:
+    """Return a usage as Anthropic counts it: the prompt's tokens are the sum of `input_tokens` and of those that were
+    read from the cache."""
+    return {
+        "input_tokens": usage.prompt - usage.cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached,
+        "output_tokens": usage.completion,
+    }
+
+
+def _event(name: str, **fields: Any) -> bytes:
+    return sse_event(encode_json({"type": name, **fields}), name)
+
+
+def _ending(reason: str | None, sequence: str | None) -> Json:
+    return {"stop_reason": reason, "stop_sequence": sequence}
+
+
+def _new_block(part: Part) -> Json:
+    if isinstance(part, str):
+        return {"type": "text", "text": ""}
+    return {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": part.name, "input": {}}
+
+
+def _blocks(parts: Sequence[Part]) -> list[Json]:
+    """Return the blocks of a whole answer."""
+    blocks: list[Json] = []
+    call: int | None = None
+    for part in parts:
+        number = part.index if isinstance(part, ToolCallPart) else None
+        if not blocks or number != call:
+            call = number
+            blocks.append(_new_block(part) | ({"input": ""} if isinstance(part, ToolCallPart) else {}))
+        field, text = ("text", part) if isinstance(part, str) else ("input", part.arguments)
+        blocks[-1][field] += text
+    return [block | {"input": _input(block["input"])} if "input" in block else block for block in blocks]
+
+
+def _input(text: str) -> Json:
+    """Parse the arguments of a tool call. Arguments that are no JSON object, for example because the model was cut off,
+    become an object with the text as `arguments`, because clients expect an object."""
+    try:
+        arguments = msgspec.json.decode(text or "{}")
+    except (ValueError, RecursionError):  # msgspec.DecodeError is a ValueError
+        return {"arguments": text}
+    return arguments if isinstance(arguments, dict) else {"arguments": text}

@@ -1,0 +1,113 @@
+"""Schemas of the request bodies of Anthropic's Messages API.
+
+Source: https://docs.anthropic.com/en/api/messages and the types of Anthropic's Python client, 2.14.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from gateway.core.lanes import LANE_OF_TIER
+from gateway.openai.schema import Count
+
+ROLES = ("user", "assistant", "system")
+CHOICES = ("auto", "any", "tool", "none")
+STANDARD_ONLY = "standard_only"
+"""Anthropic's `service_tier` that declines priority; here it means the tenant's default lane."""
+
+Role = Annotated[str, Meta(extra_json_schema={"enum": list(ROLES)})]
+ChoiceType = Annotated[str, Meta(extra_json_schema={"enum": list(CHOICES)})]
+Tier = Annotated[str, Meta(extra_json_schema={"enum": sorted([*filter(None, LANE_OF_TIER), STANDARD_ONLY])})]
+
+
+class TextBlock(Struct, tag_field="type", tag="text"):
+    text: str
+
+
+class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
+    """A tool call that an earlier answer made and that the caller sends back."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):
+    """The result of a tool call. `is_error` is accepted but not shown to the model, because chat templates have no
+    place for it; the content says what failed."""
+
+    tool_use_id: str
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+
+
+Block = TextBlock | ToolUseBlock | ToolResultBlock
+
+
+class InputMessage(Struct):
+    """A turn of the conversation. The role `system` is for instructions within it."""
+
+    role: Role
+    content: str | list[Block]
+
+
+class InputTool(Struct, kw_only=True):
+    """A tool of the caller. With `strict`, all calls of it follow its schema."""
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    type: str | None = None
+    """None or `custom`."""
+    strict: bool | None = None
+
+
+class InputChoice(Struct):
+    """Whether the model may (auto), must (any), must not (none) call a tool, or must call the named one (tool)."""
+
+    type: ChoiceType
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class OutputFormat(Struct):
+    """Format of the answer's text; the only `type` is json_schema."""
+
+    type: str
+    schema: dict[str, Any]
+
+
+class OutputConfig(Struct):
+    """Settings of the answer. `effort` has no effect."""
+
+    format: OutputFormat | None = None
+    effort: str | None = None
+
+
+class Prompted(Struct, kw_only=True):
+    """Fields that determine the prompt, in the bodies of both routes."""
+
+    model: str
+    messages: Annotated[list[InputMessage], Meta(extra_json_schema={"minItems": 1})]
+    system: str | list[TextBlock] | None = None
+    tools: list[InputTool] | None = None
+    tool_choice: InputChoice | None = None
+    output_config: OutputConfig | None = None
+
+
+class CountTokensRequest(Prompted, kw_only=True):
+    """Body of /v1/messages/count_tokens."""
+
+
+class MessagesRequest(Prompted, kw_only=True):
+    """Body of /v1/messages. Fields refused unless they have no effect: container, mcp_servers, thinking."""
+
+    max_tokens: Count
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    service_tier: Tier | None = None

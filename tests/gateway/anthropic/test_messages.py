@@ -1,0 +1,423 @@
+"""Anthropic's Messages API over HTTP: bodies, answers, streams, errors and refusals."""
+
+import json
+
+import pytest
+from fakes import BASE, CONTEXT, GatewayApp, build_gateway_app, tiny_tokenizer
+from httpx import Response
+
+from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, TokenEvent
+from gateway.anthropic.parse import MAX_BLOCKS
+
+PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+USER = {"role": "user", "content": "hi"}
+BODY = {"model": BASE, "max_tokens": 400, "messages": [USER]}
+LOOK = {
+    "name": "look",
+    "description": "Looks somewhere.",
+    "input_schema": {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]},
+}
+ANSWER = 'Let me see. <tool_call>{"name": "look", "arguments": {"at": "sea"}}</tool_call>'
+TWO = ANSWER + '<tool_call>{"name": "look", "arguments": {"at": "sky"}}</tool_call>'
+
+
+@pytest.fixture
+async def gateway_app(tmp_path) -> GatewayApp:
+    gateway_app = await build_gateway_app(tmp_path, ping_seconds=0.02)
+    gateway_app.engine.info.max_model_len = 4096
+    return gateway_app
+
+
+async def post(gateway_app, body, path=PATH, headers=None) -> Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    async with gateway_app.client(None) as client:
+        return await client.post(path, content=content, headers=headers or {"x-api-key": "sk-acme"})
+
+
+async def ask(gateway_app, **fields) -> dict:
+    response = await post(gateway_app, BODY | fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def stream(gateway_app, **fields) -> list[dict]:
+    """Return the data of all events but pings; every event has the name of its type."""
+    response = await post(gateway_app, BODY | fields | {"stream": True})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    frames = [frame.split("\n") for frame in response.text.removesuffix("\n\n").split("\n\n")]
+    events = [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in frames]
+    assert all(name == data["type"] for name, data in events)
+    return [data for _, data in events if data["type"] != "ping"]
+
+
+def refused(response, status, kind, *words) -> None:
+    body = response.json()
+    assert (response.status_code, body["type"], body["error"]["type"]) == (status, "error", kind), response.text
+    assert set(body) == {"type", "error", "request_id"}
+    assert body["request_id"] == response.headers["request-id"] == response.headers["x-request-id"]
+    for word in words:
+        assert word in body["error"]["message"]
+
+
+def prompt_of(gateway_app) -> str:
+    return tiny_tokenizer().decode(gateway_app.engine.requests[-1].prompt_ids, skip_special=False).replace("&#34;", '"')
+
+
+async def test_a_message_is_answered(gateway_app):
+    gateway_app.engine.cached = lambda request: 2
+    message = await ask(gateway_app, model="captain")
+    assert message.pop("id").startswith("msg_")
+    usage = message.pop("usage")
+    assert message == {
+        "type": "message",
+        "role": "assistant",
+        "model": "captain",
+        "content": [{"type": "text", "text": "Hello, world!"}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+    }
+    prompt = len(gateway_app.engine.requests[-1].prompt_ids)
+    assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (prompt - 2, 2)
+    assert usage["output_tokens"] == len("Hello, world!") + 1
+    await gateway_app.assert_empty()
+
+
+@pytest.mark.parametrize("tokens_per_event", [1, 5, 100])
+async def test_a_stream_has_the_events_of_one_text(gateway_app, tokens_per_event):
+    gateway_app.engine.tokens_per_event = tokens_per_event
+    gateway_app.engine.cached = lambda request: 2
+    first, begin, *deltas, end, last, stop = await stream(gateway_app)
+    assert (first["type"], first["message"]["content"], first["message"]["stop_reason"]) == ("message_start", [], None)
+    prompt = len(gateway_app.engine.requests[-1].prompt_ids)
+    assert first["message"]["usage"]["input_tokens"] == prompt
+    block = {"type": "text", "text": ""}
+    assert begin == {"type": "content_block_start", "index": 0, "content_block": block}
+    assert {delta["delta"]["type"] for delta in deltas} == {"text_delta"}
+    assert "".join(delta["delta"]["text"] for delta in deltas) == "Hello, world!"
+    assert end == {"type": "content_block_stop", "index": 0}
+    assert last["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert (last["usage"]["input_tokens"], last["usage"]["output_tokens"]) == (prompt - 2, 14)
+    assert stop == {"type": "message_stop"}
+
+
+async def test_an_empty_answer_has_no_blocks(gateway_app):
+    gateway_app.engine.reply = lambda request: ""
+    assert (await ask(gateway_app))["content"] == []
+    assert [event["type"] for event in await stream(gateway_app)] == ["message_start", "message_delta", "message_stop"]
+
+
+async def test_a_silent_stream_has_pings(gateway_app):
+    gateway_app.engine.pause = 0.05
+    response = await post(gateway_app, BODY | {"stream": True, "max_tokens": 4})
+    assert 'event: ping\ndata: {"type":"ping"}\n\n' in response.text
+
+
+async def test_a_stop_sequence_is_told(gateway_app):
+    fields = {"stop_sequences": ["xyz", "wor"]}
+    message = await ask(gateway_app, **fields)
+    assert message["content"][0]["text"] == "Hello, "
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "wor")
+    *_, last, _ = await stream(gateway_app, **fields)
+    assert last["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "wor"}
+
+
+async def test_a_full_answer_says_so(gateway_app):
+    message = await ask(gateway_app, max_tokens=5)
+    assert (message["content"][0]["text"], message["stop_reason"]) == ("Hello", "max_tokens")
+
+
+@pytest.mark.parametrize("tokens_per_event", [1, 7, 200])
+async def test_tool_calls_are_blocks(gateway_app, tokens_per_event):
+    gateway_app.engine.tokens_per_event = tokens_per_event
+    gateway_app.engine.reply = lambda request: TWO
+    message = await ask(gateway_app, tools=[LOOK])
+    text, *calls = message["content"]
+    assert text == {"type": "text", "text": "Let me see."}
+    assert [(call["type"], call["name"], call["input"]) for call in calls] == [
+        ("tool_use", "look", {"at": "sea"}),
+        ("tool_use", "look", {"at": "sky"}),
+    ]
+    assert len({call["id"] for call in calls}) == 2
+    assert message["stop_reason"] == "tool_use"
+    events = await stream(gateway_app, tools=[LOOK])
+    starts = [event for event in events if event["type"] == "content_block_start"]
+    assert [(event["index"], event["content_block"]["type"]) for event in starts] == [
+        (0, "text"),
+        (1, "tool_use"),
+        (2, "tool_use"),
+    ]
+    assert starts[1]["content_block"]["input"] == {}
+    pieces = [event["delta"]["partial_json"] for event in events if event.get("index") == 2 and "delta" in event]
+    assert json.loads("".join(pieces)) == {"at": "sky"}
+    assert [event["index"] for event in events if event["type"] == "content_block_stop"] == [0, 1, 2]
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+async def test_one_call_is_kept_where_others_are_not_wanted(gateway_app):
+    gateway_app.engine.reply = lambda request: TWO
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    message = await ask(gateway_app, tools=[LOOK], tool_choice=choice)
+    assert [block["type"] for block in message["content"]] == ["text", "tool_use"]
+
+
+async def test_arguments_that_are_cut_off_are_kept_as_text(gateway_app):
+    gateway_app.engine.reply = lambda request: ANSWER
+    message = await ask(gateway_app, tools=[LOOK], max_tokens=60)
+    assert message["stop_reason"] == "max_tokens"
+    assert message["content"][-1]["input"] == {"arguments": '{"at": '}
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "look"}])
+async def test_a_required_call_follows_a_grammar(gateway_app, choice):
+    await ask(gateway_app, tools=[LOOK], tool_choice=choice)
+    assert gateway_app.engine.requests[-1].params.grammar is not None
+    await ask(gateway_app, tools=[LOOK], tool_choice={"type": "auto"})
+    assert gateway_app.engine.requests[-1].params.grammar is None
+
+
+async def test_tools_that_must_not_be_called_are_not_shown(gateway_app):
+    await ask(gateway_app, tools=[LOOK], tool_choice={"type": "none"})
+    assert "look" not in prompt_of(gateway_app)
+
+
+async def test_an_output_format_is_followed(gateway_app):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    await ask(gateway_app, output_config={"format": {"type": "json_schema", "schema": schema}, "effort": "high"})
+    assert json.loads(gateway_app.engine.requests[-1].params.grammar.text) == schema
+
+
+SAID = [
+    {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
+    {"role": "user", "content": "three"},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "text", "text": "I look."},
+            {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": "sea"}},
+            {"type": "tool_use", "id": "toolu_2", "name": "look", "input": {"at": "sky"}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": "toolu_1", "content": "blue"},
+            {"type": "tool_result", "tool_use_id": "toolu_2", "content": [{"type": "text", "text": "grey"}]},
+            {"type": "text", "text": "four"},
+        ],
+    },
+]
+
+
+async def test_the_prompt_has_all_that_was_said(gateway_app):
+    system = [
+        {"type": "text", "text": "Be"},
+        {"type": "text", "text": "brief.", "cache_control": {"type": "ephemeral"}},
+    ]
+    await ask(gateway_app, system=system, messages=SAID)
+    assert prompt_of(gateway_app) == (
+        "<|system|>Be\nbrief.<|end|><|user|>one\ntwo\nthree<|end|><|assistant|>I look."
+        '{"name": "look", "arguments": {"at": "sea"}}{"name": "look", "arguments": {"at": "sky"}}<|end|>'
+        "<|tool|>blue<|end|><|tool|>grey<|end|><|user|>four<|end|><|assistant|>"
+    )
+
+
+async def test_a_system_prompt_may_be_a_text(gateway_app):
+    await ask(gateway_app, system="Be brief.")
+    assert prompt_of(gateway_app) == "<|system|>Be brief.<|end|><|user|>hi<|end|><|assistant|>"
+
+
+async def test_an_answer_continues_what_the_assistant_began(gateway_app):
+    message = await ask(gateway_app, messages=[USER, {"role": "assistant", "content": "It is"}])
+    assert prompt_of(gateway_app) == "<|user|>hi<|end|><|assistant|>It is"
+    assert message["content"][0]["text"] == "Hello, world!"
+
+
+async def test_tokens_are_counted_as_they_are_charged(gateway_app):
+    fields = {"system": "Be brief.", "messages": SAID, "tools": [LOOK]}
+    message = await ask(gateway_app, **fields)
+    response = await post(gateway_app, {"model": BASE, **fields}, COUNT)
+    assert response.json() == {"input_tokens": message["usage"]["input_tokens"]}
+    refused(await post(gateway_app, {"model": "none", **fields}, COUNT), 404, "not_found_error", "none")
+
+
+@pytest.mark.parametrize(
+    ("tier", "lane"),
+    [
+        ("flex", Lane.BATCH),
+        ("priority", Lane.INTERACTIVE),
+        ("standard_only", Lane.INTERACTIVE),
+        ("auto", Lane.INTERACTIVE),
+    ],
+)
+async def test_a_tier_chooses_the_lane(gateway_app, tier, lane):
+    response = await post(gateway_app, BODY | {"service_tier": tier})
+    assert gateway_app.engine.requests[-1].lane is lane
+    assert response.headers["x-loralane-lane"] == lane.name.lower()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-api-key": "sk-acme"},
+        {"authorization": "Bearer sk-acme"},
+        {"authorization": "Bearer sk-acme", "x-api-key": "x"},
+    ],
+)
+async def test_a_key_comes_in_either_header(gateway_app, headers):
+    response = await post(gateway_app, BODY, headers=headers | {"anthropic-version": "2023-06-01"})
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("headers", [{"x-api-key": "sk-wrong"}, {"x-api-key": ""}, {"accept": "*/*"}])
+async def test_no_answer_without_a_key(gateway_app, headers):
+    for path in (PATH, COUNT):
+        refused(await post(gateway_app, BODY, path, headers), 401, "authentication_error", "x-api-key")
+
+
+async def test_an_administrators_key_makes_no_messages(gateway_app):
+    refused(await post(gateway_app, BODY, headers={"x-api-key": "sk-admin"}), 403, "permission_error")
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+RESULT = {"type": "tool_result", "tool_use_id": "toolu_1"}
+
+
+def user(*blocks):
+    return {"messages": [{"role": "user", "content": list(blocks)}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (user({"type": "text", "text": "look"}, IMAGE), ["messages[0].content[1].type", "'image'"]),
+        (user({"type": "document", "source": {}}), ["messages[0].content[0].type", "'document'"]),
+        (user({"type": "thinking", "thinking": "hm", "signature": ""}), ["'thinking'"]),
+        (user({"type": "web_search_tool_result", "content": []}), ["'web_search_tool_result'"]),
+        (user(RESULT | {"content": [IMAGE]}), ["messages[0].content[0].content[0].type", "'image'"]),
+        ({"system": [IMAGE]}, ["system[0].type", "'image'"]),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, ["thinking is not supported"]),
+        ({"container": "x"}, ["container"]),
+        ({"mcp_servers": [{"name": "x"}]}, ["mcp_servers"]),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+            ["tools[0].type", "'web_search_20250305'"],
+        ),
+        ({"output_config": {"format": {"type": "xml", "schema": {}}}}, ["output_config.format.type", "'xml'"]),
+    ],
+)
+async def test_what_is_not_supported_is_refused_by_name(gateway_app, fields, words):
+    for path in (PATH, COUNT) if "output_config" not in fields else (PATH,):
+        refused(await post(gateway_app, BODY | fields, path), 400, "invalid_request_error", *words)
+    assert gateway_app.engine.requests == []
+
+
+async def test_thinking_may_be_switched_off(gateway_app):
+    await ask(gateway_app, thinking={"type": "disabled"}, metadata={"user_id": "x"}, cache_control=None)
+
+
+def called(number: int = 1) -> dict:
+    call = {"type": "tool_use", "id": f"toolu_{number}", "name": "look", "input": {}}
+    return {"role": "assistant", "content": [call]}
+
+
+def deep(levels: int) -> dict:
+    return {"a": deep(levels - 1)} if levels else {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"max_tokens": None}, ["max_tokens"]),
+        ({"max_tokens": 0}, ["max_tokens"]),
+        ({"messages": []}, ["messages must not be empty"]),
+        ({"messages": [{"role": "tool", "content": "x"}]}, ["messages[0].role", "'tool'"]),
+        ({"messages": "hi"}, ["messages"]),
+        ({"temprature": 1}, ["temperature"]),
+        ({"temperature": 3}, ["temperature"]),
+        ({"stop_sequences": [""]}, ["stop"]),
+        ({"service_tier": "fast"}, ["service_tier"]),
+        ({"messages": [USER, called()]}, ["tool_result"]),
+        (
+            {"messages": [USER, called(2), {"role": "user", "content": [RESULT]}]},
+            ["messages[2].content[0].tool_use_id"],
+        ),
+        ({"messages": [{"role": "user", "content": called()["content"]}]}, ["only an assistant"]),
+        ({"messages": [USER, {"role": "assistant", "content": [RESULT]}]}, ["only a user"]),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, ["text"]),
+        ({"tools": [LOOK, LOOK]}, ["two tools"]),
+        ({"tools": [LOOK | {"name": "a b"}]}, ["tools[0].name"]),
+        ({"tools": [{"name": "look"}]}, ["input_schema"]),
+        ({"tools": [LOOK], "tool_choice": {"type": "tool", "name": "other"}}, ["tool_choice.name"]),
+        ({"tools": [LOOK], "tool_choice": {"type": "each"}}, ["tool_choice.type"]),
+        ({"tool_choice": {"type": "any"}}, ["tool_choice needs tools"]),
+        ({"tools": [LOOK | {"strict": True, "input_schema": {"type": "what"}}]}, ["tools[0].input_schema"]),
+        ({"tools": [LOOK | {"input_schema": deep(120)}]}, ["tools[0].input_schema", "deep"]),
+        ({"messages": [{"role": "user", "content": "x" * 5000}]}, ["maximum context length"]),
+    ],
+)
+async def test_what_is_wrong_is_named(gateway_app, fields, words):
+    refused(await post(gateway_app, BODY | fields), 400, "invalid_request_error", *words)
+    assert gateway_app.engine.requests == []
+
+
+async def test_hostile_bodies_are_bounded(gateway_app):
+    nested = deep(150)
+    call = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": nested}
+    messages = [USER, {"role": "assistant", "content": [call]}, {"role": "user", "content": [RESULT]}]
+    refused(await post(gateway_app, BODY | {"messages": messages}), 400, "invalid_request_error", ".input", "deep")
+    nested = b'{"messages":' + b"[" * 50_000
+    refused(await post(gateway_app, nested), 400, "invalid_request_error", "JSON")
+    many = [{"type": "text", "text": ""}] * MAX_BLOCKS
+    refused(await post(gateway_app, BODY | user(*many)), 400, "invalid_request_error", str(MAX_BLOCKS))
+    assert (await post(gateway_app, BODY | user(*many[1:]))).status_code == 200
+    refused(await post(gateway_app, b"x" * (9 * 2**20)), 413, "request_too_large")
+
+
+async def test_other_paths_and_methods_are_refused_in_the_same_shape(gateway_app):
+    refused(await post(gateway_app, {}, "/v1/messages/batches"), 404, "not_found_error", "/v1/batches")
+    async with gateway_app.client() as client:
+        refused(await client.get(PATH), 405, "invalid_request_error", "POST")
+
+
+@pytest.mark.parametrize("code", [ErrorCode.LANE_QUEUE_FULL, ErrorCode.QUEUE_TIMEOUT])
+async def test_a_lack_of_capacity_is_an_overload(gateway_app, code):
+    gateway_app.engine.last_words = TokenEvent(
+        "x", finish_reason=FinishReason.ERROR, refusal=Refusal(code, "too many are waiting", 7.0)
+    )
+    response = await post(gateway_app, BODY | {"stream": True})
+    refused(response, 529, "overloaded_error", "too many")
+    assert response.headers["retry-after"] == "7"
+
+
+async def test_limits_are_those_of_chats(gateway_app):
+    for _ in range(3):
+        response = await post(gateway_app, BODY | {"max_tokens": 4}, headers={"x-api-key": "sk-globex"})
+        assert response.status_code == 200
+        assert response.headers["x-ratelimit-limit-requests"] == "3"
+    refused(await post(gateway_app, BODY, headers={"x-api-key": "sk-globex"}), 429, "rate_limit_error")
+    await gateway_app.assert_empty()
+
+
+async def test_an_engine_that_is_lost_ends_the_stream_with_an_error(gateway_app):
+    gateway_app.engine.fail_after = 3
+    gateway_app.engine.ready = True
+    *_, last = await stream(gateway_app)
+    assert (last["type"], last["error"]["type"]) == ("error", "api_error")
+    assert last["request_id"]
+    await gateway_app.assert_empty()
+
+
+async def test_a_bug_is_told_in_the_same_shape(gateway_app, monkeypatch):
+    def broken(*args):
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr("gateway.anthropic.render.MessageRenderer.complete", broken)
+    response = await post(gateway_app, BODY)
+    refused(response, 500, "api_error", "request id")
+    assert "secret" not in response.text
+
+
+async def test_the_prompt_must_fit(tmp_path):
+    gateway_app = await build_gateway_app(tmp_path)
+    body = BODY | {"messages": [{"role": "user", "content": "x" * CONTEXT}]}
+    refused(await post(gateway_app, body), 400, "invalid_request_error", "messages", str(CONTEXT))

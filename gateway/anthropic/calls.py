@@ -12,7 +12,6 @@ from gateway.anthropic.render import AnswerReader, MessageRenderer
 from gateway.anthropic.schema import STANDARD_ONLY, CountTokensRequest, MessagesRequest, OutputConfig
 from gateway.core.errors import unsupported_parameter
 from gateway.core.lanes import requested_lane
-from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Tenant
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.openai.structured import schema_grammar
@@ -56,7 +55,7 @@ async def count_tokens(gateway: Gateway, tenant: Tenant, text: bytes) -> int:
     """Return the number of tokens of the prompt in `text`, the JSON body of /v1/messages/count_tokens. Raises what
     `message_call` raises, and ApiError: MODEL_NOT_FOUND."""
     body = parse(text, CountTokensRequest, tenant.unknown_fields)
-    model, _ = gateway.models.resolve(tenant, ModelQuery(body.model))
+    model, _ = gateway.models.resolve(tenant, body.query)
     return len(await model.intake.encode(tenant, chat_of(body)))
 
 
@@ -64,7 +63,7 @@ def _request(body: MessagesRequest, request_id: str, ingress: Ingress) -> Genera
     grammar = _grammar(body.output_config)
     tier = None if body.service_tier == STANDARD_ONLY else body.service_tier
     return GenerateRequest(
-        model=ModelQuery(body.model),
+        model=body.query,
         prompts=(chat_of(body),),
         request_id=request_id,
         ingress=ingress,

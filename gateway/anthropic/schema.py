@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from gateway.core.lanes import LANE_OF_TIER
+from gateway.core.routing import ModelQuery
 from gateway.openai.schema import Count
 
 ROLES = ("user", "assistant", "system")
@@ -87,14 +88,20 @@ class OutputConfig(Struct):
 
 
 class Prompted(Struct, kw_only=True):
-    """Fields that determine the prompt, in the bodies of both routes."""
+    """Fields that determine the model and the prompt, in the bodies of both routes."""
 
     model: str
+    adapter_id: str | None = None
+    lora_path: str | None = None
     messages: Annotated[list[InputMessage], Meta(extra_json_schema={"minItems": 1})]
     system: str | list[TextBlock] | None = None
     tools: list[InputTool] | None = None
     tool_choice: InputChoice | None = None
     output_config: OutputConfig | None = None
+
+    @property
+    def query(self) -> ModelQuery:
+        return ModelQuery(self.model, self.adapter_id, self.lora_path)
 
 
 class CountTokensRequest(Prompted, kw_only=True):

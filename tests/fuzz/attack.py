@@ -44,7 +44,10 @@ REFUSALS = frozenset(
     )
 )
 
-LAST_EVENTS = {"/v1/responses": (b"response.completed\n", b"response.incomplete\n", b"response.failed\n")}
+LAST_EVENTS = {
+    "/v1/messages": (b"message_stop\n", b"error\n"),
+    "/v1/responses": (b"response.completed\n", b"response.incomplete\n", b"response.failed\n"),
+}
 """Names of the events that may end a stream, for paths whose streams do not end with [DONE]."""
 
 

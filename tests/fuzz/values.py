@@ -82,7 +82,7 @@ class Values:
         match name:
             case "model":
                 return rng.choice(MODELS)
-            case "schema" | "parameters":
+            case "schema" | "parameters" | "input_schema":
                 return grammars.json_schema(rng)
             case "json" | "guided_json":
                 return grammars.schema_text(rng) if rng.random() < 0.5 else grammars.json_schema(rng)

@@ -14,7 +14,7 @@ from fakes import BASE, GatewayApp, build_gateway_app
 from gateway.http.guard import guarded_config
 
 CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}
-PATH = "/v1/chat/completions"
+PATH, MESSAGES = "/v1/chat/completions", "/v1/messages"
 
 
 @asynccontextmanager
@@ -72,10 +72,11 @@ async def test_a_stream_arrives_piece_by_piece(gateway_app):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("where", ["admit", "go_on"])
-async def test_leaving_aborts_at_once(gateway_app, stream, where):
+@pytest.mark.parametrize("path", [PATH, MESSAGES])
+async def test_leaving_aborts_at_once(gateway_app, stream, where, path):
     setattr(gateway_app.engine, where, asyncio.Event())  # never set: only an abort can end the engine's work
     async with served(gateway_app) as client:
-        task = asyncio.create_task(client.post(PATH, json={**CHAT, "stream": stream}))
+        task = asyncio.create_task(client.post(path, json={**CHAT, "max_tokens": 40, "stream": stream}))
         await until(lambda: gateway_app.engine.requests)
         await until(lambda: gateway_app.engine.generated.total() == (where == "go_on"))
         await asyncio.sleep(0.02)

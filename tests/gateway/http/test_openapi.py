@@ -107,6 +107,7 @@ BODIES = {
     "/v1/chat/completions": "ChatRequest",
     "/v1/completions": "CompletionRequest",
     "/v1/responses": "ResponsesRequest",
+    "/v1/messages": "MessagesRequest",
 }
 ANSWERED = [
     {},
@@ -167,6 +168,23 @@ def test_responses_are_what_the_document_says(gateway, options, stream):
     assert len(frames) > 8 or not stream
 
 
+LOOK = {"name": "look", "input_schema": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"tools": [LOOK]}, {"stop_sequences": ["See"], "system": "Be brief."}], ids=str
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_messages_are_what_the_document_says(gateway, options, stream):
+    gateway.gateway_app.engine.info.max_model_len = 2048
+    gateway.gateway_app.engine.reply = lambda sent: CALL
+    said = [{"type": "text", "text": "hi"}]
+    body = {"model": BASE, "messages": [{"role": "user", "content": said}], "max_tokens": 99, **options}
+    response = ask(gateway, "/v1/messages", {**body, "stream": stream})
+    for event in events(response) if stream else []:
+        valid(event_data("/v1/messages")).validate(event)
+
+
 def event_data(path):
     """Name of the schema of a stream's events."""
     contents = document()["paths"][path]["post"]["responses"]["200"]["content"]
@@ -185,7 +203,8 @@ def ask(gateway, path, body):
 
 def events(response):
     frames = response.text.split("\n\n")
-    return [json.loads(frame[6:]) for frame in frames if frame.startswith("data: {")]
+    data = [frame.partition("data: ")[2] for frame in frames]
+    return [json.loads(text) for text in data if text.startswith("{")]
 
 
 @pytest.mark.parametrize(("status", "key", "body"), [(401, "wrong", {}), (403, "sk-acme", {}), (400, "sk-admin", {})])

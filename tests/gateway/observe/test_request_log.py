@@ -20,7 +20,7 @@ from gateway.rpc.api import GrpcServer
 
 PROMPT, ANSWER = "a private question", "a private answer"
 CHAT = {"model": "poet", "messages": [{"role": "user", "content": PROMPT}]}
-PATH = "/v1/chat/completions"
+PATH, MESSAGES = "/v1/chat/completions", "/v1/messages"
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 TRACEPARENT = f"00-{TRACE_ID}-00f067aa0ba902b7-01"
 
@@ -66,12 +66,14 @@ async def logged(tmp_path) -> Logged:
     return Logged(gateway_app, out)
 
 
+@pytest.mark.parametrize("path", [PATH, MESSAGES])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_that_ends_well(logged, stream):
-    await logged.post({**CHAT, "stream": stream, "service_tier": "flex"}, **{"x-request-id": "r1"})
+async def test_a_request_that_ends_well(logged, stream, path):
+    body = {**CHAT, "stream": stream, "service_tier": "flex", "max_tokens": 40}
+    await logged.post(body, path=path, **{"x-request-id": "r1"})
     line = logged.only()
     told = ("request_id", "route", "tenant", "model", "adapter", "lane_asked", "lane", "finish", "status", "error")
-    expected = ("r1", PATH, "acme", "poet", "poet", "batch", "batch", "stop", 200, None)
+    expected = ("r1", path, "acme", "poet", "poet", "batch", "batch", "stop", 200, None)
     assert tuple(line[name] for name in told) == expected
     assert line["actual_tokens"] == line["prompt_tokens"] + line["completion_tokens"] > len(ANSWER)
     assert line["reserved_tokens"] >= line["actual_tokens"]
@@ -96,11 +98,15 @@ async def test_a_request_that_ends_well(logged, stream):
         ({"body": b"x" * 2**24}, 413, "request_too_large", "acme"),
     ],
 )
-async def test_a_request_that_is_turned_away(logged, request_, status, error, tenant):
-    assert (await logged.post(**request_)).status_code == status
+@pytest.mark.parametrize("path", [PATH, MESSAGES])
+async def test_a_request_that_is_turned_away(logged, request_, status, error, tenant, path):
+    request = dict(request_)
+    if isinstance(body := request.get("body"), dict):
+        request["body"] = body | {"max_tokens": 5}
+    assert (await logged.post(path=path, **request)).status_code == status
     line = logged.only()
     assert (line["status"], line["error"], line["tenant"], line["finish"]) == (status, error, tenant, "error")
-    assert (line["ttft_ms"], line["actual_tokens"], line["route"]) == (None, 0, PATH)
+    assert (line["ttft_ms"], line["actual_tokens"], line["route"]) == (None, 0, path)
 
 
 async def test_a_limit_that_refuses_is_named_with_its_scope(logged):
@@ -117,10 +123,11 @@ async def test_an_engine_that_is_not_there(logged):
     assert (logged.only()["status"], logged.only()["error"]) == (503, "engine_unavailable")
 
 
+@pytest.mark.parametrize("path", [PATH, MESSAGES])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_fault_of_ours(logged, stream):
+async def test_a_fault_of_ours(logged, stream, path):
     logged.gateway_app.engine.reply = None
-    await logged.post({**CHAT, "stream": stream})
+    await logged.post({**CHAT, "stream": stream, "max_tokens": 40}, path=path)
     assert (logged.only()["status"], logged.only()["error"]) == (500, "internal_error")
 
 
@@ -136,10 +143,11 @@ async def test_a_fault_before_the_gateway_knows_the_request(logged, monkeypatch)
     assert (logged.only()["status"], logged.only()["tenant"]) == (500, "acme")
 
 
+@pytest.mark.parametrize("path", [PATH, MESSAGES])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves(logged, stream):
+async def test_a_client_that_leaves(logged, stream, path):
     logged.gateway_app.engine.go_on = asyncio.Event()
-    task = asyncio.create_task(logged.post({**CHAT, "stream": stream}))
+    task = asyncio.create_task(logged.post({**CHAT, "stream": stream, "max_tokens": 40}, path=path))
     await until(lambda: logged.gateway_app.engine.requests)
     task.cancel()
     with suppress(asyncio.CancelledError):

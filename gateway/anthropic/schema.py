@@ -66,7 +66,8 @@ class InputTool(Struct, kw_only=True):
 
 
 class InputChoice(Struct):
-    """Whether the model may (auto), must (any), must not (none) call a tool, or must call the named one (tool)."""
+    """The rule for tool calls: the model may (auto), must (any) or must not (none) call tools, or must call the one
+    that is named (tool)."""
 
     type: ChoiceType
     name: str | None = None

@@ -77,10 +77,6 @@ def _long_contexts(limits: StepLimits) -> Iterator[PaddedStep]:
     yield PaddedStep(((min(2, limits.rows), limits.context),))
 
 
-def _adapters(_: StepLimits) -> Iterator[PaddedStep]:
-    yield PaddedStep(((1, 1),), has_adapter=True)
-
-
 def _many_rows_of_an_adapter(limits: StepLimits) -> Iterator[PaddedStep]:
     """A segment as long as a step may be."""
     whole, rest = divmod(limits.rows, limits.context)
@@ -101,7 +97,6 @@ Kind = Callable[[StepLimits], Iterator[PaddedStep]]
 KINDS: Mapping[str, Kind] = {
     "sequences": _sequences,
     "long contexts": _long_contexts,
-    "adapters": _adapters,
     "many rows of an adapter": _many_rows_of_an_adapter,
     "filters": _filters,
     "log-probabilities": _logprobs,

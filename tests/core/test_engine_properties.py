@@ -403,6 +403,14 @@ def test_a_prefix_is_found_only_with_the_salt_that_it_was_computed_with(shared):
         assert next(event for event in events if event.tokens).num_cached == expected, (tenant, salt)
 
 
+def test_answers_that_arrive_together_compute_the_full_pages_of_their_prompt_once():
+    engine = make_engine(CoreConfig(num_pages=60, block_size=4, max_seqs=8, max_model_len=64, token_budget=64))
+    names = ["0", "1", "2", "3"]
+    events = run_all(engine, [request(name, list(range(17))) for name in names])
+    found = [next(event for event in events if event.request_id == name and event.tokens) for name in names]
+    assert sorted(event.num_cached for event in found) == [0, 16, 16, 16]
+
+
 def test_no_tenant_and_salt_read_like_others():
     pairs = [("", ""), ("", "a"), ("a", ""), ("a", "b"), ("ab", ""), ("", "ab"), ("", "a\0b"), ("a", "\0b")]
     realms = [realm_of(Request("r", (1,), SamplingParams(), tenant=one, cache_salt=salt)) for one, salt in pairs]

@@ -404,7 +404,7 @@ def test_a_prefix_is_found_only_with_the_salt_that_it_was_computed_with(shared):
 
 
 def test_answers_that_arrive_together_compute_the_full_pages_of_their_prompt_once():
-    engine = make_engine(CoreConfig(num_pages=60, block_size=4, max_seqs=8, max_model_len=64, token_budget=64))
+    engine = make_engine(CoreConfig(num_pages=60, block_size=4, max_seqs=8, max_model_len=64, token_budget=12))
     names = ["0", "1", "2", "3"]
     events = run_all(engine, [request(name, list(range(17))) for name in names])
     found = [next(event for event in events if event.request_id == name and event.tokens) for name in names]

@@ -40,6 +40,7 @@ FORMS = {"3.6": FLAT, "3.7": PACKED, "3.8": PACKED, "3.9": PACKED}
 """How the launcher of each known version of Triton takes a kernel's arguments: one by one, or in one tuple."""
 FORM: str | None = FORMS.get(".".join(triton.__version__.split(".")[:2]))
 """The form of the installed Triton. None: it is not known, and every launch is Triton's own."""
+MIN_INT, MAX_INT = -(2**31), 2**31 - 1
 MOST_KEYS = 4096
 """Compiled kernels kept by a `Launcher`. If integers vary more than that, it forgets all, and finds them again."""
 
@@ -140,31 +141,28 @@ def _constants_come_last(kernel: Any) -> bool:
 
 def key_function(kernel: Any, classes: tuple[type, ...]) -> MakeKey | None:
     """Returns a function that makes the key of a launch from the device's number and arguments of `classes`. None means
-    that there are arguments of other classes than tensors, integers and floats, or not as many as the kernel takes.
-
-    It is compiled from text, as in Triton, because loops over arguments would take twice the time.
-    """
+    that there are arguments of other classes than tensors, integers and floats, or not as many as the kernel takes."""
     params = [param for param in kernel.params if not param.is_constexpr]
     if len(params) != len(classes) or not all(issubclass(each, Tensor) or each in (int, float) for each in classes):
         return None
-    pointers, parts = [], []
-    for i, (param, each) in enumerate(zip(params, classes, strict=True)):
-        if issubclass(each, Tensor):
-            parts.append(f"a{i}.dtype")
-            if not param.do_not_specialize:
-                pointers.append(f"p{i}")
-        elif each is int:
-            parts.append(f"None if -0x80000000 <= a{i} <= 0x7FFFFFFF else a{i}" if param.do_not_specialize else f"a{i}")
-    aligned = "".join(f"{pointer} & 15 == 0," for pointer in pointers)
-    lines = [
-        f"def make_key(device, {', '.join(f'a{i}' for i in range(len(classes)))}):",
-        *(f"    {pointer} = a{pointer[1:]}.data_ptr()" for pointer in pointers),
-        f"    unaligned = ({' | '.join(pointers) or '0'}) & 15 and ({aligned})",
-        f"    return device, unaligned, {', '.join(parts)}",
+    known = [
+        (place, param.do_not_specialize, each) for place, (param, each) in enumerate(zip(params, classes, strict=True))
     ]
-    namespace: dict[str, Any] = {}
-    exec("\n".join(lines), namespace)
-    return namespace["make_key"]
+    tensors = [place for place, _, each in known if issubclass(each, Tensor)]
+    pointers = [place for place, is_free, each in known if issubclass(each, Tensor) and not is_free]
+    exact = [place for place, is_free, each in known if each is int and not is_free]
+    ranged = [place for place, is_free, each in known if each is int and is_free]
+
+    def make_key(device: int, *args: Any) -> Key:
+        addresses, bits = [args[place].data_ptr() for place in pointers], 0
+        for address in addresses:
+            bits |= address
+        unaligned = bits & 15 and tuple([address & 15 == 0 for address in addresses])
+        dtypes = [args[place].dtype for place in tensors]
+        wide = [None if MIN_INT <= args[place] <= MAX_INT else args[place] for place in ranged]
+        return (device, classes, unaligned, *dtypes, *[args[place] for place in exact], *wide)
+
+    return make_key
 
 
 def _find_launch(kernel: Any, compiled: Any, constants: dict[str, Any]) -> Ready | None:

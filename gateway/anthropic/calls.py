@@ -14,6 +14,7 @@ from gateway.core.errors import unsupported_parameter
 from gateway.core.lanes import requested_lane
 from gateway.core.tenants import Tenant
 from gateway.core.trace_context import UNKNOWN, Ingress
+from gateway.openai.schema import Slo
 from gateway.openai.structured import schema_grammar
 from gateway.openai.tools import spoken_dialect
 from gateway.requests.service import Gateway
@@ -60,7 +61,7 @@ async def count_tokens(gateway: Gateway, tenant: Tenant, text: bytes) -> int:
 
 
 def _request(body: MessagesRequest, request_id: str, ingress: Ingress) -> GenerateRequest:
-    grammar = _grammar(body.output_config)
+    grammar, slo = _grammar(body.output_config), body.slo or Slo()
     tier = None if body.service_tier == STANDARD_ONLY else body.service_tier
     return GenerateRequest(
         model=body.query,
@@ -73,6 +74,12 @@ def _request(body: MessagesRequest, request_id: str, ingress: Ingress) -> Genera
         stop=tuple(body.stop_sequences or ()),
         coalesce=not body.stream,
         lane=requested_lane(tier),
+        priority=body.priority or 0,
+        ttft=slo.ttft,
+        itl=slo.itl,
+        deadline=body.timeout,
+        stall=body.stall_timeout,
+        cache_salt=body.cache_salt or "",
     )
 
 

@@ -47,6 +47,8 @@ def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
     """Return the JSON body of an error, also for the event `error` of a stream. It has no field for the parameter that
     caused the error, so that is put before the message."""
     message, param = _named(error.message), _named(error.param or "")
+    if param == "stop":
+        message, param = message.removeprefix("stop: "), "stop_sequences"
     if param and param not in message:
         message = f"{param}: {message}"
     kind = TYPES.get(error_status(error.fault), "invalid_request_error")

@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.anthropic.schema import MessagesRequest
+from gateway.anthropic.schema import InputChoice, InputTool, MessagesRequest, OutputConfig, OutputFormat
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.core.tenants import UnknownFields
 from gateway.openai.parse import Body, decode_json, to_struct
+from gateway.openai.schema import Slo
 from gateway.openai.unknown import check_unknown
 
 MAX_BLOCKS = 10_000
 """Maximum number of messages and content blocks in a request together. The longest sessions of agents have hundreds."""
 
-UNSUPPORTED = ("container", "mcp_servers", "thinking")
+UNSUPPORTED = {
+    "container": "is not supported",
+    "mcp_servers": "is not supported",
+    "output_format": "is not supported; use output_config.format",
+    "seed": "is not supported; use /v1/chat/completions",
+    "thinking": "is not supported",
+}
+"""Fields that are refused unless their value has no effect, and why."""
 HARMLESS = frozenset(
     (
         "betas",
@@ -29,8 +37,16 @@ HARMLESS = frozenset(
 )
 """Fields of Anthropic's API that have no effect here. They are accepted even where unknown fields are refused. Prefixes
 are cached without `cache_control`."""
-KNOWN = {"": frozenset((*MessagesRequest.__struct_fields__, *UNSUPPORTED)) | HARMLESS}
-"""Known names of a body's own fields, in the form that `check_unknown` reads."""
+TOOL_EXTRAS = ("allowed_callers", "cache_control", "defer_loading", "eager_input_streaming", "input_examples")
+KNOWN = {
+    "": frozenset((*MessagesRequest.__struct_fields__, *UNSUPPORTED)) | HARMLESS,
+    "slo": frozenset(Slo.__struct_fields__),
+    "tools": frozenset((*InputTool.__struct_fields__, *TOOL_EXTRAS)),
+    "tool_choice": frozenset(InputChoice.__struct_fields__),
+    "output_config": frozenset((*OutputConfig.__struct_fields__, "task_budget")),
+    "output_config.format": frozenset(OutputFormat.__struct_fields__),
+}
+"""Known field names of each object in the body, by the object's path; the body itself has an empty path."""
 TEXT = frozenset(("text",))
 BLOCKS = TEXT | {"tool_use", "tool_result"}
 
@@ -50,19 +66,19 @@ def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> B
     """
     document = decode_json(body)
     if isinstance(document, dict):
+        _refuse_tools(document)
         check_unknown(document, KNOWN, unknown)
         _refuse_fields(document)
         _refuse_blocks(document)
-        _refuse_tools(document)
     return to_struct(document, kind)
 
 
 def _refuse_fields(document: dict[str, Any]) -> None:
-    for name in UNSUPPORTED:
+    for name, why in UNSUPPORTED.items():
         value = document.get(name)
         is_off = name == "thinking" and isinstance(value, dict) and value.get("type") == "disabled"
         if value and not is_off:
-            raise unsupported_parameter(name)
+            raise unsupported_parameter(name, why)
 
 
 def _refuse_blocks(document: dict[str, Any]) -> None:

@@ -65,6 +65,9 @@ class MessageRenderer:
         self._open = False
         self._call: int | None = None
         """Number of the tool call that the last block holds. None means that it is a text."""
+        self._held: list[str] | None = None
+        """Arguments of the last block's call until they show that they are an object: clients parse each piece. None
+        means that they are sent as they come."""
 
     def opening(self) -> bytes:
         """Return message_start. Its usage assumes that no prompt tokens are cached; message_delta corrects it."""
@@ -94,12 +97,22 @@ class MessageRenderer:
         call = part.index if isinstance(part, ToolCallPart) else None
         if not self._open or call != self._call:
             yield from self._stop()
-            self._index, self._open, self._call = self._index + 1, True, call
+            self._index, self._open, self._call, self._held = self._index + 1, True, call, []
             yield _event("content_block_start", index=self._index, content_block=_new_block(part))
         if isinstance(part, str):
             yield self._delta({"type": "text_delta", "text": part})
         elif part.arguments:
-            yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
+            yield from self._arguments(part.arguments)
+
+    def _arguments(self, text: str) -> Iterator[bytes]:
+        """Yield the event of a piece of a call's arguments. Those that are no object are held until the call ends."""
+        if self._held is not None:
+            self._held.append(text)
+            text = "".join(self._held)
+            if not text.lstrip().startswith("{"):
+                return
+            self._held = None
+        yield self._delta({"type": "input_json_delta", "partial_json": text})
 
     def _delta(self, delta: Json) -> bytes:
         return _event("content_block_delta", index=self._index, delta=delta)
@@ -107,6 +120,9 @@ class MessageRenderer:
     def _stop(self) -> Iterator[bytes]:
         if self._open:
             self._open = False
+            if self._call is not None and self._held:
+                held = encode_json(_input("".join(self._held))).decode()
+                yield self._delta({"type": "input_json_delta", "partial_json": held})
             yield _event("content_block_stop", index=self._index)
 
 

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from gateway.core.lanes import LANE_OF_TIER
 from gateway.core.routing import ModelQuery
-from gateway.openai.schema import Count
+from gateway.openai.schema import Count, Int32, Salt, Seconds, Slo
 
 ROLES = ("user", "assistant", "system")
 CHOICES = ("auto", "any", "tool", "none")
@@ -110,7 +110,8 @@ class CountTokensRequest(Prompted, kw_only=True):
 
 
 class MessagesRequest(Prompted, kw_only=True):
-    """Body of /v1/messages. Fields refused unless they have no effect: container, mcp_servers, thinking."""
+    """Body of /v1/messages. `priority`, `slo`, `timeout`, `stall_timeout` and `cache_salt` are those of chats;
+    Anthropic's API has no such fields."""
 
     max_tokens: Count
     stop_sequences: list[str] | None = None
@@ -119,3 +120,8 @@ class MessagesRequest(Prompted, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     service_tier: Tier | None = None
+    priority: Int32 | None = None
+    slo: Slo | None = None
+    timeout: Seconds | None = None
+    stall_timeout: Seconds | None = None
+    cache_salt: Salt | None = None

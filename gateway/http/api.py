@@ -13,10 +13,9 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from gateway.accounts.registry import AccountRegistry
-from gateway.anthropic.calls import count_tokens, message_call
+from gateway.anthropic.calls import message_call
 from gateway.batches.eta import EtaEstimator
 from gateway.batches.service import Batches
-from gateway.core.errors import invalid_request
 from gateway.core.part import ApiSurface, serves_path
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Authenticator, Principal, Tenant
@@ -37,20 +36,16 @@ from gateway.http.root import GrpcAddressOf, RootApi
 from gateway.http.scrape import MetricsAccess, ScrapeApi
 from gateway.http.stream import GenerationCall, GenerationResponse, json_response
 from gateway.http.time_limits import with_time_limits
+from gateway.http.tokens import TokensApi
 from gateway.observe.metrics import Metrics
 from gateway.observe.operations import Operations
 from gateway.openai.calls import chat_call, completion_call
-from gateway.openai.convert import chat_messages
-from gateway.openai.parse import Body, parse
 from gateway.openai.render import Json
-from gateway.openai.schema import DetokenizeRequest, TokenizeRequest
-from gateway.openai.tools import offered_tools
 from gateway.requests.observers import ArrivingRequest
 from gateway.requests.readiness import readiness
-from gateway.requests.served_model import ModelCard, ServedModel
+from gateway.requests.served_model import ModelCard
 from gateway.requests.service import Gateway
 from gateway.responses.calls import response_call
-from gateway.text.chat_template import template_options
 from gateway.usage.report import UsageAdmin
 
 MAX_BODY_BYTES = 8 * 2**20
@@ -132,6 +127,7 @@ class HttpApi:
         self._keys = keys
         self._scrape = ScrapeApi(gateway, metrics, self._authenticate, metrics_keys, open_metrics)
         self._max_body_bytes = max_body_bytes
+        self._tokens = TokensApi(gateway, self._tenant, max_body_bytes)
         self._ping_seconds = ping_seconds
         self._started = int(time.time())
         self._document = document([each for each in OPERATIONS if serves_path(surface, each.path)])
@@ -148,11 +144,9 @@ class HttpApi:
             Route("/v1/completions", AsgiEndpoint(self.completions), methods=post),
             Route("/v1/responses", AsgiEndpoint(self.response), methods=post),
             Route("/v1/messages", AsgiEndpoint(self.message), methods=post),
-            Route("/v1/messages/count_tokens", self.message_tokens, methods=post),
             Route("/v1/models", self.models, methods=get),
             Route("/v1/models/{name:path}", self.model, methods=get),
-            Route("/tokenize", self.tokenize, methods=post),
-            Route("/detokenize", self.detokenize, methods=post),
+            *self._tokens.routes(),
             *(self._files.routes() if self._files else ()),
             *(self._batches.routes() if self._batches else ()),
             *self._admin.routes(),
@@ -178,11 +172,6 @@ class HttpApi:
     async def message(self, request: Request) -> GenerationResponse:
         return await self._generation(request, message_call)
 
-    async def message_tokens(self, request: Request) -> Response:
-        tenant = self._tenant(request).tenant
-        body = await read_body(request, self._max_body_bytes)
-        return json_response({"input_tokens": await count_tokens(self._gateway, tenant, body)})
-
     async def models(self, request: Request) -> Response:
         cards = self._gateway.models.cards(self._tenant(request).tenant)
         return json_response({"object": "list", "data": [self._model(card) for card in cards]})
@@ -191,41 +180,6 @@ class HttpApi:
         name = request.path_params["name"]
         model, adapter = self._gateway.models.resolve(self._tenant(request).tenant, ModelQuery(name))
         return json_response(self._model(ModelCard(name, model, adapter)))
-
-    async def tokenize(self, request: Request) -> Response:
-        """Return the token ids of a text or a chat, their number and the context length in tokens, as vLLM's API does.
-
-        With `return_token_strs` the response also has each token's text. Raises what `_read` raises, and ApiError:
-        MODEL_NOT_FOUND; INVALID_REQUEST, there is not exactly one of prompt and messages, or the chat is invalid;
-        UNSUPPORTED_PARAMETER, for example tools that the chat template does not support.
-        """
-        principal, body = await self._read(request, TokenizeRequest)
-        model = self._served_model(principal, body.model)
-        tokenizer = model.tokenizer
-        if (body.prompt is None) == (body.messages is None):
-            raise invalid_request("give either prompt or messages", "prompt")
-        if body.messages is not None:
-            messages, tools = chat_messages(body.messages), offered_tools(body.tools or ())
-            options = template_options(
-                body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs
-            )
-            ids = await tokenizer.encode_chat(principal.tenant.name, messages, tools, options)
-        else:
-            ids = await tokenizer.encode(body.prompt or "", special=body.add_special_tokens)
-        texts = [tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
-        answer = {
-            "count": len(ids),
-            "max_model_len": model.engine.info.max_model_len,
-            "tokens": ids,
-            "token_strs": texts,
-        }
-        return json_response(answer)
-
-    async def detokenize(self, request: Request) -> Response:
-        principal, body = await self._read(request, DetokenizeRequest)
-        model = self._served_model(principal, body.model)
-        model.intake.check_ids(body.tokens, "tokens")
-        return json_response({"prompt": model.tokenizer.decode(body.tokens, skip_special=False)})
 
     async def health(self, request: Request) -> Response:
         """Return 200 without checking anything: the response itself shows that the process is alive."""
@@ -284,25 +238,6 @@ class HttpApi:
             "parent": base if adapter else None,
             "max_model_len": card.model.engine.info.max_model_len,
         }
-
-    def _served_model(self, principal: Principal, name: str | None) -> ServedModel:
-        """Return the base model that serves a name; None means the only one. Raises ApiError: MODEL_NOT_FOUND, the
-        caller may not use the named model; INVALID_REQUEST, the name is None and there are several models."""
-        models = self._gateway.models
-        if name is not None:
-            return models.resolve(principal.tenant, ModelQuery(name))[0]
-        if len(models) > 1:
-            names = ", ".join(model.name for model in models)
-            raise invalid_request(f"model is required: name one of {names}, or one of their adapters", "model")
-        return models.default
-
-    async def _read(self, request: Request, kind: type[Body]) -> tuple[Principal, Body]:
-        """Authenticate the caller, then read and parse the body, and return both. Raises ApiError: the key is missing,
-        not valid or an administrator's, or the body is too large or not a valid `kind`."""
-        return self._tenant(request), await self._parsed(request, kind)
-
-    async def _parsed(self, request: Request, kind: type[Body]) -> Body:
-        return parse(await read_body(request, self._max_body_bytes), kind)
 
     def _tenant(self, request: Request) -> Principal:
         return self._authenticate(request).as_tenant()

@@ -12,7 +12,7 @@ from gateway.core.safe_url import ANY, origin_pattern
 from gateway.http.openapi.document import HEADERS
 
 METHODS = ("GET", "POST", "DELETE", "HEAD", "OPTIONS")
-EXPOSED = (*HEADERS, "content-disposition")
+EXPOSED = (*HEADERS, "content-disposition", "request-id")
 """Response headers that a page of another origin may read, besides those that browsers always expose."""
 PREFLIGHT_SECONDS = 600
 

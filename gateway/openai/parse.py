@@ -37,6 +37,9 @@ KNOWN: Mapping[str, frozenset[str]] = {
 }
 """Known field names of each object in the body of a generation, by the object's path; the body itself has an empty
 path."""
+MOST_PARTS = 10_000
+"""Maximum number of messages or items in a request, with the parts of their content. The longest sessions of agents
+have hundreds. The 280,000 that fit into 8 MiB would hold up the event loop for more than a second."""
 EXACT = 2**53
 """Bound of magnitude below which a float represents every integer exactly."""
 
@@ -58,9 +61,11 @@ def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> B
 
     Raises:
         ApiError: INVALID_JSON; INVALID_REQUEST, a field is missing, unknown (see above), of a wrong type or out of
-            range; UNSUPPORTED_PARAMETER, a generation's body sets an unsupported field. The last two name the field.
+            range, or there are more than `MOST_PARTS` messages and parts; UNSUPPORTED_PARAMETER, a generation's body
+            sets an unsupported field. The last two name the field.
     """
     document = decode_json(body)
+    check_parts(document, "messages")
     if issubclass(kind, Sampled) and isinstance(document, dict):
         check_unknown(document, KNOWN, unknown)
     parsed = to_struct(document, kind)
@@ -75,6 +80,17 @@ def decode_json(body: bytes) -> Any:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:  # the last: thousands of digits, broken UTF-8
         raise ApiError(Fault.INVALID_JSON, f"the body is not valid JSON: {error}") from error
+
+
+def check_parts(document: Any, field: str) -> None:
+    """Raise ApiError (INVALID_REQUEST) if the list in a field of a body and the lists in its members' `content` have
+    more than `MOST_PARTS` members together."""
+    members = document.get(field) if isinstance(document, dict) else None
+    if not isinstance(members, list):
+        return
+    contents = [member.get("content") for member in members[:MOST_PARTS] if isinstance(member, dict)]
+    if len(members) + sum(len(content) for content in contents if isinstance(content, list)) > MOST_PARTS:
+        raise invalid_request(f"{field} may have at most {MOST_PARTS} members and parts of their content", field)
 
 
 def to_struct(document: Any, kind: type[Body]) -> Body:

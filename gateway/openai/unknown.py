@@ -16,6 +16,8 @@ MOST_NAMES = 256
 milliseconds in total at worst. No known client sends a tenth as many."""
 LONGEST_NAME = 40
 """Maximum length, in characters, of a name that is compared with known names. No known name is as long."""
+MOST_MEMBERS = 10_000
+"""Maximum number of members of a list whose objects' fields are checked, such as `tools`."""
 MOST_ERRORS = 2
 """Maximum number of typing errors in a name that is still taken for a misspelling."""
 
@@ -70,7 +72,7 @@ def check_unknown(
         policy: handling of unknown fields that are not misspellings.
 
     Raises:
-        ApiError: INVALID_REQUEST.
+        ApiError: INVALID_REQUEST, also if a list of such objects has more than `MOST_MEMBERS` members.
     """
     unknown = _unknown(body, known, OPENAI if policy == "refuse" else OPENAI | FOREIGN)
     compared: set[tuple[str, frozenset[str]]] = set()
@@ -117,6 +119,8 @@ def _objects(body: Mapping[str, Any], place: str) -> Iterator[tuple[str, Mapping
 
 def _members(path: str, value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, list):
+        if len(value) > MOST_MEMBERS:
+            raise invalid_request(f"{path} has more than {MOST_MEMBERS} members", path)
         return [(f"{path}[{index}].", member) for index, member in enumerate(value)]
     return [(f"{path}.", value)]
 

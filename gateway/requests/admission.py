@@ -160,14 +160,15 @@ class RequestIntake:
         info = self._engine.info
         return _base_print(info.model_hash, info.dtype, info.backend) + (f"_{adapter.version[:10]}" if adapter else "")
 
-    async def encode(self, tenant: Tenant, prompt: PromptInput) -> tuple[int, ...]:
-        """Return a prompt's token ids. Those of a chat are cached for the tenant.
+    async def encode(self, tenant: Tenant, prompt: PromptInput, cache_salt: str = "") -> tuple[int, ...]:
+        """Return a prompt's token ids. Those of a chat are cached for the tenant's requests with the same salt.
 
         Raises ApiError: INVALID_REQUEST, the prompt is empty, has ids that are no tokens of this model, or is refused
         by the chat template; UNSUPPORTED_PARAMETER, the chat template does not support tools.
         """
         if isinstance(prompt, Chat):
-            return await self._tokenizer.encode_chat(tenant.name, prompt.messages, prompt.tools, prompt.options)
+            realm = f"{tenant.name}\0{cache_salt}" if cache_salt else tenant.name
+            return await self._tokenizer.encode_chat(realm, prompt.messages, prompt.tools, prompt.options)
         prompt_ids = await self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         if not prompt_ids:
             raise invalid_request("the prompt is empty", "prompt")
@@ -191,7 +192,7 @@ class RequestIntake:
         self._check(request)
         request = await self._constraints.with_checked_grammar(tenant.name, request, self.dialect)
         request = replace(request, reserve_tokens=min(request.reserve_tokens, self._engine.info.max_model_len))
-        prompt_ids = tuple([await self.encode(tenant, prompt) for prompt in request.prompts])
+        prompt_ids = tuple([await self.encode(tenant, prompt, request.cache_salt) for prompt in request.prompts])
         pairs = zip(request.prompts, prompt_ids, strict=True)
         seed = random.getrandbits(SEED_BITS) if request.seed is None else request.seed % 2**SEED_BITS
         params = tuple(self._fit(request, prompt, len(ids), seed) for prompt, ids in pairs)

@@ -97,6 +97,8 @@ def _constraint(body: ResponsesRequest) -> Constraint:
 def _chat_format(wanted: TextFormat) -> ResponseFormat:
     """Return the format as chats have it, where an object of its own holds the schema."""
     if wanted.type != "json_schema":
+        if wanted.schema is not None:
+            raise invalid_request("text.format.schema needs type json_schema", "text.format.schema")
         return ResponseFormat(wanted.type)
     if wanted.schema is None:
         raise invalid_request("text.format.schema is required", "text.format.schema")

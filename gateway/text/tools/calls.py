@@ -36,6 +36,8 @@ class CallReader:
         """Key of the member that holds the arguments; empty until it has come."""
         self._quoted = False
         """True means that the arguments are written as a JSON string, whose content is then reported."""
+        self._is_argued = False
+        """True means that the arguments are complete. Further ones of the same key are ignored."""
         self._untold: list[str] = []
         self._refused = False
         self.begun = False
@@ -78,8 +80,9 @@ class CallReader:
     def _argued(self, piece: MemberPiece) -> list[ToolCallPart]:
         if not self._key:
             self._key, self._quoted = piece.key, piece.text.startswith('"')
-        if piece.key != self._key:
+        if piece.key != self._key or self._is_argued:
             return []
+        self._is_argued = piece.last
         self._untold.append(piece.text)
         return self._tell() if self.begun and (piece.last or not self._quoted) else []
 

@@ -7,7 +7,9 @@ from fakes import BASE, CONTEXT, GatewayApp, build_gateway_app, tiny_tokenizer
 from httpx import Response
 
 from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, TokenEvent
-from gateway.anthropic.parse import MAX_BLOCKS
+from gateway.anthropic.parse import MAX_BLOCKS, parse
+from gateway.anthropic.prompt import chat_of
+from gateway.anthropic.schema import MessagesRequest
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 USER = {"role": "user", "content": "hi"}
@@ -167,6 +169,25 @@ async def test_arguments_that_are_cut_off_are_kept_as_text(gateway_app):
     assert message["content"][-1]["input"] == {"arguments": '{"at": '}
 
 
+@pytest.mark.parametrize("tokens_per_event", [1, 200])
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('"not json"', {"arguments": "not json"}),
+        ("[1, 2]", {"arguments": "[1, 2]"}),
+        ("null", {"arguments": "null"}),
+        (' {"at": "sea"}, "arguments": {"at": "sky"}', {"at": "sea"}),
+        ('"{\\"at\\": 1}"', {"at": 1}),
+    ],
+)
+async def test_streamed_arguments_are_an_object(gateway_app, tokens_per_event, arguments, expected):
+    gateway_app.engine.tokens_per_event = tokens_per_event
+    gateway_app.engine.reply = lambda request: f'<tool_call>{{"name": "look", "arguments": {arguments}}}</tool_call>'
+    message, events = await ask(gateway_app, tools=[LOOK]), await stream(gateway_app, tools=[LOOK])
+    pieces = [event["delta"]["partial_json"] for event in events if event["type"] == "content_block_delta"]
+    assert json.loads("".join(pieces)) == message["content"][0]["input"] == expected
+
+
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "look"}])
 async def test_a_required_call_follows_a_grammar(gateway_app, choice):
     await ask(gateway_app, tools=[LOOK], tool_choice=choice)
@@ -298,6 +319,8 @@ def user(*blocks):
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, ["thinking is not supported"]),
         ({"container": "x"}, ["container"]),
         ({"mcp_servers": [{"name": "x"}]}, ["mcp_servers"]),
+        ({"output_format": {"type": "json_schema"}}, ["output_format", "use output_config.format"]),
+        ({"seed": 7}, ["seed", "/v1/chat/completions"]),
         (
             {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
             ["tools[0].type", "'web_search_20250305'"],
@@ -334,7 +357,10 @@ def deep(levels: int) -> dict:
         ({"messages": "hi"}, ["messages"]),
         ({"temprature": 1}, ["temperature"]),
         ({"temperature": 3}, ["temperature"]),
-        ({"stop_sequences": [""]}, ["stop"]),
+        ({"stop_sequences": [""]}, ["stop_sequences: stop strings"]),
+        ({"tools": [LOOK | {"strct": True}]}, ["tools[0].strct", "'strict'"]),
+        ({"output_config": {"fromat": {}}}, ["output_config.fromat", "'format'"]),
+        ({"tools": [0] * 10_001}, ["tools has more than 10000 members"]),
         ({"service_tier": "fast"}, ["service_tier"]),
         ({"messages": [USER, called()]}, ["tool_result"]),
         (
@@ -358,6 +384,20 @@ def deep(levels: int) -> dict:
 async def test_what_is_wrong_is_named(gateway_app, fields, words):
     refused(await post(gateway_app, BODY | fields), 400, "invalid_request_error", *words)
     assert gateway_app.engine.requests == []
+
+
+async def test_extensions_are_those_of_chats(gateway_app):
+    slo = {"ttft_ms": 250, "itl_ms": 50}
+    await ask(gateway_app, priority=-3, slo=slo, cache_salt="user 1", timeout=60, stall_timeout=50)
+    [sent] = gateway_app.engine.requests
+    assert (sent.priority, sent.ttft, sent.itl, sent.cache_salt) == (-3, 0.25, 0.05, "user 1")
+
+
+def test_many_blocks_after_a_long_one_are_joined():
+    """Joined one by one, they took a minute, for which the event loop stood still."""
+    messages = user({"type": "text", "text": "a" * 7_000_000}, *[{"type": "text", "text": "b"}] * (MAX_BLOCKS - 2))
+    [message] = chat_of(parse(json.dumps(BODY | messages).encode(), MessagesRequest)).messages
+    assert message["content"] == "a" * 7_000_000 + "\nb" * (MAX_BLOCKS - 2)
 
 
 async def test_hostile_bodies_are_bounded(gateway_app):

@@ -124,6 +124,14 @@ def test_time_limits_out_of_range_are_refused_by_name(field, value):
     assert (error.http_status, error.param) == (400, field)
 
 
+@pytest.mark.parametrize(
+    "messages", [[{"role": "user", "content": ""}] * 10_001, [{"role": "user", "content": [{}] * 10_000}]]
+)
+def test_messages_and_their_parts_are_bounded(messages):
+    with pytest.raises(ApiError, match="messages may have at most 10000"):
+        parse(json.dumps({"model": "m", "messages": messages}).encode(), ChatRequest)
+
+
 def test_a_salt_is_a_text_that_is_not_empty():
     for make in (chat, completion):
         assert make(cache_salt="s\u00e4lt").cache_salt == "s\u00e4lt"

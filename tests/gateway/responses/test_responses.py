@@ -316,6 +316,10 @@ INVALID = [
     ({"tools": [LOOK], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "none of the tools"),
     ({"tools": [{**LOOK, "parameters": {"uniqueItems": True}}]}, "tools[0].parameters", "tools[0].parameters cannot"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "required"),
+    ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema", "needs type json_schema"),
+    ({"input": [0] * 10_001}, "input", "at most 10000"),
+    ({"input": [{"role": "user", "content": [0] * 10_000}]}, "input", "at most 10000"),
+    ({"tools": [0] * 10_001}, "tools", "more than 10000 members"),
     ({"text": {"format": {"type": "json_schema", "schema": {"uniqueItems": True}}}}, "text.format", "text.format"),
     ({"max_output_token": 3}, "max_output_token", "did you mean 'max_output_tokens'"),
     ({"max_output_tokens": 0}, "max_output_tokens", ""),
@@ -332,7 +336,7 @@ async def test_what_is_not_supported_is_refused_by_name(gateway_app, fields, par
     await check_refused(gateway_app, fields, "unsupported_parameter", param, words)
 
 
-@pytest.mark.parametrize(("fields", "param", "words"), INVALID, ids=str)
+@pytest.mark.parametrize(("fields", "param", "words"), INVALID, ids=lambda value: str(value)[:80])
 async def test_what_is_invalid_is_named(gateway_app, fields, param, words):
     await check_refused(gateway_app, fields, None, param, words)
 

@@ -1,0 +1,111 @@
+"""Routes that count, encode or decode tokens without a generation: no limit applies, and nothing is charged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.anthropic.calls import count_tokens
+from gateway.core.errors import invalid_request
+from gateway.core.routing import ModelQuery
+from gateway.core.tenants import Principal, Tenant
+from gateway.http.edge import read_body
+from gateway.http.stream import json_response
+from gateway.openai.convert import chat_messages
+from gateway.openai.parse import Body, parse
+from gateway.openai.schema import DetokenizeRequest, TokenizeRequest
+from gateway.openai.tools import offered_tools
+from gateway.requests.served_model import ServedModel
+from gateway.requests.service import Gateway
+from gateway.text.chat_template import template_options
+
+MOST_ENCODING = 2
+"""Requests whose texts are encoded at the same time. Long texts are encoded in threads, which generations need, too."""
+
+
+class TokensApi:
+    """Handlers and routes."""
+
+    def __init__(self, gateway: Gateway, authenticate: Callable[[Request], Principal], max_body_bytes: int) -> None:
+        """`authenticate` returns the tenant's principal of a request, or raises ApiError."""
+        self._gateway = gateway
+        self._authenticate = authenticate
+        self._max_body_bytes = max_body_bytes
+        self._encoding = asyncio.Semaphore(MOST_ENCODING)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/messages/count_tokens", self.message_tokens, methods=["POST"]),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+        ]
+
+    async def message_tokens(self, request: Request) -> Response:
+        tenant, body = await self._begin(request)
+        async with self._encoding:
+            return json_response({"input_tokens": await count_tokens(self._gateway, tenant, body)})
+
+    async def tokenize(self, request: Request) -> Response:
+        """Return the token ids of a text or a chat, their number and the context length in tokens, as vLLM's API does.
+
+        With `return_token_strs` the response also has each token's text. Raises what `_read` raises, and ApiError:
+        MODEL_NOT_FOUND; INVALID_REQUEST, there is not exactly one of prompt and messages, or the chat is invalid;
+        UNSUPPORTED_PARAMETER, for example tools that the chat template does not support.
+        """
+        tenant, body = await self._read(request, TokenizeRequest)
+        model = self._served_model(tenant, body.model)
+        tokenizer = model.tokenizer
+        if (body.prompt is None) == (body.messages is None):
+            raise invalid_request("give either prompt or messages", "prompt")
+        if body.messages is not None:
+            messages, tools = chat_messages(body.messages), offered_tools(body.tools or ())
+            options = template_options(
+                body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs
+            )
+            encoding = tokenizer.encode_chat(tenant.name, messages, tools, options)
+        else:
+            encoding = tokenizer.encode(body.prompt or "", special=body.add_special_tokens)
+        async with self._encoding:
+            ids = await encoding
+        texts = [tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
+        answer = {
+            "count": len(ids),
+            "max_model_len": model.engine.info.max_model_len,
+            "tokens": ids,
+            "token_strs": texts,
+        }
+        return json_response(answer)
+
+    async def detokenize(self, request: Request) -> Response:
+        tenant, body = await self._read(request, DetokenizeRequest)
+        model = self._served_model(tenant, body.model)
+        model.intake.check_ids(body.tokens, "tokens")
+        return json_response({"prompt": model.tokenizer.decode(body.tokens, skip_special=False)})
+
+    async def _begin(self, request: Request) -> tuple[Tenant, bytes]:
+        """Authenticate the caller, read the body and wait for the tenant's turn. Raises ApiError: the key is missing,
+        not valid or an administrator's, or the body is too large."""
+        tenant = self._authenticate(request).tenant
+        body = await read_body(request, self._max_body_bytes)
+        await self._gateway.turns.take(tenant.name)
+        return tenant, body
+
+    async def _read(self, request: Request, kind: type[Body]) -> tuple[Tenant, Body]:
+        """Do what `_begin` does, and parse the body. Raises ApiError, too, if it is not a valid `kind`."""
+        tenant, body = await self._begin(request)
+        return tenant, parse(body, kind)
+
+    def _served_model(self, tenant: Tenant, name: str | None) -> ServedModel:
+        """Return the base model that serves a name; None means the only one. Raises ApiError: MODEL_NOT_FOUND, the
+        caller may not use the named model; INVALID_REQUEST, the name is None and there are several models."""
+        models = self._gateway.models
+        if name is not None:
+            return models.resolve(tenant, ModelQuery(name))[0]
+        if len(models) > 1:
+            names = ", ".join(model.name for model in models)
+            raise invalid_request(f"model is required: name one of {names}, or one of their adapters", "model")
+        return models.default

@@ -42,7 +42,8 @@ class EngineConfig:
     """`auto` keeps the KV cache in dtype; `fp8` keeps it in e4m3, so that a page pool holds twice as many tokens, and
     needs a GPU of compute capability 8.9 or above."""
     graphs: bool = True
-    """On a GPU, steps of up to 1,024 rows are captured as CUDA graphs when the engine starts."""
+    """On a GPU, steps in which all rows decode, and others of up to 1,024 rows, are captured as CUDA graphs when the
+    engine starts."""
     overlap: bool = True
     """On a GPU, each step is planned while the one before it is computed."""
     memory_gb: float = 0.0

@@ -46,7 +46,10 @@ def _settle(house: House) -> None:
     """Collect and absorb the results of all steps under way. Raises RuntimeError if a request was refused."""
     engine = house.engine
     while engine.state.under_way:
-        check_events(absorb(engine.state, engine.executor.collect(), engine.clock()))
+        result, now = engine.executor.collect(), engine.clock()
+        if house.runner.overlaps:
+            engine.pace.ended(now, result.seconds)
+        check_events(absorb(engine.state, result, now))
 
 
 def measure_modes(journal: Journal, house: House, sizes: Sizes, adapters: Sequence[AdapterHash]) -> None:

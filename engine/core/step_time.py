@@ -203,10 +203,18 @@ class StepTimeModel:
             rank: rank of the chunk's adapter, which is assumed to be new in the step; 0 without one.
             seconds: maximum predicted duration of the whole step.
         """
-        fits = self._chunk_that_fits(features, start, rank, seconds)
-        if features.launched or not self.is_launched(1, features.tokens + min(fits, MOST_TOKENS)):
+        fits, before = min(self._chunk_that_fits(features, start, rank, seconds), MOST_TOKENS), int(features.tokens)
+        if features.launched or not self.is_launched(1, before + fits):
             return fits
-        return self._chunk_that_fits(features, start, rank, seconds - self.prices.launch)
+        launched = self._chunk_that_fits(features, start, rank, seconds - self.prices.launch)
+        return max(launched, self._largest_replayed(before + fits) - before)
+
+    def _largest_replayed(self, tokens: int) -> int:
+        """Return the largest number of tokens, at most `tokens`, of a step with prompts that would be replayed; 0 if
+        there is none."""
+        while tokens and self.is_launched(1, tokens):
+            tokens = (1 << (tokens.bit_length() - 1)) - 1
+        return tokens
 
     def _chunk_that_fits(self, features: StepFeatures, start: int, rank: int, seconds: float) -> int:
         prices, tokens = self.prices, features.tokens

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.core.types import SampledToken, SamplingParams, TokenLogprobs
 from engine.model.masks import TokenMasks
-from engine.model.results import ResultBlocks, StepResults
+from engine.model.results import ALIGNMENT, ResultBlocks, StepResults
 from engine.model.sampled_rows import RowUploads
 from engine.model.sampler import GREEDY_BELOW, TokenCounts, bias_of, has_filters, has_penalties, stops_of
 from lora_kernels.gpu.triton_logprobs import logprobs
@@ -126,7 +126,7 @@ class DeviceSampler:
         self._rows = RowUploads(max_seqs, vocab_size, device)
         self._words = torch.zeros(max_seqs, len(SlotWords._fields), dtype=torch.int64, device=device)
         self._tiles = tiles or SamplingTiles()
-        self._results = ResultBlocks(max_seqs * ROW_BYTES, device)
+        self._results = ResultBlocks(max_seqs * ROW_BYTES + ALIGNMENT, device)
         self._entries: dict[str, _SamplerEntry] = {}
         self._free = list(range(max_seqs - 1, -1, -1))
 

@@ -24,6 +24,7 @@ from lora_kernels.gpu.triton_decode import DecodeTuning, workspace_bytes
 from lora_kernels.gpu.triton_lora_plan import MAX_PARTS
 from lora_kernels.gpu.triton_lora_tuning import LoraTuning
 from lora_kernels.gpu.triton_prefill_plan import PrefillTuning, largest_room
+from lora_kernels.gpu.triton_sampling import work_bytes
 from lora_kernels.layout import MAX_RANK
 
 log = structlog.get_logger("graphs")
@@ -108,8 +109,8 @@ def graph_bytes(
     max_model_len: int,
     block_size: int,
 ) -> int:
-    """Estimates the bytes of device memory that all graphs need, and their buffers, in addition to weights and pages:
-    see `GraphPlan` for the sizes."""
+    """Estimates the bytes of device memory that all graphs need, their buffers, and sampling after them, in addition to
+    weights and pages: see `GraphPlan` for the sizes."""
     shapes = step_shapes(max_seqs, token_budget, -(-max_model_len // block_size), tunings.lora)
     chunk_rows = max((shape.rows for shape in shapes if shape.chunk_seqs), default=0)
     group, rows = spec.heads // spec.kv_heads, shapes[0].rows
@@ -123,7 +124,8 @@ def graph_bytes(
     )
     plans = 4 * (6 * room.items + 3 * room.rows + 2) * len(set(spec.windows))
     graphs = num_graphs(shapes, tunings.lora) * GRAPH_BYTES
-    return at_fixed_addresses + plans + _pool_bytes(spec, dtype, rows, max_seqs) + graphs + SLACK_BYTES
+    beside = plans + work_bytes(max_seqs, spec.vocab_size)
+    return at_fixed_addresses + beside + _pool_bytes(spec, dtype, rows, max_seqs) + graphs + SLACK_BYTES
 
 
 def _pool_bytes(spec: ModelSpec, dtype: torch.dtype, rows: int, samples: int) -> int:

@@ -63,7 +63,7 @@ class CudaRecorder:
         with torch.cuda.stream(self._stream):
             launch()
         graph = torch.cuda.CUDAGraph()
-        # thread_local, because threads that load adapters may pin memory during the capture.
+        # thread_local, so that what other threads ask of the driver meanwhile does not end the capture.
         with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
             launch()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)

@@ -69,8 +69,8 @@ class HostMemory(Protocol):
 
 
 class PagedMemory:
-    """A `HostMemory` in pages of one arena. The most recently freed pages are reused first, so that no more pages are
-    ever touched than were in use at the same time.
+    """A `HostMemory` in pages of one arena. Without a fence, the most recently freed pages are reused first, so that no
+    more pages are ever touched than were in use at the same time.
 
     Args:
         pages: [num_pages, page_elems], zeros that nothing else uses.

@@ -60,13 +60,15 @@ class PaddedStep:
 
 
 def _sequences(limits: StepLimits) -> Iterator[PaddedStep]:
-    """Every power of two of sequences up to the largest number: all but one decode, beside a prompt's chunk. They have
-    the adapter, so that they are launched kernel by kernel: a captured step has the largest number of sequences."""
+    """Every power of two of sequences up to the largest number: all but one decode, beside a prompt's chunk. Of the
+    largest number also all decode, because one decode more may need the next power of two. They have the adapter, so
+    that they are launched kernel by kernel: a captured step has the largest number of sequences."""
     seqs = LEAST_SEQS
     while True:
         count = min(seqs, limits.seqs)
         yield PaddedStep(((1, 1),) * (count - 1) + ((min(2, limits.context),) * 2,), has_adapter=True)
         if seqs >= limits.seqs:
+            yield PaddedStep(((1, 1),) * limits.seqs, has_adapter=True)
             return
         seqs *= 2
 

@@ -141,6 +141,14 @@ def sample(
     return ids
 
 
+def work_bytes(rows: int, vocab: int) -> int:
+    """Returns the bytes of device memory that `sample` uses while it runs, without its result, if all rows have filters
+    and the tiles are the default ones."""
+    tiles = SamplingTiles()
+    work = _make_work(rows, triton.cdiv(vocab, tiles.chunk), True, tiles, torch.device("meta"))
+    return sum(part.nbytes for part in (work.peaks, work.best, work.masses, work.scores, work.bins))
+
+
 def _make_work(rows: int, chunks: int, any_filters: bool, tiles: SamplingTiles, device: torch.device) -> Work:
     filtered = rows if any_filters else 0
     return Work(

@@ -164,6 +164,19 @@ def test_a_step_launched_kernel_by_kernel_takes_at_least_its_launching():
     assert model.chunk_that_fits(replayed, 0, 0, 0.020) > 100
 
 
+def test_more_time_never_makes_a_chunk_smaller():
+    """Steps of up to 1,024 tokens are replayed. A larger one takes 6 ms more, for its launches."""
+    model, rng = new_model(), random.Random(1)
+    for _ in range(3000):
+        features = StepFeatures(rng.randrange(2, 2000), rng.randrange(1, 60))
+        launched = float(features.tokens > 1023)
+        model.observe(features._replace(launched=launched), 0.005 + 0.000016 * features.tokens + 0.006 * launched)
+    chunks = [model.chunk_that_fits(StepFeatures(decode_tokens=64), 0, 0, ms / 1000) for ms in range(5, 60)]
+    assert chunks == sorted(chunks)
+    assert 900 < chunks[19] <= 1023 - 64, "24 ms are too few for a launched step of that size"
+    assert chunks[-1] > 1200
+
+
 def test_terms_of_other_knots_are_refused():
     other = StepTimeModel(forgetting=0.99, knots=(64,), margin_floor=1.05, margin_ceiling=1.5)
     with pytest.raises(ValueError, match="knots"):

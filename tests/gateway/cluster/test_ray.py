@@ -81,6 +81,7 @@ async def test_streams_outlive_an_engine_a_node_and_a_drained_engine(on_ray):
                 await two.drain("ray-1", True)
                 kill_node_of(cluster, engine_process(one.overviews()[1].address))
                 answers = await asyncio.gather(*streams)
+                await until(lambda: "ray-1" in two.addresses)  # the killed node may have had it
                 await two.drain("ray-1", False)
                 assert await used_tokens(http) == TOKENS * (len(expected) + STREAMS)
                 # Ray starts what the node ran on another node, and the gateway finds it there.

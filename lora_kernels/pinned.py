@@ -72,6 +72,27 @@ def _lock_limit() -> str:
     return "any amount (ulimit -l)" if limit == RLIM_INFINITY else f"{limit / 2**20:.1f} MiB (ulimit -l)"
 
 
+class HostBlock:
+    """int32 numbers on the host that are filled and then copied to a device at once, step after step: pinned if the
+    device is a GPU."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self.numbers = pinned_zeros(size, torch.int32) if on_gpu else torch.zeros(size, dtype=torch.int32)
+        self._sent = torch.cuda.Event() if on_gpu else None
+
+    def wait(self) -> None:
+        """Blocks until the last `send` has been copied: from then on, the block may be filled again."""
+        if self._sent is not None:
+            self._sent.synchronize()
+
+    def send(self, target: Tensor, count: int) -> None:
+        """Starts to copy the first `count` numbers to `target` on the device. Does not wait for a GPU."""
+        target[:count].copy_(self.numbers[:count], non_blocking=True)
+        if self._sent is not None:
+            self._sent.record()
+
+
 class UploadRing:
     """Uploads arrays to a device through host memory that is used again and again. Uploads go to the current stream,
     which must always be the same one, and the host waits only for copies that began a whole round earlier.

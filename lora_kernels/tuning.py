@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 Config = Mapping[str, int]
 """The parameters of one kernel launch: name -> value."""
 
+LEAST_SEQS = 64
+"""Minimum number of sequences for which kernels that find them on the device are compiled. Each power of two above it
+is a kernel of its own."""
 SHIPPED = Path(__file__).parent / "tuned"
 
 

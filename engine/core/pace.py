@@ -10,8 +10,8 @@ the rest of the promised hundredth is a reserve for needs that grow. Two late st
 the worse, and a single stall of the host changes nothing.
 
 A step may be late though the host did not rest, because launching the step before it took too long. The last step
-before them that was planned with time to spare then needed as much more. Simulated figures are in docs/scheduling.md,
-from `python -m benchmarks.pace`.
+before them that was planned with time to spare then needed as much more. Simulated figures are in
+docs/architecture.md, from `python -m benchmarks.pace`.
 """
 
 from __future__ import annotations

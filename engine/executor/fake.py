@@ -200,8 +200,8 @@ class TimedExecutor:
     lognormal noise of `noise_sigma`, while a disk reads adapters. Before each plan, the clock advances by `host_s`
     seconds, times noise of `HOST_NOISE`, for the host to plan and launch it. Steps with prompts are launched kernel by
     kernel if `launch_s` is positive, the others replayed: such a step takes at least the `launch_s` seconds, with the
-    same noise, that the host takes to launch it. `seed` is for all noises. `ranks` must
-    hold the rank of every adapter. `submit` calls `observe` with each plan and answers its grammar preparations;
+    same noise, that the host takes to launch it. `seed` is for all noises. `ranks` must hold the rank of every adapter.
+    `submit` calls `observe` with each plan and answers its grammar preparations;
     `collect` answers the fetches that have ended by then or that the plan cancels.
 
     A token depends only on the request's seed and the token's position. It therefore takes constant time to make and is

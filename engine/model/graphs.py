@@ -27,7 +27,7 @@ from engine.model.decoder import Decoder
 from engine.model.lora import LoraStep
 from engine.model.rungs import has_long, num_graphs, step_shapes
 from engine.model.sampling import SlotSampler
-from engine.model.step_block import HostBlock, StepFields, StepShape, cut_block, write_rows
+from engine.model.step_block import HostSteps, StepFields, StepShape, cut_block, write_rows
 from lora_kernels.backend import AttentionBatch
 from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.gpu.triton_lora_plan import LoraWorkspace, TritonLora, make_sums
@@ -117,7 +117,7 @@ class StepGraphs:
         max_blocks = -(-max_model_len // arena.shape.block_size)
         shapes = step_shapes(max_seqs, token_budget, max_blocks, parts.backend.lora_tuning)
         self._block = torch.zeros(max(shape.size for shape in shapes), dtype=torch.int32, device=device)
-        self._host_blocks = cycle((HostBlock(shapes, device), HostBlock(shapes, device)))
+        self._host_blocks = cycle((HostSteps(shapes, device), HostSteps(shapes, device)))
         self._logits = torch.zeros(max_seqs, spec.vocab_size, dtype=arena.pages.dtype, device=device)
         self._query_starts = torch.arange(max_seqs + 1, dtype=torch.int32, device=device)
         self._sums = make_sums(shapes[0].rows, device)
@@ -137,33 +137,27 @@ class StepGraphs:
         """Returns the rows of each rung of steps with prompts, ascending."""
         return tuple(rung.shape.rows for rung in self._chunks)
 
-    def fits(self, batch: HostBatch) -> bool:
-        """Returns whether a step can be replayed: there is a rung of at least as many rows, and no adapter scales
-        outputs (DoRA), because those launches depend on which rows are scaled."""
+    def find(self, batch: HostBatch) -> Rung | None:
+        """Returns the lowest rung that a step fits. None means that it cannot be replayed: no rung has as many rows and
+        sequences, or an adapter scales outputs (DoRA), because those launches depend on which rows are scaled."""
+        rungs = self._decodes if batch.is_decoding else self._chunks
+        index = bisect_left(rungs, batch.num_rows, key=lambda rung: rung.shape.rows)
+        if index == len(rungs) or len(batch.contexts) > rungs[index].shape.seqs:
+            return None
         is_scaled = self._parts.arena.table.has_scales[batch.segments.adapter_slots].any()
-        return self._find(batch) is not None and not is_scaled
+        return None if is_scaled else rungs[index]
 
     @torch.inference_mode()
-    def launch(self, batch: HostBatch) -> Tensor:
-        """Uploads a step that fits, pads it to the next rung, and replays its graph. Returns the logits of the rows
-        that are sampled from, [num_samples, vocab_size], which are valid until the next step. The host does not wait,
-        and may begin the next step at once. Raises ValueError if the step does not fit."""
-        rung = self._find(batch)
-        if rung is None or not self.fits(batch):
-            raise ValueError(f"a step of {batch.num_rows} rows does not fit any graph")
+    def launch(self, batch: HostBatch, rung: Rung) -> Tensor:
+        """Uploads a step, pads it to the rung that `find` returned for it, and replays its graph. Returns the logits of
+        the rows that are sampled from, [num_samples, vocab_size], which are valid until the next step. The host does
+        not wait, and may begin the next step at once."""
         arena = self._parts.arena
         has_adapters = bool(arena.table.max_ranks[batch.segments.adapter_slots].any())
         self._upload(rung, batch, has_adapters)
         arena.copies.wait(self._parts.decoder.spec.layers - 1)
         self._graph(rung, batch, has_adapters)()
         return self._logits[: len(batch.sample_ids)]
-
-    def _find(self, batch: HostBatch) -> Rung | None:
-        """Returns the lowest rung that a step fits, or None."""
-        rungs = self._decodes if batch.is_decoding else self._chunks
-        index = bisect_left(rungs, batch.num_rows, key=lambda rung: rung.shape.rows)
-        found = rungs[index] if index < len(rungs) else None
-        return found if found and len(batch.contexts) <= found.shape.seqs else None
 
     def _graph(self, rung: Rung, batch: HostBatch, has_adapters: bool) -> Replay:
         if not has_adapters:

@@ -171,9 +171,10 @@ class ModelRunner:
         for admission in plan.admitted:
             self._admit(admission)
         batch = self._batch.gather(plan.chunks) if plan.chunks else None
-        launched = batch is not None and not self._steps.replays(batch)
+        rung = self._steps.find(batch) if batch else None
+        launched = batch is not None and rung is None
         launch = Launch(self._is_idle(), time.perf_counter() - started)
-        logits = self._steps.compute(batch) if batch else None
+        logits = self._steps.compute(batch, rung) if batch else None
         if not launched:
             launch = Launch(self._is_idle(), time.perf_counter() - started)
         sample = self._sample(logits, batch.sample_ids) if batch and logits is not None else None

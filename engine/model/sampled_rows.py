@@ -15,7 +15,7 @@ import torch
 
 from engine.model.masks import TokenMasks, num_words
 from lora_kernels.gpu.triton_sampling import SampledRows
-from lora_kernels.pinned import pinned_zeros
+from lora_kernels.pinned import HostBlock
 
 ALIGN = 4
 """Slots and lines have room for a multiple of this many int32, which are 16 bytes."""
@@ -36,13 +36,14 @@ class RowUploads:
         self._room, self._words = -(-max_rows // ALIGN) * ALIGN, num_words(vocab_size)
         size = self._room * (2 + self._words)
         self._block = torch.zeros(size, dtype=torch.int32, device=device)
-        self._hosts = cycle((_HostRows(size, device), _HostRows(size, device)))
+        self._hosts = cycle((HostBlock(size, device), HostBlock(size, device)))
 
     def upload(self, slots: npt.NDArray[np.int32], masks: TokenMasks | None) -> SampledRows:
         """Starts to copy the rows' slots (int32 [num_rows]) and masks (None: every row allows every token). Does not
         wait for a GPU, on which the result is valid for kernels that are launched before the next upload."""
         rows, room, host = len(slots), self._room, next(self._hosts)
-        numbers, used = host.begin(), 2 * room
+        host.wait()
+        numbers, used = host.numbers.numpy(), 2 * room
         numbers[:rows] = slots
         lines = numbers[room : room + rows]
         lines[:] = EVERY_TOKEN
@@ -53,24 +54,3 @@ class RowUploads:
         host.send(self._block, used)
         by_line = self._block[2 * room :].view(room, self._words)
         return SampledRows(self._block[:rows], self._block[room : room + rows], by_line)
-
-
-class _HostRows:
-    """A block on the host, pinned if a GPU reads it."""
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        on_gpu = device.type == "cuda"
-        self._block = pinned_zeros(size, torch.int32) if on_gpu else torch.zeros(size, dtype=torch.int32)
-        self._sent = torch.cuda.Event() if on_gpu else None
-
-    def begin(self) -> npt.NDArray[np.int32]:
-        """Waits until the last `send` has been copied, and returns the block, to be filled."""
-        if self._sent is not None:
-            self._sent.synchronize()
-        return self._block.numpy()
-
-    def send(self, target: torch.Tensor, numbers: int) -> None:
-        """Starts to copy the first `numbers` int32 of the block to `target` on the device. Does not wait for a GPU."""
-        target[:numbers].copy_(self._block[:numbers], non_blocking=True)
-        if self._sent is not None:
-            self._sent.record()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.model.batch import HostBatch
-from lora_kernels.pinned import pinned_zeros
+from lora_kernels.pinned import HostBlock
 
 ALIGN = 4
 """Parts begin at multiples of this many int32, which are 16 bytes."""
@@ -120,26 +120,21 @@ def write_rows(fields: StepFields, batch: HostBatch) -> None:
     fields.block_tables[:seqs, :blocks] = batch.block_tables
 
 
-class HostBlock:
-    """A block on the host, pinned if a GPU reads it, with its parts for each of the step shapes."""
+class HostSteps:
+    """A block on the host with its parts for each of the step shapes."""
 
     def __init__(self, shapes: tuple[StepShape, ...], device: torch.device) -> None:
-        size, on_gpu = max(shape.size for shape in shapes), device.type == "cuda"
-        self._block = pinned_zeros(size, torch.int32) if on_gpu else torch.zeros(size, dtype=torch.int32)
-        self._sent = torch.cuda.Event() if on_gpu else None
+        self._block = HostBlock(max(shape.size for shape in shapes), device)
         self._fields = {
-            shape: StepFields(*(part.numpy() for part in cut_block(self._block, shape))) for shape in shapes
+            shape: StepFields(*(part.numpy() for part in cut_block(self._block.numbers, shape))) for shape in shapes
         }
 
     def begin(self, shape: StepShape) -> StepFields:
         """Waits until the last `send` has been copied, and returns the block's parts for a step of `shape`, to be
         filled."""
-        if self._sent is not None:
-            self._sent.synchronize()
+        self._block.wait()
         return self._fields[shape]
 
-    def send(self, target: Tensor, numbers: int) -> None:
-        """Starts to copy the first `numbers` int32 of the block to `target` on the device. Does not wait for a GPU."""
-        target[:numbers].copy_(self._block[:numbers], non_blocking=True)
-        if self._sent is not None:
-            self._sent.record()
+    def send(self, target: Tensor, count: int) -> None:
+        """Starts to copy the first `count` int32 of the block to `target` on the device. Does not wait for a GPU."""
+        self._block.send(target, count)

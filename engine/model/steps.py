@@ -18,7 +18,7 @@ from lora_kernels.backend import Backend
 
 if TYPE_CHECKING:
     from engine.model.graph_plan import GraphPlan
-    from engine.model.graphs import StepGraphs
+    from engine.model.graphs import Rung, StepGraphs
     from lora_kernels.cpu.numba_backend import NumbaBackend
 
 Forward = Callable[[BatchInput], Tensor]
@@ -40,16 +40,18 @@ class Steps:
         self._graphs = graphs
 
     @torch.inference_mode()
-    def compute(self, batch: HostBatch) -> Tensor:
-        """Computes a step, by replaying a captured one if it fits. Returns the logits of its sampled rows, in the order
-        of `batch.sample_ids`, which are valid until the next step is computed. On a GPU the host does not wait."""
-        if self._graphs is not None and self._graphs.fits(batch):
-            return self._graphs.launch(batch)
+    def compute(self, batch: HostBatch, rung: Rung | None) -> Tensor:
+        """Computes a step, by replaying the captured one that `find` returned for it. Returns the logits of its sampled
+        rows, in the order of `batch.sample_ids`, which are valid until the next step is computed. On a GPU the host
+        does not wait."""
+        if self._graphs is not None and rung is not None:
+            return self._graphs.launch(batch, rung)
         return self._forward(batch.to_device(self._last_tokens))
 
-    def replays(self, batch: HostBatch) -> bool:
-        """Returns whether `compute` replays a captured step."""
-        return self._graphs is not None and self._graphs.fits(batch)
+    def find(self, batch: HostBatch) -> Rung | None:
+        """Returns the captured step that a step can be replayed by. None means that it has to be launched kernel by
+        kernel."""
+        return self._graphs.find(batch) if self._graphs is not None else None
 
 
 def forward_over(decoder: Decoder, arena: Arena, backend: Backend) -> Forward:

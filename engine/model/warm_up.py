@@ -26,13 +26,12 @@ from engine.model.spec import ModelSpec
 from engine.model.steps import Steps
 from lora_kernels.layout import plan_layout
 from lora_kernels.segments import plan_segments
+from lora_kernels.tuning import LEAST_SEQS
 
 log = structlog.get_logger("engine")
 
 NAME = "warm-up"
 """Name of the adapter and the request that the steps use."""
-LEAST_SEQS = 64
-"""Kernels that find sequences on the device are compiled for each power of two from here on."""
 LOGPROBS = (0, 2, 4, 8, 16, 20)
 """Numbers of likeliest tokens for which other kernels are compiled, up to the most that a request may ask for."""
 
@@ -144,7 +143,8 @@ def _load_adapter(spec: ModelSpec, arena: Arena) -> int:
 def _run(steps: Steps, sampler: SlotSampler, step: PaddedStep, adapter_slot: int, block_size: int) -> None:
     sampler.add(NAME, step.params, (0,), 1)
     try:
-        logits = steps.compute(_padding(step, adapter_slot, block_size))
+        batch = _padding(step, adapter_slot, block_size)
+        logits = steps.compute(batch, steps.find(batch))
         sampler.start(logits, (NAME,))
     finally:
         sampler.remove(NAME)

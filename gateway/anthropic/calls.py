@@ -14,12 +14,11 @@ from gateway.core.errors import unsupported_parameter
 from gateway.core.lanes import requested_lane
 from gateway.core.tenants import Tenant
 from gateway.core.trace_context import UNKNOWN, Ingress
-from gateway.openai.schema import Slo
+from gateway.openai.convert import extensions
 from gateway.openai.structured import schema_grammar
-from gateway.openai.tools import spoken_dialect
+from gateway.openai.tools import tool_call_reader
 from gateway.requests.service import Gateway
 from gateway.requests.types import Admitted, GenerateRequest
-from gateway.text.tools.parser import ToolParser
 
 FORMAT = "output_config.format"
 
@@ -44,12 +43,8 @@ def message_call(
     supported, such as tools whose calls the gateway cannot parse."""
     body = parse(text, MessagesRequest, tenant.unknown_fields)
     request = _request(body, request_id, ingress)
-    chat = request.offering
-    if chat is None:
-        return MessageCall(request, AnswerReader(), bool(body.stream))
-    dialect = spoken_dialect(gateway.models.likely(tenant, request.model).intake.dialect)
-    parser = ToolParser(dialect, frozenset(tool["function"]["name"] for tool in chat.tools))
-    return MessageCall(request, AnswerReader(parser, several=chat.rule.several), bool(body.stream))
+    tools = tool_call_reader(request, gateway.models.likely(tenant, request.model).intake.dialect)
+    return MessageCall(request, AnswerReader(tools), bool(body.stream))
 
 
 async def count_tokens(gateway: Gateway, tenant: Tenant, text: bytes) -> int:
@@ -57,11 +52,11 @@ async def count_tokens(gateway: Gateway, tenant: Tenant, text: bytes) -> int:
     `message_call` raises, and ApiError: MODEL_NOT_FOUND."""
     body = parse(text, CountTokensRequest, tenant.unknown_fields)
     model, _ = gateway.models.resolve(tenant, body.query)
-    return len(await model.intake.encode(tenant, chat_of(body)))
+    return len(await model.intake.encode(tenant, chat_of(body), body.cache_salt or ""))
 
 
 def _request(body: MessagesRequest, request_id: str, ingress: Ingress) -> GenerateRequest:
-    grammar, slo = _grammar(body.output_config), body.slo or Slo()
+    grammar = _grammar(body.output_config)
     tier = None if body.service_tier == STANDARD_ONLY else body.service_tier
     return GenerateRequest(
         model=body.query,
@@ -74,12 +69,7 @@ def _request(body: MessagesRequest, request_id: str, ingress: Ingress) -> Genera
         stop=tuple(body.stop_sequences or ()),
         coalesce=not body.stream,
         lane=requested_lane(tier),
-        priority=body.priority or 0,
-        ttft=slo.ttft,
-        itl=slo.itl,
-        deadline=body.timeout,
-        stall=body.stall_timeout,
-        cache_salt=body.cache_salt or "",
+        **extensions(body),
     )
 
 

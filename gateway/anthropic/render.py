@@ -11,38 +11,37 @@ import msgspec
 from gateway.anthropic.errors import error_body
 from gateway.core.errors import ApiError
 from gateway.openai.render import Json, encode_json, sse_event
+from gateway.openai.tools import ToolCalls
 from gateway.requests.types import Admitted, GenerationChunk, TokenUsage, join_chunks
 from gateway.text.tools.calls import ToolCallPart
-from gateway.text.tools.parser import Part, ToolParser
+from gateway.text.tools.parser import Part
 
 
 class AnswerReader:
     """Separates the tool calls of one answer from its text, and finds out why it ended."""
 
-    def __init__(self, parser: ToolParser | None = None, *, several: bool = True) -> None:
-        """`parser` parses tool calls; None means that everything is text. With `several` false, all calls but the first
-        are dropped."""
-        self._parser = parser
-        self._several = several
+    def __init__(self, tools: ToolCalls | None) -> None:
+        """`tools` reads tool calls; None means that no tools were offered and everything is text."""
+        self._tools = tools
+        self._called = False
         self.stop_reason: str | None = None
         """Set by the last chunk: end_turn, stop_sequence, tool_use or max_tokens."""
         self.stop_sequence: str | None = None
 
     def read(self, chunk: GenerationChunk) -> list[Part]:
         """Return the texts and parts of tool calls in a chunk, in order. Chunks must be passed in order, too."""
-        parts: list[Part] = [chunk.text] if chunk.text else []
-        if self._parser is not None:
-            parts = self._parser.push(chunk.text) + (self._parser.flush() if chunk.finish_reason else [])
+        parts: list[Part] = self._tools.parts(chunk) if self._tools else [chunk.text] if chunk.text else []
+        self._called |= any(isinstance(part, ToolCallPart) for part in parts)
         if chunk.finish_reason is not None:
             self.stop_reason, self.stop_sequence = self._ending(chunk), chunk.stop_string
-        return [part for part in parts if isinstance(part, str) or self._several or part.index == 0]
+        return parts
 
     def _ending(self, chunk: GenerationChunk) -> str:
         if chunk.finish_reason == "length":
             return "max_tokens"
         if chunk.stop_string is not None:
             return "stop_sequence"
-        return "tool_use" if self._parser is not None and self._parser.num_calls else "end_turn"
+        return "tool_use" if self._called else "end_turn"
 
 
 class MessageRenderer:

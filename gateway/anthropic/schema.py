@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from gateway.core.lanes import LANE_OF_TIER
 from gateway.core.routing import ModelQuery
-from gateway.openai.schema import Count, Int32, Salt, Seconds, Slo
+from gateway.openai.schema import Count, Extended
 
 ROLES = ("user", "assistant", "system")
 CHOICES = ("auto", "any", "tool", "none")
@@ -88,12 +88,10 @@ class OutputConfig(Struct):
     effort: str | None = None
 
 
-class Prompted(Struct, kw_only=True):
-    """Fields that determine the model and the prompt, in the bodies of both routes."""
+class Prompted(Extended, kw_only=True):
+    """Fields of the bodies of both routes: those that determine the model and the prompt, and the extensions."""
 
     model: str
-    adapter_id: str | None = None
-    lora_path: str | None = None
     messages: Annotated[list[InputMessage], Meta(extra_json_schema={"minItems": 1})]
     system: str | list[TextBlock] | None = None
     tools: list[InputTool] | None = None
@@ -110,8 +108,7 @@ class CountTokensRequest(Prompted, kw_only=True):
 
 
 class MessagesRequest(Prompted, kw_only=True):
-    """Body of /v1/messages. `priority`, `slo`, `timeout`, `stall_timeout` and `cache_salt` are those of chats;
-    Anthropic's API has no such fields."""
+    """Body of /v1/messages."""
 
     max_tokens: Count
     stop_sequences: list[str] | None = None
@@ -120,8 +117,3 @@ class MessagesRequest(Prompted, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     service_tier: Tier | None = None
-    priority: Int32 | None = None
-    slo: Slo | None = None
-    timeout: Seconds | None = None
-    stall_timeout: Seconds | None = None
-    cache_salt: Salt | None = None

@@ -11,7 +11,7 @@ from gateway.core.lanes import requested_lane
 from gateway.core.routing import ModelQuery
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.openai.messages import ROLES, ChatMessage, ContentPart
-from gateway.openai.schema import ChatRequest, CompletionRequest, Sampled, Slo
+from gateway.openai.schema import ChatRequest, CompletionRequest, Extended, Sampled, Slo
 from gateway.openai.structured import constraint
 from gateway.openai.tools import offered_tools, template_call, tool_rule
 from gateway.requests.types import Chat, GenerateRequest, PromptInput
@@ -154,7 +154,7 @@ def _request(
         raise invalid_request("stream_options needs stream to be true", "stream_options")
     if body.best_of not in (None, body.n or 1):
         raise unsupported_parameter("best_of")
-    slo, asked = body.slo or Slo(), constraint(body)
+    asked = constraint(body)
     return GenerateRequest(
         model=ModelQuery(body.model, body.adapter_id, body.lora_path),
         prompts=prompts,
@@ -171,13 +171,21 @@ def _request(
         coalesce=not body.stream,
         n=body.n or 1,
         lane=requested_lane(body.service_tier),
-        priority=body.priority or 0,
-        ttft=slo.ttft,
-        itl=slo.itl,
-        deadline=body.timeout,
-        stall=body.stall_timeout,
-        cache_salt=body.cache_salt or "",
+        **extensions(body),
     )
+
+
+def extensions(body: Extended) -> dict[str, Any]:
+    """Return the fields of a `GenerateRequest` that follow from the extensions in a body, except for the model's."""
+    slo = body.slo or Slo()
+    return {
+        "priority": body.priority or 0,
+        "ttft": slo.ttft,
+        "itl": slo.itl,
+        "deadline": body.timeout,
+        "stall": body.stall_timeout,
+        "cache_salt": body.cache_salt or "",
+    }
 
 
 def _sampling(body: Sampled, logprobs: int | None, grammar: Grammar | None) -> SamplingParams:

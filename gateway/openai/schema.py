@@ -107,12 +107,25 @@ class StructuredOutputs(Struct, kw_only=True):
     whitespace_pattern: str | None = None
 
 
-class Sampled(Struct, kw_only=True):
+class Extended(Struct, kw_only=True):
+    """Fields that the bodies of all generations have, and that neither OpenAI's nor Anthropic's API has."""
+
+    adapter_id: str | None = None
+    lora_path: str | None = None
+    priority: Int32 | None = None
+    slo: Slo | None = None
+    timeout: Seconds | None = None
+    """Seconds for the whole answer, as in LiteLLM's proxy; the header `x-request-timeout` sets it, too."""
+    stall_timeout: Seconds | None = None
+    """Seconds for each token after the first; the header `x-stall-timeout` sets it, too."""
+    cache_salt: Salt | None = None
+    """Requests share cached prefixes only with those of the same salt, as in vLLM's API."""
+
+
+class Sampled(Extended, kw_only=True):
     """Fields that the bodies of chats and of completions have in common."""
 
     model: str
-    adapter_id: str | None = None
-    lora_path: str | None = None
     max_tokens: Count | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
@@ -134,14 +147,6 @@ class Sampled(Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     service_tier: Tier | None = None
-    priority: Int32 | None = None
-    slo: Slo | None = None
-    timeout: Seconds | None = None
-    """Seconds for the whole answer, as in LiteLLM's proxy; the header `x-request-timeout` sets it, too."""
-    stall_timeout: Seconds | None = None
-    """Seconds for each token after the first; the header `x-stall-timeout` sets it, too."""
-    cache_salt: Salt | None = None
-    """Requests share cached prefixes only with those of the same salt, as in vLLM's API."""
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None

@@ -10,7 +10,8 @@ from gateway.core.lanes import requested_lane
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Tenant
 from gateway.core.trace_context import UNKNOWN, Ingress
-from gateway.openai.schema import JsonSchema, ResponseFormat, Slo
+from gateway.openai.convert import extensions
+from gateway.openai.schema import JsonSchema, ResponseFormat
 from gateway.openai.structured import Constraint, by_format
 from gateway.openai.tools import tool_call_reader
 from gateway.requests.service import Gateway
@@ -56,7 +57,7 @@ def response_request(body: ResponsesRequest, request_id: str, ingress: Ingress =
     item, tool or schema is invalid; UNSUPPORTED_PARAMETER, such a part is of an unsupported kind."""
     if body.stream_options is not None and not body.stream:
         raise invalid_request("stream_options needs stream to be true", "stream_options")
-    slo, asked = body.slo or Slo(), _constraint(body)
+    asked = _constraint(body)
     return GenerateRequest(
         model=ModelQuery(body.model, body.adapter_id, body.lora_path),
         prompts=(chat_of(body),),
@@ -67,12 +68,7 @@ def response_request(body: ResponsesRequest, request_id: str, ingress: Ingress =
         max_tokens=body.max_output_tokens,
         coalesce=not body.stream,
         lane=requested_lane(body.service_tier),
-        priority=body.priority or 0,
-        ttft=slo.ttft,
-        itl=slo.itl,
-        deadline=body.timeout,
-        stall=body.stall_timeout,
-        cache_salt=body.cache_salt or "",
+        **extensions(body),
     )
 
 

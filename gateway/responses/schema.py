@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from gateway.openai.messages import Choice
-from gateway.openai.schema import NOTHING, Alternatives, ChatRequest, Count, Int32, Salt, Seconds, Slo, Tier
+from gateway.openai.schema import NOTHING, Alternatives, ChatRequest, Count, Extended, Tier
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -88,15 +88,12 @@ class ResponseStreamOptions(Struct):
     """Without effect: deltas are not padded."""
 
 
-class ResponsesRequest(Struct, kw_only=True):
-    """Body of /v1/responses. `adapter_id`, `lora_path`, `priority`, `slo`, `timeout`, `stall_timeout` and
-    `cache_salt` are those of chats; OpenAI's API has no such fields."""
+class ResponsesRequest(Extended, kw_only=True):
+    """Body of /v1/responses."""
 
     model: str
     input: str | list[InputItem]
     instructions: str | None = None
-    adapter_id: str | None = None
-    lora_path: str | None = None
     tools: list[ResponseTool] | None = None
     tool_choice: Choice | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -108,11 +105,6 @@ class ResponsesRequest(Struct, kw_only=True):
     max_output_tokens: Count | None = None
     metadata: Metadata | None = None
     service_tier: Tier | None = None
-    priority: Int32 | None = None
-    slo: Slo | None = None
-    timeout: Seconds | None = None
-    stall_timeout: Seconds | None = None
-    cache_salt: Salt | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
 

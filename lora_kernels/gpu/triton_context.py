@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lora_kernels.tuning import LEAST_SEQS
+
 LOG2_E = 1.4426950408889634
 MIN_DOT = 16
 """Smallest tile that tensor cores multiply."""
@@ -19,6 +21,11 @@ FP8 = torch.float8_e4m3fn
 def block_width(head_dim: int) -> int:
     """Returns the columns of a tile of heads: a power of two, at least 16. Those beyond `head_dim` are unused zeros."""
     return max(MIN_DOT, triton.next_power_of_2(head_dim))
+
+
+def seqs_width(num_seqs: int) -> int:
+    """Returns the number of sequences, a power of two, for which a kernel is compiled that serves `num_seqs`."""
+    return max(LEAST_SEQS, triton.next_power_of_2(num_seqs))
 
 
 @dataclass(frozen=True, slots=True)

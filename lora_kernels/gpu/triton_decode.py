@@ -16,12 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from lora_kernels.gpu.launch import with_constants
-from lora_kernels.gpu.triton_context import LOG2_E, MIN_DOT, AttentionCall, attend_blocks
+from lora_kernels.gpu.triton_context import LOG2_E, MIN_DOT, AttentionCall, attend_blocks, seqs_width
 from lora_kernels.gpu.triton_partials import Partials, make_partials, merge, store_partial
 from lora_kernels.tuning import require_power_of_two
-
-LEAST_SEQS = 64
-"""Minimum number of sequences for which a kernel is compiled. Each power of two above it is a kernel of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +139,7 @@ def decode(
 def decode_constants(num_seqs: int, group: int, tuning: DecodeTuning) -> dict[str, int]:
     """Returns the compile-time constants of `decode_kernel` that are not in `AttentionCall.constants`."""
     return {
-        "SEQS": max(LEAST_SEQS, triton.next_power_of_2(num_seqs)),
+        "SEQS": seqs_width(num_seqs),
         "BLOCK_M": max(MIN_DOT, triton.next_power_of_2(group)),
         "BLOCK_N": tuning.block_n,
         "SPLIT_TOKENS": tuning.split_tokens,

@@ -18,12 +18,10 @@ from torch import Tensor
 
 from lora_kernels.backend import AttentionBatch
 from lora_kernels.gpu.launch import with_constants
-from lora_kernels.gpu.triton_context import MIN_DOT, AttentionCall
+from lora_kernels.gpu.triton_context import MIN_DOT, AttentionCall, seqs_width
 from lora_kernels.gpu.triton_partials import Partials, make_partials
 from lora_kernels.tuning import require_power_of_two
 
-LEAST_SEQS = 64
-"""Minimum number of sequences for which the kernel is compiled. Each power of two above it is a kernel of its own."""
 ITEM = tl.constexpr(6)
 """int32 numbers of a work item."""
 BLOCK = 128
@@ -132,7 +130,7 @@ def plan_constants(num_seqs: int, call: AttentionCall, tuning: PrefillTuning) ->
     """Returns the compile-time constants of `plan_kernel`."""
     return {
         "HAS_WINDOW": call.window is not None,
-        "SEQS": max(LEAST_SEQS, triton.next_power_of_2(num_seqs)),
+        "SEQS": seqs_width(num_seqs),
         "TILE_ROWS": tuning.tile_rows(call.group),
         "BLOCK_N": tuning.block_n,
         "FILL": tuning.fill // call.kv.shape[3],

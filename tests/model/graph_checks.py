@@ -129,7 +129,8 @@ class SteppedArena:
 
     def step(self, chunks: Sequence[ScheduledChunk], allowed: Mapping[str, Sequence[int]]) -> list[SampledToken]:
         batch = self.state.gather(chunks)
-        logits, masks = self.steps.compute(batch), mask(allowed, batch.sample_ids) if allowed else None
+        logits = self.steps.compute(batch, self.steps.find(batch))
+        masks = mask(allowed, batch.sample_ids) if allowed else None
         if not batch.sample_ids:
             return []
         launches = Launches()

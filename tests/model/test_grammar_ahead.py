@@ -78,8 +78,8 @@ class LateSteps(Steps):
         super().__init__(steps._forward, steps._last_tokens)
         self._device = device
 
-    def compute(self, batch):
-        return self._device.do("logits", lambda: super(LateSteps, self).compute(batch))
+    def compute(self, batch, rung):
+        return self._device.do("logits", lambda: super(LateSteps, self).compute(batch, rung))
 
 
 class LateSampler:

@@ -26,7 +26,7 @@ from engine.model.lora import TARGETS, target_widths
 from engine.model.memory import count_pages
 from engine.model.rungs import chunk_ladder, ladder
 from engine.model.spec import read_spec
-from engine.model.step_block import HostBlock, StepShape, cut_block, write_rows
+from engine.model.step_block import HostSteps, StepShape, cut_block, write_rows
 from engine.model.steps import plan_graphs
 from engine.model.weights import open_weights
 from lora_kernels.gpu.triton_backend import TritonBackend
@@ -148,6 +148,12 @@ class CapturedGraphs:
         return self.state.gather([ScheduledChunk(name, 2, 1, (), samples=True) for name in names])
 
 
+def replayed_logits(captured, batch):
+    rung = captured.graphs.find(batch)
+    assert rung is not None
+    return captured.graphs.launch(batch, rung)
+
+
 @pytest.fixture
 def captured(tiny_llama):
     return CapturedGraphs(tiny_llama)
@@ -168,8 +174,7 @@ def test_the_lowest_rung_that_fits_is_replayed(captured, adapters, replayed):
     for name, adapter_hash in zip("abcde", adapters, strict=False):
         captured.admit(name, adapter_hash)
     batch = captured.decode("abcde"[: len(adapters)])
-    assert captured.graphs.fits(batch)
-    logits = captured.graphs.launch(batch)
+    logits = replayed_logits(captured, batch)
     assert captured.recorder.replayed == [replayed]
     assert logits.shape == (len(adapters), 97)
 
@@ -185,9 +190,7 @@ def test_what_does_not_fit_is_not_replayed(captured):
         "more rows than any rung": captured.decode("abcdef"),
     }
     for why, batch in steps.items():
-        assert not captured.graphs.fits(batch), why
-        with pytest.raises(ValueError, match="does not fit any graph"):
-            captured.graphs.launch(batch)
+        assert captured.graphs.find(batch) is None, why
     assert captured.recorder.replayed == []
 
 
@@ -222,8 +225,7 @@ def test_the_lowest_rung_that_fits_a_step_with_prompts_is_replayed(with_chunks, 
     for name, _ in chunks:
         with_chunks.admit(name, "x" if name in "xyz" else None, range(60))
     batch = with_chunks.state.gather([chunk(name, length) for name, length in chunks])
-    assert with_chunks.graphs.fits(batch)
-    assert len(with_chunks.graphs.launch(batch)) == len(chunks)
+    assert len(replayed_logits(with_chunks, batch)) == len(chunks)
     assert with_chunks.recorder.replayed == [replayed]
 
 
@@ -237,7 +239,7 @@ def test_what_does_not_fit_a_step_with_prompts(with_chunks):
         "outputs that are scaled": [chunk("a", 9), chunk("g", 9)],
     }
     for why, chunks in steps.items():
-        assert not with_chunks.graphs.fits(with_chunks.state.gather(chunks)), why
+        assert with_chunks.graphs.find(with_chunks.state.gather(chunks)) is None, why
 
 
 class Operations(TorchDispatchMode):
@@ -259,7 +261,7 @@ def test_a_step_with_prompts_is_one_upload_and_one_replay(with_chunks):
         with_chunks.admit(name, "x" if name == "x" else None, range(60))
     batch = with_chunks.state.gather([chunk("a", 50, samples=False), chunk("b", 1), chunk("x", 20)])
     with Operations() as operations:
-        logits = with_chunks.graphs.launch(batch)
+        logits = replayed_logits(with_chunks, batch)
     assert operations.names == ["aten::copy_"]
     assert len(with_chunks.recorder.replayed) == 1
     assert logits.shape == (2, 97)
@@ -269,7 +271,7 @@ def test_rows_and_sequences_beyond_a_batch_are_padding(with_chunks):
     for name in "ab":
         with_chunks.admit(name, None, range(60))
     shape = StepShape(128, MAX_LEN // BLOCK, workspace_numbers(128, max_segments=5), 5)
-    fields = HostBlock((shape,), CPU).begin(shape)
+    fields = HostSteps((shape,), CPU).begin(shape)
     for part in fields:
         part[:] = 99
     write_rows(fields, with_chunks.state.gather([chunk("a", 50, samples=False), chunk("b", 20)]))
@@ -282,18 +284,18 @@ def test_rows_and_sequences_beyond_a_batch_are_padding(with_chunks):
 
 def test_a_slot_may_scale_outputs_and_then_not(captured):
     captured.admit("a", "d")
-    assert not captured.graphs.fits(captured.decode("a"))
+    assert captured.graphs.find(captured.decode("a")) is None
     captured.arena.evict_adapter("d")
     assert not captured.arena.table.has_scales.any()
 
 
 def test_a_step_is_one_upload_from_a_block_that_the_last_one_did_not_use(captured, monkeypatch):
     sent = []
-    monkeypatch.setattr(HostBlock, "send", lambda block, target, numbers: sent.append((block, target, numbers)))
+    monkeypatch.setattr(HostSteps, "send", lambda block, target, numbers: sent.append((block, target, numbers)))
     for name, adapter_hash in zip("abc", ("x", "x", None), strict=True):
         captured.admit(name, adapter_hash)
     for names in ("abc", "c", "abc"):
-        captured.graphs.launch(captured.decode(names))
+        replayed_logits(captured, captured.decode(names))
     blocks, targets, numbers = zip(*sent, strict=True)
     assert blocks[0] is blocks[2] and blocks[0] is not blocks[1]
     assert len({target.data_ptr() for target in targets}) == 1
@@ -324,7 +326,7 @@ def test_rows_beyond_a_batch_are_padding(captured):
     captured.admit("a", None)
     captured.admit("b", "x")
     shape = StepShape(4, MAX_LEN // BLOCK, workspace_numbers(4))
-    fields = HostBlock((shape,), CPU).begin(shape)
+    fields = HostSteps((shape,), CPU).begin(shape)
     for part in fields:
         part[:] = 99
     write_rows(fields, captured.decode("ab"))

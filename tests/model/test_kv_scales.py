@@ -231,7 +231,7 @@ def test_a_checkpoints_scales_are_taken(checkpoint, spec, decoder, names):
     first = torch.tensor([[0.5, 2.0], [3.0, 3.0]])
     assert torch.equal(torch.stack([coding.scales for coding in found]), torch.stack([first, 2 * first]))
     assert not any(coding.key_shift.any() for coding in found), "it was made for keys as they are"
-    assert open_weights(folder, spec)("model.norm.weight").shape == (64,), "the model itself is loaded as ever"
+    assert open_weights(folder, spec)("model.norm.weight").shape == (64,), "weights are loaded as without scales"
     assert not torch.equal(find_kv_codings(folder, "dummy", decoder, torch.float32, 64)[0].scales, first)
 
 

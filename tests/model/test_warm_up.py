@@ -105,7 +105,8 @@ class Engine:
         named = zip(names, chunks, strict=True)
         batch = state.gather([ScheduledChunk(name, start, count, (), samples=True) for name, (start, count) in named])
         words = np.full((1, num_words(self.spec.vocab_size)), -1, dtype=np.int32)
-        self.sampler.start(self.steps.compute(batch), batch.sample_ids, TokenMasks((0,), words) if masked else None)
+        logits = self.steps.compute(batch, self.steps.find(batch))
+        self.sampler.start(logits, batch.sample_ids, TokenMasks((0,), words) if masked else None)
         for name in names:
             self.sampler.remove(name)
 

@@ -132,7 +132,7 @@ def timed_steps(house: House, wave: Wave, sizes: Sizes) -> tuple[list[float], in
     Raises RuntimeError if requests were preempted.
     """
     engine, counters = house.engine, house.engine.state.counters
-    names = start_wave(house, wave, sizes)
+    names = start_wave(house, wave, sizes.prompt)
     preemptions = counters.preemptions
     seconds, generated, contexts = [], 0, []
     for _ in range(sizes.steps):
@@ -146,12 +146,13 @@ def timed_steps(house: House, wave: Wave, sizes: Sizes) -> tuple[list[float], in
     return seconds, generated, contexts
 
 
-def start_wave(house: House, wave: Wave, sizes: Sizes) -> list[str]:
-    """Submit a wave's requests and step until all of them decode, and `SETTLING_STEPS` more. Returns their names."""
+def start_wave(house: House, wave: Wave, prompt: int) -> list[str]:
+    """Submit a wave's requests with prompts of `prompt` tokens, and step until all of them decode, and `SETTLING_STEPS`
+    more. Returns their names."""
     engine, names = house.engine, [f"{wave.name}/{index}" for index in range(len(wave.adapters))]
     for index, (name, adapter) in enumerate(zip(names, wave.adapters, strict=True)):
-        tokens = sizes.house.max_model_len - sizes.prompt
-        engine.inbox.put(Submit(make_request(name, sizes.prompt, tokens, adapter, Random(index))))
+        tokens = house.runner.max_model_len - prompt
+        engine.inbox.put(Submit(make_request(name, prompt, tokens, adapter, Random(index))))
     started: set[str] = set()
     while len(started) < len(names):
         events = engine.step()

@@ -73,7 +73,7 @@ def profiled(house: House, wave: Wave, sizes: Sizes) -> list[Span]:
 
     On a CPU these are torch's operations, which only tests that the profile is parsed correctly.
     """
-    names = start_wave(house, wave, sizes)
+    names = start_wave(house, wave, sizes.prompt)
     on_gpu = house.runner.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities) as profiler:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from benchmarks.gpu.decoding import RANKS, SETTLING_STEPS, end_wave, make_request
+from benchmarks.gpu.decoding import RANKS, Wave, end_wave, make_request, start_wave
 from benchmarks.gpu.house import House, HouseSize, build_house, check_events
 from benchmarks.gpu.journal import Journal, Value
 from benchmarks.gpu.shapes import spread
@@ -80,27 +80,12 @@ def answer_ms(house: House, name: str, prompt: int, adapter: AdapterHash | None)
 def time_neighbours(
     journal: Journal, house: House, sizes: Sizes, adapters: Sequence[AdapterHash | None], case: str
 ) -> None:
-    names = start_rows(house, sizes, adapters)
+    names = start_wave(house, Wave("rows", adapters), sizes.prompt)
     alone = decode_ms(house, sizes.arrivals)
     journal.row("steps with prompts", f"{case}, no prompt", **{"step ms": alone, "added ms": 0.0})
     for chunk in sizes.chunks:
         journal.row("steps with prompts", f"{case}, {chunk}", **with_prompts(house, sizes, chunk, adapters[0], alone))
     end_wave(house, names)
-
-
-def start_rows(house: House, sizes: Sizes, adapters: Sequence[AdapterHash | None]) -> list[str]:
-    """Submit the requests that decode, and step until all of them do. Returns their names."""
-    engine, names = house.engine, [f"row{index}" for index in range(len(adapters))]
-    for index, (name, adapter) in enumerate(zip(names, adapters, strict=True)):
-        tokens = sizes.house.max_model_len - sizes.prompt
-        engine.inbox.put(Submit(make_request(name, sizes.prompt, tokens, adapter, Random(index))))
-    started: set[str] = set()
-    while len(started) < len(names):
-        events = engine.step()
-        check_events(events)
-        started |= {event.request_id for event in events if event.tokens}
-    decode_ms(house, SETTLING_STEPS)
-    return names
 
 
 def decode_ms(house: House, steps: int) -> float:

@@ -35,7 +35,7 @@ from engine.model.spec import ModelSpec, read_spec
 from engine.model.steps import Steps, forward_over, plan_graphs
 from engine.model.submitted import CudaClock, HostClock, SubmittedStep, WorkClock
 from engine.model.warm_up import StepLimits, warm_up
-from engine.model.weights import open_weights
+from engine.model.weights import WeightSource, open_weights
 from engine.process.cores import usable_cores
 from lora_kernels.pinned import upload_ring
 from lora_kernels.select import select_backend
@@ -82,21 +82,7 @@ class ModelRunner:
         self.block_size = config.block_size
         self.max_model_len = max_model_len(config, self.spec)
         self.model_hash = hash_model(folder, f"{config.load_format}:{config.seed}")
-        with ThreadPoolExecutor(1, "kernels") as thread:  # Python loads kernels while torch copies weights
-            backend = thread.submit(
-                select_backend,
-                self.device,
-                self.dtype,
-                lambda done, total: progress("compiling kernels", done, total),
-                self.spec.head_dim,
-                Path(config.state_dir) if config.state_dir else None,
-            )
-            source = open_weights(folder, self.spec, config.load_format, config.seed, self.device)
-            layers = self.spec.layers
-            self._decoder = build_decoder(
-                self.spec, source, self.dtype, self.device, lambda done: progress("loading weights", done, layers)
-            )
-            self.backend = backend.result()
+        source = self._load_model(config, folder, progress)
         packing_kernels = load_ahead(self.dtype, fp8=fp8)
         targets = TargetShapes(
             self.spec.layers, TARGETS, target_widths(self.spec), base_linears(self.spec, source), (folder.name,)
@@ -141,6 +127,25 @@ class ModelRunner:
             self.eos_token_ids,
             lambda answer: self._report(answer),
         )
+
+    def _load_model(self, config: EngineConfig, folder: Path, progress: Progress) -> WeightSource:
+        """Sets `_decoder` and `backend`, and returns the weights of the folder."""
+        with ThreadPoolExecutor(1, "kernels") as thread:  # Python loads kernels while torch copies weights
+            backend = thread.submit(
+                select_backend,
+                self.device,
+                self.dtype,
+                lambda done, total: progress("compiling kernels", done, total),
+                self.spec.head_dim,
+                Path(config.state_dir) if config.state_dir else None,
+            )
+            source = open_weights(folder, self.spec, config.load_format, config.seed, self.device)
+            layers = self.spec.layers
+            self._decoder = build_decoder(
+                self.spec, source, self.dtype, self.device, lambda done: progress("loading weights", done, layers)
+            )
+            self.backend = backend.result()
+        return source
 
     @property
     def vocab_size(self) -> int:

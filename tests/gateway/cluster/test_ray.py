@@ -95,8 +95,8 @@ async def test_streams_outlive_an_engine_a_node_and_a_drained_engine(on_ray):
 
 
 async def end_draining(pool, name, seconds=120):
-    """End draining an engine that the killed node may have had: while Ray starts it again, the pool does not list it, and
-    then lists it before it is connected to it."""
+    """End draining an engine that the killed node may have had. While Ray starts it again, the pool does not list it,
+    and then lists it before the connection to it is there."""
     async with asyncio.timeout(seconds):
         while True:
             try:

@@ -3,8 +3,10 @@
 Every router computes the same ranks without talking to others, and a replica that comes or goes changes the places of
 its own adapters only (Thaler and Ravishankar, 1998). A replica's hash function is a multiplication by an odd number of
 its own (Dietzfelbinger et al., 1997), which ranks replicas in a fraction of the time of a better mixing one, as evenly.
-A score and its replica's index share 30 bits, which Python multiplies and sorts faster than longer numbers. The number of replicas follows an adapter's share of the work with a moving average: it grows at once, and
-shrinks after `COOLING_ROUNDS` rounds that ask for less.
+A score and its replica's index share 30 bits, which Python multiplies and sorts faster than longer numbers.
+
+The number of replicas follows an adapter's share of the work with a moving average: it grows at once, and shrinks after
+`COOLING_ROUNDS` rounds that ask for less.
 """
 
 from __future__ import annotations

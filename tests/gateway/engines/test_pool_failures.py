@@ -196,7 +196,7 @@ async def test_sessions_and_prefixes_are_remembered_where_the_only_holder_of_an_
         assert reasons[1] == "session"
     router = pool._dispatch._router
     (a,) = [replica for replica in router.replicas.values() if replica.name == "a"]
-    assert not router.prefixes._used[a.index]
+    assert not router.prefixes._turns[a.index]
 
 
 async def test_an_engine_that_joins_gets_modes_and_goals_while_no_other_can_tell_them(engines, monkeypatch):

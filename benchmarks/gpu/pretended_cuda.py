@@ -2,8 +2,8 @@
 would launch a kernel. That call reports the launch instead (pretended_cuda.c), or does nothing at all, so that the time
 which remains is the host's.
 
-Kernels take CPU tensors and leave them as they are. A process with a CUDA build of torch cannot pretend, because it has
-loaded the real driver.
+Kernels take CPU tensors and leave them as they are. A process that has a GPU cannot pretend, because it has loaded the
+real driver.
 """
 
 from __future__ import annotations
@@ -154,9 +154,15 @@ def _flat(kinds: Any) -> Iterator[str]:
 
 
 def can_pretend() -> bool:
-    """Returns whether this process may pretend: torch has no CUDA, kernels are compiled, and a C compiler exists."""
+    """Returns whether this process may pretend: torch sees no GPU, kernels are compiled, and a C compiler exists."""
     has_compiler = any(shutil.which(name) for name in (os.environ.get("CC", "cc"), "gcc", "clang"))
-    return torch.version.cuda is None and not knobs.runtime.interpret and has_compiler
+    return not _has_gpu() and not knobs.runtime.interpret and has_compiler
+
+
+@functools.cache
+def _has_gpu() -> bool:
+    """Returns what torch said before the pretended library was loaded, in which a CUDA build of torch would look."""
+    return torch.cuda.is_available()
 
 
 @contextmanager
@@ -171,7 +177,7 @@ def pretend(cache: Path, capability: int = 90) -> Iterator[PretendedCuda]:
         RuntimeError: This process cannot pretend, see `can_pretend`.
     """
     if not can_pretend():
-        raise RuntimeError("pretending needs torch without CUDA, a C compiler, and Triton without its interpreter")
+        raise RuntimeError("pretending needs a machine without a GPU, a C compiler, and Triton without its interpreter")
     folder, library = _library()
     with knobs.nvidia.scope(), knobs.cache.scope(), knobs.runtime.scope():
         knobs.nvidia.libcuda_path = folder.name

@@ -10,7 +10,7 @@ from all_launches import all_kernels, launch_all
 
 from benchmarks.gpu.pretended_cuda import can_pretend, pretend
 
-pytestmark = pytest.mark.skipif(not can_pretend(), reason="needs torch without CUDA, and a C compiler")
+pytestmark = pytest.mark.skipif(not can_pretend(), reason="needs a C compiler, and no GPU")
 
 
 @triton.jit(do_not_specialize=["free"])

@@ -30,7 +30,7 @@ from engine.core.config import CoreConfig
 from engine.core.state import EngineState
 from engine.engine import Engine, EngineStopped
 from engine.executor.base import Executor
-from engine.executor.fake import FakeExecutor
+from engine.executor.fake import FAKE_HIDDEN, FakeExecutor
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.process.cores import usable_cores
@@ -94,6 +94,7 @@ def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
         backend=runner.backend.name,
         vocab_size=runner.vocab_size,
         page_bytes=runner.page_bytes,
+        hidden_size=runner.spec.hidden_size,
     )
     return core, runner, info
 
@@ -105,7 +106,7 @@ def build_fake(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
     core = core_config(config, config.num_pages or 4096, 4096, config.max_model_len or 2048, ())
     executor = FakeExecutor()
     info = pb.EngineInfo(model=config.model, model_hash="fake", device="none", dtype="none", backend="fake")
-    info.vocab_size = executor.vocab_size
+    info.vocab_size, info.hidden_size = executor.vocab_size, FAKE_HIDDEN
     return core, executor, info
 
 

@@ -70,7 +70,7 @@ class Setup:
 
     def launch(self, batch: HostBatch) -> None:
         """Launches a step, and sampling from it."""
-        logits = self._steps.compute(batch, self._steps.find(batch))
+        logits = self._steps.compute(batch, self._steps.find(batch)).logits
         if logits is not None:
             self._sampler.start(logits, batch.sample_ids)
 

@@ -135,9 +135,9 @@ def _out_of_range(request: Request) -> str:
     may use the engine's protocol."""
     if not LEAST_WEIGHT <= request.weight <= 1 / LEAST_WEIGHT:
         return "weight"
-    if request.params.max_tokens < 1:
+    if (request.params.max_tokens < 1) is (request.pooling is None):
         return "max_tokens"
-    if len(request.produced) >= request.params.max_tokens:
+    if request.produced and len(request.produced) >= request.params.max_tokens:
         return "produced"
     figures = {"deadline": request.deadline, "ttft": request.ttft, "itl": request.itl}
     return next((name for name, value in figures.items() if value is not None and not isfinite(value)), "")

@@ -99,6 +99,10 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
         seq = step.sequences[sample.request_id]
         if state.sequences.get(seq.id) is seq:  # it has not ended since the step was planned
             _append(state, seq, sample, now)
+    for pooled in result.pooled:
+        seq = step.sequences[pooled.request_id]
+        if state.sequences.get(seq.id) is seq:
+            _end_pooled(state, seq, pooled.vector, now)
     for request_id, reason in result.failed:
         seq = step.sequences[request_id]
         if state.sequences.get(seq.id) is seq:
@@ -199,8 +203,7 @@ def _append(state: EngineState, seq: Sequence, sample: SampledToken, now: float)
     state.counters.generated_tokens += 1
     state.ledger.note_token(seq, now)
     seq.due = now + goal_of(seq.request.itl, state.config.goals[seq.request.lane].itl_s)
-    if seq.request.adapter_hash:
-        state.adapters[seq.request.adapter_hash].last_used = now
+    _note_use(state, seq, now)
     logprobs = (sample.logprobs,) if sample.logprobs else ()
     reason = finish_reason(seq, state.config.eos_token_ids, state.config.max_model_len)
     event = TokenEvent(seq.id, (sample.token,), logprobs, reason, seq.num_cached, device_seconds=seq.device_seconds)
@@ -211,6 +214,18 @@ def _append(state: EngineState, seq: Sequence, sample: SampledToken, now: float)
     else:
         state.ledger.note_end(seq)
         finish(state, seq, event)
+
+
+def _note_use(state: EngineState, seq: Sequence, now: float) -> None:
+    """Record that a result of the sequence's adapter has come at `now`."""
+    if seq.request.adapter_hash:
+        state.adapters[seq.request.adapter_hash].last_used = now
+
+
+def _end_pooled(state: EngineState, seq: Sequence, vector: bytes, now: float) -> None:
+    _note_use(state, seq, now)
+    event = TokenEvent(seq.id, finish_reason=FinishReason.POOLED, device_seconds=seq.device_seconds, vector=vector)
+    finish(state, seq, event)
 
 
 def finish(state: EngineState, seq: Sequence, event: TokenEvent) -> None:

@@ -316,4 +316,5 @@ def _admission(seq: Sequence, num_computed: int, pages: tuple[PageId, ...]) -> A
         pages=pages,
         adapter_hash=request.adapter_hash,
         params=request.params,
+        pooling=request.pooling,
     )

@@ -99,4 +99,4 @@ def _locality(state: EngineState, seq: Sequence) -> int:
     size = state.config.block_size
     if not state.config.prefix_caching or len(seq.tokens) <= size:
         return 1
-    return 1 + (page_keys(seq, 1, size)[0] in state.prefix.page_of)
+    return 1 + any(key in state.prefix.page_of for key in page_keys(seq, 1, size))

@@ -39,9 +39,11 @@ def next_key(parent: PrefixKey, tokens: list[int]) -> PrefixKey:
 
 
 def page_keys(seq: Sequence, num_full_pages: int, block_size: int) -> list[PrefixKey]:
-    """Return the keys of the first `num_full_pages` pages of a sequence. New ones are computed and stored in
-    `seq.page_keys`."""
+    """Return the keys of the first `num_full_pages` pages of a sequence; none if it shares no pages. New ones are
+    computed and stored in `seq.page_keys`."""
     keys = seq.page_keys
+    if not seq.shares_pages:
+        return keys
     while len(keys) < num_full_pages:
         start = len(keys) * block_size
         parent = keys[-1] if keys else root_key(seq.request.adapter_hash, seq.realm)

@@ -47,9 +47,11 @@ class Saves:
 
     def preempted(self, seq: Sequence) -> int:
         """Plan to save the full pages of a preempted sequence that were not copied to the host before, and return the
-        number of copies. Nothing is copied if there are no host pages, or if the sequence is a batch one and preemption
-        is `checkpoint`: its pages are then copied while it runs."""
-        if not self._host.num_pages or (self._rules.preemption == "checkpoint" and seq.lane is not Lane.INTERACTIVE):
+        number of copies. Nothing is copied if there are no host pages or the sequence shares none, or if it is a batch
+        one and preemption is `checkpoint`: its pages are then copied while it runs."""
+        if not (self._host.num_pages and seq.shares_pages):
+            return 0
+        if self._rules.preemption == "checkpoint" and seq.lane is not Lane.INTERACTIVE:
             return 0
         return self._save(seq, len(seq.pages))
 
@@ -63,7 +65,9 @@ class Saves:
         for seq in self._state.running.values():
             if made >= self._most:
                 break
-            if seq.lane is not Lane.INTERACTIVE and seq.num_saved < seq.num_computed // self._size:
+            if seq.lane is Lane.INTERACTIVE or not seq.shares_pages:
+                continue
+            if seq.num_saved < seq.num_computed // self._size:
                 made += self._save(seq, self._most - made) if seq.id not in gone else 0
         return made
 

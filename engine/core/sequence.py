@@ -71,6 +71,13 @@ class Sequence:
         return self.num_generated - len(self.request.produced) < needed
 
     @property
+    def shares_pages(self) -> bool:
+        """Return whether the sequence may use cached and saved pages, and add its own. A request for a vector may not:
+        a mean needs every token's hidden state, and prompts of embeddings rarely repeat, while those of chats, which
+        they would evict, do."""
+        return self.request.pooling is None
+
+    @property
     def expected_length(self) -> int:
         """Number of tokens of prompt and answer, where the answer has `max_tokens` tokens or, if that is only a
         ceiling, the expected number."""
@@ -91,5 +98,5 @@ class Sequence:
     @property
     def waits_for_token(self) -> bool:
         """Return whether nothing can be planned for the sequence before its pending token is known, because that token
-        is the last one that `max_tokens` allows."""
+        is the last one that `max_tokens` allows, or before its vector is known, which counts as a pending token."""
         return self.num_pending > 0 and self.num_generated + self.num_pending >= self.request.params.max_tokens

@@ -75,6 +75,8 @@ class Refusal:
 class FinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
+    POOLED = "pooled"
+    """The request asked for a vector, which the event carries."""
     ABORT = "abort"
     ERROR = "error"
 
@@ -103,6 +105,24 @@ class SamplingParams(NamedTuple):
     """Number of likeliest alternatives to report with each token's own logprob. None means that no logprobs are
     computed."""
     grammar: Grammar | None = None
+
+
+class PoolingKind(Enum):
+    """How the hidden states of a prompt become one vector: that of the last token, or the mean over all tokens."""
+
+    LAST = "last"
+    MEAN = "mean"
+
+
+class Pooling(NamedTuple):
+    """Parameters of a request for one vector in place of an answer. The vector is pooled from the output of the model's
+    final norm, in fp32."""
+
+    kind: PoolingKind = PoolingKind.LAST
+    dimensions: int = 0
+    """Number of leading elements to keep; 0 means all."""
+    normalize: bool = True
+    """Scale the kept elements to a Euclidean length of 1."""
 
 
 class Origin(NamedTuple):
@@ -164,6 +184,8 @@ class Request(NamedTuple):
     its memory. None means that the caller asked for exactly this `max_tokens`."""
     cache_salt: str = ""
     """Only requests with the same salt may share cached prefixes. Empty means no salt, which is a salt of its own."""
+    pooling: Pooling | None = None
+    """Asks for a vector: `max_tokens` is 0 then, and no KV is shared or kept. None means that tokens are generated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +201,8 @@ class Admission:
     pages: tuple[PageId, ...]
     adapter_hash: AdapterHash | None
     params: SamplingParams
+    pooling: Pooling | None = None
+    """See `Request.pooling`."""
 
 
 class ScheduledChunk(NamedTuple):
@@ -192,8 +216,8 @@ class ScheduledChunk(NamedTuple):
     new_pages: tuple[PageId, ...]
     """Pages to append to the sequence's block table before the step."""
     samples: bool
-    """True means that the chunk ends with the newest token of the sequence, so that the executor samples and returns
-    the next token."""
+    """True means that the chunk ends with the newest token of the sequence, so that the executor returns the request's
+    next token, which it samples, or its vector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,13 +324,20 @@ class SampledToken(NamedTuple):
     logprobs: TokenLogprobs | None = None
 
 
+class PooledVector(NamedTuple):
+    request_id: str
+    vector: bytes
+    """The elements in fp32, little-endian."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Result of a plan, from the executor: sampled tokens and durations. Each chunk with `samples` has an entry either
-    in `sampled` or in `failed`. An entry in `failed` holds the request id and the reason why the request's grammar
-    cannot be followed any further."""
+    """Result of a plan, from the executor: sampled tokens, vectors and durations. Each chunk with `samples` has an
+    entry either in `sampled`, in `pooled` or in `failed`. An entry in `failed` holds the request id and the reason why
+    the request's grammar cannot be followed any further."""
 
     sampled: tuple[SampledToken, ...] = ()
+    pooled: tuple[PooledVector, ...] = ()
     failed: tuple[tuple[str, str], ...] = ()
     load_seconds: tuple[float, ...] = ()
     """Duration in seconds of the copy of each adapter in the plan's `loads`."""
@@ -347,3 +378,5 @@ class TokenEvent(NamedTuple):
     adapter_wait: float = 0.0
     """Seconds from the request's arrival until its adapter was in host memory, set in the event that reports the
     admission; 0 if the adapter was there before."""
+    vector: bytes = b""
+    """Vector of a pooled request, as in `PooledVector`, in the event that ends it."""

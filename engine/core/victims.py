@@ -31,7 +31,7 @@ def _cost(state: EngineState, seq: Sequence) -> float:
     per_page = ledger.model.prices.page
     per_token = ledger.prefill_price or 1.0
     saved, copied = seq.num_saved, seq.num_saved
-    if state.config.scheduling.preemption == "swap" and state.host.num_pages:
+    if state.config.scheduling.preemption == "swap" and state.host.num_pages and seq.shares_pages:
         saved = seq.num_computed // size
         copied = saved + (saved - seq.num_saved)
     redo = (seq.num_computed - saved * size) * per_token + copied * per_page

@@ -10,6 +10,7 @@ a given device.
 from __future__ import annotations
 
 import math
+import struct
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from engine.core.types import (
     Admission,
     Launch,
     PageId,
+    PooledVector,
+    Pooling,
     SampledToken,
     StepPlan,
     StepResult,
@@ -32,6 +35,8 @@ from engine.executor.base import Claim, HostAdapter, Report
 from engine.executor.cost import CostModel, LiveSequence, StepWork, measure
 
 TOKEN_MASK = 2**31 - 1
+FAKE_HIDDEN = 8
+"""Elements of a fake vector."""
 HOST_NOISE = 0.3
 """Sigma of the lognormal noise of the host's time for a step, which other threads and processes disturb."""
 
@@ -40,6 +45,15 @@ def fake_token(adapter_hash: AdapterHash | None, seed: int, tokens: list[int], v
     """Return the token id that follows `tokens`: a digest of adapter, seed and tokens, modulo `vocab_size`."""
     text = f"{adapter_hash or ''}/{seed}/{','.join(map(str, tokens))}"
     return int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "little") % vocab_size
+
+
+def fake_vector(adapter_hash: AdapterHash | None, pooling: Pooling, tokens: list[int]) -> bytes:
+    """Return a vector as in `PooledVector`, of FAKE_HIDDEN elements or fewer: a digest of adapter, kind and tokens."""
+    text = f"{adapter_hash or ''}/{pooling.kind.value}/{','.join(map(str, tokens))}"
+    digest = blake2b(text.encode(), digest_size=4 * FAKE_HIDDEN).digest()
+    kept = [number / 2**31 for number in struct.unpack(f"<{FAKE_HIDDEN}i", digest)][: pooling.dimensions or None]
+    length = math.hypot(*kept) if pooling.normalize else 1.0
+    return struct.pack(f"<{len(kept)}f", *(number / length for number in kept))
 
 
 @dataclass(slots=True)
@@ -83,8 +97,8 @@ class FakeExecutor:
         return self.compute(self._submitted.popleft())
 
     def compute(self, plan: StepPlan) -> StepResult:
-        """Execute a plan: release, admit and extend sequences, and sample. Return one token for each chunk that
-        samples, and a load time of 0 seconds for each adapter load."""
+        """Execute a plan: release, admit and extend sequences, and sample or pool. Return one token or vector for each
+        chunk that samples, and a load time of 0 seconds for each adapter load."""
         for request_id in plan.released:
             self.sequences.pop(request_id, None)
         for admission in plan.admitted:
@@ -92,8 +106,13 @@ class FakeExecutor:
             self.sequences[admission.request_id] = FakeSequence(admission, list(admission.tokens), pages)
         for chunk in plan.chunks:
             self.sequences[chunk.request_id].pages.extend(chunk.new_pages)
-        sampled = tuple(self._sample(chunk.request_id) for chunk in plan.chunks if chunk.samples)
-        return StepResult(sampled=sampled, load_seconds=(0.0,) * len(plan.loads))
+        ended = [chunk.request_id for chunk in plan.chunks if chunk.samples]
+        asks = {request_id: self.sequences[request_id].admission.pooling for request_id in ended}
+        return StepResult(
+            sampled=tuple(self._sample(request_id) for request_id in ended if asks[request_id] is None),
+            pooled=tuple(self._pool(request_id, pooling) for request_id, pooling in asks.items() if pooling),
+            load_seconds=(0.0,) * len(plan.loads),
+        )
 
     def fetch(self, plan: StepPlan) -> None:
         """Report every fetch of a plan as done at once, in 0 seconds."""
@@ -114,6 +133,10 @@ class FakeExecutor:
 
     def close(self) -> None:
         """Do nothing: this executor starts no processes."""
+
+    def _pool(self, request_id: str, pooling: Pooling) -> PooledVector:
+        seq = self.sequences[request_id]
+        return PooledVector(request_id, fake_vector(seq.admission.adapter_hash, pooling, seq.tokens))
 
     def _sample(self, request_id: str) -> SampledToken:
         seq = self.sequences[request_id]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,16 @@ Longs = npt.NDArray[np.int64]
 
 UNKNOWN = -1
 """Placeholder in arrays of token ids for a token that the host does not know yet."""
+
+
+class PooledChunk(NamedTuple):
+    """A chunk of a request for a vector: its rows in the step, from `first` to before `end`."""
+
+    request_id: str
+    first: int
+    end: int
+    is_last: bool
+    """True means that the chunk ends the prompt, so that the vector is due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +70,7 @@ class HostBatch:
         block_tables: int32 [num_seqs, blocks of the longest context]; 0 where a sequence has no block.
         sample_rows: int64 [num_samples]. Rows whose logits are wanted.
         sample_ids: id of the request of each of `sample_rows`.
+        pooled: the chunks of requests for vectors.
     """
 
     token_ids: Ints
@@ -71,6 +83,7 @@ class HostBatch:
     segments: SegmentPlan
     sample_rows: Longs
     sample_ids: tuple[str, ...]
+    pooled: tuple[PooledChunk, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -128,6 +141,8 @@ class BatchState:
         self.adapter_slots = np.full(max_seqs, -1, dtype=np.int32)
         self.sampler_slots = np.zeros(max_seqs, dtype=np.int32)
         self._lines: dict[str, int] = {}
+        self._pooled: set[str] = set()
+        """Ids of the running requests for vectors."""
         self._free = list(range(max_seqs - 1, -1, -1))
 
     def __len__(self) -> int:
@@ -139,6 +154,7 @@ class BatchState:
         line = self._lines.pop(request_id, None)
         if line is None:
             return False
+        self._pooled.discard(request_id)
         self.block_tables[line] = 0
         self.num_blocks[line] = 0
         self._free.append(line)
@@ -157,6 +173,8 @@ class BatchState:
         self.adapter_slots[line] = adapter_slot
         self.sampler_slots[line] = sampler_slot
         self._add_pages(line, admission.pages)
+        if admission.pooling is not None:
+            self._pooled.add(admission.request_id)
 
     def append(self, request_id: str, token: int) -> None:
         """Appends a sampled token id to a running request. Drops a token beyond `max_model_len`: it ends its request
@@ -175,6 +193,7 @@ class BatchState:
         for line, chunk in zip(lines, ordered, strict=True):
             self._add_pages(int(line), chunk.new_pages)
         span = _span(ordered)
+        samples = [chunk.samples and chunk.request_id not in self._pooled for chunk in ordered]
         row_lines = np.repeat(lines, span.lengths)
         return HostBatch(
             token_ids=self.tokens[row_lines, span.positions],
@@ -185,8 +204,19 @@ class BatchState:
             contexts=span.contexts,
             block_tables=self.block_tables[lines, : -(-int(span.contexts.max()) // self.block_size)],
             segments=plan_segments(self.adapter_slots[row_lines]),
-            sample_rows=span.query_starts[1:][[chunk.samples for chunk in ordered]] - 1,
-            sample_ids=tuple(chunk.request_id for chunk in ordered if chunk.samples),
+            sample_rows=span.query_starts[1:][samples] - 1,
+            sample_ids=tuple(
+                chunk.request_id for chunk, is_sampled in zip(ordered, samples, strict=True) if is_sampled
+            ),
+            pooled=self._pooled_chunks(ordered, span.query_starts) if self._pooled else (),
+        )
+
+    def _pooled_chunks(self, ordered: Sequence[ScheduledChunk], query_starts: Longs) -> tuple[PooledChunk, ...]:
+        spans = zip(ordered, query_starts[:-1].tolist(), query_starts[1:].tolist(), strict=True)
+        return tuple(
+            PooledChunk(chunk.request_id, first, end, chunk.samples)
+            for chunk, first, end in spans
+            if chunk.request_id in self._pooled
         )
 
     def _row_order(self, chunk: ScheduledChunk) -> tuple[bool, int]:

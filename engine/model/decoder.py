@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine.model.arena import Arena
@@ -50,6 +50,15 @@ class Step:
     lora: LoraStep
 
 
+class StepOutput(NamedTuple):
+    """What a step has computed, valid until the next step is computed: the logits [num_samples, vocab_size] of the
+    sampled rows, and the residual stream [num_rows, hidden_size] of all rows after the last layer, before the final
+    norm."""
+
+    logits: Tensor
+    residual: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Decoder:
     """A model's weights and its forward pass. `embed` is [vocab_size, hidden_size], `inv_freq` fp32 [head_dim / 2],
@@ -71,29 +80,41 @@ class Decoder:
         Args:
             lora: the prepared work of the step's adapters. None means that it is prepared from `batch.segments`.
         """
-        step = self.step(batch, arena, backend, lora or prepare_lora(backend, arena.flat, arena.table, batch.segments))
-        return self.compute(self.embedded(batch), step, batch.sample_rows)
+        return self.run(batch, arena, backend, lora).logits
 
-    def embedded(self, batch: BatchInput) -> Tensor:
-        return F.embedding(batch.token_ids, self.embed)
+    def run(self, batch: BatchInput, arena: Arena, backend: Backend, lora: LoraStep | None = None) -> StepOutput:
+        """Does what `forward` does, and also returns the residual stream of every row."""
+        step = self.step(batch, arena, backend, lora or prepare_lora(backend, arena.flat, arena.table, batch.segments))
+        x = self.embedded(batch)
+        return StepOutput(self.compute(x, step, batch.sample_rows), x)
+
+    def embedded(self, batch: BatchInput, out: Tensor | None = None) -> Tensor:
+        """Returns the embedded rows of a step, [num_rows, hidden_size]: `out`, if it is given."""
+        return torch.index_select(self.embed, 0, batch.token_ids, out=out)
 
     def step(self, batch: BatchInput, arena: Arena, backend: Backend, lora: LoraStep) -> Step:
         turned = angles(batch.positions, self.inv_freq, self.spec.rope.attention_factor)
         return Step(turned, batch.attention, arena, backend, lora)
 
     def compute(self, x: Tensor, step: Step, sample_rows: Tensor | None) -> Tensor:
-        """Runs all layers over the embedded rows `x` ([num_rows, hidden_size], changed in place) and writes their K and
-        V to the arena. Returns the logits [num_samples, vocab_size] of `sample_rows`; None means all rows."""
+        """Runs all layers over the embedded rows `x` ([num_rows, hidden_size]) and writes their K and V to the arena.
+        `x` becomes the residual stream after the last layer. Returns the logits [num_samples, vocab_size] of
+        `sample_rows`; None means all rows."""
         pointwise, eps, delta = step.backend.pointwise, self.spec.rms_norm_eps, None
         for layer in self.layers:
             step.arena.copies.wait(layer.index)
             delta = self._attend(layer, pointwise.add_norm(x, delta, layer.input_norm, eps), step)
             delta = self._feed_forward(layer, pointwise.add_norm(x, delta, layer.post_norm, eps), step)
-        if sample_rows is not None and not len(sample_rows):
-            return x.new_empty(0, self.spec.vocab_size)
-        if sample_rows is not None:
-            x, delta = x[sample_rows], None if delta is None else delta[sample_rows]
-        return self.head(pointwise.add_norm(x, delta, self.norm, eps))
+        # Of all rows: the residual stream must be complete where vectors are pooled from it, and this takes one launch
+        # less than selecting the sampled rows of both summands.
+        rows = pointwise.add_norm(x, delta, self.norm, eps)
+        if sample_rows is None:
+            return self.head(rows)
+        return self.head(rows[sample_rows]) if len(sample_rows) else x.new_empty(0, self.spec.vocab_size)
+
+    def final_norm(self, x: Tensor, backend: Backend) -> Tensor:
+        """Returns the hidden states [num_rows, hidden_size], as the head reads them, of rows of the residual stream."""
+        return backend.pointwise.add_norm(x, None, self.norm, self.spec.rms_norm_eps)
 
     def _attend(self, layer: Layer, x: Tensor, step: Step) -> Tensor:
         qkv = step.lora.add(layer.qkv(x), x, layer.index, self.groups.qkv)

@@ -120,7 +120,7 @@ def graph_bytes(
         + 4 * room.parts * spec.heads * (spec.head_dim + 2)
         + 4 * MAX_PARTS * rows * MAX_RANK
         + 4 * max(shape.size for shape in shapes)
-        + max_seqs * spec.vocab_size * dtype.itemsize
+        + (max_seqs * spec.vocab_size + rows * spec.hidden_size) * dtype.itemsize
     )
     plans = 4 * (6 * room.items + 3 * room.rows + 2) * len(set(spec.windows))
     graphs = num_graphs(shapes, tunings.lora) * GRAPH_BYTES
@@ -132,7 +132,7 @@ def _pool_bytes(spec: ModelSpec, dtype: torch.dtype, rows: int, samples: int) ->
     """Upper bound, in bytes, of the memory pool that captured CUDA graphs share: the largest step's intermediates,
     assuming that none is freed before its layer ends. Graphs of smaller steps reuse the pool."""
     layer = 5 * spec.hidden_size + 2 * spec.query_width + 2 * spec.kv_width + 3 * spec.intermediate_size
-    angles, last = 6 * 4 * spec.head_dim, samples * (2 * spec.hidden_size + spec.vocab_size) * dtype.itemsize
+    angles, last = 6 * 4 * spec.head_dim, samples * (spec.hidden_size + spec.vocab_size) * dtype.itemsize
     return rows * (layer * dtype.itemsize + angles) + last
 
 

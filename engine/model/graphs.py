@@ -19,11 +19,10 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from engine.model.arena import Arena
 from engine.model.batch import BatchInput, HostBatch, known_ids
-from engine.model.decoder import Decoder
+from engine.model.decoder import Decoder, StepOutput
 from engine.model.lora import LoraStep
 from engine.model.rungs import has_long, num_graphs, step_shapes
 from engine.model.sampling import SlotSampler
@@ -119,6 +118,7 @@ class StepGraphs:
         self._block = torch.zeros(max(shape.size for shape in shapes), dtype=torch.int32, device=device)
         self._host_blocks = cycle((HostSteps(shapes, device), HostSteps(shapes, device)))
         self._logits = torch.zeros(max_seqs, spec.vocab_size, dtype=arena.pages.dtype, device=device)
+        self._residual = torch.zeros(shapes[0].rows, spec.hidden_size, dtype=arena.pages.dtype, device=device)
         self._query_starts = torch.arange(max_seqs + 1, dtype=torch.int32, device=device)
         self._sums = make_sums(shapes[0].rows, device)
         chunk_rows = max((shape.rows for shape in shapes if shape.chunk_seqs), default=0)
@@ -148,16 +148,15 @@ class StepGraphs:
         return None if is_scaled else rungs[index]
 
     @torch.inference_mode()
-    def launch(self, batch: HostBatch, rung: Rung) -> Tensor:
-        """Uploads a step, pads it to the rung that `find` returned for it, and replays its graph. Returns the logits of
-        the rows that are sampled from, [num_samples, vocab_size], which are valid until the next step. The host does
-        not wait, and may begin the next step at once."""
+    def launch(self, batch: HostBatch, rung: Rung) -> StepOutput:
+        """Uploads a step, pads it to the rung that `find` returned for it, and replays its graph. The host does not
+        wait, and may begin the next step at once."""
         arena = self._parts.arena
         has_adapters = bool(arena.table.max_ranks[batch.segments.adapter_slots].any())
         self._upload(rung, batch, has_adapters)
         arena.copies.wait(self._parts.decoder.spec.layers - 1)
         self._graph(rung, batch, has_adapters)()
-        return self._logits[: len(batch.sample_ids)]
+        return StepOutput(self._logits[: len(batch.sample_ids)], self._residual[: batch.num_rows])
 
     def _graph(self, rung: Rung, batch: HostBatch, has_adapters: bool) -> Replay:
         if not has_adapters:
@@ -214,13 +213,15 @@ class StepGraphs:
         return Rung(shape, workspace, record(None), with_adapters, long)
 
     def _step(self, fields: StepFields, batch: BatchInput, lora: LoraStep) -> None:
-        """Computes a step's logits into `_logits`, while it is recorded. No launch depends on contents of device
-        memory."""
+        """Computes a step's logits into `_logits` and its residual stream in `_residual`, while it is recorded. No
+        launch depends on contents of device memory."""
         parts = self._parts
         ids = known_ids(fields.token_ids, fields.sampler_slots, parts.sampler.last_tokens)
         # A batch of its own for each call, because attention is planned once for each batch.
         batch = replace(batch, token_ids=ids, attention=replace(batch.attention))
-        logits = parts.decoder.forward(batch, parts.arena, parts.backend, lora)
+        x = parts.decoder.embedded(batch, self._residual[: len(ids)])
+        step = parts.decoder.step(batch, parts.arena, parts.backend, lora)
+        logits = parts.decoder.compute(x, step, batch.sample_rows)
         # Copied out of the pool, where otherwise every graph would need room for results of its own.
         self._logits[: len(logits)].copy_(logits)
 

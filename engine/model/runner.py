@@ -30,6 +30,7 @@ from engine.model.memory import Progress, count_host_pages, count_pages, pick_de
 from engine.model.packing import Packer, load_ahead
 from engine.model.peft_dora import base_linears
 from engine.model.peft_loader import TargetShapes
+from engine.model.pooler import Pooler
 from engine.model.sampling import Sample, make_sampler
 from engine.model.spec import ModelSpec, read_spec
 from engine.model.steps import Steps, forward_over, plan_graphs
@@ -104,6 +105,12 @@ class ModelRunner:
         )
         self._host_pages = HostPages(saved_pages, self.device)
         self._batch = BatchState(config.max_seqs, self.max_model_len, config.block_size)
+        self._pooler = Pooler(
+            lambda rows: self._decoder.final_norm(rows, self.backend),
+            self.spec.hidden_size,
+            config.max_seqs,
+            self.device,
+        )
         self._sampler = make_sampler(self.spec.vocab_size, self.device, self.spec.eos_token_ids, config.max_seqs)
         self.captured = graphs.capture(self._decoder, self._arena, self._sampler, progress) if graphs else None
         captured = self.captured.graphs if self.captured else None
@@ -111,6 +118,7 @@ class ModelRunner:
         self._steps = Steps(forward, self._sampler.last_tokens, captured)
         if self.device.type == "cuda":
             limits = StepLimits(config.max_seqs, config.token_budget, self.max_model_len)
+            self._pooler.warm_up(self.dtype)
             warm_up(self.spec, self._steps, self._sampler, self._arena, limits, progress)
         self._clock: WorkClock = CudaClock() if self.device.type == "cuda" else HostClock()
         self._submitted: deque[SubmittedStep] = deque()
@@ -179,12 +187,13 @@ class ModelRunner:
         rung = self._steps.find(batch) if batch else None
         launched = batch is not None and rung is None
         launch = Launch(self._is_idle(), time.perf_counter() - started)
-        logits = self._steps.compute(batch, rung) if batch else None
+        output = self._steps.compute(batch, rung) if batch else None
         if not launched:
             launch = Launch(self._is_idle(), time.perf_counter() - started)
-        sample = self._sample(logits, batch.sample_ids) if batch and logits is not None else None
+        sample = self._sample(output.logits, batch.sample_ids) if batch and output else None
+        vectors = self._pooler.start(output.residual, batch.pooled) if batch and output and batch.pooled else None
         self._arena.copies.close()
-        self._submitted.append(SubmittedStep(sample, begun, self._clock.mark(), launched))
+        self._submitted.append(SubmittedStep(sample, begun, self._clock.mark(), launched, vectors=vectors))
         return launch
 
     def _is_idle(self) -> bool:
@@ -222,6 +231,7 @@ class ModelRunner:
         seconds = self._clock.seconds(step.begun, step.ended)
         return StepResult(
             sampled=tuple(token for token in step.tokens if token.request_id not in step.failed),
+            pooled=step.vectors.read() if step.vectors else (),
             failed=tuple(step.failed.items()),
             load_seconds=self._arena.copies.finish(),
             seconds=seconds if self.overlaps else None,
@@ -271,6 +281,7 @@ class ModelRunner:
         if self._batch.release(request_id):
             self._sampler.remove(request_id)
             self._grammars.remove(request_id)
+            self._pooler.remove(request_id)
         for step in self._submitted:
             step.released.add(request_id)
 
@@ -284,6 +295,8 @@ class ModelRunner:
         self._batch.admit(
             admission, self._arena.adapter_slot(admission.adapter_hash), int(self._sampler.slots([name])[0])
         )
+        if admission.pooling is not None:
+            self._pooler.add(name, admission.pooling, len(admission.tokens))
 
 
 def stores_fp8(adapter_dtype: str, device: torch.device, dtype: torch.dtype) -> bool:

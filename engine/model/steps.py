@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.config import EngineConfig
 from engine.model.arena import Arena, PageShape
 from engine.model.batch import BatchInput, HostBatch
-from engine.model.decoder import Decoder
+from engine.model.decoder import Decoder, StepOutput
 from engine.model.spec import ModelSpec
 from lora_kernels.backend import Backend
 
@@ -21,13 +21,12 @@ if TYPE_CHECKING:
     from engine.model.graphs import Rung, StepGraphs
     from lora_kernels.cpu.numba_backend import NumbaBackend
 
-Forward = Callable[[BatchInput], Tensor]
-"""Computes the logits of a step's sampled rows, like `Decoder.forward`. They are valid until the next step is
-computed."""
+Forward = Callable[[BatchInput], StepOutput]
+"""Computes a step, like `Decoder.run`."""
 
 
 class Steps:
-    """Computes the logits of steps.
+    """Computes steps up to their logits.
 
     Args:
         last_tokens: int64 [max_seqs], on the device: the last sampled token of each of the sampler's slots.
@@ -40,10 +39,9 @@ class Steps:
         self._graphs = graphs
 
     @torch.inference_mode()
-    def compute(self, batch: HostBatch, rung: Rung | None) -> Tensor:
-        """Computes a step, by replaying the captured one that `find` returned for it. Returns the logits of its sampled
-        rows, in the order of `batch.sample_ids`, which are valid until the next step is computed. On a GPU the host
-        does not wait."""
+    def compute(self, batch: HostBatch, rung: Rung | None) -> StepOutput:
+        """Computes a step, by replaying the captured one that `find` returned for it. The logits are in the order of
+        `batch.sample_ids`. On a GPU the host does not wait."""
         if self._graphs is not None and rung is not None:
             return self._graphs.launch(batch, rung)
         return self._forward(batch.to_device(self._last_tokens))
@@ -61,8 +59,8 @@ def forward_over(decoder: Decoder, arena: Arena, backend: Backend) -> Forward:
         from engine.model.taped import TapedDecoder, can_tape  # its import compiles kernels, as its backend's does
 
         if can_tape(decoder):
-            return TapedDecoder(decoder, arena, cast("NumbaBackend", backend)).forward
-    return partial(decoder.forward, arena=arena, backend=backend)
+            return TapedDecoder(decoder, arena, cast("NumbaBackend", backend)).run
+    return partial(decoder.run, arena=arena, backend=backend)
 
 
 def plan_graphs(

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from engine.core.types import SampledToken
+from engine.model.pooler import Vectors
 from engine.model.sampling import Sample
 
 Mark = Any
@@ -68,6 +69,7 @@ class SubmittedStep:
         released: ids of requests released after the step was submitted. A token for such an id must be dropped, because
             another request may have the id by now.
         tokens: the sampled tokens, once they have been read (`is_read`).
+        vectors: the step's vectors, which may be read once the device has passed `ended`. None: it completes none.
         failed: id -> reason for the requests whose grammars these tokens cannot continue, once they have been read.
     """
 
@@ -79,6 +81,7 @@ class SubmittedStep:
     tokens: tuple[SampledToken, ...] = ()
     failed: dict[str, str] = field(default_factory=dict)
     is_read: bool = False
+    vectors: Vectors | None = None
 
     def read(self) -> tuple[SampledToken, ...]:
         """Waits for the sampled tokens, and returns and keeps them; empty if the step samples none."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.model.arena import Arena
 from engine.model.batch import BatchInput
-from engine.model.decoder import Decoder, Step
+from engine.model.decoder import Decoder, Step, StepOutput
 from engine.model.lora import prepare_lora
 from engine.model.rope import Angles
 from lora_kernels.cpu.numba_backend import NumbaBackend
@@ -26,7 +26,8 @@ MAX_TAPES = 256
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A tape with its inputs (embedded rows, angles, and the slots where K and V go) and its output, the logits."""
+    """A tape with its inputs (embedded rows, angles, and the slots where K and V go) and its outputs: the logits, and
+    in `x` the residual stream."""
 
     tape: Tape
     x: Tensor
@@ -34,14 +35,13 @@ class Recorded:
     kv_slots: Tensor
     logits: Tensor
 
-    def replay(self, x: Tensor, step: Step, backend: NumbaBackend) -> Tensor:
+    def replay(self, x: Tensor, step: Step, backend: NumbaBackend) -> None:
         self.x.copy_(x)
         self.angles.cos.copy_(step.angles.cos)
         self.angles.sin.copy_(step.angles.sin)
         self.kv_slots.copy_(step.attention.kv_slots)
         backend.renew(self.tape, step.attention, step.lora.prepared)
         self.tape.play()
-        return self.logits
 
 
 class TapedDecoder:
@@ -55,24 +55,25 @@ class TapedDecoder:
         self._workspace = Workspace()
         self._tapes: dict[tuple[int, bool], Recorded] = {}
 
-    def forward(self, batch: BatchInput) -> Tensor:
-        """Computes logits like `Decoder.forward`; they are valid until the next call. A decode-only step without DoRA
+    def run(self, batch: BatchInput) -> StepOutput:
+        """Computes a step like `Decoder.run`; its output is valid until the next call. A decode-only step without DoRA
         is played from its tape, or recorded if there is none for its number of rows, with or without adapters; other
         steps are computed without tapes."""
         arena, backend = self._arena, self._backend
         lora = prepare_lora(backend, arena.flat, arena.table, batch.segments)
         if batch.sample_rows is not None or lora.scales is not None:
-            return self._decoder.forward(batch, arena, backend, lora)
+            return self._decoder.run(batch, arena, backend, lora)
         x, step = self._decoder.embedded(batch), self._decoder.step(batch, arena, backend, lora)
         key = len(x), lora.prepared is not None
         recorded = self._tapes.pop(key, None)
         if recorded is not None:
             self._tapes[key] = recorded
-            return recorded.replay(x, step, backend)
+            recorded.replay(x, step, backend)
+            return StepOutput(recorded.logits, recorded.x)
         if len(self._tapes) == MAX_TAPES:
             del self._tapes[next(iter(self._tapes))]
         self._tapes[key] = recorded = self._record(x, step)
-        return recorded.logits
+        return StepOutput(recorded.logits, recorded.x)
 
     def _record(self, x: Tensor, step: Step) -> Recorded:
         tape, logits = record(partial(self._decoder.compute, x, step, None), self._workspace)

@@ -144,8 +144,8 @@ def _run(steps: Steps, sampler: SlotSampler, step: PaddedStep, adapter_slot: int
     sampler.add(NAME, step.params, (0,), 1)
     try:
         batch = _padding(step, adapter_slot, block_size)
-        logits = steps.compute(batch, steps.find(batch))
-        sampler.start(logits, (NAME,))
+        output = steps.compute(batch, steps.find(batch))
+        sampler.start(output.logits, (NAME,))
     finally:
         sampler.remove(NAME)
 

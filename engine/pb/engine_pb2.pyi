@@ -25,6 +25,7 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_ABORT: _ClassVar[FinishReason]
     FINISH_REASON_ERROR: _ClassVar[FinishReason]
+    FINISH_REASON_POOLED: _ClassVar[FinishReason]
 
 class AdapterTier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -41,6 +42,7 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_ABORT: FinishReason
 FINISH_REASON_ERROR: FinishReason
+FINISH_REASON_POOLED: FinishReason
 ADAPTER_TIER_DISK: AdapterTier
 ADAPTER_TIER_HOST: AdapterTier
 ADAPTER_TIER_DEVICE: AdapterTier
@@ -60,7 +62,7 @@ class Command(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "prompt", "params", "adapter", "lane", "priority", "tenant", "weight", "deadline_seconds", "ttft_seconds", "itl_seconds", "whole", "expected_tokens", "cache_salt", "origin", "produced", "moves", "suspect", "prefix_keys")
+    __slots__ = ("request_id", "prompt", "params", "adapter", "lane", "priority", "tenant", "weight", "deadline_seconds", "ttft_seconds", "itl_seconds", "whole", "expected_tokens", "cache_salt", "pooling", "origin", "produced", "moves", "suspect", "prefix_keys")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +77,7 @@ class Submit(_message.Message):
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     PRODUCED_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
@@ -94,12 +97,29 @@ class Submit(_message.Message):
     whole: bool
     expected_tokens: int
     cache_salt: str
+    pooling: Pooling
     origin: Origin
     produced: _containers.RepeatedScalarFieldContainer[int]
     moves: int
     suspect: bool
     prefix_keys: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., adapter: _Optional[str] = ..., lane: _Optional[_Union[Lane, str]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., deadline_seconds: _Optional[float] = ..., ttft_seconds: _Optional[float] = ..., itl_seconds: _Optional[float] = ..., whole: _Optional[bool] = ..., expected_tokens: _Optional[int] = ..., cache_salt: _Optional[str] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., produced: _Optional[_Iterable[int]] = ..., moves: _Optional[int] = ..., suspect: _Optional[bool] = ..., prefix_keys: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., adapter: _Optional[str] = ..., lane: _Optional[_Union[Lane, str]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., deadline_seconds: _Optional[float] = ..., ttft_seconds: _Optional[float] = ..., itl_seconds: _Optional[float] = ..., whole: _Optional[bool] = ..., expected_tokens: _Optional[int] = ..., cache_salt: _Optional[str] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., produced: _Optional[_Iterable[int]] = ..., moves: _Optional[int] = ..., suspect: _Optional[bool] = ..., prefix_keys: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Pooling(_message.Message):
+    __slots__ = ("kind", "dimensions", "normalize")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_LAST: _ClassVar[Pooling.Kind]
+        KIND_MEAN: _ClassVar[Pooling.Kind]
+    KIND_LAST: Pooling.Kind
+    KIND_MEAN: Pooling.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    kind: Pooling.Kind
+    dimensions: int
+    normalize: bool
+    def __init__(self, kind: _Optional[_Union[Pooling.Kind, str]] = ..., dimensions: _Optional[int] = ..., normalize: _Optional[bool] = ...) -> None: ...
 
 class Origin(_message.Message):
     __slots__ = ("id", "request_id", "key", "model", "adapter", "reserved_tokens")
@@ -181,7 +201,7 @@ class StepEvents(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[TokenEvent, _Mapping]]] = ...) -> None: ...
 
 class TokenEvent(_message.Message):
-    __slots__ = ("request_id", "token_ids", "logprobs", "finish_reason", "cached_tokens", "error_code", "error", "retry_after_seconds", "device_seconds", "wait_seconds", "adapter_wait_seconds")
+    __slots__ = ("request_id", "token_ids", "logprobs", "finish_reason", "cached_tokens", "error_code", "error", "retry_after_seconds", "device_seconds", "wait_seconds", "adapter_wait_seconds", "vector")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -193,6 +213,7 @@ class TokenEvent(_message.Message):
     DEVICE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    VECTOR_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
@@ -204,7 +225,8 @@ class TokenEvent(_message.Message):
     device_seconds: float
     wait_seconds: float
     adapter_wait_seconds: float
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., cached_tokens: _Optional[int] = ..., error_code: _Optional[str] = ..., error: _Optional[str] = ..., retry_after_seconds: _Optional[float] = ..., device_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., adapter_wait_seconds: _Optional[float] = ...) -> None: ...
+    vector: bytes
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., cached_tokens: _Optional[int] = ..., error_code: _Optional[str] = ..., error: _Optional[str] = ..., retry_after_seconds: _Optional[float] = ..., device_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., adapter_wait_seconds: _Optional[float] = ..., vector: _Optional[bytes] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_ids", "top_logprobs")
@@ -221,7 +243,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class EngineInfo(_message.Message):
-    __slots__ = ("model", "model_hash", "architecture", "device", "dtype", "backend", "max_model_len", "vocab_size", "num_pages", "block_size", "max_seqs", "page_bytes", "life", "previous", "protocol", "share_prefixes")
+    __slots__ = ("model", "model_hash", "architecture", "device", "dtype", "backend", "max_model_len", "vocab_size", "num_pages", "block_size", "max_seqs", "page_bytes", "life", "previous", "protocol", "share_prefixes", "hidden_size")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_HASH_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -238,6 +260,7 @@ class EngineInfo(_message.Message):
     PREVIOUS_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SHARE_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     model: str
     model_hash: str
     architecture: str
@@ -254,7 +277,8 @@ class EngineInfo(_message.Message):
     previous: PreviousLife
     protocol: int
     share_prefixes: bool
-    def __init__(self, model: _Optional[str] = ..., model_hash: _Optional[str] = ..., architecture: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., backend: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., block_size: _Optional[int] = ..., max_seqs: _Optional[int] = ..., page_bytes: _Optional[int] = ..., life: _Optional[str] = ..., previous: _Optional[_Union[PreviousLife, _Mapping]] = ..., protocol: _Optional[int] = ..., share_prefixes: _Optional[bool] = ...) -> None: ...
+    hidden_size: int
+    def __init__(self, model: _Optional[str] = ..., model_hash: _Optional[str] = ..., architecture: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., backend: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., block_size: _Optional[int] = ..., max_seqs: _Optional[int] = ..., page_bytes: _Optional[int] = ..., life: _Optional[str] = ..., previous: _Optional[_Union[PreviousLife, _Mapping]] = ..., protocol: _Optional[int] = ..., share_prefixes: _Optional[bool] = ..., hidden_size: _Optional[int] = ...) -> None: ...
 
 class PreviousLife(_message.Message):
     __slots__ = ("life", "crashed", "request_ids")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol, Self
 
 from engine.core.types import TokenEvent
@@ -33,7 +33,7 @@ class EventStream(Protocol):
     """Async iterator over the events of one request. Each item lists all events that have arrived since the previous
     one; the last event carries a finish_reason."""
 
-    def __aiter__(self) -> Self: ...
+    def __aiter__(self) -> AsyncIterator[list[TokenEvent]]: ...
 
     async def __anext__(self) -> list[TokenEvent]:
         """Wait for events and return all that came. Raises EngineUnavailable if the engine is lost before the last

@@ -9,6 +9,8 @@ from engine.core.types import (
     Lane,
     LaneMode,
     Origin,
+    Pooling,
+    PoolingKind,
     Refusal,
     Request,
     SamplingParams,
@@ -28,6 +30,7 @@ _FINISH: dict[FinishReason | None, pb.FinishReason] = {
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
     FinishReason.ABORT: pb.FINISH_REASON_ABORT,
     FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+    FinishReason.POOLED: pb.FINISH_REASON_POOLED,
 }
 LANES = {Lane.INTERACTIVE: pb.LANE_INTERACTIVE, Lane.BATCH: pb.LANE_BATCH}
 LANE_MODES = {
@@ -35,6 +38,7 @@ LANE_MODES = {
     LaneMode.PAUSED: pb.LANE_MODE_PAUSED,
     LaneMode.DRAINING: pb.LANE_MODE_DRAINING,
 }
+_POOLING = {PoolingKind.LAST: pb.Pooling.KIND_LAST, PoolingKind.MEAN: pb.Pooling.KIND_MEAN}
 _FINISH_BACK = {number: reason for reason, number in _FINISH.items()}
 
 
@@ -109,7 +113,19 @@ def request_to_pb(request: Request) -> pb.Submit:
         moves=request.moves,
         suspect=request.suspect,
         cache_salt=request.cache_salt,
+        pooling=_pooling_to_pb(request.pooling),
     )
+
+
+def _pooling_to_pb(pooling: Pooling | None) -> pb.Pooling | None:
+    if pooling is None:
+        return None
+    return pb.Pooling(kind=_POOLING[pooling.kind], dimensions=pooling.dimensions, normalize=pooling.normalize)
+
+
+def _pooling_from_pb(message: pb.Pooling) -> Pooling:
+    kind = next(kind for kind, number in _POOLING.items() if number == message.kind)
+    return Pooling(kind, message.dimensions, message.normalize)
 
 
 def origin_to_pb(origin: Origin) -> pb.Origin:
@@ -154,6 +170,7 @@ def request_from_pb(message: pb.Submit, arrival: float) -> Request:
         suspect=message.suspect,
         expected_tokens=message.expected_tokens if message.HasField("expected_tokens") else None,
         cache_salt=message.cache_salt,
+        pooling=_pooling_from_pb(message.pooling) if message.HasField("pooling") else None,
     )
 
 
@@ -170,6 +187,7 @@ def event_to_pb(event: TokenEvent) -> pb.TokenEvent:
         error=event.refusal.message if event.refusal else "",
         retry_after_seconds=event.refusal.retry_after if event.refusal else None,
         device_seconds=event.device_seconds,
+        vector=event.vector,
     )
 
 
@@ -187,6 +205,7 @@ def event_from_pb(message: pb.TokenEvent) -> TokenEvent:
         adapter_wait=message.adapter_wait_seconds,
         refusal=_refusal_from_pb(message) if message.error_code else None,
         device_seconds=message.device_seconds,
+        vector=message.vector,
     )
 
 

@@ -15,10 +15,11 @@ from gateway.core.lanes import requested_lane
 from gateway.core.tenants import Tenant
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.openai.convert import extensions
+from gateway.openai.render import WholeAnswer, whole_answer
 from gateway.openai.structured import schema_grammar
 from gateway.openai.tools import tool_call_reader
 from gateway.requests.service import Gateway
-from gateway.requests.types import Admitted, GenerateRequest
+from gateway.requests.types import Admitted, GenerateRequest, Generation
 
 FORMAT = "output_config.format"
 
@@ -33,6 +34,9 @@ class MessageCall(Struct, frozen=True):
 
     def envelope(self, admitted: Admitted) -> MessageRenderer:
         return MessageRenderer(admitted, self.reader)
+
+    async def whole(self, generation: Generation) -> WholeAnswer:
+        return await whole_answer(self.envelope(generation.admitted), generation)
 
 
 def message_call(

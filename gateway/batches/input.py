@@ -16,6 +16,9 @@ from gateway.batches.record import BatchError
 from gateway.core.errors import MAX_QUOTED, ApiError
 from gateway.core.routing import Catalog, ModelQuery, Target, resolve
 from gateway.core.tenants import Tenant, UnknownFields
+from gateway.embeddings.parse import embeddings_request
+from gateway.embeddings.parse import parse as parse_pooled
+from gateway.embeddings.schema import EmbeddingsRequest
 from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.parse import invalid_field, parse
 from gateway.openai.schema import ChatRequest, CompletionRequest
@@ -117,10 +120,16 @@ def _response(text: Raw, unknown: UnknownFields) -> tuple[LineBody, GenerateRequ
         return body, response_request(body, "")
 
 
+def _embeddings(text: Raw, unknown: UnknownFields) -> tuple[LineBody, GenerateRequest]:
+    body = parse_pooled(text, EmbeddingsRequest, unknown)
+    return body, embeddings_request(body, "")
+
+
 READERS: Mapping[str, BodyParser] = {
     "/v1/chat/completions": _chat,
     "/v1/completions": _completion,
     "/v1/responses": _response,
+    "/v1/embeddings": _embeddings,
 }
 """Functions that parse and check the bodies of lines, by endpoint."""
 

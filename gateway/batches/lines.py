@@ -15,14 +15,15 @@ from gateway.batches.lease import Lease
 from gateway.core.errors import Fault, unavailable
 from gateway.core.tenants import KeyHolders, KeyLapse, Principal, Tenant
 from gateway.core.trace_context import Ingress
+from gateway.embeddings.calls import PooledCall, embeddings_call
 from gateway.openai.calls import CALLS, ApiCall
 from gateway.requests.service import Gateway
 from gateway.responses.calls import ResponseCall, response_call
 from gateway.responses.parse import own_names
 
-LineParser = Callable[[Gateway, Tenant, bytes, str, Ingress], ApiCall | ResponseCall]
+LineParser = Callable[[Gateway, Tenant, bytes, str, Ingress], ApiCall | ResponseCall | PooledCall]
 
-PARSERS: Mapping[str, LineParser] = {**CALLS, "/v1/responses": response_call}
+PARSERS: Mapping[str, LineParser] = {**CALLS, "/v1/responses": response_call, "/v1/embeddings": embeddings_call}
 """Parsers of the bodies of lines, by endpoint."""
 FIELD_NAMES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {"/v1/responses": own_names}
 """Context managers that put an endpoint's own names of fields into errors, for endpoints that have such names."""
@@ -61,10 +62,8 @@ class LineRunner:
         with FIELD_NAMES.get(endpoint, nullcontext)():
             async with self.gateway.generate(principal, request) as generation:
                 begun()
-                chunks = [chunk async for chunk in generation]
-        usage = chunks[-1].usage
-        assert usage is not None, "the last chunk carries it"
-        return completed_answer(name, call.envelope(generation.admitted).complete(chunks), usage)
+                answer, usage = await call.whole(generation)
+        return completed_answer(name, answer, usage)
 
     @property
     def _age(self) -> float:

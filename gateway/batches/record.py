@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.core.errors import ApiError, Fault, invalid_request
 
-BatchEndpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+BatchEndpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 Outcome = Literal["completed", "expired", "cancelled"]
 

@@ -67,12 +67,15 @@ class Dispatch:
     def ask_for(self, request: Request, session: str, *, share_prefixes: bool) -> Ask:
         """Return what the router has to know about a request."""
         adapter_hash, expected = request.adapter_hash, request.expected_tokens
+        keys: tuple[int, ...] = ()  # a request for a vector finds and leaves no prefixes
+        if request.pooling is None:
+            keys = prefix_keys(request.prompt_ids, adapter_hash, realm_of(request, share_prefixes=share_prefixes))
         return Ask(
             prompt_tokens=len(request.prompt_ids) + len(request.produced),
             lane=request.lane,
             adapter_hash=adapter_hash,
             adapter_bytes=self._sizes.get(adapter_hash or "", 0),
-            prefix_keys=prefix_keys(request.prompt_ids, adapter_hash, realm_of(request, share_prefixes=share_prefixes)),
+            prefix_keys=keys,
             session=session or None,
             tenant=request.tenant,
             output_tokens=request.params.max_tokens if expected is None else expected,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from importlib.metadata import version
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,6 +21,7 @@ from gateway.core.part import ApiSurface, serves_path
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Authenticator, Principal, Tenant
 from gateway.core.trace_context import Ingress, session_from, trace_context_from
+from gateway.embeddings.calls import embeddings_call, rerank_call, score_call
 from gateway.files.service import Files
 from gateway.http.admin import AdminApi
 from gateway.http.admin_batches import AdminBatchesApi
@@ -34,7 +36,7 @@ from gateway.http.openapi.operations import OPERATIONS
 from gateway.http.responses import OwnNames
 from gateway.http.root import GrpcAddressOf, RootApi
 from gateway.http.scrape import MetricsAccess, ScrapeApi
-from gateway.http.stream import GenerationCall, GenerationResponse, json_response
+from gateway.http.stream import GenerationCall, GenerationResponse, WholeCall, WholeResponse, json_response
 from gateway.http.time_limits import with_time_limits
 from gateway.http.tokens import TokensApi
 from gateway.observe.metrics import Metrics
@@ -51,8 +53,9 @@ from gateway.usage.report import UsageAdmin
 MAX_BODY_BYTES = 8 * 2**20
 PING_SECONDS = 10.0
 
-Understanding = Callable[[Gateway, Tenant, bytes, str, Ingress], GenerationCall]
-"""Parser of the body of a request for a generation."""
+Call = TypeVar("Call", bound=WholeCall)
+Understanding = Callable[[Gateway, Tenant, bytes, str, Ingress], Call]
+"""Parser of the body of a request."""
 
 
 def create_app(
@@ -144,6 +147,10 @@ class HttpApi:
             Route("/v1/completions", AsgiEndpoint(self.completions), methods=post),
             Route("/v1/responses", AsgiEndpoint(self.response), methods=post),
             Route("/v1/messages", AsgiEndpoint(self.message), methods=post),
+            Route("/v1/embeddings", AsgiEndpoint(self.embeddings), methods=post),
+            Route("/v1/rerank", AsgiEndpoint(self.rerank), methods=post),
+            Route("/v1/score", AsgiEndpoint(self.score), methods=post),
+            Route("/score", AsgiEndpoint(self.score), methods=post),
             Route("/v1/models", self.models, methods=get),
             Route("/v1/models/{name:path}", self.model, methods=get),
             *self._tokens.routes(),
@@ -171,6 +178,15 @@ class HttpApi:
 
     async def message(self, request: Request) -> GenerationResponse:
         return await self._generation(request, message_call)
+
+    async def embeddings(self, request: Request) -> WholeResponse:
+        return (await self._begun(request, embeddings_call))[1]
+
+    async def rerank(self, request: Request) -> WholeResponse:
+        return (await self._begun(request, rerank_call))[1]
+
+    async def score(self, request: Request) -> WholeResponse:
+        return (await self._begun(request, score_call))[1]
 
     async def models(self, request: Request) -> Response:
         cards = self._gateway.models.cards(self._tenant(request).tenant)
@@ -214,7 +230,13 @@ class HttpApi:
     async def openapi(self, request: Request) -> Response:
         return json_response(self._document)
 
-    async def _generation(self, request: Request, understood: Understanding) -> GenerationResponse:
+    async def _generation(self, request: Request, understood: Understanding[GenerationCall]) -> GenerationResponse:
+        call, whole = await self._begun(request, understood)
+        return GenerationResponse(whole, call, self._ping_seconds)
+
+    async def _begun(self, request: Request, understood: Understanding[Call]) -> tuple[Call, WholeResponse]:
+        """Authenticate the caller, wait for the tenant's turn and parse the body. Return the parsed request, and the
+        response that runs it."""
         arrived = time.monotonic()
         with self._arriving(request) as arrival:
             principal = arrival.identify(self._authenticate(request))
@@ -222,7 +244,7 @@ class HttpApi:
             await self._gateway.turns.take(principal.tenant.name)
             call = understood(self._gateway, principal.tenant, body, request_id(request), arrival.ingress)
             limited = with_time_limits(call.request, request.scope, time.monotonic() - arrived)
-        return GenerationResponse(self._gateway, principal, call, limited, self._ping_seconds)
+        return call, WholeResponse(self._gateway, principal, call, limited)
 
     def _model(self, card: ModelCard) -> Json:
         """Return a model's entry in OpenAI's model list. `root` is the adapter's name for an alias and the base model's

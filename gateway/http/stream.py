@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gateway.core.errors import ApiError, internal
 from gateway.core.tenants import Principal
-from gateway.openai.render import Renderer, encode_json
+from gateway.openai.render import Renderer, WholeAnswer, encode_json
 from gateway.requests.service import Gateway
 from gateway.requests.types import Admitted, GenerateRequest, Generation, TokenUsage
 
@@ -28,11 +28,18 @@ STREAM_HEADERS = {
 }
 
 
-class GenerationCall(Protocol):
-    """A parsed request of any protocol, and how its response is rendered."""
+class WholeCall(Protocol):
+    """A parsed request of any protocol, and how its complete response is rendered."""
 
     @property
     def request(self) -> GenerateRequest: ...
+
+    async def whole(self, generation: Generation) -> WholeAnswer:
+        """Run the request's generation to its end, and return the complete response."""
+
+
+class GenerationCall(WholeCall, Protocol):
+    """A parsed request whose response may be a stream."""
 
     @property
     def stream(self) -> bool:
@@ -42,39 +49,51 @@ class GenerationCall(Protocol):
         """Return the renderer of the response to the admitted request."""
 
 
+class WholeResponse(Struct, frozen=True):
+    """An ASGI response that runs a generation and sends one JSON body. Errors are raised before the first byte. The
+    generation is aborted when the client disconnects."""
+
+    gateway: Gateway
+    principal: Principal
+    call: WholeCall
+    request: GenerateRequest
+    """The request of the call, with the time limits of its headers."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with DisconnectWatch(receive) as client:
+            await self.send(client, send)
+
+    async def send(self, client: DisconnectWatch, send: Send) -> None:
+        """Run the generation to its end and send the complete response before the request is settled. A disconnect no
+        longer cancels the request once the response is ready."""
+        async with self.gateway.generate(self.principal, self.request) as generation:
+            body = encode_json((await self.call.whole(generation)).body)
+            client.stop_watching_client()
+            await send(_head({**JSON_HEADERS, "content-length": str(len(body)), **generation.admitted.headers()}))
+            await send({"type": "http.response.body", "body": body})
+
+
 class GenerationResponse(Struct, frozen=True):
-    """An ASGI response that runs a generation and sends it, as one JSON body or as a stream of server-sent events.
+    """An ASGI response that runs a generation and sends it as its call says: whole, or as a stream of server-sent
+    events.
 
     Errors before the first byte are raised; later ones become the last events of the stream. The generation is
     aborted when the client disconnects. Streams get a ping every `ping_seconds`, silent or not.
     """
 
-    gateway: Gateway
-    principal: Principal
+    whole: WholeResponse
     call: GenerationCall
-    request: GenerateRequest
-    """The request of the call, with the time limits of its headers."""
     ping_seconds: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with DisconnectWatch(receive) as client:
-            await (self._stream(send) if self.call.stream else self._whole(client, send))
-
-    async def _whole(self, client: DisconnectWatch, send: Send) -> None:
-        """Run the generation to its end and send the complete response before the request is settled. A disconnect no
-        longer cancels the request once the response is ready."""
-        async with self.gateway.generate(self.principal, self.request) as generation:
-            chunks = [chunk async for chunk in generation]
-            admitted = generation.admitted
-            body = encode_json(self.call.envelope(admitted).complete(chunks))
-            client.stop_watching_client()
-            await send(_head({**JSON_HEADERS, "content-length": str(len(body)), **admitted.headers()}))
-            await send({"type": "http.response.body", "body": body})
+            await (self._stream(send) if self.call.stream else self.whole.send(client, send))
 
     async def _stream(self, send: Send) -> None:
+        request = self.whole.request
         events, envelope = SseStream(send), None
         try:
-            async with self.gateway.generate(self.principal, self.request) as generation:
+            async with self.whole.gateway.generate(self.whole.principal, request) as generation:
                 envelope = self.call.envelope(generation.admitted)
                 await events.open(generation.admitted.headers())
                 async with events.pings(self.ping_seconds, envelope.ping):
@@ -87,8 +106,8 @@ class GenerationResponse(Struct, frozen=True):
         except Exception:
             if envelope is None or not events.is_open:
                 raise
-            log.exception("stream_failed", request_id=self.request.request_id)
-            events.add(envelope.failure(internal(self.request.request_id)))
+            log.exception("stream_failed", request_id=request.request_id)
+            events.add(envelope.failure(internal(request.request_id)))
         await events.close()
 
     async def _chunks(self, events: SseStream, generation: Generation, envelope: Renderer) -> TokenUsage:

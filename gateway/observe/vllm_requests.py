@@ -33,7 +33,7 @@ SUMMED = {
 }
 """vLLM's histogram -> loralane's histogram by lane, which is summed. `time_per_output_token_seconds` is vLLM's older
 name of `inter_token_latency_seconds`."""
-REASONS = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}
+REASONS = {"stop": "stop", "length": "length", "pooled": "stop", "cancelled": "abort", "error": "error"}
 """Finish of a request record -> vLLM's finished_reason."""
 
 

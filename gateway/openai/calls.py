@@ -12,12 +12,12 @@ from gateway.core.tenants import Tenant
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.parse import parse
-from gateway.openai.render import ChatStyle, CompletionStyle, Envelope, Style
+from gateway.openai.render import ChatStyle, CompletionStyle, Envelope, Style, WholeAnswer, whole_answer
 from gateway.openai.schema import ChatRequest, CompletionRequest, Sampled
 from gateway.openai.tools import tool_call_reader
 from gateway.requests.served_model import ServedModel
 from gateway.requests.service import Gateway
-from gateway.requests.types import Admitted, GenerateRequest
+from gateway.requests.types import Admitted, GenerateRequest, Generation
 
 
 class ApiCall(Struct, frozen=True):
@@ -32,6 +32,9 @@ class ApiCall(Struct, frozen=True):
     def envelope(self, admitted: Admitted) -> Envelope:
         num_answers, asked = len(admitted.prompt_ids) * self.request.n, self.request.lane
         return Envelope(self.style, admitted, num_answers=num_answers, asked=asked, include_usage=self.include_usage)
+
+    async def whole(self, generation: Generation) -> WholeAnswer:
+        return await whole_answer(self.envelope(generation.admitted), generation)
 
 
 def chat_call(gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, ingress: Ingress = UNKNOWN) -> ApiCall:

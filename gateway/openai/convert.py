@@ -57,7 +57,7 @@ def completion_request(body: CompletionRequest, request_id: str, ingress: Ingres
         raise invalid_request("max_tokens must be at least 1 without echo", "max_tokens")
     return _request(
         body,
-        prompts=_prompts(body.prompt),
+        prompts=prompts_of(body.prompt, "prompt"),
         request_id=request_id,
         ingress=ingress,
         logprobs=body.logprobs,
@@ -120,19 +120,19 @@ def _part(part: ContentPart, role: str, place: str) -> str:
     return part.text
 
 
-def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[PromptInput, ...]:
-    """Return the prompts in the field `prompt`: a text, a list of token ids, or a list of texts or of lists of ids.
+def prompts_of(prompt: str | list[str | int | list[int]], field: str) -> tuple[PromptInput, ...]:
+    """Return the prompts in a field: a text, a list of token ids, or a list of texts or of lists of ids.
 
     Raises ApiError: INVALID_REQUEST, the list is empty or mixes kinds.
     """
     if isinstance(prompt, str):
         return (prompt,)
     if not prompt:
-        raise invalid_request("the prompt is empty", "prompt")
+        raise invalid_request(f"the {field} is empty", field)
     for kind in (str, int, list):
         if all(isinstance(item, kind) for item in prompt):
             return (tuple(prompt),) if kind is int else tuple(_prompt(item) for item in prompt)  # type: ignore[arg-type]
-    raise invalid_request("prompt must be a text, token ids, a list of texts or a list of lists of token ids", "prompt")
+    raise invalid_request(f"{field} must be a text, token ids, a list of texts or a list of lists of token ids", field)
 
 
 def _prompt(item: str | int | list[int]) -> PromptInput:

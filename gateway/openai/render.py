@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -13,7 +13,7 @@ from gateway.core.errors import ApiError
 from gateway.core.lanes import answer_tier
 from gateway.openai.logprobs import ChatLogprobsRenderer, CompletionLogprobsRenderer
 from gateway.openai.tools import ChunkContent, ToolCalls, text_content
-from gateway.requests.types import Admitted, GenerationChunk, TokenUsage, join_answers
+from gateway.requests.types import Admitted, Generation, GenerationChunk, TokenUsage, join_answers
 from gateway.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
@@ -149,6 +149,21 @@ class Renderer(Protocol):
 
     def complete(self, chunks: Sequence[GenerationChunk]) -> Json:
         """Return the body of the complete response, from all chunks of all answers; the last one has the usage."""
+
+
+class WholeAnswer(NamedTuple):
+    """The body of a complete response, and the usage of its request."""
+
+    body: Json
+    usage: TokenUsage
+
+
+async def whole_answer(renderer: Renderer, generation: Generation) -> WholeAnswer:
+    """Run a generation to its end and return its complete response."""
+    chunks = [chunk async for chunk in generation]
+    usage = chunks[-1].usage
+    assert usage is not None, "the last chunk carries it"
+    return WholeAnswer(renderer.complete(chunks), usage)
 
 
 class Envelope:

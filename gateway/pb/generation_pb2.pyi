@@ -278,6 +278,56 @@ class GenerateChunk(_message.Message):
     system_fingerprint: str
     def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., choice: _Optional[_Union[Choice, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., lane: _Optional[_Union[Lane, str]] = ..., system_fingerprint: _Optional[str] = ...) -> None: ...
 
+class EmbedRequest(_message.Message):
+    __slots__ = ("model", "input", "input_ids", "pooling", "dimensions", "normalize", "lane", "priority")
+    class Pooling(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        POOLING_UNSPECIFIED: _ClassVar[EmbedRequest.Pooling]
+        POOLING_LAST: _ClassVar[EmbedRequest.Pooling]
+        POOLING_MEAN: _ClassVar[EmbedRequest.Pooling]
+    POOLING_UNSPECIFIED: EmbedRequest.Pooling
+    POOLING_LAST: EmbedRequest.Pooling
+    POOLING_MEAN: EmbedRequest.Pooling
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    INPUT_IDS_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    input: _containers.RepeatedScalarFieldContainer[str]
+    input_ids: _containers.RepeatedCompositeFieldContainer[TokenIds]
+    pooling: EmbedRequest.Pooling
+    dimensions: int
+    normalize: bool
+    lane: Lane
+    priority: int
+    def __init__(self, model: _Optional[str] = ..., input: _Optional[_Iterable[str]] = ..., input_ids: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., pooling: _Optional[_Union[EmbedRequest.Pooling, str]] = ..., dimensions: _Optional[int] = ..., normalize: _Optional[bool] = ..., lane: _Optional[_Union[Lane, str]] = ..., priority: _Optional[int] = ...) -> None: ...
+
+class Vector(_message.Message):
+    __slots__ = ("values",)
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, values: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class EmbedResponse(_message.Message):
+    __slots__ = ("id", "model", "vectors", "usage", "lane", "system_fingerprint")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VECTORS_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    SYSTEM_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    model: str
+    vectors: _containers.RepeatedCompositeFieldContainer[Vector]
+    usage: Usage
+    lane: Lane
+    system_fingerprint: str
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., vectors: _Optional[_Iterable[_Union[Vector, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., lane: _Optional[_Union[Lane, str]] = ..., system_fingerprint: _Optional[str] = ...) -> None: ...
+
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "chat", "prompt")
     MODEL_FIELD_NUMBER: _ClassVar[int]

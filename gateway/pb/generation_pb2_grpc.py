@@ -44,6 +44,11 @@ class GenerationStub:
                 request_serializer=loralane_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=loralane_dot_v1_dot_generation__pb2.GenerateChunk.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/loralane.v1.Generation/Embed',
+                request_serializer=loralane_dot_v1_dot_generation__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=loralane_dot_v1_dot_generation__pb2.EmbedResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/loralane.v1.Generation/Tokenize',
                 request_serializer=loralane_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
@@ -68,6 +73,13 @@ class GenerationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """Makes a vector of each text.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """Turns text or a chat into token ids.
         """
@@ -87,6 +99,11 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.GenerateStream,
                     request_deserializer=loralane_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
                     response_serializer=loralane_dot_v1_dot_generation__pb2.GenerateChunk.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=loralane_dot_v1_dot_generation__pb2.EmbedRequest.FromString,
+                    response_serializer=loralane_dot_v1_dot_generation__pb2.EmbedResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -148,6 +165,33 @@ class Generation:
             '/loralane.v1.Generation/GenerateStream',
             loralane_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
             loralane_dot_v1_dot_generation__pb2.GenerateChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loralane.v1.Generation/Embed',
+            loralane_dot_v1_dot_generation__pb2.EmbedRequest.SerializeToString,
+            loralane_dot_v1_dot_generation__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from engine.core.types import AdapterHash, Lane, Origin, Request, SamplingParams
+from engine.core.types import AdapterHash, Lane, Origin, Pooling, Request, SamplingParams
 from engine.grammar_check.pool import GrammarPool
 from engine.rpc.api import EngineApi
 from gateway.adapters.record import AdapterRecord
@@ -26,6 +26,8 @@ from gateway.text.tokenizer import Tokenizer
 from gateway.text.tools.dialects import Dialect, ToolParserName, choose_dialect
 
 SEED_BITS = 64
+PROMPTS_AT_ONCE = 16
+"""Number of prompts of a request that are encoded before other requests get a turn on the event loop."""
 
 
 class GenerationJob(Struct, frozen=True):
@@ -79,8 +81,10 @@ class GenerationJob(Struct, frozen=True):
 
     def continued_prompt(self, prompt_index: int) -> tuple[int, ...]:
         """Return the ids of a prompt if its answers' text continues it. Empty means that the text starts anew, as in a
-        chat, unless that continues its last message."""
+        chat, unless that continues its last message, or that there is no text, but a vector."""
         prompt = self.request.prompts[prompt_index]
+        if self.request.pooling is not None:
+            return ()
         begins = isinstance(prompt, Chat) and not prompt.options.continue_final_message
         return () if begins else self.prompt_ids[prompt_index]
 
@@ -112,6 +116,7 @@ class GenerationJob(Struct, frozen=True):
             origin=self._origin(record),
             expected_tokens=self._expected_tokens(params),
             cache_salt=self.request.cache_salt,
+            pooling=self.request.pooling,
             # A stop string must end the answer at once, and tokens that are held back would look like a stall.
             whole=self.request.coalesce and not self.request.stop and self.request.stall is None,
         )
@@ -160,8 +165,11 @@ class RequestIntake:
         info = self._engine.info
         return _base_print(info.model_hash, info.dtype, info.backend) + (f"_{adapter.version[:10]}" if adapter else "")
 
-    async def encode(self, tenant: Tenant, prompt: PromptInput, cache_salt: str = "") -> tuple[int, ...]:
-        """Return a prompt's token ids. Those of a chat are cached for the tenant's requests with the same salt.
+    async def encode(
+        self, tenant: Tenant, prompt: PromptInput, cache_salt: str = "", field: str = "prompt"
+    ) -> tuple[int, ...]:
+        """Return a prompt's token ids. Those of a chat are cached for the tenant's requests with the same salt. Errors
+        name `field`.
 
         Raises ApiError: INVALID_REQUEST, the prompt is empty, has ids that are no tokens of this model, or is refused
         by the chat template; UNSUPPORTED_PARAMETER, the chat template does not support tools.
@@ -171,8 +179,8 @@ class RequestIntake:
             return await self._tokenizer.encode_chat(realm, prompt.messages, prompt.tools, prompt.options)
         prompt_ids = await self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         if not prompt_ids:
-            raise invalid_request("the prompt is empty", "prompt")
-        self.check_ids(prompt_ids, "prompt")
+            raise invalid_request("the prompt is empty" if field == "prompt" else f"{field} is empty", field)
+        self.check_ids(prompt_ids, field)
         return prompt_ids
 
     async def build_job(
@@ -192,14 +200,27 @@ class RequestIntake:
         self._check(request)
         request = await self._constraints.with_checked_grammar(tenant.name, request, self.dialect)
         request = replace(request, reserve_tokens=min(request.reserve_tokens, self._engine.info.max_model_len))
-        prompt_ids = tuple([await self.encode(tenant, prompt, request.cache_salt) for prompt in request.prompts])
-        pairs = zip(request.prompts, prompt_ids, strict=True)
+        prompt_ids = tuple([ids async for ids in self._encoded(tenant, request)])
         seed = random.getrandbits(SEED_BITS) if request.seed is None else request.seed % 2**SEED_BITS
-        params = tuple(self._fit(request, prompt, len(ids), seed) for prompt, ids in pairs)
+        params = tuple(self._fit(request, index, len(ids), seed) for index, ids in enumerate(prompt_ids))
         if not self._engine.ready:
             await self._wait_for_engine()
         picked = None if adapter is None else self._adapters.pick(adapter.name)
         return GenerationJob(request, tenant, picked, lane, prompt_ids, params)
+
+    async def _encoded(self, tenant: Tenant, request: GenerateRequest) -> AsyncIterator[tuple[int, ...]]:
+        """Yield the token ids of each prompt. Other requests take turns on the event loop after some prompts. Raises
+        what `encode` raises, and ApiError: INVALID_REQUEST, prompts to pool have too many tokens together."""
+        total, most = 0, max(self._settings.max_pooled_tokens, self._engine.info.max_model_len)
+        for index, prompt in enumerate(request.prompts):
+            ids = await self.encode(tenant, prompt, request.cache_salt, request.prompt_field(index))
+            total += len(ids)
+            if request.pooling is not None and total > most:
+                field = request.prompt_field(index)
+                raise invalid_request(f"a request may have {most} tokens; up to {field} it has {total}", field)
+            yield ids
+            if index % PROMPTS_AT_ONCE == PROMPTS_AT_ONCE - 1:
+                await asyncio.sleep(0)
 
     async def _wait_for_engine(self) -> None:
         """Wait until the engine is ready. Raises ApiError: ENGINE_UNAVAILABLE after `engine_wait` seconds."""
@@ -219,7 +240,9 @@ class RequestIntake:
         sampling, settings = request.sampling, self._settings
         if not request.prompts:
             raise invalid_request("there is no prompt", "prompt")
-        if len(request.prompts) * request.n > settings.max_choices:
+        if request.pooling is not None:
+            self._check_pooling(request, request.pooling)
+        elif len(request.prompts) * request.n > settings.max_choices:
             raise invalid_request(f"at most {settings.max_choices} answers (prompts x n) a request", "n")
         if "" in request.stop or sum(map(len, request.stop)) > settings.max_stop_characters:
             bound = (
@@ -234,15 +257,22 @@ class RequestIntake:
                 raise invalid_request(f"{param} must have at most {settings.max_listed_ids} token ids", param)
             self.check_ids(ids, param)
 
-    def _fit(self, request: GenerateRequest, prompt: PromptInput, prompt_tokens: int, seed: int) -> SamplingParams:
+    def _check_pooling(self, request: GenerateRequest, pooling: Pooling) -> None:
+        most, hidden_size = self._settings.max_pooled, self._engine.info.hidden_size
+        if len(request.prompts) > most:
+            raise invalid_request(f"a request may have at most {most} texts", request.prompt_field(most).split("[")[0])
+        if pooling.dimensions > hidden_size:
+            raise invalid_request(f"dimensions must be from 1 to {hidden_size} for this model", "dimensions")
+
+    def _fit(self, request: GenerateRequest, index: int, prompt_tokens: int, seed: int) -> SamplingParams:
         """Return the sampling parameters of one prompt, with the seed. As in vLLM, max_tokens is cut to the context's
         room after the prompt. Raises ApiError: CONTEXT_LENGTH_EXCEEDED, there is none; INVALID_REQUEST, min_tokens is
         above it."""
         room = self._engine.info.max_model_len - prompt_tokens
         asked = request.asked_tokens
         if room < (asked != 0):
-            param = "messages" if isinstance(prompt, Chat) else "prompt"
-            raise context_length_exceeded(prompt_tokens + 1, self._engine.info.max_model_len, param)
+            needed = prompt_tokens + (asked != 0)
+            raise context_length_exceeded(needed, self._engine.info.max_model_len, request.prompt_field(index))
         max_tokens = room if asked is None else min(room, asked)
         if request.sampling.min_tokens > max_tokens:
             raise invalid_request(f"min_tokens must not be above max_tokens ({max_tokens})", "min_tokens")
@@ -260,6 +290,12 @@ class ServiceSettings:
 
     max_choices: int = 128
     """Maximum number of answers of one request: prompts x n."""
+    max_pooled: int = 2048
+    """Maximum number of prompts of a request for vectors, as in OpenAI's API. `max_choices` of them at most are in the
+    engine at the same time."""
+    max_pooled_tokens: int = 300_000
+    """Maximum number of tokens of all prompts of a request for vectors, as in OpenAI's API, unless the context of the
+    model is longer."""
     max_stop_characters: int = 16_384
     """Maximum total length of a request's stop strings, in characters."""
     max_listed_ids: int = 1024

@@ -105,9 +105,7 @@ class Gateway:
                 wanted = self._wanted(job, record)
                 with model.adapters.using(job.adapter_hash):
                     async with (
-                        aclosing(
-                            Submission(model.engine, job, record, self._clock, self._settings.engine_wait)
-                        ) as submission,
+                        aclosing(Submission(model.engine, job, record, self._clock, self._settings)) as submission,
                         self._reserved(wanted, record, submission) as grant,
                         aclosing(self._run(model, job, record, submission, timer)) as chunks,
                     ):
@@ -249,7 +247,8 @@ class Gateway:
         streams = submission.begin()
         answers = [self._answer(model.tokenizer, job, index, record, stream) for index, stream in enumerate(streams)]
         unfinished = len(answers)
-        async with aclosing(answers[0] if unfinished == 1 else merge_streams(answers)) as chunks:
+        merged = answers[0] if unfinished == 1 else merge_streams(answers, self._settings.max_choices)
+        async with aclosing(merged) as chunks:
             async for chunk in chunks:
                 unfinished -= chunk.finish_reason is not None
                 if chunk.finish_reason is not None and not unfinished:
@@ -258,14 +257,14 @@ class Gateway:
                     self._note_output(job, record)
                     yield chunk._replace(usage=record.usage)
                 else:
-                    if chunk.token_ids:
+                    if chunk.has_output:
                         timer.on_token()
                     yield chunk
-                    if chunk.token_ids:
+                    if chunk.has_output:
                         timer.on_waiting()
 
     def _note_output(self, job: GenerationJob, record: RequestRecord) -> None:
-        if job.ends_by_itself:
+        if job.ends_by_itself and job.request.pooling is None:
             self._outputs.add(record.tenant, record.served_name, record.completion_tokens / job.num_answers)
 
     async def _answer(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 
 import structlog
 
-from engine.core.types import FinishReason, Request, TokenEvent
+from engine.core.types import FinishReason, TokenEvent
 from engine.rpc.api import EngineApi
 from engine.rpc.stream import Arrivals, EventStream, PlacedStream
-from gateway.requests.admission import GenerationJob
+from gateway.requests.admission import GenerationJob, ServiceSettings
 from gateway.requests.record import RequestRecord
 from gateway.requests.resumption import ResumingStream
 
@@ -25,33 +26,42 @@ class Submission:
         job: GenerationJob,
         record: RequestRecord,
         clock: Callable[[], float],
-        engine_wait: float,
+        settings: ServiceSettings,
     ) -> None:
-        """`clock` is the record's clock; an answer fails after `engine_wait` seconds on end without an engine."""
+        """`clock` is the record's clock; an answer fails after the settings' `engine_wait` on end without an engine."""
         self._engine = engine
         self._job = job
         self._record = record
         self._clock = clock
-        self._engine_wait = engine_wait
+        self._settings = settings
         self._streams: list[EventStream] = []
 
     def begin(self) -> Sequence[EventStream]:
         """Submit the request and return one stream for each answer; further calls return the same streams.
 
         The first call sets `submitted` of the record. If the engine is not ready, a stream submits its answer when it
-        is read. An answer with max_tokens 0 ends at once and is not sent to the engine.
+        is read. So does every stream after the first `max_choices`, which only requests for vectors have: their prompts
+        must not fill the engine's queue. An answer with max_tokens 0 that is no vector ends at once and is not sent to
+        the engine.
         """
         if not self._streams:
-            now = self._record.submitted = self._clock()
-            for index in range(self._job.num_answers):
-                self._streams.append(self._stream(self._job.engine_request(self._record, index, now)))
+            self._record.submitted = self._clock()
+            most = self._settings.max_choices
+            self._streams += [self._stream(index) for index in range(min(most, self._job.num_answers))]
+            self._streams += [self._later(index) for index in range(most, self._job.num_answers)]
         return self._streams
 
-    def _stream(self, request: Request) -> EventStream:
-        if not request.params.max_tokens:
+    async def _later(self, index: int) -> AsyncGenerator[list[TokenEvent], None]:
+        async with aclosing(self._stream(index)) as stream:
+            async for events in stream:
+                yield events
+
+    def _stream(self, index: int) -> EventStream:
+        request = self._job.engine_request(self._record, index, self._clock())
+        if not request.params.max_tokens and request.pooling is None:
             return _nothing(request.id)
         return ResumingStream(
-            self._engine, request, self._engine_wait, self._note_move, self._note_place, self._session()
+            self._engine, request, self._settings.engine_wait, self._note_move, self._note_place, self._session()
         )
 
     def _session(self) -> str:

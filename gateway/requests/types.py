@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from engine.core.types import FinishReason, Lane, SamplingParams, TokenEvent, TokenLogprobs
+from engine.core.types import FinishReason, Lane, Pooling, SamplingParams, TokenEvent, TokenLogprobs
 from gateway.core.lanes import lane_name
 from gateway.core.routing import ModelQuery
 from gateway.core.trace_context import UNKNOWN, Ingress
@@ -32,7 +32,8 @@ class Chat(Struct, frozen=True):
 PromptInput = Chat | str | tuple[int, ...]
 """A chat, a text to continue, or token ids to continue."""
 
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "pooled"]
+"""How an answer ended; `pooled` means that it is a vector."""
 
 
 class GenerateRequest(Struct, frozen=True):
@@ -78,12 +79,23 @@ class GenerateRequest(Struct, frozen=True):
     """ITL that the request asks for, in seconds. None means the lane's goal."""
     cache_salt: str = ""
     """Only requests of the tenant with the same salt share cached prefixes. Empty means no salt."""
+    pooling: Pooling | None = None
+    """Asks for a vector of each prompt in place of answers; `max_tokens` must be 0. None means that answers are
+    generated."""
+    prompt_fields: tuple[str, ...] = ()
+    """Names of the request fields that the prompts came from, for error messages; empty means messages or prompt."""
     ingress: Ingress = UNKNOWN
 
     @property
     def asked_tokens(self) -> int | None:
         """Maximum output tokens of an answer, from the caller or the protocol. None means the rest of the context."""
         return self.default_max_tokens if self.max_tokens is None else self.max_tokens
+
+    def prompt_field(self, index: int) -> str:
+        """Return the name of the request field that a prompt came from."""
+        if self.prompt_fields:
+            return self.prompt_fields[index]
+        return "messages" if isinstance(self.prompts[index], Chat) else "prompt"
 
     @property
     def offering(self) -> Chat | None:
@@ -144,6 +156,13 @@ class GenerationChunk(NamedTuple):
     together."""
     stop_string: str | None = None
     """The stop string that ended the answer, set on its last chunk. None means that something else ended it."""
+    vector: bytes = b""
+    """The vector of a prompt, in fp32, little-endian: the whole answer of a request for vectors."""
+
+    @property
+    def has_output(self) -> bool:
+        """Return whether the chunk has tokens or a vector."""
+        return bool(self.token_ids or self.vector)
 
 
 class Generation(Struct):
@@ -178,6 +197,8 @@ class AnswerDecoder:
     def decode(self, event: TokenEvent, more: bool = False) -> GenerationChunk:
         """Convert an event to a chunk, whose finish_reason is set if a stop string or the event ends the answer; tokens
         after a stop string are dropped. `more` says that later events of this answer are here already."""
+        if event.finish_reason is FinishReason.POOLED:
+            return GenerationChunk(self._index, finish_reason="pooled", vector=event.vector)
         # An engine's STOP means that the last token is an EOS or a stop token: it counts, but usually has no text.
         silent = event.finish_reason is FinishReason.STOP and not self._keep_stop
         visible = event.tokens[:-1] if silent else event.tokens
@@ -250,11 +271,13 @@ def join_chunks(chunks: Sequence[GenerationChunk]) -> GenerationChunk:
     )
 
 
-async def merge_streams(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Yield the items of all streams as they come, reading them in concurrent tasks. The first error of any stream is
-    raised; that, the end, or closing the merged stream closes every stream."""
+async def merge_streams(streams: Sequence[AsyncGenerator[T, None]], most: int) -> AsyncGenerator[T, None]:
+    """Yield the items of all streams as they come, reading them in concurrent tasks, at most `most` streams at a time,
+    in their order. The first error of any stream is raised; that, the end, or closing the merged stream closes every
+    stream that was begun."""
     queue: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue()
-    pumps = [asyncio.create_task(_pump(stream, queue)) for stream in streams]
+    turns = asyncio.Semaphore(most)
+    pumps = [asyncio.create_task(_pump(stream, queue, turns)) for stream in streams]
     try:
         running = len(pumps)
         while running:
@@ -271,10 +294,12 @@ async def merge_streams(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGene
         await asyncio.gather(*pumps, return_exceptions=True)
 
 
-async def _pump(stream: AsyncGenerator[T, None], queue: asyncio.Queue[tuple[T] | BaseException | None]) -> None:
+async def _pump(
+    stream: AsyncGenerator[T, None], queue: asyncio.Queue[tuple[T] | BaseException | None], turns: asyncio.Semaphore
+) -> None:
     end: BaseException | None = None
     try:
-        async with aclosing(stream):
+        async with turns, aclosing(stream):
             async for item in stream:
                 queue.put_nowait((item,))
     except Exception as error:

@@ -11,11 +11,12 @@ from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Tenant
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.openai.convert import extensions
+from gateway.openai.render import WholeAnswer, whole_answer
 from gateway.openai.schema import JsonSchema, ResponseFormat
 from gateway.openai.structured import Constraint, by_format
 from gateway.openai.tools import tool_call_reader
 from gateway.requests.service import Gateway
-from gateway.requests.types import Admitted, GenerateRequest
+from gateway.requests.types import Admitted, GenerateRequest, Generation
 from gateway.responses.parse import own_names, parse
 from gateway.responses.prompt import chat_of
 from gateway.responses.render import AnswerReader, ResponseRenderer
@@ -36,6 +37,9 @@ class ResponseCall(Struct, frozen=True):
 
     def envelope(self, admitted: Admitted) -> ResponseRenderer:
         return ResponseRenderer(self.body, self.request, admitted, self.reader)
+
+    async def whole(self, generation: Generation) -> WholeAnswer:
+        return await whole_answer(self.envelope(generation.admitted), generation)
 
 
 def response_call(

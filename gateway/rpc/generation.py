@@ -21,16 +21,18 @@ from gateway.rpc.wire import (
     Read,
     TokenText,
     chunk_to_pb,
+    embed_request,
     generate_request,
     model_query,
     prompt_input,
     response_to_pb,
     usage_metadata,
+    vectors_to_pb,
 )
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Generation"]
-GENERATE, GENERATE_STREAM = (
-    f"/{SERVICE.full_name}/{SERVICE.methods_by_name[name].name}" for name in ("Generate", "GenerateStream")
+GENERATE, GENERATE_STREAM, EMBED = (
+    f"/{SERVICE.full_name}/{SERVICE.methods_by_name[name].name}" for name in ("Generate", "GenerateStream", "Embed")
 )
 
 
@@ -53,6 +55,11 @@ class GenerationService(pb_grpc.GenerationServicer):
         # Not an async generator: gRPC would leave a cancelled one to the garbage collector, with the request running.
         await respond(context, partial(self._stream, request))
 
+    async def Embed(  # noqa: N802
+        self, request: pb.EmbedRequest, context: grpc.aio.ServicerContext
+    ) -> pb.EmbedResponse:
+        return await respond(context, partial(self._embed, request))
+
     async def Tokenize(  # noqa: N802
         self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext
     ) -> pb.TokenizeResponse:
@@ -73,6 +80,18 @@ class GenerationService(pb_grpc.GenerationServicer):
                     call.set_trailing(usage_metadata(chunk.usage))
                 if told.text or chunk.token_ids or chunk.finish_reason:
                     await call.send(chunk_to_pb(generation.admitted, chunk, told, token_text))
+
+    async def _embed(self, request: pb.EmbedRequest, call: RpcCall) -> pb.EmbedResponse:
+        with self._gateway.arriving(call.request_id, call.ingress(EMBED)) as arrival:
+            principal = arrival.identify(self._keys.authenticate(call.token))
+            await self._gateway.turns.take(principal.tenant.name)
+            wanted = embed_request(request, call.request_id, call.time_remaining)
+        async with self._gateway.generate(principal, replace(wanted, ingress=arrival.ingress)) as generation:
+            await call.open(generation.admitted.headers())
+            chunks = [chunk async for chunk in generation]
+            if usage := chunks[-1].usage:
+                call.set_trailing(usage_metadata(usage))
+            return vectors_to_pb(generation.admitted, chunks)
 
     async def _tokenize(self, request: pb.TokenizeRequest, call: RpcCall, principal: Principal) -> pb.TokenizeResponse:
         """Return a prompt's token ids and the context length in tokens. Raises ApiError: FORBIDDEN, the caller is an

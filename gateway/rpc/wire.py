@@ -6,14 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_type_hints
 
 import msgspec
+import numpy as np
+from msgspec.structs import replace
 
 from engine.core.grammars import Grammar
 from engine.core.types import Lane, SamplingParams, TokenLogprobs
 from gateway.adapters.status import STATUS_FIELDS, AdapterStatus
 from gateway.core.errors import invalid_request
 from gateway.core.routing import ModelQuery
+from gateway.embeddings.parse import embeddings_request
+from gateway.embeddings.schema import EmbeddingsRequest
 from gateway.openai.convert import chat_messages
 from gateway.openai.messages import AssistantCall, CalledFunction, ChatMessage, Function, FunctionName, Tool, ToolChoice
+from gateway.openai.parse import to_struct
 from gateway.openai.schema import CompletionRequest, Sampled, Slo, StructuredOutputs
 from gateway.openai.structured import Constraint, by_kind
 from gateway.openai.tools import ChunkContent, offered_tools, tool_rule
@@ -94,6 +99,31 @@ def generate_request(message: pb.GenerateRequest, request_id: str, deadline: flo
         itl=slo.itl,
         cache_salt=own.get("cache_salt", ""),
     )
+
+
+def embed_request(message: pb.EmbedRequest, request_id: str, deadline: float | None) -> GenerateRequest:
+    """Convert a request message to the gateway's request, with the same checks as over HTTP.
+
+    `deadline` is how many seconds the caller will wait for all vectors. None means that it set no deadline.
+
+    Raises ApiError: INVALID_REQUEST, a field is missing or invalid.
+    """
+    if bool(message.input) == bool(message.input_ids):
+        raise invalid_request("one of input, input_ids is required", "input")
+    given = {name: getattr(message, name) for name in ("dimensions", "normalize") if message.HasField(name)}
+    texts = [list(ids.ids) for ids in message.input_ids] or list(message.input)
+    pooling = "mean" if message.pooling == pb.EmbedRequest.POOLING_MEAN else "last"
+    named = {"model": model_query(message.model).model, "input": texts, "pooling": pooling}
+    request = embeddings_request(to_struct({**named, **given}, EmbeddingsRequest), request_id)
+    return replace(request, lane=_lane(message.lane), priority=message.priority, deadline=deadline)
+
+
+def vectors_to_pb(admitted: Admitted, chunks: Sequence[GenerationChunk]) -> pb.EmbedResponse:
+    """Build the message for the vectors of the `admitted` request, from one chunk for each, of which the last has the
+    usage."""
+    ordered = sorted(chunks, key=lambda chunk: chunk.answer)
+    vectors = [pb.Vector(values=np.frombuffer(chunk.vector, dtype="<f4").tolist()) for chunk in ordered if chunk.vector]
+    return pb.EmbedResponse(vectors=vectors, usage=_usage(chunks[-1].usage), **_head(admitted))
 
 
 def model_query(model: str) -> ModelQuery:

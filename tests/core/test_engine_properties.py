@@ -27,7 +27,8 @@ from engine.core.grammars import Stage
 from engine.core.lane_modes import cancel, set_mode
 from engine.core.plan import plan_step
 from engine.core.prefix import realm_of, root_key
-from engine.core.types import FinishReason, Lane, LaneMode, Request, SamplingParams
+from engine.core.types import FinishReason, Lane, LaneMode, Pooling, PoolingKind, Request, SamplingParams
+from engine.executor.fake import fake_vector
 from tests.core.memory import (
     ADAPTERS,
     GRAMMARS,
@@ -97,6 +98,21 @@ class CoreMachine(RuleBasedStateMachine):
         """The answers of one request with n > 1."""
         for _ in range(count):
             self._submit((*prompt, *prompt), 12, None, lane, 0, True, "x", None)
+
+    @rule(
+        prompt=prompts,
+        kind=st.sampled_from(PoolingKind),
+        adapter_hash=st.sampled_from([None, *ADAPTERS]),
+        lane=st.sampled_from(Lane),
+        suspect=st.booleans(),
+    )
+    def submit_for_a_vector(self, prompt, kind, adapter_hash, lane, suspect):
+        pooling, moves = Pooling(kind), int(suspect)
+        name, params = f"r{len(self.requests)}", SamplingParams(max_tokens=0)
+        request = Request(name, tuple(prompt), params, adapter_hash, lane, tenant="x", arrival=self.state.now)
+        self.requests[name] = request._replace(pooling=pooling, moves=moves, suspect=suspect)
+        self.received[name] = []
+        self.engine.inbox.put(Submit(self.requests[name]))
 
     @rule(adapters=st.permutations(sorted(ADAPTERS)), prompt=prompts, lane=st.sampled_from(Lane))
     def submit_to_each_adapter(self, adapters, prompt, lane):
@@ -256,6 +272,13 @@ class CoreMachine(RuleBasedStateMachine):
 
     def _check_end(self, name, tokens):
         event, params = self.ended.get(name), self.requests[name].params
+        pooling = self.requests[name].pooling
+        if event is not None and event.finish_reason not in (FinishReason.ERROR, FinishReason.ABORT):
+            assert (event.finish_reason is FinishReason.POOLED) is (pooling is not None)
+        if event is not None and event.finish_reason is FinishReason.POOLED:
+            request = self.requests[name]
+            assert (tokens, event.num_cached) == ([], 0)
+            assert event.vector == fake_vector(request.adapter_hash, pooling, list(request.prompt_ids))
         if event is not None and event.finish_reason is FinishReason.LENGTH:
             is_ceiling = self.requests[name].expected_tokens is not None
             assert 1 <= len(tokens) <= params.max_tokens if is_ceiling else len(tokens) == params.max_tokens
@@ -276,7 +299,8 @@ class CoreMachine(RuleBasedStateMachine):
         for chunk in plan.chunks:
             request = self.requests[chunk.request_id]
             end = chunk.start + chunk.num_tokens
-            assert chunk.start < end < len(request.prompt_ids) + request.params.max_tokens, "past the last token"
+            last = len(request.prompt_ids) + request.params.max_tokens - (request.pooling is None)
+            assert chunk.start < end <= last, "past the last token"
         on_trial = [chunk for chunk in plan.chunks if self.state.sequences[chunk.request_id].on_trial]
         assert not on_trial or len(plan.chunks) == 1, "a suspect was not alone in a step"
         self._check_lanes(plan)

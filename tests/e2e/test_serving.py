@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import random
 
 import pytest
@@ -141,6 +142,20 @@ async def test_random_disconnects_leave_an_empty_engine(client, server, models):
             writer.close()
 
     await asyncio.gather(*(one(index) for index in range(64)))
+    await settled(server)
+
+
+async def test_vectors_of_every_model_beside_chats(client, server, models):
+    texts = ["A cat sleeps.", "A cat is asleep.", "Interest rates fell."]
+    chats = asyncio.gather(*(stream_text(client, model) for model in models))
+    asked = (client.embeddings.create(model=model, input=texts, dimensions=64) for model in models)
+    answers = await asyncio.gather(*asked)
+    for answer in answers:
+        assert [len(entry.embedding) for entry in answer.data] == [64] * 3
+        assert all(abs(math.hypot(*entry.embedding) - 1) < 1e-3 for entry in answer.data)
+        assert answer.usage.prompt_tokens == answer.usage.total_tokens == answers[0].usage.prompt_tokens
+    assert len({tuple(answer.data[0].embedding) for answer in answers}) == len(models)
+    assert all("paris" in text.lower() for text in await chats)
     await settled(server)
 
 

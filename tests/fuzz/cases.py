@@ -28,7 +28,10 @@ from tests.fuzz.values import MODELS, TEXTS, Values, mangled
 
 KEYS = ("sk-acme",) * 40 + ("sk-globex", "sk-admin", "sk-wrong", "")
 """The neighbour's key is not among them."""
-GENERATION = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+GENERATION = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+    *("/v1/embeddings", "/v1/rerank", "/v1/score"),
+)
 HARMS_OTHERS = ("/admin/v1/lanes/", "/admin/v1/engines/")
 """What an administrator may do to every tenant is no case of a tenant's."""
 PROTOS = (adapters_pb2, batches_pb2, generation_pb2, limits_pb2, operations_pb2, tenants_pb2, usage_pb2)

@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerFast
 
 from engine.core.config import LaneGoals
 from engine.core.types import ErrorCode, FinishReason, Lane, LaneMode, Refusal, Request, TokenEvent, TokenLogprobs
+from engine.executor.fake import FAKE_HIDDEN, fake_vector
 from engine.grammar_check.pool import GrammarPool
 from engine.pb import engine_pb2 as pb
 from engine.rpc.api import AdapterRejected, LaneRejected
@@ -128,7 +129,8 @@ class FakeEngine:
 
     def __init__(self, tokenizer: Tokenizer | None = None) -> None:
         self.tokenizer = tokenizer or tiny_tokenizer()
-        self.info = pb.EngineInfo(model=BASE, model_hash="abc", max_model_len=CONTEXT, vocab_size=260, dtype="float32")
+        facts = {"max_model_len": CONTEXT, "vocab_size": 260, "hidden_size": FAKE_HIDDEN, "dtype": "float32"}
+        self.info = pb.EngineInfo(model=BASE, model_hash="abc", **facts)
         self.ready = True
         self.reply: Callable[[Request], str] = lambda request: "Hello, world!"
         self.tokens_per_event = 1
@@ -292,6 +294,10 @@ class FakeEngine:
         admission = TokenEvent(request.id, num_cached=cached)
         if self.last_words is not None:
             return [self.last_words]
+        if request.pooling is not None:
+            vector = fake_vector(request.adapter_hash, request.pooling, list(request.prompt_ids))
+            facts = {"device_seconds": DEVICE_SECONDS, "vector": vector}
+            return [admission, TokenEvent(request.id, finish_reason=FinishReason.POOLED, **facts)]
         params = request.params
         tokens = [*self.tokenizer._encode(self.reply(request), False), *([] if params.ignore_eos else [EOS])]
         whole = len(tokens) <= params.max_tokens and not params.ignore_eos

@@ -90,6 +90,8 @@ class SteppedArena:
     the kernels that sampled the last step."""
 
     sampling: Sequence[str] = ()
+    residual: Tensor | None = None
+    """The residual stream of the last step."""
 
     def __init__(self, is_recorded: bool, setup: Setup) -> None:
         decoder, self.is_recorded, dtype = setup.make_decoder(), is_recorded, setup.dtype
@@ -129,7 +131,7 @@ class SteppedArena:
 
     def step(self, chunks: Sequence[ScheduledChunk], allowed: Mapping[str, Sequence[int]]) -> list[SampledToken]:
         batch = self.state.gather(chunks)
-        logits = self.steps.compute(batch, self.steps.find(batch))
+        logits, self.residual = self.steps.compute(batch, self.steps.find(batch))
         masks = mask(allowed, batch.sample_ids) if allowed else None
         if not batch.sample_ids:
             return []
@@ -197,6 +199,7 @@ class Pair:
             self.tokens[one.request_id].append(one.token)
         close: dict[str, Any] = {"rtol": self.setup.tolerance, "atol": self.setup.tolerance, "equal_nan": True}
         torch.testing.assert_close(self.recorded.sampler.logits, self.plain.sampler.logits, **close)
+        torch.testing.assert_close(self.recorded.residual, self.plain.residual, **close)
         pages = (stepped.arena.pages for stepped in (self.recorded, self.plain))
         torch.testing.assert_close(*pages, **close)
         assert not self.recorded.arena.pages[0].any(), "the null page was written"

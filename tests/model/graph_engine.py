@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from rerun import Rerun
 from tiny_adapters import save_adapter
@@ -20,7 +21,7 @@ from engine.core.check import leftovers, violations
 from engine.core.commands import Abort, Submit
 from engine.core.config import CoreConfig, Scheduling
 from engine.core.state import EngineState
-from engine.core.types import FinishReason, Lane, Request, SamplingParams
+from engine.core.types import FinishReason, Lane, Pooling, PoolingKind, Request, SamplingParams
 from engine.engine import Engine
 from engine.model.device_sampler import DeviceSampler
 from engine.model.graphs import StepGraphs, StepParts
@@ -46,6 +47,7 @@ PARAMS = {
     "aborted": SamplingParams(9, temperature=0.0, ignore_eos=True),
     "last": SamplingParams(1, temperature=0.0, ignore_eos=True),
 }
+VECTORS = {"mean": Pooling(PoolingKind.MEAN), "last in batch": Pooling(normalize=False)}
 IN_BATCH = ("greedy", "drawn", "adapted")
 LATE = 4
 """Steps until the others come, and take the place of those in the batch lane."""
@@ -74,6 +76,7 @@ class SteppedEngine:
         self.engine = Engine(EngineState.create(core), runner, clock=lambda: next(ticks) / 1000)
         self.adapter = self.engine.load_adapter(str(adapter)).adapter_hash
         self.tokens: dict[str, list[int]] = {name: [] for name in PARAMS}
+        self.vectors: dict[str, bytes] = {}
         self.ends: dict[str, FinishReason] = {}
 
     def submit(self, name: str) -> None:
@@ -81,9 +84,18 @@ class SteppedEngine:
         lane = Lane.BATCH if name in IN_BATCH else Lane.INTERACTIVE
         self.engine.inbox.put(Submit(Request(name, tuple(prompt), PARAMS[name], adapter, lane)))
 
+    def embed(self, name: str, pooling: Pooling) -> None:
+        """Ask for a vector, which takes two chunks, of the adapter."""
+        lane, params = Lane.BATCH if "batch" in name else Lane.INTERACTIVE, SamplingParams(max_tokens=0)
+        request = Request(name, tuple(range(5, 50)), params, self.adapter, lane, pooling=pooling)
+        self.engine.inbox.put(Submit(request))
+
     def step(self) -> None:
         for event in self.engine.step():
             assert event.request_id not in self.ends, "an event after the terminal one"
+            if event.request_id in VECTORS:
+                self.vectors[event.request_id] = event.vector
+                continue
             self.tokens[event.request_id] += event.tokens
             if event.finish_reason is not None:
                 self.ends[event.request_id] = event.finish_reason
@@ -96,6 +108,8 @@ class SteppedEngine:
             self.step()
         for name in PARAMS.keys() - set(IN_BATCH):
             self.submit(name)
+        for name, pooling in VECTORS.items():
+            self.embed(name, pooling)
         while len(self.ends) < len(PARAMS):
             self.step()
             if len(self.tokens["aborted"]) == ABORT_AFTER:
@@ -152,6 +166,10 @@ def an_engine_ahead_of_replays(model: Path) -> None:
     for name in PARAMS.keys() - {"aborted"}:
         assert ahead.tokens[name] == plain.tokens[name], name
     assert ahead.tokens["aborted"][:ABORT_AFTER] == plain.tokens["aborted"][:ABORT_AFTER]
+    for name in VECTORS:
+        ours, theirs = (np.frombuffer(engine.vectors[name], "<f4") for engine in (ahead, plain))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+        assert np.abs(theirs).max() > 0.01
     counters = ahead.engine.state.counters
     assert counters.preemptions > 0 and counters.pages_restored > 0
     kinds = {number % 2 for number in ahead.recorder.replayed}

@@ -14,6 +14,7 @@ from engine.core.grammars import Grammar, GrammarKind
 from engine.core.state import EngineState
 from engine.core.types import FinishReason, Lane, Request, SamplingParams
 from engine.engine import Engine
+from engine.model.decoder import StepOutput
 from engine.model.runner import ModelRunner
 from engine.model.steps import Steps
 
@@ -79,7 +80,8 @@ class LateSteps(Steps):
         self._device = device
 
     def compute(self, batch, rung):
-        return self._device.do("logits", lambda: super(LateSteps, self).compute(batch, rung))
+        later = self._device.do("logits", lambda: super(LateSteps, self).compute(batch, rung))
+        return StepOutput(later, None)
 
 
 class LateSampler:
@@ -99,7 +101,7 @@ class LateSampler:
 
     def start(self, logits, request_ids, masks=None):
         what = "sample" if masks is None else "sample with masks"
-        return self._device.do(what, lambda: self._sampler.start(logits.value, request_ids, masks))
+        return self._device.do(what, lambda: self._sampler.start(logits.value.logits, request_ids, masks))
 
 
 class SteppedEngine:

@@ -105,7 +105,7 @@ class Engine:
         named = zip(names, chunks, strict=True)
         batch = state.gather([ScheduledChunk(name, start, count, (), samples=True) for name, (start, count) in named])
         words = np.full((1, num_words(self.spec.vocab_size)), -1, dtype=np.int32)
-        logits = self.steps.compute(batch, self.steps.find(batch))
+        logits = self.steps.compute(batch, self.steps.find(batch)).logits
         self.sampler.start(logits, batch.sample_ids, TokenMasks((0,), words) if masked else None)
         for name in names:
             self.sampler.remove(name)

@@ -99,9 +99,9 @@ def _query_parameters(operation: Operation) -> list[Json]:
 
 
 def _header_parameters(operation: Operation) -> list[Json]:
-    """Return the request headers of operations that generate."""
+    """Return the request headers of operations that limits apply to."""
     schema = {"type": "number", "exclusiveMinimum": 0, "maximum": 86_400}
-    named = TIME_LIMIT_HEADERS.items() if operation.events else ()
+    named = TIME_LIMIT_HEADERS.items() if operation.is_limited else ()
     return [{"name": name, "in": "header", "description": text, "schema": schema} for name, text in named]
 
 
@@ -128,11 +128,11 @@ def _headers(status: int, operation: Operation) -> Iterable[str]:
     faults = dict(_by_status(operation)).get(status, ())
     if any(fault.row.should_retry is not None for fault in faults):
         yield "x-should-retry"
-    if operation.events and status == 200:
+    if operation.is_limited and status == 200:
         yield "x-loralane-lane"
-    if operation.events and status in (200, 429):
+    if operation.is_limited and status in (200, 429):
         yield from RATE_HEADERS
-    if operation.events and status in (200, 429, 503, OVERLOADED):
+    if operation.is_limited and status in (200, 429, 503, OVERLOADED):
         yield "x-loralane-limiter"
 
 

@@ -47,6 +47,11 @@ class Operation:
     """Media type of an alternative text form of the response; empty if there is none."""
 
     @property
+    def is_limited(self) -> bool:
+        """Return whether the tenant's limits apply, so that lanes, time limits and rate headers do, too."""
+        return Fault.RATE_LIMIT_EXCEEDED in self.faults
+
+    @property
     def all_faults(self) -> frozenset[Fault]:
         """All errors that the operation may return, including INTERNAL and those of authentication and of its body."""
         known = frozenset[Fault]() if self.who == "anyone" else KEYED

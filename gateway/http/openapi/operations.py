@@ -14,6 +14,7 @@ from gateway.http.console import CONSOLE, FILE
 from gateway.http.openapi import answers
 from gateway.http.openapi.accounts import ACCOUNT_OPERATIONS
 from gateway.http.openapi.batches import BATCH_OPERATIONS
+from gateway.http.openapi.embeddings import embeddings_operations
 from gateway.http.openapi.files import FILE_OPERATIONS
 from gateway.http.openapi.messages import message_operations
 from gateway.http.openapi.operation import TEXT, Operation, admin
@@ -146,6 +147,7 @@ OPERATIONS: tuple[Operation, ...] = (
         ResponseEvent,
     ),
     *message_operations(GENERATION),
+    *embeddings_operations(GENERATION),
     Operation("GET", "/v1/models", "List the models that the caller may use.", "tenant", answers.Models),
     Operation("GET", "/v1/models/{name:path}", "Get a model.", "tenant", answers.Model, faults=MODEL),
     Operation(

@@ -73,6 +73,10 @@ FIELDS = {
     "/v1/responses": {"input": "hi"},
     "/v1/messages": {**CHAT, "max_tokens": 9},
     "/v1/messages/count_tokens": CHAT,
+    "/v1/embeddings": {"input": "hi"},
+    "/v1/rerank": {"query": "hi", "documents": ["ho"]},
+    "/v1/score": {"text_1": "hi", "text_2": "ho"},
+    "/score": {"text_1": "hi", "text_2": "ho"},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [9]},
 }
@@ -88,6 +92,7 @@ def bodies(operation: Operation, name: str) -> Iterator[dict[str, Any] | None]:
     yield {**rest, "model": f"{BASE}:{name}"}
     if operation.events is not None:
         yield {**rest, "model": name, "stream": True}
+    if operation.is_limited:
         for field in ("adapter_id", "lora_path"):
             yield {**rest, "model": BASE, field: name}
             yield {**rest, "model": "pirate", field: name}

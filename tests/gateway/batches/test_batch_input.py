@@ -18,6 +18,7 @@ from gateway.core.routing import Catalog, ModelQuery, resolve
 from gateway.core.tenants import Tenant
 
 CHAT, COMPLETION, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+EMBEDDINGS = "/v1/embeddings"
 MAX_LINE = 10_000
 
 
@@ -201,6 +202,22 @@ def test_responses_are_held_against_their_own_schema():
         ({"input": "hi", "tools": [{"type": "function", "name": "a b"}]}, ("invalid_request", "body.tools[0].name", 1)),
     ):
         assert only_error(text_of([response("1", **body)]), endpoint=RESPONSES) == error
+
+
+def test_embeddings_are_held_against_their_own_schema():
+    def embeddings(custom_id: str, **body: Any) -> dict[str, Any]:
+        return {**line(custom_id), "url": EMBEDDINGS, "body": {"model": "base", **body}}
+
+    inputs = ["Once", ["a", "b"], [7, 8], [[1], [2]]]
+    found, _ = check(text_of(embeddings(str(n), input=text) for n, text in enumerate(inputs)), endpoint=EMBEDDINGS)
+    assert (found.total, found.errors) == (4, [])
+    for body, error in (
+        ({}, ("invalid_request", "body.input", 1)),
+        ({"input": []}, ("invalid_request", "body.input", 1)),
+        ({"input": "hi", "stream": True}, ("unsupported_parameter", "body.stream", 1)),
+        ({"input": "hi", "dimensions": 0}, ("invalid_request", "body.dimensions", 1)),
+    ):
+        assert only_error(text_of([embeddings("1", **body)]), endpoint=EMBEDDINGS) == error
 
 
 def test_one_line_too_many():

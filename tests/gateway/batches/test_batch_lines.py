@@ -26,7 +26,7 @@ CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
 NAME = LineName("batch_1", 7, "mine")
 NOON = 1_800_014_400.0
 """At noon in UTC."""
-RESPONSES = "/v1/responses"
+RESPONSES, EMBEDDINGS = "/v1/responses", "/v1/embeddings"
 
 
 @pytest.fixture
@@ -111,6 +111,19 @@ async def test_a_line_of_responses_is_answered_as_over_http(gateway_app, more):
     assert mine == told
     assert {sent.lane for sent in gateway_app.engine.requests} == {Lane.BATCH}
     await gateway_app.assert_empty()
+
+
+async def test_a_line_of_embeddings_is_answered_as_over_http(gateway_app):
+    body = {"model": "pirate", "input": ["hi", "ho"], "pooling": "mean", "dimensions": 4}
+    async with gateway_app.client() as client:
+        told = (await client.post(EMBEDDINGS, json=body)).json()
+    mine = (await run(gateway_app, body, EMBEDDINGS))["response"]["body"]
+    assert mine == told and len(mine["data"]) == 2
+    assert [sent.lane for sent in gateway_app.engine.requests] == [Lane.INTERACTIVE] * 2 + [Lane.BATCH] * 2
+    await gateway_app.assert_empty()
+    with pytest.raises(ApiError) as caught:
+        await run(gateway_app, {**body, "input": ["hi", ""]}, EMBEDDINGS)
+    assert caught.value.param == "input[1]"
 
 
 async def test_an_error_of_a_response_names_its_own_field(gateway_app):

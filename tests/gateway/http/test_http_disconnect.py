@@ -70,6 +70,28 @@ async def test_a_stream_arrives_piece_by_piece(gateway_app):
     await gateway_app.assert_empty()
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": ["a", "b"]}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+        ("/v1/score", {"text_1": "a", "text_2": "b"}),
+    ],
+)
+async def test_leaving_aborts_every_vector(gateway_app, path, body):
+    gateway_app.engine.admit = asyncio.Event()
+    async with served(gateway_app) as client:
+        task = asyncio.create_task(client.post(path, json={"model": BASE, **body}))
+        await until(lambda: len(gateway_app.engine.requests) == 2)
+        await leave(task)
+        await until(lambda: gateway_app.engine.open == 0)
+        await until(lambda: gateway_app.watcher.records)
+    record = gateway_app.watcher.records[0]
+    assert (record.finish, record.status, record.completion_tokens) == ("cancelled", 499, 0)
+    assert list(gateway_app.limiter.ends.values()) == [[record.prompt_tokens]]
+    await gateway_app.assert_empty()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("where", ["admit", "go_on"])
 @pytest.mark.parametrize("path", [PATH, MESSAGES])

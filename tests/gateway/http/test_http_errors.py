@@ -121,7 +121,7 @@ async def test_unknown_route(gateway_app):
 @pytest.mark.parametrize(
     ("path", "instead"),
     [
-        ("/v1/embeddings", "no embeddings"),
+        ("/v1/moderations", "moderates none"),
         ("/v1/responses/resp_1", "not stored"),
         ("/v1/audio/speech", "text"),
         ("/v1/images/generations", "text"),

@@ -108,6 +108,9 @@ BODIES = {
     "/v1/completions": "CompletionRequest",
     "/v1/responses": "ResponsesRequest",
     "/v1/messages": "MessagesRequest",
+    "/v1/embeddings": "EmbeddingsRequest",
+    "/v1/rerank": "RerankRequest",
+    "/v1/score": "ScoreRequest",
 }
 ANSWERED = [
     {},
@@ -183,6 +186,21 @@ def test_messages_are_what_the_document_says(gateway, options, stream):
     response = ask(gateway, "/v1/messages", {**body, "stream": stream})
     for event in events(response) if stream else []:
         valid(event_data("/v1/messages")).validate(event)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "hi", "encoding_format": "base64", "dimensions": 4, "pooling": "mean"}),
+        ("/v1/embeddings", {"input": [[5, 6], [7]], "normalize": False, "service_tier": "flex"}),
+        ("/v1/rerank", {"query": "hi", "documents": ["ho", {"text": "he"}], "top_n": 1}),
+        ("/v1/rerank", {"query": "hi", "documents": ["ho"], "return_documents": False}),
+        ("/v1/score", {"text_1": "hi", "text_2": ["ho", "he"]}),
+    ],
+    ids=str,
+)
+def test_vectors_are_what_the_document_says(gateway, path, body):
+    ask(gateway, path, {"model": BASE, **body})
 
 
 def event_data(path):

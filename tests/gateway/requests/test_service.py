@@ -598,7 +598,7 @@ async def test_merge_closes_every_stream_it_was_given():
         finally:
             closed.append(name)
 
-    merged = merge_streams([stream("a"), stream("b")])
+    merged = merge_streams([stream("a"), stream("b")], 2)
     assert {await anext(merged) for _ in range(6)} == {"a", "b"}
     await merged.aclose()
     assert sorted(closed) == ["a", "b"]

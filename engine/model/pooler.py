@@ -1,0 +1,132 @@
+"""Pools hidden states into vectors: after a step has computed the residual stream of its rows, outside captured steps.
+
+Only the rows that a vector needs are normalised, and all arithmetic after the norm is in fp32. A mean over a prompt of
+several chunks keeps its sum on the device between the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.core.types import PooledVector, Pooling, PoolingKind
+from engine.model.batch import PooledChunk
+from engine.model.results import ResultBlocks, StepResults
+from lora_kernels.pinned import upload
+
+
+@dataclass(frozen=True, slots=True)
+class _PoolerEntry:
+    pooling: Pooling
+    num_tokens: int
+
+    @property
+    def divisor(self) -> int:
+        return self.num_tokens if self.pooling.kind is PoolingKind.MEAN else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """Vectors of one step, while they are copied to the host: `host` is fp32 [len(request_ids), hidden_size], of whose
+    rows the first `dimensions` elements are meant."""
+
+    request_ids: tuple[str, ...]
+    dimensions: tuple[int, ...]
+    host: Tensor
+    results: StepResults
+
+    def read(self) -> tuple[PooledVector, ...]:
+        """Returns the vectors. The device must have finished the step."""
+        self.results.check()
+        rows = zip(self.request_ids, self.host.numpy(), self.dimensions, strict=True)
+        return tuple(PooledVector(request_id, row[:count].tobytes()) for request_id, row, count in rows)
+
+
+class Pooler:
+    """Pools for the running requests that ask for vectors, at most `max_seqs`.
+
+    Args:
+        norm: the model's final norm, from [num_rows, hidden_size] of the residual stream to hidden states.
+    """
+
+    def __init__(self, norm: Callable[[Tensor], Tensor], hidden_size: int, max_seqs: int, device: torch.device) -> None:
+        self._norm = norm
+        self._hidden_size = hidden_size
+        self._device = device
+        self._entries: dict[str, _PoolerEntry] = {}
+        self._sums: dict[str, Tensor] = {}
+        """Sums over the rows of earlier chunks, fp32 [hidden_size], of requests for means."""
+        self._results = ResultBlocks(max_seqs * hidden_size * torch.float32.itemsize, device)
+
+    def add(self, request_id: str, pooling: Pooling, num_tokens: int) -> None:
+        """Adds a request with the length of its prompt, or begins it anew after a preemption."""
+        self._entries[request_id] = _PoolerEntry(pooling, num_tokens)
+
+    def remove(self, request_id: str) -> None:
+        """Forgets a request. Does nothing for a request that asks for no vector."""
+        self._entries.pop(request_id, None)
+        self._sums.pop(request_id, None)
+
+    def warm_up(self, dtype: torch.dtype) -> None:
+        """Pools a row of zeros for a request of each kind, so that no kernel is loaded while requests wait."""
+        row = torch.zeros(1, self._hidden_size, dtype=dtype, device=self._device)
+        for kind in PoolingKind:
+            self.add(kind.value, Pooling(kind), 1)
+            self.start(row, (PooledChunk(kind.value, 0, 1, is_last=True),))
+            self.remove(kind.value)
+
+    def start(self, residual: Tensor, chunks: Sequence[PooledChunk]) -> Vectors | None:
+        """Adds a step's chunks to their requests' sums, and starts to copy the vectors that are complete to the host.
+        Does not wait for a GPU. None means that no vector is complete.
+
+        Args:
+            residual: [num_rows, hidden_size], the residual stream after the last layer; not changed.
+        """
+        spans = [(chunk, first) for chunk in chunks if (first := self._first_row(chunk)) < chunk.end]
+        if not spans:
+            return None
+        spans.sort(key=lambda span: not span[0].is_last)
+        sums = self._summed(residual, [(first, chunk.end) for chunk, first in spans])
+        for (chunk, _), row in zip(spans, sums, strict=True):
+            self._carry(chunk, row)
+        done = tuple(chunk.request_id for chunk, _ in spans if chunk.is_last)
+        return self._finish(done, sums[: len(done)]) if done else None
+
+    def _first_row(self, chunk: PooledChunk) -> int:
+        """Returns the first row that the chunk's vector needs: `chunk.end` if it needs none."""
+        if self._entries[chunk.request_id].pooling.kind is PoolingKind.MEAN:
+            return chunk.first
+        return chunk.end - chunk.is_last
+
+    def _summed(self, residual: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
+        """Returns the sums of hidden states, fp32 [len(spans), hidden_size], over rows from `first` to before `end`."""
+        rows = np.concatenate([np.arange(first, end) for first, end in spans])
+        lengths = np.array([end - first for first, end in spans])
+        numbers = upload(np.concatenate((rows, lengths)), self._device)
+        hidden = self._norm(residual.index_select(0, numbers[: len(rows)])).float()
+        # Unsafe means that the lengths are not checked, for which the host would wait for a GPU.
+        return torch.segment_reduce(hidden, "sum", lengths=numbers[len(rows) :], unsafe=True)
+
+    def _carry(self, chunk: PooledChunk, row: Tensor) -> None:
+        """Adds the sum of earlier chunks to `row`, the sum of a chunk, and keeps it unless the chunk is the last."""
+        before = self._sums.pop(chunk.request_id, None)
+        if before is not None:
+            row += before
+        if not chunk.is_last:
+            self._sums[chunk.request_id] = row
+
+    def _finish(self, request_ids: tuple[str, ...], sums: Tensor) -> Vectors:
+        entries = [self._entries[request_id] for request_id in request_ids]
+        dimensions = [min(entry.pooling.dimensions or self._hidden_size, self._hidden_size) for entry in entries]
+        facts = [[entry.divisor for entry in entries], dimensions, [entry.pooling.normalize for entry in entries]]
+        divisors, counts, normalized = upload(np.array(facts, dtype=np.int64), self._device).unsqueeze(-1)
+        kept = torch.arange(self._hidden_size, device=self._device) < counts
+        vectors = torch.where(kept, sums / divisors, 0.0)
+        vectors = torch.where(normalized > 0, F.normalize(vectors, dim=-1), vectors)
+        results = self._results.begin()
+        return Vectors(request_ids, tuple(dimensions), results.download(vectors), results)

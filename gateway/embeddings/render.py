@@ -1,0 +1,100 @@
+"""Renders vectors, and what follows from them, as response bodies."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from gateway.embeddings.parse import side_lengths, texts_of
+from gateway.embeddings.schema import EmbeddingsRequest, RerankRequest, ScoreRequest
+from gateway.openai.render import encode_json
+from gateway.requests.types import Admitted, TokenUsage
+
+Json = dict[str, Any]
+Vector = npt.NDArray[np.float32]
+
+
+class EmbeddingsRenderer:
+    """Renders the response of /v1/embeddings. Each vector is encoded when it comes: encoding two thousand at once would
+    stop the event loop for a second."""
+
+    def __init__(self, body: EmbeddingsRequest) -> None:
+        self._is_text = body.encoding_format == "base64"
+        self._encoded: dict[int, str | msgspec.Raw] = {}
+
+    def add(self, index: int, vector: bytes) -> None:
+        if self._is_text:
+            self._encoded[index] = b64encode(vector).decode()
+        else:
+            self._encoded[index] = msgspec.Raw(encode_json(_floats(vector).tolist()))
+
+    def complete(self, admitted: Admitted, usage: TokenUsage) -> Json:
+        data = [
+            {"object": "embedding", "index": index, "embedding": vector}
+            for index, vector in sorted(self._encoded.items(), key=lambda item: item[0])
+        ]
+        return {"object": "list", "data": data, "model": admitted.model, "usage": usage_body(usage)}
+
+
+class RerankRenderer:
+    """Renders the response of /v1/rerank: documents by cosine similarity to the query, the most similar first, and of
+    equally similar ones the first in the request."""
+
+    def __init__(self, body: RerankRequest) -> None:
+        self._body = body
+        self._vectors: dict[int, Vector] = {}
+
+    def add(self, index: int, vector: bytes) -> None:
+        self._vectors[index] = _floats(vector)
+
+    def complete(self, admitted: Admitted, usage: TokenUsage) -> Json:
+        query, *documents = _in_order(self._vectors)
+        scores = (np.stack(documents) @ query).tolist()
+        ranked = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._body.top_n]
+        texts = texts_of(self._body) if self._body.return_documents is not False else None
+        results = [
+            {"index": index, "relevance_score": scores[index]} | ({"document": {"text": texts[index]}} if texts else {})
+            for index in ranked
+        ]
+        name = f"rerank-{admitted.id}"
+        return {"id": name, "model": admitted.model, "results": results, "usage": usage_body(usage)}
+
+
+class ScoreRenderer:
+    """Renders the response of /v1/score: the cosine similarity of each pair of texts."""
+
+    def __init__(self, body: ScoreRequest) -> None:
+        self._num_first = side_lengths(body)[0]
+        self._vectors: dict[int, Vector] = {}
+
+    def add(self, index: int, vector: bytes) -> None:
+        self._vectors[index] = _floats(vector)
+
+    def complete(self, admitted: Admitted, usage: TokenUsage) -> Json:
+        vectors = np.stack(_in_order(self._vectors))
+        scores = (vectors[: self._num_first] * vectors[self._num_first :]).sum(axis=1).tolist()
+        return {
+            "id": f"score-{admitted.id}",
+            "object": "list",
+            "created": admitted.created,
+            "model": admitted.model,
+            "data": [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)],
+            "usage": usage_body(usage),
+        }
+
+
+def usage_body(usage: TokenUsage) -> Json:
+    return {"prompt_tokens": usage.prompt, "total_tokens": usage.prompt}
+
+
+def _floats(vector: bytes) -> Vector:
+    return np.frombuffer(vector, dtype="<f4")
+
+
+def _in_order(vectors: Mapping[int, Vector]) -> Sequence[Vector]:
+    return [vectors[index] for index in sorted(vectors)]

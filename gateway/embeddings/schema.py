@@ -1,0 +1,84 @@
+"""Schemas of the bodies of /v1/embeddings, /v1/rerank and /v1/score, and the fields that are known but not supported
+there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from gateway.openai.schema import NOTHING, Count, Extended, Tier
+
+PoolingName = Literal["last", "mean"]
+
+
+class PooledBody(Extended, kw_only=True):
+    """Fields that the three bodies have in common."""
+
+    model: str
+    pooling: PoolingName | None = None
+    """Makes a text's vector from the hidden state of its last token (the default) or from the mean over its tokens."""
+    service_tier: Tier | None = None
+
+    @property
+    def stream(self) -> bool:
+        return False
+
+
+class EmbeddingsRequest(PooledBody, kw_only=True):
+    """Body of /v1/embeddings."""
+
+    input: str | list[str | int | list[int]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Count | None = None
+    """Leading elements to keep of each vector, before it is normalised."""
+    normalize: bool | None = None
+    """False leaves vectors as long as they are. By default their Euclidean length is 1."""
+
+
+class RerankDocument(Struct):
+    text: str
+
+
+class RerankRequest(PooledBody, kw_only=True):
+    """Body of /v1/rerank, as in Jina's and Cohere's APIs."""
+
+    query: str
+    documents: list[str | RerankDocument]
+    top_n: Count | None = None
+    """Number of results. None means all documents."""
+    return_documents: bool | None = None
+    """False leaves the documents out of the results."""
+
+
+class ScoreRequest(PooledBody, kw_only=True):
+    """Body of /v1/score, as in vLLM's API: `text_1` and `text_2`, or the same as `queries` and `documents`. One text is
+    compared with each of several, and as many texts pairwise."""
+
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+    queries: str | list[str] | None = None
+    documents: str | list[str] | None = None
+
+
+NO_EFFECT = frozenset(("user", "input_type"))
+"""Fields that are accepted without effect, also where unknown fields are refused."""
+
+REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "activation": NOTHING,
+    "add_special_tokens": (None, True),
+    "chat_template": NOTHING,
+    "embed_dtype": (None, "float32"),
+    "embedding_types": (None, ["float"]),
+    "max_chunks_per_doc": NOTHING,
+    "max_tokens_per_doc": NOTHING,
+    "messages": NOTHING,
+    "rank_fields": NOTHING,
+    "softmax": NOTHING,
+    "stream": NOTHING,
+    "truncate": (None, "NONE"),
+    "truncate_prompt_tokens": NOTHING,
+    "use_activation": NOTHING,
+}
+"""Unsupported fields of vLLM, Jina and Cohere, each with the values that have no effect and are therefore accepted."""

@@ -151,7 +151,7 @@ class CapturedGraphs:
 def replayed_logits(captured, batch):
     rung = captured.graphs.find(batch)
     assert rung is not None
-    return captured.graphs.launch(batch, rung)
+    return captured.graphs.launch(batch, rung).logits
 
 
 @pytest.fixture
@@ -350,7 +350,7 @@ def test_what_is_kept_back_covers_what_lies_at_fixed_addresses(with_chunks):
     graphs, backend = with_chunks.graphs, with_chunks.graphs._parts.backend
     spec, kv, attention = graphs._parts.decoder.spec, with_chunks.arena.kv(0), backend.paged_attention
     tunings = GraphTunings(attention.decode_tuning(kv), attention.prefill_tuning(kv), backend.lora_tuning)
-    held = [graphs._block, graphs._logits, graphs._query_starts, graphs._sums]
+    held = [graphs._block, graphs._logits, graphs._residual, graphs._query_starts, graphs._sums]
     for partials in (attention._workspace.partials, attention._parts):
         held += [partials.totals, partials.stats]
     sizes = [graph_bytes(spec, torch.float32, tunings, *size, MAX_LEN, BLOCK) for size in ((1, 1), (5, 200), (5, 900))]

@@ -15,6 +15,7 @@ from backend_checks import CHECKS
 from dora_checks import DORA_CHECKS
 from lora_checks import LORA_CHECKS
 
+from benchmarks.gpu.interpreter_speed import spare_repeated_work
 from lora_kernels.gpu import triton_dora
 from lora_kernels.gpu.triton_backend import TritonBackend
 
@@ -28,6 +29,7 @@ def outcome(check: Callable[[], None]) -> str | None:
 
 
 if __name__ == "__main__":
+    spare_repeated_work()
     # The interpreter computes wrongly in bf16: see interpreter_numbers.py, which corrects it where it is needed.
     checks = {name: check for name, check in CHECKS.items() if "bf16" not in name}
     runs = {name: partial(check, TritonBackend()) for name, check in checks.items()}

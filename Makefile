@@ -54,7 +54,7 @@ serve: setup  ## Serve the demo: HTTP 8000, gRPC 50051 (ARGS="--http-port 9000" 
 	@$(BIN)/loralane serve $(ARGS)
 
 test: setup-dev  ## Run all tests (ARGS="-k limiter" passes arguments on)
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 test-fast: setup-dev  ## Run the tests that need no model, server or compiler, in about a minute
 	$(BIN)/python -m pytest -m "not slow" -n 4 --dist loadfile $(ARGS)

@@ -11,6 +11,7 @@ tests/e2e          `demo` (the demo's configuration), `server` (all of the demo:
                    `models` (the names it serves), `client_of` and `client` (OpenAI clients of it)
 tests/e2e/behaviour
                    `kind` (each installed client library), `setup` (such a client and a gateway with fakes)
+tests/kernels      `triton_cache` (compiled kernels, kept between runs)
 tests/model        `tiny_llama` (the folder of a small random model)
 tests/sim          `device` (costs in round numbers), `make_setup` (a simulated engine on it)
 tests/chaos        `audited` (a deployment of real processes, and the auditor that checks it)
@@ -43,13 +44,20 @@ SERVERS = ("tests/e2e/", "tests/chaos/")
 """Folders whose tests start whole servers, of which only one may run at a time."""
 LONGEST = (
     *SERVERS,
-    "tests/model/test_parity.py",
-    "tests/kernels/test_triton",
+    "tests/gateway/cluster/test_ray.py",
+    "tests/benchmarks/test_gpu_suite.py",
     "tests/model/test_graphs.py",
+    "tests/kernels/test_triton",
+    "tests/model/test_parity.py",
     "tests/fuzz/",
+    "tests/kernels/test_pretended_cuda.py",
+    "tests/kernels/test_launch.py",
+    "tests/model/test_device_sampler.py",
+    "tests/model/test_warm_up.py",
     "tests/core/test_fair_share.py",
 )
-"""Files and folders that take a minute or more each. They run first, so that at the end no process is left with one."""
+"""Files and folders that take half a minute or more each, the longest first. They run first, in this order, so that at
+the end no process is left with one."""
 SLOW_FOLDERS = frozenset(("benchmarks", "chaos", "e2e", "fuzz", "kernels", "model"))
 """Folders of `tests` whose tests are all slow: they load models, compile kernels or start whole servers."""
 SLOW_FIXTURES = frozenset(("smollm2", "valkey_server", "browser", "cluster_ports"))
@@ -65,6 +73,11 @@ class OneServer(LoadFileScheduling):
         return "servers" if nodeid.startswith(SERVERS) else str(super()._split_scope(nodeid))
 
 
+def turn(item: pytest.Item) -> int:
+    """Return the place of a test's file in the order in which files are handed to processes."""
+    return next((place for place, name in enumerate(LONGEST) if item.nodeid.startswith(name)), len(LONGEST))
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     is_left_out = collection_path.parent == TESTS and collection_path.name in SLOW_FOLDERS
     return True if is_left_out and config.option.markexpr == QUICK_ONLY else None
@@ -72,11 +85,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest drops what `-m` leaves out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+    items.sort(key=turn)
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0]
         if folder in SLOW_FOLDERS or not SLOW_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker("slow")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the number of processes for `-n auto`: one more than cores, because some tests wait; four are enough."""
+    return min(4, (os.cpu_count() or 1) + 1)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneServer:

@@ -79,14 +79,14 @@ class MessageRenderer:
             events += self._stop()
         return b"".join(events)
 
-    def closing(self, usage: TokenUsage) -> bytes:
+    async def closing(self, usage: TokenUsage) -> bytes:
         delta = _ending(self._reader.stop_reason, self._reader.stop_sequence)
         return _event("message_delta", delta=delta, usage=usage_body(usage)) + _event("message_stop")
 
     def failure(self, error: ApiError) -> bytes:
         return sse_event(encode_json(error_body(error, self._request_id)), "error")
 
-    def complete(self, chunks: Sequence[GenerationChunk]) -> Json:
+    async def complete(self, chunks: Sequence[GenerationChunk]) -> Json:
         parts, usage = self._reader.read(join_chunks(chunks)), chunks[-1].usage
         ending = _ending(self._reader.stop_reason, self._reader.stop_sequence)
         return self._head | ending | {"content": _blocks(parts), "usage": usage_body(usage) if usage else None}

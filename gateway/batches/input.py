@@ -13,7 +13,7 @@ from msgspec import Meta, Raw, Struct
 
 from gateway.batches.line_reader import pack_index
 from gateway.batches.record import BatchError
-from gateway.core.errors import MAX_QUOTED, ApiError
+from gateway.core.errors import MAX_QUOTED, ApiError, unsupported_parameter
 from gateway.core.routing import Catalog, ModelQuery, Target, resolve
 from gateway.core.tenants import Tenant, UnknownFields
 from gateway.embeddings.parse import embeddings_request
@@ -116,6 +116,8 @@ def _completion(text: Raw, unknown: UnknownFields) -> tuple[LineBody, GenerateRe
 
 def _response(text: Raw, unknown: UnknownFields) -> tuple[LineBody, GenerateRequest]:
     body = parse_response(text, unknown)
+    if body.background:
+        raise unsupported_parameter("background", "is not for lines of a batch, which all run in the background")
     with own_names():
         return body, response_request(body, "")
 

@@ -18,14 +18,16 @@ from gateway.core.trace_context import Ingress
 from gateway.embeddings.calls import PooledCall, embeddings_call
 from gateway.openai.calls import CALLS, ApiCall
 from gateway.requests.service import Gateway
-from gateway.responses.calls import ResponseCall, response_call
+from gateway.responses.calls import ResponseCall, stateless_call
 from gateway.responses.parse import own_names
+from gateway.responses.service import Responses
 
 LineParser = Callable[[Gateway, Tenant, bytes, str, Ingress], ApiCall | ResponseCall | PooledCall]
 
-PARSERS: Mapping[str, LineParser] = {**CALLS, "/v1/responses": response_call, "/v1/embeddings": embeddings_call}
+RESPONSES = "/v1/responses"
+PARSERS: Mapping[str, LineParser] = {**CALLS, RESPONSES: stateless_call, "/v1/embeddings": embeddings_call}
 """Parsers of the bodies of lines, by endpoint."""
-FIELD_NAMES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {"/v1/responses": own_names}
+FIELD_NAMES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {RESPONSES: own_names}
 """Context managers that put an endpoint's own names of fields into errors, for endpoints that have such names."""
 UNHEARD_SECONDS = 5.0
 """Seconds after a claim in which an unknown key is not taken for deleted: it may be too new to be known here."""
@@ -40,6 +42,8 @@ class LineRunner:
     lease: Lease
     claimed: float
     """Time on the loop's clock at which the lease was claimed."""
+    responses: Responses | None = None
+    """Stores and continues responses. None means that lines that need that are refused."""
 
     @property
     def left(self) -> float:
@@ -53,8 +57,7 @@ class LineRunner:
         principal = self._principal()
         if isinstance(principal, KeyLapse):
             return unrun_answer(name, *principal.value)
-        endpoint = self.lease.batch.endpoint
-        call = PARSERS[endpoint](self.gateway, principal.tenant, body, name.request_id, Ingress(endpoint))
+        call, endpoint = await self._parsed(principal.tenant, body, name), self.lease.batch.endpoint
         request = replace(
             call.request, lane=Lane.BATCH, deadline=self.left, stall=None, ignore_server_timeout=True, coalesce=True
         )
@@ -64,6 +67,12 @@ class LineRunner:
                 begun()
                 answer, usage = await call.whole(generation)
         return completed_answer(name, answer, usage)
+
+    async def _parsed(self, tenant: Tenant, body: bytes, name: LineName) -> ApiCall | ResponseCall | PooledCall:
+        endpoint = self.lease.batch.endpoint
+        if endpoint == RESPONSES and self.responses is not None:
+            return await self.responses.call(self.gateway, tenant, body, name.request_id, Ingress(endpoint))
+        return PARSERS[endpoint](self.gateway, tenant, body, name.request_id, Ingress(endpoint))
 
     @property
     def _age(self) -> float:

@@ -37,11 +37,18 @@ from gateway.observe.metrics import Metrics
 from gateway.observe.vllm_requests import MODEL
 from gateway.requests.served_model import ServedModel
 from gateway.requests.service import Gateway
+from gateway.responses.service import Responses
 
 
 @asynccontextmanager
 async def open_batches(
-    redis: Redis, data_dir: Path, config: Config, gateway: Gateway, accounts: AccountRegistry, metrics: Metrics
+    redis: Redis,
+    data_dir: Path,
+    config: Config,
+    gateway: Gateway,
+    accounts: AccountRegistry,
+    metrics: Metrics,
+    responses: Responses,
 ) -> AsyncIterator[tuple[Files, Batches]]:
     """Yield the operations on files and batches. While the context is entered, background tasks delete expired files
     and stray objects and, unless `batches.workers` is off, work on batches and deliver webhook events. On exit they are
@@ -58,7 +65,7 @@ async def open_batches(
         endpoints = config.batches.webhooks if config.batches.workers else {}
         await stack.enter_async_context(open_webhooks(redis, config.redis.key_prefix, endpoints, metrics))
         if config.batches.workers:
-            await stack.enter_async_context(dispatching(store, files, gateway, accounts, metrics, config))
+            await stack.enter_async_context(dispatching(store, files, gateway, accounts, metrics, config, responses))
         yield files, Batches(store, files, config.batches.tenant_jobs)
 
 
@@ -85,11 +92,12 @@ async def dispatching(
     accounts: AccountRegistry,
     metrics: Metrics,
     config: Config,
+    responses: Responses,
 ) -> AsyncIterator[None]:
     """Run a `Dispatcher`, with metrics, while the context is entered. A line may be as long as the body of an HTTP
     request."""
     gates = open_gates(gateway)
-    context = BatchContext(store, files, gateway, accounts, gates, metrics.batch_line)
+    context = BatchContext(store, files, gateway, accounts, gates, metrics.batch_line, responses=responses)
     bounds = config.batches.max_lines, config.http.max_body_bytes
     validator = Validator(store, files, partial(_tenant, accounts), gateway.models, *bounds)
     owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"

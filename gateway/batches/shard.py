@@ -30,6 +30,7 @@ from gateway.core.errors import ApiError, Fault, internal
 from gateway.core.tenants import KeyHolders
 from gateway.files.service import Files
 from gateway.requests.service import Gateway
+from gateway.responses.service import Responses
 
 LONG_REST_SECONDS = 5.0
 """Seconds to wait for a limit from which on the shard is released: a lease is only for running work."""
@@ -55,6 +56,8 @@ class BatchContext:
     count: Callable[[str], None]
     """Called for every answered line with its result, "completed" or "failed", for metrics."""
     quarantine: Quarantine = field(default_factory=Quarantine)
+    responses: Responses | None = None
+    """Stores and continues responses. None means that lines that need that are refused."""
 
 
 class Shard:
@@ -66,7 +69,7 @@ class Shard:
         self.lease = lease
         self.limit_window = LimitWindow()
         self._context = context
-        self._lines = LineRunner(context.gateway, context.holders, lease, claimed)
+        self._lines = LineRunner(context.gateway, context.holders, lease, claimed, context.responses)
         self._parts = AnswerBuffer(context.store, context.files.storage, lease)
         self._running: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()

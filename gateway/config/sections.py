@@ -165,6 +165,23 @@ class BatchesConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ResponsesConfig:
+    """Storage of responses to /v1/responses, in Redis."""
+
+    store: Literal["never", "on_request", "by_default"] = "on_request"
+    """Responses that are stored: none, those whose requests say `store: true`, or, as at OpenAI, all but those whose
+    requests say false."""
+    keep_days: float = 30.0
+    """Days after which a stored response is deleted."""
+    tenant_bytes: int = 256 * 2**20
+    """Maximum bytes of all stored responses of one tenant, which take as much memory of Redis."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, tenant_bytes=self.tenant_bytes)
+        _positive(keep_days=self.keep_days)
+
+
+@dataclass(frozen=True, slots=True)
 class HttpConfig:
     host: str = "127.0.0.1"
     port: int = 8000

@@ -42,6 +42,7 @@ from gateway.config.sections import (
     LimitsConfig,
     ObservabilityConfig,
     RedisConfig,
+    ResponsesConfig,
     TenantConfig,
 )
 from gateway.core.billing import BillingConfig
@@ -99,6 +100,7 @@ class Config:
     billing: BillingConfig = field(default_factory=BillingConfig)
     redis: RedisConfig = field(default_factory=RedisConfig)
     batches: BatchesConfig = field(default_factory=BatchesConfig)
+    responses: ResponsesConfig = field(default_factory=ResponsesConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
     admin: AdminConfig = field(default_factory=AdminConfig)

@@ -2,11 +2,12 @@
 
     ApiError
     ├── errors in the request
-    │   ├── 400 INVALID_REQUEST, CONTEXT_LENGTH_EXCEEDED, INVALID_JSON, UNSUPPORTED_PARAMETER
+    │   ├── 400 INVALID_REQUEST, CONTEXT_LENGTH_EXCEEDED, INVALID_JSON, UNSUPPORTED_PARAMETER,
+    │   │       PREVIOUS_RESPONSE_NOT_FOUND
     │   ├── 401 INVALID_API_KEY
     │   ├── 403 FORBIDDEN
     │   ├── 404 MODEL_NOT_FOUND, TENANT_NOT_FOUND, KEY_NOT_FOUND, REQUEST_NOT_FOUND, FILE_NOT_FOUND,
-    │   │       BATCH_NOT_FOUND, ROUTE_NOT_FOUND
+    │   │       BATCH_NOT_FOUND, RESPONSE_NOT_FOUND, ROUTE_NOT_FOUND
     │   ├── 405 METHOD_NOT_ALLOWED
     │   ├── 409 ADAPTER_EXISTS, ADAPTER_CONFLICT, TENANT_EXISTS, TENANT_CONFLICT, FILE_IN_USE, BATCH_CONFLICT,
     │   │       ENGINE_CONFLICT
@@ -58,6 +59,12 @@ class Fault(Enum):
     CONTEXT_LENGTH_EXCEEDED = (400, "INVALID_ARGUMENT", "invalid_request_error", "context_length_exceeded")
     INVALID_JSON = (400, "INVALID_ARGUMENT", "invalid_request_error", "invalid_json")
     UNSUPPORTED_PARAMETER = (400, "INVALID_ARGUMENT", "invalid_request_error", "unsupported_parameter")
+    PREVIOUS_RESPONSE_NOT_FOUND = (
+        400,
+        "FAILED_PRECONDITION",
+        "invalid_request_error",
+        "previous_response_not_found",
+    )
     INVALID_API_KEY = (401, "UNAUTHENTICATED", "authentication_error", "invalid_api_key")
     FORBIDDEN = (403, "PERMISSION_DENIED", "permission_error", "forbidden")
     MODEL_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "model_not_found")
@@ -66,6 +73,7 @@ class Fault(Enum):
     REQUEST_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "request_not_found")
     FILE_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "file_not_found")
     BATCH_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "batch_not_found")
+    RESPONSE_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "response_not_found")
     ROUTE_NOT_FOUND = (404, "UNIMPLEMENTED", "not_found_error", None)
     METHOD_NOT_ALLOWED = (405, "UNIMPLEMENTED", "invalid_request_error", None)
     ADAPTER_EXISTS = (409, "ALREADY_EXISTS", "conflict_error", "adapter_conflict", False)
@@ -200,6 +208,13 @@ def tenant_not_found(name: str) -> ApiError:
 def file_not_found(file_id: str) -> ApiError:
     """Return the error for an unknown file. The message is the same for a file that another tenant owns."""
     return ApiError(Fault.FILE_NOT_FOUND, f"there is no file {file_id[:MAX_QUOTED]!r}", "file_id")
+
+
+def response_not_found(response_id: str) -> ApiError:
+    """Return the error for an unknown stored response. The message is the same for one that another tenant owns."""
+    return ApiError(
+        Fault.RESPONSE_NOT_FOUND, f"there is no stored response {response_id[:MAX_QUOTED]!r}", "response_id"
+    )
 
 
 def route_not_found(method: str, path: str, instead: str | None = None) -> ApiError:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from importlib.metadata import version
 from typing import TypeVar
 
@@ -33,7 +34,7 @@ from gateway.http.files import FilesApi
 from gateway.http.lists import check_parameters
 from gateway.http.openapi.document import document
 from gateway.http.openapi.operations import OPERATIONS
-from gateway.http.responses import OwnNames
+from gateway.http.responses import RESPONSES, OwnNames, StoredResponsesApi
 from gateway.http.root import GrpcAddressOf, RootApi
 from gateway.http.scrape import MetricsAccess, ScrapeApi
 from gateway.http.stream import GenerationCall, GenerationResponse, WholeCall, WholeResponse, json_response
@@ -47,15 +48,18 @@ from gateway.requests.observers import ArrivingRequest
 from gateway.requests.readiness import readiness
 from gateway.requests.served_model import ModelCard
 from gateway.requests.service import Gateway
-from gateway.responses.calls import response_call
+from gateway.responses.calls import stateless_call
+from gateway.responses.service import Responses
 from gateway.usage.report import UsageAdmin
 
 MAX_BODY_BYTES = 8 * 2**20
 PING_SECONDS = 10.0
 
 Call = TypeVar("Call", bound=WholeCall)
-Understanding = Callable[[Gateway, Tenant, bytes, str, Ingress], Call]
+Parser = Callable[[Gateway, Tenant, bytes, str, Ingress], Call]
 """Parser of the body of a request."""
+Understanding = Callable[[Tenant, bytes, str, Ingress], Awaitable[Call]]
+"""Parser that is bound to a gateway and may read what the tenant has stored."""
 
 
 def create_app(
@@ -72,6 +76,7 @@ def create_app(
     open_metrics: MetricsAccess = False,
     files: Files | None = None,
     batches: Batches | None = None,
+    responses: Responses | None = None,
     surface: ApiSurface = "all",
     cors_origins: Sequence[str] = (),
     grpc: GrpcAddressOf = lambda: None,
@@ -92,12 +97,13 @@ def create_app(
         open_metrics: what a request without a key may read of /metrics: everything (True: keys are not checked at
             all), nothing (False), or all but tenants' metrics ("no_tenants").
         files, batches: the file and batch services. None means that there are no routes for them.
+        responses: stores and reads responses. None means that requests for that are refused.
         surface: the part of the API that this port serves: all, public (all but administration) or admin.
         cors_origins: origins whose pages may call everything but administration. If empty, or if the surface is admin,
             no CORS layer is added.
         grpc: returns the address of the gRPC server, for `GET /`; None means that there is none.
     """
-    rest = (accounts, operations, usage, metrics_keys, open_metrics, files, batches, surface, grpc)
+    rest = (accounts, operations, usage, metrics_keys, open_metrics, files, batches, responses, surface, grpc)
     api = HttpApi(gateway, keys, metrics, max_body_bytes, ping_seconds, *rest)
     routes = [route for route in api.routes() if serves_path(surface, route.path)]
     router = Router(routes, redirect_slashes=False)  # a redirect would go to the host that the caller named
@@ -122,6 +128,7 @@ class HttpApi:
         open_metrics: MetricsAccess,
         files: Files | None,
         batches: Batches | None,
+        responses: Responses | None,
         surface: ApiSurface,
         grpc: GrpcAddressOf,
     ) -> None:
@@ -135,6 +142,9 @@ class HttpApi:
         self._started = int(time.time())
         self._document = document([each for each in OPERATIONS if serves_path(surface, each.path)])
         self._files = FilesApi(files, self._authenticate) if files else None
+        self._responses = responses
+        self._understand_response = partial(responses.call, gateway) if responses else self._at_once(stateless_call)
+        self._stored = StoredResponsesApi(responses, self._authenticate) if responses else None
         etas = EtaEstimator(batches, gateway.models) if batches else None
         self._batches = BatchesApi(batches, etas, self._authenticate, max_body_bytes) if batches and etas else None
         of_all = AdminBatchesApi(batches, etas) if batches and etas else None
@@ -145,7 +155,7 @@ class HttpApi:
         return [
             Route("/v1/chat/completions", AsgiEndpoint(self.chat), methods=post),
             Route("/v1/completions", AsgiEndpoint(self.completions), methods=post),
-            Route("/v1/responses", AsgiEndpoint(self.response), methods=post),
+            Route(RESPONSES, AsgiEndpoint(self.response), methods=post),
             Route("/v1/messages", AsgiEndpoint(self.message), methods=post),
             Route("/v1/embeddings", AsgiEndpoint(self.embeddings), methods=post),
             Route("/v1/rerank", AsgiEndpoint(self.rerank), methods=post),
@@ -154,6 +164,7 @@ class HttpApi:
             Route("/v1/models", self.models, methods=get),
             Route("/v1/models/{name:path}", self.model, methods=get),
             *self._tokens.routes(),
+            *(self._stored.routes() if self._stored else ()),
             *(self._files.routes() if self._files else ()),
             *(self._batches.routes() if self._batches else ()),
             *self._admin.routes(),
@@ -174,7 +185,13 @@ class HttpApi:
         return await self._generation(request, completion_call)
 
     async def response(self, request: Request) -> ASGIApp:
-        return OwnNames(await self._generation(request, response_call))
+        """Answer with a generation or, if it runs in the background, with its response object as it is before."""
+        with self._arriving(request) as arrival:
+            call, whole = await self._understood(request, arrival, self._understand_response)
+            if call.in_background and self._responses is not None:
+                begun = self._responses.begin(self._gateway, whole.principal, call, whole.request)
+                return json_response(await begun)
+        return OwnNames(GenerationResponse(whole, call, self._ping_seconds))
 
     async def message(self, request: Request) -> GenerationResponse:
         return await self._generation(request, message_call)
@@ -230,21 +247,36 @@ class HttpApi:
     async def openapi(self, request: Request) -> Response:
         return json_response(self._document)
 
-    async def _generation(self, request: Request, understood: Understanding[GenerationCall]) -> GenerationResponse:
-        call, whole = await self._begun(request, understood)
+    async def _generation(self, request: Request, parse: Parser[GenerationCall]) -> GenerationResponse:
+        call, whole = await self._begun(request, parse)
         return GenerationResponse(whole, call, self._ping_seconds)
 
-    async def _begun(self, request: Request, understood: Understanding[Call]) -> tuple[Call, WholeResponse]:
+    async def _begun(self, request: Request, parse: Parser[Call]) -> tuple[Call, WholeResponse]:
+        """Return the parsed request, and the response that runs it."""
+        with self._arriving(request) as arrival:
+            call, whole = await self._understood(request, arrival, self._at_once(parse))
+        return call, whole
+
+    async def _understood(
+        self, request: Request, arrival: ArrivingRequest, understood: Understanding[Call]
+    ) -> tuple[Call, WholeResponse]:
         """Authenticate the caller, wait for the tenant's turn and parse the body. Return the parsed request, and the
         response that runs it."""
         arrived = time.monotonic()
-        with self._arriving(request) as arrival:
-            principal = arrival.identify(self._authenticate(request))
-            body = await read_body(request, self._max_body_bytes)
-            await self._gateway.turns.take(principal.tenant.name)
-            call = understood(self._gateway, principal.tenant, body, request_id(request), arrival.ingress)
-            limited = with_time_limits(call.request, request.scope, time.monotonic() - arrived)
+        principal = arrival.identify(self._authenticate(request))
+        body = await read_body(request, self._max_body_bytes)
+        await self._gateway.turns.take(principal.tenant.name)
+        call = await understood(principal.tenant, body, request_id(request), arrival.ingress)
+        limited = with_time_limits(call.request, request.scope, time.monotonic() - arrived)
         return call, WholeResponse(self._gateway, principal, call, limited)
+
+    def _at_once(self, parse: Parser[Call]) -> Understanding[Call]:
+        """Return the parser `parse` bound to this gateway."""
+
+        async def understood(tenant: Tenant, body: bytes, request_id: str, ingress: Ingress) -> Call:
+            return parse(self._gateway, tenant, body, request_id, ingress)
+
+        return understood
 
     def _model(self, card: ModelCard) -> Json:
         """Return a model's entry in OpenAI's model list. `root` is the adapter's name for an alias and the base model's

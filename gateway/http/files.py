@@ -19,7 +19,7 @@ from gateway.files.record import FileRecord
 from gateway.files.service import MAX_PAGE, Files, check_purpose, keep_upload
 from gateway.http.edge import header, streamed_body
 from gateway.http.form import FORM_BYTES, UNNAMED, FileForm
-from gateway.http.lists import list_page, parse_number
+from gateway.http.lists import list_page, newest_first, parse_number
 from gateway.http.stream import DisconnectWatch, json_response
 
 log = structlog.get_logger("files")
@@ -65,7 +65,7 @@ class FilesApi:
             purpose=given.get("purpose"),
             after=given.get("after"),
             limit=parse_number(given.get("limit", str(MAX_PAGE)), "limit", 1, MAX_PAGE),
-            newest_first=_newest_first(given.get("order", "desc")),
+            newest_first=newest_first(given.get("order", "desc")),
         )
         return json_response(list_page([record.to_openai() for record in page.data], page.has_more))
 
@@ -142,9 +142,3 @@ def _expires_after(fields: Mapping[str, str]) -> int | None:
     if fields.get(ANCHOR) != "created_at":
         raise invalid_request("anchor must be 'created_at'", ANCHOR)
     return parse_number(fields.get(SECONDS, ""), SECONDS, 0, MAX_SECONDS)
-
-
-def _newest_first(order: str) -> bool:
-    if order not in ("asc", "desc"):
-        raise invalid_request("order must be asc or desc", "order")
-    return order == "desc"

@@ -31,6 +31,14 @@ def parse_number(text: str, param: str, least: int, most: int) -> int:
     return number
 
 
+def newest_first(order: str) -> bool:
+    """Return whether the query parameter `order` of a list is `desc`. Raises ApiError: INVALID_REQUEST, it is neither
+    that nor `asc`."""
+    if order not in ("asc", "desc"):
+        raise invalid_request("order must be asc or desc", "order")
+    return order == "desc"
+
+
 def check_parameters(given: Collection[str], *known: str) -> None:
     """Raise ApiError (INVALID_REQUEST) if a name in `given` is not among `known`, because a misspelled query parameter
     would otherwise be ignored silently."""

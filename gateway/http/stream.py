@@ -98,7 +98,7 @@ class GenerationResponse(Struct, frozen=True):
                 await events.open(generation.admitted.headers())
                 async with events.pings(self.ping_seconds, envelope.ping):
                     usage = await self._chunks(events, generation, envelope)
-            events.add(envelope.closing(usage))
+            events.add(await envelope.closing(usage))
         except (ApiError, OSError) as error:
             if envelope is None or not events.is_open or isinstance(error, OSError):
                 raise

@@ -141,13 +141,13 @@ class Renderer(Protocol):
         """Return the events for a chunk; there are none, for example, while text is held back. Each answer's chunks
         must be passed once and in order."""
 
-    def closing(self, usage: TokenUsage) -> bytes:
+    async def closing(self, usage: TokenUsage) -> bytes:
         """Return the events that end a stream whose answers are complete."""
 
     def failure(self, error: ApiError) -> bytes:
         """Return the events that end a stream because of an error."""
 
-    def complete(self, chunks: Sequence[GenerationChunk]) -> Json:
+    async def complete(self, chunks: Sequence[GenerationChunk]) -> Json:
         """Return the body of the complete response, from all chunks of all answers; the last one has the usage."""
 
 
@@ -163,7 +163,7 @@ async def whole_answer(renderer: Renderer, generation: Generation) -> WholeAnswe
     chunks = [chunk async for chunk in generation]
     usage = chunks[-1].usage
     assert usage is not None, "the last chunk carries it"
-    return WholeAnswer(renderer.complete(chunks), usage)
+    return WholeAnswer(await renderer.complete(chunks), usage)
 
 
 class Envelope:
@@ -216,7 +216,7 @@ class Envelope:
         tells = any(choice.get(name) for name in ("text", "delta", "finish_reason", "logprobs", "token_ids"))
         return self._chunk(choice) if tells else b""
 
-    def closing(self, usage: TokenUsage) -> bytes:
+    async def closing(self, usage: TokenUsage) -> bytes:
         """Return the usage chunk, if the request asked for it, and [DONE]."""
         if not self._include_usage:
             return DONE
@@ -226,7 +226,7 @@ class Envelope:
         """Return the error and [DONE], which is sent after an error too, because clients read a stream up to it."""
         return sse_event(encode_json(error.body())) + DONE
 
-    def complete(self, chunks: Sequence[GenerationChunk]) -> Json:
+    async def complete(self, chunks: Sequence[GenerationChunk]) -> Json:
         choices = [self._style.complete(answer) for answer in join_answers(chunks)]
         usage = chunks[-1].usage
         return self._head | {"choices": choices, "usage": usage_body(usage) if usage else None}

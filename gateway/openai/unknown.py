@@ -165,10 +165,10 @@ def _distance(one: str, other: str) -> int:
 TEXT_ONLY = "this model reads and writes text"
 
 ABSENT: Mapping[str, str] = {
-    "/v1/responses": "responses are not stored",
+    "/v1/responses": "use /v1/responses itself",
     "/v1/assistants": "use /v1/chat/completions",
     "/v1/threads": "use /v1/chat/completions",
-    "/v1/conversations": "use /v1/chat/completions",
+    "/v1/conversations": "use previous_response_id of /v1/responses",
     "/v1/messages": "use /v1/messages itself, or /v1/batches for many requests",
     "/v1/engines": "name the model in the body of /v1/completions",
     "/v1/edits": "use /v1/chat/completions",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from engine.core.types import SamplingParams
-from gateway.core.errors import invalid_request
+from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.core.lanes import requested_lane
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Tenant
@@ -19,8 +21,8 @@ from gateway.requests.service import Gateway
 from gateway.requests.types import Admitted, GenerateRequest, Generation
 from gateway.responses.parse import own_names, parse
 from gateway.responses.prompt import chat_of
-from gateway.responses.render import AnswerReader, ResponseRenderer
-from gateway.responses.schema import LOGPROBS, ResponsesRequest, TextFormat
+from gateway.responses.render import AnswerReader, Keep, ResponseRenderer
+from gateway.responses.schema import LOGPROBS, InputItem, ResponsesRequest, TextFormat
 
 
 class ResponseCall(Struct, frozen=True):
@@ -30,41 +32,73 @@ class ResponseCall(Struct, frozen=True):
     body: ResponsesRequest
     request: GenerateRequest
     reader: AnswerReader
+    keep: Keep | None = None
+    """Stores the complete response. None means that it is not stored."""
 
     @property
     def stream(self) -> bool:
         return bool(self.body.stream)
 
+    @property
+    def in_background(self) -> bool:
+        """Return whether the caller gets the response's id at once and polls for the answer."""
+        return bool(self.body.background)
+
     def envelope(self, admitted: Admitted) -> ResponseRenderer:
-        return ResponseRenderer(self.body, self.request, admitted, self.reader)
+        return ResponseRenderer(self.body, self.request, admitted, self.reader, self.keep)
 
     async def whole(self, generation: Generation) -> WholeAnswer:
         return await whole_answer(self.envelope(generation.admitted), generation)
 
 
-def response_call(
+def stateless_call(
     gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, ingress: Ingress = UNKNOWN
 ) -> ResponseCall:
-    """Parse `text`, the JSON body of /v1/responses. The tenant's settings decide about unknown fields. Raises ApiError:
-    INVALID_JSON; INVALID_REQUEST, a field is missing or invalid; UNSUPPORTED_PARAMETER, a field or its value is not
-    supported, such as tools whose calls the gateway cannot parse."""
+    """Parse `text`, the JSON body of a response that is not stored. The tenant's settings decide about unknown fields.
+    Raises what `response_call` raises, and ApiError: INVALID_JSON."""
     body = parse(text, tenant.unknown_fields)
+    refuse_storage(body)
+    return response_call(gateway, tenant, body, request_id, ingress)
+
+
+def response_call(
+    gateway: Gateway,
+    tenant: Tenant,
+    body: ResponsesRequest,
+    request_id: str,
+    ingress: Ingress = UNKNOWN,
+    history: Sequence[InputItem] = (),
+    keep: Keep | None = None,
+) -> ResponseCall:
+    """Return the call of a parsed body. `history` is the conversation that it continues; `keep` stores the response.
+    Raises ApiError: INVALID_REQUEST, a field is invalid; UNSUPPORTED_PARAMETER, a value is not supported, such as tools
+    whose calls the gateway cannot parse."""
     with own_names():
-        request = response_request(body, request_id, ingress)
+        request = response_request(body, request_id, ingress, history)
         model = gateway.models.likely(tenant, request.model)
         tools = tool_call_reader(request, model.intake.dialect)
-    return ResponseCall(body, request, AnswerReader(model.tokenizer, tools))
+    return ResponseCall(body, request, AnswerReader(model.tokenizer, tools), keep)
 
 
-def response_request(body: ResponsesRequest, request_id: str, ingress: Ingress = UNKNOWN) -> GenerateRequest:
-    """Convert a body to a request with one prompt. Raises ApiError: INVALID_REQUEST, fields contradict each other or an
-    item, tool or schema is invalid; UNSUPPORTED_PARAMETER, such a part is of an unsupported kind."""
+def refuse_storage(body: ResponsesRequest) -> None:
+    """Raise ApiError (UNSUPPORTED_PARAMETER) if a body needs stored responses, where there are none."""
+    for name in ("store", "background", "previous_response_id"):
+        if getattr(body, name):
+            raise unsupported_parameter(name, "is not supported here; send the earlier items in input")
+
+
+def response_request(
+    body: ResponsesRequest, request_id: str, ingress: Ingress = UNKNOWN, history: Sequence[InputItem] = ()
+) -> GenerateRequest:
+    """Convert a body, which continues the conversation `history`, to a request with one prompt. Raises ApiError:
+    INVALID_REQUEST, fields contradict each other or an item, tool or schema is invalid; UNSUPPORTED_PARAMETER, such a
+    part is of an unsupported kind."""
     if body.stream_options is not None and not body.stream:
         raise invalid_request("stream_options needs stream to be true", "stream_options")
     asked = _constraint(body)
     return GenerateRequest(
         model=ModelQuery(body.model, body.adapter_id, body.lora_path),
-        prompts=(chat_of(body),),
+        prompts=(chat_of(body, history),),
         request_id=request_id,
         ingress=ingress,
         sampling=_sampling(body, asked),

@@ -19,14 +19,14 @@ TEXTS = ("input_text", "output_text", "text")
 """Types of the parts that hold text, in the input and in earlier answers."""
 
 
-def chat_of(body: ResponsesRequest) -> Chat:
-    """Return the chat of a request. Instructions come first, as a message of the role `system`. Raises ApiError:
-    INVALID_REQUEST, an item, a tool or the choice of a tool is invalid; UNSUPPORTED_PARAMETER, it is of an unsupported
-    kind."""
+def chat_of(body: ResponsesRequest, history: Sequence[InputItem] = ()) -> Chat:
+    """Return the chat of a request. Instructions come first, as a message of the role `system`, then `history`, the
+    items of the conversation that the request continues. Raises ApiError: INVALID_REQUEST, an item, a tool or the
+    choice of a tool is invalid; UNSUPPORTED_PARAMETER, it is of an unsupported kind."""
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())]
     choice = _choice(body.tool_choice)
     offered = offered_tools(tools, choice)
-    return Chat(_messages(body), offered, tool_rule(tools, choice, body.parallel_tool_calls))
+    return Chat(_messages(body, history), offered, tool_rule(tools, choice, body.parallel_tool_calls))
 
 
 def _tool(tool: ResponseTool, place: str) -> Tool:
@@ -43,10 +43,12 @@ def _choice(choice: str | NamedTool | None) -> str | ToolChoice | None:
     return choice
 
 
-def _messages(body: ResponsesRequest) -> tuple[Message, ...]:
+def _messages(body: ResponsesRequest, history: Sequence[InputItem]) -> tuple[Message, ...]:
     messages: list[Message] = []
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})
+    for item in history:
+        _append(messages, item, "previous_response_id")
     if isinstance(body.input, str):
         return (*messages, {"role": "user", "content": body.input})
     if not body.input:

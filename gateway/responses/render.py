@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +19,9 @@ from gateway.responses.schema import ResponsesRequest, ResponseTool, TextFormat
 from gateway.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
+
+Keep = Callable[[Json], Awaitable[bool]]
+"""Stores a complete response object. Returns whether it was stored."""
 
 
 class AnswerReader:
@@ -46,9 +49,16 @@ class ResponseRenderer:
     ping = b": ping\n\n"
 
     def __init__(
-        self, body: ResponsesRequest, request: GenerateRequest, admitted: Admitted, reader: AnswerReader
+        self,
+        body: ResponsesRequest,
+        request: GenerateRequest,
+        admitted: Admitted,
+        reader: AnswerReader,
+        keep: Keep | None = None,
     ) -> None:
-        self._head = {**_head(admitted, request), **_echo(body)}
+        """`keep` stores the complete response before it is sent. None means that it is not stored."""
+        self._head = {**_head(admitted, request), **_echo(body), "store": bool(keep or body.background)}
+        self._keep = keep
         self._items = OutputItems(admitted.id)
         self._reader = reader
         self._finish: str | None = None
@@ -62,23 +72,40 @@ class ResponseRenderer:
         self._finish = chunk.finish_reason
         return self._encoded(self._reader.read(chunk, self._items))
 
-    def closing(self, usage: TokenUsage) -> bytes:
-        response = self._ended(usage)
+    async def closing(self, usage: TokenUsage) -> bytes:
+        response = await self._kept(self._ended(usage))
         return self._encoded([(f"response.{response['status']}", {"response": response})])
 
     def failure(self, error: ApiError) -> bytes:
-        """Return the event `response.failed`, whose response has the error and the items so far."""
-        list(self._items.end(complete=False))
-        details = {"code": error.code or "server_error", "message": error.message}
-        response = self._response("failed") | {"error": details, "output": self._items.items}
+        """Return the event `response.failed`, whose response has the error and the items so far and is not stored."""
+        response = self.failed(error) | {"store": False}
         return self._encoded([("response.failed", {"response": response})])
 
-    def complete(self, chunks: Sequence[GenerationChunk]) -> Json:
+    def queued(self) -> Json:
+        """Return the response object of a background request that has not begun."""
+        return self._response("queued")
+
+    def failed(self, error: ApiError) -> Json:
+        """Return the response object after an error, with the items so far."""
+        list(self._items.end(complete=False))
+        details = {"code": error.code or "server_error", "message": error.message}
+        return self._response("failed") | {"error": details, "output": self._items.items}
+
+    async def complete(self, chunks: Sequence[GenerationChunk]) -> Json:
+        return await self._kept(self.completed(chunks))
+
+    def completed(self, chunks: Sequence[GenerationChunk]) -> Json:
+        """Return what `complete` returns, without storing it."""
         answer, usage = join_chunks(chunks), chunks[-1].usage
         assert usage is not None, "the last chunk carries it"
         self._finish = answer.finish_reason
         list(self._reader.read(answer, self._items))
         return self._ended(usage)
+
+    async def _kept(self, response: Json) -> Json:
+        """Store the complete response, and return it with `store` saying whether that succeeded: an answer that has
+        been paid for is sent even if Redis is away."""
+        return response if self._keep is None else response | {"store": await self._keep(response)}
 
     def _ended(self, usage: TokenUsage) -> Json:
         if self._finish == "length":
@@ -118,15 +145,12 @@ def _head(admitted: Admitted, request: GenerateRequest) -> Json:
         "created_at": admitted.created,
         "completed_at": None,
         "status": "in_progress",
-        "background": False,
         "error": None,
         "incomplete_details": None,
         "model": admitted.model,
         "output": [],
         "usage": None,
         "service_tier": answer_tier(request.lane, admitted.lane),
-        "store": False,
-        "previous_response_id": None,
         "truncation": "disabled",
         "temperature": request.sampling.temperature,
         "top_p": request.sampling.top_p,
@@ -138,9 +162,11 @@ def _echo(body: ResponsesRequest) -> Json:
     """Return the fields of a response that repeat the request's."""
     text_format = body.text.format if body.text and body.text.format else TextFormat("text")
     return {
+        "background": bool(body.background),
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
+        "previous_response_id": body.previous_response_id,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "text": {"format": _given(text_format)},
         "tool_choice": "auto" if body.tool_choice is None else msgspec.to_builtins(body.tool_choice),

@@ -107,6 +107,11 @@ class ResponsesRequest(Extended, kw_only=True):
     service_tier: Tier | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
+    store: bool | None = None
+    """True asks for a response that can be retrieved later. None means that the operator's setting decides."""
+    background: bool | None = None
+    previous_response_id: Annotated[str, Meta(max_length=256)] | None = None
+    """Id of a stored response, whose conversation this request continues."""
 
 
 NO_EFFECT = frozenset(
@@ -123,15 +128,13 @@ NO_EFFECT = frozenset(
 )
 """Fields that are accepted without effect, also where unknown fields are refused."""
 
-RESEND = "is not supported, as responses are not stored; send the earlier items in input"
 ELSEWHERE = "is not a field of /v1/responses; use /v1/chat/completions"
 
 REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     **dict.fromkeys(ChatRequest.__struct_fields__, (NOTHING, ELSEWHERE)),
-    "background": (NOTHING, "is not supported; for work that may wait, use /v1/batches or service_tier flex"),
     "best_of": ((None, 1), ELSEWHERE),
     "context_management": (NOTHING, "is not supported; shorten the input"),
-    "conversation": (NOTHING, RESEND),
+    "conversation": (NOTHING, "is not supported; use previous_response_id, or send the earlier items in input"),
     "frequency_penalty": ((None, 0, 0.0), ELSEWHERE),
     "logprobs": (NOTHING, f"is not a field of /v1/responses; use include: [{LOGPROBS!r}]"),
     "max_completion_tokens": ((None,), "is not a field of /v1/responses; use max_output_tokens"),
@@ -140,11 +143,9 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "moderation": (NOTHING, "is not supported"),
     "n": ((None, 1), ELSEWHERE),
     "presence_penalty": ((None, 0, 0.0), ELSEWHERE),
-    "previous_response_id": (NOTHING, RESEND),
     "prompt": (NOTHING, "is not supported, as prompts are not stored; use instructions and input"),
     "response_format": (NOTHING, "is not a field of /v1/responses; use text.format"),
     "seed": ((None,), ELSEWHERE),
-    "store": ((None, False), "must be false or absent, as responses are not stored"),
     "truncation": ((None, "disabled"), "must be 'disabled', as no items are dropped; shorten the input"),
 }
 """Fields that are refused, each with the values that have no effect and are accepted, and with what to do instead. The

@@ -38,6 +38,8 @@ from gateway.requests.admission import ServiceSettings
 from gateway.requests.heartbeat import heartbeat_running
 from gateway.requests.served_model import ServedModel, ServedModels
 from gateway.requests.service import Gateway
+from gateway.responses.service import Responses
+from gateway.responses.store import DAY, ResponseStore, StoreLimits
 from gateway.serve.addresses import Ports
 from gateway.serve.backends import Backends, ModelPlace
 from gateway.serve.banner import Banner
@@ -131,9 +133,10 @@ async def built_gateway(
         for further in (UsageMetrics(limiter), LoopMetrics(asyncio.get_running_loop()), GrammarMetrics(grammars)):
             metrics.register(further)
         await stack.enter_async_context(sampling(operations))
-        opening = open_batches(redis, launch.data_dir, config, gateway, accounts, metrics)
+        responses = _responses(config, redis)
+        opening = open_batches(redis, launch.data_dir, config, gateway, accounts, metrics, responses)
         files, batches = await stack.enter_async_context(opening)
-        services = Services(gateway, accounts, metrics, operations, usage, files, batches)
+        services = Services(gateway, accounts, metrics, operations, usage, files, batches, responses)
         reload_target = ReloadTarget(launch.data_dir, accounts, sources, engines, limiter, models, metrics)
         servers = endpoint_servers(services, config, shared=backends.metrics is not None)
         yield BuiltGateway(config, gateway, engines, limiter, servers, reload_target)
@@ -206,6 +209,12 @@ def _settings(config: Config) -> ServiceSettings:
         first_token_timeout=config.http.first_token_timeout_s,
         engine_wait=config.http.engine_wait_s,
     )
+
+
+def _responses(config: Config, redis: Redis) -> Responses:
+    settings = config.responses
+    limits = StoreLimits(settings.keep_days * DAY, settings.tenant_bytes)
+    return Responses(ResponseStore(redis, limits, prefix=config.redis.key_prefix), settings.store)
 
 
 def _limiter(config: Config, redis: Redis) -> FailoverLimiter:

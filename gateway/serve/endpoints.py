@@ -18,6 +18,7 @@ from gateway.http.root import GrpcAddress
 from gateway.observe.metrics import Metrics
 from gateway.observe.operations import Operations
 from gateway.requests.service import Gateway
+from gateway.responses.service import Responses
 from gateway.rpc.api import GrpcServer
 from gateway.serve.addresses import Endpoint, Ports, endpoints
 from gateway.serve.listeners import HttpServer, grpc_port
@@ -39,6 +40,7 @@ class Services:
     usage: UsageAdmin
     files: Files
     batches: Batches
+    responses: Responses
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class EndpointServers:
     app: ASGIApp
     grpc: GrpcServer
     gateway: Gateway
+    responses: Responses
 
 
 def endpoint_servers(services: Services, config: Config, *, shared: bool) -> tuple[EndpointServers, ...]:
@@ -84,11 +87,12 @@ def _endpoint_servers(endpoint: Endpoint, services: Services, config: Config, sh
         usage=services.usage,
         files=services.files,
         batches=services.batches,
+        responses=services.responses,
         surface=endpoint.surface,
         cors_origins=config.http.cors_origins,
         grpc=lambda: None if grpc.port is None else GrpcAddress(grpc.port, grpc.uses_tls),
     )
-    return EndpointServers(endpoint, app, grpc, services.gateway)
+    return EndpointServers(endpoint, app, grpc, services.gateway, services.responses)
 
 
 @asynccontextmanager
@@ -102,6 +106,7 @@ async def listening(
     can watch. Raises StartError if a port is not available, and ConfigError if a certificate cannot be used.
     """
     async with AsyncExitStack() as stack:
+        stack.push_async_callback(_drain_background, servers[0].responses, stop)
         found = [await stack.enter_async_context(_listening_on(each, stop, shared)) for each in reversed(servers)]
         stack.enter_context(_ending_requests(servers[0].gateway, stop))
         yield tuple(reversed(found))
@@ -122,6 +127,11 @@ async def _listening_on(servers: EndpointServers, stop: Stop, shared: bool) -> A
 async def _stop_both(http: HttpServer, grpc: GrpcServer, stop: Stop) -> None:
     seconds = stop.grace + LATE_SECONDS
     await asyncio.gather(http.stop(seconds), grpc.stop(seconds))
+
+
+async def _drain_background(responses: Responses, stop: Stop) -> None:
+    """Wait for the ends of the background responses, which end like other requests after the grace period."""
+    await responses.background.drain(stop.grace + LATE_SECONDS)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from zlib import crc32
 sys.path.insert(0, str(Path(__file__).parents[1] / "gateway"))  # the doubles of the gateway's own tests
 
 import structlog
-from batch_fakes import batch_options
+from batch_fakes import stored_options
 from fakes import GatewayApp
 from patient_valkey import PatientValkey
 from redis.asyncio import Redis
@@ -66,7 +66,7 @@ def main() -> None:
     errors = structlog.make_filtering_bound_logger(logging.ERROR)
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr), wrapper_class=errors)
     with tempfile.TemporaryDirectory() as folder, PatientValkey() as valkey:
-        options = batch_options(Redis.from_url(valkey.connection_url), Path(folder) / "stored")
+        options = stored_options(Redis.from_url(valkey.connection_url), Path(folder) / "stored")
         with served(Path(folder), **options) as running:
             running.gateway_app.engine.reply = answer
             running.gateway_app.engine.tokens_per_event = 3

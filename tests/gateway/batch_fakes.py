@@ -15,6 +15,8 @@ from gateway.batches.service import Batches
 from gateway.batches.store import BatchStore
 from gateway.batches.tenant_turns import TenantClaimOrder
 from gateway.redis.client import Script
+from gateway.responses.service import Responses
+from gateway.responses.store import ResponseStore
 
 START_MS = 1_800_000_000_000
 CLOCK = "'test:seconds', 'test:microseconds'"
@@ -69,3 +71,8 @@ def batch_options(redis: Redis, folder: Path, max_open: int = 100) -> dict[str, 
     """Return the options of an application that offers files and batches, but has no dispatcher to run them."""
     files = build_files(redis, folder)
     return {"files": files, "batches": Batches(BatchStore(redis, timeout=30.0), files, max_open)}
+
+
+def stored_options(redis: Redis, folder: Path) -> dict[str, Any]:
+    """Return the same, and stored responses, for an application that offers all that tenants may store."""
+    return {**batch_options(redis, folder), "responses": Responses(ResponseStore(redis))}

@@ -18,6 +18,9 @@ from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
 from gateway.redis.server import connect_server
+from gateway.responses import background
+from gateway.responses.service import Responses
+from gateway.responses.store import ResponseStore, StoreLimits
 
 tiny_tokenizer()  # before a test forks a worker, which then starts in no time
 
@@ -32,7 +35,10 @@ async def serve(options: dict[str, Any], port: Connection) -> None:
         shared = RedisLimiter(client, timeout=60.0, lease_seconds=options.get("lease_seconds", 30.0), cooldown=0.05)
         local = LocalLimiter(options.get("replicas", 1))
         limiter = FailoverLimiter(shared, local)
-        gateway_app = await build_gateway_app(Path(options["folder"]), limiter=limiter)
+        stored = ResponseStore(client, StoreLimits(lease_seconds=options.get("response_lease_seconds", 15.0)))
+        folder, responses = Path(options["folder"]), Responses(stored)
+        background.RENEW_SECONDS = stored.limits.lease_seconds / 8
+        gateway_app = await build_gateway_app(folder, limiter=limiter, responses=responses)
         gateway_app.engine.info.max_model_len = 4096
         gateway_app.engine.pause = options.get("pause", 0.0)
         await limiter.configure(Tenant(name, limits=Limits(**limits)) for name, limits in options["limits"].items())

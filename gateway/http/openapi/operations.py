@@ -18,13 +18,12 @@ from gateway.http.openapi.embeddings import embeddings_operations
 from gateway.http.openapi.files import FILE_OPERATIONS
 from gateway.http.openapi.messages import message_operations
 from gateway.http.openapi.operation import TEXT, Operation, admin
-from gateway.http.openapi.responses import ResponseEvent, ResponseObject
+from gateway.http.openapi.responses import response_operations
 from gateway.observe.history import MAX_MINUTES, HistoryPoints
 from gateway.observe.live import LaneStatus, LiveRequests
 from gateway.observe.model_operations import MAX_RESTART_SECONDS, RESTART_SECONDS
 from gateway.observe.recent import KEPT
 from gateway.openai import schema as bodies
-from gateway.responses.schema import ResponsesRequest
 
 MODEL = frozenset({Fault.MODEL_NOT_FOUND})
 GENERATION = MODEL | {
@@ -136,16 +135,7 @@ OPERATIONS: tuple[Operation, ...] = (
         GENERATION,
         answers.Completion,
     ),
-    Operation(
-        "POST",
-        "/v1/responses",
-        "Create a response.",
-        "tenant",
-        ResponseObject,
-        ResponsesRequest,
-        GENERATION,
-        ResponseEvent,
-    ),
+    *response_operations(GENERATION),
     *message_operations(GENERATION),
     *embeddings_operations(GENERATION),
     Operation("GET", "/v1/models", "List the models that the caller may use.", "tenant", answers.Models),

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from gateway.core.errors import Fault
 from gateway.http.openapi.answers import CachedTokens, TokenLogprob
+from gateway.http.openapi.operation import Operation
+from gateway.http.responses import CANCEL, INPUT_ITEMS, RESPONSE, RESPONSES
+from gateway.responses.schema import ResponsesRequest
+from gateway.responses.service import MAX_PAGE
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -65,17 +71,18 @@ class ResponseObject(Struct, kw_only=True):
     object: Literal["response"]
     created_at: int
     completed_at: int | None
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
-    background: Literal[False]
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    background: bool
     error: ResponseError | None
-    """The error that ended a stream; null unless the status is `failed`."""
+    """The error that ended a stream or a background response; null unless the status is `failed`."""
     incomplete_details: IncompleteDetails | None
     model: str
     output: list[OutputItem]
     usage: ResponseUsage | None
     service_tier: Literal["default", "priority", "flex"]
-    store: Literal[False]
-    previous_response_id: None
+    store: bool
+    """True means that the response is stored. It is false in the last event if that failed."""
+    previous_response_id: str | None
     truncation: Literal["disabled"]
     temperature: float
     top_p: float
@@ -87,6 +94,22 @@ class ResponseObject(Struct, kw_only=True):
     text: dict[str, Any]
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
+
+
+class DeletedResponse(Struct):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputItems(Struct):
+    """A page of the items of a request's own input, as they were sent, with ids."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 EventType = Literal[
@@ -124,3 +147,43 @@ class ResponseEvent(Struct, kw_only=True):
     logprobs: list[TokenLogprob] | UnsetType = UNSET
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
+
+
+STORED = frozenset({Fault.RESPONSE_NOT_FOUND, Fault.REGISTRY_UNAVAILABLE})
+READ = STORED | {Fault.INVALID_REQUEST}
+INCLUDE = {"include": {"type": "array", "items": {"type": "string"}}}
+PAGE: Mapping[str, Mapping[str, Any]] = {
+    "after": {"type": "string"},
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE},
+    "order": {"type": "string", "enum": ["asc", "desc"]},
+    **INCLUDE,
+}
+
+
+def response_operations(generation: frozenset[Fault]) -> tuple[Operation, ...]:
+    """Return the operations below /v1/responses. `generation` has the errors that every generation may have."""
+    created = generation | {Fault.PREVIOUS_RESPONSE_NOT_FOUND, Fault.REGISTRY_UNAVAILABLE}
+    return (
+        Operation(
+            "POST",
+            RESPONSES,
+            "Create a response.",
+            "tenant",
+            ResponseObject,
+            ResponsesRequest,
+            created,
+            ResponseEvent,
+        ),
+        Operation(
+            "GET",
+            RESPONSE,
+            "Get a stored response.",
+            "tenant",
+            ResponseObject,
+            faults=READ | {Fault.UNSUPPORTED_PARAMETER},
+            query=INCLUDE,
+        ),
+        Operation("DELETE", RESPONSE, "Delete a stored response.", "tenant", DeletedResponse, faults=STORED),
+        Operation("POST", CANCEL, "Cancel a background response.", "tenant", ResponseObject, faults=READ),
+        Operation("GET", INPUT_ITEMS, "List a response's input items.", "tenant", InputItems, faults=READ, query=PAGE),
+    )

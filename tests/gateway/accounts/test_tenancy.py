@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from batch_fakes import batch_options
+from batch_fakes import batch_options, stored_options
 from fakes import BASE, KEYS, GatewayApp, MemoryStore, build_gateway_app, key_ring
 from google.protobuf import descriptor_pool
 from grpc_app import as_key, refused
@@ -40,7 +40,7 @@ VARYING = {"x-request-id", "request-id", "date"}
 async def gateway_app(valkey, tmp_path) -> GatewayApp:
     """Acme keeps the poet to itself."""
     accounts = AccountRegistry(MemoryStore(), {}, lambda tenants: None)
-    gateway_app = await build_gateway_app(tmp_path, accounts=accounts, **batch_options(valkey, tmp_path / "stored"))
+    gateway_app = await build_gateway_app(tmp_path, accounts=accounts, **stored_options(valkey, tmp_path / "stored"))
     await gateway_app.adapters.allow("poet", ["acme"])
     await gateway_app.adapters.alias("poet", "lyricist")
     return gateway_app

@@ -19,6 +19,8 @@ from gateway.core.errors import ApiError, Fault, internal, model_not_found, unav
 from gateway.core.tenants import KeyLapse
 from gateway.requests.admission import ServiceSettings
 from gateway.requests.types import TokenUsage
+from gateway.responses.service import Responses
+from gateway.responses.store import ResponseStore
 
 MESSAGES = [{"role": "user", "content": "Say hello"}]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
@@ -39,10 +41,9 @@ def lease(endpoint=CHAT, left=3600.0):
     return Lease(batch, "shard", 1, left, 0, 0, 1)
 
 
-def lines(gateway_app, endpoint=CHAT, left=3600.0, holders=None, age=0.0):
-    return LineRunner(
-        gateway_app.gateway, holders or Holders(), lease(endpoint, left), asyncio.get_running_loop().time() - age
-    )
+def lines(gateway_app, endpoint=CHAT, left=3600.0, holders=None, age=0.0, responses=None):
+    claimed = asyncio.get_running_loop().time() - age
+    return LineRunner(gateway_app.gateway, holders or Holders(), lease(endpoint, left), claimed, responses)
 
 
 async def run(gateway_app, body, endpoint=CHAT, **options) -> dict:
@@ -124,6 +125,22 @@ async def test_a_line_of_embeddings_is_answered_as_over_http(gateway_app):
     with pytest.raises(ApiError) as caught:
         await run(gateway_app, {**body, "input": ["hi", ""]}, EMBEDDINGS)
     assert caught.value.param == "input[1]"
+
+
+async def test_a_line_stores_its_response_and_continues_others(gateway_app, valkey):
+    responses = Responses(ResponseStore(valkey))
+    first = (await run(gateway_app, {"model": BASE, "input": "a", "store": True}, RESPONSES, responses=responses))[
+        "response"
+    ]
+    body = {"model": BASE, "input": "b", "previous_response_id": first["body"]["id"]}
+    second = (await run(gateway_app, body, RESPONSES, responses=responses))["response"]["body"]
+    assert (await responses.get("acme", first["body"]["id"])) | {"output": 0} == first["body"] | {"output": 0}
+    assert (second["store"], second["previous_response_id"]) == (False, first["body"]["id"])
+    assert len(gateway_app.engine.requests[1].prompt_ids) > len(gateway_app.engine.requests[0].prompt_ids) + len("b")
+    for more in ({"previous_response_id": "resp_0"}, {"store": True}):
+        with pytest.raises(ApiError) as caught:
+            await run(gateway_app, {**body, **more}, RESPONSES, responses=responses if "store" not in more else None)
+        assert caught.value.http_status == 400
 
 
 async def test_an_error_of_a_response_names_its_own_field(gateway_app):

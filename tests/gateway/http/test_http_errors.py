@@ -122,7 +122,7 @@ async def test_unknown_route(gateway_app):
     ("path", "instead"),
     [
         ("/v1/moderations", "moderates none"),
-        ("/v1/responses/resp_1", "not stored"),
+        ("/v1/responses/resp_1", "/v1/responses itself"),
         ("/v1/audio/speech", "text"),
         ("/v1/images/generations", "text"),
     ],

@@ -7,7 +7,7 @@ import httpx
 import jsonschema_rs
 import pytest
 import schemathesis
-from batch_fakes import batch_options
+from batch_fakes import stored_options
 from fakes import BASE, MemoryStore, build_gateway_app
 from hypothesis import HealthCheck, settings
 from redis.asyncio import Redis
@@ -42,7 +42,7 @@ api = schemathesis.openapi.from_dict(document())
 @pytest.fixture(scope="session")
 def gateway(tmp_path_factory, valkey_server) -> Iterator[Served]:
     root = tmp_path_factory.mktemp("adapters")
-    options = batch_options(Redis.from_url(valkey_server.connection_url), root / "stored")
+    options = stored_options(Redis.from_url(valkey_server.connection_url), root / "stored")
     with served(root, **options) as running:
         running.gateway_app.engine.tokens_per_event = 4
         yield running
@@ -82,7 +82,7 @@ def test_every_answer_is_one_that_the_document_promises(case, gateway):
 
 async def test_every_route_is_in_the_document(tmp_path, valkey):
     accounts = AccountRegistry(MemoryStore(), {}, lambda tenants: None)
-    gateway_app = await build_gateway_app(tmp_path, accounts=accounts, **batch_options(valkey, tmp_path / "stored"))
+    gateway_app = await build_gateway_app(tmp_path, accounts=accounts, **stored_options(valkey, tmp_path / "stored"))
     routes = {(method, route.path) for route in gateway_app.app.router.routes for method in route.methods - {"HEAD"}}
     assert {(operation.method, operation.path) for operation in OPERATIONS} == routes
     async with gateway_app.client(None) as client:

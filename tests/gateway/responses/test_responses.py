@@ -281,10 +281,10 @@ async def test_an_answers_items_can_be_sent_back(gateway_app):
 
 
 REFUSED = [
-    ({"store": True}, "store", "not stored"),
+    ({"store": True}, "store", "in input"),
     ({"previous_response_id": "resp_1"}, "previous_response_id", "in input"),
-    ({"conversation": "conv_1"}, "conversation", "in input"),
-    ({"background": True}, "background", "/v1/batches"),
+    ({"conversation": "conv_1"}, "conversation", "use previous_response_id"),
+    ({"background": True}, "background", "in input"),
     ({"truncation": "auto"}, "truncation", "shorten the input"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt", "instructions"),
     ({"context_management": [{"type": "compaction"}]}, "context_management", "shorten"),

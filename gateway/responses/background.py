@@ -1,0 +1,126 @@
+"""Background responses: they run in tasks of one gateway process, which holds a lease on each in Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import structlog
+
+from gateway.core.errors import ApiError, Fault, internal
+from gateway.core.tenants import Principal
+from gateway.openai.render import encode_json
+from gateway.requests.service import Gateway
+from gateway.requests.types import GenerateRequest
+from gateway.responses.parse import own_names
+from gateway.responses.record import Json, State, count_parts
+from gateway.responses.render import ResponseRenderer
+from gateway.responses.store import MAX_STORED_BYTES, ResponseStore
+
+RENEW_SECONDS = 2.0
+"""Seconds between two renewals of a lease, which also learn of a cancellation in another gateway."""
+FINISH_TRIES = 30
+"""Number of attempts to store an answer while Redis is away, RENEW_SECONDS apart."""
+
+log = structlog.get_logger("responses")
+
+
+class BackgroundRun:
+    """One background response: runs its request, and stores how it ended unless it was cancelled or deleted."""
+
+    def __init__(self, store: ResponseStore, tenant: str, response_id: str, renderer: ResponseRenderer) -> None:
+        self._store, self._tenant, self._id = store, tenant, response_id
+        self._renderer = renderer
+        self._head = renderer.queued()
+        self._state: State = "queued"
+
+    async def run(self, gateway: Gateway, principal: Principal, request: GenerateRequest) -> None:
+        """Run the request and store its answer or its error. If the response is cancelled, deleted or taken for lost,
+        the current task is cancelled, and the request is aborted."""
+        task = asyncio.current_task()
+        assert task is not None
+        renewing = asyncio.create_task(self._keep_renewing(task), name="background-lease")
+        try:
+            await self._finish(await self._answer(gateway, principal, request, task))
+        finally:
+            renewing.cancel()
+
+    async def _answer(
+        self, gateway: Gateway, principal: Principal, request: GenerateRequest, task: asyncio.Task[None]
+    ) -> Json:
+        try:
+            with own_names():
+                async with gateway.generate(principal, request) as generation:
+                    self._state = "in_progress"
+                    await self._renew(task)
+                    chunks = [chunk async for chunk in generation]
+            return self._renderer.completed(chunks)
+        except ApiError as error:
+            return self._renderer.failed(error)
+        except Exception:  # as in the HTTP server, a bug fails only this response
+            log.exception("background_response_failed", request_id=request.request_id)
+            return self._renderer.failed(internal(request.request_id))
+
+    async def _finish(self, response: Json) -> None:
+        """Store the response object, and retry while Redis is away."""
+        ending, output = self._split(response)
+        if len(ending) + len(output) > MAX_STORED_BYTES:
+            error = ApiError(Fault.INTERNAL, f"the answer is larger than {MAX_STORED_BYTES} bytes and is not stored")
+            response = self._renderer.failed(error) | {"output": []}
+            ending, output = self._split(response)
+        state: State = "failed" if response["status"] == "failed" else "ended"
+        for _ in range(FINISH_TRIES):
+            try:
+                parts = count_parts(response["output"])
+                if not await self._store.finish(self._tenant, self._id, state, ending, output, parts):
+                    log.info("background_response_dropped", tenant=self._tenant, response=self._id)
+                return
+            except ApiError:
+                await asyncio.sleep(RENEW_SECONDS)
+        log.warning("background_response_lost", tenant=self._tenant, response=self._id)
+
+    def _split(self, response: Json) -> tuple[bytes, bytes]:
+        """Return the encoded fields of a response object that differ from its head's, and its encoded output."""
+        changed = {name: value for name, value in response.items() if self._head.get(name) != value}
+        output = encode_json(response["output"])
+        return encode_json({name: value for name, value in changed.items() if name != "output"}), output
+
+    async def _keep_renewing(self, task: asyncio.Task[None]) -> None:
+        while True:
+            await asyncio.sleep(RENEW_SECONDS)
+            await self._renew(task)
+
+    async def _renew(self, task: asyncio.Task[None]) -> None:
+        """Renew the lease. Cancel `task` if the response has ended or was deleted; a failure of Redis is ignored."""
+        with suppress(ApiError):
+            if not await self._store.renew(self._tenant, self._id, self._state):
+                task.cancel()
+
+
+class BackgroundRuns:
+    """The background responses that run in this gateway process."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def start(
+        self, response_id: str, run: BackgroundRun, gateway: Gateway, principal: Principal, request: GenerateRequest
+    ) -> None:
+        task = asyncio.create_task(run.run(gateway, principal, request), name="background-response")
+        self._tasks[response_id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(response_id))
+
+    def stop(self, response_id: str) -> None:
+        """Cancel a response's task, if this process runs it, because the response was cancelled or deleted."""
+        if response_id in self._tasks:
+            self._tasks[response_id].cancel()
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until all responses have ended. Cancel those that run after `seconds`; they fail for readers when their
+        leases have run out."""
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks.values(), timeout=seconds)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)

@@ -1,0 +1,170 @@
+"""Operations on responses for tenants: parsing with the conversation before, storing, reading and deleting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import msgspec
+import structlog
+from msgspec.structs import replace
+
+from gateway.core.errors import MAX_QUOTED, ApiError, invalid_request, unsupported_parameter
+from gateway.core.tenants import Principal, Tenant
+from gateway.core.trace_context import UNKNOWN, Ingress, new_id
+from gateway.openai.parse import MOST_PARTS
+from gateway.requests.service import Gateway
+from gateway.requests.types import Admitted, GenerateRequest
+from gateway.responses.background import BackgroundRun, BackgroundRuns
+from gateway.responses.calls import ResponseCall, response_call
+from gateway.responses.parse import parse
+from gateway.responses.record import Json, checked_id, item_number, new_entry
+from gateway.responses.render import Keep
+from gateway.responses.schema import InputItem, ResponsesRequest
+from gateway.responses.store import MAX_STORED_BYTES, ResponseStore
+
+Storing = Literal["never", "on_request", "by_default"]
+"""Which responses are stored: none, those whose requests say `store: true`, or all but those that say false."""
+BACKGROUND_SECONDS = 86_400.0
+"""Seconds that a background response may take: no client waits for it at a connection, so the server's time limit for
+whole answers does not apply."""
+DEFAULT_PAGE, MAX_PAGE = 20, 100
+
+log = structlog.get_logger("responses")
+
+
+@dataclass(frozen=True, slots=True)
+class ItemPage:
+    """A page of the items of a response's input, for JSON; `has_more` is True if more items follow."""
+
+    data: Sequence[Json]
+    has_more: bool
+
+
+class Responses:
+    """Operations on responses, one object per gateway process. Callers see only the responses of their own tenant."""
+
+    def __init__(self, store: ResponseStore, storing: Storing = "on_request") -> None:
+        """`storing` says which responses are stored."""
+        self.store = store
+        self.background = BackgroundRuns()
+        self._storing = storing
+
+    async def call(
+        self, gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, ingress: Ingress = UNKNOWN
+    ) -> ResponseCall:
+        """Parse `text`, the JSON body of /v1/responses, and read the conversation that it continues. The tenant's
+        settings decide about unknown fields.
+
+        Raises what `response_call` and `ResponseStore.history` raise, and ApiError: INVALID_JSON;
+        UNSUPPORTED_PARAMETER, the request contradicts itself or what the operator allows. A response that would
+        be stored only by default is not stored if there is no room for it or Redis is away.
+        """
+        body = parse(text, tenant.unknown_fields)
+        stores, previous = self._stores(body), body.previous_response_id
+        history: list[InputItem] = []
+        if stores or previous is not None:
+            try:
+                history = await self.store.history(tenant.name, previous, len(text) if stores else None)
+            except ApiError:
+                if body.store or body.background or previous is not None:
+                    raise
+                stores = False
+        _check_length(body, history)
+        keep: Keep | None = partial(self._keep, tenant.name, body) if stores and not body.background else None
+        return response_call(gateway, tenant, body, request_id, ingress, history, keep)
+
+    async def begin(self, gateway: Gateway, principal: Principal, call: ResponseCall, request: GenerateRequest) -> Json:
+        """Store the response to a background request as queued, run it in a task, and return its response object.
+        `request` is that of the call, with its time limits. Raises ApiError: MODEL_NOT_FOUND, INSUFFICIENT_QUOTA,
+        REGISTRY_UNAVAILABLE; later errors become the response's."""
+        gateway.models.resolve(principal.tenant, request.model)
+        unique, tenant = new_id(), principal.tenant
+        lane, model = tenant.effective_lane(request.lane), request.model.model[:MAX_QUOTED]
+        admitted = Admitted(unique, request.request_id, int(time.time()), model, lane, "", (), {})
+        renderer = call.envelope(admitted)
+        queued = renderer.queued()
+        entry = new_entry(queued, call.body.input, call.body.previous_response_id or "")
+        await self.store.create(tenant.name, entry)
+        run = BackgroundRun(self.store, tenant.name, entry.id, renderer)
+        limited = replace(request, deadline=request.deadline or BACKGROUND_SECONDS, ignore_server_timeout=True)
+        self.background.start(entry.id, run, gateway, principal, limited)
+        return queued
+
+    async def cancel(self, tenant: str, response_id: str) -> Json:
+        """Cancel a background response, unless it has ended, and return it. Tokens that it has used are charged. Raises
+        ApiError: RESPONSE_NOT_FOUND, REGISTRY_UNAVAILABLE; INVALID_REQUEST, it does not run in the background."""
+        found = await self.store.cancel(tenant, checked_id(response_id))
+        if found["status"] == "cancelled":
+            self.background.stop(response_id)
+        return found
+
+    async def get(self, tenant: str, response_id: str) -> Json:
+        """Return a stored response object, for JSON. Raises ApiError: RESPONSE_NOT_FOUND, REGISTRY_UNAVAILABLE."""
+        return await self.store.get(tenant, checked_id(response_id))
+
+    async def input_items(
+        self,
+        tenant: str,
+        response_id: str,
+        *,
+        after: str | None = None,
+        limit: int = DEFAULT_PAGE,
+        newest_first: bool = True,
+    ) -> ItemPage:
+        """Return at most `limit` items of the input of a stored response that follow the item `after` (None: from the
+        beginning), without those of earlier responses. `newest_first` reverses their order. Raises ApiError:
+        RESPONSE_NOT_FOUND, REGISTRY_UNAVAILABLE; INVALID_REQUEST, there is no such `after`."""
+        items = await self.store.input(tenant, checked_id(response_id))
+        number = None if after is None else item_number(response_id, after)
+        if after is not None and (number is None or number >= len(items)):
+            raise invalid_request("after must be the id of an item of this response's input", "after")
+        if newest_first:
+            rest = items[::-1] if number is None else items[:number][::-1]
+        else:
+            rest = items if number is None else items[number + 1 :]
+        return ItemPage([msgspec.json.decode(item) for item in rest[:limit]], len(rest) > limit)
+
+    async def delete(self, tenant: str, response_id: str) -> None:
+        """Delete a stored response; one that runs is cancelled. Conversations cannot be continued from it, or from
+        those that continue it, any more. Raises ApiError: RESPONSE_NOT_FOUND, REGISTRY_UNAVAILABLE."""
+        await self.store.delete(tenant, checked_id(response_id))
+        self.background.stop(response_id)
+
+    def _stores(self, body: ResponsesRequest) -> bool:
+        """Return whether the response to a request is to be stored. Raises ApiError: UNSUPPORTED_PARAMETER, the request
+        demands it and the operator does not allow it, or its fields contradict each other."""
+        for name in ("store", "background") if self._storing == "never" else ():
+            if getattr(body, name):
+                raise unsupported_parameter(name, "must be false or absent: the operator stores no responses")
+        if body.background and body.store is False:
+            raise unsupported_parameter("store", "must not be false where background is true")
+        if body.background and body.stream:
+            raise unsupported_parameter("stream", "is not supported for a background response; poll it by its id")
+        by_default = self._storing == "by_default" or bool(body.background)
+        return by_default if body.store is None else body.store
+
+    async def _keep(self, tenant: str, body: ResponsesRequest, response: Json) -> bool:
+        """Store a complete response; returns whether it was stored. A failure is logged."""
+        entry = new_entry(response, body.input, body.previous_response_id or "")
+        if entry.num_bytes > MAX_STORED_BYTES:
+            log.warning("response_not_stored", tenant=tenant, response=entry.id, bytes=entry.num_bytes)
+            return False
+        try:
+            await self.store.keep(tenant, entry)
+        except ApiError as error:
+            log.warning("response_not_stored", tenant=tenant, response=entry.id, reason=error.reason)
+            return False
+        return True
+
+
+def _check_length(body: ResponsesRequest, history: Sequence[InputItem]) -> None:
+    """Raise ApiError (INVALID_REQUEST) if a request's input and the conversation before it have more than MOST_PARTS
+    items and parts of their content together. Each of the two was checked alone."""
+    own = [] if isinstance(body.input, str) else body.input
+    contents = [item.content for item in (*history, *own)]
+    if len(contents) + sum(len(content) for content in contents if isinstance(content, list)) > MOST_PARTS:
+        raise invalid_request(f"the conversation exceeds {MOST_PARTS} items and parts", "previous_response_id")

@@ -1,0 +1,169 @@
+"""Stored responses of tenants in Redis. One script has all operations (stored.lua); each call runs one of them.
+
+Keys of one tenant share the hash tag {tenant}; `*` is the configured prefix
+
+    *response:{tenant}:ID       hash  the response; Redis deletes it when it expires
+    *response-ends:{tenant}     zset  id, scored by the time when it expires
+    *response-charges:{tenant}  hash  id -> bytes that the tenant is charged for, and their sum as `total`
+
+A response keeps its own input and output and the id of the one before it. A conversation is read along these ids, in
+one call; to store the whole conversation with each response would take memory that grows with the square of its length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+
+from gateway.core.errors import ApiError, Fault, invalid_request, response_not_found, unavailable
+from gateway.openai.parse import MOST_PARTS
+from gateway.openai.render import encode_json
+from gateway.redis.client import Argument, RedisCalls, Script, StoreError
+from gateway.responses.record import RESPONSE_ID, Json, ResponseEntry, State, response_object
+from gateway.responses.schema import InputItem
+
+CALL_SECONDS = 2.0
+LEASE_SECONDS = 15.0
+"""Seconds after its last renewal when a background response fails, because its gateway may have died."""
+DAY = 86_400.0
+MAX_STORED_BYTES = 16 * 2**20
+"""Maximum size of one stored response. Only log probabilities make one so large."""
+MOST_HISTORY_BYTES = 8 * 2**20
+"""Maximum size of a conversation that a request continues: what a body might hold instead."""
+LOST = {
+    "error": {"code": "server_error", "message": "the gateway that ran this response has ended; send the request again"}
+}
+"""Fields of a background response whose gateway died."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """Seconds for which responses are kept, and the maximum bytes that one tenant may be charged for."""
+
+    keep_seconds: float = 30 * DAY
+    tenant_bytes: int = 256 * 2**20
+    lease_seconds: float = LEASE_SECONDS
+
+
+class ResponseStore:
+    """Stored responses of all tenants. Every method raises ApiError (REGISTRY_UNAVAILABLE) while Redis is away. Tenants
+    see only their own: others give the same RESPONSE_NOT_FOUND as responses that do not exist."""
+
+    def __init__(self, client: Redis, limits: StoreLimits | None = None, *, prefix: str = "loralane:") -> None:
+        self._calls = RedisCalls.without_breaker(client, prefix, CALL_SECONDS)
+        self._script = Script.load("stored.lua", package="gateway.responses")
+        self.limits = limits or StoreLimits()
+        self._keep_ms = int(self.limits.keep_seconds * 1000)
+        self._lease_ms = int(self.limits.lease_seconds * 1000)
+
+    async def history(self, tenant: str, previous: str | None, num_bytes: int | None) -> list[InputItem]:
+        """Return the items of the conversation that the response `previous` ends, oldest first; None means an empty
+        one. `num_bytes` is the least size of a response that will be stored; None means that none will be.
+
+        Raises ApiError: INSUFFICIENT_QUOTA, there is no room for it; PREVIOUS_RESPONSE_NOT_FOUND, also if an earlier
+        response of the conversation was deleted or has expired; INVALID_REQUEST, the conversation is too long, or the
+        response has no answer.
+        """
+        if previous is not None and not RESPONSE_ID.fullmatch(previous):
+            raise _broken("absent", previous, previous)
+        bounds = (MOST_PARTS, MOST_HISTORY_BYTES)
+        size = "" if num_bytes is None else num_bytes
+        found = await self._do("history", tenant, size, self.limits.tenant_bytes, previous or "", *bounds)
+        room, texts, hindrance, response_id = found
+        if hindrance:
+            raise _broken(hindrance.decode(), response_id.decode(), previous or "")
+        if not room:
+            raise self._full()
+        in_order = [text for start in range(len(texts) - 2, -1, -2) for text in texts[start : start + 2]]
+        return [item for text in in_order for item in msgspec.json.decode(text, type=list[InputItem])]
+
+    async def keep(self, tenant: str, entry: ResponseEntry) -> None:
+        """Store a complete response and charge the tenant, whose quota `history` has checked, for its size."""
+        await self._do("keep", tenant, entry.id, self._keep_ms, *entry.fields())
+
+    async def create(self, tenant: str, entry: ResponseEntry) -> None:
+        """Store a background response that has not begun, under a lease. Raises ApiError: INSUFFICIENT_QUOTA."""
+        bounds = (self._keep_ms, entry.num_bytes, self.limits.tenant_bytes, self._lease_ms)
+        if not await self._do("create", tenant, entry.id, *bounds, "background", 1, *entry.fields()):
+            raise self._full()
+
+    async def renew(self, tenant: str, response_id: str, state: State) -> bool:
+        """Renew the lease of a background response and set its state, `queued` or `in_progress`. Return False if it
+        has ended, because it was cancelled or its lease ran out, or was deleted."""
+        return bool(await self._do("renew", tenant, response_id, self._lease_ms, state))
+
+    async def finish(
+        self, tenant: str, response_id: str, state: State, ending: bytes, output: bytes, num_parts: int
+    ) -> bool:
+        """End a background response. `ending` has the fields that differ from its head's, and `output` the items of the
+        answer, as JSON, with `num_parts` items and parts. Return False if the response has ended already or was
+        deleted; nothing is changed then."""
+        fields = ("ending", ending, "output", output, "answer_parts", num_parts)
+        return bool(await self._do("finish", tenant, response_id, state, *fields))
+
+    async def get(self, tenant: str, response_id: str) -> Json:
+        """Return a response object, for JSON. A background response whose lease ran out has failed. Raises ApiError:
+        RESPONSE_NOT_FOUND."""
+        return self._object(response_id, await self._do("read", tenant, response_id, encode_json(LOST)))
+
+    async def input(self, tenant: str, response_id: str) -> list[msgspec.Raw]:
+        """Return the items of the input of a response as JSON. Raises ApiError: RESPONSE_NOT_FOUND."""
+        found = await self._do("input", tenant, response_id)
+        if found is None:
+            raise response_not_found(response_id)
+        return msgspec.json.decode(found, type=list[msgspec.Raw])
+
+    async def cancel(self, tenant: str, response_id: str) -> Json:
+        """Cancel a background response, unless it has ended, and return it. Raises ApiError: RESPONSE_NOT_FOUND;
+        INVALID_REQUEST if it does not run in the background."""
+        found = await self._do("cancel", tenant, response_id, encode_json(LOST), b"{}")
+        if found == 0:
+            raise invalid_request("only a response with background: true can be cancelled", "response_id")
+        return self._object(response_id, found)
+
+    async def delete(self, tenant: str, response_id: str) -> None:
+        """Delete a response and refund its charge. Raises ApiError: RESPONSE_NOT_FOUND."""
+        if not await self._do("remove", tenant, response_id):
+            raise response_not_found(response_id)
+
+    async def use(self, tenant: str) -> int:
+        """Return the number of bytes that a tenant is charged for."""
+        return int(await self._do("use", tenant))
+
+    def _object(self, response_id: str, found: Sequence[bytes] | None) -> Json:
+        if found is None:
+            raise response_not_found(response_id)
+        state, head, ending, output = found
+        return response_object(state.decode(), head, ending, output)
+
+    def _full(self) -> ApiError:
+        message = f"the tenant's stored responses may have {self.limits.tenant_bytes} bytes together; delete some"
+        return ApiError(Fault.INSUFFICIENT_QUOTA, message)
+
+    async def _do(self, operation: str, tenant: str, *args: Argument) -> Any:
+        kinds = ("response", "response-ends", "response-charges")
+        keys = [self._calls.key(kind, tenant) for kind in kinds]
+        try:
+            return await self._calls.run(self._script, keys, [operation, *args])
+        except StoreError as error:
+            raise unavailable(Fault.REGISTRY_UNAVAILABLE, "stored responses are not available") from error
+
+
+def _broken(hindrance: str, response_id: str, previous: str) -> ApiError:
+    """Return the error for a conversation that cannot be continued."""
+    param = "previous_response_id"
+    if hindrance == "absent":
+        where = "" if response_id == previous else f", which comes before {previous},"
+        message = (
+            f"the stored response {response_id!r}{where} is not there: it does not exist, was created without "
+            "store: true, was deleted, or has expired"
+        )
+        return ApiError(Fault.PREVIOUS_RESPONSE_NOT_FOUND, message, param)
+    if hindrance == "long":
+        size = f"{MOST_PARTS} items and parts and {MOST_HISTORY_BYTES} bytes"
+        return invalid_request(f"the conversation exceeds {size}; begin another one", param)
+    return invalid_request(f"the response {response_id} has no answer to continue: it is {hindrance}", param)

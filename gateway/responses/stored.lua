@@ -1,0 +1,186 @@
+-- The stored responses of one tenant. Each call does one operation, as one.
+-- KEYS: the key of a response without its id (':' and the id follow), ends {id by the time when it expires}, charges
+-- {id: bytes} with the sum under 'total'. Times are milliseconds of this server's clock.
+-- ARGV: the operation and its arguments.
+-- A response is a hash: state, head, input, output, ending, previous, parts; if it runs in the background, also
+-- background, lease and, for its output, answer_parts.
+
+local RESPONSES, ENDS, CHARGES = unpack(KEYS)
+local CHARGED = { 'head', 'input', 'output', 'ending' }
+local OVERHEAD = 512
+local REAPED = 1000
+
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local function whole(number)
+  return string.format('%d', number)
+end
+
+local function key_of(id)
+  return RESPONSES .. ':' .. id
+end
+
+local function total()
+  return tonumber(redis.call('HGET', CHARGES, 'total') or 0)
+end
+
+local function refund(id)
+  local bytes = redis.call('HGET', CHARGES, id)
+  if bytes then
+    redis.call('HDEL', CHARGES, id)
+    redis.call('HINCRBY', CHARGES, 'total', whole(-bytes))
+  end
+  redis.call('ZREM', ENDS, id)
+end
+
+-- Refunds what has expired. Redis deletes the responses themselves.
+local function reap()
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', ENDS, '-inf', now, 'LIMIT', 0, REAPED)) do
+    redis.call('DEL', key_of(id))
+    refund(id)
+  end
+end
+
+local function charge(id)
+  local bytes = OVERHEAD
+  for _, field in ipairs(CHARGED) do
+    bytes = bytes + redis.call('HSTRLEN', key_of(id), field)
+  end
+  local before = redis.call('HGET', CHARGES, id) or 0
+  redis.call('HSET', CHARGES, id, whole(bytes))
+  redis.call('HINCRBY', CHARGES, 'total', whole(bytes - before))
+end
+
+local function write(id, keep, ...)
+  local ends = whole(now + keep)
+  redis.call('HSET', key_of(id), ...)
+  redis.call('PEXPIREAT', key_of(id), ends)
+  redis.call('ZADD', ENDS, ends, id)
+  charge(id)
+  local last = whole(redis.call('ZREVRANGE', ENDS, 0, 0, 'WITHSCORES')[2])
+  redis.call('PEXPIREAT', ENDS, last)
+  redis.call('PEXPIREAT', CHARGES, last)
+end
+
+local function is_running(state)
+  return state == 'queued' or state == 'in_progress'
+end
+
+local function finish(id, state, ...)
+  redis.call('HSET', key_of(id), 'state', state, ...)
+  redis.call('HDEL', key_of(id), 'lease')
+  charge(id)
+end
+
+-- Returns the state of a response, or nothing if there is none. One whose lease has run out fails, with this ending.
+local function state_of(id, lost)
+  local state, lease = unpack(redis.call('HMGET', key_of(id), 'state', 'lease'))
+  if state and is_running(state) and tonumber(lease) <= now then
+    finish(id, 'failed', 'ending', lost)
+    return 'failed'
+  end
+  return state or nil
+end
+
+local function read(id)
+  return redis.call('HMGET', key_of(id), 'state', 'head', 'ending', 'output')
+end
+
+local operations = {}
+
+-- Returns whether there is room for so many bytes more, and the items of the responses that end with `previous`: input
+-- and output in turn, the newest first. In place of the items it returns what hinders: a word, and the id concerned.
+function operations.history(bytes, most_bytes, previous, most_parts, most_history)
+  reap()
+  local room = (bytes == '' or total() + bytes <= tonumber(most_bytes)) and 1 or 0
+  local items, parts, read_bytes, id = {}, 0, 0, previous
+  while id ~= '' do
+    local state, before, count, more, input, output =
+      unpack(redis.call('HMGET', key_of(id), 'state', 'previous', 'parts', 'answer_parts', 'input', 'output'))
+    if not state then
+      return { room, {}, 'absent', id }
+    elseif state ~= 'ended' then
+      return { room, {}, state, id }
+    end
+    parts, read_bytes = parts + count + (more or 0), read_bytes + #input + #output
+    if parts > tonumber(most_parts) or read_bytes > tonumber(most_history) then
+      return { room, {}, 'long', id }
+    end
+    items[#items + 1] = input
+    items[#items + 1] = output
+    id = before
+  end
+  return { room, items, '', '' }
+end
+
+-- Stores a response that has ended.
+function operations.keep(id, keep, ...)
+  reap()
+  write(id, keep, 'state', 'ended', ...)
+end
+
+-- Stores a background response that has not begun. Returns 1; 0: no room.
+function operations.create(id, keep, bytes, most_bytes, lease, ...)
+  reap()
+  if total() + bytes > tonumber(most_bytes) then
+    return 0
+  end
+  write(id, keep, 'state', 'queued', 'lease', whole(now + lease), ...)
+  return 1
+end
+
+-- Notes that a background response runs, for so long. Returns 1; 0: it has ended or was deleted.
+function operations.renew(id, lease, state)
+  local known = redis.call('HGET', key_of(id), 'state')
+  if not known or not is_running(known) then
+    return 0
+  end
+  redis.call('HSET', key_of(id), 'state', state, 'lease', whole(now + lease))
+  return 1
+end
+
+-- Ends a background response. Returns 1; 0: it has ended or was deleted.
+function operations.finish(id, state, ...)
+  local known = redis.call('HGET', key_of(id), 'state')
+  if not known or not is_running(known) then
+    return 0
+  end
+  finish(id, state, ...)
+  return 1
+end
+
+function operations.read(id, lost)
+  return state_of(id, lost) and read(id)
+end
+
+function operations.input(id)
+  return redis.call('HGET', key_of(id), 'input')
+end
+
+-- Cancels a background response that runs. Returns it; nothing if there is none; 0 if it is none of the background.
+function operations.cancel(id, lost, ending)
+  local state = state_of(id, lost)
+  if not state then
+    return nil
+  elseif redis.call('HGET', key_of(id), 'background') ~= '1' then
+    return 0
+  elseif is_running(state) then
+    finish(id, 'cancelled', 'ending', ending)
+  end
+  return read(id)
+end
+
+function operations.remove(id)
+  reap()
+  local removed = redis.call('DEL', key_of(id))
+  refund(id)
+  return removed
+end
+
+function operations.use()
+  reap()
+  return total()
+end
+
+return operations[ARGV[1]](unpack(ARGV, 2))

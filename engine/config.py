@@ -14,6 +14,7 @@ DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
 ADAPTER_DTYPES = ("auto", "fp8")
 KV_DTYPES = ("auto", "fp8")
+ATTENTIONS = ("auto", "triton", "flashinfer")
 SIZES = {"cuda": (256, 2048), "cpu": (32, 256)}
 """Default (max_seqs, token_budget) of each type of device. A GPU computes hundreds of tokens in the time in which it
 reads the weights, and a CPU some 25."""
@@ -41,6 +42,9 @@ class EngineConfig:
     kv_dtype: str = "auto"
     """`auto` keeps the KV cache in dtype; `fp8` keeps it in e4m3, so that a page pool holds twice as many tokens, and
     needs a GPU of compute capability 8.9 or above."""
+    attention: str = "auto"
+    """Attention kernels of a GPU: `triton` are ours; `flashinfer` are FlashInfer's, with which a row's bits depend on
+    the other rows of its step; `auto` takes FlashInfer's where they are installed and were measured to be faster."""
     graphs: bool = True
     """On a GPU, steps in which all rows decode, and others of up to 1,024 rows, are captured as CUDA graphs when the
     engine starts."""
@@ -98,6 +102,7 @@ class EngineConfig:
             "load_format": LOAD_FORMATS,
             "adapter_dtype": ADAPTER_DTYPES,
             "kv_dtype": KV_DTYPES,
+            "attention": ATTENTIONS,
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:

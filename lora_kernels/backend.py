@@ -10,11 +10,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.pointwise import HeadNorms, Pointwise
 from lora_kernels.segments import SegmentPlan
+
+
+class CapturedPlans(Protocol):
+    """The plans that the host makes for the attention of one captured step, at fixed addresses."""
+
+    def renew(
+        self, query_starts: npt.NDArray[np.int64], contexts: npt.NDArray[np.int64], tables: npt.NDArray[np.int32]
+    ) -> None:
+        """Plans the step that is replayed next, in stream order. It has at most the captured sequences and rows.
+
+        Args:
+            query_starts, contexts: [num_seqs + 1] and [num_seqs], like `AttentionBatch.query_starts`, `context_lens`.
+            tables: [num_seqs, blocks of the longest context]. Pages of each sequence.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +48,8 @@ class AttentionBatch:
         max_query, max_context: the largest number of query rows and the largest context length, on the host.
         host_query_starts, host_context_lens: `query_starts` and `context_lens` on the host, for loops and launch sizes.
 
+        plans: what a captured step's attention reads besides, where its kernels are planned on the host.
+
     In a captured step with prompts only the device knows how many rows each sequence has; padding sequences, which come
     last, have none. On the host, every sequence is then counted in `num_decodes`, and `max_query` is the number of all
     rows.
@@ -46,6 +64,7 @@ class AttentionBatch:
     max_context: int
     host_query_starts: tuple[int, ...]
     host_context_lens: tuple[int, ...]
+    plans: CapturedPlans | None = None
 
     @property
     def has_any_lengths(self) -> bool:

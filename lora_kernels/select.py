@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lora_kernels import dora
+from lora_kernels.attention_choice import AttentionChoice, AttentionWish, require_attention
 from lora_kernels.backend import Backend
 from lora_kernels.layout import LoraTable
 from lora_kernels.portable.torch_ops import TorchBackend
@@ -22,6 +23,8 @@ def select_backend(
     on_kernel: Callable[[int, int], None] = lambda *_: None,
     head_dim: int = 128,
     data_dir: Path | None = None,
+    wish: AttentionWish | None = None,
+    on_attention: Callable[[AttentionChoice], None] = lambda _: None,
 ) -> Backend:
     """Returns the Triton backend on CUDA, the numba backend on a CPU with numba, and otherwise the torch backend.
 
@@ -32,18 +35,22 @@ def select_backend(
         on_kernel: called with the number of kernels compiled so far and their total number. Only the numba backend
             compiles kernels during this call, which takes about ten seconds once.
         data_dir: directory with the GPU tunings measured on this machine. None means that there is none.
+        wish: what the engine asks of its attention kernels. None means the default of everything.
+        on_attention: called with what computes attention, on a GPU only.
 
     Raises:
-        ValueError: The device is a GPU and triton is not installed.
+        ValueError: The device is a GPU and triton is not installed, or `wish` cannot be served.
         TuningError: A tuning file in `data_dir`, or a shipped one, cannot be used; the message names the file.
     """
+    if wish is not None:
+        require_attention(wish, device, dtype, head_dim)
     # Imported late: a machine without CUDA may have no triton, and a few platforms have no numba.
     if device.type == "cuda":
         if not find_spec("triton"):
             raise ValueError("a GPU needs triton: pip install 'loralane[gpu]'")
         from lora_kernels.gpu.triton_tuned import load_backend
 
-        return load_backend(device, dtype, head_dim, data_dir)
+        return load_backend(device, dtype, head_dim, data_dir, wish, on_attention)
     if device.type == "cpu" and find_spec("numba"):
         from lora_kernels.cpu.numba_backend import NumbaBackend
 

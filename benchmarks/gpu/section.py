@@ -17,9 +17,9 @@ from benchmarks.gpu.journal import DeviceLost, Journal, OutOfTime, Value
 from benchmarks.gpu.lean import do_without
 
 MODULES = {
-    "A": ("correct_kernels", "correct_sampler", "correct_engine", "kernel_tests"),
+    "A": ("correct_kernels", "correct_flashinfer", "correct_sampler", "correct_engine", "kernel_tests"),
     "B": ("kernels_lora", "kernels_attention", "kernels_rest"),
-    "C": ("peers_lora", "peers_attention"),
+    "C": ("peers_lora", "peers_attention", "flashinfer_steps"),
     "D": ("decoding",),
     "E": ("device_lanes",),
     "F": ("host_gaps",),

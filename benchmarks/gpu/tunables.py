@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,13 +16,36 @@ from benchmarks.gpu.kernels_attention import DECODES, PREFILLS, TINY_DECODES, TI
 from benchmarks.gpu.kernels_lora import MIXED, LoraWork, cold_bank, decode_work
 from benchmarks.gpu.shapes import AdapterBank, AttentionLoad, model_dtype, model_spec, row_adapter_slots
 from benchmarks.gpu.tuner import Run, Subject
-from lora_kernels.backend import Backend
+from engine.config import SIZES
+from engine.model.rungs import LARGEST_CHUNKS
+from lora_kernels.attention_choice import (
+    FEW_DECODES,
+    LIBRARY,
+    MANY_DECODES,
+    OURS,
+    PROMPTS,
+    TRITON,
+    AttentionWish,
+    installed_flashinfer,
+    record_key,
+)
+from lora_kernels.backend import AttentionBatch, Backend
+from lora_kernels.gpu.flashinfer_attention import FlashInferAttention
 from lora_kernels.gpu.triton_attention import PagedAttention
 from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.gpu.triton_decode import DecodeTuning
 from lora_kernels.gpu.triton_lora_tuning import LoraTuning
 from lora_kernels.gpu.triton_prefill_plan import PrefillTuning
-from lora_kernels.gpu.triton_tuned import DECODE, DEFAULTS, LORA_LONG, LORA_SHORT, PREFILL, attention_shape, lora_shape
+from lora_kernels.gpu.triton_tuned import (
+    DECODE,
+    DEFAULTS,
+    LORA_LONG,
+    LORA_SHORT,
+    PREFILL,
+    attention_shape,
+    load_backend,
+    lora_shape,
+)
 from lora_kernels.layout import ProjectionGroup
 from lora_kernels.segments import plan_segments
 from lora_kernels.tuning import Config
@@ -62,6 +87,7 @@ VARIANTS: Mapping[str, Variants] = {
         "num_stages": (2, 3, 4),
         "split_tokens": (1024, 2048, 4096),
     },
+    LIBRARY: {"flashinfer": (1,)},
 }
 """Values to try, by kernel and parameter, the most important parameter first. Parameters that split LoRA's sums are not
 varied, because they determine the bits of the result."""
@@ -74,12 +100,20 @@ ATTENTION_WORKS: Mapping[str, tuple[Chunks, Chunks]] = {
     DECODE: (DECODES["64 of 128 to 8,192"], TINY_DECODES["2 of 20"]),
     PREFILL: (PREFILLS["4 chunks of 512 at 4,096"], TINY_PREFILLS["chunk of 4 at 12"]),
 }
+LIBRARY_WORKS: Mapping[str, tuple[tuple[str, ...], Chunks]] = {
+    FEW_DECODES: (("1 x 1,024", "16 x 1,024", "8 x 8,192"), TINY_DECODES["2 of 20"]),
+    MANY_DECODES: (("64 of 128 to 8,192", "256 x 512"), ((1, 20),) * 33),
+    PROMPTS: (("63 decodes at 2,048, chunk of 512", "4 chunks of 512 at 4,096"), TINY_PREFILLS["chunk of 4 at 12"]),
+}
+"""Class of steps -> the steps in which libraries are compared, all of which count alike."""
 
 
-def make_subject(kernel: str, device: torch.device) -> Subject:
-    """Return a kernel to tune, by name, with its inputs allocated on `device`; in toy size if that is a CPU."""
-    make = lora_subject if kernel in LORA_WORKS else attention_subject
-    return make(kernel, device)
+def make_subjects(kernel: str, device: torch.device, engine_dir: Path | None) -> Iterator[Subject]:
+    """Yield what is tuned under a kernel's name, with inputs allocated on `device`; in toy size if that is a CPU."""
+    if kernel == LIBRARY:
+        yield from library_subjects(device, engine_dir)
+    else:
+        yield lora_subject(kernel, device) if kernel in LORA_WORKS else attention_subject(kernel, device)
 
 
 def lora_subject(kernel: str, device: torch.device) -> Subject:
@@ -134,6 +168,54 @@ def attention_runs(load: AttentionLoad, make: Callable[[Config], PagedAttention]
     return [partial(attend, load.query, kv, load.batch, load.scale) for kv in load.kv]
 
 
-def all_subjects(kernels: Sequence[str], device: torch.device) -> Iterator[Subject]:
-    """Yield each kernel's subject when it is asked for, so that only one kernel's inputs are in memory at a time."""
-    return (make_subject(kernel, device) for kernel in kernels)
+def library_subjects(device: torch.device, engine_dir: Path | None) -> Iterator[Subject]:
+    """Yield the choice between our attention, in the best configuration known, and FlashInfer's for each class of
+    steps; nothing if FlashInfer is not installed."""
+    tiny, flashinfer = device.type == "cpu", installed_flashinfer()
+    if flashinfer is None:
+        return
+    shape = attention_shape(model_spec(tiny).head_dim, model_dtype(tiny))
+    for steps, (works, tiny_work) in LIBRARY_WORKS.items():
+        chunks = [tiny_work] if tiny else [(DECODES | PREFILLS)[work] for work in works]
+        runs = partial(library_runs, [make_load(work, device) for work in chunks], engine_dir)
+        yield Subject(LIBRARY, record_key(shape, steps, flashinfer), OURS, VARIANTS[LIBRARY], runs)
+
+
+def library_runs(loads: Sequence[AttentionLoad], engine_dir: Path | None, config: Config) -> list[Run]:
+    """Return the launches to time with a library: one for each layer of the loads, planned as an engine does."""
+    runs: list[Run] = []
+    for load in loads:
+        attend = FlashInferAttention() if config["flashinfer"] else our_attention(load, engine_dir)
+        batch = planned_batch(attend, load)
+        runs += [partial(attend, load.query, kv, batch, load.scale) for kv in load.kv]
+    return runs
+
+
+def our_attention(load: AttentionLoad, engine_dir: Path | None) -> PagedAttention:
+    if load.query.device.type == "cpu":
+        return PagedAttention()
+    _, _, head_dim = load.query.shape
+    wish = AttentionWish(TRITON)
+    return load_backend(load.query.device, load.query.dtype, head_dim, engine_dir, wish).paged_attention
+
+
+def planned_batch(attend: PagedAttention, load: AttentionLoad, seqs: int = SIZES["cuda"][0]) -> AttentionBatch:
+    """Return the load's batch, with plans like those of a captured step of up to `seqs` sequences if an engine captures
+    steps of so many rows."""
+    rows, has_prompts = len(load.query), load.batch.max_query > 1
+    if rows > LARGEST_CHUNKS:
+        return load.batch
+    _, heads, _ = load.query.shape
+    attend.reserve(max(seqs, rows), heads, load.kv[0], rows, load.batch.max_context)
+    plans = attend.capture_plans(rows, min(seqs, rows) if has_prompts else rows, has_prompts)
+    if plans is not None:
+        starts, contexts = np.array(load.batch.host_query_starts), np.array(load.batch.host_context_lens)
+        plans.renew(starts, contexts, load.batch.block_tables.cpu().numpy())
+    return replace(load.batch, plans=plans)
+
+
+def all_subjects(kernels: Sequence[str], device: torch.device, engine_dir: Path | None = None) -> Iterator[Subject]:
+    """Yield each kernel's subjects when they are asked for, so that only one's inputs are in memory at a time.
+    `engine_dir` has this machine's measurements."""
+    for kernel in kernels:
+        yield from make_subjects(kernel, device, engine_dir)

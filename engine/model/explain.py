@@ -15,11 +15,13 @@ import torch
 
 from engine.config import SIZES, EngineConfig
 from engine.model.arena import page_shape
+from engine.model.kernels import attention_wish
 from engine.model.memory import count_host_pages, count_pages, pick_device, pick_dtype
 from engine.model.runner import has_fp8_kv, max_model_len, stores_fp8
 from engine.model.spec import read_spec
 from engine.model.weights import open_weights, parameter_shapes
 from engine.process.cores import usable_cores
+from lora_kernels.attention_choice import require_attention
 
 
 def explain(config: EngineConfig) -> dict[str, Any]:
@@ -43,6 +45,7 @@ def explain(config: EngineConfig) -> dict[str, Any]:
     if not config.model:
         return found
     spec = read_spec(Path(config.model))
+    require_attention(attention_wish(config, spec), device, dtype, spec.head_dim)
     open_weights(Path(config.model), spec, config.load_format)  # reads the headers, and refuses what cannot be served
     weight_bytes = sum(map(prod, parameter_shapes(spec).values())) * dtype.itemsize
     page_bytes = page_shape(spec, config.block_size, fp8_kv).elements * dtype.itemsize

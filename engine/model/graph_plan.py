@@ -15,7 +15,7 @@ from engine.model.arena import Arena, PageShape
 from engine.model.decoder import Decoder
 from engine.model.graphs import CudaRecorder, StepGraphs, StepParts
 from engine.model.memory import Progress
-from engine.model.rungs import num_graphs, step_shapes
+from engine.model.rungs import chunk_ladder, num_graphs, step_shapes
 from engine.model.sampling import SlotSampler
 from engine.model.spec import ModelSpec
 from lora_kernels.backend import Backend
@@ -88,7 +88,10 @@ def make_plan(
         backend.paged_attention.decode_tuning(kv), backend.paged_attention.prefill_tuning(kv), backend.lora_tuning
     )
     sizes = (config.max_seqs, config.token_budget, max_model_len)
-    return GraphPlan(backend, *sizes, graph_bytes(spec, dtype, tunings, *sizes, shape.block_size))
+    heads = spec.heads, spec.kv_heads, spec.head_dim
+    chunk_rows = max(chunk_ladder(config.token_budget), default=0)
+    extra = backend.paged_attention.extra_bytes(kv.device, config.max_seqs, *heads, chunk_rows)
+    return GraphPlan(backend, *sizes, extra + graph_bytes(spec, dtype, tunings, *sizes, shape.block_size))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from engine.model.lora import LoraStep
 from engine.model.rungs import has_long, num_graphs, step_shapes
 from engine.model.sampling import SlotSampler
 from engine.model.step_block import HostSteps, StepFields, StepShape, cut_block, write_rows
-from lora_kernels.backend import AttentionBatch
+from lora_kernels.backend import AttentionBatch, CapturedPlans
 from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.gpu.triton_lora_plan import LoraWorkspace, TritonLora, make_sums
 from lora_kernels.segments import plan_segments
@@ -81,11 +81,13 @@ class StepParts:
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A step size, with the layout of its input block, its LoRA workspace and its graphs: for steps without adapters,
-    with adapters, and with long segments of adapters (None means that there are none of this size)."""
+    """A step size, with the layout of its input block, its LoRA workspace, the plans of its attention (None means that
+    it has none on the host) and its graphs: for steps without adapters, with adapters, and with long segments of
+    adapters (None means that there are none of this size)."""
 
     shape: StepShape
     workspace: LoraWorkspace
+    plans: CapturedPlans | None
     plain: Replay
     with_adapters: Replay
     with_long: Replay | None
@@ -165,8 +167,8 @@ class StepGraphs:
         return rung.with_long if rung.with_long and is_long else rung.with_adapters
 
     def _upload(self, rung: Rung, batch: HostBatch, has_adapters: bool) -> None:
-        """Uploads the padded input of a step in one copy. Two blocks on the host alternate: one is filled while the
-        other is copied."""
+        """Uploads the padded input of a step in one copy, and renews the plans of its attention, if any. Two blocks on
+        the host alternate: one is filled while the other is copied."""
         block, numbers = next(self._host_blocks), rung.shape.lora_start
         fields = block.begin(rung.shape)
         write_rows(fields, batch)
@@ -174,6 +176,8 @@ class StepGraphs:
             backend, table = self._parts.backend, self._parts.arena.table
             numbers += backend.fill_lora(fields.lora, rung.workspace, table, batch.segments)
         block.send(self._block, numbers)
+        if rung.plans is not None:
+            rung.plans.renew(batch.query_starts, batch.contexts, batch.block_tables)
 
     @torch.inference_mode()
     def _capture(self, shapes: tuple[StepShape, ...], on_graph: Callable[[int, int], None]) -> list[Rung]:
@@ -202,15 +206,16 @@ class StepGraphs:
             max_segments=shape.chunk_seqs or None,
             tuning=backend.lora_tuning,
         )
+        plans = backend.paged_attention.capture_plans(shape.rows, shape.seqs, shape.chunk_seqs > 0)
 
         def record(prepared: TritonLora | None) -> Replay:
-            batch = self._batch_input(fields)
+            batch = self._batch_input(fields, plans)
             return self._recorder.record(partial(self._step, fields, batch, LoraStep(backend, prepared)))
 
         can_be_long = has_long(shape, backend.lora_tuning)
         long = record(backend.record_lora(arena.flat, arena.table, workspace, has_long=True)) if can_be_long else None
         with_adapters = record(backend.record_lora(arena.flat, arena.table, workspace))
-        return Rung(shape, workspace, record(None), with_adapters, long)
+        return Rung(shape, workspace, plans, record(None), with_adapters, long)
 
     def _step(self, fields: StepFields, batch: BatchInput, lora: LoraStep) -> None:
         """Computes a step's logits into `_logits` and its residual stream in `_residual`, while it is recorded. No
@@ -225,7 +230,7 @@ class StepGraphs:
         # Copied out of the pool, where otherwise every graph would need room for results of its own.
         self._logits[: len(logits)].copy_(logits)
 
-    def _batch_input(self, fields: StepFields) -> BatchInput:
+    def _batch_input(self, fields: StepFields, plans: CapturedPlans | None) -> BatchInput:
         """Returns the input of a captured step: views of the block, and numbers on the host: every context is taken to
         be the longest possible. In a decode-only step every row is a decode; in one with prompts, any sequence may have
         any number of rows."""
@@ -240,6 +245,7 @@ class StepGraphs:
             max_context=self._max_context,
             host_query_starts=(0,) * (seqs + 1) if has_chunks else tuple(range(rows + 1)),
             host_context_lens=(self._max_context,) * seqs,
+            plans=plans,
         )
         sample_rows = fields.sample_rows if has_chunks else None
         return BatchInput(fields.token_ids, fields.positions, attention, NO_ADAPTERS, sample_rows, ("",) * seqs)

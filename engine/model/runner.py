@@ -24,6 +24,7 @@ from engine.model.grammar_compiler import Compiler
 from engine.model.host_memory import PagedMemory, allocate_pages
 from engine.model.host_pages import HostPages
 from engine.model.host_store import HostStore
+from engine.model.kernels import load_kernels
 from engine.model.kv_scales import find_kv_codings
 from engine.model.lora import TARGETS, target_widths
 from engine.model.memory import Progress, count_host_pages, count_pages, pick_device, pick_dtype
@@ -39,20 +40,9 @@ from engine.model.warm_up import StepLimits, warm_up
 from engine.model.weights import WeightSource, open_weights
 from engine.process.cores import usable_cores
 from lora_kernels.pinned import upload_ring
-from lora_kernels.select import select_backend
 
 DEFAULT_MAX_MODEL_LEN = 8192
 HASHED_BYTES, HASHED_PLACES = 1 << 16, 5
-
-
-def load_cpu_kernels(config: EngineConfig, on_progress: Progress) -> None:
-    """Compile the kernels of a CPU, or load them from their cache, before the model is known. A `ModelRunner` that is
-    created later in this process then finds them compiled. Does nothing for a GPU, whose kernels depend on the model's
-    head size."""
-    device = pick_device(config.device)
-    if device.type == "cpu":
-        dtype = pick_dtype(config.dtype, device)
-        select_backend(device, dtype, lambda done, total: on_progress("compiling kernels", done, total))
 
 
 class ModelRunner:
@@ -139,14 +129,7 @@ class ModelRunner:
     def _load_model(self, config: EngineConfig, folder: Path, progress: Progress) -> WeightSource:
         """Sets `_decoder` and `backend`, and returns the weights of the folder."""
         with ThreadPoolExecutor(1, "kernels") as thread:  # Python loads kernels while torch copies weights
-            backend = thread.submit(
-                select_backend,
-                self.device,
-                self.dtype,
-                lambda done, total: progress("compiling kernels", done, total),
-                self.spec.head_dim,
-                Path(config.state_dir) if config.state_dir else None,
-            )
+            backend = thread.submit(load_kernels, config, self.spec, self.device, self.dtype, progress)
             source = open_weights(folder, self.spec, config.load_format, config.seed, self.device)
             layers = self.spec.layers
             self._decoder = build_decoder(

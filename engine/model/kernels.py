@@ -1,0 +1,51 @@
+"""Loads the kernels of an engine's device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import structlog
+import torch
+
+from engine.config import EngineConfig
+from engine.model.memory import Progress, pick_device, pick_dtype
+from engine.model.spec import ModelSpec
+from lora_kernels.attention_choice import AttentionChoice, AttentionWish
+from lora_kernels.backend import Backend
+from lora_kernels.select import select_backend
+
+log = structlog.get_logger("engine")
+
+
+def load_cpu_kernels(config: EngineConfig, on_progress: Progress) -> None:
+    """Compile the kernels of a CPU, or load them from their cache, before the model is known. A `ModelRunner` that is
+    created later in this process then finds them compiled. Does nothing for a GPU, whose kernels depend on the model's
+    head size."""
+    device = pick_device(config.device)
+    if device.type == "cpu":
+        dtype = pick_dtype(config.dtype, device)
+        select_backend(device, dtype, lambda done, total: on_progress("compiling kernels", done, total))
+
+
+def load_kernels(
+    config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype, on_progress: Progress
+) -> Backend:
+    """Load the kernels for a model and log what computes attention on a GPU. Raises ValueError if the configuration
+    asks for kernels that this machine does not have."""
+    return select_backend(
+        device,
+        dtype,
+        lambda done, total: on_progress("compiling kernels", done, total),
+        spec.head_dim,
+        Path(config.state_dir) if config.state_dir else None,
+        attention_wish(config, spec),
+        _log_attention,
+    )
+
+
+def attention_wish(config: EngineConfig, spec: ModelSpec) -> AttentionWish:
+    return AttentionWish(config.attention, config.kv_dtype == "fp8", frozenset(spec.windows))
+
+
+def _log_attention(choice: AttentionChoice) -> None:
+    log.info("attention", kernels=choice.name, reason=choice.reason)

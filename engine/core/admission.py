@@ -135,7 +135,8 @@ def _out_of_range(request: Request) -> str:
     may use the engine's protocol."""
     if not LEAST_WEIGHT <= request.weight <= 1 / LEAST_WEIGHT:
         return "weight"
-    if (request.params.max_tokens < 1) is (request.pooling is None):
+    generates = request.pooling is None
+    if request.params.max_tokens < 1 if generates else request.params.max_tokens != 0:
         return "max_tokens"
     if request.produced and len(request.produced) >= request.params.max_tokens:
         return "produced"

@@ -39,6 +39,7 @@ LANE_MODES = {
     LaneMode.DRAINING: pb.LANE_MODE_DRAINING,
 }
 _POOLING = {PoolingKind.LAST: pb.Pooling.KIND_LAST, PoolingKind.MEAN: pb.Pooling.KIND_MEAN}
+_POOLING_BACK = {number: kind for kind, number in _POOLING.items()}
 _FINISH_BACK = {number: reason for reason, number in _FINISH.items()}
 
 
@@ -124,8 +125,7 @@ def _pooling_to_pb(pooling: Pooling | None) -> pb.Pooling | None:
 
 
 def _pooling_from_pb(message: pb.Pooling) -> Pooling:
-    kind = next(kind for kind, number in _POOLING.items() if number == message.kind)
-    return Pooling(kind, message.dimensions, message.normalize)
+    return Pooling(_POOLING_BACK[message.kind], message.dimensions, message.normalize)
 
 
 def origin_to_pb(origin: Origin) -> pb.Origin:

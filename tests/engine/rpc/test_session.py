@@ -18,7 +18,7 @@ from engine.executor.fake import FakeExecutor
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.rpc.service import EngineService
-from engine.rpc.session import GatewaySession
+from engine.rpc.session import VECTOR_PIECE, GatewaySession
 from engine.rpc.wire import request_to_pb
 from engine.server import _listen
 
@@ -110,6 +110,13 @@ def test_alternatives_count_as_unread_too(session, monkeypatch):
     alternatives = TokenLogprobs(-1.0, ((1, -1.0), (2, -2.0), (3, -3.0), (4, -4.0)))
     assert session.put([TokenEvent("a", (1,), (alternatives,))] * 2)
     assert not session.put([TokenEvent("a", (1,), (alternatives,))])
+
+
+def test_vectors_count_by_their_size(session, monkeypatch):
+    monkeypatch.setattr("engine.rpc.session.MAX_UNREAD", 10)
+    pooled = TokenEvent("a", finish_reason=FinishReason.POOLED, vector=bytes(5 * VECTOR_PIECE))
+    assert session.put([pooled])
+    assert not session.put([pooled])
 
 
 async def read_all(call):

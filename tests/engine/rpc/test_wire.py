@@ -3,7 +3,18 @@
 import pytest
 
 from engine.core.grammars import Grammar, GrammarKind
-from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, Request, SamplingParams, TokenEvent, TokenLogprobs
+from engine.core.types import (
+    ErrorCode,
+    FinishReason,
+    Lane,
+    Pooling,
+    PoolingKind,
+    Refusal,
+    Request,
+    SamplingParams,
+    TokenEvent,
+    TokenLogprobs,
+)
 from engine.pb import engine_pb2 as pb
 from engine.rpc.wire import event_from_pb, event_to_pb, request_from_pb, request_to_pb
 
@@ -42,6 +53,12 @@ def test_a_grammar_arrives_as_it_was_sent(kind):
     assert request_from_pb(sent(request_to_pb(request)), 0.0) == request
 
 
+@pytest.mark.parametrize("pooling", [Pooling(), Pooling(PoolingKind.MEAN, 64, normalize=False)])
+def test_a_request_for_a_vector_arrives_as_it_was_sent(pooling):
+    request = Request("r", (1,), SamplingParams(max_tokens=0), pooling=pooling)
+    assert request_from_pb(sent(request_to_pb(request)), 0.0) == request
+
+
 def test_only_differences_of_times_cross_the_wire():
     message = sent(request_to_pb(FULL))
     assert message.deadline_seconds == 30.0
@@ -72,6 +89,7 @@ def refused(refusal):
     [
         TokenEvent("r", num_cached=3, wait=0.5, adapter_wait=0.25, device_seconds=0.125),
         TokenEvent("r", (4, 5), (TokenLogprobs(-1.0, ((4, -1.0),)), TokenLogprobs(-2.0)), FinishReason.LENGTH, 3),
+        TokenEvent("r", finish_reason=FinishReason.POOLED, device_seconds=0.125, vector=bytes(range(16))),
         *[refused(Refusal(code, "because", 1.5)) for code in ErrorCode],
         refused(Refusal(ErrorCode.QUEUE_TIMEOUT, "never", None)),
         refused(Refusal(ErrorCode.LANE_QUEUE_FULL, "at once", 0.0)),

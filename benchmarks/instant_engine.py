@@ -22,7 +22,7 @@ from typing import TypeVar
 import grpc
 
 from benchmarks.command import core_set
-from engine.config import SIZES, EngineConfig
+from engine.config import EngineConfig
 from engine.core.commands import Abort, Submit
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
@@ -32,6 +32,7 @@ from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.process.stopping import stop_with_stdin
 from engine.rpc.service import EngineService
 from engine.rpc.wire import PROTOCOL
+from engine.sizing import CPU_SEQS
 
 T = TypeVar("T")
 
@@ -96,7 +97,7 @@ def serve(config: EngineConfig, address: str, until_stdin_closes: bool) -> None:
         model=config.model, model_hash="instant", device="none", dtype="none", backend="instant", vocab_size=vocab_size
     )
     info.protocol = PROTOCOL
-    info.max_model_len, info.max_seqs = MAX_MODEL_LEN, config.sized(*SIZES["cpu"]).max_seqs
+    info.max_model_len, info.max_seqs = MAX_MODEL_LEN, config.max_seqs or CPU_SEQS
     engine = InstantEngine()
     service = EngineService(engine, info)  # type: ignore[arg-type]
     server = grpc.server(ThreadPoolExecutor(THREADS))

@@ -15,9 +15,6 @@ LOAD_FORMATS = ("auto", "dummy")
 ADAPTER_DTYPES = ("auto", "fp8")
 KV_DTYPES = ("auto", "fp8")
 ATTENTIONS = ("auto", "triton", "flashinfer")
-SIZES = {"cuda": (256, 2048), "cpu": (32, 256)}
-"""Default (max_seqs, token_budget) of each type of device. A GPU computes hundreds of tokens in the time in which it
-reads the weights, and a CPU some 25."""
 NESTED = {"interactive": LaneGoals, "batch": LaneGoals, "scheduling": Scheduling}
 
 
@@ -54,17 +51,19 @@ class EngineConfig:
     """Size of the page pool in GiB. 0 means a quarter of free memory, at most 4 GiB, on the CPU, and 90 % of free
     memory on a GPU."""
     machine_share: float = 1.0
-    """Part of this machine's memory, for several engines on one CPU, that the defaults of memory_gb and swap_gb are
-    measured by."""
+    """Part of this machine's memory, for several engines on one CPU, that the defaults of memory_gb, swap_gb and
+    host_adapter_gb are measured by."""
     num_pages: int = 0
     """Size of the page pool in pages, which takes precedence over memory_gb. 0 means that memory_gb decides."""
     block_size: int = 16
     max_seqs: int = 0
-    """Maximum number of sequences that run at once. 0 means 256 on a GPU and 32 on a CPU."""
+    """Maximum number of sequences that run at once. 0 means 32 on a CPU, and on a GPU what its speed and memory allow
+    (`engine.sizing`)."""
     max_model_len: int = 0
     """Maximum length of a sequence in tokens. 0 means the length that the model was made for, at most 8192."""
     token_budget: int = 0
-    """Maximum number of tokens that one step computes, over all sequences. 0 means 2048 on a GPU and 256 on a CPU."""
+    """Maximum number of tokens that one step computes, over all sequences. 0 means 256 on a CPU, and on a GPU what its
+    speed and memory and the ITL goal allow."""
     max_resident_adapters: int = 1024
     min_kv_pages: int = 0
     """Number of pages of the pool that are reserved for the KV cache: adapters never take them."""
@@ -73,9 +72,10 @@ class EngineConfig:
     adapter_half_life_s: float = 300.0
     """Half-life in seconds of an adapter's popularity: when adapters are evicted, a request that started this long ago
     counts half as much as one that starts now."""
-    host_adapter_gb: float = 2.0
+    host_adapter_gb: float = 0.0
     """Maximum size of the packed adapters in host memory, in GiB; adapters beyond it are read from disk when a request
-    needs them. On a CPU, address space for the maximum is reserved at the start, but memory only as it is used."""
+    needs them. 0 means a quarter of the host memory that is left, at most 2 GiB on a CPU and 64 GiB on a GPU. On a CPU,
+    address space for the maximum is reserved at the start, but memory only as it is used."""
     fetch_threads: int = 2
     """Number of threads that read adapters from disk and pack them."""
     swap_gb: float = 1.0
@@ -123,7 +123,7 @@ class EngineConfig:
 
     def sized(self, seqs: int, tokens: int) -> EngineConfig:
         """Return a copy whose `max_seqs` and `token_budget` are set. Values that are 0 here become `seqs` and `tokens`,
-        such as `SIZES` of a device, changed as far as needed so that the token budget is at least `max_seqs`."""
+        changed as far as needed so that the token budget is at least `max_seqs`."""
         seqs = self.max_seqs or min(seqs, self.token_budget or seqs)
         return replace(self, max_seqs=seqs, token_budget=self.token_budget or max(tokens, seqs))
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import grpc
 import structlog
 
-from engine.config import SIZES, EngineConfig
+from engine.config import EngineConfig
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
 from engine.engine import Engine, EngineStopped
@@ -45,13 +45,13 @@ from engine.rpc.service import MAX_GATEWAYS, EngineService
 from engine.rpc.target import EngineTarget, EngineTls
 from engine.rpc.transport import open_port, server_options
 from engine.rpc.wire import PROTOCOL
+from engine.sizing import CPU_SEQS, CPU_TOKENS, GIB, MOST_ADAPTER_BYTES
 
 if TYPE_CHECKING:
     from engine.model.memory import Progress  # which imports torch
 
 log = structlog.get_logger("engine")
 
-GIB = 2**30
 SAVE_EVERY_S = 60.0
 """Seconds between two saves of the step-time model."""
 GRAMMAR_BYTES_OF_A_SEQUENCE = 8 << 20
@@ -83,7 +83,7 @@ def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
 
     runner = ModelRunner(config, on_progress)
     runner.start_grammar_workers()
-    config = config.sized(*SIZES[runner.device.type])
+    config = runner.config
     core = core_config(config, runner.num_pages, runner.num_host_pages, runner.max_model_len, runner.eos_token_ids)
     info = pb.EngineInfo(
         model=config.model,
@@ -102,7 +102,8 @@ def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
 def build_fake(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
     """Return the same kinds of values as `build_real`, with a `FakeExecutor` in place of a model, for tests of
     everything else: each token is a digest of those before it. `on_progress` is not called."""
-    config = config.sized(*SIZES["cpu"])
+    adapter_gb = config.host_adapter_gb or MOST_ADAPTER_BYTES["cpu"] / GIB
+    config = replace(config.sized(CPU_SEQS, CPU_TOKENS), host_adapter_gb=adapter_gb)
     core = core_config(config, config.num_pages or 4096, 4096, config.max_model_len or 2048, ())
     executor = FakeExecutor()
     info = pb.EngineInfo(model=config.model, model_hash="fake", device="none", dtype="none", backend="fake")
@@ -113,8 +114,8 @@ def build_fake(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
 def core_config(
     config: EngineConfig, num_pages: int, host_pages: int, max_model_len: int, eos_token_ids: tuple[int, ...]
 ) -> CoreConfig:
-    """Return the scheduler's configuration: `config` (after `sized`) and the sizes given. `max_model_len` is cut to
-    what the page pool can hold."""
+    """Return the scheduler's configuration: `config`, which leaves no size to the engine, and the sizes given.
+    `max_model_len` is cut to what the page pool can hold."""
     return CoreConfig(
         num_pages=num_pages,
         block_size=config.block_size,

@@ -16,7 +16,6 @@ from benchmarks.gpu.kernels_attention import DECODES, PREFILLS, TINY_DECODES, TI
 from benchmarks.gpu.kernels_lora import MIXED, LoraWork, cold_bank, decode_work
 from benchmarks.gpu.shapes import AdapterBank, AttentionLoad, model_dtype, model_spec, row_adapter_slots
 from benchmarks.gpu.tuner import Run, Subject
-from engine.config import SIZES
 from engine.model.rungs import LARGEST_CHUNKS
 from lora_kernels.attention_choice import (
     FEW_DECODES,
@@ -49,6 +48,9 @@ from lora_kernels.gpu.triton_tuned import (
 from lora_kernels.layout import ProjectionGroup
 from lora_kernels.segments import plan_segments
 from lora_kernels.tuning import Config
+
+MAX_SEQS = 256
+"""Largest number of sequences of the captured steps, which an engine derives for an 8B model on an H100."""
 
 Variants = Mapping[str, Sequence[int]]
 
@@ -199,7 +201,7 @@ def our_attention(load: AttentionLoad, engine_dir: Path | None) -> PagedAttentio
     return load_backend(load.query.device, load.query.dtype, head_dim, engine_dir, wish).paged_attention
 
 
-def planned_batch(attend: PagedAttention, load: AttentionLoad, seqs: int = SIZES["cuda"][0]) -> AttentionBatch:
+def planned_batch(attend: PagedAttention, load: AttentionLoad, seqs: int = MAX_SEQS) -> AttentionBatch:
     """Return the load's batch, with plans like those of a captured step of up to `seqs` sequences if an engine captures
     steps of so many rows."""
     rows, has_prompts = len(load.query), load.batch.max_query > 1

@@ -7,49 +7,48 @@ from __future__ import annotations
 
 import json
 import sys
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from engine.config import SIZES, EngineConfig
+from engine.config import EngineConfig
 from engine.model.arena import page_shape
 from engine.model.kernels import attention_wish
 from engine.model.memory import count_host_pages, count_pages, pick_device, pick_dtype
-from engine.model.runner import has_fp8_kv, max_model_len, stores_fp8
+from engine.model.sizes import count_weight_bytes, fill_sizes, has_fp8_kv, max_model_len, stores_fp8
 from engine.model.spec import read_spec
-from engine.model.weights import open_weights, parameter_shapes
+from engine.model.weights import open_weights
 from engine.process.cores import usable_cores
 from lora_kernels.attention_choice import require_attention
 
 
 def explain(config: EngineConfig) -> dict[str, Any]:
-    """Return the device, dtype, threads, sizes and architecture that an engine with this configuration would have.
+    """Return the device, dtype, threads, sizes and architecture that an engine with this configuration would have, and
+    under `reasons` the reason for each size that it would derive, by the setting's name.
 
-    Unless configured, the size of the page pool follows from the memory that is free now, less the weights; the memory
-    that CUDA graphs take is not deducted. Values that depend on the model are left out while `config.model` is empty.
-    Raises ValueError if the configuration cannot be served here; the message says why.
+    Unless configured, the size of the page pool follows from the memory that is free now, less the weights and what
+    steps are expected to need. Values that depend on the model are left out while `config.model` is empty. Raises
+    ValueError if the configuration cannot be served here; the message says why.
     """
     device = pick_device(config.device)
-    dtype, config = pick_dtype(config.dtype, device), config.sized(*SIZES[device.type])
+    dtype = pick_dtype(config.dtype, device)
+    stores_fp8(config.adapter_dtype, device, dtype)
+    fp8_kv = has_fp8_kv(config, dtype, device)
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "dtype": str(dtype).removeprefix("torch."),
         "threads": config.threads or min(torch.get_num_threads(), usable_cores()),
-        "max_seqs": config.max_seqs,
-        "token_budget": config.token_budget,
     }
-    stores_fp8(config.adapter_dtype, device, dtype)
-    fp8_kv = has_fp8_kv(config, dtype, device)
     if not config.model:
         return found
     spec = read_spec(Path(config.model))
     require_attention(attention_wish(config, spec), device, dtype, spec.head_dim)
     open_weights(Path(config.model), spec, config.load_format)  # reads the headers, and refuses what cannot be served
-    weight_bytes = sum(map(prod, parameter_shapes(spec).values())) * dtype.itemsize
+    sized = fill_sizes(config, spec, device, dtype)
+    weight_bytes = count_weight_bytes(spec, dtype)
     page_bytes = page_shape(spec, config.block_size, fp8_kv).elements * dtype.itemsize
-    pages = count_pages(config, page_bytes, device, weight_bytes)
+    pages = count_pages(config, page_bytes, device, weight_bytes + sized.reserved)
     return found | {
         "architecture": spec.model_type,
         "weight_bytes": weight_bytes,
@@ -57,6 +56,10 @@ def explain(config: EngineConfig) -> dict[str, Any]:
         "pages": pages,
         "host_pages": count_host_pages(config, page_bytes),
         "max_model_len": min(max_model_len(config, spec), (pages - 1) * config.block_size),
+        "max_seqs": sized.config.max_seqs,
+        "token_budget": sized.config.token_budget,
+        "host_adapter_gb": sized.config.host_adapter_gb,
+        "reasons": sized.reasons,
     }
 
 

@@ -15,14 +15,17 @@ from engine.model.arena import Arena, PageShape
 from engine.model.decoder import Decoder
 from engine.model.graphs import CudaRecorder, StepGraphs, StepParts
 from engine.model.memory import Progress
-from engine.model.rungs import chunk_ladder, num_graphs, step_shapes
+from engine.model.rungs import LARGEST_CHUNKS, chunk_ladder, num_graphs, step_shapes
 from engine.model.sampling import SlotSampler
 from engine.model.spec import ModelSpec
+from lora_kernels.attention_choice import TRITON, installed_flashinfer
 from lora_kernels.backend import Backend
+from lora_kernels.gpu.flashinfer_attention import INT_BYTES, float_bytes
+from lora_kernels.gpu.triton_attention import decode_tuning, find_processor, prefill_tuning
 from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.gpu.triton_decode import DecodeTuning, workspace_bytes
 from lora_kernels.gpu.triton_lora_plan import MAX_PARTS
-from lora_kernels.gpu.triton_lora_tuning import LoraTuning
+from lora_kernels.gpu.triton_lora_tuning import SHIPPED, LoraTuning
 from lora_kernels.gpu.triton_prefill_plan import PrefillTuning, largest_room
 from lora_kernels.gpu.triton_sampling import work_bytes
 from lora_kernels.layout import MAX_RANK
@@ -131,12 +134,43 @@ def graph_bytes(
     return at_fixed_addresses + beside + _pool_bytes(spec, dtype, rows, max_seqs) + graphs + SLACK_BYTES
 
 
-def _pool_bytes(spec: ModelSpec, dtype: torch.dtype, rows: int, samples: int) -> int:
-    """Upper bound, in bytes, of the memory pool that captured CUDA graphs share: the largest step's intermediates,
-    assuming that none is freed before its layer ends. Graphs of smaller steps reuse the pool."""
+def expected_bytes(
+    config: EngineConfig,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int,
+    max_seqs: int,
+    token_budget: int,
+) -> int:
+    """Estimates, before a backend exists, the bytes of device memory that steps of up to 1,024 rows need in addition to
+    weights and pages: `graph_bytes` with the device's default tunings, and what FlashInfer needs if it may be used, or,
+    without graphs, the results of a step."""
+    if not config.graphs:
+        rows = min(token_budget, LARGEST_CHUNKS)
+        return _pool_bytes(spec, dtype, rows, max_seqs) + work_bytes(max_seqs, spec.vocab_size) + SLACK_BYTES
+    kv_dtype, processor = torch.float8_e4m3fn if config.kv_dtype == "fp8" else dtype, find_processor(device)
+    tunings = GraphTunings(
+        decode_tuning(spec.head_dim, kv_dtype, processor), prefill_tuning(spec.head_dim, kv_dtype, processor), SHIPPED
+    )
+    extra = 0
+    if config.attention != TRITON and installed_flashinfer():
+        chunk_rows = max(chunk_ladder(token_budget), default=0)
+        extra = 3 * INT_BYTES + float_bytes(device, max_seqs, spec.heads, spec.kv_heads, spec.head_dim, chunk_rows)
+    return extra + graph_bytes(spec, dtype, tunings, max_seqs, token_budget, max_model_len, config.block_size)
+
+
+def row_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
+    """Upper bound, in bytes, of the intermediate results of one row of a step, assuming that none is freed before its
+    layer ends."""
     layer = 5 * spec.hidden_size + 2 * spec.query_width + 2 * spec.kv_width + 3 * spec.intermediate_size
-    angles, last = 6 * 4 * spec.head_dim, samples * (spec.hidden_size + spec.vocab_size) * dtype.itemsize
-    return rows * (layer * dtype.itemsize + angles) + last
+    return layer * dtype.itemsize + 6 * 4 * spec.head_dim  # with the angles of the rotary embedding, in float32
+
+
+def _pool_bytes(spec: ModelSpec, dtype: torch.dtype, rows: int, samples: int) -> int:
+    """Upper bound, in bytes, of the memory pool that captured CUDA graphs share: the largest step's intermediate
+    results. Graphs of smaller steps reuse the pool."""
+    return rows * row_bytes(spec, dtype) + samples * (spec.hidden_size + spec.vocab_size) * dtype.itemsize
 
 
 def _free_bytes(device: torch.device) -> int:

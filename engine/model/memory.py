@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from engine.config import EngineConfig
+from engine.sizing import DEVICE_SHARE, GIB, HOST_SHARE
 
 Progress = Callable[[str, int, int], None]
 """Callback: receives the current activity, the amount that is done, and the total amount."""
 
-GIB = 2**30
 HOST_LIMIT = 4 * GIB
-HOST_SHARE, DEVICE_SHARE = 0.25, 0.9
 CACHE_LINE = 64
 CPU = torch.device("cpu")
 POPULATE_WRITE = 23

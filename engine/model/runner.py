@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.config import SIZES, EngineConfig
+from engine.config import EngineConfig
 from engine.core.commands import AdapterFetched, FetchFailed
 from engine.core.types import AdapterLoad, Admission, Launch, StepPlan, StepResult
 from engine.executor.base import Claim, HostAdapter, Report
@@ -33,7 +33,8 @@ from engine.model.peft_dora import base_linears
 from engine.model.peft_loader import TargetShapes
 from engine.model.pooler import Pooler
 from engine.model.sampling import Sample, make_sampler
-from engine.model.spec import ModelSpec, read_spec
+from engine.model.sizes import fill_sizes, has_fp8_kv, max_model_len, stores_fp8
+from engine.model.spec import read_spec
 from engine.model.steps import Steps, forward_over, plan_graphs
 from engine.model.submitted import CudaClock, HostClock, SubmittedStep, WorkClock
 from engine.model.warm_up import StepLimits, warm_up
@@ -41,7 +42,6 @@ from engine.model.weights import WeightSource, open_weights
 from engine.process.cores import usable_cores
 from lora_kernels.pinned import upload_ring
 
-DEFAULT_MAX_MODEL_LEN = 8192
 HASHED_BYTES, HASHED_PLACES = 1 << 16, 5
 
 
@@ -50,6 +50,7 @@ class ModelRunner:
     the configuration cannot be served. Only `load_host` may be called from threads other than the step loop.
 
     Attributes:
+        config: the configuration, with the sizes that it left to the engine.
         spec: shape of the model.
         overlaps: whether steps are planned while the step before is computed: on a GPU, unless configured otherwise.
         num_pages, block_size, page_bytes: number of pages, and tokens and bytes of each; page 0 is the null page.
@@ -65,11 +66,13 @@ class ModelRunner:
         folder, progress = Path(config.model), on_progress or (lambda *_: None)
         self.spec = read_spec(folder)
         self.device = pick_device(config.device)
-        config = config.sized(*SIZES[self.device.type])
         upload_ring(self.device)  # allocated here, because a GPU may stop when memory is pinned
         self.overlaps = config.overlap and self.device.type == "cuda"
         self.dtype = pick_dtype(config.dtype, self.device)
         fp8 = stores_fp8(config.adapter_dtype, self.device, self.dtype)
+        sized = fill_sizes(config, self.spec, self.device, self.dtype)
+        sized.tell()
+        self.config = config = sized.config
         self.block_size = config.block_size
         self.max_model_len = max_model_len(config, self.spec)
         self.model_hash = hash_model(folder, f"{config.load_format}:{config.seed}")
@@ -85,7 +88,8 @@ class ModelRunner:
             torch.cuda.empty_cache()  # the page pool takes what is free
         self.page_bytes = shape.elements * self.dtype.itemsize
         graphs = plan_graphs(config, self.spec, shape, self.dtype, self.device, self.backend, self.max_model_len)
-        self.num_pages = count_pages(config, self.page_bytes, self.device, graphs.reserved if graphs else 0)
+        reserved = graphs.reserved if graphs else sized.reserved
+        self.num_pages = count_pages(config, self.page_bytes, self.device, reserved)
         self._arena = Arena(
             shape, self.num_pages, config.max_resident_adapters, self.dtype, self.device, fp8, kv_codings
         )
@@ -280,35 +284,6 @@ class ModelRunner:
         )
         if admission.pooling is not None:
             self._pooler.add(name, admission.pooling, len(admission.tokens))
-
-
-def stores_fp8(adapter_dtype: str, device: torch.device, dtype: torch.dtype) -> bool:
-    """Returns whether adapters are stored in FP8. Raises ValueError if that is configured for a CPU or fp32."""
-    if adapter_dtype == "fp8" and (device.type != "cuda" or dtype == torch.float32):
-        raise ValueError(
-            f"engine.adapter_dtype fp8 needs device cuda and 16-bit weights, not {device.type} and {dtype}"
-        )
-    return adapter_dtype == "fp8"
-
-
-def has_fp8_kv(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """Returns whether KV is stored in FP8. Raises ValueError if that is configured, and the device is no GPU of compute
-    capability 8.9 or later, or `dtype` is not of 16 bits."""
-    if config.kv_dtype == "auto":
-        return False
-    capable = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
-    if not capable or dtype.itemsize != 2:
-        raise ValueError(
-            "engine.kv_dtype fp8 needs a GPU of compute capability 8.9 or later and 16-bit weights, "
-            f"not {device.type}, {dtype}"
-        )
-    return True
-
-
-def max_model_len(config: EngineConfig, spec: ModelSpec) -> int:
-    if config.max_model_len > spec.max_position:
-        raise ValueError(f"engine.max_model_len is {config.max_model_len}, the model was made for {spec.max_position}")
-    return config.max_model_len or min(spec.max_position, DEFAULT_MAX_MODEL_LEN)
 
 
 def hash_model(folder: Path, salt: str) -> str:

@@ -75,9 +75,8 @@ def _engines(engines: EnginesConfig, ray: RayConfig | None) -> str:
 def _engine(config: ModelSettings, engine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     threads = f", {engine['threads']} threads" if engine["device"] == "cpu" else ""
     yield "device", f"{engine['device']}, {engine['dtype']}{threads}"
-    yield "steps", f"up to {engine['max_seqs']} sequences and {engine['token_budget']} tokens in one step"
     if "pages" not in engine:
-        yield "model", f"{config.model.source}: fetched or converted at the start; then its memory is known"
+        yield "model", f"{config.model.source}: fetched or converted at the start; then its memory and sizes are known"
         return
     pages, size = engine["pages"], engine["page_bytes"]
     tokens = (pages - 1) * config.engine.block_size
@@ -86,7 +85,11 @@ def _engine(config: ModelSettings, engine: Mapping[str, Any]) -> Iterator[tuple[
     yield "page pool", f"{pages} pages, {pages * size / GIB:.2f} GiB now: KV of {tokens} tokens, less resident adapters"
     yield "context", f"{engine['max_model_len']} tokens, so that {tokens // engine['max_model_len']} of the longest fit"
     yield "preempted KV", f"{engine['host_pages']} pages of host memory, {engine['host_pages'] * size / GIB:.2f} GiB"
-    yield "adapters", f"{config.engine.host_adapter_gb:g} GiB in host memory; others are read from disk on demand"
+    reasons = engine["reasons"]
+    yield "sequences", f"up to {engine['max_seqs']} at once: {reasons['max_seqs']}"
+    yield "tokens a step", f"up to {engine['token_budget']}: {reasons['token_budget']}"
+    host = f"{engine['host_adapter_gb']:g} GiB in host memory: {reasons['host_adapter_gb']}"
+    yield "adapters", f"{host}; others are read from disk on demand"
 
 
 def _lane(lane: LaneConfig) -> str:

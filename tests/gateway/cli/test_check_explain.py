@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from engine.config import SIZES, EngineConfig
 from gateway.cli.main import app
 from gateway.config.explain import explain
 from gateway.config.sections import AdminConfig, HttpConfig, RedisConfig
 from gateway.config.whole import demo_config
 
-ENGINE = {"device": "cpu", "dtype": "float32", "threads": 2, "max_seqs": 32, "token_budget": 256}
+ENGINE = {"device": "cpu", "dtype": "float32", "threads": 2}
 MODEL = {
     "architecture": "llama",
     "weight_bytes": 2**30,
@@ -22,6 +21,10 @@ MODEL = {
     "pages": 1025,
     "host_pages": 512,
     "max_model_len": 4096,
+    "max_seqs": 48,
+    "token_budget": 640,
+    "host_adapter_gb": 1.5,
+    "reasons": {"max_seqs": "so fast", "token_budget": "so short", "host_adapter_gb": "a quarter"},
 }
 
 
@@ -36,12 +39,15 @@ def test_sizes_of_the_pool_are_given_in_tokens():
     assert facts["page pool"] == "1025 pages, 1.00 GiB now: KV of 16384 tokens, less resident adapters"
     assert facts["context"] == "4096 tokens, so that 4 of the longest fit"
     assert facts["preempted KV"] == "512 pages of host memory, 0.50 GiB"
+    assert facts["sequences"] == "up to 48 at once: so fast"
+    assert facts["tokens a step"] == "up to 640: so short"
+    assert facts["adapters"] == "1.5 GiB in host memory: a quarter; others are read from disk on demand"
     assert facts["tenant globex"].startswith("600 requests a minute, 200,000 tokens a minute; 50% of")
 
 
 def test_a_model_that_is_not_there_yet_has_no_sizes():
     facts, notes = explained()
-    assert facts["model"] == "embedded: fetched or converted at the start; then its memory is known"
+    assert facts["model"] == "embedded: fetched or converted at the start; then its memory and sizes are known"
     assert "page pool" not in facts
     assert notes == ["The demo's public keys are accepted, on loopback only."]
 
@@ -73,27 +79,13 @@ def test_passwords_of_redis_are_not_shown(url, shown):
     assert facts["Redis"] == shown
 
 
-@pytest.mark.parametrize(
-    ("given", "device", "sized"),
-    [
-        ({}, "cpu", (32, 256)),
-        ({}, "cuda", (256, 2048)),
-        ({"max_seqs": 512}, "cpu", (512, 512)),
-        ({"token_budget": 16}, "cpu", (16, 16)),
-        ({"max_seqs": 8, "token_budget": 64}, "cuda", (8, 64)),
-    ],
-)
-def test_sizes_of_a_step_follow_from_the_device(given, device, sized):
-    config = EngineConfig(model="m", **given).sized(*SIZES[device])
-    assert (config.max_seqs, config.token_budget) == sized
-
-
 def test_the_command_asks_the_engine(smollm2, tmp_path):
     file = tmp_path / "my.yaml"
     file.write_text(json.dumps({"model": {"source": str(smollm2)}, "engine": {"device": "cpu", "dtype": "float32"}}))
     done = CliRunner().invoke(app, ["check", str(file), "--explain"], env={**os.environ, "COLUMNS": "200"})
     assert done.exit_code == 0, done.output
-    assert "up to 32 sequences and 256 tokens in one step" in done.output
+    assert "up to 32 at once: the default of every CPU, measured" in done.output
+    assert "up to 256: the default of every CPU, measured" in done.output
     assert "0.50 GiB of weights" in done.output
 
 

@@ -191,7 +191,7 @@ def test_gateway_processes_share_the_lanes_of_each_model(load):
 
 
 def test_check_explains_each_model_and_the_memory_that_they_share(load):
-    config, report = load(TWO), {"device": "cpu", "dtype": "float32", "threads": 2, "max_seqs": 8, "token_budget": 64}
+    config, report = load(TWO), {"device": "cpu", "dtype": "float32", "threads": 2}
     told = [*explain(config, Path("/data"), dict.fromkeys(config.served, report))]
     assert [text for topic, text in told if topic == "base model"] == ["large", "org/small"]
     assert ("note", "Engines on one device share its memory: set engine.memory_gb of each base model.") in told

@@ -1,0 +1,116 @@
+"""Fills in the sizes that a configuration leaves to the engine, from the device, the model and the memory of this
+machine, before the weights are loaded. The rules are in `engine.sizing`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+
+import structlog
+import torch
+
+from engine.config import EngineConfig
+from engine.model.arena import page_shape
+from engine.model.gpu_facts import count_gpus, find_gpu
+from engine.model.memory import count_pages, free_host_bytes
+from engine.model.spec import ModelSpec
+from engine.model.weights import parameter_shapes
+from engine.sizing import GIB, HOST_SHARE, SET, Chosen, Model, StepSizes, adapter_bytes, cpu_sizes, gpu_sizes
+
+log = structlog.get_logger("sizes")
+
+DEFAULT_MAX_MODEL_LEN = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A configuration without sizes that are left to the engine.
+
+    Attributes:
+        config: the configuration, with `max_seqs`, `token_budget` and `host_adapter_gb` set.
+        reasons: the reason for each of these settings, by its name.
+        reserved: bytes of a GPU's memory, besides weights and pages, that steps are expected to need.
+    """
+
+    config: EngineConfig
+    reasons: dict[str, str]
+    reserved: int = 0
+
+    def tell(self) -> None:
+        """Log each of the settings, with its reason."""
+        for name, reason in self.reasons.items():
+            log.info("size", setting=f"engine.{name}", value=getattr(self.config, name), reason=reason)
+
+
+def fill_sizes(config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Sized:
+    """Return the configuration with all sizes. Raises ValueError if the configuration cannot be served on this device
+    or a GPU has too little memory; the message says what to do."""
+    page_bytes = page_shape(spec, config.block_size, has_fp8_kv(config, dtype, device)).elements * dtype.itemsize
+    chosen = chosen_sizes(config, page_bytes)
+    weight_bytes = count_weight_bytes(spec, dtype)
+    if device.type == "cpu":
+        pool = count_pages(config, page_bytes, device, weight_bytes) * page_bytes
+        return with_sizes(config, device, cpu_sizes(chosen), weight_bytes + pool)
+    from engine.model.graph_plan import expected_bytes, row_bytes  # a machine without CUDA may have no triton
+
+    model = Model(weight_bytes, dtype.itemsize, page_bytes // config.block_size, row_bytes(spec, dtype))
+    expected = partial(expected_bytes, config, spec, dtype, device, max_model_len(config, spec))
+    steps = gpu_sizes(find_gpu(device, dtype), model, chosen, expected)
+    sized = with_sizes(config, device, steps)
+    return replace(sized, reserved=expected(sized.config.max_seqs, sized.config.token_budget))
+
+
+def with_sizes(config: EngineConfig, device: torch.device, steps: StepSizes, host_bytes: int = 0) -> Sized:
+    """Return the configuration with these sizes of steps, and with the host memory for adapters that is left if weights
+    and pages take `host_bytes` of it."""
+    config = config.sized(steps.max_seqs.value, steps.token_budget.value)
+    reasons = {"max_seqs": steps.max_seqs.reason, "token_budget": steps.token_budget.reason}
+    if config.host_adapter_gb:
+        return Sized(config, reasons | {"host_adapter_gb": SET})
+    free = free_host_bytes()
+    swap = int(min(config.swap_gb * GIB, HOST_SHARE * config.machine_share * free))
+    engines = count_gpus() if device.type == "cuda" else 1
+    size = adapter_bytes(device.type, free, host_bytes + swap, engines, config.machine_share)
+    return Sized(replace(config, host_adapter_gb=size.value / GIB), reasons | {"host_adapter_gb": size.reason})
+
+
+def chosen_sizes(config: EngineConfig, page_bytes: int) -> Chosen:
+    """Return what the operator has set, for pages of `page_bytes`."""
+    pool = config.num_pages * page_bytes or int(config.memory_gb * GIB)
+    return Chosen(config.max_seqs, config.token_budget, pool, config.interactive.itl_s)
+
+
+def count_weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
+    return sum(map(prod, parameter_shapes(spec).values())) * dtype.itemsize
+
+
+def stores_fp8(adapter_dtype: str, device: torch.device, dtype: torch.dtype) -> bool:
+    """Returns whether adapters are stored in FP8. Raises ValueError if that is configured for a CPU or fp32."""
+    if adapter_dtype == "fp8" and (device.type != "cuda" or dtype == torch.float32):
+        raise ValueError(
+            f"engine.adapter_dtype fp8 needs device cuda and 16-bit weights, not {device.type} and {dtype}"
+        )
+    return adapter_dtype == "fp8"
+
+
+def has_fp8_kv(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    """Returns whether KV is stored in FP8. Raises ValueError if that is configured, and the device is no GPU of compute
+    capability 8.9 or later, or `dtype` is not of 16 bits."""
+    if config.kv_dtype == "auto":
+        return False
+    capable = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+    if not capable or dtype.itemsize != 2:
+        raise ValueError(
+            "engine.kv_dtype fp8 needs a GPU of compute capability 8.9 or later and 16-bit weights, "
+            f"not {device.type}, {dtype}"
+        )
+    return True
+
+
+def max_model_len(config: EngineConfig, spec: ModelSpec) -> int:
+    """Returns the maximum length of a sequence in tokens. Raises ValueError if the configured one is beyond what the
+    model was made for."""
+    if config.max_model_len > spec.max_position:
+        raise ValueError(f"engine.max_model_len is {config.max_model_len}, the model was made for {spec.max_position}")
+    return config.max_model_len or min(spec.max_position, DEFAULT_MAX_MODEL_LEN)

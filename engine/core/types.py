@@ -253,12 +253,13 @@ class PageCopy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The work of one step. An executor must perform it in this order: save pages, release requests, evict adapters,
-    load adapters, drop host copies, cancel and start fetches, forget and prepare grammars, restore pages, admit
+    """The work of one step. An executor must perform it in this order: save pages, restore pages, release requests,
+    evict adapters, load adapters, drop host copies, cancel and start fetches, forget and prepare grammars, admit
     sequences, compute chunks. The plan fits the state that it was made for, so committing it cannot fail. Page ids
     freed by `released` or `evicted` may be reused by `loads`, `restores`, `admitted` and `chunks` of the same plan; the
-    pages that `saves` copies are still intact when the step begins. Fetches and preparations of grammars are only
-    started by the step: they continue concurrently with this step and later ones."""
+    pages that `saves` copies are still intact when the step begins, and no host page is both saved to and restored
+    from. Fetches and preparations of grammars are only started by the step: they continue concurrently with this step
+    and later ones."""
 
     now: float = 0.0
     """When the plan was made, in seconds on the engine's clock."""

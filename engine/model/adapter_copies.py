@@ -1,7 +1,8 @@
 """Copies adapters from host memory into device pages, concurrently with the kernels that do not need them yet.
 
 A blob holds an adapter's layers in the order in which they are computed. On a GPU a separate stream copies the pages
-and records a mark after the pages of each layer; kernels wait for a layer's mark only when they reach that layer. On a
+and records a mark after the pages of each layer; kernels wait for a layer's mark only when they reach that layer. A
+copy begins while earlier steps are computed, except for pages that these still use, which are copied after them. On a
 CPU a copy is complete when the call that makes it returns, so computation never waits.
 """
 
@@ -15,6 +16,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,6 +24,7 @@ from engine.core.types import PageId
 from engine.model.host_memory import Blob, runs
 from lora_kernels.layout import AdapterLayout
 
+Flags = npt.NDArray[np.bool_]
 Mark = Any
 """A point in a queue of copies, for example a CUDA event."""
 
@@ -82,9 +85,14 @@ class AdapterCopies(Protocol):
     """Copies adapters from host memory into pages of the arena. Copies begun between two `close` calls belong to one
     step."""
 
-    def begin(self, blob: Blob, pages: tuple[PageId, ...], layout: AdapterLayout) -> None:
+    def begin(self, blob: Blob, pages: tuple[PageId, ...], layout: AdapterLayout, busy: Flags | None = None) -> None:
         """Starts to copy a packed adapter for the current step: page i of `blob` goes to page `pages[i]` of the arena,
-        so both must have the same length. `layout` says which pages each layer needs."""
+        so both must have the same length. `layout` says which pages each layer needs.
+
+        Args:
+            busy: bool [num_pages], whether kernels that have been launched and may not be done use each page. Copies to
+                these pages come last, after all kernels launched so far. None means that all pages may be busy.
+        """
 
     def wait(self, layer: int) -> None:
         """Makes kernels launched from now on wait for this layer of every adapter begun in the current step. The host
@@ -110,7 +118,7 @@ class PlainCopies:
         self._seconds: list[float] = []
         self._closed: deque[tuple[float, ...]] = deque()
 
-    def begin(self, blob: Blob, pages: tuple[PageId, ...], layout: AdapterLayout) -> None:
+    def begin(self, blob: Blob, pages: tuple[PageId, ...], layout: AdapterLayout, busy: Flags | None = None) -> None:
         started = time.perf_counter()
         for target, source in runs(pages, blob.pages):
             self._arena[target].copy_(blob.memory[source])
@@ -135,7 +143,10 @@ class PlainCopies:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    begun: Mark
+    """A copy of an adapter: marks around each span in which it runs, and the mark that each layer's kernels wait
+    for."""
+
+    spans: tuple[tuple[Mark, Mark], ...]
     layers: tuple[Mark, ...]
 
 
@@ -148,15 +159,34 @@ class QueuedCopies:
         self._copies: list[_Copy] = []
         self._closed: deque[list[_Copy]] = deque()
 
-    def begin(self, blob: Blob, pages: tuple[PageId, ...], layout: AdapterLayout) -> None:
-        self._queue.after_kernels()  # kernels may still read the pages' previous contents
+    def begin(self, blob: Blob, pages: tuple[PageId, ...], layout: AdapterLayout, busy: Flags | None = None) -> None:
+        late = np.ones(len(pages), dtype=np.bool_) if busy is None else busy
+        ends = _page_ends(layout, self._arena.shape[1])
+        spans: list[tuple[Mark, Mark]] = []
+        layers: list[Mark] = []
+        if not late.any() or not late.all():  # also for an adapter without pages
+            layers = self._copy(blob, pages, ends, ~late, spans)
+        if late.any():
+            self._queue.after_kernels()
+            first_late = int(late.argmax())
+            layers = [mark for mark, end in zip(layers, ends, strict=False) if end <= first_late]
+            layers += self._copy(blob, pages, ends, late, spans)[len(layers) :]
+        self._copies.append(_Copy(tuple(spans), tuple(layers)))
+
+    def _copy(
+        self, blob: Blob, pages: tuple[PageId, ...], ends: list[int], chosen: Flags, spans: list[tuple[Mark, Mark]]
+    ) -> list[Mark]:
+        """Enqueues the copies of the chosen pages of a blob, appends the span in which they run, and returns the mark
+        after those of each layer."""
         begun, marks, done = self._queue.mark(), [], 0
-        for end in _page_ends(layout, self._arena.shape[1]):
-            for target, source in runs(pages[done:end], blob.pages[done:end]):
+        for end in ends:
+            part = done + np.flatnonzero(chosen[done:end])
+            for target, source in runs([pages[index] for index in part], blob.pages[part]):
                 self._queue.copy(self._arena[target], blob.memory[source])
             marks.append(self._queue.mark())
             done = end
-        self._copies.append(_Copy(begun, tuple(marks)))
+        spans.append((begun, marks[-1]))
+        return marks
 
     def wait(self, layer: int) -> None:
         if self._copies:  # copies run in order, so the last one's mark comes after those of all
@@ -174,7 +204,7 @@ class QueuedCopies:
     def finish(self) -> tuple[float, ...]:
         if not self._closed:
             self.close()
-        return tuple(self._queue.seconds(copy.begun, copy.layers[-1]) for copy in self._closed.popleft())
+        return tuple(sum(self._queue.seconds(*span) for span in copy.spans) for copy in self._closed.popleft())
 
 
 def make_copies(arena: Tensor) -> AdapterCopies:

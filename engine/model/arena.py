@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.core.types import AdapterHash, PageId
-from engine.model.adapter_copies import make_copies
+from engine.model.adapter_copies import Flags, make_copies
 from engine.model.host_memory import Blob
 from engine.model.lora import TARGETS
 from engine.model.memory import populate, zeros
+from engine.model.page_uses import PageArray
 from engine.model.spec import ModelSpec
 from lora_kernels.backend import KvCoding
 from lora_kernels.layout import AdapterLayout, LoraTable
@@ -70,6 +72,8 @@ class Arena:
         self._kv_codings = kv_codings or (None,) * shape.layers
         self.copies = make_copies(self.pages)
         self._adapter_slots: dict[AdapterHash, int] = {}
+        self._adapter_pages: dict[int, PageArray] = {}
+        """Adapter slot -> pages of its adapter."""
         self._free_adapter_slots = list(range(max_adapters - 1, -1, -1))
 
     @property
@@ -87,11 +91,17 @@ class Arena:
         return self._kv_codings[layer]
 
     def load_adapter(
-        self, adapter_hash: AdapterHash, layout: AdapterLayout, blob: Blob, pages: tuple[PageId, ...]
+        self,
+        adapter_hash: AdapterHash,
+        layout: AdapterLayout,
+        blob: Blob,
+        pages: tuple[PageId, ...],
+        busy: Flags | None = None,
     ) -> None:
-        """Starts to copy a packed adapter into `pages`, assigns it a free adapter slot and enters its tiles in the
-        table. Raises ValueError if the adapter is already resident, every slot is taken, the number of pages is not
-        `layout.num_pages`, or only one of `layout` and the table is for FP8."""
+        """Starts to copy a packed adapter into `pages` (see `AdapterCopies.begin` for `busy`), assigns it a
+        free adapter slot and enters its tiles in the table. Raises ValueError if the adapter is already resident, every
+        slot is taken, the number of pages is not `layout.num_pages`, or only one of `layout` and the table is for
+        FP8."""
         if adapter_hash in self._adapter_slots:
             raise ValueError(f"adapter {adapter_hash} is resident already")
         if not self._free_adapter_slots:
@@ -99,13 +109,15 @@ class Arena:
         if len(pages) != layout.num_pages:
             raise ValueError(f"adapter {adapter_hash} needs {layout.num_pages} pages, not {len(pages)}")
         self.table.set(self._free_adapter_slots[-1], layout, pages)  # first, because it may refuse the layout
-        self.copies.begin(blob, pages, layout)
-        self._adapter_slots[adapter_hash] = self._free_adapter_slots.pop()
+        self.copies.begin(blob, pages, layout, busy)
+        self._adapter_slots[adapter_hash] = adapter_slot = self._free_adapter_slots.pop()
+        self._adapter_pages[adapter_slot] = np.asarray(pages, dtype=np.int64)
 
     def evict_adapter(self, adapter_hash: AdapterHash) -> None:
-        """Frees the adapter's slot and clears it in the table. The adapter's pages may be overwritten from now on.
-        Raises KeyError if the adapter is not resident."""
+        """Frees the adapter's slot and clears it in the table: kernels launched later do not read its pages. Raises
+        KeyError if the adapter is not resident."""
         adapter_slot = self._adapter_slots.pop(adapter_hash)
+        del self._adapter_pages[adapter_slot]
         self.table.clear(adapter_slot)
         self._free_adapter_slots.append(adapter_slot)
 
@@ -113,3 +125,7 @@ class Arena:
         """Returns the adapter's slot in the table, -1 for None (the base model). Raises KeyError if it is not
         resident."""
         return -1 if adapter_hash is None else self._adapter_slots[adapter_hash]
+
+    def adapter_pages(self, adapter_slot: int) -> PageArray:
+        """Returns the pages (int64) of the adapter in a slot. Raises KeyError if the slot is free."""
+        return self._adapter_pages[adapter_slot]

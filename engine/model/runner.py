@@ -8,15 +8,16 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.core.commands import AdapterFetched, FetchFailed
-from engine.core.types import AdapterLoad, Admission, Launch, StepPlan, StepResult
+from engine.core.types import Admission, Launch, StepPlan, StepResult
 from engine.executor.base import Claim, HostAdapter, Report
 from engine.model.arena import Arena, page_shape
-from engine.model.batch import BatchState
+from engine.model.batch import BatchState, HostBatch
 from engine.model.decoder import build_decoder
 from engine.model.fetcher import Fetcher, start_threads
 from engine.model.grammar import GrammarRoom
@@ -29,6 +30,7 @@ from engine.model.kv_scales import find_kv_codings
 from engine.model.lora import TARGETS, target_widths
 from engine.model.memory import Progress, count_host_pages, count_pages, pick_device, pick_dtype
 from engine.model.packing import Packer, load_ahead
+from engine.model.page_uses import PageUses, used_pages
 from engine.model.peft_dora import base_linears
 from engine.model.peft_loader import TargetShapes
 from engine.model.pooler import Pooler
@@ -158,16 +160,14 @@ class ModelRunner:
         already finished the previous plan, which is not collected yet, when the step's graph had been launched or its
         first kernel was about to be."""
         begun, started = self._clock.mark(), time.perf_counter()
-        self._host_pages.save(self._arena.pages, plan.saves)
+        self._host_pages.move(self._arena.pages, plan.saves, plan.restores)
         for request_id in plan.released:
             self._release(request_id)
         for adapter_hash in plan.evicted:
             self._arena.evict_adapter(adapter_hash)
-        for load in plan.loads:
-            self._load(load)
+        self._load(plan)
         self._fetch(plan)
         self._grammars.prepare(plan.forgotten, plan.prepared)
-        self._host_pages.restore(self._arena.pages, plan.restores)
         for admission in plan.admitted:
             self._admit(admission)
         batch = self._batch.gather(plan.chunks) if plan.chunks else None
@@ -180,7 +180,8 @@ class ModelRunner:
         sample = self._sample(output.logits, batch.sample_ids) if batch and output else None
         vectors = self._pooler.start(output.residual, batch.pooled) if batch and output and batch.pooled else None
         self._arena.copies.close()
-        self._submitted.append(SubmittedStep(sample, begun, self._clock.mark(), launched, vectors=vectors))
+        uses = self._uses(plan, batch)
+        self._submitted.append(SubmittedStep(sample, begun, self._clock.mark(), uses, launched, vectors=vectors))
         return launch
 
     def _is_idle(self) -> bool:
@@ -272,9 +273,22 @@ class ModelRunner:
         for step in self._submitted:
             step.released.add(request_id)
 
-    def _load(self, load: AdapterLoad) -> None:
-        adapter = self._host.get(load.adapter_hash)
-        self._arena.load_adapter(load.adapter_hash, adapter.layout, adapter.blob, load.pages)
+    def _load(self, plan: StepPlan) -> None:
+        """Starts the copies of a plan's adapters: at once, behind the steps under way, but for pages that these or the
+        plan's saves use. What earlier steps used is free, because their results have been collected."""
+        if not plan.loads:
+            return
+        used = used_pages([*(step.uses for step in self._submitted), PageUses(plan.saves)], self.num_pages)
+        for load in plan.loads:
+            adapter, busy = self._host.get(load.adapter_hash), used[np.asarray(load.pages, dtype=np.int64)]
+            self._arena.load_adapter(load.adapter_hash, adapter.layout, adapter.blob, load.pages, busy)
+
+    def _uses(self, plan: StepPlan, batch: HostBatch | None) -> PageUses:
+        copies = (*plan.saves, *plan.restores)
+        if batch is None:
+            return PageUses(copies)
+        adapters = map(self._arena.adapter_pages, batch.segments.adapter_slots.tolist())
+        return PageUses(copies, (batch.block_tables, *adapters))
 
     def _admit(self, admission: Admission) -> None:
         name, known = admission.request_id, (admission.tokens, admission.num_prompt)

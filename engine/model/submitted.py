@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from engine.core.types import SampledToken
+from engine.model.page_uses import PageUses
 from engine.model.pooler import Vectors
 from engine.model.sampling import Sample
 
@@ -65,6 +66,7 @@ class SubmittedStep:
     Attributes:
         sample: the step's tokens. None means that the step samples none.
         begun, ended: marks before and after the step's work.
+        uses: the pages that the step's work reads or writes.
         launched: whether the step was launched kernel by kernel.
         released: ids of requests released after the step was submitted. A token for such an id must be dropped, because
             another request may have the id by now.
@@ -76,6 +78,7 @@ class SubmittedStep:
     sample: Sample | None
     begun: Mark
     ended: Mark
+    uses: PageUses
     launched: bool = False
     released: set[str] = field(default_factory=set)
     tokens: tuple[SampledToken, ...] = ()

@@ -1,5 +1,7 @@
 """Copies of adapters: what they write, and what waits for what. A GPU's stream is played by a list."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 import torch
@@ -18,9 +20,12 @@ class Tape:
     def __init__(self):
         self.pending = []
         self.waits_for_kernels = 0
+        self.pending_at_kernels = 0
+        """Number of copies that do not wait for the kernels."""
 
     def after_kernels(self):
         self.waits_for_kernels += 1
+        self.pending_at_kernels = len(self.pending)
 
     def copy(self, target, source):
         self.pending.append((target, source))
@@ -80,6 +85,22 @@ def test_a_layer_does_not_wait_for_those_behind_it():
     copies.begin(Blob.of(blob), tuple(range(1, 1 + len(blob))), layout)
     copies.wait(0)
     assert arena[1].any() and not arena[len(blob)].any()
+
+
+def test_pages_that_kernels_use_are_copied_after_them_and_the_others_before():
+    layout, blob = adapter((4, 4, 4), 0)
+    places = tuple(range(1, 1 + len(blob)))
+    for busy in (set(chosen) for count in range(len(blob) + 1) for chosen in combinations(range(len(blob)), count)):
+        tape, arena = Tape(), torch.zeros(40, PAGE)
+        copies = QueuedCopies(arena, tape)
+        copies.begin(Blob.of(blob), places, layout, np.array([page in busy for page in range(len(blob))]))
+        tape.finish(tape.pending_at_kernels if busy else len(tape.pending))
+        assert {page for page in range(len(blob)) if arena[places[page]].any()} == set(range(len(blob))) - busy
+        for layer in range(3):
+            copies.wait(layer)
+            for page, element in layer_tiles(layout, layer):
+                assert arena[places[page], element] == blob[page, element]
+        assert len(copies.finish()) == 1 and torch.equal(arena[list(places)], blob)
 
 
 def test_a_step_without_layers_still_waits_in_the_end():

@@ -117,10 +117,10 @@ def test_saved_pages_come_back_in_other_pages_bit_for_bit(device, dtype, staged,
     before[0] = 0
     pages = before.to(device, copy=True)
     places = {9: 3, 2: 0, 7: 5, 4: 4, 5: 1, 11: 7}  # page -> host page: runs of one and of two
-    host.save(pages, tuple(PageCopy(*place) for place in places.items()))
+    host.move(pages, tuple(PageCopy(*place) for place in places.items()), ())
     pages[1:] = 1.0  # at once: a save has read what it copies before anything else writes there
     after = {1: 3, 9: 0, 3: 5, 10: 4, 4: 1, 8: 4}  # host page 4 twice, as two sequences may share a prefix
-    host.restore(pages, tuple(PageCopy(*place) for place in after.items()))
+    host.move(pages, (), tuple(PageCopy(*place) for place in after.items()))
     saved = {host_page: before[page] for page, host_page in places.items()}
     for page in range(12):
         expected = saved[after[page]] if page in after else torch.full((48,), float(page > 0), dtype=dtype)
@@ -131,7 +131,6 @@ def test_saved_pages_come_back_in_other_pages_bit_for_bit(device, dtype, staged,
 
 def test_no_copies_and_no_host_memory_are_nothing_to_do():
     host, pages = HostPages(torch.empty(0, 48), CPU), torch.ones(2, 48)
-    host.save(pages, ())
-    host.restore(pages, ())
+    host.move(pages, (), ())
     assert host.pages.shape == (0, 48)
     assert bool(pages.all())

@@ -58,7 +58,7 @@ EXACT = Setup(in_fp32, BUDGET, LORA, PREFILL, tolerance=0.0)
 
 def any_mix_of_chunks_and_decodes() -> None:
     """A prompt longer than a rung in several chunks, beside decodes and other prompts that come and go."""
-    pair = Pair(EXACT)
+    pair = Pair(replace(EXACT, warms_up=True))
     pair.both(lambda stepped: stepped.load("x", 3, range(20, 40)))
     pair.both(lambda stepped: stepped.load("y", 20, range(40, 80)))
     pair.admit("a", range(10, 60))

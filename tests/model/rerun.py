@@ -32,14 +32,16 @@ class Launches(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     @contextmanager
-    def kernels(self) -> Iterator[None]:
+    def kernels(self, *, run: bool = True) -> Iterator[None]:
+        """Note the launches of kernels, too, which compute nothing without `run`."""
         launch = GridExecutor.__call__
 
         def noted(executor: Any, *args: Any, **kwargs: Any) -> None:
             self.calls.append((executor.fn.__name__, _plain((executor.grid, args, kwargs))))
-            self._is_in_kernel = True
-            launch(executor, *args, **kwargs)
-            self._is_in_kernel = False
+            if run:
+                self._is_in_kernel = True
+                launch(executor, *args, **kwargs)
+                self._is_in_kernel = False
 
         with patch.object(GridExecutor, "__call__", noted), self:
             yield
@@ -54,14 +56,18 @@ def _plain(value: Any) -> Any:
 
 
 class Rerun:
-    """`LaunchRecorder` that calls again what it is given. `replayed`: the number of each record that was."""
+    """`LaunchRecorder` that calls again what it is given. `replayed`: the number of each record that was.
 
-    def __init__(self) -> None:
+    Args:
+        warms_up: kernels also compute while they are recorded, as in the launch that precedes a capture on a GPU.
+    """
+
+    def __init__(self, *, warms_up: bool = False) -> None:
         self.replayed: list[int] = []
-        self._count = 0
+        self._count, self._warms_up = 0, warms_up
 
     def record(self, launch: Callable[[], None]) -> Replay:
-        number, recorded = self._count, _launches(launch)
+        number, recorded = self._count, _launches(launch, run=self._warms_up)
         self._count += 1
 
         def again() -> None:
@@ -71,9 +77,9 @@ class Rerun:
         return again
 
 
-def _launches(launch: Callable[[], None]) -> list[Any]:
+def _launches(launch: Callable[[], None], *, run: bool = True) -> list[Any]:
     launches = Launches()
-    with launches.kernels():
+    with launches.kernels(run=run):
         launch()
     assert not any(word in name for name, _ in launches.calls for word in WAITING)
     return launches.calls

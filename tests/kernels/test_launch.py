@@ -30,8 +30,8 @@ def constant_first_kernel(BLOCK: tl.constexpr, x_ptr):  # noqa: N803
 
 
 @pytest.fixture
-def cuda(tmp_path_factory):
-    with pretend(tmp_path_factory.getbasetemp() / "triton") as cuda:
+def cuda(triton_cache):
+    with pretend(triton_cache) as cuda:
         yield cuda
 
 
@@ -158,7 +158,7 @@ def test_an_unknown_triton_launches_itself_and_this_is_logged_once(cuda, monkeyp
     ]
 
 
-def test_every_kernel_is_launched_directly_with_what_triton_would_give(tmp_path):
+def test_every_kernel_is_launched_directly_with_what_triton_would_give(triton_cache):
     pairs, direct = [], Launcher.__call__
 
     def both(self, grid, *args):
@@ -168,7 +168,7 @@ def test_every_kernel_is_launched_directly_with_what_triton_would_give(tmp_path)
         self.launch_by_triton(grid, *args)
         pairs.append(facts(cuda.launches[-2:]))
 
-    with pretend(tmp_path) as cuda, patch.object(Launcher, "__call__", both):
+    with pretend(triton_cache) as cuda, patch.object(Launcher, "__call__", both):
         launch_all(fp8=True)
     assert {kept[0] for kept, _ in pairs} == all_kernels()
     for kept, own in pairs:

@@ -18,9 +18,9 @@ def mixed_kernel(x_ptr, sizes, free, scale, offset: tl.constexpr):
     tl.store(x_ptr + free, scale * sizes[0] * sizes[1] + offset)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("pretended")
+@pytest.fixture
+def folder(triton_cache):
+    return triton_cache
 
 
 def test_a_launch_is_recorded_as_the_driver_gets_it(folder):

@@ -16,10 +16,10 @@ SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
+def compiled(triton_cache):
     """Compute capability -> kernel -> resources, each from a process whose kernels are not interpreted."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
+    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(triton_cache)}
     workers = {
         capability: subprocess.Popen(
             [sys.executable, WORKER, str(capability)],

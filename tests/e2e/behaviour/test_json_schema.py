@@ -1,4 +1,4 @@
-"""A hundred of a hundred answers follow their schemas, with the demo's model, for every client."""
+"""All answers follow their schemas, with the demo's model: forty for every client, which all have others."""
 
 import asyncio
 import json
@@ -7,20 +7,22 @@ from contextlib import aclosing
 
 import pytest
 
+from tests.e2e.behaviour.clients import CLIENTS
 from tests.e2e.behaviour.grpc_client import Grpc
 from tests.schemas import check, random_schema
 
 QUESTION = [{"role": "user", "content": "Describe a red bicycle, in JSON."}]
+ANSWERS = 40
 AT_ONCE = 24
 """As many requests as there is room for, so that none waits long."""
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_hundred_of_a_hundred_answers_are_valid(server, models, kind):
+async def test_all_answers_are_valid(server, models, kind):
     """At temperature 1, base and adapters mixed, some streamed."""
     address = f"127.0.0.1:{server.grpc_port}" if kind is Grpc else f"http://127.0.0.1:{server.http_port}/v1"
-    rng, turns = random.Random(1), asyncio.Semaphore(AT_ONCE)
-    schemas = [random_schema(rng, depth=1 + (index % 10 == 0)) for index in range(100)]
+    rng, turns = random.Random(list(CLIENTS.values()).index(kind)), asyncio.Semaphore(AT_ONCE)
+    schemas = [random_schema(rng, depth=1 + (index % 10 == 0)) for index in range(ANSWERS)]
 
     async def one(client, index):
         wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schemas[index]}}
@@ -30,8 +32,8 @@ async def test_a_hundred_of_a_hundred_answers_are_valid(server, models, kind):
             return await answer(model=models[index % len(models)], response_format=wanted, **options)
 
     async with aclosing(kind(address, "sk-demo-acme", 0)) as client:
-        replies = await asyncio.gather(*(one(client, index) for index in range(100)))
+        replies = await asyncio.gather(*(one(client, index) for index in range(ANSWERS)))
     for reply, schema in zip(replies, schemas, strict=True):
         assert reply.only.finish == "stop", reply.only.text
         check(reply.only.text, schema)
-    assert len({json.dumps(reply.only.text) for reply in replies}) > 60
+    assert len({json.dumps(reply.only.text) for reply in replies}) > 0.6 * ANSWERS

@@ -9,6 +9,7 @@ import pytest_asyncio
 from openai import AsyncOpenAI
 
 from engine.demo.characters import CHARACTERS
+from gateway.config.lanes import InteractiveLane, LanesConfig
 from gateway.config.whole import demo_config
 from gateway.serve.launch import Launch
 from gateway.serve.single import running
@@ -16,13 +17,15 @@ from gateway.serve.single import running
 
 @pytest.fixture(scope="session")
 def demo(smollm2):
-    """The demo's configuration in fp32, where text does not depend on the batch, on free ports."""
+    """The demo's configuration in fp32, where text does not depend on the batch, on free ports, with fewer answers in
+    the lane than an attack of one test asks for."""
     config = demo_config()
     threads = min(2, os.cpu_count() or 1)
     engine = replace(config.engine, dtype="float32", memory_gb=0.5, threads=threads, device="cpu")
     http = replace(config.http, port=0, first_token_timeout_s=600.0)
     redis = replace(config.redis, timeout_ms=30_000.0)  # a busy machine is not without one
-    return replace(config, engine=engine, http=http, grpc=replace(config.grpc, port=0), redis=redis)
+    lanes = LanesConfig(interactive=InteractiveLane(max_requests=400))
+    return replace(config, engine=engine, http=http, grpc=replace(config.grpc, port=0), redis=redis, lanes=lanes)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

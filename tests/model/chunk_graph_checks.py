@@ -58,7 +58,7 @@ EXACT = Setup(in_fp32, BUDGET, LORA, PREFILL, tolerance=0.0)
 
 def any_mix_of_chunks_and_decodes() -> None:
     """A prompt longer than a rung in several chunks, beside decodes and other prompts that come and go."""
-    pair = Pair(replace(EXACT, warms_up=True))
+    pair = Pair(EXACT)
     pair.both(lambda stepped: stepped.load("x", 3, range(20, 40)))
     pair.both(lambda stepped: stepped.load("y", 20, range(40, 80)))
     pair.admit("a", range(10, 60))
@@ -78,8 +78,9 @@ def any_mix_of_chunks_and_decodes() -> None:
 
 
 def keys_and_values_in_eight_bits() -> None:
-    """In fp16, as nothing but 16 bits has FP8 pages."""
-    pair = Pair(replace(EXACT, make_decoder=in_fp16, token_budget=20, dtype=torch.float16, fp8_kv=True))
+    """In fp16, as nothing but 16 bits has FP8 pages. Kernels also ran while they were recorded, and changed no page."""
+    setup = replace(EXACT, make_decoder=in_fp16, token_budget=20, dtype=torch.float16, fp8_kv=True, warms_up=True)
+    pair = Pair(setup)
     pair.both(lambda stepped: stepped.load("x", 3, range(20, 60)))
     pair.admit("a", range(10, 40))
     pair.admit("b", (4, 5, 6), "x")

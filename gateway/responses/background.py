@@ -62,22 +62,28 @@ class BackgroundRun:
             return self._renderer.failed(internal(request.request_id))
 
     async def _finish(self, response: Json) -> None:
-        """Store the response object, and retry while Redis is away."""
-        ending, output = self._split(response)
-        if len(ending) + len(output) > MAX_STORED_BYTES:
-            error = ApiError(Fault.INTERNAL, f"the answer is larger than {MAX_STORED_BYTES} bytes and is not stored")
-            response = self._renderer.failed(error) | {"output": []}
-            ending, output = self._split(response)
-        state: State = "failed" if response["status"] == "failed" else "ended"
+        """Store the response object, or that it is too large, and retry while Redis is away."""
         for _ in range(FINISH_TRIES):
             try:
-                parts = count_parts(response["output"])
-                if not await self._store.finish(self._tenant, self._id, state, ending, output, parts):
+                if not await self._stored(response):
                     log.info("background_response_dropped", tenant=self._tenant, response=self._id)
                 return
-            except ApiError:
-                await asyncio.sleep(RENEW_SECONDS)
+            except ApiError as error:
+                if error.fault is Fault.REGISTRY_UNAVAILABLE:
+                    await asyncio.sleep(RENEW_SECONDS)
+                else:  # the answer is too large
+                    response = self._renderer.failed(error) | {"output": []}
         log.warning("background_response_lost", tenant=self._tenant, response=self._id)
+
+    async def _stored(self, response: Json) -> bool:
+        """Store how the response ended; returns False if it has ended already or was deleted. Raises ApiError:
+        REGISTRY_UNAVAILABLE; INSUFFICIENT_QUOTA, the answer is too large."""
+        ending, output = self._split(response)
+        if len(ending) + len(output) > MAX_STORED_BYTES:
+            raise ApiError(Fault.INSUFFICIENT_QUOTA, f"a stored answer may have {MAX_STORED_BYTES} bytes")
+        state: State = "failed" if response["status"] == "failed" else "ended"
+        parts = count_parts(response["output"])
+        return await self._store.finish(self._tenant, self._id, state, ending, output, parts)
 
     def _split(self, response: Json) -> tuple[bytes, bytes]:
         """Return the encoded fields of a response object that differ from its head's, and its encoded output."""

@@ -16,6 +16,7 @@ from gateway.core.errors import MAX_QUOTED, ApiError, invalid_request, unsupport
 from gateway.core.tenants import Principal, Tenant
 from gateway.core.trace_context import UNKNOWN, Ingress, new_id
 from gateway.openai.parse import MOST_PARTS
+from gateway.requests.deadlines import earliest
 from gateway.requests.service import Gateway
 from gateway.requests.types import Admitted, GenerateRequest
 from gateway.responses.background import BackgroundRun, BackgroundRuns
@@ -90,7 +91,7 @@ class Responses:
         entry = new_entry(queued, call.body.input, call.body.previous_response_id or "")
         await self.store.create(tenant.name, entry)
         run = BackgroundRun(self.store, tenant.name, entry.id, renderer)
-        limited = replace(request, deadline=request.deadline or BACKGROUND_SECONDS, ignore_server_timeout=True)
+        limited = replace(request, deadline=earliest(request.deadline, BACKGROUND_SECONDS), ignore_server_timeout=True)
         self.background.start(entry.id, run, gateway, principal, limited)
         return queued
 

@@ -34,6 +34,9 @@ MAX_STORED_BYTES = 16 * 2**20
 """Maximum size of one stored response. Only log probabilities make one so large."""
 MOST_HISTORY_BYTES = 8 * 2**20
 """Maximum size of a conversation that a request continues: what a body might hold instead."""
+UNBOUNDED = 2**53
+FULL = -1
+"""Result of the script `finish` if the tenant has no room for the answer."""
 LOST = {
     "error": {"code": "server_error", "message": "the gateway that ran this response has ended; send the request again"}
 }
@@ -82,8 +85,10 @@ class ResponseStore:
         return [item for text in in_order for item in msgspec.json.decode(text, type=list[InputItem])]
 
     async def keep(self, tenant: str, entry: ResponseEntry) -> None:
-        """Store a complete response and charge the tenant, whose quota `history` has checked, for its size."""
-        await self._do("keep", tenant, entry.id, self._keep_ms, *entry.fields())
+        """Store a complete response and charge the tenant for its size. Raises ApiError: INSUFFICIENT_QUOTA."""
+        bounds = (self._keep_ms, entry.num_bytes, self.limits.tenant_bytes)
+        if not await self._do("keep", tenant, entry.id, *bounds, *entry.fields()):
+            raise self._full()
 
     async def create(self, tenant: str, entry: ResponseEntry) -> None:
         """Store a background response that has not begun, under a lease. Raises ApiError: INSUFFICIENT_QUOTA."""
@@ -101,9 +106,13 @@ class ResponseStore:
     ) -> bool:
         """End a background response. `ending` has the fields that differ from its head's, and `output` the items of the
         answer, as JSON, with `num_parts` items and parts. Return False if the response has ended already or was
-        deleted; nothing is changed then."""
+        deleted; nothing is changed then. Raises ApiError: INSUFFICIENT_QUOTA, there is no room for an answer."""
+        room = (len(ending) + len(output), UNBOUNDED if state == "failed" else self.limits.tenant_bytes)
         fields = ("ending", ending, "output", output, "answer_parts", num_parts)
-        return bool(await self._do("finish", tenant, response_id, state, *fields))
+        outcome = await self._do("finish", tenant, response_id, *room, state, *fields)
+        if outcome == FULL:
+            raise self._full()
+        return bool(outcome)
 
     async def get(self, tenant: str, response_id: str) -> Json:
         """Return a response object, for JSON. A background response whose lease ran out has failed. Raises ApiError:

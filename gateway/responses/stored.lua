@@ -25,6 +25,12 @@ local function total()
   return tonumber(redis.call('HGET', CHARGES, 'total') or 0)
 end
 
+-- Returns whether a response may have so many bytes, beside the others.
+local function fits(id, bytes, most)
+  local before = redis.call('HGET', CHARGES, id) or 0
+  return total() - before + OVERHEAD + bytes <= tonumber(most)
+end
+
 local function refund(id)
   local bytes = redis.call('HGET', CHARGES, id)
   if bytes then
@@ -93,7 +99,7 @@ local operations = {}
 -- and output in turn, the newest first. In place of the items it returns what hinders: a word, and the id concerned.
 function operations.history(bytes, most_bytes, previous, most_parts, most_history)
   reap()
-  local room = (bytes == '' or total() + bytes <= tonumber(most_bytes)) and 1 or 0
+  local room = (bytes == '' or fits('', bytes, most_bytes)) and 1 or 0
   local items, parts, read_bytes, id = {}, 0, 0, previous
   while id ~= '' do
     local state, before, count, more, input, output =
@@ -114,16 +120,20 @@ function operations.history(bytes, most_bytes, previous, most_parts, most_histor
   return { room, items, '', '' }
 end
 
--- Stores a response that has ended.
-function operations.keep(id, keep, ...)
+-- Stores a response that has ended. Returns 1; 0: no room.
+function operations.keep(id, keep, bytes, most_bytes, ...)
   reap()
+  if not fits(id, bytes, most_bytes) then
+    return 0
+  end
   write(id, keep, 'state', 'ended', ...)
+  return 1
 end
 
 -- Stores a background response that has not begun. Returns 1; 0: no room.
 function operations.create(id, keep, bytes, most_bytes, lease, ...)
   reap()
-  if total() + bytes > tonumber(most_bytes) then
+  if not fits(id, bytes, most_bytes) then
     return 0
   end
   write(id, keep, 'state', 'queued', 'lease', whole(now + lease), ...)
@@ -140,11 +150,14 @@ function operations.renew(id, lease, state)
   return 1
 end
 
--- Ends a background response. Returns 1; 0: it has ended or was deleted.
-function operations.finish(id, state, ...)
+-- Ends a background response. Returns 1; 0: it has ended or was deleted; -1: no room for so many bytes more.
+function operations.finish(id, bytes, most_bytes, state, ...)
+  reap()
   local known = redis.call('HGET', key_of(id), 'state')
   if not known or not is_running(known) then
     return 0
+  elseif total() + bytes > tonumber(most_bytes) then
+    return -1
   end
   finish(id, state, ...)
   return 1

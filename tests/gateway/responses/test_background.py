@@ -183,6 +183,15 @@ async def test_the_quota_is_checked_first_and_answers_are_charged(valkey, tmp_pa
     assert len(gateway_app.engine.requests) == 1
 
 
+async def test_an_answer_without_room_is_a_failure(valkey, tmp_path):
+    gateway_app = await build(valkey, tmp_path, tenant_bytes=3000)
+    made = await begin(gateway_app, include=["message.output_text.logprobs"], top_logprobs=20)
+    failed = await ended(gateway_app, made.id)
+    assert (failed.status, failed.error.code, failed.output) == ("failed", "insufficient_quota", [])
+    assert await ResponseStore(valkey).use("acme") < 3000
+    await drained(gateway_app)
+
+
 @pytest.mark.parametrize("elsewhere", [False, True])
 async def test_it_is_cancelled_from_any_gateway(gateway_app, valkey, tmp_path, elsewhere):
     response_id = await running(gateway_app)

@@ -208,18 +208,34 @@ async def test_the_quota_is_what_is_stored(valkey, tmp_path):
     stored = sum(len(fields[name]) for name in (b"head", b"input", b"output", b"ending"))
     assert 512 + stored == size
     made = [first]
-    while await store.use("acme") + 50 < 4000:
+    while await store.use("acme") + size <= 4000:
         made.append(await create(gateway_app))
         assert await store.use("acme") == size * len(made)
+    await valkey.hset("loralane:response-charges:{acme}", "total", 4000)
     with pytest.raises(openai.RateLimitError, match="4000 bytes together; delete some") as refused:
         await create(gateway_app)
     assert (refused.value.code, refused.value.response.headers["x-should-retry"]) == ("insufficient_quota", "false")
     assert (await create(gateway_app, store=None)).to_dict()["store"] is False
     assert await store.use("initech") == 0
+    await valkey.hset("loralane:response-charges:{acme}", "total", size * len(made))
     for response in made:
         assert (await ask(gateway_app, "DELETE", f"/{response.id}"))[0] == 200
     assert await store.use("acme") == 0
     await create(gateway_app)
+    await gateway_app.assert_empty()
+
+
+async def test_requests_at_once_do_not_exceed_the_quota(valkey, tmp_path):
+    """Each found room when it began, and its answer is sent."""
+    gateway_app = await build(valkey, tmp_path, tenant_bytes=4000)
+    gateway_app.engine.go_on = asyncio.Event()
+    creating = [asyncio.create_task(create(gateway_app)) for _ in range(6)]
+    while len(gateway_app.engine.requests) < 6:
+        await asyncio.sleep(0.001)
+    gateway_app.engine.go_on.set()
+    stored = [made.to_dict()["store"] for made in await asyncio.gather(*creating)]
+    assert set(stored) == {True, False}
+    assert await ResponseStore(valkey).use("acme") <= 4000
     await gateway_app.assert_empty()
 
 

@@ -1,10 +1,16 @@
-"""How often the device waits for the host where steps are planned ahead: `python -m benchmarks.pace [--real]`.
+"""How often the device waits for the host where steps are planned ahead, and which price first tokens pay for it:
+`python -m benchmarks.pace [--real]`.
 
 The real engine serves mixed traffic on the simulated `h100-8b`: decodes are replayed, and steps with prompts are
 launched kernel by kernel. The phases follow each other without a pause, so that each begins with a sudden change. On
 the virtual clock the host's times vary as threads disturb it: planning by 30 %, waking up by 60 us and, in one rest of
 2,000, by up to 20 ms. With `--real` the host really sleeps and the device is another clock, so that the machine's own
 disturbances count instead; the figures then hold for this machine only.
+
+A step is late if the device waits for it. It is late by the host if it would have been late even if the host had never
+rested, and otherwise by a rest. A request that arrives between the planning of a step and the end of the step before it
+misses the step, and its first token comes one step later than if nothing were planned ahead: *missed* is the share of
+the device's time in which that happens.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
+from statistics import fmean
 from typing import cast
 
 from rich.console import Console
@@ -77,14 +84,17 @@ class WallClock:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Figures of one phase: its steps, the shares of late steps among all and among the first `NEW_STEPS`, and the mean
-    of the engine's lead in milliseconds."""
+    """Figures of one phase: its steps, the shares of steps that are late by a rest and by the host, the share of late
+    ones among the first `NEW_STEPS`, the mean of the engine's lead in milliseconds, and the share of the device's time
+    in which arrivals miss the next step."""
 
     name: str
     steps: int
     late: float
+    host_bound: float
     late_at_first: float
     lead_ms: float
+    missed: float
 
 
 class Run:
@@ -95,29 +105,39 @@ class Run:
         self._random, self._is_real, self._number = Random(seed), is_real, 0
         self.clock = clock
         disk = VirtualDisk(clock, device.disk_bytes_per_s)
-        self.executor = TimedExecutor(device.cost, clock, disk, {}, _ignore, device.noise_sigma, seed, overlaps=True)
+        noise = device.noise_sigma, seed
+        self.executor = TimedExecutor(device.cost, clock, disk, {}, self._observe, *noise, overlaps=True)
         state = EngineState.create(CoreConfig(**dict(device.engine) | {"max_model_len": 8192}))
         self.engine = Engine(state, self.executor, clock=clock, sleep=self._sleep)
+        self._phase, self._next_prompt = Phase("none", 0.0, (2, 3)), float("inf")
+        self._computed = self._missed = 0.0
 
     def phase(self, phase: Phase, steps: int) -> Outcome:
         self.executor.host_s, self.executor.launch_s = phase.host_s, phase.launch_s
+        self._phase, self._next_prompt = phase, self.clock() + self._gap()
+        self._computed = self._missed = 0.0
         counters, late, leads = self.engine.state.counters, [], 0.0
-        next_prompt = self.clock() + self._gap(phase)
+        host_bound = counters.host_bound_steps
         for _ in range(steps):
-            while len(self.engine.state.sequences) + len(self.engine.inbox._commands) < CHATS:
-                self._submit(2, self._random.randrange(ANSWER // 2, ANSWER))  # a prompt so short hardly shows
-            while self.clock() >= next_prompt:
-                self._submit(self._random.randrange(*phase.prompt), ANSWER)
-                next_prompt += self._gap(phase)
+            self._arrive()
             before = counters.late_steps
             self.engine.step()
             late.append(counters.late_steps - before)
             leads += self.engine.pace.lead
-        new = late[:NEW_STEPS]
-        return Outcome(phase.name, steps, sum(late) / steps, sum(new) / len(new), leads / steps * 1e3)
+        host_bound = counters.host_bound_steps - host_bound
+        shares = (sum(late) - host_bound) / steps, host_bound / steps, sum(late[:NEW_STEPS]) / NEW_STEPS
+        return Outcome(phase.name, steps, *shares, leads / steps * 1e3, self._missed / self._computed)
 
-    def _gap(self, phase: Phase) -> float:
-        return self._random.expovariate(phase.prompts_per_s) if phase.prompts_per_s else float("inf")
+    def _arrive(self) -> None:
+        """Submit the prompts that have arrived by now, and a chat for each that has ended."""
+        while len(self.engine.state.sequences) + len(self.engine.inbox._commands) < CHATS:
+            self._submit(2, self._random.randrange(ANSWER // 2, ANSWER))  # a prompt so short hardly shows
+        while self.clock() >= self._next_prompt:
+            self._submit(self._random.randrange(*self._phase.prompt), ANSWER)
+            self._next_prompt += self._gap()
+
+    def _gap(self) -> float:
+        return self._random.expovariate(self._phase.prompts_per_s) if self._phase.prompts_per_s else float("inf")
 
     def _submit(self, prompt: int, answer: int) -> None:
         self._number += 1
@@ -131,10 +151,12 @@ class Run:
             if self._random.randrange(STALL_EVERY) == 0:
                 seconds += self._random.uniform(*STALL_S)
         self.clock.advance(seconds)
+        self._arrive()
 
-
-def _ignore(plan: StepPlan, work: StepWork, seconds: float) -> None:
-    """Observe a step of the executor, without doing anything."""
+    def _observe(self, plan: StepPlan, work: StepWork, seconds: float) -> None:
+        """Count the time from the planning of a step to the end of the step under way."""
+        self._computed += seconds
+        self._missed += max(0.0, self.executor._device.free_at - plan.now)
 
 
 def outcomes(*, is_real: bool, steps: int, seed: int = 0) -> Iterator[Outcome]:
@@ -147,13 +169,21 @@ def outcomes(*, is_real: bool, steps: int, seed: int = 0) -> Iterator[Outcome]:
 
 def report(found: list[Outcome]) -> Table:
     table = Table(title="Steps for which the device waited")
-    for name in ("phase", "steps", "late", f"late in the first {NEW_STEPS}", "lead, ms"):
+    for name in ("phase", "late by a rest", "by the host", f"late in the first {NEW_STEPS}", "lead, ms", "missed"):
         table.add_column(name, justify="left" if name == "phase" else "right")
-    for one in found:
-        table.add_row(one.name, f"{one.steps:,}", f"{one.late:.2%}", f"{one.late_at_first:.0%}", f"{one.lead_ms:.2f}")
-    steps = sum(one.steps for one in found)
-    table.add_row("all", f"{steps:,}", f"{sum(one.late * one.steps for one in found) / steps:.2%}", "", "")
+    for name in dict.fromkeys(one.name for one in found):
+        _row(table, name, [one for one in found if one.name == name])
+    _row(table, "all", found)
     return table
+
+
+def _row(table: Table, name: str, found: list[Outcome]) -> None:
+    """Add a row with the means of `found`, which all have the same number of steps."""
+    late, host_bound, at_first, lead_ms, missed = (
+        fmean(getattr(one, field) for one in found)
+        for field in ("late", "host_bound", "late_at_first", "lead_ms", "missed")
+    )
+    table.add_row(name, f"{late:.2%}", f"{host_bound:.2%}", f"{at_first:.1%}", f"{lead_ms:.2f}", f"{missed:.2f}")
 
 
 def main() -> None:
@@ -161,9 +191,11 @@ def main() -> None:
         prog="python -m benchmarks.pace", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=4000, help="steps of each phase")
+    parser.add_argument("--seeds", type=int, default=1, help="runs, each with other traffic and noise")
     parser.add_argument("--real", action="store_true", help="sleep instead of advancing a virtual clock")
     args = parser.parse_args()
-    Console().print(report(list(outcomes(is_real=args.real, steps=args.steps))))
+    found = [one for seed in range(args.seeds) for one in outcomes(is_real=args.real, steps=args.steps, seed=seed)]
+    Console().print(report(found))
 
 
 if __name__ == "__main__":

@@ -158,9 +158,9 @@ class Engine:
         if self.executor.overlaps and len(self.state.under_way) == 1 and not plan.is_empty:
             return []  # the next step is planned while this one is computed
         result, now = self.executor.collect(), self.clock()
-        if self.executor.overlaps:
-            self.pace.ended(now, result.seconds)
+        host_bound = self.executor.overlaps and self.pace.ended(now, result.seconds)
         with self._changing:
+            self.state.counters.host_bound_steps += host_bound
             return absorb(self.state, result, now)
 
     def _submit(self, plan: StepPlan) -> None:

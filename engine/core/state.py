@@ -25,6 +25,7 @@ class Counters:
 
     steps: int = 0
     late_steps: int = 0
+    host_bound_steps: int = 0
     preempted_for: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(Cause, 0))
     preempted_in: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, 0))
     recomputed_tokens: int = 0

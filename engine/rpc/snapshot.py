@@ -131,6 +131,7 @@ def _counters(state: EngineState) -> Figures:
     names = (
         "steps",
         "late_steps",
+        "host_bound_steps",
         "recomputed_tokens",
         "prompt_tokens",
         "cached_tokens",

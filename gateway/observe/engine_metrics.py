@@ -37,6 +37,7 @@ PAGES = {
 COUNTERS = {
     "steps": "Engine steps.",
     "late_steps": "Steps that reached the device after it had run out of work.",
+    "host_bound_steps": "Late steps that no earlier plan could have prevented: the host was slower than the device.",
     "step_seconds": "Time spent in engine steps.",
     "step_predicted_seconds_total": "Time the step-time model predicted for the steps it could predict.",
     "step_actual_seconds_total": "Time that the predicted steps took.",

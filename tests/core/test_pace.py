@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from engine.core.pace import FIRST_LEAD_S, LONGEST_REST_S, NEEDS_KEPT, Needs
+from engine.core.pace import FIRST_LEAD_S, FIRST_STEPS, LONGEST_REST_S, NEEDS_KEPT, Need, Needs
 from engine.core.types import Lane
-from tests.core.virtual import PLAN, SteppedEngine
+from tests.core.virtual import PLAN, STEP, SteppedEngine
 
 
 class Rested(SteppedEngine):
@@ -168,9 +168,9 @@ def test_the_rest_begins_when_the_device_does_and_not_when_the_host_has_launched
     stepped.executor.launch_seconds = 0.008
     stepped.submit("prompt", 16, 1)
     stepped.step()
-    device, lead = stepped.executor.device, stepped.engine.pace.lead
+    device = stepped.executor.device
     stepped.step()
-    predicted = stepped.executor.plans[-2].predicted
+    predicted, lead = stepped.executor.plans[-2].predicted, stepped.engine.pace.lead
     began = device._ends[0] - sum(stepped.executor.measured[-2:])
     assert stepped.executor.plans[-1].now == pytest.approx(began + predicted - lead, abs=1e-6)
 
@@ -179,7 +179,7 @@ def test_no_request_waits_for_a_step_that_computes_nothing():
     """When the last token of an answer arrives, one more step, which computes nothing, is already under way."""
     stepped = Rested(overlaps=True)
     stepped.learn()
-    lead = stepped.engine.pace.lead
+    lead = stepped.engine.pace._needs.lead(STEP)
     for number in range(9):
         last = stepped.state.under_way[0].plan
         assert not last.chunks and last.predicted == 0
@@ -188,7 +188,7 @@ def test_no_request_waits_for_a_step_that_computes_nothing():
         stepped.step()
         assert stepped.rests == []
         stepped.finish()
-    assert stepped.engine.pace.lead <= lead
+    assert stepped.engine.pace._needs.lead(STEP) <= lead
 
 
 @pytest.mark.slow
@@ -205,17 +205,68 @@ def test_waiting_for_something_else_says_nothing_about_the_host():
     assert stepped.engine.pace.lead == lead
 
 
-def test_the_lead_is_the_second_largest_of_the_last_needs():
+def test_the_lead_is_the_second_largest_that_recent_steps_would_have_needed():
     needs = Needs()
-    assert needs.lead == FIRST_LEAD_S
     for number in range(NEEDS_KEPT):
-        needs.add(number / 1e6)
-    assert needs.lead == pytest.approx((NEEDS_KEPT - 2) / 1e6)
-    needs.add(1.0)
-    assert needs.lead == pytest.approx((NEEDS_KEPT - 1) / 1e6)
+        assert number >= FIRST_STEPS or needs.lead(0.010) == FIRST_LEAD_S
+        needs.add(Need(number / 1e6, error=0.0))
+    assert needs.lead(0.010) == pytest.approx((NEEDS_KEPT - 2) / 1e6)
+    needs.add(Need(1.0, error=0.0))
+    assert needs.lead(0.010) == pytest.approx((NEEDS_KEPT - 1) / 1e6), "one stall changes nothing"
     for _ in range(NEEDS_KEPT):
-        needs.add(0.002)
-    assert needs.lead == 0.002
+        needs.add(Need(0.002, error=0.1))
+    assert needs.lead(0.010) == pytest.approx(0.003)
+    assert needs.lead(0.100) == pytest.approx(0.012), "an error of the prediction grows with the step"
+
+
+def late_and_host_bound(stepped, steps):
+    """Return how many of the next `steps` steps are late, and how many of them no earlier plan would have prevented."""
+    counters = stepped.state.counters
+    late, host_bound = counters.late_steps, counters.host_bound_steps
+    stepped.step(steps)
+    return counters.late_steps - late, counters.host_bound_steps - host_bound
+
+
+def test_a_step_that_is_late_though_the_host_never_rests_is_host_bound():
+    stepped = Rested(overlaps=True)
+    stepped.learn()
+    stepped.backlog()
+    stepped.executor.plan_seconds = 0.030
+    stepped.step(4)
+    late, host_bound = late_and_host_bound(stepped, 100)
+    assert late == host_bound == 100 and len(stepped.rests) <= 4
+
+
+def test_a_step_that_is_late_because_the_host_overslept_is_not_host_bound():
+    stepped = Rested(overlaps=True)
+    stepped.learn()
+    stepped.backlog()
+    stepped.step(NEEDS_KEPT)
+    stepped.meanwhile = lambda: stepped.clock.advance(1.0)
+    late = late_and_host_bound(stepped, 1)
+    stepped.meanwhile = lambda: None
+    assert (late, late_and_host_bound(stepped, 10)) == ((1, 0), (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("launching", "planning", "expected"),
+    [(0.020, PLAN, (0, 0)), (0.024, PLAN, (1, 0)), (0.020, 0.030, (1, 1))],
+    ids=["in time", "launched too late", "planned for too long"],
+)
+def test_a_step_behind_a_long_launch_is_host_bound_only_if_an_earlier_launch_had_not_helped(
+    launching, planning, expected
+):
+    """The host rests for about 10 ms, and launches a step with a prompt that the device computes in 26 ms."""
+    stepped = Rested(overlaps=True)
+    stepped.learn()
+    stepped.backlog()
+    stepped.step(NEEDS_KEPT)
+    stepped.executor.launch_seconds = launching
+    stepped.submit("prompt", 32, 1)
+    assert late_and_host_bound(stepped, 1) == (0, 0)
+    assert 0.007 < stepped.rests[-1] < 0.012 and stepped.executor.took[-1] == pytest.approx(0.026)
+    stepped.executor.plan_seconds = planning
+    assert late_and_host_bound(stepped, 1) == expected
 
 
 def test_a_prediction_that_is_far_off_stops_no_request_for_long():

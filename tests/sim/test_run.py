@@ -56,8 +56,7 @@ def test_steps_planned_ahead_answer_alike_and_less_than_a_step_later(make_setup,
     plain, ahead = (simulate(replace(make_setup(), overlaps=overlaps), workload) for overlaps in (False, True))
     one, other = (report.lanes["interactive"] for report in (plain, ahead))
     assert (other.finished, other.generated_tokens) == (one.finished, one.generated_tokens)
-    # 0.4 of a step later beside a backlog: the lead that makes few steps late leaves the host little rest.
-    assert one.ttft.p50 < other.ttft.p50 < one.ttft.p50 + 0.5 * one.itl.p50
+    assert one.ttft.p50 < other.ttft.p50 < one.ttft.p50 + 0.3 * one.itl.p50
 
 
 def test_what_the_host_takes_costs_tokens_unless_steps_are_planned_ahead(make_setup):

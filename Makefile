@@ -19,7 +19,12 @@ else
 PACKAGE := .[gpu]
 endif
 
-.PHONY: help setup setup-dev serve test test-fast lint format bench bench-adapters bench-many-adapters bench-lanes
+GPU_VENV := $(VENV)/gpu-versions
+GPU_TESTS := tests/kernels $(addprefix tests/model/test_,$(addsuffix .py,adapter_copies arena device_sampler graphs \
+  grammar_ahead overlap warm_up))
+GPU_TEST_TOOLS := pytest pytest-asyncio pytest-xdist hypothesis jsonschema psutil
+
+.PHONY: help setup setup-dev serve test test-fast test-gpu-versions lint format bench bench-adapters bench-many-adapters bench-lanes
 .PHONY: bench-batches bench-batch-job bench-gateway bench-limits bench-hostile bench-neighbours bench-restarts bench-start
 .PHONY: bench-gpu bench-planning bench-router
 .PHONY: screenshots chaos soak proto audit wheel-check clean-data clean
@@ -58,6 +63,19 @@ test: setup-dev  ## Run all tests (ARGS="-k limiter" passes arguments on)
 
 test-fast: setup-dev  ## Run the tests that need no model, server or compiler, in about a minute
 	$(BIN)/python -m pytest -m "not slow" -n 4 --dist loadfile $(ARGS)
+
+# Python 3.12, too, is the GPU machine's: make test-gpu-versions PYTHON=python3.12
+test-gpu-versions: $(GPU_VENV)/.setup  ## Run the kernels' tests, which need no GPU, with a GPU machine's torch and Triton (gigabytes)
+	$(GPU_VENV)/bin/python -m pytest -n 2 --dist loadfile $(GPU_TESTS) $(ARGS)
+	$(GPU_VENV)/bin/python -m benchmarks.gpu.compiling
+
+$(GPU_VENV)/.setup: $(VENV)/.venv pyproject.toml configs/constraints.txt configs/constraints-gpu.txt
+	@$(PYTHON) -m venv $(GPU_VENV)
+	@grep -vE '^(numpy|setuptools)==' configs/constraints.txt > $(GPU_VENV)/constraints.txt
+	@echo "Installing torch 2.11 and Triton 3.6 ..."
+	@$(GPU_VENV)/bin/python -m pip --disable-pip-version-check install -q $(CPU_SOURCE) -c $(GPU_VENV)/constraints.txt \
+	  -c configs/constraints-gpu.txt -e '.[gpu,train]' $(GPU_TEST_TOOLS)
+	@touch $@
 
 lint: setup-dev  ## Style, types, layering and prose
 	$(BIN)/ruff check .

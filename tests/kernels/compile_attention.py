@@ -16,8 +16,12 @@ from lora_kernels.gpu.triton_partials import MERGE_WARPS, merge_kernel
 from lora_kernels.gpu.triton_prefill import prefill_constants, prefill_kernel
 from lora_kernels.gpu.triton_prefill_plan import plan_constants, plan_kernel
 
-PROCESSORS = {80: Processor(108, 164 << 10, 80), 90: Processor(132, 228 << 10, 90)}
-"""A100 and H100 (CUDA programming guide, technical specifications by compute capability)."""
+PROCESSORS = {
+    80: Processor(108, 164 << 10, 80),
+    90: Processor(132, 228 << 10, 90),
+    100: Processor(148, 228 << 10, 100),
+}
+"""A100, H100 and B200 (CUDA programming guide, technical specifications by compute capability)."""
 KV_HEADS, MAX_SEQS = 8, 256
 
 
@@ -54,8 +58,8 @@ LAYERS = (
 )
 FP8_LAYERS = (Layer(128, kv_dtype=FP8, scaled=True), Layer(256, kv_dtype=FP8))
 """8-bit floats begin with compute capability 8.9."""
-FULL_LAYERS = (Layer(128, kv_dtype=torch.float32), Layer(256, kv_dtype=torch.float32))
-"""Their heads take the most shared memory. Products of fp32 are added up by threads, whose sums lie on the stack."""
+FULL_LAYERS = (Layer(256, kv_dtype=torch.float32),)
+"""Wide heads in fp32 take the most shared memory. Threads add up their products, and the sums lie on the stack."""
 
 
 def layers(capability: int) -> tuple[Layer, ...]:

@@ -27,7 +27,7 @@ POINTERS = {
 
 def cases(capability: int) -> Iterator[tuple[str, Any, dict[str, Any], dict[str, int]]]:
     for width in (576, 4096, 8192, 16384):
-        tuning = norm_tuning(width)
+        tuning = dict(norm_tuning(width))
         warps = {"num_warps": tuning.pop("num_warps")}
         yield f"norm {width}", norm_kernel, {**tuning, "WIDTH": width, "HAS_DELTA": True, "EPS": 1e-5}, warps
     yield "swiglu", swiglu_kernel, {"WIDTH": 14336, "BLOCK": SWIGLU_BLOCK}, {"num_warps": 4}

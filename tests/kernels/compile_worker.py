@@ -1,4 +1,5 @@
-"""Compiles the Triton kernels for a GPU that need not be there, and prints what each one uses. Run as a script.
+"""Compiles the Triton kernels for a GPU that need not be there, and prints what each one uses. Run as a script: its
+arguments are the compute capability, and "some" if not all configurations of each kernel are wanted.
 
 Prints one JSON object: kernel -> {"REG": ..., "STACK": ..., "LOCAL": ..., "SHARED": ..., "DOT": [...]}.
 """
@@ -10,7 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ POINTERS = {
     "slots_ptr": "i64",
     **compile_step.POINTERS,
 }
+SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+"""Shared memory a program may have (CUDA programming guide, technical specifications by compute capability)."""
 FULL_POINTERS = dict.fromkeys(("out_ptr", "query_ptr", "kv_ptr"), "fp32")
 """Holds the types that differ where attention is in fp32."""
 
@@ -104,10 +107,27 @@ def dots(kernel: Any) -> list[str]:
     return sorted({*instructions, *re.findall(r"kWidth = \d+", kernel.asm["ttgir"])})
 
 
+def compile_and_measure(case: Case, capability: int) -> dict[str, Any]:
+    name, kernel, constants, options = case
+    return usage(compile_for(kernel, constants, options, capability, full=name.endswith("fp32")))
+
+
+def complaint(name: str, used: dict[str, Any], capability: int) -> str:
+    """What is wrong with what a kernel uses, or an empty string. One value may be parked on the stack: some assemblers
+    do so to fit another program on the processor."""
+    spills = (used["STACK"] > 8 or used["LOCAL"] > 0) and not name.endswith("fp32")
+    if used["SHARED"] > SHARED_BYTES[capability]:
+        return f"{used['SHARED']} bytes of shared memory, of {SHARED_BYTES[capability]}"
+    return f"spills {used['STACK'] + used['LOCAL']} bytes" if spills else ""
+
+
+def some_of(found: Iterable[Case]) -> Iterator[Case]:
+    """The last case of each kernel, in 16 bits and in FP8: for attention, the ones with the widest heads."""
+    kept = (case for case in found if not case[0].endswith("fp32"))
+    return iter({(case[1].__name__, case[0].endswith("fp8")): case for case in kept}.values())
+
+
 if __name__ == "__main__":
     capability = int(sys.argv[1])
-    found = {
-        name: usage(compile_for(kernel, constants, options, capability, full=name.endswith("fp32")))
-        for name, kernel, constants, options in cases(capability)
-    }
-    print(json.dumps(found))
+    chosen = some_of(cases(capability)) if sys.argv[2:] == ["some"] else cases(capability)
+    print(json.dumps({case[0]: compile_and_measure(case, capability) for case in chosen}))

@@ -113,8 +113,8 @@ def compile_and_measure(case: Case, capability: int) -> dict[str, Any]:
 
 
 def complaint(name: str, used: dict[str, Any], capability: int) -> str:
-    """What is wrong with what a kernel uses, or an empty string. One value may be parked on the stack: some assemblers
-    do so to fit another program on the processor."""
+    """Returns what a kernel takes too much of, or an empty string. One value may be parked on the stack: some
+    assemblers do so to fit another program on the processor."""
     spills = (used["STACK"] > 8 or used["LOCAL"] > 0) and not name.endswith("fp32")
     if used["SHARED"] > SHARED_BYTES[capability]:
         return f"{used['SHARED']} bytes of shared memory, of {SHARED_BYTES[capability]}"

@@ -143,6 +143,7 @@ class CapturedWrappers(StepWrappers):
         self.renew(starts, lengths, np.zeros((seqs, -(-int(lengths.max()) // block_size)), dtype=np.int32))
 
     def renew(self, query_starts: Longs, contexts: Longs, tables: npt.NDArray[np.int32]) -> None:
+        """Plans the step that is replayed next; see `CapturedPlans`."""
         padding = self._seqs - len(contexts)
         starts, last = page_starts(np.append(contexts, np.ones(padding, dtype=np.int64)), self._block_size)
         pages = np.zeros(starts[-1], dtype=np.int32)

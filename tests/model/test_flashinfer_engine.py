@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from engine.config import EngineConfig
 from engine.core.check import leftovers, violations
@@ -13,12 +14,13 @@ from engine.core.config import CoreConfig, Scheduling
 from engine.core.state import EngineState
 from engine.core.types import Lane, Request, SamplingParams
 from engine.engine import Engine
-from engine.model import rungs
+from engine.model import kernels, rungs
 from engine.model.decoder import Decoder
 from engine.model.graphs import StepGraphs, StepParts
 from engine.model.runner import ModelRunner
+from engine.model.spec import read_spec
 from engine.model.steps import Steps, forward_over
-from lora_kernels.attention_choice import STEP_CLASSES
+from lora_kernels.attention_choice import PROMPTS, STEP_CLASSES, AttentionChoice, AttentionWish
 from lora_kernels.gpu.flashinfer_attention import FlashInferAttention
 from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.portable.torch_ops import TorchBackend
@@ -122,6 +124,25 @@ def run(engine):
         step += 1
     assert leftovers(engine.state) == []
     return texts
+
+
+def test_what_computes_attention_is_logged_with_the_reason(tiny_llama, monkeypatch):
+    """The kernels of a GPU tell it when they are loaded."""
+    told = AttentionChoice(frozenset({PROMPTS}), "measured on this device")
+    asked = []
+
+    def load(*arguments):
+        *_, wish, on_attention = arguments
+        asked.append(wish)
+        on_attention(told)
+
+    monkeypatch.setattr(kernels, "select_backend", load)
+    config, spec = EngineConfig(str(tiny_llama), attention="flashinfer", kv_dtype="fp8"), read_spec(tiny_llama)
+    with capture_logs() as logs:
+        kernels.load_kernels(config, spec, torch.device("cuda"), torch.bfloat16, lambda *_: None)
+    assert asked == [AttentionWish("flashinfer", has_fp8_kv=True, windows=frozenset({None}))]
+    (line,) = logs
+    assert (line["kernels"], line["reason"]) == ("flashinfer for prompts", "measured on this device")
 
 
 def test_texts_are_those_of_the_portable_kernels(tiny_llama, monkeypatch):

@@ -14,9 +14,10 @@ from gateway.config.cluster import RayConfig, RayShare
 from gateway.config.file import ConfigError, Problems, as_mapping, build, check_keys, convert, read_each
 from gateway.config.lanes import LanesConfig
 from gateway.routing.router import MAX_REPLICAS
+from gateway.text.reasoning.parser import ReasoningParserName
 from gateway.text.tools.dialects import ToolParserName
 
-OWN_KEYS = ("source", "chat_template", "tool_parser")
+OWN_KEYS = ("source", "chat_template", "tool_parser", "reasoning_parser")
 """Keys of an entry of the section `models` that the section `model` has, too."""
 ALONE = ("model", "engine")
 """Sections that are the short form for one base model. A file has either these or the section `models`."""
@@ -53,6 +54,9 @@ class ModelConfig:
     tool_parser: ToolParserName = "auto"
     """Format in which the model writes tool calls: hermes or llama3. With `none` tool calls are not parsed. `auto`
     means the format that the chat template uses."""
+    reasoning_parser: ReasoningParserName = "auto"
+    """Marks around the model's reasoning, which answers then have apart from their text: think, mistral or seed. With
+    `none` reasoning is part of the text. `auto` means the marks that the chat template mentions."""
 
     def __post_init__(self) -> None:
         if self.name and not NAME.fullmatch(self.name):

@@ -15,7 +15,7 @@ from gateway.openai.schema import ChatRequest, CompletionRequest, Extended, Samp
 from gateway.openai.structured import constraint
 from gateway.openai.tools import offered_tools, template_call, tool_rule
 from gateway.requests.types import Chat, GenerateRequest, PromptInput
-from gateway.text.chat_template import Message, template_options
+from gateway.text.chat_template import Message, effort_variables, template_options
 
 COMPLETION_TOKENS = 16
 """Default maximum of output tokens of /v1/completions, as OpenAI documents it."""
@@ -43,7 +43,8 @@ def chat_request(body: ChatRequest, request_id: str, ingress: Ingress = UNKNOWN)
 def _chat(body: ChatRequest) -> Chat:
     tools = offered_tools(body.tools or (), body.tool_choice)
     rule = tool_rule(body.tools or (), body.tool_choice, body.parallel_tool_calls)
-    options = template_options(body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs)
+    variables = effort_variables(body.reasoning_effort) | (body.chat_template_kwargs or {})
+    options = template_options(body.add_generation_prompt, body.continue_final_message, variables)
     return Chat(chat_messages(body.messages), tools, rule, options)
 
 
@@ -84,7 +85,8 @@ def _message(message: ChatMessage, place: str) -> Message:
     if message.content is None and message.role != "assistant":
         raise invalid_request("content must be a text", f"{place}.content")
     role = "system" if message.role == "developer" else message.role
-    return {"role": role, "content": _text(message, place), **_calls(message, place)}
+    reasoning = {"reasoning_content": message.reasoning_content} if message.reasoning_content else {}
+    return {"role": role, "content": _text(message, place), **reasoning, **_calls(message, place)}
 
 
 def _calls(message: ChatMessage, place: str) -> Message:

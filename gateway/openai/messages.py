@@ -36,6 +36,8 @@ class ChatMessage(Struct):
     role: Role
     content: str | list[ContentPart] | None = None
     tool_calls: list[AssistantCall] | None = None
+    reasoning_content: str | None = None
+    """Reasoning of an earlier answer, which chat templates may show to the model."""
     tool_call_id: str | None = None
     """Id of the tool call that a message of the role `tool` answers."""
     name: str | None = None

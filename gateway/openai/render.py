@@ -74,11 +74,14 @@ class ChatStyle:
     def delta(self, chunk: GenerationChunk) -> Json:
         told = self._told(chunk)
         content = {"content": told.text} if told.text else {}
+        content |= {"reasoning_content": chunk.reasoning} if chunk.reasoning else {}
         return self._choice(chunk, "delta", content | ({"tool_calls": told.calls} if told.calls else {}), told)
 
     def complete(self, chunk: GenerationChunk) -> Json:
         told = self._told(chunk)
         message: Json = {"role": "assistant", "content": told.text, "refusal": None}
+        if chunk.reasoning:
+            message["reasoning_content"] = chunk.reasoning
         if told.calls:
             calls = [{name: value for name, value in call.items() if name != "index"} for call in told.calls]
             message |= {"content": told.text or None, "tool_calls": calls}
@@ -236,9 +239,10 @@ class Envelope:
 
 
 def usage_body(usage: TokenUsage) -> Json:
-    return {
+    body: Json = {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
     }
+    return body | {"completion_tokens_details": {"reasoning_tokens": usage.reasoning}} if usage.reasoning else body

@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 
 from gateway.core.lanes import LANE_OF_TIER
 from gateway.openai.messages import ChatMessage, Choice, Tool, ToolChoice
+from gateway.text.chat_template import EFFORTS
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -21,6 +22,7 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Biases = Annotated[dict[int, Bias], Meta(extra_json_schema={"propertyNames": {"pattern": "^[0-9]+$"}})]
 Tier = Annotated[str, Meta(extra_json_schema={"enum": sorted(filter(None, LANE_OF_TIER))})]
+Effort = Annotated[str, Meta(extra_json_schema={"enum": list(EFFORTS)})]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Alternatives = Annotated[int, Meta(ge=0, le=20)]
@@ -171,6 +173,7 @@ class ChatRequest(Sampled, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
     tools: list[Tool] | None = None
     tool_choice: Choice | ToolChoice | None = None
     parallel_tool_calls: bool | None = None

@@ -12,6 +12,7 @@ from functools import lru_cache
 from msgspec import Struct
 from msgspec.structs import replace
 
+from engine.core.grammars import GrammarKind
 from engine.core.types import AdapterHash, Lane, Origin, Pooling, Request, SamplingParams
 from engine.grammar_check.pool import GrammarPool
 from engine.rpc.api import EngineApi
@@ -22,7 +23,8 @@ from gateway.core.tenants import Tenant
 from gateway.requests.grammars import Constraints
 from gateway.requests.record import RequestRecord
 from gateway.requests.types import Chat, GenerateRequest, PromptInput
-from gateway.text.tokenizer import Tokenizer
+from gateway.text.reasoning.parser import ReasoningMarks, ReasoningParserName, Thinking, choose_marks
+from gateway.text.tokenizer import PRIME_TOKENS, Tokenizer
 from gateway.text.tools.dialects import Dialect, ToolParserName, choose_dialect
 
 SEED_BITS = 64
@@ -40,6 +42,8 @@ class GenerationJob(Struct, frozen=True):
     prompt_ids: tuple[tuple[int, ...], ...]
     params: tuple[SamplingParams, ...]
     """Sampling parameters of each prompt, with the seed of its first answer."""
+    thinking: Thinking | None = None
+    """How the answers' reasoning begins. None means that they have none, or that it is part of their text."""
     average_output: int = 1
     """Average output tokens of earlier answers to this tenant with this adapter, rounded up."""
 
@@ -159,6 +163,11 @@ class RequestIntake:
         """Dialect in which the model writes tool calls. None means that the gateway parses none."""
         return choose_dialect(self._settings.tool_parser, self._tokenizer.tool_template)
 
+    @property
+    def marks(self) -> ReasoningMarks | None:
+        """Marks around the reasoning in the model's answers. None means that the gateway separates none."""
+        return choose_marks(self._settings.reasoning_parser, self._tokenizer.template)
+
     def fingerprint(self, adapter: AdapterRecord | None) -> str:
         """Return the `system_fingerprint`, a short text that differs if the base model, its numeric type, the engine's
         backend or the content of the adapter (None: no adapter) differs."""
@@ -198,15 +207,30 @@ class RequestIntake:
                 compiled).
         """
         self._check(request)
-        request = await self._constraints.with_checked_grammar(tenant.name, request, self.dialect)
-        request = replace(request, reserve_tokens=min(request.reserve_tokens, self._engine.info.max_model_len))
         prompt_ids = tuple([ids async for ids in self._encoded(tenant, request)])
+        thinking = self._thinking(request, prompt_ids)
+        request = await self._constraints.with_checked_grammar(tenant.name, request, self.dialect, thinking)
+        request = replace(request, reserve_tokens=min(request.reserve_tokens, self._engine.info.max_model_len))
         seed = random.getrandbits(SEED_BITS) if request.seed is None else request.seed % 2**SEED_BITS
         params = tuple(self._fit(request, index, len(ids), seed) for index, ids in enumerate(prompt_ids))
         if not self._engine.ready:
             await self._wait_for_engine()
         picked = None if adapter is None else self._adapters.pick(adapter.name)
-        return GenerationJob(request, tenant, picked, lane, prompt_ids, params)
+        return GenerationJob(request, tenant, picked, lane, prompt_ids, params, thinking)
+
+    def _thinking(self, request: GenerateRequest, prompt_ids: Sequence[tuple[int, ...]]) -> Thinking | None:
+        """Return how the reasoning of a chat's answers begins. A chat that continues its last message continues the
+        reasoning in it, or has none. A context-free grammar of the caller leaves no room for reasoning."""
+        marks, prompt, grammar = self.marks, request.prompts[0], request.sampling.grammar
+        if marks is None or not isinstance(prompt, Chat):
+            return None
+        if grammar is not None and grammar.kind is GrammarKind.CONTEXT_FREE:
+            return None
+        if prompt.options.continue_final_message:
+            begun = marks.are_open_in(str(prompt.messages[-1]["content"]))
+            return Thinking(marks, begun=True) if begun else None
+        tail = self._tokenizer.decode(prompt_ids[0][-PRIME_TOKENS:], skip_special=False)
+        return Thinking(marks, begun=tail.rstrip().endswith(marks.opening))
 
     async def _encoded(self, tenant: Tenant, request: GenerateRequest) -> AsyncIterator[tuple[int, ...]]:
         """Yield the token ids of each prompt. Other requests take turns on the event loop after some prompts. Raises
@@ -310,3 +334,5 @@ class ServiceSettings:
     """Maximum number of answers in progress, by lane. A lane that is missing has no limit."""
     tool_parser: ToolParserName = "auto"
     """Dialect in which the model writes tool calls; `auto` detects it from the chat template."""
+    reasoning_parser: ReasoningParserName = "auto"
+    """Marks around the model's reasoning; `auto` detects them from the chat template."""

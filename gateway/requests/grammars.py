@@ -14,8 +14,10 @@ from engine.grammar_check.job import Reason
 from engine.grammar_check.pool import GrammarPool
 from gateway.core.errors import ApiError, Fault, invalid_request, unavailable, unsupported_parameter
 from gateway.requests.types import Chat, GenerateRequest
+from gateway.text.reasoning.grammar import TokenOf, after_reasoning
+from gateway.text.reasoning.parser import Thinking
 from gateway.text.tools.dialects import CallFrame, Dialect
-from gateway.text.tools.grammar import TokenOf, arguments_schema, tool_grammar
+from gateway.text.tools.grammar import arguments_schema, tool_grammar
 
 RETRY_SECONDS = 1.0
 """Seconds after which a caller whose grammar could not be checked is told to retry."""
@@ -31,10 +33,11 @@ class Constraints:
         self._pool = pool
 
     async def with_checked_grammar(
-        self, tenant: str, request: GenerateRequest, dialect: Dialect | None
+        self, tenant: str, request: GenerateRequest, dialect: Dialect | None, thinking: Thinking | None = None
     ) -> GenerateRequest:
         """Return the request with the grammar that its answers follow: its own, one for its tool calls in `dialect`, or
-        one for both; no dialect means that tools need none.
+        one for both; no dialect means that tools need none. `thinking` says how the answers' reasoning begins, after
+        which the grammar applies; None means that there is none.
 
         The engine checks the grammar again with the model's vocabulary. It refuses faults that only the vocabulary
         reveals, with the same message.
@@ -44,17 +47,23 @@ class Constraints:
                 grammar and tool calls cannot be combined), RATE_LIMIT_EXCEEDED (the tenant has too many grammars
                 waiting), ENGINE_UNAVAILABLE (the grammar could not be checked).
         """
-        if request.sampling.grammar is not None:
-            await self._check(tenant, request.sampling.grammar, request.grammar_field or "")
-        chat = request.offering
+        own, chat = request.sampling.grammar, request.offering
+        if own is not None:
+            await self._check(tenant, own, request.grammar_field or "")
         if chat is not None and dialect is not None:
-            request = await self._with_calls(tenant, request, chat, dialect.frame)
+            request = await self._with_calls(tenant, request, chat, dialect.frame, thinking)
+        if thinking is not None and own is not None and request.sampling.grammar is own:
+            grammar = after_reasoning(own, thinking, self._token_of)
+            await self._check(tenant, grammar, request.grammar_field or "")
+            request = replace(request, sampling=request.sampling._replace(grammar=grammar))
         if request.sampling.grammar and request.sampling.ignore_eos:
             message = f"{request.grammar_field} says where an answer ends: not with ignore_eos"
             raise invalid_request(message, "ignore_eos")
         return request
 
-    async def _with_calls(self, tenant: str, request: GenerateRequest, chat: Chat, frame: CallFrame) -> GenerateRequest:
+    async def _with_calls(
+        self, tenant: str, request: GenerateRequest, chat: Chat, frame: CallFrame, thinking: Thinking | None
+    ) -> GenerateRequest:
         """Return the request with a checked grammar of tool calls if calls are required, tools are strict or the
         request has its own grammar, which then governs answers without calls; otherwise return it unchanged."""
         rule, grammar = chat.rule, request.sampling.grammar
@@ -66,7 +75,7 @@ class Constraints:
                 continue
             schema = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(arguments_schema(tool, rule)))
             await self._check(tenant, schema, f"tools[{number}].function.parameters")
-        grammar = tool_grammar(frame, chat.tools, rule, self._token_of, answer)
+        grammar = tool_grammar(frame, chat.tools, rule, self._token_of, answer, thinking)
         await self._check(tenant, grammar, "tools")
         return replace(request, sampling=request.sampling._replace(grammar=grammar), grammar_field="tools")
 

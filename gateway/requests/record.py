@@ -38,6 +38,8 @@ class RequestRecord(Struct):
     prompt_tokens: int = 0
     reserved_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Output tokens that are reasoning, of answers that are complete."""
     n: int = 1
     """Number of answers for each prompt."""
     max_tokens: int = 0
@@ -89,7 +91,9 @@ class RequestRecord(Struct):
     @property
     def usage(self) -> TokenUsage:
         device_us = round(self.device_seconds * 1e6)
-        return TokenUsage(self.prompt_tokens, self.completion_tokens, sum(self.cached.values()), device_us)
+        return TokenUsage(
+            self.prompt_tokens, self.completion_tokens, sum(self.cached.values()), device_us, self.reasoning_tokens
+        )
 
     @property
     def used_tokens(self) -> int:

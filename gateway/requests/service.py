@@ -274,7 +274,7 @@ class Gateway:
         record. Closing the generator early aborts the answer. Raises ApiError if the engine fails or refuses."""
         prompt_index = index // job.request.n
         detokenizer = tokenizer.detokenizer(job.continued_prompt(prompt_index))
-        answer = AnswerDecoder(index, detokenizer, job.request)
+        answer = AnswerDecoder(index, detokenizer, job.request, job.thinking.parser() if job.thinking else None)
         last_token: float | None = None
         with engine_failures(record):
             async with aclosing(stream) as arrivals:
@@ -286,9 +286,11 @@ class Gateway:
                         record.note_admission(event, self._clock())
                         record.note_device(index, event.device_seconds)
                         last_token = self._clocked(job.lane, record, chunk, last_token)
-                        yield chunk
                         if chunk.finish_reason is not None:
+                            record.reasoning_tokens += answer.reasoning_tokens
+                            yield chunk
                             return
+                        yield chunk
         raise internal(record.request_id)
 
     def _clocked(

@@ -15,6 +15,7 @@ from gateway.core.lanes import lane_name
 from gateway.core.routing import ModelQuery
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.text.chat_template import DEFAULT_OPTIONS, Message, TemplateOptions, ToolSchema
+from gateway.text.reasoning.parser import ReasoningParser, Split
 from gateway.text.tokenizer import Detokenizer, StopMatcher
 from gateway.text.tools.rule import FREE, ToolRule
 
@@ -112,6 +113,8 @@ class TokenUsage(Struct, frozen=True):
     """Prompt tokens that were found in the prefix cache."""
     device_us: int = 0
     """Device time of the answers, in microseconds."""
+    reasoning: int = 0
+    """Tokens of `completion` that are reasoning."""
 
 
 class Admitted(Struct, frozen=True):
@@ -154,6 +157,8 @@ class GenerationChunk(NamedTuple):
     more: bool = False
     """True means that another chunk of this answer is here already, so that both may be written to the caller
     together."""
+    reasoning: str = ""
+    """New text of the answer's reasoning, which comes before its text."""
     stop_string: str | None = None
     """The stop string that ended the answer, set on its last chunk. None means that something else ended it."""
     vector: bytes = b""
@@ -184,11 +189,16 @@ class Generation(Struct):
 
 
 class AnswerDecoder:
-    """Turns the engine's events for one answer into chunks: detokenises, matches stop strings, hides the stop token."""
+    """Turns the engine's events for one answer into chunks: detokenises, matches stop strings, hides the stop token,
+    separates reasoning from text."""
 
-    def __init__(self, index: int, detokenizer: Detokenizer, request: GenerateRequest) -> None:
+    def __init__(
+        self, index: int, detokenizer: Detokenizer, request: GenerateRequest, reasoning: ReasoningParser | None = None
+    ) -> None:
+        """`reasoning` splits this answer; None means that everything is text."""
         self._index = index
         self._detokenizer = detokenizer
+        self._reasoning = reasoning
         self._keep_stop = request.keep_stop
         self._matcher = StopMatcher(request.stop, keep=request.keep_stop) if request.stop else None
         self._min_tokens = request.sampling.min_tokens
@@ -202,39 +212,50 @@ class AnswerDecoder:
         # An engine's STOP means that the last token is an EOS or a stop token: it counts, but usually has no text.
         silent = event.finish_reason is FinishReason.STOP and not self._keep_stop
         visible = event.tokens[:-1] if silent else event.tokens
-        text, num_used, stopped = self._push(visible)
+        shown, num_used, stopped = self._push(visible)
         if stopped:
-            return self._chunk(event, text, num_used, "stop")
+            return self._last_chunk(event, shown, num_used, "stop")
         if event.finish_reason is None:
-            return GenerationChunk(self._index, text, event.tokens, event.logprobs, more=more)
+            text, reasoning = _joined(shown)
+            return GenerationChunk(self._index, text, event.tokens, event.logprobs, more=more, reasoning=reasoning)
         tail, stopped = self._match(self._detokenizer.flush())
         if self._matcher is not None and not stopped:
             tail += self._matcher.flush()
         finish: Finish = "stop" if stopped or event.finish_reason is FinishReason.STOP else "length"
-        return self._chunk(event, text + tail, len(event.tokens), finish, silent)
+        return self._last_chunk(event, [*shown, self._split(tail)], len(event.tokens), finish, silent)
 
-    def _push(self, token_ids: Sequence[int]) -> tuple[str, int, bool]:
+    @property
+    def reasoning_tokens(self) -> int:
+        """Number of the answer's tokens so far that are reasoning."""
+        return self._reasoning.num_tokens if self._reasoning else 0
+
+    def _push(self, token_ids: Sequence[int]) -> tuple[list[Split], int, bool]:
         """Detokenize tokens. Return the text to show, how many of the tokens were used, and whether a stop string ended
-        the answer at the last of these."""
-        if self._matcher is None:
-            return self._detokenizer.push(token_ids), len(token_ids), False
-        shown: list[str] = []
+        the answer at the last of these. Tokens are taken one by one where one of them may end the answer or its
+        reasoning."""
+        if self._matcher is None and (self._reasoning is None or self._reasoning.ended):
+            return [self._split(self._detokenizer.push(token_ids))], len(token_ids), False
+        shown: list[Split] = []
         for count, token_id in enumerate(token_ids, 1):
             self._num_tokens += 1
             text, stopped = self._match(self._detokenizer.push((token_id,)))
-            shown.append(text)
+            shown.append(self._split(text, 1))
             if stopped:
-                return "".join(shown), count, True
-        return "".join(shown), len(token_ids), False
+                return shown, count, True
+        return shown, len(token_ids), False
+
+    def _split(self, text: str, num_tokens: int = 0) -> Split:
+        return Split("", text) if self._reasoning is None else self._reasoning.push(text, num_tokens)
 
     def _match(self, text: str) -> tuple[str, bool]:
         if self._matcher is None or self._num_tokens <= self._min_tokens:
             return text, False
         return self._matcher.push(text)
 
-    def _chunk(
-        self, event: TokenEvent, text: str, num_tokens: int, finish: Finish | None, silent: bool = False
+    def _last_chunk(
+        self, event: TokenEvent, shown: Sequence[Split], num_tokens: int, finish: Finish, silent: bool = False
     ) -> GenerationChunk:
+        text, reasoning = _joined([*shown, self._reasoning.flush()] if self._reasoning else shown)
         return GenerationChunk(
             answer=self._index,
             text=text,
@@ -242,8 +263,14 @@ class AnswerDecoder:
             logprobs=event.logprobs[:num_tokens],
             silent=silent,
             finish_reason=finish,
+            reasoning=reasoning,
             stop_string=self._matcher.found if self._matcher else None,
         )
+
+
+def _joined(shown: Sequence[Split]) -> tuple[str, str]:
+    """Return the whole text and the whole reasoning of an answer's pieces."""
+    return "".join(piece.text for piece in shown), "".join(piece.reasoning for piece in shown)
 
 
 T = TypeVar("T")
@@ -263,6 +290,7 @@ def join_chunks(chunks: Sequence[GenerationChunk]) -> GenerationChunk:
     return GenerationChunk(
         answer=chunks[0].answer,
         text="".join(chunk.text for chunk in chunks),
+        reasoning="".join(chunk.reasoning for chunk in chunks),
         token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
         logprobs=tuple(values for chunk in chunks for values in chunk.logprobs),
         silent=chunks[-1].silent,

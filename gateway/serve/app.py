@@ -187,7 +187,12 @@ async def _served_model(
     """Return a base model with its tokenizer. Raises StartError if its configured chat template cannot be used."""
     settings = config.served[name]
     tokenizer = await _load_tokenizer(place.folder, settings.model.chat_template, config.section_of(name))
-    own = replace(_settings(config), lane_capacity=settings.lanes.capacity(), tool_parser=settings.model.tool_parser)
+    own = replace(
+        _settings(config),
+        lane_capacity=settings.lanes.capacity(),
+        tool_parser=settings.model.tool_parser,
+        reasoning_parser=settings.model.reasoning_parser,
+    )
     return ServedModel(engine, tokenizer, adapters, grammars=grammars, settings=own)
 
 

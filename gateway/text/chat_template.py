@@ -49,6 +49,8 @@ RESERVED = frozenset(
 """Names that a caller must not use for template variables: arguments of transformers' `apply_chat_template`, and values
 that have request fields of their own. Names that end in `_token` or `_tokens` are reserved for the tokenizer."""
 
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+"""Values of `reasoning_effort`, as in OpenAI's API."""
 REFUSALS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 """Exceptions that a template may raise if it cannot render its input."""
 
@@ -82,6 +84,17 @@ def template_options(add: bool | None, resume: bool | None, variables: Mapping[s
     if variables:
         _check_variables(variables)
     return TemplateOptions(not resume if add is None else add, bool(resume), variables or {})
+
+
+def effort_variables(effort: str | None, param: str = "reasoning_effort") -> dict[str, Any]:
+    """Return the template variables that ask for so much reasoning: `reasoning_effort` itself (gpt-oss), and whether
+    there is any, under the names that Qwen 3 and DeepSeek or Granite use. None sets nothing. Raises ApiError
+    (INVALID_REQUEST, naming `param`): the value is unknown."""
+    if effort is None:
+        return {}
+    if effort not in EFFORTS:
+        raise invalid_request(f"the effort must be one of {', '.join(EFFORTS)}", param)
+    return {"reasoning_effort": effort, "enable_thinking": effort != "none", "thinking": effort != "none"}
 
 
 def read_template(path: Path) -> str:

@@ -80,6 +80,14 @@ class Tokenizer:
             return ""
         return str(template) if "tools" in template else ""
 
+    @property
+    def template(self) -> str:
+        """Chat template for requests without tools. Empty means that there is none."""
+        try:
+            return str(self._template.get_chat_template())
+        except ValueError:
+            return ""
+
     async def encode_chat(
         self,
         realm: str,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from gateway.text.marks import begun_mark
+
 ToolParserName = Literal["auto", "hermes", "llama3", "none"]
 
 
@@ -61,7 +63,7 @@ class Hermes:
             shown = text.rstrip()
             return SplitText(shown, rest, text[len(shown) :] + opening)
         marks = (self.OPENING, self.CLOSING) if called else (self.OPENING,)
-        begun = max(_begun(text, mark) for mark in marks)
+        begun = max(begun_mark(text, mark) for mark in marks)
         shown = text[: len(text) - begun].rstrip()
         return SplitText(shown, text[len(shown) :])
 
@@ -96,8 +98,3 @@ def _spoken_in(template: str) -> Dialect | None:
     if Hermes.OPENING in template:
         return None if "<function=" in template else Hermes()  # Qwen3-Coder writes XML inside the same marks
     return Llama3() if '"parameters"' in template and "ipython" in template else None
-
-
-def _begun(text: str, mark: str) -> int:
-    """Return the length of the longest beginning of a mark, short of the whole mark, that a text ends with."""
-    return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from engine.core.grammars import Grammar, GrammarKind
+from engine.core.grammars import Grammar
 from engine.grammar_check.source import inline_schema
+from gateway.text.reasoning.grammar import REPLY, TokenOf, mark_term, text_term, whole_grammar
+from gateway.text.reasoning.parser import Thinking
 from gateway.text.tokenizer import ToolSchema
 from gateway.text.tools.dialects import CallFrame
 from gateway.text.tools.rule import ToolRule
 
 Json = dict[str, Any]
-
-TokenOf = Callable[[str], int | None]
-"""Function that returns the id of the single token that equals a text; None means that there is no such token."""
 
 ANY_OBJECT: Json = {"type": "object"}
 ANY_TEXT = r"/(.|\n)*/"
@@ -31,7 +30,12 @@ def arguments_schema(tool: ToolSchema, rule: ToolRule) -> Json:
 
 
 def tool_grammar(
-    frame: CallFrame, tools: Sequence[ToolSchema], rule: ToolRule, token_of: TokenOf, answer: Json | None = None
+    frame: CallFrame,
+    tools: Sequence[ToolSchema],
+    rule: ToolRule,
+    token_of: TokenOf,
+    answer: Json | None = None,
+    thinking: Thinking | None = None,
 ) -> Grammar:
     """Build the grammar of answers that may or must call tools.
 
@@ -42,25 +46,27 @@ def tool_grammar(
         token_of: returns the id of the model's token for a mark, if it has one.
         answer: the schema of an answer that makes no tool call. None means that such an answer may be any text that is
             not parsed as a tool call.
+        thinking: how the answer begins. None means that it has no reasoning.
     """
     callable_tools = [tool for tool in tools if rule.allows(tool["function"]["name"])]
-    lines = ["%llguidance {}", *_start(frame, rule, token_of, answer)]
+    lines = _reply(frame, rule, token_of, answer)
     options = [f"tool_{number}" for number in range(len(callable_tools))]
-    parts = [_text(frame.padding), f"({' | '.join(options)})", _text(frame.padding), _mark(frame.end, token_of)]
+    parts = [text_term(frame.padding), f"({' | '.join(options)})", text_term(frame.padding)]
+    parts.append(mark_term(frame.end, token_of))
     lines.append("body: " + " ".join(filter(None, parts)))
     lines += [f"{option}: {_call(frame, tool, rule)}" for option, tool in zip(options, callable_tools, strict=True)]
-    return Grammar(GrammarKind.CONTEXT_FREE, "\n".join(lines) + "\n")
+    return whole_grammar(lines, thinking, token_of)
 
 
-def _start(frame: CallFrame, rule: ToolRule, token_of: TokenOf, answer: Json | None) -> list[str]:
-    calls = f"call ({_text(frame.separator)} call)*" if rule.several else "call"
-    lines = [f"call: {_mark(frame.mark, token_of)} body"]
+def _reply(frame: CallFrame, rule: ToolRule, token_of: TokenOf, answer: Json | None) -> list[str]:
+    calls = f"call ({text_term(frame.separator)} call)*" if rule.several else "call"
+    lines = [f"call: {mark_term(frame.mark, token_of)} body"]
     if rule.must_call:
-        return [f"start: {calls}", *lines]
+        return [f"{REPLY}: {calls}", *lines]
     if answer is not None:
-        return [f"start: {calls} | answer", *lines, f"answer: {inline_schema(answer)}"]
+        return [f"{REPLY}: {calls} | answer", *lines, f"answer: {inline_schema(answer)}"]
     if not frame.mark:
-        return [f"start: {calls} | TEXT", *lines, f"TEXT: {NO_OBJECT}"]
+        return [f"{REPLY}: {calls} | TEXT", *lines, f"TEXT: {NO_OBJECT}"]
     return _among_text(frame, rule, token_of)
 
 
@@ -70,23 +76,13 @@ def _among_text(frame: CallFrame, rule: ToolRule, token_of: TokenOf) -> list[str
     token = token_of(frame.mark)
     marked = "spelled" if token is None else f"(spelled | TEXT <[{token}]>)"
     return [
-        "start: call* TEXT" if rule.several else "start: call | TEXT",
+        f"{REPLY}: call* TEXT" if rule.several else f"{REPLY}: call | TEXT",
         f"call: {marked} body",
-        f"spelled[lazy]: TEXT {_text(frame.mark)}",
+        f"spelled[lazy]: TEXT {text_term(frame.mark)}",
         f"TEXT: {ANY_TEXT}",
     ]
 
 
 def _call(frame: CallFrame, tool: ToolSchema, rule: ToolRule) -> str:
     head = f'{{"name": {json.dumps(tool["function"]["name"])}, "{frame.key}": '
-    return f"{_text(head)} {inline_schema(arguments_schema(tool, rule))} {_text('}')}"
-
-
-def _mark(mark: str, token_of: TokenOf) -> str:
-    """Return the grammar term for a mark: the model's token for it if there is one, else its text."""
-    token = token_of(mark)
-    return _text(mark) if token is None else f"<[{token}]>"
-
-
-def _text(text: str) -> str:
-    return json.dumps(text) if text else ""
+    return f"{text_term(head)} {inline_schema(arguments_schema(tool, rule))} {text_term('}')}"

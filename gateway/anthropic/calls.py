@@ -9,7 +9,7 @@ from engine.core.types import SamplingParams
 from gateway.anthropic.parse import parse
 from gateway.anthropic.prompt import chat_of
 from gateway.anthropic.render import AnswerReader, MessageRenderer
-from gateway.anthropic.schema import STANDARD_ONLY, CountTokensRequest, MessagesRequest, OutputConfig
+from gateway.anthropic.schema import STANDARD_ONLY, CountTokensRequest, MessagesRequest, OutputConfig, Prompted
 from gateway.core.errors import unsupported_parameter
 from gateway.core.lanes import requested_lane
 from gateway.core.tenants import Tenant
@@ -18,6 +18,7 @@ from gateway.openai.convert import extensions
 from gateway.openai.render import WholeAnswer, whole_answer
 from gateway.openai.structured import schema_grammar
 from gateway.openai.tools import tool_call_reader
+from gateway.requests.admission import RequestIntake
 from gateway.requests.service import Gateway
 from gateway.requests.types import Admitted, GenerateRequest, Generation
 
@@ -47,7 +48,9 @@ def message_call(
     supported, such as tools whose calls the gateway cannot parse."""
     body = parse(text, MessagesRequest, tenant.unknown_fields)
     request = _request(body, request_id, ingress)
-    tools = tool_call_reader(request, gateway.models.likely(tenant, request.model).intake.dialect)
+    intake = gateway.models.likely(tenant, request.model).intake
+    _check_thinking(body, intake)
+    tools = tool_call_reader(request, intake.dialect)
     return MessageCall(request, AnswerReader(tools), bool(body.stream))
 
 
@@ -56,7 +59,13 @@ async def count_tokens(gateway: Gateway, tenant: Tenant, text: bytes) -> int:
     `message_call` raises, and ApiError: MODEL_NOT_FOUND."""
     body = parse(text, CountTokensRequest, tenant.unknown_fields)
     model, _ = gateway.models.resolve(tenant, body.query)
+    _check_thinking(body, model.intake)
     return len(await model.intake.encode(tenant, chat_of(body), body.cache_salt or ""))
+
+
+def _check_thinking(body: Prompted, intake: RequestIntake) -> None:
+    if body.thinking is not None and body.thinking.type != "disabled" and intake.marks is None:
+        raise unsupported_parameter("thinking", "is not supported by this model (model.reasoning_parser)")
 
 
 def _request(body: MessagesRequest, request_id: str, ingress: Ingress) -> GenerateRequest:

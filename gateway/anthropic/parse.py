@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.anthropic.schema import InputChoice, InputTool, MessagesRequest, OutputConfig, OutputFormat
+from gateway.anthropic.schema import InputChoice, InputTool, MessagesRequest, OutputConfig, OutputFormat, ThinkingConfig
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.core.tenants import UnknownFields
 from gateway.openai.parse import Body, decode_json, to_struct
@@ -20,7 +20,6 @@ UNSUPPORTED = {
     "mcp_servers": "is not supported",
     "output_format": "is not supported; use output_config.format",
     "seed": "is not supported; use /v1/chat/completions",
-    "thinking": "is not supported",
 }
 """Fields that are refused unless their value has no effect, and why."""
 HARMLESS = frozenset(
@@ -43,12 +42,13 @@ KNOWN = {
     "slo": frozenset(Slo.__struct_fields__),
     "tools": frozenset((*InputTool.__struct_fields__, *TOOL_EXTRAS)),
     "tool_choice": frozenset(InputChoice.__struct_fields__),
+    "thinking": frozenset((*ThinkingConfig.__struct_fields__, "display")),
     "output_config": frozenset((*OutputConfig.__struct_fields__, "task_budget")),
     "output_config.format": frozenset(OutputFormat.__struct_fields__),
 }
 """Known field names of each object in the body, by the object's path; the body itself has an empty path."""
 TEXT = frozenset(("text",))
-BLOCKS = TEXT | {"tool_use", "tool_result"}
+BLOCKS = TEXT | {"thinking", "tool_use", "tool_result"}
 
 
 def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> Body:
@@ -61,8 +61,8 @@ def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> B
 
     Raises:
         ApiError: INVALID_JSON; INVALID_REQUEST, a field is missing, misspelled, of a wrong type or out of range, or
-            there are more than `MAX_BLOCKS` blocks; UNSUPPORTED_PARAMETER, the body asks for thinking or for tools that
-            a server runs, or has images, documents or other blocks that are not text.
+            there are more than `MAX_BLOCKS` blocks; UNSUPPORTED_PARAMETER, the body asks for tools that a server
+            runs, or has images, documents or other blocks that are not text.
     """
     document = decode_json(body)
     if isinstance(document, dict):
@@ -75,9 +75,7 @@ def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> B
 
 def _refuse_fields(document: dict[str, Any]) -> None:
     for name, why in UNSUPPORTED.items():
-        value = document.get(name)
-        is_off = name == "thinking" and isinstance(value, dict) and value.get("type") == "disabled"
-        if value and not is_off:
+        if document.get(name):
             raise unsupported_parameter(name, why)
 
 

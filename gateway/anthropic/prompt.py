@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from gateway.anthropic.schema import (
     CHOICES,
     ROLES,
+    THINKING,
     Block,
     InputChoice,
     InputMessage,
     InputTool,
     Prompted,
     TextBlock,
+    ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
 from gateway.core.depth import check_depth
 from gateway.core.errors import invalid_request
 from gateway.requests.types import Chat
-from gateway.text.chat_template import Message, ToolSchema, template_options
+from gateway.text.chat_template import Message, ToolSchema, template_options, thinking_variables
 from gateway.text.tools.rule import ToolRule
 
+REASONING = "reasoning_content"
+"""Key of a message's reasoning for chat templates."""
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 
@@ -41,7 +46,18 @@ def chat_of(body: Prompted) -> Chat:
     resume = body.messages[-1].role == "assistant"
     if resume and "tool_calls" in messages[-1]:
         raise invalid_request("a tool_use needs a tool_result in the message after it", "messages")
-    return Chat(messages, shown, _rule(tools, choice), template_options(None, resume, None))
+    return Chat(messages, shown, _rule(tools, choice), template_options(None, resume, _variables(body)))
+
+
+def _variables(body: Prompted) -> dict[str, Any]:
+    """Return the template variables that say whether, and how much, the model reasons."""
+    effort = body.output_config.effort if body.output_config else None
+    variables: dict[str, Any] = {"reasoning_effort": effort} if effort else {}
+    if body.thinking is None:
+        return variables
+    if body.thinking.type not in THINKING:
+        raise invalid_request(f"thinking.type must be one of {', '.join(THINKING)}", "thinking.type")
+    return variables | thinking_variables(body.thinking.type != "disabled")
 
 
 def _template_messages(body: Prompted) -> tuple[Message, ...]:
@@ -74,8 +90,8 @@ class _Conversation:
             self.messages[-1]["content"].append(text)
 
     def whole(self) -> tuple[Message, ...]:
-        """Return the messages with their texts joined."""
-        return tuple({**message, "content": "\n".join(message["content"])} for message in self.messages)
+        """Return the messages with their texts joined, and with the reasoning of each."""
+        return tuple({**message, **_joined_fields(message)} for message in self.messages)
 
     def add(self, message: InputMessage, place: str) -> None:
         if message.role not in ROLES:
@@ -90,10 +106,18 @@ class _Conversation:
     def _add_block(self, role: str, block: Block, place: str) -> None:
         if isinstance(block, TextBlock):
             self.say(role, block.text)
+        elif isinstance(block, ThinkingBlock):
+            self._think(role, block, place)
         elif isinstance(block, ToolUseBlock):
             self._call(role, block, place)
         else:
             self._result(role, block, place)
+
+    def _think(self, role: str, block: ThinkingBlock, place: str) -> None:
+        if role != "assistant":
+            raise invalid_request("only an assistant's message may have a thinking block", f"{place}.type")
+        self.say(role, "")
+        self.messages[-1].setdefault(REASONING, []).append(block.thinking)
 
     def _call(self, role: str, block: ToolUseBlock, place: str) -> None:
         if role != "assistant":
@@ -113,6 +137,10 @@ class _Conversation:
         name = self._names[block.tool_use_id]
         told = {"tool_call_id": block.tool_use_id, "name": name, "content": [_joined(block.content or "")]}
         self.messages.append({"role": "tool", **told})
+
+
+def _joined_fields(message: Message) -> Message:
+    return {name: "\n".join(message[name]) for name in ("content", REASONING) if name in message}
 
 
 def _joined(content: str | Sequence[TextBlock]) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,8 +18,14 @@ from gateway.text.tools.calls import ToolCallPart
 from gateway.text.tools.parser import Part
 
 
+class Thought(NamedTuple):
+    """New text of an answer's reasoning."""
+
+    text: str
+
+
 class AnswerReader:
-    """Separates the tool calls of one answer from its text, and finds out why it ended."""
+    """Separates one answer into reasoning, text and tool calls, and finds out why it ended."""
 
     def __init__(self, tools: ToolCalls | None) -> None:
         """`tools` reads tool calls; None means that no tools were offered and everything is text."""
@@ -28,13 +35,14 @@ class AnswerReader:
         """Set by the last chunk: end_turn, stop_sequence, tool_use or max_tokens."""
         self.stop_sequence: str | None = None
 
-    def read(self, chunk: GenerationChunk) -> list[Part]:
-        """Return the texts and parts of tool calls in a chunk, in order. Chunks must be passed in order, too."""
+    def read(self, chunk: GenerationChunk) -> list[Part | Thought]:
+        """Return the reasoning, the texts and the parts of tool calls in a chunk, in order. Chunks must be passed in
+        order, too."""
         parts: list[Part] = self._tools.parts(chunk) if self._tools else [chunk.text] if chunk.text else []
         self._called |= any(isinstance(part, ToolCallPart) for part in parts)
         if chunk.finish_reason is not None:
             self.stop_reason, self.stop_sequence = self._ending(chunk), chunk.stop_string
-        return parts
+        return [Thought(chunk.reasoning), *parts] if chunk.reasoning else [*parts]
 
     def _ending(self, chunk: GenerationChunk) -> str:
         if chunk.finish_reason == "length":
@@ -45,7 +53,7 @@ class AnswerReader:
 
 
 class MessageRenderer:
-    """The `Renderer` of /v1/messages. An answer consists of blocks, each a text or a tool call."""
+    """The `Renderer` of /v1/messages. An answer consists of blocks: reasoning, texts and tool calls."""
 
     ping = sse_event(b'{"type":"ping"}', "ping")
 
@@ -62,8 +70,8 @@ class MessageRenderer:
         self._index = -1
         """Number of the last block in a stream; -1 while there is none."""
         self._open = False
-        self._call: int | None = None
-        """Number of the tool call that the last block holds. None means that it is a text."""
+        self._kind: str | int = ""
+        """What the last block is, as `_kind_of` says."""
         self._held: list[str] | None = None
         """Arguments of the last block's call until they show that they are an object: clients parse each piece. None
         means that they are sent as they come."""
@@ -91,15 +99,17 @@ class MessageRenderer:
         ending = _ending(self._reader.stop_reason, self._reader.stop_sequence)
         return self._head | ending | {"content": _blocks(parts), "usage": usage_body(usage) if usage else None}
 
-    def _part(self, part: Part) -> Iterator[bytes]:
+    def _part(self, part: Part | Thought) -> Iterator[bytes]:
         """Yield the events of one part, which begins a new block unless it continues the last one."""
-        call = part.index if isinstance(part, ToolCallPart) else None
-        if not self._open or call != self._call:
+        kind = _kind_of(part)
+        if not self._open or kind != self._kind:
             yield from self._stop()
-            self._index, self._open, self._call, self._held = self._index + 1, True, call, []
+            self._index, self._open, self._kind, self._held = self._index + 1, True, kind, []
             yield _event("content_block_start", index=self._index, content_block=_new_block(part))
         if isinstance(part, str):
             yield self._delta({"type": "text_delta", "text": part})
+        elif isinstance(part, Thought):
+            yield self._delta({"type": "thinking_delta", "thinking": part.text})
         elif part.arguments:
             yield from self._arguments(part.arguments)
 
@@ -119,7 +129,7 @@ class MessageRenderer:
     def _stop(self) -> Iterator[bytes]:
         if self._open:
             self._open = False
-            if self._call is not None and self._held:
+            if isinstance(self._kind, int) and self._held:
                 held = encode_json(_input("".join(self._held))).decode()
                 yield self._delta({"type": "input_json_delta", "partial_json": held})
             yield _event("content_block_stop", index=self._index)
@@ -144,24 +154,35 @@ def _ending(reason: str | None, sequence: str | None) -> Json:
     return {"stop_reason": reason, "stop_sequence": sequence}
 
 
-def _new_block(part: Part) -> Json:
+def _kind_of(part: Part | Thought) -> str | int:
+    """Return what block a part belongs to: `thinking`, `text`, or the number of its tool call."""
+    if isinstance(part, ToolCallPart):
+        return part.index
+    return "thinking" if isinstance(part, Thought) else "text"
+
+
+def _new_block(part: Part | Thought) -> Json:
     if isinstance(part, str):
         return {"type": "text", "text": ""}
+    if isinstance(part, Thought):
+        return {"type": "thinking", "thinking": "", "signature": ""}
     return {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": part.name, "input": {}}
 
 
-def _blocks(parts: Sequence[Part]) -> list[Json]:
+def _blocks(parts: Sequence[Part | Thought]) -> list[Json]:
     """Return the blocks of a whole answer."""
     blocks: list[Json] = []
-    call: int | None = None
-    for part in parts:
-        number = part.index if isinstance(part, ToolCallPart) else None
-        if not blocks or number != call:
-            call = number
-            blocks.append(_new_block(part) | ({"input": ""} if isinstance(part, ToolCallPart) else {}))
-        field, text = ("text", part) if isinstance(part, str) else ("input", part.arguments)
-        blocks[-1][field] += text
+    for _, group in groupby(parts, _kind_of):
+        pieces = list(group)
+        field = "input" if isinstance(pieces[0], ToolCallPart) else str(_kind_of(pieces[0]))
+        blocks.append(_new_block(pieces[0]) | {field: "".join(map(_text_of, pieces))})
     return [block | {"input": _input(block["input"])} if "input" in block else block for block in blocks]
+
+
+def _text_of(part: Part | Thought) -> str:
+    if isinstance(part, ToolCallPart):
+        return part.arguments
+    return part.text if isinstance(part, Thought) else part
 
 
 def _input(text: str) -> Json:

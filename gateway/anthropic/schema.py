@@ -15,10 +15,12 @@ from gateway.openai.schema import Count, Extended
 
 ROLES = ("user", "assistant", "system")
 CHOICES = ("auto", "any", "tool", "none")
+THINKING = ("enabled", "adaptive", "disabled")
 STANDARD_ONLY = "standard_only"
 """Anthropic's `service_tier` that declines priority; here it means the tenant's default lane."""
 
 Role = Annotated[str, Meta(extra_json_schema={"enum": list(ROLES)})]
+ThinkingType = Annotated[str, Meta(extra_json_schema={"enum": list(THINKING)})]
 ChoiceType = Annotated[str, Meta(extra_json_schema={"enum": list(CHOICES)})]
 Tier = Annotated[str, Meta(extra_json_schema={"enum": sorted([*filter(None, LANE_OF_TIER), STANDARD_ONLY])})]
 
@@ -44,7 +46,14 @@ class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):
     is_error: bool | None = None
 
 
-Block = TextBlock | ToolUseBlock | ToolResultBlock
+class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
+    """Reasoning of an earlier answer that the caller sends back. Its signature has no effect."""
+
+    thinking: str
+    signature: str | None = None
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 class InputMessage(Struct):
@@ -81,8 +90,15 @@ class OutputFormat(Struct):
     schema: dict[str, Any]
 
 
+class ThinkingConfig(Struct):
+    """Whether the model may reason before it answers. `budget_tokens` has no effect."""
+
+    type: ThinkingType
+    budget_tokens: Count | None = None
+
+
 class OutputConfig(Struct):
-    """Settings of the answer. `effort` has no effect."""
+    """Settings of the answer. `effort` is a variable of the chat template, `reasoning_effort`."""
 
     format: OutputFormat | None = None
     effort: str | None = None
@@ -97,6 +113,7 @@ class Prompted(Extended, kw_only=True):
     tools: list[InputTool] | None = None
     tool_choice: InputChoice | None = None
     output_config: OutputConfig | None = None
+    thinking: ThinkingConfig | None = None
 
     @property
     def query(self) -> ModelQuery:

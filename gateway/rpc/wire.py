@@ -33,6 +33,7 @@ from gateway.requests.types import (
     TokenUsage,
     join_answers,
 )
+from gateway.text.chat_template import effort_variables, template_options
 
 RANGES: Mapping[str, Any] = {
     **get_type_hints(CompletionRequest, include_extras=True),
@@ -184,12 +185,20 @@ def _chat(message: pb.Chat) -> Chat:
     choice = _tool_choice(message.tool_choice)
     parallel = message.parallel_tool_calls if message.HasField("parallel_tool_calls") else None
     rule = tool_rule(tools, choice, parallel)
-    return Chat(chat_messages(list(map(_message, message.messages))), offered_tools(tools, choice), rule)
+    options = template_options(None, None, effort_variables(message.reasoning_effort or None))
+    return Chat(chat_messages(list(map(_message, message.messages))), offered_tools(tools, choice), rule, options)
 
 
 def _message(message: pb.ChatMessage) -> ChatMessage:
     calls = [AssistantCall(CalledFunction(call.name, call.arguments), call.id) for call in message.tool_calls]
-    return ChatMessage(message.role, message.content, calls, message.tool_call_id or None, message.name or None)
+    return ChatMessage(
+        message.role,
+        message.content,
+        calls,
+        reasoning_content=message.reasoning_content or None,
+        tool_call_id=message.tool_call_id or None,
+        name=message.name or None,
+    )
 
 
 def _tool(tool: pb.Tool, place: str) -> Tool:
@@ -267,6 +276,7 @@ def _choice(chunk: GenerationChunk, told: ChunkContent, token_text: TokenText) -
         logprobs=_logprobs(chunk, token_text),
         finish_reason=_FINISH[told.finish_reason],
         tool_calls=map(_tool_call, told.calls),
+        reasoning_content=chunk.reasoning,
     )
 
 
@@ -295,4 +305,9 @@ def _token_logprob(token_id: int, values: TokenLogprobs, token_text: TokenText) 
 def _usage(usage: TokenUsage | None) -> pb.Usage | None:
     if usage is None:
         return None
-    return pb.Usage(prompt_tokens=usage.prompt, cached_tokens=usage.cached, completion_tokens=usage.completion)
+    return pb.Usage(
+        prompt_tokens=usage.prompt,
+        cached_tokens=usage.cached,
+        completion_tokens=usage.completion,
+        reasoning_tokens=usage.reasoning,
+    )

@@ -87,14 +87,20 @@ def template_options(add: bool | None, resume: bool | None, variables: Mapping[s
 
 
 def effort_variables(effort: str | None, param: str = "reasoning_effort") -> dict[str, Any]:
-    """Return the template variables that ask for so much reasoning: `reasoning_effort` itself (gpt-oss), and whether
-    there is any, under the names that Qwen 3 and DeepSeek or Granite use. None sets nothing. Raises ApiError
-    (INVALID_REQUEST, naming `param`): the value is unknown."""
+    """Return the template variables that ask for so much reasoning: `reasoning_effort` itself, as gpt-oss has it, and
+    whether there is any. None sets nothing. Raises ApiError (INVALID_REQUEST, naming `param`): the value is
+    unknown."""
     if effort is None:
         return {}
     if effort not in EFFORTS:
         raise invalid_request(f"the effort must be one of {', '.join(EFFORTS)}", param)
-    return {"reasoning_effort": effort, "enable_thinking": effort != "none", "thinking": effort != "none"}
+    return {"reasoning_effort": effort, **thinking_variables(effort != "none")}
+
+
+def thinking_variables(enabled: bool) -> dict[str, Any]:
+    """Return the template variables that switch reasoning on or off, under the names that Qwen 3 and, for the other,
+    DeepSeek and Granite use."""
+    return {"enable_thinking": enabled, "thinking": enabled}
 
 
 def read_template(path: Path) -> str:

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from fakes import BASE, CONTEXT, GatewayApp, build_gateway_app, tiny_tokenizer
+from fakes import BASE, CONTEXT, TEMPLATE, GatewayApp, build_gateway_app, tiny_tokenizer
 from httpx import Response
 
 from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, TokenEvent
@@ -312,7 +312,7 @@ def user(*blocks):
     [
         (user({"type": "text", "text": "look"}, IMAGE), ["messages[0].content[1].type", "'image'"]),
         (user({"type": "document", "source": {}}), ["messages[0].content[0].type", "'document'"]),
-        (user({"type": "thinking", "thinking": "hm", "signature": ""}), ["'thinking'"]),
+        (user({"type": "redacted_thinking", "data": "hm"}), ["'redacted_thinking'"]),
         (user({"type": "web_search_tool_result", "content": []}), ["'web_search_tool_result'"]),
         (user(RESULT | {"content": [IMAGE]}), ["messages[0].content[0].content[0].type", "'image'"]),
         ({"system": [IMAGE]}, ["system[0].type", "'image'"]),
@@ -336,6 +336,37 @@ async def test_what_is_not_supported_is_refused_by_name(gateway_app, fields, wor
 
 async def test_thinking_may_be_switched_off(gateway_app):
     await ask(gateway_app, thinking={"type": "disabled"}, metadata={"user_id": "x"}, cache_control=None)
+
+
+THINKING = TEMPLATE + (
+    "{% if thinking is defined %}[{{ 'on' if enable_thinking else 'off' }}]{% endif %}{# <think> #}"
+    "{% for message in messages %}{{ message.reasoning_content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("tokens_per_event", [1, 4, 100])
+async def test_reasoning_is_a_block_before_the_text(gateway_app, monkeypatch, tokens_per_event):
+    monkeypatch.setattr(gateway_app.engine.tokenizer._template, "chat_template", THINKING)
+    gateway_app.engine.reply = lambda request: "<think>\nHm. \n</think>\n\nHi."
+    gateway_app.engine.tokens_per_event = tokens_per_event
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
+    answer = await ask(gateway_app, thinking={"type": "enabled", "budget_tokens": 1024})
+    assert answer["content"] == [thought, {"type": "text", "text": "Hi."}]
+    events = await stream(gateway_app, thinking={"type": "adaptive"})
+    assert [event["content_block"]["type"] for event in events if "content_block" in event] == ["thinking", "text"]
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    assert "".join(delta.get("thinking", "") for delta in deltas) == "Hm."
+    assert "".join(delta.get("text", "") for delta in deltas) == "Hi."
+    messages = [*BODY["messages"], {"role": "assistant", "content": [thought]}, *BODY["messages"]]
+    await ask(gateway_app, thinking={"type": "disabled"}, messages=messages)
+    asked = [gateway_app.engine.tokenizer.decode(sent.prompt_ids) for sent in gateway_app.engine.requests]
+    assert [next(mark for mark in ("[on]", "[off]") if mark in text) for text in asked] == ["[on]", "[on]", "[off]"]
+    assert asked[-1].endswith("Hm.")
+    wrong = {"messages": [{"role": "user", "content": [thought]}], "thinking": {"type": "enabled"}}
+    refused(await post(gateway_app, BODY | wrong), 400, "invalid_request_error", "messages[0].content[0].type")
+    refused(
+        await post(gateway_app, BODY | {"thinking": {"type": "much"}}), 400, "invalid_request_error", "thinking.type"
+    )
 
 
 def called(number: int = 1) -> dict:

@@ -42,7 +42,7 @@ litellm_metadata litellm_session_id litellm_trace_id model_list deployment_id cu
 prompt_variables input_cost_per_token output_cost_per_token max_budget chat_id files features variables model_item
 background_tasks tool_ids tool_servers skill_ids params filter_ids parent_id folder_id title_generation endpoint
 endpointType modelLabel promptPrefix callbacks run_name configurable conversation_id user metadata store
-safety_identifier prompt_cache_key prompt_cache_retention reasoning_effort verbosity moderation id title task name
+safety_identifier prompt_cache_key prompt_cache_retention verbosity moderation id title task name
 input inputs output text headers config
 """
 """Fields of vLLM, SGLang, TGI, llama.cpp, Ollama, KoboldCpp, Mistral, Together, OpenRouter, LiteLLM, LangChain, Open

@@ -10,13 +10,15 @@ from gateway.text.tools.calls import ToolCallPart
 
 Json = dict[str, Any]
 
+MESSAGE: Json = {"type": "message", "role": "assistant"}
+
 Event = tuple[str, Json]
 """Type of an event, such as `response.output_text.delta`, and its fields apart from type and sequence number."""
 
 
 class OutputItems:
-    """Output items of one response: messages and tool calls, in the order in which the model writes them. At most the
-    last item is open, and it ends when another begins."""
+    """Output items of one response: reasoning, messages and tool calls, in the order in which the model writes them. At
+    most the last item is open, and it ends when another begins."""
 
     def __init__(self, response_id: str) -> None:
         """`response_id` is unique, and the ids of the items are made from it."""
@@ -38,10 +40,17 @@ class OutputItems:
         """Add log probabilities of tokens whose text comes next."""
         self._pending += entries
 
+    def add_reasoning(self, text: str) -> Iterator[Event]:
+        if self._open != "reasoning":
+            yield from self.end()
+            yield from self._begin_parts("rs", {"type": "reasoning", "summary": []}, _reasoning_part(""))
+        self._pieces.append(text)
+        yield "response.reasoning_text.delta", {**self._place, "content_index": 0, "delta": text}
+
     def add_text(self, text: str) -> Iterator[Event]:
         if self._open != "message":
             yield from self.end()
-            yield from self._begin_message()
+            yield from self._begin_parts("msg", MESSAGE, _text_part("", []))
         entries, self._pending = self._pending, []
         self._logprobs += entries
         self._pieces.append(text)
@@ -61,14 +70,14 @@ class OutputItems:
         if self._open is not None:
             item, text = self.items[-1], "".join(self._pieces)
             item["status"] = "completed" if complete else "incomplete"
-            yield from self._end_message(item, text) if self._open == "message" else self._end_call(item, text)
+            yield from self._ended(item, text)
             yield "response.output_item.done", {"output_index": self._place["output_index"], "item": item}
         self._open, self._pieces, self._logprobs = None, [], []
 
     def finish(self, *, complete: bool) -> Iterator[Event]:
         """End the last item at the end of the answer. An empty answer gets a message without text."""
         if not self.items:
-            yield from self._begin_message()
+            yield from self._begin_parts("msg", MESSAGE, _text_part("", []))
         if self._open == "message":
             self._logprobs += self._pending
         yield from self.end(complete=complete)
@@ -82,11 +91,11 @@ class OutputItems:
         self.items.append(item)
         yield "response.output_item.added", {"output_index": len(self.items) - 1, "item": dict(item)}
 
-    def _begin_message(self) -> Iterator[Event]:
-        item_id = f"msg_{self._id}_{len(self.items)}"
-        message = {"type": "message", "role": "assistant", "content": []}
-        yield from self._begin({"id": item_id, "status": "in_progress", **message})
-        yield "response.content_part.added", {**self._place, "content_index": 0, "part": _part("", [])}
+    def _begin_parts(self, prefix: str, item: Json, part: Json) -> Iterator[Event]:
+        """Begin an item whose content is one part, which is empty so far. `prefix` is that of the item's id."""
+        item_id = f"{prefix}_{self._id}_{len(self.items)}"
+        yield from self._begin({"id": item_id, "status": "in_progress", **item, "content": []})
+        yield "response.content_part.added", {**self._place, "content_index": 0, "part": part}
 
     def _begin_call(self, part: ToolCallPart) -> Iterator[Event]:
         self._call = part.index
@@ -94,17 +103,26 @@ class OutputItems:
         call = {"type": "function_call", "call_id": call_id, "name": part.name, "arguments": ""}
         yield from self._begin({"id": item_id, "status": "in_progress", **call})
 
-    def _end_message(self, item: Json, text: str) -> Iterator[Event]:
-        place, part = {**self._place, "content_index": 0}, _part(text, self._logprobs)
+    def _ended(self, item: Json, text: str) -> Iterator[Event]:
+        """Complete the open item with its text, and yield the events that report it."""
+        if self._open == "function_call":
+            item["arguments"] = text
+            yield "response.function_call_arguments.done", {**self._place, "name": item["name"], "arguments": text}
+            return
+        place = {**self._place, "content_index": 0}
+        if self._open == "reasoning":
+            part = _reasoning_part(text)
+            yield "response.reasoning_text.done", {**place, "text": text}
+        else:
+            part = _text_part(text, self._logprobs)
+            yield "response.output_text.done", {**place, "text": text, "logprobs": self._logprobs}
         item["content"] = [part]
-        yield "response.output_text.done", {**place, "text": text, "logprobs": self._logprobs}
         yield "response.content_part.done", {**place, "part": part}
 
-    def _end_call(self, item: Json, arguments: str) -> Iterator[Event]:
-        item["arguments"] = arguments
-        done = {**self._place, "name": item["name"], "arguments": arguments}
-        yield "response.function_call_arguments.done", done
+
+def _reasoning_part(text: str) -> Json:
+    return {"type": "reasoning_text", "text": text}
 
 
-def _part(text: str, logprobs: list[Json]) -> Json:
+def _text_part(text: str, logprobs: list[Json]) -> Json:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

@@ -15,6 +15,7 @@ from gateway.openai.unknown import check_unknown
 from gateway.responses.schema import (
     NO_EFFECT,
     REFUSED,
+    ReasoningConfig,
     ResponsesRequest,
     ResponseStreamOptions,
     ResponseTool,
@@ -25,6 +26,7 @@ from gateway.responses.schema import (
 KNOWN: Mapping[str, frozenset[str]] = {
     "": frozenset((*ResponsesRequest.__struct_fields__, *REFUSED, *NO_EFFECT)),
     "slo": frozenset(Slo.__struct_fields__),
+    "reasoning": frozenset((*ReasoningConfig.__struct_fields__, "context", "mode")),
     "stream_options": frozenset(ResponseStreamOptions.__struct_fields__),
     "text": frozenset(TextConfig.__struct_fields__),
     "text.format": frozenset(TextFormat.__struct_fields__),
@@ -37,6 +39,7 @@ OWN_NAMES = (
     (re.compile(r"max_tokens"), "max_output_tokens"),
     (re.compile(r"response_format\.json_schema|response_format"), "text.format"),
     (re.compile(r"(tools\[\d+\])\.function"), r"\1"),
+    (re.compile(r"reasoning_effort"), "reasoning.effort"),
     (re.compile(r"tool_choice\.function"), "tool_choice.name"),
 )
 """Beginnings of the paths of fields in chats, and what /v1/responses calls the same fields."""

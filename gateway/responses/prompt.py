@@ -10,13 +10,15 @@ from gateway.openai.messages import AssistantCall, CalledFunction, Function, Fun
 from gateway.openai.tools import offered_tools, template_call, tool_rule
 from gateway.requests.types import Chat
 from gateway.responses.schema import InputItem, InputPart, NamedTool, ResponsesRequest, ResponseTool
-from gateway.text.chat_template import Message
+from gateway.text.chat_template import Message, effort_variables, template_options
 
 T = TypeVar("T")
 
 ROLES = ("system", "developer", "user", "assistant")
 TEXTS = ("input_text", "output_text", "text")
 """Types of the parts that hold text, in the input and in earlier answers."""
+REASONING = "reasoning_content"
+"""Key of a message's reasoning for chat templates."""
 
 
 def chat_of(body: ResponsesRequest, history: Sequence[InputItem] = ()) -> Chat:
@@ -26,7 +28,9 @@ def chat_of(body: ResponsesRequest, history: Sequence[InputItem] = ()) -> Chat:
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())]
     choice = _choice(body.tool_choice)
     offered = offered_tools(tools, choice)
-    return Chat(_messages(body, history), offered, tool_rule(tools, choice, body.parallel_tool_calls))
+    variables = effort_variables(body.reasoning.effort if body.reasoning else None)
+    options = template_options(None, None, variables)
+    return Chat(_messages(body, history), offered, tool_rule(tools, choice, body.parallel_tool_calls), options)
 
 
 def _tool(tool: ResponseTool, place: str) -> Tool:
@@ -59,10 +63,16 @@ def _messages(body: ResponsesRequest, history: Sequence[InputItem]) -> tuple[Mes
 
 
 def _append(messages: list[Message], item: InputItem, place: str) -> None:
-    """Append an item to the messages. Calls join the assistant's message before them, as they were in one answer."""
+    """Append an item to the messages. Reasoning, the text after it and calls are one message of the assistant, as they
+    were in one answer."""
     match item.type or "message":
         case "message":
-            messages.append(_message(item, place))
+            message = _message(item, place)
+            if message["role"] == "assistant" and messages and _only_reasons(messages[-1]):
+                message |= {REASONING: messages.pop()[REASONING]}
+            messages.append(message)
+        case "reasoning":
+            messages.append({"role": "assistant", "content": "", REASONING: _reasoning(item, place)})
         case "function_call":
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
@@ -73,6 +83,17 @@ def _append(messages: list[Message], item: InputItem, place: str) -> None:
             messages.append({"role": "tool", "content": output, "tool_call_id": call_id})
         case kind:
             raise _unsupported_item(kind, place)
+
+
+def _only_reasons(message: Message) -> bool:
+    return REASONING in message and not message["content"] and "tool_calls" not in message
+
+
+def _reasoning(item: InputItem, place: str) -> str:
+    """Return the text of an item of reasoning, which is empty if another service has encrypted it."""
+    if not isinstance(item.content, list):
+        return item.content or ""
+    return "\n".join(_given(part.text, f"{place}.content[{index}].text") for index, part in enumerate(item.content))
 
 
 def _unsupported_item(kind: str, place: str) -> ApiError:

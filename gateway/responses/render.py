@@ -37,6 +37,8 @@ class AnswerReader:
         """Add a chunk to the items, and yield the events that report it. The chunks must be passed in order."""
         if rendered := self._logprobs.render(chunk):
             items.add_logprobs(rendered["content"])
+        if chunk.reasoning:
+            yield from items.add_reasoning(chunk.reasoning)
         for part in self._tools.parts(chunk) if self._tools else filter(None, (chunk.text,)):
             yield from items.add_text(part) if isinstance(part, str) else items.add_call(part)
         if chunk.finish_reason is not None:
@@ -127,12 +129,12 @@ class ResponseRenderer:
 
 
 def usage_body(usage: TokenUsage) -> Json:
-    """Return the usage of a response. No tokens are for reasoning, and none are charged for being cached."""
+    """Return the usage of a response. None of the tokens are charged for being cached."""
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
         "output_tokens": usage.completion,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning},
         "total_tokens": usage.prompt + usage.completion,
     }
 
@@ -168,6 +170,7 @@ def _echo(body: ResponsesRequest) -> Json:
         "metadata": body.metadata or {},
         "previous_response_id": body.previous_response_id,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "reasoning": msgspec.structs.asdict(body.reasoning) if body.reasoning else None,
         "text": {"format": _given(text_format)},
         "tool_choice": "auto" if body.tool_choice is None else msgspec.to_builtins(body.tool_choice),
         "tools": [_tool(tool) for tool in body.tools or ()],

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from gateway.openai.messages import Choice
-from gateway.openai.schema import NOTHING, Alternatives, ChatRequest, Count, Extended, Tier
+from gateway.openai.schema import NOTHING, Alternatives, ChatRequest, Count, Effort, Extended, Tier
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -29,7 +29,8 @@ Metadata = Annotated[
 
 
 class InputPart(Struct):
-    """A part of an item's content: `input_text`, or `output_text` and `refusal` of an earlier answer."""
+    """A part of an item's content: `input_text`, or `output_text`, `refusal` and `reasoning_text` of an earlier
+    answer."""
 
     type: str
     text: str | None = None
@@ -37,10 +38,10 @@ class InputPart(Struct):
 
 
 class InputItem(Struct):
-    """An item of the input: a message, a tool call of an earlier answer, or the result of one."""
+    """An item of the input: a message, a tool call or reasoning of an earlier answer, or the result of a call."""
 
     type: str | None = None
-    """`message`, `function_call` or `function_call_output`. None means a message."""
+    """`message`, `reasoning`, `function_call` or `function_call_output`. None means a message."""
     role: str | None = None
     content: str | list[InputPart] | None = None
     call_id: str | None = None
@@ -83,6 +84,14 @@ class TextConfig(Struct):
     """Without effect."""
 
 
+class ReasoningConfig(Struct):
+    """How much the model reasons. Summaries are not made."""
+
+    effort: Effort | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
 class ResponseStreamOptions(Struct):
     include_obfuscation: bool | None = None
     """Without effect: deltas are not padded."""
@@ -98,6 +107,7 @@ class ResponsesRequest(Extended, kw_only=True):
     tool_choice: Choice | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_logprobs: Alternatives | None = None
@@ -120,8 +130,6 @@ NO_EFFECT = frozenset(
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
-        "reasoning",
-        "reasoning_effort",
         "safety_identifier",
         "user",
     )
@@ -143,6 +151,7 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "moderation": (NOTHING, "is not supported"),
     "n": ((None, 1), ELSEWHERE),
     "presence_penalty": ((None, 0, 0.0), ELSEWHERE),
+    "reasoning_effort": ((None,), "is not a field of /v1/responses; use reasoning.effort"),
     "prompt": (NOTHING, "is not supported, as prompts are not stored; use instructions and input"),
     "response_format": (NOTHING, "is not a field of /v1/responses; use text.format"),
     "seed": ((None,), ELSEWHERE),

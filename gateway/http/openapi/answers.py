@@ -42,6 +42,10 @@ class CachedTokens(Struct):
     cached_tokens: int
 
 
+class ReasoningTokens(Struct):
+    reasoning_tokens: int
+
+
 class Usage(Struct):
     """Usage of a request in tokens. A prompt counts once, however many answers it gets."""
 
@@ -49,6 +53,8 @@ class Usage(Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens | UnsetType = UNSET
+    """Set if any of the tokens are reasoning."""
 
 
 class TopLogprob(Struct):
@@ -81,6 +87,8 @@ class AnswerMessage(Struct):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: str | UnsetType = UNSET
+    """What a reasoning model wrote before its answer."""
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
@@ -118,6 +126,7 @@ class ToolCallNews(Struct):
 class Delta(Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCallNews] | UnsetType = UNSET
 
 

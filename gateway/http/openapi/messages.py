@@ -26,10 +26,12 @@ class MessageUsage(Struct):
 
 
 class MessageBlock(Struct):
-    """A text, or a tool call with its id, name and input."""
+    """A text, reasoning with an empty signature, or a tool call with its id, name and input."""
 
-    type: Literal["text", "tool_use"]
+    type: Literal["text", "thinking", "tool_use"]
     text: str | UnsetType = UNSET
+    thinking: str | UnsetType = UNSET
+    signature: str | UnsetType = UNSET
     id: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
     input: dict[str, Any] | UnsetType = UNSET
@@ -48,10 +50,11 @@ class Message(Struct):
 
 
 class MessageDelta(Struct):
-    """New text or arguments of a block or, in message_delta, why the answer ended."""
+    """New text, reasoning or arguments of a block or, in message_delta, why the answer ended."""
 
-    type: Literal["text_delta", "input_json_delta"] | UnsetType = UNSET
+    type: Literal["text_delta", "thinking_delta", "input_json_delta"] | UnsetType = UNSET
     text: str | UnsetType = UNSET
+    thinking: str | UnsetType = UNSET
     partial_json: str | UnsetType = UNSET
     stop_reason: StopReason | UnsetType = UNSET
     stop_sequence: str | UnsetType | None = UNSET

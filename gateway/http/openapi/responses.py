@@ -17,21 +17,25 @@ from gateway.responses.service import MAX_PAGE
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class OutputText(Struct):
-    type: Literal["output_text"]
+class ContentPart(Struct):
+    """Text of a message, with annotations and log probabilities, or of reasoning, without."""
+
+    type: Literal["output_text", "reasoning_text"]
     text: str
-    annotations: list[Any]
-    logprobs: list[TokenLogprob]
+    annotations: list[Any] | UnsetType = UNSET
+    logprobs: list[TokenLogprob] | UnsetType = UNSET
 
 
 class OutputItem(Struct):
-    """A message, with `role` and `content`, or a tool call, with the other fields."""
+    """A message, with `role` and `content`, reasoning, with `content` and an empty `summary`, or a tool call, with the
+    other fields."""
 
     id: str
-    type: Literal["message", "function_call"]
+    type: Literal["message", "reasoning", "function_call"]
     status: ItemStatus
     role: Literal["assistant"] | UnsetType = UNSET
-    content: list[OutputText] | UnsetType = UNSET
+    content: list[ContentPart] | UnsetType = UNSET
+    summary: list[Any] | UnsetType = UNSET
     call_id: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
@@ -91,6 +95,7 @@ class ResponseObject(Struct, kw_only=True):
     max_output_tokens: int | None
     metadata: dict[str, str]
     parallel_tool_calls: bool
+    reasoning: dict[str, Any] | None
     text: dict[str, Any]
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
@@ -119,6 +124,8 @@ EventType = Literal[
     "response.content_part.added",
     "response.output_text.delta",
     "response.output_text.done",
+    "response.reasoning_text.delta",
+    "response.reasoning_text.done",
     "response.content_part.done",
     "response.function_call_arguments.delta",
     "response.function_call_arguments.done",
@@ -141,7 +148,7 @@ class ResponseEvent(Struct, kw_only=True):
     content_index: int | UnsetType = UNSET
     item_id: str | UnsetType = UNSET
     item: OutputItem | UnsetType = UNSET
-    part: OutputText | UnsetType = UNSET
+    part: ContentPart | UnsetType = UNSET
     delta: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
     logprobs: list[TokenLogprob] | UnsetType = UNSET

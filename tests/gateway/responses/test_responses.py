@@ -298,7 +298,6 @@ REFUSED = [
     ({"tools": [{"type": "web_search", "filters": {}}]}, "tools[0].type", "tools are functions"),
     ({"tools": [LOOK], "tool_choice": {"type": "file_search"}}, "tool_choice.type", "a choice is a function"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type", "send the item itself"),
-    ({"input": [{"type": "reasoning", "summary": []}]}, "input[0].type", "leave the item out"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type", "reads text"),
     ({"text": {"format": {"type": "grammar"}}}, "text.format.type", "not supported"),
 ]

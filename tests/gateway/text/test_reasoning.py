@@ -206,6 +206,40 @@ async def test_a_message_that_is_continued_may_end_within_reasoning(reasoner):
         assert (message.get("reasoning_content"), message["content"]) == (reasoning, text)
 
 
+@pytest.mark.parametrize("tokens_per_event", [1, 5, 100])
+async def test_reasoning_is_an_item_of_a_response(reasoner, tokens_per_event):
+    shown = "{{ message.reasoning_content }}.{{ message.content }}"
+    gateway_app = await reasoner(QWEN.replace("{{ message.content }}", shown))
+    gateway_app.engine.reply, gateway_app.engine.tokens_per_event = (
+        lambda request: "<think>a</think>b",
+        tokens_per_event,
+    )
+    body = {"model": BASE, "input": "hi", "max_output_tokens": 50, "reasoning": {"effort": "low"}}
+    async with gateway_app.openai() as client:
+        whole = await client.responses.create(**body)
+        events = [event async for event in await client.responses.create(**body, stream=True)]
+        items = [{"role": "user", "content": "hi"}, *(item.model_dump(exclude_none=True) for item in whole.output)]
+        again = await client.responses.create(**body | {"input": items})
+    for response in (whole, events[-1].response):
+        reasoning, message = response.output
+        assert (reasoning.type, [part.text for part in reasoning.content], reasoning.summary) == (
+            "reasoning",
+            ["a"],
+            [],
+        )
+        assert (message.type, response.output_text) == ("message", "b")
+        assert response.usage.output_tokens_details.reasoning_tokens == len("<think>a</think>")
+        assert response.reasoning.effort == "low"
+    deltas = [event for event in events if event.type == "response.reasoning_text.delta"]
+    assert "".join(event.delta for event in deltas) == "a"
+    kinds = [event.type for event in events]
+    assert kinds.index("response.reasoning_text.done") < kinds.index("response.output_text.delta")
+    assert "<|assistant|>a.b<|end|>" in gateway_app.engine.tokenizer.decode(
+        gateway_app.engine.requests[-1].prompt_ids, skip_special=False
+    )
+    assert again.output_text == "b"
+
+
 async def test_a_callers_own_grammar_leaves_no_room_for_reasoning(reasoner):
     gateway_app = await reasoner(R1)
     gateway_app.engine.reply = lambda request: "yes"

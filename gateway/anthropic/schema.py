@@ -91,7 +91,7 @@ class OutputFormat(Struct):
 
 
 class ThinkingConfig(Struct):
-    """Whether the model may reason before it answers. `budget_tokens` has no effect."""
+    """The caller's wish that the model reasons before it answers, or does not. `budget_tokens` has no effect."""
 
     type: ThinkingType
     budget_tokens: Count | None = None

@@ -117,16 +117,16 @@ class Decoder:
         return backend.pointwise.add_norm(x, None, self.norm, self.spec.rms_norm_eps)
 
     def _attend(self, layer: Layer, x: Tensor, step: Step) -> Tensor:
-        qkv = step.lora.add(layer.qkv(x), x, layer.index, self.groups.qkv)
+        qkv = step.lora.apply(layer.qkv, x, layer.index, self.groups.qkv)
         kv, coding = step.arena.kv(layer.index), step.arena.kv_coding(layer.index)
         batch, angles = step.attention, step.angles
         query = step.backend.rotate_and_write(qkv, kv, batch, angles.cos, angles.sin, layer.head_norms, coding)
         out = step.backend.attention(query, kv, batch, self.spec.head_dim**-0.5, layer.window, coding).flatten(1)
-        return step.lora.add(layer.o(out), out, layer.index, self.groups.o)
+        return step.lora.apply(layer.o, out, layer.index, self.groups.o)
 
     def _feed_forward(self, layer: Layer, x: Tensor, step: Step) -> Tensor:
-        inner = step.backend.pointwise.swiglu(step.lora.add(layer.gate_up(x), x, layer.index, self.groups.gate_up))
-        return step.lora.add(layer.down(inner), inner, layer.index, self.groups.down)
+        inner = step.backend.pointwise.swiglu(step.lora.apply(layer.gate_up, x, layer.index, self.groups.gate_up))
+        return step.lora.apply(layer.down, inner, layer.index, self.groups.down)
 
 
 def build_decoder(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,13 @@ from engine.model.spec import ModelSpec
 from lora_kernels.backend import Backend
 from lora_kernels.dora import BaseScales
 from lora_kernels.layout import LoraTable, ProjectionGroup
+from lora_kernels.linear import Linear
 from lora_kernels.segments import SegmentPlan
 from lora_kernels.select import prepare_scales
+
+if TYPE_CHECKING:
+    from lora_kernels.gpu.side_stream import SideStream
+    from lora_kernels.gpu.triton_backend import TritonBackend
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Projections in the order of the T axis of every table: a projection's index is its target number."""
@@ -62,14 +67,17 @@ class LoraStep:
     prepared: Any
     scales: BaseScales | None = None
 
-    def add(self, out: Tensor, x: Tensor, layer: int, group: ProjectionGroup) -> Tensor:
-        """Scales the rows of `out` that have DoRA adapters, then adds each row's delta. Changes `out` in place and
-        returns it.
+    def apply(self, base: Linear, x: Tensor, layer: int, group: ProjectionGroup) -> Tensor:
+        """Computes a linear of the base model, scales the rows that have DoRA adapters, then adds each row's delta.
 
         Args:
-            out: [num_rows, sum(group.out_features)], the base model's output.
+            base: the base model's linear of the group.
             x: [num_rows, group.in_features], the input of the linear.
+
+        Returns:
+            A new tensor, [num_rows, sum(group.out_features)].
         """
+        out = base(x)
         if self.scales is not None:
             self.scales.apply(out, layer, group)
         if self.prepared is not None:
@@ -77,9 +85,31 @@ class LoraStep:
         return out
 
 
+@dataclass(frozen=True, slots=True)
+class ForkedLoraStep(LoraStep):
+    """The LoRA work of a recorded step without DoRA, whose first half runs on a second stream while the base product
+    does. Results are the same, bit for bit, because the kernels are.
+
+    Attributes:
+        backend, side: the Triton backend, and the second stream.
+    """
+
+    backend: TritonBackend
+    side: SideStream = field(kw_only=True)
+
+    def apply(self, base: Linear, x: Tensor, layer: int, group: ProjectionGroup) -> Tensor:
+        """Computes a linear of the base model and adds each row's delta: see `LoraStep.apply`."""
+        with self.side.fork():
+            self.backend.shrink_lora(x, self.prepared, layer, group)
+        out = base(x)
+        self.side.join()
+        self.backend.expand_lora(out, self.prepared, layer, group)
+        return out
+
+
 def prepare_lora(backend: Backend, arena: Tensor, table: LoraTable, segments: SegmentPlan) -> LoraStep:
     """Prepares the LoRA work of a step, once for all layers. `arena` is flat, [num_elements]. If no row has an adapter,
-    the result's `add` changes nothing."""
+    the result's `apply` adds nothing."""
     if not segments.num_segments:
         return LoraStep(backend, None)
     prepared = backend.prepare_lora(arena, table, segments)

@@ -38,6 +38,8 @@ class LoraTuning:
         long_rows, long_ranks, long_k: rows, ranks and inner step of a tile of a long segment.
         long_shrink_warps, long_shrink_stages, long_expand_block, long_expand_warps: the same options for long segments.
         long_expand_rows: rows that an expand program for long segments processes at a time.
+        beside_rows: rows of the largest recorded step in which shrink runs on a second stream, beside the base product.
+            0 means that it never does, until a GPU has shown which steps it makes faster.
         shrink_programs, expand_programs: number of tiles processed side by side in a recorded launch; programs walk
             over the tiles beyond it.
 
@@ -67,6 +69,7 @@ class LoraTuning:
     long_expand_rows: int = 32
     long_expand_block: int = 64
     long_expand_warps: int = 2
+    beside_rows: int = 0
     shrink_programs: int = 128
     expand_programs: int = 64
 
@@ -75,7 +78,7 @@ class LoraTuning:
             size = getattr(self, field.name)
             if field.name not in _COUNTS:
                 require_power_of_two(field.name, size)
-            elif size < 1:
+            elif size < (field.name != "beside_rows"):
                 raise ValueError(f"{field.name} must be positive, not {size}")
         for name in ("narrow_k", "tile_k", "long_k"):
             if not LEAST_K <= getattr(self, name) <= PART_UNIT:
@@ -120,6 +123,9 @@ class LoraTuning:
                 raise ValueError(f"{name}_warps must be less than {WARP_GROUP} for tiles of {height} rows of weights")
 
 
-_COUNTS = {"shrink_stages", "long_shrink_stages", "expand_stages", "long_from", "shrink_programs", "expand_programs"}
-"""Fields that must be positive but need not be powers of two."""
+_COUNTS = {
+    "shrink_stages", "long_shrink_stages", "expand_stages", "long_from", "beside_rows", "shrink_programs",
+    "expand_programs",
+}  # fmt: skip
+"""Fields that must be positive (`beside_rows` may be 0) but need not be powers of two."""
 SHIPPED = LoraTuning()

@@ -69,6 +69,13 @@ def inline_schema(schema: Mapping[str, Any]) -> str:
     )
 
 
+def inline_regex(regex: str) -> str:
+    """Return the text `/.../` with which a Lark grammar includes a regular expression, escaped by the library as one
+    that stands alone, so that it cannot end before the last slash."""
+    (grammar,) = json.loads(LLMatcher.grammar_from_regex(regex))["grammars"]
+    return str(grammar["lark_grammar"]).removeprefix("start: ")
+
+
 def _json_source(schema: str) -> str:
     """Return a JSON schema in llguidance's format, set to refuse, when compiled, keywords that it cannot enforce, even
     if the schema allows to ignore them. Raises ValueError if the text is no JSON object, is nested too deeply or

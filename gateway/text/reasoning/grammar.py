@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from engine.core.grammars import Grammar, GrammarKind
-from engine.grammar_check.source import inline_schema
+from engine.grammar_check.source import inline_regex, inline_schema
 from gateway.text.reasoning.parser import Thinking
 
 TokenOf = Callable[[str], int | None]
@@ -34,7 +34,7 @@ def after_reasoning(grammar: Grammar, thinking: Thinking, token_of: TokenOf) -> 
     """Return the grammar of an answer whose text follows `grammar`, a valid JSON schema or regular expression, after
     its reasoning."""
     is_schema = grammar.kind is GrammarKind.JSON_SCHEMA
-    term = inline_schema(msgspec.json.decode(grammar.text)) if is_schema else _pattern(grammar.text)
+    term = inline_schema(msgspec.json.decode(grammar.text)) if is_schema else inline_regex(grammar.text)
     return whole_grammar([f"{REPLY}: {term}"], thinking, token_of)
 
 
@@ -62,8 +62,3 @@ def _start(thinking: Thinking | None, token_of: TokenOf) -> list[str]:
         r"THOUGHT: /(.|\n)*/",
         r"GAP: /[ \t\r\n]{0,4}/",
     ]
-
-
-def _pattern(regex: str) -> str:
-    escaped = regex.replace("/", r"\/").replace("\n", r"\n")
-    return f"/{escaped}/"

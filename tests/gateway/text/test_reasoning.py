@@ -107,6 +107,22 @@ def test_a_grammar_begins_after_the_reasoning(backend, begun):
         assert follows(grammar, backend, right) is not begun
 
 
+@pytest.mark.parametrize(
+    ("regex", "right", "wrong"),
+    [
+        (r"https?:\/\/[a-z\/]+", "https://a/b", "https:"),
+        (r'a\/ | "b" # the rest', "a/ ", "b"),
+        ("a\\\n", "a\n", "a\\n"),
+        ("a\\", "a", "a/"),
+        (r"(?x) a / b", "a/b", "a / b"),
+    ],
+)
+def test_a_regex_after_reasoning_cannot_end_early(regex, right, wrong):
+    grammar = after_reasoning(Grammar(GrammarKind.REGEX, regex), Thinking(THINK, True), PLAIN.token_to_id)
+    assert follows(grammar, PLAIN, f"Hm.{THINK.closing}{right}")
+    assert not follows(grammar, PLAIN, f"Hm.{THINK.closing}{wrong}")
+
+
 @pytest.fixture
 async def reasoner(tmp_path, monkeypatch):
     """A function that opens a gateway whose model has a chat template."""

@@ -68,10 +68,15 @@ def free_host_bytes() -> int:
 
 
 def _control_group_room(root: Path, unlimited: int) -> int:
-    limit, used = root / "memory.max", root / "memory.current"
+    """Returns the bytes that a cgroup's limit leaves, or `unlimited` if it has none. Cached pages of files count as
+    free, as in what the kernel calls available: reading weights fills the cgroup with them, and the kernel drops them
+    when memory is needed."""
+    limit, used, parts = root / "memory.max", root / "memory.current", root / "memory.stat"
     if not (limit.is_file() and used.is_file()) or limit.read_text().strip() == "max":
         return unlimited
-    return max(0, int(limit.read_text()) - int(used.read_text()))
+    stat = dict(line.split() for line in parts.read_text().splitlines()) if parts.is_file() else {}
+    cached = sum(int(stat.get(name, 0)) for name in ("active_file", "inactive_file"))
+    return max(0, int(limit.read_text()) - int(used.read_text()) + cached)
 
 
 def zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:

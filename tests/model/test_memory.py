@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.model import memory
-from engine.model.memory import CPU, PIECE, populate, zeros
+from engine.model.memory import CPU, PIECE, _control_group_room, populate, zeros
 
 SIZES = [(3 * PIECE, 4 * PIECE, 1), (3 * PIECE, 2 * PIECE, 0), (9, 99, 0)]
 
@@ -18,3 +18,20 @@ def test_a_pool_is_provided_where_there_is_memory_for_all_of_it(monkeypatch, siz
     monkeypatch.setattr(memory, "free_host_bytes", lambda: free)
     populate(zeros(size, torch.uint8, CPU))
     assert threads.return_value.start.call_count == provided
+
+
+@pytest.mark.parametrize(
+    ("files", "room"),
+    [
+        ({"memory.max": "100", "memory.current": "90", "memory.stat": "anon 30\nactive_file 20\ninactive_file 35"}, 65),
+        ({"memory.max": "100", "memory.current": "120", "memory.stat": "anon 120"}, 0),
+        ({"memory.max": "100", "memory.current": "90"}, 10),
+        ({"memory.max": "max", "memory.current": "90"}, 1000),
+        ({}, 1000),
+    ],
+)
+def test_files_that_are_cached_are_free_memory_of_a_control_group(tmp_path, files, room):
+    """After weights that are larger than the limit were read, nearly all of it would otherwise be in use."""
+    for name, text in files.items():
+        (tmp_path / name).write_text(text + "\n")
+    assert _control_group_room(tmp_path, 1000) == room

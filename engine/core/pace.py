@@ -123,7 +123,7 @@ class Pace:
     calls `rest` before it plans the step, `submitted` after it has submitted it, and `ended` once its result is there.
 
     Attributes:
-        lead: seconds before the predicted end of the step under way at which the last step was to be planned.
+        lead: seconds before the predicted end of the step under way at which a step is to be planned, as last computed.
     """
 
     def __init__(self, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
@@ -148,14 +148,22 @@ class Pace:
         if not predicted or not self._under_way:
             return now
         end = self._begun_by_device(self._under_way[0]) + predicted
-        self.lead = self._needs.lead(predicted)
-        wait, ended = end - self.lead - now, now
-        wait = min(wait, LONGEST_REST_S) if wait >= LEAST_REST * predicted else 0.0
+        wait, ended = self._wait(end - now, predicted), now
         if wait:
-            self._sleep(wait)
+            self._sleep(max(0.0, wait - (self._clock() - now)))  # computing the lead was part of the rest
             ended = self._clock()
         self._rest = _Rest(now, now + wait, ended, end, predicted)
         return ended
+
+    def _wait(self, left: float, predicted: float) -> float:
+        """Return for how many seconds to rest, while a step of `predicted` seconds is under way that ends in `left`
+        seconds. A host that is too late for a rest does not spend time on computing the lead."""
+        least = LEAST_REST * predicted
+        if left < least:
+            return 0.0
+        self.lead = self._needs.lead(predicted)
+        wait = left - self.lead
+        return min(wait, LONGEST_REST_S) if wait >= least else 0.0
 
     def submitted(self, begun: float, launch: Launch, *, computes: bool) -> None:
         """Note that a step was submitted by a call that began at `begun`, in seconds on the engine's clock, and has

@@ -219,6 +219,31 @@ def test_the_lead_is_the_second_largest_that_recent_steps_would_have_needed():
     assert needs.lead(0.100) == pytest.approx(0.012), "an error of the prediction grows with the step"
 
 
+def test_computing_the_lead_is_part_of_the_rest_and_is_spared_a_host_that_cannot_rest(monkeypatch):
+    stepped, computed, lead = Rested(overlaps=True), [], Needs.lead
+
+    def slow_lead(needs, predicted):
+        stepped.clock.advance(0.001)
+        computed.append(lead(needs, predicted))
+        return computed[-1]
+
+    stepped.learn()
+    stepped.backlog()
+    monkeypatch.setattr(Needs, "lead", slow_lead)
+    begun = stepped.clock.now
+    stepped.step()
+    assert stepped.executor.plans[-1].now == pytest.approx(begun + stepped.rests[-1] + 0.001) and len(computed) == 1
+    under_way = stepped.state.under_way[0].plan
+    ends = stepped.engine.pace._begun_by_device(stepped.engine.pace._under_way[0]) + under_way.predicted
+    stepped.step()
+    assert stepped.executor.plans[-1].now == pytest.approx(ends - computed[-1])
+    stepped.executor.plan_seconds = 0.030
+    stepped.step(4)
+    computed.clear()
+    stepped.step(50)
+    assert len(computed) < 10, "only behind steps that take longer than planning"
+
+
 def late_and_host_bound(stepped, steps):
     """Return how many of the next `steps` steps are late, and how many of them no earlier plan would have prevented."""
     counters = stepped.state.counters

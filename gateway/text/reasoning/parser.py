@@ -8,7 +8,7 @@ from enum import Enum, auto
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from gateway.text.marks import begun_mark
+from gateway.text.marks import MOST_WHITE, before_white, begun_mark
 
 ReasoningParserName = Literal["auto", "think", "mistral", "seed", "none"]
 
@@ -70,8 +70,9 @@ class _Place(Enum):
 
 
 class ReasoningParser:
-    """Splits one answer, which comes in pieces. White space around the marks is dropped. Reasoning without an end mark
-    goes on to the end of the answer; an answer that does not begin with the opening mark has none."""
+    """Splits one answer, which comes in pieces. White space around the marks is dropped, but no more than `MOST_WHITE`
+    before one. Reasoning without an end mark goes on to the end of the answer; an answer that does not begin with the
+    opening mark has none."""
 
     def __init__(self, marks: ReasoningMarks, *, begun: bool) -> None:
         """`begun` says that the prompt ends with the opening mark, so that the answer begins with reasoning."""
@@ -111,7 +112,7 @@ class ReasoningParser:
         if begin.startswith(self._marks.opening):
             self._place, self._clipped = _Place.INSIDE, True
             return self._reason(begin[len(self._marks.opening) :])
-        if self._marks.opening.startswith(begin):
+        if self._marks.opening.startswith(begin) and len(known) - len(begin) <= MOST_WHITE:
             self._held = known
             return Split("", "")
         self._place, self.num_tokens = _Place.AFTER, 0
@@ -123,7 +124,7 @@ class ReasoningParser:
             reasoning = self._clip(reasoning).rstrip()
             self._place, self._clipped = _Place.AFTER, True
             return Split(reasoning, self._clip(text))
-        shown = known[: len(known) - begun_mark(known, self._marks.closing)].rstrip()
+        shown = before_white(known[: len(known) - begun_mark(known, self._marks.closing)])
         self._held = known[len(shown) :]
         return Split(self._clip(shown), "")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from gateway.text.marks import begun_mark
+from gateway.text.marks import MOST_WHITE, before_white, begun_mark
 
 ToolParserName = Literal["auto", "hermes", "llama3", "none"]
 
@@ -64,7 +64,7 @@ class Hermes:
             return SplitText(shown, rest, text[len(shown) :] + opening)
         marks = (self.OPENING, self.CLOSING) if called else (self.OPENING,)
         begun = max(begun_mark(text, mark) for mark in marks)
-        shown = text[: len(text) - begun].rstrip()
+        shown = before_white(text[: len(text) - begun])
         return SplitText(shown, text[len(shown) :])
 
 
@@ -80,7 +80,7 @@ class Llama3:
             return SplitText(known, "")
         begin = known.lstrip(self.SEPARATORS if called else None)
         if not begin:
-            return SplitText("", known)
+            return SplitText("", known) if len(known) <= MOST_WHITE else SplitText(known, "")
         return SplitText("", begin, known[: -len(begin)]) if begin[0] == "{" else SplitText(known, "")
 
 

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Backend
 
 from engine.core.grammars import Grammar, GrammarKind
 from gateway.text.chat_template import EFFORTS
+from gateway.text.marks import MOST_WHITE
 from gateway.text.reasoning.grammar import after_reasoning
 from gateway.text.reasoning.parser import MARKS, ReasoningParser, Thinking, choose_marks
 from gateway.text.tools.dialects import Hermes
@@ -80,6 +81,17 @@ def test_every_token_up_to_the_closing_mark_is_reasoning():
     assert split("<thin air")[2] == 0
     assert split("<thi")[2] == 0
     assert split("abc", begun=True)[2] == 3
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_endless_white_space_is_not_held_back(begun):
+    parser, shown = ReasoningParser(THINK, begun=begun), ""
+    for _ in range(100):
+        one = parser.push("x" if begun and not shown else " " * 64, 1)
+        shown += one.reasoning if begun else one.text
+        assert len(parser._held) <= MOST_WHITE + 64
+    assert len(shown) > 90 * 64 and not shown.strip(" x")
+    assert parser.ended is not begun
 
 
 def test_a_models_template_says_which_marks_it_uses():

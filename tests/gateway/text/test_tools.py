@@ -182,3 +182,11 @@ async def test_tools_are_refused_where_the_template_knows_none(gateway_app, path
     assert (response.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", "tools")
     assert told.json()["error"]["param"] == "messages"
     assert gateway_app.engine.requests == []
+
+
+@pytest.mark.parametrize("dialect", [Hermes(), Llama3()])
+def test_endless_white_space_is_not_held_back(dialect):
+    parser = ToolParser(dialect, ["go"])
+    shown = [part for _ in range(100) for part in parser.push(" " * 64)]
+    assert len("".join(shown)) > 90 * 64
+    assert "".join(shown + parser.flush()) == " " * 6400

@@ -21,13 +21,15 @@ from gateway.embeddings.schema import (
     ScoreRequest,
 )
 from gateway.openai.convert import extensions, prompts_of
-from gateway.openai.parse import decode_json, to_struct
+from gateway.openai.parse import check_texts, decode_json, to_struct
 from gateway.openai.schema import Slo
 from gateway.openai.unknown import check_unknown
 from gateway.requests.types import GenerateRequest, PromptInput
 
 Body = TypeVar("Body", bound=PooledBody)
 
+LISTS = ("input", "text_1", "text_2", "queries", "documents")
+"""Fields that may hold one text for each vector."""
 KINDS = {kind.value: kind for kind in PoolingKind}
 
 
@@ -38,6 +40,8 @@ def parse(text: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> B
     UNSUPPORTED_PARAMETER, a field is set that is not supported. The last two name the field.
     """
     document = decode_json(text)
+    for field in LISTS:
+        check_texts(document, field)
     if isinstance(document, dict):
         check_unknown(document, _known(kind), unknown)
         _refuse_unsupported(document)

@@ -66,6 +66,7 @@ def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> B
     """
     document = decode_json(body)
     check_parts(document, "messages")
+    check_texts(document, "prompt")
     if issubclass(kind, Sampled) and isinstance(document, dict):
         check_unknown(document, KNOWN, unknown)
     parsed = to_struct(document, kind)
@@ -91,6 +92,14 @@ def check_parts(document: Any, field: str) -> None:
     contents = [member.get("content") for member in members[:MOST_PARTS] if isinstance(member, dict)]
     if len(members) + sum(len(content) for content in contents if isinstance(content, list)) > MOST_PARTS:
         raise invalid_request(f"{field} may have at most {MOST_PARTS} members and parts of their content", field)
+
+
+def check_texts(document: Any, field: str) -> None:
+    """Raise ApiError (INVALID_REQUEST) if the list in a field of a body has more than `MOST_PARTS` members, unless all
+    are token ids: to convert as many texts or lists as fit into 8 MiB would hold up the event loop for ten seconds."""
+    members = document.get(field) if isinstance(document, dict) else None
+    if isinstance(members, list) and len(members) > MOST_PARTS and set(map(type, members)) != {int}:
+        raise invalid_request(f"{field} may have at most {MOST_PARTS} members that are not token ids", field)
 
 
 def to_struct(document: Any, kind: type[Body]) -> Body:

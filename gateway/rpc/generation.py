@@ -27,6 +27,7 @@ from gateway.rpc.wire import (
     prompt_input,
     response_to_pb,
     usage_metadata,
+    vector_to_pb,
     vectors_to_pb,
 )
 
@@ -88,10 +89,14 @@ class GenerationService(pb_grpc.GenerationServicer):
             wanted = embed_request(request, call.request_id, call.time_remaining)
         async with self._gateway.generate(principal, replace(wanted, ingress=arrival.ingress)) as generation:
             await call.open(generation.admitted.headers())
-            chunks = [chunk async for chunk in generation]
-            if usage := chunks[-1].usage:
+            vectors, usage = dict[int, pb.Vector](), None
+            async for chunk in generation:
+                if chunk.vector:  # converted when it comes: two thousand at once would stop the event loop
+                    vectors[chunk.answer] = vector_to_pb(chunk.vector)
+                usage = chunk.usage
+            if usage is not None:
                 call.set_trailing(usage_metadata(usage))
-            return vectors_to_pb(generation.admitted, chunks)
+            return vectors_to_pb(generation.admitted, vectors, usage)
 
     async def _tokenize(self, request: pb.TokenizeRequest, call: RpcCall, principal: Principal) -> pb.TokenizeResponse:
         """Return a prompt's token ids and the context length in tokens. Raises ApiError: FORBIDDEN, the caller is an

@@ -18,7 +18,7 @@ from gateway.embeddings.parse import embeddings_request
 from gateway.embeddings.schema import EmbeddingsRequest
 from gateway.openai.convert import chat_messages
 from gateway.openai.messages import AssistantCall, CalledFunction, ChatMessage, Function, FunctionName, Tool, ToolChoice
-from gateway.openai.parse import to_struct
+from gateway.openai.parse import MOST_PARTS, to_struct
 from gateway.openai.schema import CompletionRequest, Sampled, Slo, StructuredOutputs
 from gateway.openai.structured import Constraint, by_kind
 from gateway.openai.tools import ChunkContent, offered_tools, tool_rule
@@ -111,6 +111,8 @@ def embed_request(message: pb.EmbedRequest, request_id: str, deadline: float | N
     """
     if bool(message.input) == bool(message.input_ids):
         raise invalid_request("one of input, input_ids is required", "input")
+    if max(len(message.input), len(message.input_ids)) > MOST_PARTS:
+        raise invalid_request(f"input may have at most {MOST_PARTS} members", "input")
     given = {name: getattr(message, name) for name in ("dimensions", "normalize") if message.HasField(name)}
     texts = [list(ids.ids) for ids in message.input_ids] or list(message.input)
     pooling = "mean" if message.pooling == pb.EmbedRequest.POOLING_MEAN else "last"
@@ -119,12 +121,15 @@ def embed_request(message: pb.EmbedRequest, request_id: str, deadline: float | N
     return replace(request, lane=_lane(message.lane), priority=message.priority, deadline=deadline)
 
 
-def vectors_to_pb(admitted: Admitted, chunks: Sequence[GenerationChunk]) -> pb.EmbedResponse:
-    """Build the message for the vectors of the `admitted` request, from one chunk for each, of which the last has the
-    usage."""
-    ordered = sorted(chunks, key=lambda chunk: chunk.answer)
-    vectors = [pb.Vector(values=np.frombuffer(chunk.vector, dtype="<f4").tolist()) for chunk in ordered if chunk.vector]
-    return pb.EmbedResponse(vectors=vectors, usage=_usage(chunks[-1].usage), **_head(admitted))
+def vector_to_pb(vector: bytes) -> pb.Vector:
+    """Build the message for a vector in fp32, little-endian."""
+    return pb.Vector(values=np.frombuffer(vector, dtype="<f4").tolist())
+
+
+def vectors_to_pb(admitted: Admitted, vectors: Mapping[int, pb.Vector], usage: TokenUsage | None) -> pb.EmbedResponse:
+    """Build the message for the vectors of the `admitted` request, given by the numbers of their prompts."""
+    ordered = [vectors[index] for index in sorted(vectors)]
+    return pb.EmbedResponse(vectors=ordered, usage=_usage(usage), **_head(admitted))
 
 
 def model_query(model: str) -> ModelQuery:

@@ -12,6 +12,7 @@ from grpc_app import refused as grpc_refused
 
 from engine.core.types import ErrorCode, FinishReason, Lane, Pooling, PoolingKind, Refusal, TokenEvent
 from engine.executor.fake import FAKE_HIDDEN, fake_vector
+from gateway.openai.parse import MOST_PARTS
 from gateway.pb import generation_pb2 as pb
 from gateway.requests.admission import ServiceSettings
 
@@ -160,6 +161,30 @@ async def test_many_texts_are_in_the_engine_a_few_at_a_time(tmp_path):
     await gateway_app.assert_empty()
     error = await refused(gateway_app, input=[*texts, "one more"])
     assert (error["param"], error["message"]) == ("input", "a request may have at most 50 texts")
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        (EMBEDDINGS, "input"),
+        (RERANK, "documents"),
+        *((SCORE, name) for name in ("text_1", "text_2", "queries", "documents")),
+        ("/v1/completions", "prompt"),
+    ],
+)
+async def test_giant_lists_are_refused_before_they_are_converted(gateway_app, path, field):
+    for members in ([""] * (MOST_PARTS + 1), [1, *[[]] * MOST_PARTS]):
+        body = BODIES.get(path, {"model": BASE}) | {field: members}
+        async with gateway_app.client("sk-acme") as client:
+            response = await client.post(path, json=body)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, field)
+        assert error["message"] == f"{field} may have at most {MOST_PARTS} members that are not token ids"
+
+
+async def test_a_long_text_as_token_ids_is_no_giant_list(gateway_app):
+    error = await refused(gateway_app, input=[5] * (MOST_PARTS + 1))
+    assert error["message"].startswith("a request may have ") or error["code"] == "context_length_exceeded"
 
 
 async def test_leaving_aborts_texts_that_run_and_begins_no_others(tmp_path):

@@ -118,7 +118,7 @@ class Pooler:
         if before is not None:
             row += before
         if not chunk.is_last:
-            self._sums[chunk.request_id] = row
+            self._sums[chunk.request_id] = row.clone()  # a view would keep the sums of the step's other requests
 
     def _finish(self, request_ids: tuple[str, ...], sums: Tensor) -> Vectors:
         entries = [self._entries[request_id] for request_id in request_ids]

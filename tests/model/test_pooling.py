@@ -19,6 +19,8 @@ from engine.core.types import FinishReason, Lane, Pooling, PoolingKind, Request,
 from engine.demo import DEMO_ADAPTERS
 from engine.demo.characters import CHARACTERS
 from engine.engine import Engine
+from engine.model.batch import PooledChunk
+from engine.model.pooler import Pooler
 from engine.model.runner import ModelRunner
 
 ASKS = {
@@ -186,6 +188,17 @@ def test_an_abort_in_the_middle_of_a_mean_leaves_nothing(tiny_llama, adapter, hi
     run.embed("mean", PROMPTS[3], ASKS["mean"])
     run.finish()
     check(run.vectors["mean"], hidden["base"][3], ASKS["mean"], "the same id again")
+
+
+def test_a_sum_keeps_no_memory_of_the_other_requests_of_its_step():
+    pooler = Pooler(lambda rows: rows, 8, 4, torch.device("cpu"))
+    pooler.add("part", Pooling(PoolingKind.MEAN, normalize=False), 4)
+    pooler.add("whole", Pooling(), 1)
+    pooler.start(torch.ones(4, 8), (PooledChunk("whole", 0, 1, True), PooledChunk("part", 1, 4, False)))
+    [kept] = pooler._sums.values()
+    assert kept.untyped_storage().nbytes() == kept.nbytes == 8 * 4
+    [vector] = pooler.start(torch.full((1, 8), 5.0), (PooledChunk("part", 0, 1, True),)).read()
+    assert np.frombuffer(vector.vector, "<f4").tolist() == [2.0] * 8 and not pooler._sums
 
 
 def test_a_prompt_may_fill_the_whole_context(tiny_llama, adapter):

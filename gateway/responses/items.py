@@ -34,13 +34,20 @@ class OutputItems:
         self._logprobs: list[Json] = []
         """Log probabilities of the open message's tokens."""
         self._pending: list[Json] = []
-        """Log probabilities of tokens whose text has not come; they belong to no item if a tool call begins."""
+        """Log probabilities of tokens whose text has not come; they belong to no item if a tool call or reasoning
+        begins."""
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Return whether the open item is reasoning, whose tokens have no log probabilities."""
+        return self._open == "reasoning"
 
     def add_logprobs(self, entries: list[Json]) -> None:
         """Add log probabilities of tokens whose text comes next."""
         self._pending += entries
 
     def add_reasoning(self, text: str) -> Iterator[Event]:
+        self._pending = []
         if self._open != "reasoning":
             yield from self.end()
             yield from self._begin_parts("rs", {"type": "reasoning", "summary": []}, _reasoning_part(""))

@@ -35,10 +35,11 @@ class AnswerReader:
 
     def read(self, chunk: GenerationChunk, items: OutputItems) -> Iterator[Event]:
         """Add a chunk to the items, and yield the events that report it. The chunks must be passed in order."""
-        if rendered := self._logprobs.render(chunk):
-            items.add_logprobs(rendered["content"])
+        rendered = self._logprobs.render(chunk)
         if chunk.reasoning:
             yield from items.add_reasoning(chunk.reasoning)
+        if rendered and (chunk.text or not items.is_reasoning):
+            items.add_logprobs(rendered["content"])
         for part in self._tools.parts(chunk) if self._tools else filter(None, (chunk.text,)):
             yield from items.add_text(part) if isinstance(part, str) else items.add_call(part)
         if chunk.finish_reason is not None:
@@ -101,6 +102,9 @@ class ResponseRenderer:
         answer, usage = join_chunks(chunks), chunks[-1].usage
         assert usage is not None, "the last chunk carries it"
         self._finish = answer.finish_reason
+        if answer.logprobs:  # those of reasoning belong to no text
+            first = usage.reasoning
+            answer = answer._replace(token_ids=answer.token_ids[first:], logprobs=answer.logprobs[first:])
         list(self._reader.read(answer, self._items))
         return self._ended(usage)
 

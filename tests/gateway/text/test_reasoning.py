@@ -243,6 +243,7 @@ async def test_reasoning_is_an_item_of_a_response(reasoner, tokens_per_event):
         tokens_per_event,
     )
     body = {"model": BASE, "input": "hi", "max_output_tokens": 50, "reasoning": {"effort": "low"}}
+    body["include"] = ["message.output_text.logprobs"]
     async with gateway_app.openai() as client:
         whole = await client.responses.create(**body)
         events = [event async for event in await client.responses.create(**body, stream=True)]
@@ -256,6 +257,7 @@ async def test_reasoning_is_an_item_of_a_response(reasoner, tokens_per_event):
             [],
         )
         assert (message.type, response.output_text) == ("message", "b")
+        assert [entry.token for entry in message.content[0].logprobs] == ["b"]
         assert response.usage.output_tokens_details.reasoning_tokens == len("<think>a</think>")
         assert response.reasoning.effort == "low"
     deltas = [event for event in events if event.type == "response.reasoning_text.delta"]

@@ -41,7 +41,7 @@ def outcomes():
     worker = Path(__file__).parent / "device_sampler_checks.py"
     done = subprocess.run([sys.executable, worker], env=environment, capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(done.stdout.splitlines()[-1])  # after the log
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -67,7 +67,7 @@ def run_interpreted(script, model):
     command = [sys.executable, Path(__file__).parent / script, model]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(done.stdout.splitlines()[-1])  # after the log
 
 
 @pytest.mark.parametrize("name", REPLAYS)

@@ -39,8 +39,8 @@ class EnginePlace:
 
 
 class Gate:
-    """Admits this process's batch lines to the engine of one base model. It is closed while the engine is away, while
-    its batch lane is not open, and after `close_for`."""
+    """Admits this process's batch lines to the engine of one base model. It is closed while the engine is away, and
+    while its batch lane is not open."""
 
     def __init__(self, engine: EngineApi, lane_capacity: Callable[[], int], clock: Callable[[], float]) -> None:
         """
@@ -56,14 +56,13 @@ class Gate:
         self._flow = Flow()
         self._queue = AdmissionQueue(self._room)
         self._open = False
-        self._shut_until = 0.0
         self._ended = 0
         self._looked = self._passable_at = clock()
 
     @property
     def is_passable(self) -> bool:
         """True if lines may enter the engine now, as far as there is room for them."""
-        return self._open and self._engine.ready and self._clock() >= self._shut_until
+        return self._open and self._engine.ready
 
     @property
     def closed_seconds(self) -> float:
@@ -94,10 +93,6 @@ class Gate:
     def began(self) -> None:
         self._flow = replace(self._flow, begun=self._flow.begun + 1)
         self._queue.leave()
-
-    def close_for(self, seconds: float) -> None:
-        """Admit no line for the next `seconds`."""
-        self._shut_until = max(self._shut_until, self._clock() + seconds)
 
     async def watch(self) -> None:
         """Poll the engine every POLL_SECONDS, forever."""

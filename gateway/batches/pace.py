@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from math import inf
@@ -39,23 +40,31 @@ class LimitAttempt:
 class LimitWindow:
     """Window of a shard's lines that ask the tenant's limits at once: FIRST_WINDOW at first, one more for each admitted
     line. After a refusal, the window is one and opens when the wait is over. Lines that wait here hold no place in the
-    engine. The lines of each base model have a window of this size, because those in it may wait for their engine."""
+    engine. The lines of each base model have a window of this size, because those in it may wait for their engine.
+
+    A lane that is full for the tenant, which has a share of its capacity, holds up the lines of one base model alike,
+    but not those of other tenants, for which the lane may have room."""
 
     def __init__(self) -> None:
         self._queues: dict[str, AdmissionQueue] = {}
         self._window = FIRST_WINDOW
         self._rest_until = 0.0
+        self._full_until: defaultdict[str, float] = defaultdict(float)
         self._refused_at = -inf
 
     @property
     def is_limited(self) -> bool:
-        """True for FORGOTTEN_SECONDS after a limit refused a line, or until its wait is over if that is longer."""
-        return asyncio.get_running_loop().time() < max(self._refused_at + FORGOTTEN_SECONDS, self._rest_until)
+        """True while a refusal's wait is running, and for FORGOTTEN_SECONDS after a limit refused a line."""
+        return self.seconds_to_next > 0 or asyncio.get_running_loop().time() < self._refused_at + FORGOTTEN_SECONDS
 
     @property
     def seconds_to_next(self) -> float:
-        """Seconds until another line may ask the limits; 0 if no refusal's wait is running."""
-        return max(0.0, self._rest_until - asyncio.get_running_loop().time())
+        """Seconds until lines of every base model may ask the limits; 0 if no refusal's wait is running."""
+        return self._seconds_until(max(self._rest_until, *self._full_until.values(), 0.0))
+
+    def seconds_to_next_of(self, model: str) -> float:
+        """Return the seconds until another line of a base model may ask the limits."""
+        return self._seconds_until(max(self._rest_until, self._full_until[model]))
 
     @asynccontextmanager
     async def attempt(self, model: str, order: Order) -> AsyncIterator[LimitAttempt]:
@@ -80,14 +89,25 @@ class LimitWindow:
         self._rest_until = max(self._rest_until, loop.time() + seconds)
         loop.call_at(self._rest_until + TIMER_SECONDS, self._admit)
 
+    def lane_was_full(self, model: str, seconds: float) -> None:
+        """Report that the batch lane of a base model had no capacity for the tenant: for `seconds`, none of the model's
+        lines ask the limits, and then as many as before."""
+        loop = asyncio.get_running_loop()
+        self._full_until[model] = max(self._full_until[model], loop.time() + seconds)
+        loop.call_at(self._full_until[model] + TIMER_SECONDS, self._admit)
+
+    @staticmethod
+    def _seconds_until(time: float) -> float:
+        return max(0.0, time - asyncio.get_running_loop().time())
+
     def _admit(self) -> None:
         for queue in self._queues.values():
             queue.admit()
 
     def _queue(self, model: str) -> AdmissionQueue:
         if model not in self._queues:
-            queue = self._queues[model] = AdmissionQueue(lambda: self._room(queue))
+            queue = self._queues[model] = AdmissionQueue(lambda: self._room(model, queue))
         return self._queues[model]
 
-    def _room(self, queue: AdmissionQueue) -> int:
-        return 0 if self.seconds_to_next else self._window - queue.inside
+    def _room(self, model: str, queue: AdmissionQueue) -> int:
+        return 0 if self.seconds_to_next_of(model) else self._window - queue.inside

@@ -211,8 +211,9 @@ class Shard:
             async with self._place(position) as begun:
                 yield begun
             return
-        async with self._suspects[self._models.of(position)]:
-            await asyncio.sleep(self.limit_window.seconds_to_next)
+        model = self._models.of(position)
+        async with self._suspects[model]:
+            await asyncio.sleep(self.limit_window.seconds_to_next_of(model))
             if self._is_suspect(position):
                 async with self._trial(position) as begun:
                     yield begun
@@ -266,10 +267,6 @@ class Shard:
     def _order(self, position: int) -> Order:
         return self._deadline, self.lease.batch_id, position
 
-    def _gate(self, position: int) -> Gate:
-        """Return the gate of the engine that the line at `position` needs."""
-        return self._context.gates[self._models.of(position)]
-
     @contextmanager
     def _inside_engine(self, position: int) -> Iterator[None]:
         """Count the line at `position` as one in the engine, and add the current task to those that `drain` lets
@@ -286,13 +283,13 @@ class Shard:
 
     async def _wait(self, failure: ApiError, seconds: float, position: int) -> None:
         """Wait before the next attempt of the line at `position`, which holds no place meanwhile. If a limit of the
-        tenant or a full lane refused it, make the shard or the gate wait instead; a long wait for a limit drains the
-        shard."""
+        tenant refused it, make the shard wait instead, and drain it if the wait is long; if its lane was full, the
+        shard's lines of the same base model."""
         if is_tenant_limit(failure):
             self.limit_window.refused(seconds)
             if seconds >= LONG_REST_SECONDS:
                 self.drain(min(seconds, REST_SECONDS))
         elif failure.fault is Fault.LANE_QUEUE_FULL:
-            self._gate(position).close_for(seconds)
+            self.limit_window.lane_was_full(self._models.of(position), seconds)
         else:
             await asyncio.sleep(seconds)

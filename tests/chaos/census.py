@@ -10,6 +10,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -71,9 +72,10 @@ class Census:
     async def _compare(self, role: Role, process: psutil.Process) -> list[str]:
         serves = role == ("gateway" if self._deployment.kind.gateways > 1 else "server")
         is_complete = not serves or _grammar_workers(process) >= WORKERS  # counted before what the workers come with
-        links = process.net_connections("tcp")
-        redis = [link for link in links if link.raddr and link.raddr.port == self._deployment.redis_port]
-        now = Quiet(_descriptors(process) - Counter(socket=len(redis)), await self._tasks(process))
+        descriptors = _descriptors(process)
+        links = process.net_connections("all")  # read last, so that a new connection to Redis is not taken for another
+        redis = [link for link in links if link.raddr and getattr(link.raddr, "port", 0) == self._deployment.redis_port]
+        now = Quiet(descriptors - Counter(socket=len(redis)), await self._tasks(process))
         then = self._known.setdefault(process.pid, now) if is_complete else now
         who = f"{role} {process.pid}"
         wrong = [f"{who} has {len(redis)} connections to Redis"] if len(redis) > MAX_REDIS_CONNECTIONS else []
@@ -82,7 +84,7 @@ class Census:
             f"{who} has {count} more descriptors of kind {kind} than {then.descriptors[kind]}"
             for kind, count in more.items()
         ]
-        wrong += [f"{who} has these sockets: {_sockets(process)}"] if more["socket"] else []
+        wrong += [f"{who} has these sockets: {[_told(link) for link in links]}"] if more["socket"] else []
         tasks = {name: count for name, count in now.tasks.items() if count > max(_wanted_late(name), then.tasks[name])}
         wrong += [f"{who} has {count} tasks {name}, and had {then.tasks[name]}" for name, count in tasks.items()]
         return wrong
@@ -108,12 +110,9 @@ def _descriptors(process: psutil.Process) -> Counter[str]:
     return kinds
 
 
-def _sockets(process: psutil.Process) -> list[str]:
-    """Describe each socket, for a developer who looks for the one that stays."""
-    return [
-        f"{link.fd} {link.family.name} {link.laddr} {link.raddr} {link.status}"
-        for link in process.net_connections("all")
-    ]
+def _told(link: Any) -> str:
+    """Describe a socket, for a developer who looks for the one that stays."""
+    return f"{link.fd} {link.family.name} {link.laddr} {link.raddr} {link.status}"
 
 
 def _grammar_workers(process: psutil.Process) -> int:

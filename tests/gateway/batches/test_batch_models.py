@@ -165,7 +165,7 @@ async def test_a_tenant_leaves_places_to_others(cluster, monkeypatch):
         assert {(await cluster.ended(batch)).tally.completed for batch in (*first, other)} == {1}
 
 
-async def test_a_lane_that_is_full_for_a_moment_costs_no_shard(cluster, monkeypatch):
+async def test_a_lane_that_is_paused_for_a_moment_costs_no_shard(cluster, monkeypatch):
     monkeypatch.setattr(dispatcher, "IDLE_SECONDS", 0.01)
     member = await cluster.add_member(others={SMALL: FakeEngine()})
     set_stuck(member.gateway_app.engine, True)
@@ -174,10 +174,11 @@ async def test_a_lane_that_is_full_for_a_moment_costs_no_shard(cluster, monkeypa
         await until(lambda: member.gateway_app.engine.open == LEAST)
         batches += [await cluster.submit([chat_line("1")]) for _ in range(12)]
         await until(lambda: member.dispatcher.leases["shard"] == len(batches))
-        member.context.gates[BASE].close_for(1.0)
+        set_paused(member.gateway_app.engine, True)
         turns = calls_of(monkeypatch, member.dispatcher, "_claim_some")
         await until(lambda: len(turns) > 3)
         assert member.dispatcher.leases["shard"] == len(batches)
+        set_paused(member.gateway_app.engine, False)
         set_stuck(member.gateway_app.engine, False)
         assert {(await cluster.ended(batch)).tally.completed for batch in batches} == {LEAST, 1}
 

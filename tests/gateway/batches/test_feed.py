@@ -198,20 +198,22 @@ async def test_a_lane_that_takes_nothing_gets_nothing(engine, mode):
     await asyncio.wait(tasks)
 
 
-async def test_a_gate_that_was_shut_opens_by_itself(engine):
-    now = [0.0]
-    gate = Gate(engine, lambda: 1000, lambda: now[0])
-    await gate.poll()
-    gate.close_for(2.0)
-    inside, tasks = enter(gate, 5)
-    now[0] = 1.9
-    await gate.poll()
-    await asyncio.sleep(0)
-    assert not inside
-    now[0] = 2.0
-    await gate.poll()
-    await asyncio.sleep(0)
-    assert len(inside) == 5
+async def test_a_full_lane_holds_up_one_model_and_then_lets_as_many_ask_as_before():
+    window, order, asking = LimitWindow(), iter(range(1000)), {"tiny": 0, "small": 0}
+
+    async def line(model):
+        async with window.attempt(model, (next(order),)):
+            asking[model] += 1
+            await asyncio.Event().wait()
+
+    window.lane_was_full("tiny", 0.05)
+    assert window.is_limited and window.seconds_to_next_of("tiny") > 0
+    assert window.seconds_to_next_of("small") == 0
+    tasks = [asyncio.create_task(line(model)) for model in asking for _ in range(FIRST_WINDOW)]
+    await until(lambda: asking["small"] == FIRST_WINDOW)
+    assert asking["tiny"] == 0 or window.seconds_to_next_of("tiny") == 0
+    await until(lambda: asking["tiny"] == FIRST_WINDOW)
+    assert not window.is_limited
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)

@@ -102,7 +102,7 @@ async def test_the_official_client_creates_polls_lists_and_cancels(api):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("endpoint", "/v1/embeddings"),
+        ("endpoint", "/v1/moderations"),
         *(("completion_window", window) for window in ("tomorrow", "0s", "31d", "-1h", "24", "1.5h")),
         ("metadata", {str(number): "" for number in range(17)}),
         ("metadata", {"k" * 65: "v"}),

@@ -8,6 +8,7 @@ from math import isfinite
 from engine.core.adapter_tiers import Held
 from engine.core.adapters import Adapter, HostCopy
 from engine.core.config import CoreConfig
+from engine.core.prompt_logprobs import MOST_ALTERNATIVES
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.types import AdapterHash, ErrorCode, Lane, LaneMode, Refusal, Request
@@ -130,16 +131,20 @@ def unpinnable(state: EngineState, adapter: Adapter) -> str:
 
 
 def _out_of_range(request: Request) -> str:
-    """Return which field (`weight`, `max_tokens`, `produced`, `deadline`, `ttft` or `itl`) has a value that would
-    corrupt the accounting; an empty string means that none has. A gateway checks these fields too, but other clients
-    may use the engine's protocol."""
+    """Return which field (`weight`, `max_tokens`, `prompt_logprobs`, `produced`, `num_scored`, `deadline`, `ttft` or
+    `itl`) has a value that would corrupt the accounting; an empty string means that none has. A gateway checks these
+    fields too, but other clients may use the engine's protocol."""
     if not LEAST_WEIGHT <= request.weight <= 1 / LEAST_WEIGHT:
         return "weight"
-    generates = request.pooling is None
-    if request.params.max_tokens < 1 if generates else request.params.max_tokens != 0:
+    pools, scores = request.pooling is not None, request.params.prompt_logprobs is not None
+    if request.params.max_tokens < (not pools and not scores) or (pools and request.params.max_tokens):
         return "max_tokens"
+    if scores and (pools or not 0 <= (request.params.prompt_logprobs or 0) <= MOST_ALTERNATIVES):
+        return "prompt_logprobs"
     if request.produced and len(request.produced) >= request.params.max_tokens:
         return "produced"
+    if not 0 <= request.num_scored <= max(0, len(request.prompt_ids) - 1):
+        return "num_scored"
     figures = {"deadline": request.deadline, "ttft": request.ttft, "itl": request.itl}
     return next((name for name, value in figures.items() if value is not None and not isfinite(value)), "")
 

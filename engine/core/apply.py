@@ -59,7 +59,8 @@ def _submit(state: EngineState, request: Request) -> None:
         state.outbox.append(TokenEvent(request.id, finish_reason=FinishReason.ERROR, refusal=refusal))
         return
     realm = realm_of(request, share_prefixes=state.config.share_prefixes)
-    seq = Sequence(request, [*request.prompt_ids, *request.produced], realm=realm)
+    known = [*request.prompt_ids, *request.produced]
+    seq = Sequence(request, known, realm=realm, num_scored=request.num_scored)
     seq.lane = state.waiting.order.lane(seq)
     # A request that an earlier engine process accepted is not refused now: its client was told that it runs.
     refusal = (None if request.moves else turn_away(state, seq)) or _make_place(state, seq)

@@ -12,6 +12,7 @@ from engine.core.commit_adapters import (
 )
 from engine.core.config import goal_of
 from engine.core.prefix import page_keys
+from engine.core.prompt_logprobs import row_bytes
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.types import (
@@ -21,6 +22,7 @@ from engine.core.types import (
     FinishReason,
     Lane,
     PageId,
+    PromptRows,
     Refusal,
     SampledToken,
     ScheduledChunk,
@@ -84,10 +86,10 @@ def commit(state: EngineState, plan: StepPlan) -> None:
 
 
 def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEvent]:
-    """Apply the result of the oldest step under way, and remove and return all events in the outbox. Sampled tokens are
-    appended to their sequences if these still live, the device time is charged to tenants, sequences that reached their
-    end or whose grammar failed are ended, unused dropped adapters are forgotten, and the ledger learns from the
-    duration. `now` is in seconds on the engine's clock."""
+    """Apply the result of the oldest step under way, and remove and return all events in the outbox. Logprobs of
+    prompts are passed on and sampled tokens are appended to their sequences if these still live, the device time is
+    charged to tenants, sequences that reached their end or whose grammar failed are ended, unused dropped adapters are
+    forgotten, and the ledger learns from the duration. `now` is in seconds on the engine's clock."""
     step = state.under_way.popleft()
     state.now, state.absorbed = now, step.plan
     wants_batch = state.may_start(Lane.BATCH) or any(s.lane is Lane.BATCH for s in state.running.values())
@@ -95,6 +97,10 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
     state.ledger.settle(step, state.adapters, began, now, wants_batch=wants_batch, launched=result.launched)
     update_need(state, now)
     note_loads(state, step.plan.loads, result.load_seconds)
+    for scored in result.scored:
+        seq = step.sequences[scored.request_id]
+        if state.sequences.get(seq.id) is seq:
+            _pass_on(state, seq, scored, now)
     for sample in result.sampled:
         seq = step.sequences[sample.request_id]
         if state.sequences.get(seq.id) is seq:  # it has not ended since the step was planned
@@ -220,6 +226,20 @@ def _note_use(state: EngineState, seq: Sequence, now: float) -> None:
     """Record that a result of the sequence's adapter has come at `now`."""
     if seq.request.adapter_hash:
         state.adapters[seq.request.adapter_hash].last_used = now
+
+
+def _pass_on(state: EngineState, seq: Sequence, scored: PromptRows, now: float) -> None:
+    """Send a client the logprobs of prompt tokens that it has not got yet: after a preemption, rows may be computed
+    again. They end a request without an answer once they are complete."""
+    size = row_bytes(seq.request.params.prompt_logprobs or 0)
+    rows = scored.rows[(seq.num_scored - scored.start) * size :]
+    seq.num_scored += len(rows) // size
+    event = TokenEvent(seq.id, num_cached=seq.num_cached, device_seconds=seq.device_seconds, prompt_logprobs=rows)
+    if seq.is_scored and not seq.request.params.max_tokens:
+        _note_use(state, seq, now)
+        finish(state, seq, event._replace(finish_reason=FinishReason.LENGTH))
+    elif rows:
+        state.outbox.append(event)
 
 
 def _end_pooled(state: EngineState, seq: Sequence, vector: bytes, now: float) -> None:

@@ -261,11 +261,11 @@ class Draft:
         self._fetches.kept.add(adapter.adapter_hash)
 
     def _keys(self, seq: Sequence) -> list[PrefixKey]:
-        """Return the prefix keys of the full pages that may be cached already, leaving at least one token to compute.
-        The list is empty if there is neither a prefix cache nor host pages."""
+        """Return the prefix keys of the full pages that need not be computed if they are cached already, leaving at
+        least one token to compute. The list is empty if there is neither a prefix cache nor host pages."""
         if not (self._config.prefix_caching or self._state.host.num_pages):
             return []
-        return page_keys(seq, (len(seq.tokens) - 1) // self._config.block_size, self._config.block_size)
+        return page_keys(seq, seq.num_skippable // self._config.block_size, self._config.block_size)
 
     def _is_promised(self, key: PrefixKey, seq: Sequence) -> bool:
         """Return whether a sequence that this plan starts, or a running one of the same lane or a higher one, is
@@ -317,4 +317,5 @@ def _admission(seq: Sequence, num_computed: int, pages: tuple[PageId, ...]) -> A
         adapter_hash=request.adapter_hash,
         params=request.params,
         pooling=request.pooling,
+        num_scored=seq.num_scored,
     )

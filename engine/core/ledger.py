@@ -155,7 +155,7 @@ class Ledger:
         length or, if none is known, `used_share` of its `max_tokens`."""
         expected = seq.request.expected_tokens
         outputs = seq.request.params.max_tokens * self.used_share if expected is None else expected
-        least = 1.0 if seq.request.pooling is None else 0.0
+        least = float(seq.request.params.max_tokens > 0)
         return self.price(seq.num_remaining, max(least, outputs - seq.num_generated))
 
     def note_end(self, seq: Sequence) -> None:

@@ -49,6 +49,8 @@ class Sequence:
     due: float = 0.0
     """When the next token should be generated, in seconds on the engine's clock: the TTFT goal after the arrival, then
     the ITL goal after each token."""
+    num_scored: int = 0
+    """Number of prompt tokens, after the first, whose logprobs have been returned."""
     device_seconds: float = 0.0
     """The sequence's part of the device time of its steps, including tokens that were computed twice."""
 
@@ -78,6 +80,17 @@ class Sequence:
         return self.request.pooling is None
 
     @property
+    def is_scored(self) -> bool:
+        """Return whether all logprobs of the prompt that the request asks for have been returned."""
+        return self.request.params.prompt_logprobs is None or self.num_scored >= len(self.request.prompt_ids) - 1
+
+    @property
+    def num_skippable(self) -> int:
+        """Number of leading tokens that need not be computed where their KV is cached: all but the newest or, while
+        logprobs of the prompt are missing, those before the first token whose row predicts a missing one."""
+        return len(self.tokens) - 1 if self.is_scored else self.num_scored
+
+    @property
     def expected_length(self) -> int:
         """Number of tokens of prompt and answer, where the answer has `max_tokens` tokens or, if that is only a
         ceiling, the expected number."""
@@ -98,5 +111,6 @@ class Sequence:
     @property
     def waits_for_token(self) -> bool:
         """Return whether nothing can be planned for the sequence before its pending token is known, because that token
-        is the last one that `max_tokens` allows, or before its vector is known, which counts as a pending token."""
+        is the last one that `max_tokens` allows, or before its vector or its prompt's last logprobs are known, which
+        count as a pending token."""
         return self.num_pending > 0 and self.num_generated + self.num_pending >= self.request.params.max_tokens

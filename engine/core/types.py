@@ -105,6 +105,9 @@ class SamplingParams(NamedTuple):
     """Number of likeliest alternatives to report with each token's own logprob. None means that no logprobs are
     computed."""
     grammar: Grammar | None = None
+    prompt_logprobs: int | None = None
+    """Number of likeliest alternatives to report with the logprob of each prompt token after the first. None means that
+    no logprobs of the prompt are computed. With them, `max_tokens` may be 0."""
 
 
 class PoolingKind(Enum):
@@ -186,6 +189,9 @@ class Request(NamedTuple):
     """Only requests with the same salt may share cached prefixes. Empty means no salt, which is a salt of its own."""
     pooling: Pooling | None = None
     """Asks for a vector: `max_tokens` is 0 then, and no KV is shared or kept. None means that tokens are generated."""
+    num_scored: int = 0
+    """Number of prompt tokens, after the first, whose logprobs an earlier engine process returned. This engine returns
+    those of the tokens after them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +209,8 @@ class Admission:
     params: SamplingParams
     pooling: Pooling | None = None
     """See `Request.pooling`."""
+    num_scored: int = 0
+    """Number of prompt tokens, after the first, whose logprobs need not be computed any more."""
 
 
 class ScheduledChunk(NamedTuple):
@@ -217,7 +225,7 @@ class ScheduledChunk(NamedTuple):
     """Pages to append to the sequence's block table before the step."""
     samples: bool
     """True means that the chunk ends with the newest token of the sequence, so that the executor returns the request's
-    next token, which it samples, or its vector."""
+    next token, which it samples, unless `max_tokens` is 0: then it returns the vector or the end of the logprobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,14 +339,26 @@ class PooledVector(NamedTuple):
     """The elements in fp32, little-endian."""
 
 
+class PromptRows(NamedTuple):
+    """Logprobs of consecutive prompt tokens: of those at the positions `start + 1`, `start + 2` and so on, which the
+    chunk's rows from `start` on predict. `rows` has the format of prompt_logprobs.py."""
+
+    request_id: str
+    start: int
+    rows: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Result of a plan, from the executor: sampled tokens, vectors and durations. Each chunk with `samples` has an
-    entry either in `sampled`, in `pooled` or in `failed`. An entry in `failed` holds the request id and the reason why
-    the request's grammar cannot be followed any further."""
+    """Result of a plan, from the executor: sampled tokens, vectors, logprobs of prompts and durations. Each chunk with
+    `samples` has an entry either in `sampled`, in `pooled` or in `failed`; if the request's `max_tokens` is 0 and it
+    asks for no vector, it has one in `scored`, which may have no rows. So has each chunk whose prompt logprobs are
+    wanted. An entry in `failed` holds the request id and the reason why the request's grammar cannot be followed any
+    further."""
 
     sampled: tuple[SampledToken, ...] = ()
     pooled: tuple[PooledVector, ...] = ()
+    scored: tuple[PromptRows, ...] = ()
     failed: tuple[tuple[str, str], ...] = ()
     load_seconds: tuple[float, ...] = ()
     """Duration in seconds of the copy of each adapter in the plan's `loads`."""
@@ -381,3 +401,6 @@ class TokenEvent(NamedTuple):
     admission; 0 if the adapter was there before."""
     vector: bytes = b""
     """Vector of a pooled request, as in `PooledVector`, in the event that ends it."""
+    prompt_logprobs: bytes = b""
+    """Logprobs of the next prompt tokens, in the format of prompt_logprobs.py. The first event that has any begins with
+    the second token of the prompt."""

@@ -27,7 +27,9 @@ from engine.core.types import (
     PageId,
     PooledVector,
     Pooling,
+    PromptRows,
     SampledToken,
+    ScheduledChunk,
     StepPlan,
     StepResult,
 )
@@ -54,6 +56,16 @@ def fake_vector(adapter_hash: AdapterHash | None, pooling: Pooling, tokens: list
     kept = [number / 2**31 for number in struct.unpack(f"<{FAKE_HIDDEN}i", digest)][: pooling.dimensions or None]
     length = math.hypot(*kept) if pooling.normalize else 1.0
     return struct.pack(f"<{len(kept)}f", *(number / length for number in kept))
+
+
+def fake_row(adapter_hash: AdapterHash | None, tokens: list[int], width: int) -> bytes:
+    """Return the row of `prompt_logprobs.py` for the last of `tokens`: its logprob is a digest of adapter and tokens,
+    its rank is 1, and its alternatives are the token itself and the ids after it, each half as likely as the one
+    before."""
+    text = f"{adapter_hash or ''}/{','.join(map(str, tokens))}"
+    logprob = -int.from_bytes(blake2b(text.encode(), digest_size=2).digest(), "little") / 2**12
+    tops = [logprob - number * math.log(2) for number in range(width)]
+    return struct.pack(f"<fi{width}i{width}f", logprob, 1, *(tokens[-1] + number for number in range(width)), *tops)
 
 
 @dataclass(slots=True)
@@ -97,8 +109,9 @@ class FakeExecutor:
         return self.compute(self._submitted.popleft())
 
     def compute(self, plan: StepPlan) -> StepResult:
-        """Execute a plan: release, admit and extend sequences, and sample or pool. Return one token or vector for each
-        chunk that samples, and a load time of 0 seconds for each adapter load."""
+        """Execute a plan: release, admit and extend sequences, and score, sample or pool. Return logprobs of prompts
+        that are wanted, one token or vector for each chunk that samples one, and a load time of 0 seconds for each
+        adapter load."""
         for request_id in plan.released:
             self.sequences.pop(request_id, None)
         for admission in plan.admitted:
@@ -109,7 +122,8 @@ class FakeExecutor:
         ended = [chunk.request_id for chunk in plan.chunks if chunk.samples]
         asks = {request_id: self.sequences[request_id].admission.pooling for request_id in ended}
         return StepResult(
-            sampled=tuple(self._sample(request_id) for request_id in ended if asks[request_id] is None),
+            scored=tuple(filter(None, map(self._score, plan.chunks))),
+            sampled=tuple(self._sample(request_id) for request_id in ended if self._generates(request_id)),
             pooled=tuple(self._pool(request_id, pooling) for request_id, pooling in asks.items() if pooling),
             load_seconds=(0.0,) * len(plan.loads),
         )
@@ -137,6 +151,21 @@ class FakeExecutor:
     def _pool(self, request_id: str, pooling: Pooling) -> PooledVector:
         seq = self.sequences[request_id]
         return PooledVector(request_id, fake_vector(seq.admission.adapter_hash, pooling, seq.tokens))
+
+    def _generates(self, request_id: str) -> bool:
+        return self.sequences[request_id].admission.params.max_tokens > 0
+
+    def _score(self, chunk: ScheduledChunk) -> PromptRows | None:
+        """Return the logprobs of the prompt tokens that a chunk predicts, or None where the result has no entry."""
+        admission = self.sequences[chunk.request_id].admission
+        width = admission.params.prompt_logprobs
+        start = max(chunk.start, admission.num_scored)
+        stop = min(chunk.start + chunk.num_tokens, admission.num_prompt - 1)
+        if width is None or (start >= stop and not (chunk.samples and not admission.params.max_tokens)):
+            return None
+        prompt = list(admission.tokens[: admission.num_prompt])
+        rows = [fake_row(admission.adapter_hash, prompt[: row + 2], width) for row in range(start, stop)]
+        return PromptRows(chunk.request_id, start, b"".join(rows))
 
     def _sample(self, request_id: str) -> SampledToken:
         seq = self.sequences[request_id]

@@ -37,6 +37,18 @@ class PooledChunk(NamedTuple):
     """True means that the chunk ends the prompt, so that the vector is due."""
 
 
+class ScoredChunk(NamedTuple):
+    """A chunk of a request for logprobs of its prompt: its rows in the step, from `first` to before `end`, and the
+    position of the first in its sequence."""
+
+    request_id: str
+    first: int
+    end: int
+    start: int
+    is_last: bool
+    """True means that the chunk ends with the newest token of the sequence."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchInput:
     """The rows of one step on the device: decodes first, then longer chunks, each sequence's rows in order.
@@ -71,6 +83,7 @@ class HostBatch:
         sample_rows: int64 [num_samples]. Rows whose logits are wanted.
         sample_ids: id of the request of each of `sample_rows`.
         pooled: the chunks of requests for vectors.
+        scored: the chunks of requests for logprobs of their prompts.
     """
 
     token_ids: Ints
@@ -84,6 +97,7 @@ class HostBatch:
     sample_rows: Longs
     sample_ids: tuple[str, ...]
     pooled: tuple[PooledChunk, ...] = ()
+    scored: tuple[ScoredChunk, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -143,6 +157,10 @@ class BatchState:
         self._lines: dict[str, int] = {}
         self._pooled: set[str] = set()
         """Ids of the running requests for vectors."""
+        self._scored: set[str] = set()
+        """Ids of the running requests for logprobs of their prompts."""
+        self._silent: set[str] = set()
+        """Ids of the running requests that generate no tokens."""
         self._free = list(range(max_seqs - 1, -1, -1))
 
     def __len__(self) -> int:
@@ -154,7 +172,8 @@ class BatchState:
         line = self._lines.pop(request_id, None)
         if line is None:
             return False
-        self._pooled.discard(request_id)
+        for ids in (self._pooled, self._scored, self._silent):
+            ids.discard(request_id)
         self.block_tables[line] = 0
         self.num_blocks[line] = 0
         self._free.append(line)
@@ -175,6 +194,10 @@ class BatchState:
         self._add_pages(line, admission.pages)
         if admission.pooling is not None:
             self._pooled.add(admission.request_id)
+        if admission.params.prompt_logprobs is not None:
+            self._scored.add(admission.request_id)
+        if not admission.params.max_tokens:
+            self._silent.add(admission.request_id)
 
     def append(self, request_id: str, token: int) -> None:
         """Appends a sampled token id to a running request. Drops a token beyond `max_model_len`: it ends its request
@@ -193,7 +216,7 @@ class BatchState:
         for line, chunk in zip(lines, ordered, strict=True):
             self._add_pages(int(line), chunk.new_pages)
         span = _span(ordered)
-        samples = [chunk.samples and chunk.request_id not in self._pooled for chunk in ordered]
+        samples = [chunk.samples and chunk.request_id not in self._silent for chunk in ordered]
         row_lines = np.repeat(lines, span.lengths)
         return HostBatch(
             token_ids=self.tokens[row_lines, span.positions],
@@ -209,6 +232,7 @@ class BatchState:
                 chunk.request_id for chunk, is_sampled in zip(ordered, samples, strict=True) if is_sampled
             ),
             pooled=self._pooled_chunks(ordered, span.query_starts) if self._pooled else (),
+            scored=self._scored_chunks(ordered, span.query_starts) if self._scored else (),
         )
 
     def _pooled_chunks(self, ordered: Sequence[ScheduledChunk], query_starts: Longs) -> tuple[PooledChunk, ...]:
@@ -217,6 +241,14 @@ class BatchState:
             PooledChunk(chunk.request_id, first, end, chunk.samples)
             for chunk, first, end in spans
             if chunk.request_id in self._pooled
+        )
+
+    def _scored_chunks(self, ordered: Sequence[ScheduledChunk], query_starts: Longs) -> tuple[ScoredChunk, ...]:
+        spans = zip(ordered, query_starts[:-1].tolist(), query_starts[1:].tolist(), strict=True)
+        return tuple(
+            ScoredChunk(chunk.request_id, first, end, chunk.start, chunk.samples)
+            for chunk, first, end in spans
+            if chunk.request_id in self._scored
         )
 
     def _row_order(self, chunk: ScheduledChunk) -> tuple[bool, int]:

@@ -116,6 +116,10 @@ class Decoder:
         """Returns the hidden states [num_rows, hidden_size], as the head reads them, of rows of the residual stream."""
         return backend.pointwise.add_norm(x, None, self.norm, self.spec.rms_norm_eps)
 
+    def logits(self, x: Tensor, backend: Backend) -> Tensor:
+        """Returns the logits [num_rows, vocab_size], in the model's dtype, of rows of the residual stream."""
+        return self.head(self.final_norm(x, backend))
+
     def _attend(self, layer: Layer, x: Tensor, step: Step) -> Tensor:
         qkv = step.lora.apply(layer.qkv, x, layer.index, self.groups.qkv)
         kv, coding = step.arena.kv(layer.index), step.arena.kv_coding(layer.index)

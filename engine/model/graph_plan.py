@@ -17,6 +17,7 @@ from engine.model.graphs import CudaRecorder, StepGraphs, StepParts
 from engine.model.memory import Progress
 from engine.model.rungs import LARGEST_CHUNKS, chunk_ladder, num_graphs, step_shapes
 from engine.model.sampling import SlotSampler
+from engine.model.scorer import slice_bytes
 from engine.model.spec import ModelSpec
 from lora_kernels.attention_choice import TRITON, installed_flashinfer
 from lora_kernels.backend import Backend
@@ -130,7 +131,7 @@ def graph_bytes(
     )
     plans = 4 * (6 * room.items + 3 * room.rows + 2) * len(set(spec.windows))
     graphs = num_graphs(shapes, tunings.lora) * GRAPH_BYTES
-    beside = plans + work_bytes(max_seqs, spec.vocab_size)
+    beside = plans + work_bytes(max_seqs, spec.vocab_size) + slice_bytes(spec.vocab_size, dtype)
     return at_fixed_addresses + beside + _pool_bytes(spec, dtype, rows, max_seqs) + graphs + SLACK_BYTES
 
 
@@ -148,7 +149,8 @@ def expected_bytes(
     without graphs, the results of a step."""
     if not config.graphs:
         rows = min(token_budget, LARGEST_CHUNKS)
-        return _pool_bytes(spec, dtype, rows, max_seqs) + work_bytes(max_seqs, spec.vocab_size) + SLACK_BYTES
+        work = work_bytes(max_seqs, spec.vocab_size) + slice_bytes(spec.vocab_size, dtype)
+        return _pool_bytes(spec, dtype, rows, max_seqs) + work + SLACK_BYTES
     kv_dtype, processor = torch.float8_e4m3fn if config.kv_dtype == "fp8" else dtype, find_processor(device)
     tunings = GraphTunings(
         decode_tuning(spec.head_dim, kv_dtype, processor), prefill_tuning(spec.head_dim, kv_dtype, processor), SHIPPED

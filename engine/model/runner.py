@@ -35,11 +35,12 @@ from engine.model.peft_dora import base_linears
 from engine.model.peft_loader import TargetShapes
 from engine.model.pooler import Pooler
 from engine.model.sampling import Sample, make_sampler
+from engine.model.scorer import PromptScorer
 from engine.model.sizes import fill_sizes, has_fp8_kv, max_model_len, stores_fp8
 from engine.model.spec import read_spec
 from engine.model.steps import Steps, forward_over, plan_graphs
 from engine.model.submitted import CudaClock, HostClock, SubmittedStep, WorkClock
-from engine.model.warm_up import StepLimits, warm_up
+from engine.model.warm_up import LOGPROBS, StepLimits, warm_up
 from engine.model.weights import WeightSource, open_weights
 from engine.process.cores import usable_cores
 from lora_kernels.pinned import upload_ring
@@ -107,6 +108,9 @@ class ModelRunner:
             config.max_seqs,
             self.device,
         )
+        self._scorer = PromptScorer(
+            lambda rows: self._decoder.logits(rows, self.backend), self.spec.vocab_size, self.device
+        )
         self._sampler = make_sampler(self.spec.vocab_size, self.device, self.spec.eos_token_ids, config.max_seqs)
         self.captured = graphs.capture(self._decoder, self._arena, self._sampler, progress) if graphs else None
         captured = self.captured.graphs if self.captured else None
@@ -115,6 +119,7 @@ class ModelRunner:
         if self.device.type == "cuda":
             limits = StepLimits(config.max_seqs, config.token_budget, self.max_model_len)
             self._pooler.warm_up(self.dtype)
+            self._scorer.warm_up(self.dtype, self.spec.hidden_size, LOGPROBS)
             warm_up(self.spec, self._steps, self._sampler, self._arena, limits, progress)
         self._clock: WorkClock = CudaClock() if self.device.type == "cuda" else HostClock()
         self._submitted: deque[SubmittedStep] = deque()
@@ -179,9 +184,10 @@ class ModelRunner:
             launch = Launch(self._is_idle(), time.perf_counter() - started)
         sample = self._sample(output.logits, batch.sample_ids) if batch and output else None
         vectors = self._pooler.start(output.residual, batch.pooled) if batch and output and batch.pooled else None
+        scores = self._scorer.start(output.residual, batch.scored) if batch and output and batch.scored else None
         self._arena.copies.close()
-        uses = self._uses(plan, batch)
-        self._submitted.append(SubmittedStep(sample, begun, self._clock.mark(), uses, launched, vectors=vectors))
+        uses, ended = self._uses(plan, batch), self._clock.mark()
+        self._submitted.append(SubmittedStep(sample, begun, ended, uses, launched, vectors=vectors, scores=scores))
         return launch
 
     def _is_idle(self) -> bool:
@@ -220,6 +226,7 @@ class ModelRunner:
         return StepResult(
             sampled=tuple(token for token in step.tokens if token.request_id not in step.failed),
             pooled=step.vectors.read() if step.vectors else (),
+            scored=step.scores.read() if step.scores else (),
             failed=tuple(step.failed.items()),
             load_seconds=self._arena.copies.finish(),
             seconds=seconds if self.overlaps else None,
@@ -270,6 +277,7 @@ class ModelRunner:
             self._sampler.remove(request_id)
             self._grammars.remove(request_id)
             self._pooler.remove(request_id)
+            self._scorer.remove(request_id)
         for step in self._submitted:
             step.released.add(request_id)
 
@@ -298,6 +306,7 @@ class ModelRunner:
         )
         if admission.pooling is not None:
             self._pooler.add(name, admission.pooling, len(admission.tokens))
+        self._scorer.add(name, admission.params, admission.tokens[: admission.num_prompt], admission.num_scored)
 
 
 def hash_model(folder: Path, salt: str) -> str:

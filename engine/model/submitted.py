@@ -12,6 +12,7 @@ from engine.core.types import SampledToken
 from engine.model.page_uses import PageUses
 from engine.model.pooler import Vectors
 from engine.model.sampling import Sample
+from engine.model.scorer import Scores
 
 Mark = Any
 """A point in a device's work, for example a CUDA event."""
@@ -72,6 +73,7 @@ class SubmittedStep:
             another request may have the id by now.
         tokens: the sampled tokens, once they have been read (`is_read`).
         vectors: the step's vectors, which may be read once the device has passed `ended`. None: it completes none.
+        scores: the step's logprobs of prompts, which may be read at the same time. None means that it has none.
         failed: id -> reason for the requests whose grammars these tokens cannot continue, once they have been read.
     """
 
@@ -85,6 +87,7 @@ class SubmittedStep:
     failed: dict[str, str] = field(default_factory=dict)
     is_read: bool = False
     vectors: Vectors | None = None
+    scores: Scores | None = None
 
     def read(self) -> tuple[SampledToken, ...]:
         """Waits for the sampled tokens, and returns and keeps them; empty if the step samples none."""

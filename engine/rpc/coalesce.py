@@ -11,12 +11,12 @@ from engine.core.types import TokenEvent, TokenLogprobs
 
 def merge_events(events: Iterable[TokenEvent]) -> list[TokenEvent]:
     """Merge the events of several steps, given in order, so that each request has one. A final event without a token
-    stays a separate event."""
+    or logprobs of the prompt stays a separate event."""
     runs: list[list[TokenEvent]] = []
     own: dict[str, list[TokenEvent]] = {}
     for event in events:
         run = own.get(event.request_id)
-        if run is not None and event.tokens:
+        if run is not None and (event.tokens or event.prompt_logprobs):
             run.append(event)
         else:
             run = own[event.request_id] = [event]
@@ -32,6 +32,7 @@ def merge_request_events(events: Sequence[TokenEvent]) -> TokenEvent:
     return events[-1]._replace(
         tokens=tuple(chain.from_iterable(event.tokens for event in events)),
         logprobs=tuple(chain.from_iterable(event.logprobs for event in events)),
+        prompt_logprobs=b"".join(event.prompt_logprobs for event in events),
         num_cached=min(event.num_cached for event in events),
         device_seconds=max(event.device_seconds for event in events),
         wait=events[0].wait,
@@ -40,8 +41,9 @@ def merge_request_events(events: Sequence[TokenEvent]) -> TokenEvent:
 
 
 def split_per_token(event: TokenEvent) -> Sequence[TokenEvent]:
-    """Split an event into one for each token, with the token's log probabilities. The last one has the finish reason
-    and the refusal; all other fields are in each. An event with fewer than two tokens is the only one returned."""
+    """Split an event into one for each token, with the token's log probabilities. The first one has those of the
+    prompt, the last one the finish reason and the refusal; all other fields are in each. An event with fewer than two
+    tokens is the only one returned."""
     if len(event.tokens) < 2:
         return (event,)
     rest = event.num_cached, None, event.device_seconds, event.wait, event.adapter_wait
@@ -50,5 +52,6 @@ def split_per_token(event: TokenEvent) -> Sequence[TokenEvent]:
         TokenEvent(event.request_id, (token,), own, None, *rest)
         for token, own in zip(event.tokens, logprobs, strict=True)
     ]
+    pieces[0] = pieces[0]._replace(prompt_logprobs=event.prompt_logprobs)
     pieces[-1] = pieces[-1]._replace(finish_reason=event.finish_reason, refusal=event.refusal)
     return pieces

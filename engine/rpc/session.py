@@ -17,11 +17,11 @@ MAX_EVENTS = 1024
 """Maximum number of events gathered into one message for a gateway that reads slowly, before events of the same request
 are merged; the last step may exceed it."""
 MAX_UNREAD = 400_000
-"""Maximum number of events, alternatives of tokens and pieces of vectors that a gateway may leave unread. An event
+"""Maximum number of events, alternatives of tokens and pieces of bytes that a gateway may leave unread. An event
 takes 230 to 380 bytes and an alternative 130, so that a gateway costs at most 150 MB. At 25,000 tokens a second, a
 GPU's worth, this is 16 s: longer than a partition goes unnoticed, and than a gateway that works ever pauses."""
-VECTOR_PIECE = 256
-"""Bytes of a vector that count as one event."""
+PIECE_BYTES = 256
+"""Bytes of a vector or of logprobs of a prompt that count as one event."""
 HOLD_SECONDS = 0.05
 """Seconds for which tokens that no client waits for are held back. Sent at once, with a step every 2 ms, they cost a
 gateway 280 us a step for one request and 420 us for sixteen; held back, 31 us and 41 us."""
@@ -119,6 +119,8 @@ class GatewaySession:
 
 
 def _size(events: list[TokenEvent]) -> int:
-    """Return the number of events, alternatives of tokens in them, and pieces of `VECTOR_PIECE` bytes of vectors."""
+    """Return the number of events, alternatives of tokens in them, and pieces of `PIECE_BYTES` bytes of vectors and of
+    logprobs of prompts."""
     alternatives = sum(len(token.top) for event in events for token in event.logprobs)
-    return len(events) + alternatives + sum(len(event.vector) for event in events) // VECTOR_PIECE
+    num_bytes = sum(len(event.vector) + len(event.prompt_logprobs) for event in events)
+    return len(events) + alternatives + num_bytes // PIECE_BYTES

@@ -60,6 +60,7 @@ def params_to_pb(params: SamplingParams) -> pb.SamplingParams:
         ignore_eos=params.ignore_eos,
         logprobs=params.logprobs,
         grammar=pb.Grammar(**{params.grammar.kind.value: params.grammar.text}) if params.grammar else None,
+        prompt_logprobs=params.prompt_logprobs,
     )
 
 
@@ -80,6 +81,7 @@ def params_from_pb(message: pb.SamplingParams) -> SamplingParams:
         ignore_eos=message.ignore_eos,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         grammar=_grammar_from_pb(message.grammar),
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
     )
 
 
@@ -115,6 +117,7 @@ def request_to_pb(request: Request) -> pb.Submit:
         suspect=request.suspect,
         cache_salt=request.cache_salt,
         pooling=_pooling_to_pb(request.pooling),
+        num_scored=request.num_scored,
     )
 
 
@@ -171,6 +174,7 @@ def request_from_pb(message: pb.Submit, arrival: float) -> Request:
         expected_tokens=message.expected_tokens if message.HasField("expected_tokens") else None,
         cache_salt=message.cache_salt,
         pooling=_pooling_from_pb(message.pooling) if message.HasField("pooling") else None,
+        num_scored=message.num_scored,
     )
 
 
@@ -188,12 +192,14 @@ def event_to_pb(event: TokenEvent) -> pb.TokenEvent:
         retry_after_seconds=event.refusal.retry_after if event.refusal else None,
         device_seconds=event.device_seconds,
         vector=event.vector,
+        prompt_logprobs=event.prompt_logprobs,
     )
 
 
 def event_from_pb(message: pb.TokenEvent) -> TokenEvent:
     tokens, logprobs, finish, cached = message.token_ids, message.logprobs, message.finish_reason, message.cached_tokens
-    if tokens and not (logprobs or finish or cached or message.wait_seconds):  # the common case, once a token
+    # The common case, once a token. Logprobs of the prompt come before it, or together with the first tokens.
+    if tokens and not (logprobs or finish or cached or message.wait_seconds or message.prompt_logprobs):
         return TokenEvent(message.request_id, tuple(tokens), device_seconds=message.device_seconds)
     return TokenEvent(
         request_id=message.request_id,
@@ -206,6 +212,7 @@ def event_from_pb(message: pb.TokenEvent) -> TokenEvent:
         refusal=_refusal_from_pb(message) if message.error_code else None,
         device_seconds=message.device_seconds,
         vector=message.vector,
+        prompt_logprobs=message.prompt_logprobs,
     )
 
 

@@ -28,7 +28,7 @@ from engine.core.lane_modes import cancel, set_mode
 from engine.core.plan import plan_step
 from engine.core.prefix import realm_of, root_key
 from engine.core.types import FinishReason, Lane, LaneMode, Pooling, PoolingKind, Request, SamplingParams
-from engine.executor.fake import fake_vector
+from engine.executor.fake import fake_row, fake_vector
 from tests.core.memory import (
     ADAPTERS,
     GRAMMARS,
@@ -49,7 +49,7 @@ class CoreMachine(RuleBasedStateMachine):
     @initialize(config=configs, overlaps=st.booleans())
     def begin(self, config, overlaps):
         self.engine = make_engine(config, at_once=False, overlaps=overlaps)
-        self.requests, self.received, self.ended = {}, {}, {}
+        self.requests, self.received, self.ended, self.scored = {}, {}, {}, {}
         for adapter_hash in ADAPTERS:
             self.engine.inbox.put(added(adapter_hash))
 
@@ -111,6 +111,23 @@ class CoreMachine(RuleBasedStateMachine):
         name, params = f"r{len(self.requests)}", SamplingParams(max_tokens=0)
         request = Request(name, tuple(prompt), params, adapter_hash, lane, tenant="x", arrival=self.state.now)
         self.requests[name] = request._replace(pooling=pooling, moves=moves, suspect=suspect)
+        self.received[name] = []
+        self.engine.inbox.put(Submit(self.requests[name]))
+
+    @rule(
+        prompt=prompts,
+        max_tokens=st.integers(0, 6),
+        scored=st.integers(0, 6),
+        adapter_hash=st.sampled_from([None, *ADAPTERS]),
+        lane=st.sampled_from(Lane),
+        suspect=st.booleans(),
+    )
+    def submit_for_logprobs_of_the_prompt(self, prompt, max_tokens, scored, adapter_hash, lane, suspect):
+        """Now and then, another engine process has sent some of them before."""
+        name, params = f"r{len(self.requests)}", SamplingParams(max_tokens, seed=3, ignore_eos=True, prompt_logprobs=1)
+        scored, moves = min(scored, len(prompt) - 1) * suspect, int(suspect)
+        request = Request(name, tuple(prompt), params, adapter_hash, lane, tenant="x", arrival=self.state.now)
+        self.requests[name] = request._replace(num_scored=scored, moves=moves, suspect=suspect)
         self.received[name] = []
         self.engine.inbox.put(Submit(self.requests[name]))
 
@@ -228,6 +245,7 @@ class CoreMachine(RuleBasedStateMachine):
         for event in self.engine.step():
             assert event.request_id not in self.ended, "an event after the terminal one"
             self.received[event.request_id].extend(event.tokens)
+            self.scored[event.request_id] = self.scored.get(event.request_id, b"") + event.prompt_logprobs
             if event.finish_reason is not None:
                 self.ended[event.request_id] = event
 
@@ -270,6 +288,17 @@ class CoreMachine(RuleBasedStateMachine):
             assert tokens == expected_tokens(self.requests[name], len(tokens))
             self._check_end(name, tokens)
 
+    @invariant()
+    def prompts_are_scored_in_order_and_once(self):
+        for name, rows in getattr(self, "scored", {}).items():
+            request = self.requests[name]
+            width, prompt = request.params.prompt_logprobs, list(request.prompt_ids)
+            missing = range(0 if width is None else request.num_scored, 0 if width is None else len(prompt) - 1)
+            wanted = b"".join(fake_row(request.adapter_hash, prompt[: row + 2], width) for row in missing)
+            ended = self.ended.get(name)
+            is_whole = self.received[name] or (ended and ended.finish_reason is FinishReason.LENGTH)
+            assert rows == wanted if is_whole else wanted.startswith(rows)
+
     def _check_end(self, name, tokens):
         event, params = self.ended.get(name), self.requests[name].params
         pooling = self.requests[name].pooling
@@ -299,7 +328,7 @@ class CoreMachine(RuleBasedStateMachine):
         for chunk in plan.chunks:
             request = self.requests[chunk.request_id]
             end = chunk.start + chunk.num_tokens
-            last = len(request.prompt_ids) + request.params.max_tokens - (request.pooling is None)
+            last = len(request.prompt_ids) + max(0, request.params.max_tokens - 1)
             assert chunk.start < end <= last, "past the last token"
         on_trial = [chunk for chunk in plan.chunks if self.state.sequences[chunk.request_id].on_trial]
         assert not on_trial or len(plan.chunks) == 1, "a suspect was not alone in a step"

@@ -20,6 +20,7 @@ from engine.config import EngineConfig
 from engine.core.check import leftovers, violations
 from engine.core.commands import Abort, Submit
 from engine.core.config import CoreConfig, Scheduling
+from engine.core.prompt_logprobs import unpack
 from engine.core.state import EngineState
 from engine.core.types import FinishReason, Lane, Pooling, PoolingKind, Request, SamplingParams
 from engine.engine import Engine
@@ -46,7 +47,10 @@ PARAMS = {
     "stopped": SamplingParams(9, temperature=0.0, stop_token_ids=tuple(range(0, VOCAB, 4))),
     "aborted": SamplingParams(9, temperature=0.0, ignore_eos=True),
     "last": SamplingParams(1, temperature=0.0, ignore_eos=True),
+    "adapted prompt": SamplingParams(0, prompt_logprobs=3),
+    "prompt and answer": SamplingParams(2, temperature=0.0, ignore_eos=True, prompt_logprobs=1),
 }
+SCORED = ("adapted prompt", "prompt and answer")
 VECTORS = {"mean": Pooling(PoolingKind.MEAN), "last in batch": Pooling(normalize=False)}
 IN_BATCH = ("greedy", "drawn", "adapted")
 LATE = 4
@@ -77,6 +81,7 @@ class SteppedEngine:
         self.adapter = self.engine.load_adapter(str(adapter)).adapter_hash
         self.tokens: dict[str, list[int]] = {name: [] for name in PARAMS}
         self.vectors: dict[str, bytes] = {}
+        self.scores: dict[str, bytes] = dict.fromkeys(SCORED, b"")
         self.ends: dict[str, FinishReason] = {}
 
     def submit(self, name: str) -> None:
@@ -97,6 +102,8 @@ class SteppedEngine:
                 self.vectors[event.request_id] = event.vector
                 continue
             self.tokens[event.request_id] += event.tokens
+            if event.prompt_logprobs:
+                self.scores[event.request_id] += event.prompt_logprobs
             if event.finish_reason is not None:
                 self.ends[event.request_id] = event.finish_reason
         assert violations(self.engine.state) == []
@@ -154,6 +161,11 @@ def as_on_a_gpu() -> Iterator[None]:
     assert memory.any(), "uploads did not pass through the ring"
 
 
+def _values(rows: bytes, width: int) -> list[list[float]]:
+    """The logprob of each prompt token, and those of the alternatives."""
+    return [[values.logprob, *(logprob for _, logprob in values.top)] for _, values in unpack(rows, width)]
+
+
 def an_engine_ahead_of_replays(model: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         save_adapter(Path(scratch) / "x", 3, seed=3)
@@ -170,6 +182,10 @@ def an_engine_ahead_of_replays(model: Path) -> None:
         ours, theirs = (np.frombuffer(engine.vectors[name], "<f4") for engine in (ahead, plain))
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
         assert np.abs(theirs).max() > 0.01
+    for name in SCORED:
+        ours, theirs = (_values(engine.scores[name], PARAMS[name].prompt_logprobs or 0) for engine in (ahead, plain))
+        assert len(theirs) == 6 + 2 * len(name)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
     counters = ahead.engine.state.counters
     assert counters.preemptions > 0 and counters.pages_restored > 0
     kinds = {number % 2 for number in ahead.recorder.replayed}

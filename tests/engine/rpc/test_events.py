@@ -16,6 +16,7 @@ REFUSAL = Refusal(ErrorCode.ADAPTER_UNAVAILABLE, "too often")
 def life(name: str, tokens: int, end: FinishReason, with_logprobs: bool, refused: bool) -> list[TokenEvent]:
     """All that an engine tells of one request."""
     events = [TokenEvent(name, num_cached=7, wait=0.5, adapter_wait=0.25)]
+    events += [TokenEvent(name, num_cached=7, prompt_logprobs=bytes([number])) for number in range(with_logprobs * 3)]
     for number in range(1, tokens + 1):
         logprobs = (TokenLogprobs(-float(number), ()),) if with_logprobs else ()
         finish = end if number == tokens and not refused else None
@@ -57,6 +58,7 @@ def test_joined_and_taken_apart_they_are_what_they_were(events, sizes):
         after = told[name]
         for field in ("tokens", "logprobs"):
             assert sum((getattr(event, field) for event in after), ()) == sum((getattr(e, field) for e in before), ())
+        assert b"".join(event.prompt_logprobs for event in after) == b"".join(e.prompt_logprobs for e in before)
         assert [event.finish_reason for event in after if event.finish_reason] == [before[-1].finish_reason]
         assert (after[-1].finish_reason, after[-1].refusal) == (before[-1].finish_reason, before[-1].refusal)
         assert after[-1].tokens == before[-1].tokens, "an end without a token hides none"

@@ -18,7 +18,7 @@ from engine.executor.fake import FakeExecutor
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.rpc.service import EngineService
-from engine.rpc.session import VECTOR_PIECE, GatewaySession
+from engine.rpc.session import PIECE_BYTES, GatewaySession
 from engine.rpc.wire import request_to_pb
 from engine.server import _listen
 
@@ -112,11 +112,12 @@ def test_alternatives_count_as_unread_too(session, monkeypatch):
     assert not session.put([TokenEvent("a", (1,), (alternatives,))])
 
 
-def test_vectors_count_by_their_size(session, monkeypatch):
+@pytest.mark.parametrize("field", ["vector", "prompt_logprobs"])
+def test_bytes_count_by_their_number(session, monkeypatch, field):
     monkeypatch.setattr("engine.rpc.session.MAX_UNREAD", 10)
-    pooled = TokenEvent("a", finish_reason=FinishReason.POOLED, vector=bytes(5 * VECTOR_PIECE))
-    assert session.put([pooled])
-    assert not session.put([pooled])
+    event = TokenEvent("a", finish_reason=FinishReason.POOLED, **{field: bytes(5 * PIECE_BYTES)})
+    assert session.put([event])
+    assert not session.put([event])
 
 
 async def read_all(call):

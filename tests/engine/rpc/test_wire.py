@@ -59,6 +59,12 @@ def test_a_request_for_a_vector_arrives_as_it_was_sent(pooling):
     assert request_from_pb(sent(request_to_pb(request)), 0.0) == request
 
 
+@pytest.mark.parametrize("width", [0, 20])
+def test_a_request_for_logprobs_of_its_prompt_arrives_as_it_was_sent(width):
+    request = Request("r", (1, 2, 3), SamplingParams(max_tokens=0, prompt_logprobs=width), num_scored=2)
+    assert request_from_pb(sent(request_to_pb(request)), 0.0) == request
+
+
 def test_only_differences_of_times_cross_the_wire():
     message = sent(request_to_pb(FULL))
     assert message.deadline_seconds == 30.0
@@ -90,6 +96,8 @@ def refused(refusal):
         TokenEvent("r", num_cached=3, wait=0.5, adapter_wait=0.25, device_seconds=0.125),
         TokenEvent("r", (4, 5), (TokenLogprobs(-1.0, ((4, -1.0),)), TokenLogprobs(-2.0)), FinishReason.LENGTH, 3),
         TokenEvent("r", finish_reason=FinishReason.POOLED, device_seconds=0.125, vector=bytes(range(16))),
+        TokenEvent("r", device_seconds=0.125, prompt_logprobs=bytes(range(16))),
+        TokenEvent("r", (4,), device_seconds=0.125, prompt_logprobs=bytes(range(16))),
         *[refused(Refusal(code, "because", 1.5)) for code in ErrorCode],
         refused(Refusal(ErrorCode.QUEUE_TIMEOUT, "never", None)),
         refused(Refusal(ErrorCode.LANE_QUEUE_FULL, "at once", 0.0)),

@@ -28,8 +28,8 @@ gateway 280 us a step for one request and 420 us for sixteen; held back, 31 us a
 
 
 class GatewaySession:
-    """Queue of events about the requests of one gateway, for as long as its `Session` call lasts. The step loop calls
-    `put`; a gRPC thread calls `messages`."""
+    """Queue of events about the requests of one gateway, for as long as its `Session` call lasts, or of the program
+    that runs the engine in its own process. The step loop calls `put`; another thread calls `messages` or `steps`."""
 
     def __init__(self, peer: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         """`peer` is the gateway's address, for the log. `clock` returns monotonic seconds."""
@@ -68,13 +68,18 @@ class GatewaySession:
         self._outbox.put(None)
 
     def messages(self) -> Iterator[pb.StepEvents]:
-        """Yield messages, waiting for events, until `end` is called: one for each step, or one for several steps if the
-        gateway reads slowly or no client waits for their tokens."""
+        """Yield what `steps` yields, as messages."""
+        for events in self.steps():
+            yield pb.StepEvents(events=map(event_to_pb, events))
+
+    def steps(self) -> Iterator[list[TokenEvent]]:
+        """Yield lists of events, waiting for them, until `end` is called: one for each step, or one for several steps,
+        in which the events of each request are merged, if the reader is slow or no client waits for their tokens."""
         is_open = True
         while is_open:
             events, is_open = self._gathered()
             if events:
-                yield pb.StepEvents(events=map(event_to_pb, merge_events(events)))
+                yield merge_events(events)
 
     def _gathered(self) -> tuple[list[TokenEvent], bool]:
         """Wait for events; return (events, whether the session goes on): all that are queued and, while no client

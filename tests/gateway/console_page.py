@@ -11,13 +11,15 @@ from typing import Any
 
 import httpx
 from batch_fakes import batch_options
-from fakes import ACME, BASE, GLOBEX, CountingLimiter, MemoryStore
+from fakes import ACME, BASE, GLOBEX, CountingLimiter
 from redis.asyncio import Redis
 from served import Served, served
 
+from gateway.accounts.record import ACCOUNTS
 from gateway.accounts.registry import AccountRegistry
 from gateway.batches.service import Batches
 from gateway.files.service import Files
+from gateway.registry.memory import MemoryRecordStore
 
 PATIENCE = 60
 """Seconds; a browser on a busy machine takes a few for what is done at once on an idle one."""
@@ -71,7 +73,9 @@ def opened_console(browser: Any, root: Path, redis_url: str, **app_options: Any)
     """Everything that the console asks for is there: tenants can be created, and batches listed. `app_options` go to
     `build_gateway_app`."""
     redis, limiter = Redis.from_url(redis_url), CountingLimiter()
-    accounts = AccountRegistry(MemoryStore(), {}, lambda tenants: limiter.configure_lazily([ACME, GLOBEX, *tenants]))
+    accounts = AccountRegistry(
+        MemoryRecordStore(ACCOUNTS), {}, lambda tenants: limiter.configure_lazily([ACME, GLOBEX, *tenants])
+    )
     options = batch_options(redis, root / "stored")
     with served(root, limiter=limiter, accounts=accounts, **options, **app_options) as gateway:
         gateway.run(redis.flushall())

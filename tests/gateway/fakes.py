@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
 from functools import cache
@@ -31,7 +31,7 @@ from engine.rpc.target import EngineTarget
 from engine.rpc.wire import LANE_MODES, LANES, origin_to_pb
 from gateway.accounts.mirror import AccountMirror
 from gateway.adapters.admin import AdapterAdmin
-from gateway.adapters.record import AdapterRecord, name_conflict
+from gateway.adapters.record import ADAPTERS
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
 from gateway.core.billing import BillingConfig, Price
@@ -39,6 +39,7 @@ from gateway.core.limits import Limits
 from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_id
 from gateway.core.usage import UsageRow, day_of
 from gateway.engines.directory import EngineDirectory
+from gateway.engines.member import MEMBERS
 from gateway.engines.replica import EngineOverview
 from gateway.http.api import create_app
 from gateway.limiter.base import Grant, ReserveRequest
@@ -47,7 +48,7 @@ from gateway.observe.latency import LatencyWindow
 from gateway.observe.metrics import DEFAULT_GOALS, Metrics
 from gateway.observe.model_operations import ModelOperations
 from gateway.observe.operations import Operations
-from gateway.registry.record import RecordChange, RegistrySnapshot
+from gateway.registry.memory import MemoryRecordStore
 from gateway.requests.observers import Observer
 from gateway.requests.record import RequestRecord
 from gateway.requests.served_model import ServedModel, ServedModels
@@ -373,59 +374,12 @@ class FakeEngine:
         )
 
 
-class MemoryStore:
-    """A `RecordStore` of adapters in one process, for tests of what is around a registry; the real one has its own."""
-
-    def __init__(self) -> None:
-        self.content = RegistrySnapshot()
-        self.seeds: dict[str, str] = {}
-        self.log: list[RecordChange] = []
-        self._news = asyncio.Event()
-
-    async def read(self) -> RegistrySnapshot:
-        return self.content
-
-    async def seed(self, name: str) -> str | None:
-        return self.seeds.get(name)
-
-    async def knows(self, name: str) -> bool:
-        return any(name in (record.name, *record.aliases) for record in self.content.records.values())
-
-    async def changes(self, after: int) -> list[RecordChange] | None:
-        while not (later := [change for change in self.log if change.generation > after]):
-            self._news.clear()
-            await self._news.wait()
-        return later
-
-    async def put(self, record: AdapterRecord, previous: AdapterRecord | None, *, seed: str = "") -> int:
-        if seed:
-            self.seeds[record.name] = seed
-        taken = {alias: name for name, other in self.content.records.items() for alias in other.aliases}
-        if any(taken.get(name, record.name) != record.name for name in (record.name, *record.aliases)):
-            raise name_conflict("the alias is taken")
-        return self._write(record.name, replace(record, generation=self.content.generation + 1))
-
-    async def remove(self, record: AdapterRecord, drain_seconds: float | None, *, seed: str = "") -> int:
-        if seed:
-            self.seeds[record.name] = seed
-        return self._write(record.name, None, drain_seconds)
-
-    async def restore(self, records: Iterable[AdapterRecord]) -> None:
-        raise AssertionError("nothing is ever lost")
-
-    def _write(self, name: str, record: AdapterRecord | None, drain_seconds: float | None = None) -> int:
-        generation = self.content.generation + 1
-        records = {**self.content.records, name: record}
-        self.content = RegistrySnapshot(generation, {key: value for key, value in records.items() if value})
-        self.log.append(RecordChange(generation, name, record, drain_seconds))
-        self._news.set()
-        return generation
-
-
 def content_hash(folder: Path) -> str:
     if not folder.is_dir():
         raise AdapterRejected(f"{folder} is not there")
-    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(folder.iterdir()))).hexdigest()
+    return hashlib.sha256(
+        b"".join(file.read_bytes() for file in sorted(folder.iterdir()) if file.is_file())
+    ).hexdigest()
 
 
 class CountingLimiter(LocalLimiter):
@@ -567,7 +521,7 @@ async def build_gateway_app(
     served = []
     named = {(BASE, "tiny-alias"): engine, **{(name,): other for name, other in others.items()}}
     for names, its_engine in named.items():
-        registry = AdapterRegistry(its_engine, MemoryStore(), sources, base_names=names)
+        registry = AdapterRegistry(its_engine, MemoryRecordStore(ADAPTERS), sources, base_names=names)
         await registry.start()
         await registry.restore()
         pool, tokenizer = grammars or grammar_pool(), its_engine.tokenizer
@@ -577,7 +531,7 @@ async def build_gateway_app(
         await adapters.load(name, str(write_adapter(root, name)))
     await adapters.alias("pirate", "captain")
     window = LatencyWindow(metrics.collect)
-    directory = EngineDirectory(MemoryStore(), {model.name: model.engine for model in served}, {})
+    directory = EngineDirectory(MemoryRecordStore(MEMBERS), {model.name: model.engine for model in served}, {})
     await directory.start()
     operations = Operations(
         [ModelOperations(one.name, one.engine, window, metrics.static) for one in served], directory

@@ -13,11 +13,12 @@ import grpc
 import httpx
 import pytest
 from batch_fakes import batch_options, stored_options
-from fakes import BASE, KEYS, GatewayApp, MemoryStore, build_gateway_app, key_ring
+from fakes import BASE, KEYS, GatewayApp, build_gateway_app, key_ring
 from google.protobuf import descriptor_pool
 from grpc_app import as_key, refused
 from redis.asyncio import Redis
 
+from gateway.accounts.record import ACCOUNTS
 from gateway.accounts.registry import AccountRegistry
 from gateway.core.tenants import hash_key
 from gateway.http.openapi.document import PLACEHOLDER
@@ -25,6 +26,7 @@ from gateway.http.openapi.operation import Operation
 from gateway.http.openapi.operations import OPERATIONS
 from gateway.pb import generation_pb2 as pb
 from gateway.pb.generation_pb2_grpc import GenerationStub
+from gateway.registry.memory import MemoryRecordStore
 from gateway.rpc.api import SERVICES, GrpcServer
 
 FORBIDDEN, UNKNOWN = "poet", "bard"
@@ -39,7 +41,7 @@ VARYING = {"x-request-id", "request-id", "date"}
 @pytest.fixture
 async def gateway_app(valkey, tmp_path) -> GatewayApp:
     """Acme keeps the poet to itself."""
-    accounts = AccountRegistry(MemoryStore(), {}, lambda tenants: None)
+    accounts = AccountRegistry(MemoryRecordStore(ACCOUNTS), {}, lambda tenants: None)
     gateway_app = await build_gateway_app(tmp_path, accounts=accounts, **stored_options(valkey, tmp_path / "stored"))
     await gateway_app.adapters.allow("poet", ["acme"])
     await gateway_app.adapters.alias("poet", "lyricist")
@@ -268,7 +270,7 @@ def methods(admin: bool) -> list[Method]:
 
 @asynccontextmanager
 async def grpc_channel(root: Path, redis: Redis) -> AsyncIterator[tuple[GatewayApp, grpc.aio.Channel]]:
-    accounts = AccountRegistry(MemoryStore(), {}, lambda tenants: None)
+    accounts = AccountRegistry(MemoryRecordStore(ACCOUNTS), {}, lambda tenants: None)
     gateway_app = await build_gateway_app(root)
     await gateway_app.adapters.allow("poet", ["acme"])
     server = GrpcServer(

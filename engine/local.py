@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
+
+from rich.console import Console
 
 from engine.build import Build, Progress, build_real, describe_sizes
 from engine.config import EngineConfig
@@ -20,7 +24,9 @@ from engine.core.state import EngineState
 from engine.core.types import AdapterHash, Lane, LaneMode, Request, TokenEvent
 from engine.engine import Engine, EngineStopped
 from engine.executor.base import Executor, HostAdapter
+from engine.model.prepare import prepare_model
 from engine.pb import engine_pb2 as pb
+from engine.process.model_source import find_prepared
 from engine.rpc.api import AdapterRejected, LaneRejected
 from engine.rpc.session import GatewaySession
 from engine.rpc.snapshot import live_requests, snapshot
@@ -66,6 +72,7 @@ class LocalEngine:
             await asyncio.to_thread(thread.join)
         self._engine = None
         self._lose()
+        await asyncio.to_thread(gc.collect)  # the executor refers to itself, and has the model's memory
 
     @property
     def ready(self) -> bool:
@@ -216,3 +223,10 @@ class LocalEngine:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.lose(EngineLost(self._ending))
+
+
+def prepared_model(source: str, data_dir: Path) -> Path:
+    """Return the folder of a model (see `prepare_model`), which is downloaded or converted if need be, with messages on
+    standard error. Blocks. Raises what `prepare_model` raises."""
+    folder = find_prepared(source, data_dir)
+    return prepare_model(source, data_dir, Console(stderr=True)) if folder is None else folder

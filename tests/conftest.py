@@ -7,6 +7,8 @@ tests              `data_dir` (kept between runs), `smollm2` (the folder of the 
                    (skips a test where the processor lacks AVX512-BF16)
 tests/gateway      `valkey_server` (a real Valkey for the session), `valkey` (a client of it, emptied first), `browser`
                    (Chromium), `console` (a page of the console in it), `cluster_ports` (a Redis cluster of three nodes)
+tests/gateway/llm  `tiny_chat` (the folder of a small random model with a chat template), `tiny_adapter` (one of its
+                   adapters), `options` (of an engine for them)
 tests/e2e          `demo` (the demo's configuration), `server` (all of the demo: gateway, engine, model and Valkey),
                    `models` (the names it serves), `client_of` and `client` (OpenAI clients of it)
 tests/e2e/behaviour

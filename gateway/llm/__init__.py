@@ -1,0 +1,1 @@
+"""The Python API: `LLM` and `AsyncLLM` run a model in the process of their caller."""

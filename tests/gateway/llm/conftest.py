@@ -1,0 +1,51 @@
+"""A tiny random model with a tokenizer and a chat template, two adapters of it, and an `LLM` of both."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "model"))
+
+VOCABULARY = 260
+
+
+@pytest.fixture(scope="session")
+def tiny_chat(tmp_path_factory):
+    """Return the folder of the model, whose tokens are bytes. Its weights are so large that every token is certain."""
+    import torch
+    from fakes import tiny_tokenizer
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+        eos_token_id=0,
+    )
+    folder = tmp_path_factory.mktemp("tiny") / "tiny-chat"
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    tiny_tokenizer()._template.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_adapter(tmp_path_factory):
+    """Return the folder of an adapter, and what it adds to which weight."""
+    from tiny_adapters import save_adapter
+
+    folder = tmp_path_factory.mktemp("adapters") / "first"
+    return folder, save_adapter(folder, rank=4, seed=1)
+
+
+@pytest.fixture(scope="session")
+def options():
+    """Return options of a small engine in fp32."""
+    return {"dtype": "float32", "device": "cpu", "engine": {"num_pages": 200, "swap_gb": 0.0, "threads": 1}}

@@ -36,7 +36,7 @@ def make_runner(model, threads=1, **options):
 
 
 def untaped(runner):
-    forward = partial(runner._decoder.forward, arena=runner._arena, backend=runner.backend)
+    forward = partial(runner._decoder.run, arena=runner._arena, backend=runner.backend)
     runner._steps = Steps(forward, runner._sampler.last_tokens)
     return runner
 

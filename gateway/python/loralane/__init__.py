@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gateway.client.client import AsyncClient, Client, ClientError
     from gateway.core.errors import ApiError
     from gateway.llm.async_llm import AsyncLLM
     from gateway.llm.llm import LLM
@@ -19,7 +20,10 @@ _HOMES = {
     "AnswerStream": "gateway.llm.stream",
     "Answer": "gateway.llm.results",
     "ApiError": "gateway.core.errors",
+    "AsyncClient": "gateway.client.client",
     "AsyncLLM": "gateway.llm.async_llm",
+    "Client": "gateway.client.client",
+    "ClientError": "gateway.client.client",
     "Embedding": "gateway.llm.results",
     "EngineFailed": "gateway.llm.setup",
     "LLM": "gateway.llm.llm",
@@ -33,7 +37,10 @@ __all__ = [
     "Answer",
     "AnswerStream",
     "ApiError",
+    "AsyncClient",
     "AsyncLLM",
+    "Client",
+    "ClientError",
     "Embedding",
     "EngineFailed",
     "LLM",

@@ -1,0 +1,1 @@
+"""The typed client of a gateway: what OpenAI's own client has no methods for."""

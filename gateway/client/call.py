@@ -1,0 +1,83 @@
+"""Calls of the HTTP API as data, and methods that make and send them, defined once for both kinds of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
+
+import msgspec
+from msgspec import Struct
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class Call(Struct, Generic[T], frozen=True):
+    """One call of the HTTP API, whose answer is a T."""
+
+    method: str
+    path: str
+    kind: type[Any]
+    """Struct of the response's body, as /openapi.json describes it."""
+    query: Mapping[str, str | int | float | None] = {}
+    """Query parameters. Those that are None or empty are left out."""
+    body: Struct | None = None
+    field: str = ""
+    """Field of the response's body that is the answer; empty if the whole body is."""
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """The query parameters to send."""
+        return {name: str(value) for name, value in self.query.items() if value not in (None, "")}
+
+    @property
+    def content(self) -> bytes | None:
+        """The JSON body to send. None means that there is none."""
+        return None if self.body is None else msgspec.json.encode(self.body)
+
+    def answer(self, content: bytes) -> T:
+        """Return the answer in a response's body. Fields that a newer gateway added are ignored. Raises
+        msgspec.MsgspecError if the body is not what the API promises."""
+        answer: Any = msgspec.json.decode(content, type=self.kind)
+        return getattr(answer, self.field) if self.field else answer
+
+
+class Sync(Protocol):
+    """A client whose methods wait for their answers."""
+
+    def send(self, call: Call[T]) -> T: ...
+
+
+class Async(Protocol):
+    """A client whose methods are awaited."""
+
+    async def asend(self, call: Call[T]) -> T: ...
+
+
+class Endpoint(Generic[P, T]):
+    """A method of both kinds of clients that sends the call which a function makes of its arguments. The answer of a
+    `Sync` client's method is a T, and an `Async` client's method returns an awaitable of one."""
+
+    def __init__(self, make: Callable[P, Call[T]]) -> None:
+        self._make = make
+        self.__doc__ = make.__doc__
+
+    @overload
+    def __get__(self, client: None, owner: type) -> Endpoint[P, T]: ...
+
+    @overload
+    def __get__(self, client: Sync, owner: type) -> Callable[P, T]: ...
+
+    @overload
+    def __get__(self, client: Async, owner: type) -> Callable[P, Awaitable[T]]: ...
+
+    def __get__(self, client: Any, owner: type) -> Any:
+        if client is None:
+            return self
+        send = client.asend if hasattr(client, "asend") else client.send
+
+        def method(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return send(self._make(*args, **kwargs))
+
+        method.__doc__ = self.__doc__
+        return method

@@ -1,5 +1,5 @@
-"""Compiles the Triton kernels for a GPU that need not be there, and prints what each one uses. Run as a script: its
-arguments are the compute capability, and "some" if not all configurations of each kernel are wanted.
+"""Compiles the Triton kernels for a GPU that need not be there, and judges what each one uses. As a script, it compiles
+some configurations of each kernel (`some_of`) for the compute capability that is its argument.
 
 Prints one JSON object: kernel -> {"REG": ..., "STACK": ..., "LOCAL": ..., "SHARED": ..., "DOT": [...]}.
 """
@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,13 +126,43 @@ def complaint(name: str, used: dict[str, Any], capability: int) -> str:
     return f"spills {used['STACK'] + used['LOCAL']} bytes" if spills else ""
 
 
+def complaints(found: Mapping[str, dict[str, Any]], capability: int) -> list[str]:
+    """Returns a line for each kernel in `found` that takes too much or multiplies in another way than it should."""
+    bad = [f"{name}: {what}" for name, used in found.items() if (what := complaint(name, used, capability))]
+    bad += [
+        f"{name}: is multiplied by {used['DOT']}" for name, used in found.items() if not has_one_product(name, used)
+    ]
+    for name, programs in compile_attention.programs_side_by_side(capability).items():
+        if name in found and not fit_side_by_side(found[name], programs, capability):
+            bad.append(f"{name}: {programs} programs do not fit on a multiprocessor")
+    return bad
+
+
+def has_one_product(name: str, used: dict[str, Any]) -> bool:
+    """Returns whether a LoRA kernel multiplies by the one instruction that all of them use, so that a row has the same
+    bits in a tile of any height. Hopper has another (wgmma), for tall tiles. Other kernels may use any."""
+    if not name.startswith(("shrink", "expand")):
+        return True
+    instruction = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+    return bool(used["DOT"] == [f"kWidth = {4 if name.endswith('fp8') else 2}", instruction])
+
+
+def fit_side_by_side(used: dict[str, Any], programs: int, capability: int) -> bool:
+    """Returns whether the programs of a decode kernel that are launched run at once: one that had to wait would double
+    the time. There must be two of them at least."""
+    registers = -(-used["REG"] // 8) * 8 * 128
+    shared = used["SHARED"] + 1024
+    room = compile_attention.PROCESSORS[capability].shared_bytes
+    return programs >= 2 and programs * registers <= 65536 and programs * shared <= room
+
+
 def some_of(found: Iterable[Case]) -> Iterator[Case]:
-    """The last case of each kernel, in 16 bits and in FP8: for attention, the ones with the widest heads."""
+    """The last case of each kernel, in 16 bits and in FP8, for short and for long segments: for attention, the ones
+    with the widest heads; for pointwise kernels and sampling, the widest rows."""
     kept = (case for case in found if not case[0].endswith("fp32"))
-    return iter({(case[1].__name__, case[0].endswith("fp8")): case for case in kept}.values())
+    return iter({(case[1].__name__, case[0].endswith("fp8"), " long" in case[0]): case for case in kept}.values())
 
 
 if __name__ == "__main__":
     capability = int(sys.argv[1])
-    chosen = some_of(cases(capability)) if sys.argv[2:] == ["some"] else cases(capability)
-    print(json.dumps({case[0]: compile_and_measure(case, capability) for case in chosen}))
+    print(json.dumps({case[0]: compile_and_measure(case, capability) for case in some_of(cases(capability))}))

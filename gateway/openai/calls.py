@@ -45,7 +45,9 @@ def chat_call(gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, in
     request = chat_request(body, request_id, ingress)
     model = gateway.models.likely(tenant, request.model)
     tools = tool_call_reader(request, model.intake.dialect)
-    return _call(body, request, ChatStyle(model.tokenizer, token_ids=bool(body.return_token_ids), tools=tools))
+    prompt = body.prompt_logprobs is not None
+    style = ChatStyle(model.tokenizer, token_ids=bool(body.return_token_ids), tools=tools, prompt_logprobs=prompt)
+    return _call(body, request, style)
 
 
 def completion_call(
@@ -58,7 +60,14 @@ def completion_call(
     request = completion_request(body, request_id, ingress)
     model = gateway.models.likely(tenant, request.model)
     echo = _prompt_texts(model, request) if body.echo else ()
-    return _call(body, request, CompletionStyle(model.tokenizer, token_ids=bool(body.return_token_ids), echo=echo))
+    style = CompletionStyle(
+        model.tokenizer,
+        token_ids=bool(body.return_token_ids),
+        echo=echo,
+        logprobs=body.logprobs,
+        prompt_logprobs=body.prompt_logprobs,
+    )
+    return _call(body, request, style)
 
 
 CallParser = Callable[[Gateway, Tenant, bytes, str, Ingress], ApiCall]

@@ -35,6 +35,7 @@ def chat_request(body: ChatRequest, request_id: str, ingress: Ingress = UNKNOWN)
         request_id=request_id,
         ingress=ingress,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
         max_tokens=limits[0] if limits else None,
         reserve_tokens=max(limits, default=0),
     )
@@ -49,19 +50,19 @@ def _chat(body: ChatRequest) -> Chat:
 
 
 def completion_request(body: CompletionRequest, request_id: str, ingress: Ingress = UNKNOWN) -> GenerateRequest:
-    """Convert the body of a completion to a request with one or several prompts. Raises ApiError: INVALID_REQUEST,
-    fields contradict each other or a prompt or grammar is invalid; UNSUPPORTED_PARAMETER, the grammar's kind, an echo
-    with logprobs, or a `best_of` other than `n` is not supported."""
-    if body.echo and body.logprobs is not None:
-        raise unsupported_parameter("echo", "together with logprobs is not supported")
-    if body.max_tokens == 0 and not body.echo:
-        raise invalid_request("max_tokens must be at least 1 without echo", "max_tokens")
+    """Convert the body of a completion to a request with one or several prompts. An echo with `logprobs` asks for log
+    probabilities of the prompt, too. Raises ApiError: INVALID_REQUEST, fields contradict each other or a prompt or
+    grammar is invalid; UNSUPPORTED_PARAMETER, the grammar's kind, or a `best_of` other than `n` is not supported."""
+    if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
+        raise invalid_request("max_tokens must be at least 1 without echo or prompt_logprobs", "max_tokens")
+    asked = [width for width in (body.logprobs if body.echo else None, body.prompt_logprobs) if width is not None]
     return _request(
         body,
         prompts=prompts_of(body.prompt, "prompt"),
         request_id=request_id,
         ingress=ingress,
         logprobs=body.logprobs,
+        prompt_logprobs=max(asked, default=None),
         max_tokens=body.max_tokens,
         default_max_tokens=COMPLETION_TOKENS,
     )
@@ -148,12 +149,15 @@ def _request(
     request_id: str,
     ingress: Ingress,
     logprobs: int | None,
+    prompt_logprobs: int | None,
     max_tokens: int | None,
     reserve_tokens: int = 0,
     default_max_tokens: int | None = None,
 ) -> GenerateRequest:
     if body.stream_options is not None and not body.stream:
         raise invalid_request("stream_options needs stream to be true", "stream_options")
+    if body.prompt_logprobs is not None and body.stream:
+        raise unsupported_parameter("prompt_logprobs", "cannot be streamed; completions stream those of an echo")
     if body.best_of not in (None, body.n or 1):
         raise unsupported_parameter("best_of")
     asked = constraint(body)
@@ -162,7 +166,7 @@ def _request(
         prompts=prompts,
         request_id=request_id,
         ingress=ingress,
-        sampling=_sampling(body, logprobs, asked.grammar),
+        sampling=_sampling(body, logprobs, asked.grammar)._replace(prompt_logprobs=prompt_logprobs),
         grammar_field=asked.field,
         max_tokens=max_tokens,
         reserve_tokens=reserve_tokens,

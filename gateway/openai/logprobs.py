@@ -1,11 +1,13 @@
-"""Renders log probabilities in the formats of OpenAI's two endpoints."""
+"""Renders log probabilities in the formats of OpenAI's two endpoints, and those of prompts also in vLLM's."""
 
 from __future__ import annotations
 
 import codecs
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from engine.core.types import TokenLogprobs
+from gateway.requests.prompt_scores import PromptScores
 from gateway.requests.types import GenerationChunk
 from gateway.text.tokenizer import Tokenizer
 
@@ -45,22 +47,37 @@ class CompletionLogprobsRenderer:
     """Renders the log probabilities of a completion in OpenAI's format: four parallel lists (tokens, their logprobs,
     the likeliest tokens, text offsets). An instance serves one response, because it counts each answer's characters."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, echo: Sequence[str] = (), width: int = 0) -> None:
+        """Initialize the renderer.
+
+        Args:
+            echo: for each answer, the prompt that its text begins with, whose tokens are listed, too. Empty means that
+                prompts are not echoed.
+            width: number of likeliest tokens to list for each token of the prompt.
+        """
         self._tokenizer = tokenizer
+        self._echo = echo
+        self._width = width
         self._places: dict[int, _Place] = {}
         """Length of each answer's text so far, by the answer's number."""
 
     def render(self, chunk: GenerationChunk) -> Json | None:
         """Return `logprobs` for a chunk; each answer's chunks must be rendered in order. None means that no log
-        probabilities were requested or that the chunk has no tokens."""
-        if not chunk.logprobs:
+        probabilities were requested or that the chunk has no tokens to list."""
+        pairs = [*self._prompt(chunk), *zip(chunk.token_ids, chunk.logprobs, strict=False)]
+        if not pairs:
             return None
         return {
-            "tokens": [self._label(token_id) for token_id in chunk.token_ids],
-            "token_logprobs": [_finite(values.logprob) for values in chunk.logprobs],
-            "top_logprobs": list(map(self._top, chunk.token_ids, chunk.logprobs)),
-            "text_offset": [self._offset(chunk.answer, token_id) for token_id in chunk.token_ids],
+            "tokens": [self._label(token_id) for token_id, _ in pairs],
+            "token_logprobs": [values and _finite(values.logprob) for _, values in pairs],
+            "top_logprobs": [values and self._top(token_id, values) for token_id, values in pairs],
+            "text_offset": [self._offset(chunk.answer, token_id) for token_id, _ in pairs],
         }
+
+    def _prompt(self, chunk: GenerationChunk) -> Iterator[tuple[int, TokenLogprobs | None]]:
+        """Yield the tokens of an echoed prompt with their log probabilities. The prompt's first token has none."""
+        for token_id, scored in chunk.prompt_scores.pairs() if self._echo else ():
+            yield token_id, scored and TokenLogprobs(scored.values.logprob, scored.values.top[: self._width])
 
     def _top(self, token_id: int, values: TokenLogprobs) -> Json:
         """Return the log probabilities of the likeliest tokens and of the token itself, by label."""
@@ -74,22 +91,56 @@ class CompletionLogprobsRenderer:
         return _text(raw, "bytes:")
 
     def _offset(self, index: int, token_id: int) -> int:
-        place = self._places.setdefault(index, _Place())
-        return place.advance(b"" if self._tokenizer.is_special(token_id) else self._tokenizer.token_bytes(token_id))
+        place = self._places.get(index)
+        if place is None:
+            place = self._places[index] = _Place(self._echo[index] if self._echo else "")
+        return place.advance(self._tokenizer.token_bytes(token_id), is_special=self._tokenizer.is_special(token_id))
 
 
 class _Place:
     """Length of an answer's text so far, in characters. A character that is still incomplete does not count."""
 
-    def __init__(self) -> None:
+    def __init__(self, echo: str) -> None:
+        """`echo` is the prompt that the text begins with. Unlike an answer, it shows the special tokens that its author
+        has written, and not the space with which some tokenizers begin a text."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._echo = echo
         self._length = 0
 
-    def advance(self, raw: bytes) -> int:
-        """Append bytes to the text and return the offset at which they begin, in characters."""
+    def advance(self, raw: bytes, *, is_special: bool) -> int:
+        """Append a token's bytes to the text and return the offset at which they begin, in characters."""
+        begin = self._length
+        if is_special:
+            return self._append(raw if self._echo.startswith(raw.decode(), begin) else b"")
+        if not begin and raw.startswith(b" ") and self._echo and not self._echo.startswith(" "):
+            raw = raw[1:]
+        return self._append(raw)
+
+    def _append(self, raw: bytes) -> int:
         begin = self._length
         self._length += len(self._decoder.decode(raw))
         return begin
+
+
+def prompt_logprobs(scores: PromptScores, width: int, tokenizer: Tokenizer) -> list[Json | None]:
+    """Return the log probabilities of a prompt in vLLM's format: for each token an object that has, by token id, the
+    token itself and the `width` likeliest ones; null for the first token."""
+    texts: dict[int, str] = {}
+
+    def entry(token_id: int, logprob: float, rank: int) -> Json:
+        if token_id not in texts:
+            texts[token_id] = tokenizer.token_text(token_id)
+        return {"logprob": _finite(logprob), "rank": rank, "decoded_token": texts[token_id]}
+
+    found: list[Json | None] = []
+    for token_id, scored in scores.pairs():
+        if scored is None:
+            found.append(None)
+            continue
+        top = enumerate(scored.values.top[:width], 1)
+        own = {str(token_id): entry(token_id, scored.values.logprob, scored.rank)}
+        found.append({str(other): entry(other, logprob, rank) for rank, (other, logprob) in top} | own)
+    return found
 
 
 def _text(raw: bytes, prefix: str = "") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -11,8 +12,9 @@ import msgspec
 from engine.core.types import Lane
 from gateway.core.errors import ApiError
 from gateway.core.lanes import answer_tier
-from gateway.openai.logprobs import ChatLogprobsRenderer, CompletionLogprobsRenderer
+from gateway.openai.logprobs import ChatLogprobsRenderer, CompletionLogprobsRenderer, prompt_logprobs
 from gateway.openai.tools import ChunkContent, ToolCalls, text_content
+from gateway.requests.prompt_scores import ENTRIES_AT_ONCE
 from gateway.requests.types import Admitted, Generation, GenerationChunk, TokenUsage, join_answers
 from gateway.text.tokenizer import Tokenizer
 
@@ -47,6 +49,9 @@ class Style(Protocol):
     def complete(self, chunk: GenerationChunk) -> Json:
         """Return the choice of a complete response, from one joined chunk that holds the whole answer."""
 
+    def beside(self, chunk: GenerationChunk) -> Json:
+        """Return fields of a complete response beside its choices, from the joined chunk of the first answer."""
+
 
 class ChatStyle:
     """The `Style` of /v1/chat/completions: renders messages and deltas with tool calls and log probabilities."""
@@ -55,14 +60,24 @@ class ChatStyle:
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, tokenizer: Tokenizer, *, token_ids: bool = False, tools: ToolCalls | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        token_ids: bool = False,
+        tools: ToolCalls | None = None,
+        prompt_logprobs: bool = False,
+    ) -> None:
         """Initialize the style.
 
         Args:
             tokenizer: renders the tokens of log probabilities.
             token_ids: include the token ids in each choice.
             tools: reads tool calls from the answers. None means that no tools were offered and everything is text.
+            prompt_logprobs: include log probabilities of the prompt beside the choices.
         """
+        self._tokenizer = tokenizer
+        self._prompt_logprobs = prompt_logprobs
         self._logprobs = ChatLogprobsRenderer(tokenizer, silent=token_ids)
         self._token_ids = token_ids
         self._tools = tools
@@ -87,6 +102,12 @@ class ChatStyle:
             message |= {"content": told.text or None, "tool_calls": calls}
         return self._choice(chunk, "message", message, told)
 
+    def beside(self, chunk: GenerationChunk) -> Json:
+        if not self._prompt_logprobs:
+            return {}
+        scores = chunk.prompt_scores
+        return {"prompt_logprobs": prompt_logprobs(scores, scores.width, self._tokenizer)}
+
     def _told(self, chunk: GenerationChunk) -> ChunkContent:
         return self._tools.read(chunk) if self._tools else text_content(chunk)
 
@@ -103,17 +124,31 @@ class CompletionStyle:
     object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, tokenizer: Tokenizer, *, token_ids: bool = False, echo: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        token_ids: bool = False,
+        echo: Sequence[str] = (),
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+    ) -> None:
         """Initialize the style.
 
         Args:
             tokenizer: renders the tokens of log probabilities.
             token_ids: include the token ids in each choice.
             echo: for each answer, the prompt that its text begins with; empty if prompts are not echoed.
+            logprobs: number of alternatives to list for each token of an echoed prompt. None means that no log
+                probabilities were requested.
+            prompt_logprobs: number of alternatives to list for each token of the prompt in the choice's field of this
+                name. None means that there is no such field.
         """
-        self._logprobs = CompletionLogprobsRenderer(tokenizer)
+        self._tokenizer = tokenizer
+        self._logprobs = CompletionLogprobsRenderer(tokenizer, () if logprobs is None else echo, logprobs or 0)
         self._token_ids = token_ids
         self._echo = echo
+        self._prompt_logprobs = prompt_logprobs
 
     def opening(self, index: int) -> Json | None:
         if not self._echo:
@@ -127,7 +162,14 @@ class CompletionStyle:
 
     def complete(self, chunk: GenerationChunk) -> Json:
         echo = self._echo[chunk.answer] if self._echo else ""
-        return self.delta(chunk) | {"text": echo + chunk.text}
+        choice = self.delta(chunk) | {"text": echo + chunk.text}
+        if self._prompt_logprobs is not None:
+            rendered = prompt_logprobs(chunk.prompt_scores, self._prompt_logprobs, self._tokenizer)
+            choice["prompt_logprobs"] = rendered
+        return choice
+
+    def beside(self, chunk: GenerationChunk) -> Json:
+        return {}
 
 
 class Renderer(Protocol):
@@ -230,9 +272,15 @@ class Envelope:
         return sse_event(encode_json(error.body())) + DONE
 
     async def complete(self, chunks: Sequence[GenerationChunk]) -> Json:
-        choices = [self._style.complete(answer) for answer in join_answers(chunks)]
-        usage = chunks[-1].usage
-        return self._head | {"choices": choices, "usage": usage_body(usage) if usage else None}
+        answers, usage = join_answers(chunks), chunks[-1].usage
+        if sum(answer.prompt_scores.num_entries for answer in answers) > ENTRIES_AT_ONCE:
+            rendered = await asyncio.to_thread(self._rendered, answers)
+        else:
+            rendered = self._rendered(answers)
+        return self._head | rendered | {"usage": usage_body(usage) if usage else None}
+
+    def _rendered(self, answers: Sequence[GenerationChunk]) -> Json:
+        return {"choices": list(map(self._style.complete, answers)), **self._style.beside(answers[0])}
 
     def _chunk(self, choice: Json) -> bytes:
         return sse_event(self._before + encode_json(choice) + self._after)

@@ -44,7 +44,6 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "length_penalty": (None, 1, 1.0),
     "modalities": (None, [], ["text"]),
     "prediction": NOTHING,
-    "prompt_logprobs": NOTHING,
     "skip_special_tokens": (None, True),
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
@@ -146,6 +145,8 @@ class Sampled(Extended, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
+    prompt_logprobs: Alternatives | None = None
+    """Alternatives with the log probability of each prompt token, as in vLLM's API."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     service_tier: Tier | None = None
@@ -186,7 +187,7 @@ class CompletionRequest(Sampled, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    """Maximum output tokens. 0 generates nothing and is accepted only with `echo`."""
+    """Maximum output tokens. 0 generates nothing and is accepted only with `echo` or `prompt_logprobs`."""
     logprobs: Alternatives | None = None
     echo: bool | None = None
 

@@ -18,9 +18,10 @@ from engine.grammar_check.pool import GrammarPool
 from engine.rpc.api import EngineApi
 from gateway.adapters.record import AdapterRecord
 from gateway.adapters.registry import AdapterRegistry
-from gateway.core.errors import Fault, context_length_exceeded, invalid_request, unavailable
+from gateway.core.errors import Fault, context_length_exceeded, invalid_request, unavailable, unsupported_parameter
 from gateway.core.tenants import Tenant
 from gateway.requests.grammars import Constraints
+from gateway.requests.prompt_scores import PromptReader
 from gateway.requests.record import RequestRecord
 from gateway.requests.types import Chat, GenerateRequest, PromptInput
 from gateway.text.reasoning.parser import ReasoningMarks, ReasoningParserName, Thinking, choose_marks
@@ -91,6 +92,11 @@ class GenerationJob(Struct, frozen=True):
             return ()
         begins = isinstance(prompt, Chat) and not prompt.options.continue_final_message
         return () if begins else self.prompt_ids[prompt_index]
+
+    def prompt_reader(self, prompt_index: int) -> PromptReader | None:
+        """Return a reader of a prompt's log probabilities. None means that the request asks for none."""
+        width = self.request.sampling.prompt_logprobs
+        return None if width is None else PromptReader(self.prompt_ids[prompt_index], width)
 
     def engine_request(self, record: RequestRecord, index: int, now: float) -> Request:
         """Build the engine's request for one answer, with a unique id. Further answers of a prompt get other seeds.
@@ -234,17 +240,25 @@ class RequestIntake:
 
     async def _encoded(self, tenant: Tenant, request: GenerateRequest) -> AsyncIterator[tuple[int, ...]]:
         """Yield the token ids of each prompt. Other requests take turns on the event loop after some prompts. Raises
-        what `encode` raises, and ApiError: INVALID_REQUEST, prompts to pool have too many tokens together."""
-        total, most = 0, max(self._settings.max_pooled_tokens, self._engine.info.max_model_len)
+        what `encode` raises, and ApiError: INVALID_REQUEST, prompts to pool or to score have too many tokens
+        together."""
+        total, most = 0, self._most_tokens(request)
         for index, prompt in enumerate(request.prompts):
             ids = await self.encode(tenant, prompt, request.cache_salt, request.prompt_field(index))
             total += len(ids)
-            if request.pooling is not None and total > most:
+            if most is not None and total > most:
                 field = request.prompt_field(index)
-                raise invalid_request(f"a request may have {most} tokens; up to {field} it has {total}", field)
+                raise invalid_request(f"such a request may have {most} tokens; up to {field} it has {total}", field)
             yield ids
             if index % PROMPTS_AT_ONCE == PROMPTS_AT_ONCE - 1:
                 await asyncio.sleep(0)
+
+    def _most_tokens(self, request: GenerateRequest) -> int | None:
+        """Return the maximum number of tokens of all prompts of a request together. None means no maximum."""
+        if request.pooling is not None:
+            return max(self._settings.max_pooled_tokens, self._engine.info.max_model_len)
+        width = request.sampling.prompt_logprobs
+        return None if width is None else self._settings.max_prompt_logprobs // (1 + width)
 
     async def _wait_for_engine(self) -> None:
         """Wait until the engine is ready. Raises ApiError: ENGINE_UNAVAILABLE after `engine_wait` seconds."""
@@ -268,6 +282,8 @@ class RequestIntake:
             self._check_pooling(request, request.pooling)
         elif len(request.prompts) * request.n > settings.max_choices:
             raise invalid_request(f"at most {settings.max_choices} answers (prompts x n) a request", "n")
+        if request.n > 1 and sampling.prompt_logprobs is not None:
+            raise unsupported_parameter("n", "above 1 is not supported with log probabilities of the prompt")
         if "" in request.stop or sum(map(len, request.stop)) > settings.max_stop_characters:
             bound = (
                 f"stop strings must not be empty, nor longer than {settings.max_stop_characters} characters together"
@@ -320,6 +336,9 @@ class ServiceSettings:
     max_pooled_tokens: int = 300_000
     """Maximum number of tokens of all prompts of a request for vectors, as in OpenAI's API, unless the context of the
     model is longer."""
+    max_prompt_logprobs: int = 200_000
+    """Maximum number of log probabilities of prompts in one response: for each token its own and its alternatives'.
+    They allow 33,333 tokens with 5 alternatives, which is as many as OpenAI's completions have."""
     max_stop_characters: int = 16_384
     """Maximum total length of a request's stop strings, in characters."""
     max_listed_ids: int = 1024

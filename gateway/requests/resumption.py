@@ -22,6 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
+from engine.core.prompt_logprobs import row_bytes
 from engine.core.sequence import TRIAL_TOKENS_HELD
 from engine.core.types import Request, TokenEvent
 from engine.rpc.api import EngineApi
@@ -83,6 +84,8 @@ class ResumingStream:
         self._proven_from = 0
         """Number of produced tokens from which on a suspect is not on trial any more."""
         self._produced: list[int] = []
+        self._num_scored = 0
+        """Number of prompt tokens whose log probabilities have come."""
         self._first: TokenEvent | None = None
         """First event of the request, from the engine process that began it."""
         self._device = 0.0
@@ -123,7 +126,7 @@ class ResumingStream:
             self._on_move(self._now() - self._lost)
 
     def _current(self) -> Request:
-        """Return the request to submit next: the original, or after a move one with the produced tokens so far."""
+        """Return the request to submit next: the original, or after a move one with the progress so far."""
         if not self._moves:
             return self._request
         self._id = f"{self._request.id}+{self._moves}"
@@ -133,6 +136,7 @@ class ResumingStream:
         return self._request._replace(
             id=self._id,
             produced=tuple(self._produced),
+            num_scored=self._num_scored,
             moves=self._moves,
             suspect=self._suspect,
             deadline=deadline,
@@ -190,10 +194,13 @@ class ResumingStream:
             self._proven_from = len(self._produced) + TRIAL_TOKENS_HELD
 
     def _noted(self, events: list[TokenEvent]) -> list[TokenEvent]:
-        """Record the tokens and the device time in events, and return the events for the reader; after a move, those
-        with tokens or an end, with the waits and cached tokens of the first process, and all processes' device time."""
+        """Record the tokens, log probabilities of the prompt and device time in events, and return the events for the
+        reader; after a move, those with output or an end, with the waits and cached tokens of the first process, and
+        all processes' device time."""
+        size = row_bytes(self._request.params.prompt_logprobs or 0)
         for event in events:
             self._produced += event.tokens
+            self._num_scored += len(event.prompt_logprobs) // size
         self._device = max(self._device, self._device_before + events[-1].device_seconds)
         if not self._moves or self._first is None:
             self._first = self._first or events[0]
@@ -207,5 +214,5 @@ class ResumingStream:
                 device_seconds=self._device_before + event.device_seconds,
             )
             for event in events
-            if event.tokens or event.finish_reason is not None  # the admission was reported before
+            if event.tokens or event.prompt_logprobs or event.finish_reason is not None  # not the admission again
         ]

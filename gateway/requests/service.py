@@ -274,7 +274,8 @@ class Gateway:
         record. Closing the generator early aborts the answer. Raises ApiError if the engine fails or refuses."""
         prompt_index = index // job.request.n
         detokenizer = tokenizer.detokenizer(job.continued_prompt(prompt_index))
-        answer = AnswerDecoder(index, detokenizer, job.request, job.thinking.parser() if job.thinking else None)
+        reasoning = job.thinking.parser() if job.thinking else None
+        answer = AnswerDecoder(index, detokenizer, job.request, reasoning, job.prompt_reader(prompt_index))
         last_token: float | None = None
         with engine_failures(record):
             async with aclosing(stream) as arrivals:
@@ -286,7 +287,15 @@ class Gateway:
                         record.note_admission(event, self._clock())
                         record.note_device(index, event.device_seconds)
                         last_token = self._clocked(job.lane, record, chunk, last_token)
+                        if len(chunk.prompt_scores.token_ids) > 1:
+                            *parts, last = chunk.prompt_scores.split()
+                            for part in parts:
+                                yield GenerationChunk(index, prompt_scores=part)
+                                await asyncio.sleep(0)  # rendering them all at once would stop the event loop
+                            chunk = chunk._replace(prompt_scores=last)
                         if chunk.finish_reason is not None:
+                            if answer.lacks_scores:
+                                raise internal(record.request_id)
                             record.reasoning_tokens += answer.reasoning_tokens
                             yield chunk
                             return

@@ -41,8 +41,8 @@ class Submission:
 
         The first call sets `submitted` of the record. If the engine is not ready, a stream submits its answer when it
         is read. So does every stream after the first `max_choices`, which only requests for vectors have: their prompts
-        must not fill the engine's queue. An answer with max_tokens 0 that is no vector ends at once and is not sent to
-        the engine.
+        must not fill the engine's queue. An answer with max_tokens 0 ends at once and is not sent to the engine, unless
+        a vector or log probabilities of its prompt are wanted.
         """
         if not self._streams:
             self._record.submitted = self._clock()
@@ -58,7 +58,8 @@ class Submission:
 
     def _stream(self, index: int) -> EventStream:
         request = self._job.engine_request(self._record, index, self._clock())
-        if not request.params.max_tokens and request.pooling is None:
+        params = request.params
+        if not params.max_tokens and params.prompt_logprobs is None and request.pooling is None:
             return _nothing(request.id)
         return ResumingStream(
             self._engine, request, self._settings.engine_wait, self._note_move, self._note_place, self._session()

@@ -14,6 +14,7 @@ from engine.core.types import FinishReason, Lane, Pooling, SamplingParams, Token
 from gateway.core.lanes import lane_name
 from gateway.core.routing import ModelQuery
 from gateway.core.trace_context import UNKNOWN, Ingress
+from gateway.requests.prompt_scores import PromptReader, PromptScores, join_scores
 from gateway.text.chat_template import DEFAULT_OPTIONS, Message, TemplateOptions, ToolSchema
 from gateway.text.reasoning.parser import ReasoningParser, Split
 from gateway.text.tokenizer import Detokenizer, StopMatcher
@@ -49,8 +50,8 @@ class GenerateRequest(Struct, frozen=True):
     grammar_field: str | None = None
     """Name of the request field that the grammar in `sampling` came from, for error messages."""
     max_tokens: int | None = None
-    """Maximum output tokens of an answer, cut to the room left in the context. 0 generates nothing. None means
-    `default_max_tokens`."""
+    """Maximum output tokens of an answer, cut to the room left in the context. 0 generates nothing, so that the engine
+    is asked only for log probabilities of the prompt or a vector. None means `default_max_tokens`."""
     seed: int | None = None
     """Seed of the random draws; answer i of a prompt uses seed + i. None means a random seed."""
     default_max_tokens: int | None = None
@@ -163,11 +164,13 @@ class GenerationChunk(NamedTuple):
     """The stop string that ended the answer, set on its last chunk. None means that something else ended it."""
     vector: bytes = b""
     """The vector of a prompt, in fp32, little-endian: the whole answer of a request for vectors."""
+    prompt_scores: PromptScores = PromptScores()
+    """The next tokens of the prompt, with their log probabilities; empty if the caller did not ask for them."""
 
     @property
     def has_output(self) -> bool:
-        """Return whether the chunk has tokens or a vector."""
-        return bool(self.token_ids or self.vector)
+        """Return whether the chunk has tokens, log probabilities of the prompt, or a vector."""
+        return bool(self.token_ids or self.prompt_scores.rows or self.vector)
 
 
 class Generation(Struct):
@@ -193,12 +196,19 @@ class AnswerDecoder:
     separates reasoning from text."""
 
     def __init__(
-        self, index: int, detokenizer: Detokenizer, request: GenerateRequest, reasoning: ReasoningParser | None = None
+        self,
+        index: int,
+        detokenizer: Detokenizer,
+        request: GenerateRequest,
+        reasoning: ReasoningParser | None = None,
+        prompt: PromptReader | None = None,
     ) -> None:
-        """`reasoning` splits this answer; None means that everything is text."""
+        """`reasoning` splits this answer; None means that everything is text. `prompt` reads the log probabilities of
+        the prompt; None means that the request asks for none."""
         self._index = index
         self._detokenizer = detokenizer
         self._reasoning = reasoning
+        self._prompt = prompt
         self._keep_stop = request.keep_stop
         self._matcher = StopMatcher(request.stop, keep=request.keep_stop) if request.stop else None
         self._min_tokens = request.sampling.min_tokens
@@ -207,6 +217,15 @@ class AnswerDecoder:
     def decode(self, event: TokenEvent, more: bool = False) -> GenerationChunk:
         """Convert an event to a chunk, whose finish_reason is set if a stop string or the event ends the answer; tokens
         after a stop string are dropped. `more` says that later events of this answer are here already."""
+        chunk = self._decode(event, more)
+        return chunk if self._prompt is None else chunk._replace(prompt_scores=self._prompt.read(event.prompt_logprobs))
+
+    @property
+    def lacks_scores(self) -> bool:
+        """Return whether log probabilities of the prompt that the request asks for have not come yet."""
+        return self._prompt is not None and not self._prompt.is_complete
+
+    def _decode(self, event: TokenEvent, more: bool) -> GenerationChunk:
         if event.finish_reason is FinishReason.POOLED:
             return GenerationChunk(self._index, finish_reason="pooled", vector=event.vector)
         # An engine's STOP means that the last token is an EOS or a stop token: it counts, but usually has no text.
@@ -291,6 +310,7 @@ def join_chunks(chunks: Sequence[GenerationChunk]) -> GenerationChunk:
         answer=chunks[0].answer,
         text="".join(chunk.text for chunk in chunks),
         reasoning="".join(chunk.reasoning for chunk in chunks),
+        prompt_scores=join_scores([chunk.prompt_scores for chunk in chunks]),
         token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
         logprobs=tuple(values for chunk in chunks for values in chunk.logprobs),
         silent=chunks[-1].silent,

@@ -79,7 +79,7 @@ class GenerationService(pb_grpc.GenerationServicer):
                 told = read(chunk)
                 if chunk.usage:
                     call.set_trailing(usage_metadata(chunk.usage))
-                if told.text or chunk.token_ids or chunk.finish_reason:
+                if told.text or chunk.token_ids or chunk.prompt_scores.rows or chunk.finish_reason:
                     await call.send(chunk_to_pb(generation.admitted, chunk, told, token_text))
 
     async def _embed(self, request: pb.EmbedRequest, call: RpcCall) -> pb.EmbedResponse:

@@ -19,11 +19,12 @@ from gateway.embeddings.schema import EmbeddingsRequest
 from gateway.openai.convert import chat_messages
 from gateway.openai.messages import AssistantCall, CalledFunction, ChatMessage, Function, FunctionName, Tool, ToolChoice
 from gateway.openai.parse import MOST_PARTS, to_struct
-from gateway.openai.schema import CompletionRequest, Sampled, Slo, StructuredOutputs
+from gateway.openai.schema import CompletionRequest, Slo, StructuredOutputs
 from gateway.openai.structured import Constraint, by_kind
 from gateway.openai.tools import ChunkContent, offered_tools, tool_rule
 from gateway.pb import adapters_pb2
 from gateway.pb import generation_pb2 as pb
+from gateway.requests.prompt_scores import PromptScores
 from gateway.requests.types import (
     Admitted,
     Chat,
@@ -35,10 +36,7 @@ from gateway.requests.types import (
 )
 from gateway.text.chat_template import effort_variables, template_options
 
-RANGES: Mapping[str, Any] = {
-    **get_type_hints(CompletionRequest, include_extras=True),
-    "max_tokens": get_type_hints(Sampled, include_extras=True)["max_tokens"],  # at least 1: gRPC has no `echo`
-}
+RANGES: Mapping[str, Any] = get_type_hints(CompletionRequest, include_extras=True)
 """Types of the sampling fields, by name, with the ranges that HTTP accepts and that msgspec validates."""
 SLO_RANGES: Mapping[str, Any] = get_type_hints(Slo, include_extras=True)
 OWN = ("n", "stall_timeout", "cache_salt")
@@ -80,6 +78,8 @@ def generate_request(message: pb.GenerateRequest, request_id: str, deadline: flo
     """
     given = {field.name: _plain(value) for field, value in message.sampling.ListFields()}
     _check_ranges(given, RANGES)
+    if given.get("max_tokens") == 0 and "prompt_logprobs" not in given:  # unlike HTTP, gRPC has no `echo`
+        raise invalid_request("max_tokens must be at least 1 without prompt_logprobs", "max_tokens")
     slo, asked = _slo(message.slo), _asked(message.structured_outputs)
     _check_ranges(own := {name: getattr(message, name) for name in OWN if message.HasField(name)}, RANGES)
     return GenerateRequest(
@@ -282,6 +282,7 @@ def _choice(chunk: GenerationChunk, told: ChunkContent, token_text: TokenText) -
         finish_reason=_FINISH[told.finish_reason],
         tool_calls=map(_tool_call, told.calls),
         reasoning_content=chunk.reasoning,
+        prompt_logprobs=_prompt_logprobs(chunk.prompt_scores, token_text),
     )
 
 
@@ -300,6 +301,15 @@ def _logprobs(chunk: GenerationChunk, token_text: TokenText) -> list[pb.TokenLog
         return []
     pairs = zip(chunk.token_ids, chunk.logprobs, strict=True)
     return [_token_logprob(token_id, values, token_text) for token_id, values in pairs]
+
+
+def _prompt_logprobs(scores: PromptScores, token_text: TokenText) -> list[pb.TokenLogprob]:
+    found = []
+    for token_id, scored in scores.pairs():
+        if scored is not None:
+            found.append(_token_logprob(token_id, scored.values, token_text))
+            found[-1].rank = scored.rank
+    return found
 
 
 def _token_logprob(token_id: int, values: TokenLogprobs, token_text: TokenText) -> pb.TokenLogprob:

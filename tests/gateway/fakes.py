@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 
 from engine.core.config import LaneGoals
 from engine.core.types import ErrorCode, FinishReason, Lane, LaneMode, Refusal, Request, TokenEvent, TokenLogprobs
-from engine.executor.fake import FAKE_HIDDEN, fake_vector
+from engine.executor.fake import FAKE_HIDDEN, fake_row, fake_vector
 from engine.grammar_check.pool import GrammarPool
 from engine.pb import engine_pb2 as pb
 from engine.rpc.api import AdapterRejected, LaneRejected
@@ -300,6 +300,10 @@ class FakeEngine:
             facts = {"device_seconds": DEVICE_SECONDS, "vector": vector}
             return [admission, TokenEvent(request.id, finish_reason=FinishReason.POOLED, **facts)]
         params = request.params
+        scores = self._prompt_logprobs(request)
+        if not params.max_tokens:
+            *scores, last = scores or [TokenEvent(request.id, device_seconds=DEVICE_SECONDS)]
+            return [admission, *scores, last._replace(finish_reason=FinishReason.LENGTH)]
         tokens = [*self.tokenizer._encode(self.reply(request), False), *([] if params.ignore_eos else [EOS])]
         whole = len(tokens) <= params.max_tokens and not params.ignore_eos
         tokens = tokens[len(request.produced) : params.max_tokens]
@@ -316,7 +320,17 @@ class FakeEngine:
             )
             for number, step in enumerate(steps, 1)
         ]
-        return [admission, *events]
+        return [admission, *scores, *events]
+
+    def _prompt_logprobs(self, request: Request) -> list[TokenEvent]:
+        """The log probabilities of a prompt, `tokens_per_event` in an event."""
+        width, prompt = request.params.prompt_logprobs, list(request.prompt_ids)
+        if width is None:
+            return []
+        rows = [fake_row(request.adapter_hash, prompt[: end + 1], width) for end in range(1, len(prompt))]
+        size = self.tokens_per_event
+        parts = [b"".join(rows[i : i + size]) for i in range(request.num_scored, len(rows), size)]
+        return [TokenEvent(request.id, prompt_logprobs=part, device_seconds=DEVICE_SECONDS) for part in parts]
 
     def _logprobs(self, request: Request, step: tuple[int, ...]) -> tuple[TokenLogprobs, ...]:
         count = request.params.logprobs

@@ -110,10 +110,23 @@ class Head(Struct, kw_only=True):
     service_tier: Literal["default", "priority", "flex"]
 
 
+class PromptToken(Struct):
+    """Log probability of a token, and its rank among all tokens, from 1."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptToken] | None]
+"""For each token of the prompt, the token itself and the likeliest ones, by token id; null for the first token."""
+
+
 class ChatCompletion(Head, kw_only=True):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ToolCallNews(Struct):
@@ -147,9 +160,11 @@ class ChatCompletionChunk(Head, kw_only=True):
 
 
 class CompletionLogprobs(Struct):
+    """Log probabilities of the text's tokens; null for the first token of an echoed prompt."""
+
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -159,6 +174,7 @@ class CompletionChoice(Struct):
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None
     token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(Head, kw_only=True):

@@ -63,6 +63,8 @@ async def run(gateway_app, body, endpoint=CHAT, **options) -> dict:
         (COMPLETION, {"prompt": "Say hello"}),
         (COMPLETION, {"prompt": ["a", "bb"], "n": 2, "echo": True, "max_tokens": 3}),
         (COMPLETION, {"prompt": [70, 71], "logprobs": 1}),
+        (COMPLETION, {"prompt": ["ab", "cde"], "echo": True, "logprobs": 1, "max_tokens": 0}),
+        (CHAT, {"messages": MESSAGES, "prompt_logprobs": 1}),
         (CHAT, {"messages": MESSAGES, "cache_salt": "s"}),
     ],
 )

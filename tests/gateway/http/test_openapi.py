@@ -122,6 +122,7 @@ ANSWERED = [
     {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}},
     {"guided_choice": ["a", "b"], "tools": [TOOL], "tool_choice": "none"},
     {"n": 2, "return_token_ids": True, "max_tokens": 3, "user": "me", "metadata": {"a": "b"}},
+    {"prompt_logprobs": 2},
 ]
 
 
@@ -136,16 +137,27 @@ def test_chats_are_what_the_document_says(gateway, options, stream):
     gateway.gateway_app.engine.info.max_model_len = 2048
     gateway.gateway_app.engine.reply = lambda sent: CALL
     body = {"model": BASE, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 99, **options}
-    response = ask(gateway, "/v1/chat/completions", {**body, "stream": stream})
+    response = ask(gateway, "/v1/chat/completions", {**body, "stream": stream and "prompt_logprobs" not in body})
     for chunk in events(response) if stream else []:
         valid(event_data("/v1/chat/completions")).validate(chunk)
 
 
-@pytest.mark.parametrize("options", [{}, {"logprobs": 2}, {"echo": True}, {"n": 2, "return_token_ids": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"logprobs": 2},
+        {"echo": True},
+        {"n": 2, "return_token_ids": True},
+        {"echo": True, "logprobs": 2, "max_tokens": 0},
+        {"prompt_logprobs": 2},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("stream", [False, True])
 def test_completions_are_what_the_document_says(gateway, options, stream):
     body = {"model": BASE, "prompt": ["a", "b"], "service_tier": "flex", "logit_bias": {"5": 1}, **options}
-    response = ask(gateway, "/v1/completions", {**body, "stream": stream})
+    response = ask(gateway, "/v1/completions", {**body, "stream": stream and "prompt_logprobs" not in body})
     for chunk in events(response) if stream else []:
         valid(event_data("/v1/completions")).validate(chunk)
 

@@ -294,11 +294,24 @@ def test_no_tokens_at_all_are_for_echoes():
     assert (error.http_status, error.param) == (400, "max_tokens")
     assert completion(max_tokens=0, echo=True).max_tokens == 0
     assert refusal(completion, max_tokens=-1, echo=True).param == "max_tokens"
-    assert refusal(completion, max_tokens=0, echo=True, logprobs=1).param == "echo"
+    assert completion(max_tokens=0, prompt_logprobs=1).max_tokens == 0
 
 
-def test_echo_with_logprobs_is_refused():
-    assert refusal(completion, echo=True, logprobs=1).code == "unsupported_parameter"
+@pytest.mark.parametrize(
+    ("fields", "width"),
+    [
+        ({}, None),
+        ({"echo": True}, None),
+        ({"logprobs": 3}, None),
+        ({"echo": True, "logprobs": 0}, 0),
+        ({"echo": True, "logprobs": 3, "prompt_logprobs": 1}, 3),
+        ({"logprobs": 3, "prompt_logprobs": 1}, 1),
+    ],
+)
+def test_an_echo_with_logprobs_asks_for_those_of_the_prompt(fields, width):
+    sampling = completion(**fields).sampling
+    assert (sampling.logprobs, sampling.prompt_logprobs) == (fields.get("logprobs"), width)
+    assert chat(prompt_logprobs=width).sampling.prompt_logprobs == width
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,20 @@ async def test_logprobs(api):
     assert tops == [(0, "<|end|>", -0.5), (1, "<|user|>", -1.5)]
 
 
+async def test_log_probabilities_of_the_prompt(api):
+    request = ask(prompt="abc", sampling={"max_tokens": 0, "prompt_logprobs": 1})
+    whole = await api.generation.Generate(request, metadata=as_key())
+    found = whole.choices[0].prompt_logprobs
+    assert [(entry.token, entry.rank, [top.token for top in entry.top]) for entry in found] == [
+        ("b", 1, ["b"]),
+        ("c", 1, ["c"]),
+    ]
+    assert all(entry.logprob == entry.top[0].logprob < 0 for entry in found)
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (3, 0)
+    streamed = [chunk.choice async for chunk in api.generation.GenerateStream(request, metadata=as_key())]
+    assert [entry for choice in streamed for entry in choice.prompt_logprobs] == list(found)
+
+
 async def test_several_answers_share_a_prompt_and_a_reservation(api):
     api.gateway_app.engine.reply = lambda sent: f"seed {sent.params.seed}"
     request = ask(n=3, sampling={"seed": 7})
@@ -205,6 +219,7 @@ INVALID = {
     "sampling.min_p": ask(sampling={"min_p": float("nan")}),
     "sampling.top_p": ask(sampling={"top_p": 0.0}),
     "sampling.logprobs": ask(sampling={"logprobs": 21}),
+    "sampling.prompt_logprobs": ask(sampling={"prompt_logprobs": 21}),
     "sampling.max_tokens": ask(sampling={"max_tokens": 0}),
     "sampling.min_tokens": ask(sampling={"max_tokens": 2, "min_tokens": 3}),
     "sampling.repetition_penalty": ask(sampling={"repetition_penalty": -1.0}),

@@ -3,7 +3,7 @@
 A small random model runs with the base and two adapters mixed, in both lanes, every prompt twice, in a page pool so
 small that sequences are preempted and adapters are evicted: with CUDA graphs and planning ahead, as in production on a
 GPU, and with neither. Hugging Face checks each answer by one forward pass over it: if every token is the most likely
-one after those before it, the answer is the greedy one.
+one after those before it, the answer is the greedy one. The same pass checks the logprobs of every second prompt.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from engine.config import EngineConfig
 from engine.core.check import leftovers, violations
 from engine.core.commands import Submit
 from engine.core.config import PREEMPTIONS, CoreConfig, Scheduling
+from engine.core.prompt_logprobs import unpack
 from engine.core.state import EngineState
 from engine.core.types import AdapterHash, Lane, Request, SamplingParams
 from engine.engine import Engine
@@ -33,6 +34,8 @@ from engine.model.runner import ModelRunner
 TESTS = Path(__file__).parents[2] / "tests" / "model"
 VOCAB, BLOCK, MAX_LEN = 97, 4, 128
 RANKS = {"x": 2, "y": 5}
+ALTERNATIVES = 3
+"""Number of likeliest tokens in the logprobs of prompts."""
 MARGIN = 1e-3
 """Logprob difference between the two most likely tokens above which rounding in fp32 cannot change the choice."""
 LEAST_S = 5.0
@@ -43,6 +46,8 @@ class Answer:
     prompt: tuple[int, ...]
     adapter: str | None
     tokens: list[int] = field(default_factory=list)
+    prompt_rows: bytearray = field(default_factory=bytearray)
+    """Logprobs of the prompt, in the format of `engine.core.prompt_logprobs`."""
 
 
 def run(journal: Journal) -> None:
@@ -113,6 +118,7 @@ def check(
         engine.inbox.put(Submit(request(name, answer, ids)))
     run_to_end(engine, answers)
     assert leftovers(engine.state) == []
+    assert all(bool(answer.prompt_rows) == is_scored(name) for name, answer in answers.items())
     counters = engine.state.counters
     assert counters.preemptions > 0, "the pool was not small enough to preempt anything"
     adapters: tuple[str | None, ...] = (None, *RANKS)
@@ -149,11 +155,18 @@ def make_engine(model: Path, device: str, preemption: str, ahead: bool) -> Engin
 
 def request(name: str, answer: Answer, ids: Mapping[str, AdapterHash]) -> Request:
     """Return the engine's request for an answer. The second one of each prompt and adapter (its name ends in /1) is
-    interactive and arrives later, to preempt batch requests. `ids` maps an adapter's name to its hash."""
+    interactive and arrives later, to preempt batch requests. Those of every second prompt ask for its logprobs. `ids`
+    maps an adapter's name to its hash."""
     interactive = name.endswith("/1")
-    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    width = ALTERNATIVES if is_scored(name) else None
+    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, prompt_logprobs=width)
     lane = Lane.INTERACTIVE if interactive else Lane.BATCH
     return Request(name, answer.prompt, params, ids.get(answer.adapter or ""), lane, arrival=float(interactive))
+
+
+def is_scored(name: str) -> bool:
+    """Return whether an answer's request asks for logprobs of its prompt."""
+    return int(name.split("/")[0]) % 2 == 0
 
 
 def run_to_end(engine: Engine, answers: Mapping[str, Answer]) -> None:
@@ -161,6 +174,7 @@ def run_to_end(engine: Engine, answers: Mapping[str, Answer]) -> None:
         for event in engine.step():
             assert event.refusal is None, event.refusal
             answers[event.request_id].tokens.extend(event.tokens)
+            answers[event.request_id].prompt_rows.extend(event.prompt_logprobs)
         assert violations(engine.state) == []
         if not engine.state.has_work:
             return
@@ -176,10 +190,22 @@ def judge(model: Path, delta: Mapping[str, Tensor], answers: Sequence[Answer], a
         reference.get_parameter(name).add_(value)
     decided = 0
     for answer in (answer for answer in answers if answer.adapter == adapter):
-        logits = reference(torch.tensor([[*answer.prompt, *answer.tokens]])).logits[0, len(answer.prompt) - 1 : -1]
-        top = logits.log_softmax(-1).topk(2)
+        logprobs = reference(torch.tensor([[*answer.prompt, *answer.tokens]])).logits[0].log_softmax(-1)
+        if answer.prompt_rows:
+            judge_prompt(answer, logprobs)
+        top = logprobs[len(answer.prompt) - 1 : -1].topk(2)
         clear = top.values[:, 0] - top.values[:, 1] > MARGIN
         ours = torch.tensor(answer.tokens)
         assert torch.equal(top.indices[clear, 0], ours[clear]), f"adapter {adapter}: other tokens than Hugging Face's"
         decided += int(clear.sum())
     return decided
+
+
+def judge_prompt(answer: Answer, logprobs: Tensor) -> None:
+    """Raise AssertionError unless the logprobs of a prompt are those of Hugging Face, fp32 [num_tokens, VOCAB]."""
+    rows = list(unpack(bytes(answer.prompt_rows), ALTERNATIVES))
+    assert len(rows) == len(answer.prompt) - 1, f"{len(rows)} rows for a prompt of {len(answer.prompt)} tokens"
+    for token, row, wanted in zip(answer.prompt[1:], rows, logprobs, strict=False):
+        ours = torch.tensor([row.values.logprob, *(logprob for _, logprob in row.values.top)])
+        theirs = torch.cat((wanted[token : token + 1], wanted.topk(ALTERNATIVES).values))
+        assert (ours - theirs).abs().max() < MARGIN, f"adapter {answer.adapter}: other logprobs than Hugging Face's"

@@ -19,7 +19,7 @@ from engine.core.prompt_logprobs import row_bytes
 from engine.core.types import PromptRows, SamplingParams
 from engine.model.batch import ScoredChunk
 from engine.model.draws import ranked
-from engine.model.results import ALIGNMENT, ResultBlocks, StepResults
+from engine.model.results import ResultBlocks, StepResults
 from lora_kernels.pinned import upload
 
 SLICE_ROWS = 128
@@ -151,8 +151,8 @@ class PromptScorer:
 
 
 def slice_bytes(vocab_size: int, dtype: torch.dtype) -> int:
-    """Returns the bytes of a GPU's memory that a slice of logits and the comparisons for its ranks take."""
-    return SLICE_ROWS * vocab_size * (dtype.itemsize + 1) + RESULT_BYTES + ALIGNMENT
+    """Returns the bytes of a GPU's memory that a slice of logits, the comparisons for its ranks, and results take."""
+    return SLICE_ROWS * vocab_size * (dtype.itemsize + 1) + RESULT_BYTES
 
 
 def pack_on_cpu(logits: Tensor, ids: Tensor, width: int) -> Tensor:

@@ -52,6 +52,8 @@ class SamplingParams(Struct, kw_only=True, frozen=True, omit_defaults=True):
     logprobs: int | None = None
     """Number of alternatives of each token, 0 to 20, whose log probabilities are returned beside the token's own. None
     means that none are returned."""
+    prompt_logprobs: int | None = None
+    """The same for each token of the prompt. `Result.prompt_logprobs` has them; pieces of a stream do not."""
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | None = None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from engine.core.prompt_logprobs import PromptLogprob
 from engine.core.types import TokenLogprobs
 from gateway.openai.tools import ChunkContent, ToolCalls, text_content
 from gateway.requests.types import Admitted, GenerationChunk, TokenUsage, join_answers
@@ -52,6 +53,8 @@ class Result(Struct, frozen=True):
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[Answer, ...]
     usage: TokenUsage
+    prompt_logprobs: tuple[PromptLogprob | None, ...] = ()
+    """Log probabilities and rank of each token of the prompt, if the request asked for them; None for the first."""
 
     @property
     def text(self) -> str:
@@ -91,8 +94,10 @@ def result_of(admitted: Admitted, chunks: Sequence[GenerationChunk], reader: Too
     """Return the result of a request with one prompt, from all chunks of all its answers."""
     usage = chunks[-1].usage
     assert usage is not None, "the last chunk carries it"
-    answers = tuple(answer_of(joined, reader) for joined in join_answers(chunks))
-    return Result(admitted.prompt_ids[0], answers, usage)
+    joined = join_answers(chunks)
+    answers = tuple(answer_of(chunk, reader) for chunk in joined)
+    scored = tuple(scores for _, scores in joined[0].prompt_scores.pairs())
+    return Result(admitted.prompt_ids[0], answers, usage, scored)
 
 
 def embedding_of(vector: bytes) -> Embedding:

@@ -118,6 +118,18 @@ def test_answers_follow_grammars_and_call_tools(llm):
     assert called.outputs[0].finish_reason == "tool_calls"
 
 
+def test_logprobs_of_prompts_are_those_of_hugging_face(llm, reference):
+    [result] = llm.generate("The sea", SamplingParams(max_tokens=0, prompt_logprobs=2))
+    ids = torch.tensor([result.prompt_token_ids])
+    with torch.inference_mode():
+        wanted = reference(ids).logits[0].log_softmax(-1)[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist()
+    first, *others = result.prompt_logprobs
+    assert first is None
+    assert [values.logprob for _, values in others] == pytest.approx(wanted, abs=1e-3)
+    assert [len(values.top) for _, values in others] == [2] * len(wanted)
+    assert result.text == ""
+
+
 def test_logprobs_and_several_answers(llm):
     [result] = llm.chat(CHAT, SamplingParams(n=2, logprobs=3, max_tokens=4, seed=1, ignore_eos=True))
     assert [output.index for output in result.outputs] == [0, 1]

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.interpreter_speed import spare_repeated_work
+from engine.core.prompt_logprobs import unpack
 from engine.core.types import SampledToken, SamplingParams
 from engine.model.device_sampler import DeviceSampler
 from engine.model.draws import uniforms
 from engine.model.masks import TokenMasks, pack_bits
 from engine.model.sampled_rows import RowUploads
 from engine.model.sampler import Sampler
+from engine.model.scorer import pack_on_cpu, pack_on_gpu
 from lora_kernels.gpu.triton_sampling import SamplingTiles, sample
 
 CPU = torch.device("cpu")
@@ -73,6 +75,9 @@ class Pair:
         ours, theirs = ([one.token for one in sampled] for sampled in self.step(logits, masks))
         assert ours == theirs, (ours, theirs)
         return ours
+
+
+PACKS = (pack_on_gpu, pack_on_cpu)
 
 
 def random_logits(rows: int, vocab: int, seed: int = 0, spread: float = 3.0) -> Tensor:
@@ -225,6 +230,21 @@ def logprobs_are_those_of_the_raw_logits() -> None:
                 torch.testing.assert_close(*map(torch.tensor, values), rtol=0, atol=1e-5)
 
 
+def logprobs_of_prompts_are_those_of_a_cpu() -> None:
+    for width in (0, 1, 20):
+        for dtype in (torch.float32, torch.bfloat16):
+            logits = random_logits(7, 5000, seed=width).to(dtype)
+            ids = torch.randint(5000, (7,))
+            ids[:3] = logits[:3].argmax(-1)
+            ours, theirs = (list(unpack(pack(logits, ids, width).numpy().tobytes(), width)) for pack in PACKS)
+            assert [rank for rank, _ in ours] == [rank for rank, _ in theirs]
+            assert [rank for rank, _ in ours[:3]] == [1] * 3
+            for (_, mine), (_, other) in zip(ours, theirs, strict=True):
+                assert [i for i, _ in mine.top] == [i for i, _ in other.top]
+                assert not mine.top or abs(mine.top[-1][1] - other.top[-1][1]) < 1e-4
+                assert abs(mine.logprob - other.logprob) < 1e-4
+
+
 def a_row_is_the_same_in_any_batch_and_any_tiles() -> None:
     logits = random_logits(len(MIXED), 301)
     alone, tokens = [], Pair(301, MIXED, tiles=SamplingTiles()).agree(logits)
@@ -292,6 +312,7 @@ CHECKS: dict[str, Callable[[], None]] = {
         masks_are_those_of_their_step,
         masks_are_stronger_than_biases,
         logprobs_are_those_of_the_raw_logits,
+        logprobs_of_prompts_are_those_of_a_cpu,
         a_row_is_the_same_in_any_batch_and_any_tiles,
         draws_follow_seed_and_position,
         padding_is_left_alone,

@@ -27,6 +27,7 @@ NAMES = (
     "masks_are_those_of_their_step",
     "masks_are_stronger_than_biases",
     "logprobs_are_those_of_the_raw_logits",
+    "logprobs_of_prompts_are_those_of_a_cpu",
     "a_row_is_the_same_in_any_batch_and_any_tiles",
     "draws_follow_seed_and_position",
     "padding_is_left_alone",

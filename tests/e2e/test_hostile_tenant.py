@@ -8,14 +8,19 @@ import httpx
 import psutil
 import pytest
 
-from benchmarks.attacks import ATTACKS, GRAMMARS, Attacker, flood
+from benchmarks.attacks import ATTACKS, GRAMMARS, Attacker, expensive_grammars, flood, many_grammars
 from tests.e2e.test_serving import settled
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 FLOOD = "a flood with n = 4"
-SMALLER = {FLOOD: partial(flood, count=600)}
-"""Attacks that are smaller here than in the benchmark, with six times as many answers as the lane has room for."""
+SMALLER = {
+    FLOOD: partial(flood, count=200),
+    "grammars that cost": partial(expensive_grammars, count=4),
+    "many grammars at once": partial(many_grammars, count=150),
+}
+"""Attacks that are smaller here than in the benchmark. The flood asks for four times as many answers as the lane has
+room for."""
 PATIENCE_SECONDS = 300
 MOST_GROWTH_BYTES = 1 << 30
 """Bounds the growth of all processes together: the prefix cache and the kernels' scratch are among it, and each grammar

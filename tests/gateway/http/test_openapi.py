@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import cache
 
 import httpx
 import jsonschema_rs
@@ -126,6 +127,7 @@ ANSWERED = [
 ]
 
 
+@cache
 def valid(name):
     """Checks bodies against a named schema of the document."""
     return jsonschema_rs.validator_for({"$ref": f"#/components/schemas/{name}", "components": document()["components"]})

@@ -2,7 +2,8 @@
 """Build a wheel and try it as a user would: `python .ci/wheel_check.py`, or `make wheel-check`.
 
 Installs the wheel into an empty environment, without anything of this checkout, and starts `loralane serve` there with
-a new home directory. Exits with status 0 if the server becomes ready and answers a chat.
+a new home directory. Exits with status 0 if the server becomes ready and answers a chat, and if a program does that
+imports `LLM`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 READY_SECONDS, STOP_SECONDS, CALL_SECONDS = 180.0, 30.0, 60.0
+PROGRAM = """
+from loralane import LLM, SamplingParams
+with LLM() as llm:
+    [told] = llm.chat([{"role": "user", "content": "Say hello."}], SamplingParams(max_tokens=8))
+    print(told.text)
+"""
 QUESTION = {"model": "cheer", "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8}
 
 
@@ -31,7 +38,9 @@ def main() -> int:
         python = install(build(scratch), scratch)
         print("starting loralane serve", flush=True)
         answer = try_server(python, scratch)
-    print(f"the wheel works; the demo says: {answer!r}")
+        print("running the model in a program", flush=True)
+        told = try_library(python, scratch)
+    print(f"the wheel works; the demo says: {answer!r}, and the model: {told!r}")
     return 0
 
 
@@ -82,6 +91,17 @@ def try_server(python: Path, scratch: Path) -> str:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def try_library(python: Path, scratch: Path) -> str:
+    """Ask the model in a process of its own, with the home directory of `try_server`; returns the answer."""
+    environment = {"HOME": str(scratch / "home"), "PATH": os.environ["PATH"]}
+    asked = subprocess.run(
+        [python, "-c", PROGRAM], cwd=scratch, env=environment, capture_output=True, text=True, timeout=READY_SECONDS
+    )
+    if asked.returncode:
+        raise RuntimeError(f"the program failed:\n{asked.stderr[-2000:]}")
+    return asked.stdout.strip()
 
 
 def wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:

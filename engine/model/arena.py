@@ -64,7 +64,7 @@ class Arena:
     ) -> None:
         self.shape = shape
         self.pages = zeros(num_pages * shape.elements, dtype, device).view(num_pages, shape.elements)
-        populate(self.pages)
+        self._populating = populate(self.pages)
         self.table = LoraTable(max_adapters, shape.layers, len(TARGETS), shape.elements, device, fp8_adapters)
         split = (shape.layers, 2, shape.block_size, shape.kv_heads, shape.head_dim)
         by_layer = (self.pages.view(torch.float8_e4m3fn) if shape.fp8_kv else self.pages).unflatten(1, split)
@@ -75,6 +75,11 @@ class Arena:
         self._adapter_pages: dict[int, PageArray] = {}
         """Adapter slot -> pages of its adapter."""
         self._free_adapter_slots = list(range(max_adapters - 1, -1, -1))
+
+    def close(self) -> None:
+        """Give up what would keep the pages' memory after the arena is dropped."""
+        if self._populating is not None:
+            self._populating.cancel()
 
     @property
     def flat(self) -> Tensor:

@@ -241,8 +241,9 @@ class ModelRunner:
         self._compiler.start()
 
     def close(self) -> None:
-        """End the child processes that try grammars."""
+        """End the child processes that try grammars, and what would keep the arena's memory."""
         self._compiler.close()
+        self._arena.close()
 
     def load_host(self, path: str, claim: Claim) -> HostAdapter:
         """Reads and validates a PEFT folder in a loader thread, waits, and returns facts about the adapter. If `claim`,

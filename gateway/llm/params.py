@@ -9,7 +9,6 @@ from typing import Any, Literal, TypedDict
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from gateway.core.errors import invalid_request
 from gateway.core.lanes import TIER_OF_LANE, lane_name
@@ -53,7 +52,7 @@ class SamplingParams(Struct, kw_only=True, frozen=True, omit_defaults=True):
     """Number of alternatives of each token, 0 to 20, whose log probabilities are returned beside the token's own. None
     means that none are returned."""
     prompt_logprobs: int | None = None
-    """The same for each token of the prompt. `Result.prompt_logprobs` has them; pieces of a stream do not."""
+    """The same for each token of the prompt, in `Result.prompt_logprobs`. A stream cannot have them."""
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | None = None
@@ -91,22 +90,20 @@ def text_request(
 ) -> GenerateRequest:
     """Return the request to continue one prompt with the adapter or base model `model`. `streams` means that the caller
     takes tokens as they come. Raises ApiError, which names the field that cannot be used."""
-    body = _body(model, params, lane) | {"prompt": prompt if isinstance(prompt, str) else list(prompt)}
+    body = _body(model, params, lane, streams) | {"prompt": prompt if isinstance(prompt, str) else list(prompt)}
     if prompt and not isinstance(prompt, str) and not all(isinstance(token_id, int) for token_id in prompt):
         raise invalid_request("a prompt must be a text or token ids", "prompt")
-    request = completion_request(to_struct(body, CompletionRequest), _new_id())
-    return replace(request, coalesce=not streams)
+    return completion_request(to_struct(body, CompletionRequest), _new_id())
 
 
 def chat_request_of(
     model: str, messages: ChatMessages, params: SamplingParams, options: ChatOptions, lane: LaneName, *, streams: bool
 ) -> GenerateRequest:
     """Return the request to answer a conversation, like `text_request`."""
-    body = {**_body(model, params, lane), **options, "messages": list(messages)}
+    body = {**_body(model, params, lane, streams), **options, "messages": list(messages)}
     if params.logprobs is not None:
         body |= {"logprobs": True, "top_logprobs": params.logprobs}
-    request = chat_request(to_struct(body, ChatRequest), _new_id())
-    return replace(request, coalesce=not streams)
+    return chat_request(to_struct(body, ChatRequest), _new_id())
 
 
 def vectors_request(model: str, texts: Sequence[Prompt], fields: dict[str, Any], lane: LaneName) -> GenerateRequest:
@@ -117,8 +114,9 @@ def vectors_request(model: str, texts: Sequence[Prompt], fields: dict[str, Any],
     return embeddings_request(to_struct(body, EmbeddingsRequest), _new_id())
 
 
-def _body(model: str, params: SamplingParams, lane: LaneName) -> dict[str, Any]:
-    return {"model": model, "service_tier": _tier(lane), **msgspec.to_builtins(params, str_keys=True)}
+def _body(model: str, params: SamplingParams, lane: LaneName, streams: bool) -> dict[str, Any]:
+    fields = msgspec.to_builtins(params, str_keys=True)
+    return {"model": model, "service_tier": _tier(lane), "stream": streams, **fields}
 
 
 def _tier(lane: LaneName) -> str:

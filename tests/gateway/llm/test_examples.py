@@ -1,4 +1,4 @@
-"""The examples of docs/python.md run, with a tiny model, one of its adapters and a gateway with fakes."""
+"""The examples that import `loralane` run, with a tiny model, one of its adapters and a gateway with fakes."""
 
 import re
 from pathlib import Path
@@ -8,11 +8,17 @@ from served import served
 
 pytestmark = pytest.mark.slow
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "python.md"
-EXAMPLES = re.findall(r"^```python\n(.*?)^```", DOCUMENT.read_text(), re.M | re.S)
+ROOT = Path(__file__).parents[3]
+FENCED = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
+EXAMPLES = [
+    example
+    for document in (ROOT / "README.md", ROOT / "docs" / "python.md")
+    for example in FENCED.findall(document.read_text())
+    if "from loralane import" in example
+]
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=["LLM", "AsyncLLM", "Client"])
+@pytest.mark.parametrize("example", EXAMPLES, ids=["README", "LLM", "AsyncLLM", "Client"])
 def test_an_example_runs(example, tiny_chat, tiny_adapter, tmp_path, capsys):
     with served(tmp_path) as gateway:
         places = {
@@ -23,5 +29,5 @@ def test_an_example_runs(example, tiny_chat, tiny_adapter, tmp_path, capsys):
         }
         for named, real in places.items():
             example = example.replace(named, real)
-        exec(compile(example, str(DOCUMENT), "exec"), {"__name__": "example"})
+        exec(compile(example, "example", "exec"), {"__name__": "example"})
     assert capsys.readouterr().out

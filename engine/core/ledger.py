@@ -218,6 +218,8 @@ class Ledger:
             seq = step.sequences[chunk.request_id]
             rank = adapters[seq.request.adapter_hash].rank if seq.request.adapter_hash else 0
             weight = fixed + chunk_weight(model, chunk, rank, many)
+            if plan.features.scored_tokens and not seq.is_scored:
+                weight += model.prices.scored * chunk.num_tokens
             account = self.accounts.get(seq.request.lane, seq.request.tenant)
             yield Charge(account, seq, chunk.num_tokens, weight, weight * unpaid / chunk.num_tokens)
         for load in plan.loads:

@@ -47,7 +47,7 @@ class StepBudget:
         self.tokens_left = state.config.token_budget
         self.alone = 0.0
         """Predicted seconds of the step without batch work, if it has interactive decodes; otherwise 0."""
-        self._prefill = self._decodes = self._context = self._attention = self._rows = self._moved = 0.0
+        self._prefill = self._decodes = self._context = self._attention = self._rows = self._moved = self._scored = 0.0
         self._adapters: dict[AdapterHash, int] = {}
         """Number of chunks of each adapter."""
         self._spent: float | None = None
@@ -79,6 +79,7 @@ class StepBudget:
             float(len(self._adapters)),
             self._rows,
             self._moved,
+            self._scored,
             float(self._model.is_launched(self._prefill, self._prefill + self._decodes)),
         )
 
@@ -164,6 +165,8 @@ class StepBudget:
         else:
             self._prefill += sign * count
             self._attention += sign * count * (start + count / 2)
+        if not seq.is_scored:
+            self._scored += sign * count
         adapter_hash = seq.request.adapter_hash
         if adapter_hash:
             self._rows += sign * rank * count
@@ -214,7 +217,8 @@ class StepBudget:
             return wanted
         limit = self._prompt_limit(seq) if self._lane is Lane.INTERACTIVE else self._limit
         limit = self._before + (limit - self._before) * share
-        fits = min(wanted, self._model.chunk_that_fits(self.features, start, rank, limit))
+        fits = self._model.chunk_that_fits(self.features, start, rank, limit, is_scored=not seq.is_scored)
+        fits = min(wanted, fits)
         least = min(wanted, self._rules.min_chunk)
         if self._lane is Lane.INTERACTIVE:
             return max(fits, 0 if self._prefill else least)

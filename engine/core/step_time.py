@@ -1,8 +1,9 @@
 """Model of the duration of a step, learned from measured steps. Budgets, fairness, waits and Retry-After all use it.
 
 The duration of a step is the sum of a constant (reading the weights), a convex piecewise-linear function of its tokens,
-and nearly linear terms for attention over context, for adapters that are read and applied, and for pages that are
-copied. The function is convex because a further token is nearly free while reading the weights hides its arithmetic.
+and nearly linear terms for attention over context, for adapters that are read and applied, for pages that are copied,
+and for logprobs of prompts. The function is convex because a further token is nearly free while reading the weights
+hides its arithmetic.
 A step that the host launches kernel by kernel lasts at least as long as the launching, so that a small one takes longer
 than a captured one of its size: it has one term more, and the convex function covers its being the shorter of the two.
 Which steps are launched so is known from the last ones of their kind and size.
@@ -27,7 +28,7 @@ from typing import Any, NamedTuple
 
 from engine.core.least_squares import non_negative_solution
 
-SCALES = (1.0, 64.0, 16.0, 8192.0, 16384.0, 8.0, 1024.0, 16.0, 1.0)
+SCALES = (1.0, 64.0, 16.0, 8192.0, 16384.0, 8.0, 1024.0, 16.0, 64.0, 1.0)
 """Typical value of each term (constant, then the fields of StepFeatures), by which terms are divided so that all have
 the same magnitude in the normal equations. The scale of tokens beyond a knot is 64."""
 WARM_STEPS = 16
@@ -62,6 +63,7 @@ class StepFeatures(NamedTuple):
         adapters: number of distinct adapters.
         lora_rows: sum of rank * tokens.
         pages_moved: pages copied between host and device, for adapters and for KV.
+        scored_tokens: tokens in chunks of prompts whose logprobs are computed.
         launched: 1 if the host launches the step kernel by kernel while the device computes, 0 if it is replayed or the
             host only waits.
     """
@@ -73,6 +75,7 @@ class StepFeatures(NamedTuple):
     adapters: float = 0.0
     lora_rows: float = 0.0
     pages_moved: float = 0.0
+    scored_tokens: float = 0.0
     launched: float = 0.0
 
     @property
@@ -96,19 +99,21 @@ class Prices:
     adapter: float
     lora_row: float
     page: float
+    scored: float
     launch: float
     beyond: tuple[float, ...]
 
     @classmethod
     def of(cls, flat: list[float]) -> Prices:
-        step, prefill, decode, context, attention, adapter, lora_row, page, launch, *beyond = flat
-        return cls(step, prefill, decode, context, attention, adapter, lora_row, page, launch, tuple(beyond))
+        step, prefill, decode, context, attention, adapter, lora_row, page, scored, launch, *beyond = flat
+        work = prefill, decode, context, attention, adapter, lora_row, page, scored
+        return cls(step, *work, launch, tuple(beyond))
 
     @property
     def linear(self) -> tuple[float, ...]:
         """Prices per unit of each feature, in the order of the fields of StepFeatures."""
         work = self.prefill, self.decode, self.context, self.attention, self.adapter, self.lora_row, self.page
-        return *work, self.launch
+        return *work, self.scored, self.launch
 
     @property
     def flat(self) -> list[float]:
@@ -194,7 +199,9 @@ class StepTimeModel:
         """Return the surcharge, in seconds, for the last of `tokens` tokens of a step."""
         return sum([p for p, k in zip(self.prices.beyond, self.knots, strict=True) if tokens > k])
 
-    def chunk_that_fits(self, features: StepFeatures, start: int, rank: int, seconds: float) -> int:
+    def chunk_that_fits(
+        self, features: StepFeatures, start: int, rank: int, seconds: float, *, is_scored: bool = False
+    ) -> int:
         """Return the size in tokens of the largest prefill chunk that can be added to a step within `seconds`.
 
         Args:
@@ -202,11 +209,13 @@ class StepTimeModel:
             start: position of the chunk's first token.
             rank: rank of the chunk's adapter, which is assumed to be new in the step; 0 without one.
             seconds: maximum predicted duration of the whole step.
+            is_scored: whether logprobs of the chunk's tokens are computed.
         """
-        fits, before = min(self._chunk_that_fits(features, start, rank, seconds), MOST_TOKENS), int(features.tokens)
+        base = self._linear_price(start, rank, is_scored=is_scored)
+        fits, before = min(self._chunk_that_fits(features, base, rank, seconds), MOST_TOKENS), int(features.tokens)
         if features.launched or not self.is_launched(1, before + fits):
             return fits
-        launched = self._chunk_that_fits(features, start, rank, seconds - self.prices.launch)
+        launched = self._chunk_that_fits(features, base, rank, seconds - self.prices.launch)
         return max(launched, self._largest_replayed(before + fits) - before)
 
     def _largest_replayed(self, tokens: int) -> int:
@@ -216,11 +225,17 @@ class StepTimeModel:
             tokens = (1 << (tokens.bit_length() - 1)) - 1
         return tokens
 
-    def _chunk_that_fits(self, features: StepFeatures, start: int, rank: int, seconds: float) -> int:
+    def _linear_price(self, start: int, rank: int, *, is_scored: bool) -> float:
+        """Return the seconds for a token of a chunk from `start` on, less its surcharges beyond knots and attention to
+        the chunk itself."""
+        prices = self.prices
+        scored = prices.scored if is_scored else 0.0
+        return prices.prefill + prices.attention * start + prices.lora_row * rank + scored
+
+    def _chunk_that_fits(self, features: StepFeatures, base: float, rank: int, seconds: float) -> int:
         prices, tokens = self.prices, features.tokens
         room = seconds - self.predict(features) - (prices.adapter if rank else 0.0)
-        base, square = prices.prefill + prices.attention * start + prices.lora_row * rank, prices.attention / 2
-        done = 0
+        square, done = prices.attention / 2, 0
         for knot in (*[k for k in self.knots if k > tokens], MOST_TOKENS):
             slope = base + self.token_price(tokens + done + 1) + prices.attention * done
             fits = solve(square, slope, room)

@@ -1,12 +1,16 @@
 """Requests for logprobs of their prompts in the scheduling core: every prompt token is scored exactly once, however its
 rows were planned, and pages of a cached prefix are not reused in place of rows that must be computed."""
 
+from dataclasses import replace
+from random import Random
+
 import pytest
 
 from engine.core.check import leftovers, violations
 from engine.core.commands import Abort, Submit
-from engine.core.config import CoreConfig, Scheduling
+from engine.core.config import CoreConfig, LaneGoals, Scheduling
 from engine.core.prompt_logprobs import MOST_ALTERNATIVES, unpack
+from engine.core.step_time import StepFeatures
 from engine.core.types import ErrorCode, FinishReason, Lane, Pooling
 from engine.executor.fake import fake_row
 from tests.core.memory import added, expected_tokens, make_engine, request, run_all, tokens_of
@@ -142,3 +146,28 @@ def test_a_chunk_that_ends_before_the_last_token_may_end_the_request():
     events = engine.step() + engine.step()
     assert rows_of(events, "s") == expected_rows(asked)
     assert not engine.state.sequences
+
+
+def test_the_time_that_scoring_takes_is_learned_and_planned():
+    """A step of scored prompts takes twice as long, so that half as many of their tokens fit beside a decode."""
+    config = replace(CONFIG, token_budget=512, max_model_len=4096, num_pages=4000, interactive=LaneGoals(1.0, 0.05))
+    engine = make_engine(config)
+    model, sizes, rng = engine.state.ledger.model, [], Random(0)
+    for _ in range(600):
+        prompt, decodes, is_scored = rng.randrange(2, 500), rng.randrange(1, 20), rng.random() < 0.5
+        features = StepFeatures(prompt, decodes, scored_tokens=prompt * is_scored)
+        model.observe(features, 0.005 + 1e-4 * (prompt + decodes + prompt * is_scored))
+    for width in (None, 1):
+        engine.inbox.put(Submit(request("decode", range(3), 30, ignore_eos=True)))
+        while engine.state.in_flight is None or not any(one.id == "decode" for one in engine.state.running.values()):
+            engine.step()
+        engine.inbox.put(Submit(request("s", range(2000), 1, prompt_logprobs=width)))
+        engine.step()
+        plan = engine.state.in_flight
+        sizes += [chunk.num_tokens for chunk in plan.chunks if chunk.request_id == "s"]
+        assert plan.features.scored_tokens == (sizes[-1] if width else 0)
+        engine.inbox.put(Abort("s"))
+        engine.inbox.put(Abort("decode"))
+        run_all(engine, [], {})
+    plain, asked = sizes
+    assert 100 < asked < 0.6 * plain

@@ -22,7 +22,8 @@ def truth(f, speed=1.0):
         + 1e-6 * f.decode_context
         + 2e-7 * f.prefill_attention
     )
-    return speed * (whole + 0.0005 * f.adapters + 1e-6 * f.lora_rows + 2e-4 * f.pages_moved)
+    beside = 0.0005 * f.adapters + 1e-6 * f.lora_rows + 2e-4 * f.pages_moved + 0.0004 * f.scored_tokens
+    return speed * (whole + beside)
 
 
 def some_steps(count, seed=0):
@@ -32,7 +33,8 @@ def some_steps(count, seed=0):
         adapters = rng.randrange(5)
         context, attention = decodes * rng.randrange(20, 900), prefill * rng.randrange(1, 800)
         if decodes + prefill:
-            yield StepFeatures(prefill, decodes, context, attention, adapters, rng.randrange(900), rng.randrange(4))
+            rows, pages, scored = rng.randrange(900), rng.randrange(4), rng.choice([0, 0, prefill])
+            yield StepFeatures(prefill, decodes, context, attention, adapters, rows, pages, scored)
 
 
 def taught(noise=0.03, count=2000, speed=1.0):
@@ -92,9 +94,13 @@ def test_the_margin_covers_nineteen_steps_in_twenty():
 
 
 @given(
-    decodes=st.integers(0, 60), start=st.integers(0, 2000), rank=st.sampled_from([0, 8, 64]), cap=st.floats(0.001, 1.0)
+    decodes=st.integers(0, 60),
+    start=st.integers(0, 2000),
+    rank=st.sampled_from([0, 8, 64]),
+    cap=st.floats(0.001, 1.0),
+    is_scored=st.booleans(),
 )
-def test_a_chunk_that_fits_is_the_largest_that_does(decodes, start, rank, cap):
+def test_a_chunk_that_fits_is_the_largest_that_does(decodes, start, rank, cap, is_scored):
     model = MODEL
     before = StepFeatures(decode_tokens=decodes, decode_context=300 * decodes)
 
@@ -104,10 +110,11 @@ def test_a_chunk_that_fits_is_the_largest_that_does(decodes, start, rank, cap):
             prefill_attention=tokens * start + tokens * tokens / 2,
             adapters=float(rank > 0),
             lora_rows=rank * tokens,
+            scored_tokens=tokens * is_scored,
         )
         return model.predict(chunk)
 
-    tokens = model.chunk_that_fits(before, start, rank, cap)
+    tokens = model.chunk_that_fits(before, start, rank, cap, is_scored=is_scored)
     assert tokens >= 0
     if tokens:
         assert seconds(tokens) <= cap * (1 + 1e-6)

@@ -110,6 +110,7 @@ async def opened(source: str, options: ModelOptions) -> AsyncIterator[Parts]:
     template = options.get("chat_template")
     settings = ServiceSettings(
         max_pooled_tokens=NO_NUMBER,
+        max_prompt_logprobs=NO_NUMBER,
         request_timeout=None,
         first_token_timeout=None,
         engine_wait=0.0,  # an engine that has ended does not come back

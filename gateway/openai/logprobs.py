@@ -58,6 +58,7 @@ class CompletionLogprobsRenderer:
         self._tokenizer = tokenizer
         self._echo = echo
         self._width = width
+        self._labels: dict[int, str] = {}
         self._places: dict[int, _Place] = {}
         """Length of each answer's text so far, by the answer's number."""
 
@@ -87,8 +88,9 @@ class CompletionLogprobsRenderer:
     def _label(self, token_id: int) -> str:
         """Return a token's text or, if its bytes are not valid UTF-8, `bytes:` and the bytes spelled out. Labels are
         keys, so tokens that are not text by themselves need distinct labels."""
-        raw = self._tokenizer.token_bytes(token_id)
-        return _text(raw, "bytes:")
+        if token_id not in self._labels:
+            self._labels[token_id] = _text(self._tokenizer.token_bytes(token_id), "bytes:")
+        return self._labels[token_id]
 
     def _offset(self, index: int, token_id: int) -> int:
         place = self._places.get(index)

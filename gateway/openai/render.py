@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -14,7 +13,7 @@ from gateway.core.errors import ApiError
 from gateway.core.lanes import answer_tier
 from gateway.openai.logprobs import ChatLogprobsRenderer, CompletionLogprobsRenderer, prompt_logprobs
 from gateway.openai.tools import ChunkContent, ToolCalls, text_content
-from gateway.requests.prompt_scores import ENTRIES_AT_ONCE
+from gateway.requests.prompt_scores import off_the_loop
 from gateway.requests.types import Admitted, Generation, GenerationChunk, TokenUsage, join_answers
 from gateway.text.tokenizer import Tokenizer
 
@@ -273,10 +272,8 @@ class Envelope:
 
     async def complete(self, chunks: Sequence[GenerationChunk]) -> Json:
         answers, usage = join_answers(chunks), chunks[-1].usage
-        if sum(answer.prompt_scores.num_entries for answer in answers) > ENTRIES_AT_ONCE:
-            rendered = await asyncio.to_thread(self._rendered, answers)
-        else:
-            rendered = self._rendered(answers)
+        scores = (answer.prompt_scores for answer in answers)
+        rendered = await off_the_loop(scores, lambda: self._rendered(answers))
         return self._head | rendered | {"usage": usage_body(usage) if usage else None}
 
     def _rendered(self, answers: Sequence[GenerationChunk]) -> Json:

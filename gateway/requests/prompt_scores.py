@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from engine.core.prompt_logprobs import PromptLogprob, row_bytes, unpack
 
-ENTRIES_AT_ONCE = 2048
+T = TypeVar("T")
+
+ENTRIES_AT_ONCE = 1024
 """Maximum number of log probabilities that are rendered before other requests get a turn on the event loop: each takes
-about a microsecond."""
+two to four microseconds."""
 
 
 class PromptScores(NamedTuple):
@@ -47,6 +50,14 @@ def join_scores(parts: Sequence[PromptScores]) -> PromptScores:
     """Return the scores of the tokens of all parts, which are given in order and must not be empty."""
     ids = tuple(token_id for part in parts for token_id in part.token_ids)
     return PromptScores(ids, b"".join(part.rows for part in parts), max(part.width for part in parts))
+
+
+async def off_the_loop(scores: Iterable[PromptScores], render: Callable[[], T]) -> T:
+    """Return what `render` returns, which renders these scores: if they are many, in a thread, because they would stop
+    the event loop for most of a second."""
+    if sum(part.num_entries for part in scores) > ENTRIES_AT_ONCE:
+        return await asyncio.to_thread(render)
+    return render()
 
 
 class PromptReader:

@@ -14,6 +14,7 @@ from gateway.core.tenants import Authenticator, Principal
 from gateway.openai.tools import text_content, tool_call_reader
 from gateway.pb import generation_pb2 as pb
 from gateway.pb import generation_pb2_grpc as pb_grpc
+from gateway.requests.prompt_scores import off_the_loop
 from gateway.requests.service import Gateway
 from gateway.requests.types import Generation
 from gateway.rpc.calls import RpcCall, respond, respond_authenticated
@@ -71,7 +72,8 @@ class GenerationService(pb_grpc.GenerationServicer):
             chunks = [chunk async for chunk in generation]
             if usage := chunks[-1].usage:
                 call.set_trailing(usage_metadata(usage))
-            return response_to_pb(generation.admitted, chunks, read, token_text)
+            scores = (chunk.prompt_scores for chunk in chunks)
+            return await off_the_loop(scores, lambda: response_to_pb(generation.admitted, chunks, read, token_text))
 
     async def _stream(self, request: pb.GenerateRequest, call: RpcCall) -> None:
         async with self._admitted(request, call, GENERATE_STREAM) as (generation, read, token_text):

@@ -324,10 +324,17 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_alphabet()
+_OTHERS = [chr(code) for code in range(128, 256) if chr(code) not in _BYTE_OF]
+"""Characters of Latin-1 that represent no byte and are more than one byte in UTF-8."""
+_LATIN_OF = str.maketrans({char: chr(byte) for char, byte in _BYTE_OF.items()} | dict.fromkeys(_OTHERS, "\u0100"))
+"""Translates the alphabet to Latin-1, and `_OTHERS` to a character that Latin-1 lacks."""
 
 
 def _byte_level_bytes(piece: str) -> bytes:
-    return b"".join(bytes([_BYTE_OF[c]]) if c in _BYTE_OF else c.encode() for c in piece)
+    try:
+        return piece.translate(_LATIN_OF).encode("latin-1")
+    except UnicodeEncodeError:  # of an added token, whose characters may stand for themselves
+        return b"".join(bytes([_BYTE_OF[c]]) if c in _BYTE_OF else c.encode() for c in piece)
 
 
 def _piece_bytes(piece: str) -> bytes:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.chaos.faults import KillEngine, KillGateway, KillStore, Together
-from tests.chaos.job_trial import JobPlan, JobTrial
+from tests.chaos.job_trial import JobPlan, JobTrial, JobVerdict
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -21,6 +23,15 @@ PLANS = {
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 async def test_every_line_is_answered_once(audited, plan):
-    verdict = await JobTrial(*audited, plan).run()
+    verdict = await verdict_of(audited, plan)
     assert not verdict.complaints, verdict
     assert verdict.output and verdict.errors and verdict.struck
+
+
+async def verdict_of(audited, plan: JobPlan) -> JobVerdict:
+    """Run a job. If its window was over before the input was checked, as on a busy machine, run one with a window twice
+    as long."""
+    verdict = await JobTrial(*audited, plan).run()
+    if plan.ending != "expired" or verdict.counts["total"]:
+        return verdict
+    return await verdict_of(audited, replace(plan, window=f"{2 * int(plan.window.removesuffix('s'))}s"))

@@ -79,6 +79,7 @@ def _request(body: MessagesRequest, request_id: str, ingress: Ingress) -> Genera
         sampling=_sampling(body, grammar),
         grammar_field=FORMAT if grammar else None,
         max_tokens=body.max_tokens,
+        thinking_budget=None if body.thinking is None else body.thinking.budget_tokens,
         stop=tuple(body.stop_sequences or ()),
         coalesce=not body.stream,
         lane=requested_lane(tier),

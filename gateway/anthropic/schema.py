@@ -91,7 +91,7 @@ class OutputFormat(Struct):
 
 
 class ThinkingConfig(Struct):
-    """The caller's wish that the model reasons before it answers, or does not. `budget_tokens` has no effect."""
+    """Asks the model to reason before it answers, or not to. `budget_tokens` are the most tokens of the reasoning."""
 
     type: ThinkingType
     budget_tokens: Count | None = None

@@ -75,6 +75,7 @@ class ChatOptions(TypedDict, total=False):
     tool_choice: str | dict[str, Any]
     parallel_tool_calls: bool
     reasoning_effort: str
+    thinking_token_budget: int
     chat_template_kwargs: dict[str, Any]
     add_generation_prompt: bool
     continue_final_message: bool

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from engine.core.grammars import Grammar
 from engine.core.types import SamplingParams
 from gateway.core.errors import invalid_request, unsupported_parameter
@@ -29,7 +31,7 @@ def chat_request(body: ChatRequest, request_id: str, ingress: Ingress = UNKNOWN)
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid_request("top_logprobs needs logprobs to be true", "top_logprobs")
     limits = [limit for limit in (body.max_completion_tokens, body.max_tokens) if limit is not None]
-    return _request(
+    request = _request(
         body,
         prompts=(_chat(body),),
         request_id=request_id,
@@ -39,6 +41,7 @@ def chat_request(body: ChatRequest, request_id: str, ingress: Ingress = UNKNOWN)
         max_tokens=limits[0] if limits else None,
         reserve_tokens=max(limits, default=0),
     )
+    return replace(request, thinking_budget=body.thinking_token_budget)
 
 
 def _chat(body: ChatRequest) -> Chat:

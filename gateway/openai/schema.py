@@ -175,6 +175,8 @@ class ChatRequest(Sampled, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Effort | None = None
+    thinking_token_budget: Count | None = None
+    """Maximum tokens of the answer's reasoning, as in vLLM's API."""
     tools: list[Tool] | None = None
     tool_choice: Choice | ToolChoice | None = None
     parallel_tool_calls: bool | None = None

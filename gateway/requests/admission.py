@@ -23,6 +23,7 @@ from gateway.core.tenants import Tenant
 from gateway.requests.grammars import Constraints
 from gateway.requests.prompt_scores import PromptReader
 from gateway.requests.record import RequestRecord
+from gateway.requests.thinking import ThinkingBudget
 from gateway.requests.types import Chat, GenerateRequest, PromptInput
 from gateway.text.reasoning.parser import ReasoningMarks, ReasoningParserName, Thinking, choose_marks
 from gateway.text.tokenizer import PRIME_TOKENS, Tokenizer
@@ -45,6 +46,8 @@ class GenerationJob(Struct, frozen=True):
     """Sampling parameters of each prompt, with the seed of its first answer."""
     thinking: Thinking | None = None
     """How the answers' reasoning begins. None means that they have none, or that it is part of their text."""
+    budget: ThinkingBudget | None = None
+    """Limits the reasoning of each answer. None means no limit."""
     average_output: int = 1
     """Average output tokens of earlier answers to this tenant with this adapter, rounded up."""
 
@@ -222,7 +225,16 @@ class RequestIntake:
         if not self._engine.ready:
             await self._wait_for_engine()
         picked = None if adapter is None else self._adapters.pick(adapter.name)
-        return GenerationJob(request, tenant, picked, lane, prompt_ids, params, thinking)
+        budget = await self._budget(request, thinking)
+        return GenerationJob(request, tenant, picked, lane, prompt_ids, params, thinking, budget)
+
+    async def _budget(self, request: GenerateRequest, thinking: Thinking | None) -> ThinkingBudget | None:
+        """Return what limits the reasoning of each answer. None means that no limit was asked for, or that the gateway
+        reads no reasoning from the answers."""
+        if request.thinking_budget is None or thinking is None:
+            return None
+        closing = await self._tokenizer.encode(thinking.marks.closing, special=False)
+        return ThinkingBudget(request.thinking_budget, thinking, closing, self._tokenizer)
 
     def _thinking(self, request: GenerateRequest, prompt_ids: Sequence[tuple[int, ...]]) -> Thinking | None:
         """Return how the reasoning of a chat's answers begins. A chat that continues its last message continues the

@@ -24,9 +24,10 @@ from typing import Self
 
 from engine.core.prompt_logprobs import row_bytes
 from engine.core.sequence import TRIAL_TOKENS_HELD
-from engine.core.types import Request, TokenEvent
+from engine.core.types import FinishReason, Request, TokenEvent
 from engine.rpc.api import EngineApi
 from engine.rpc.stream import CrashesEngines, EngineDrained, EngineUnavailable, GivenUp, PlacedStream
+from gateway.requests.thinking import ThinkingBudget
 
 MOST_MOVES = 3
 """Maximum number of engine processes in which a request continues after the first one. If more of them end, the request
@@ -48,6 +49,7 @@ class ResumingStream:
         on_move: Callable[[float], None],
         on_placed: Callable[[PlacedStream], None],
         session: str = "",
+        budget: ThinkingBudget | None = None,
     ) -> None:
         """Submit the request at once if the engine is ready; otherwise the first read waits for it and then submits.
 
@@ -56,10 +58,15 @@ class ResumingStream:
             on_move: called when the request continues in another engine process, with the seconds without one.
             on_placed: called with the new stream each time that the request was submitted.
             session: see `EngineApi.generate`.
+            budget: limits the answer's reasoning, at whose end the request is submitted again. None means no limit.
         """
         self._engine = engine
         self._request = request
         self._session = session
+        self._budget = budget
+        """None in the only or second part of the answer."""
+        self._is_second = False
+        """True in the second part of an answer whose reasoning has a budget."""
         self._on_placed = on_placed
         self._wait_seconds = wait_seconds
         self._on_move = on_move
@@ -67,6 +74,8 @@ class ResumingStream:
         self._began = self._now()
         self._lost = self._began
         """When the request last became without an engine process, in seconds on the loop's clock."""
+        self._is_lost = False
+        """True while the request has lost its engine process and is in no other."""
         self._stream: PlacedStream | None = None
         self._life = ""
         """Id of the engine process that has the request, or had it last."""
@@ -106,7 +115,7 @@ class ResumingStream:
                 if self._stream is None:
                     await self._place()
                 elif events := self._noted(await anext(self._stream)):
-                    return events
+                    return await self._bridged(self._budget, events) if self._budget else events
             except GivenUp:
                 raise
             except EngineUnavailable as error:
@@ -122,30 +131,51 @@ class ResumingStream:
         self._stream = self._engine.generate(self._current(), self._session)
         self._life = self._stream.life
         self._on_placed(self._stream)
-        if self._moves:
+        if self._is_lost:
+            self._is_lost = False
             self._on_move(self._now() - self._lost)
 
     def _current(self) -> Request:
-        """Return the request to submit next: the original, or after a move one with the progress so far."""
-        if not self._moves:
-            return self._request
-        self._id = f"{self._request.id}+{self._moves}"
-        deadline = self._request.deadline
+        """Return the request to submit next: the original, or after a move or the first part of an answer one with the
+        progress so far."""
+        request = self._budget.first_part(self._request) if self._budget else self._request
+        if not self._times_before:
+            return request
+        self._id = f"{request.id}+{self._times_before}"
+        deadline = request.deadline
         if deadline is not None:
             deadline = max(LEAST_DEADLINE_SECONDS, deadline - (self._now() - self._began))
-        return self._request._replace(
+        return request._replace(
             id=self._id,
             produced=tuple(self._produced),
             num_scored=self._num_scored,
-            moves=self._moves,
+            moves=self._times_before,
             suspect=self._suspect,
             deadline=deadline,
         )
 
+    @property
+    def _times_before(self) -> int:
+        """How often the request was submitted to an engine process that took it, before the present or next time."""
+        return self._moves + self._is_second
+
+    async def _bridged(self, budget: ThinkingBudget, events: list[TokenEvent]) -> list[TokenEvent]:
+        """Return the events for the reader. If the first part of the answer is over, submit the second part at the next
+        read."""
+        if events[-1].finish_reason is not FinishReason.LENGTH or not budget.ends(self._produced):
+            return events
+        assert self._stream is not None, "events come from it"
+        await self._stream.aclose()
+        bridge = budget.bridge(self._produced, events[-1])
+        self._produced += bridge.tokens[len(events[-1].tokens) :]
+        self._stream, self._budget, self._is_second, self._lost = None, None, True, self._now()
+        self._device_before = self._device
+        return [*events[:-1], bridge]
+
     def _lose(self, loss: EngineUnavailable) -> None:
         """Prepare for a move to the next engine process, because the present one is gone or is being drained. Raises
         GivenUp if the request has lost `MOST_MOVES` engine processes already."""
-        self._stream, self._lost = None, self._now()
+        self._stream, self._lost, self._is_lost = None, self._now(), True
         self._device_before = self._device
         self._moves += 1
         self._is_drained = isinstance(loss, EngineDrained)
@@ -161,7 +191,7 @@ class ResumingStream:
         try:
             async with asyncio.timeout_at(self._lost + self._wait_seconds):
                 await self._engine.wait_ready()
-                if self._losses and not self._is_drained:
+                if self._is_lost and self._losses and not self._is_drained:
                     await self._judge()
                 while not self._is_submitted():
                     await asyncio.sleep(RESUBMIT_SECONDS)
@@ -202,7 +232,7 @@ class ResumingStream:
             self._produced += event.tokens
             self._num_scored += len(event.prompt_logprobs) // size
         self._device = max(self._device, self._device_before + events[-1].device_seconds)
-        if not self._moves or self._first is None:
+        if not self._times_before or self._first is None:
             self._first = self._first or events[0]
             return events
         cached, wait, adapter_wait = self._first.num_cached, self._first.wait, self._first.adapter_wait

@@ -61,9 +61,9 @@ class Submission:
         params = request.params
         if not params.max_tokens and params.prompt_logprobs is None and request.pooling is None:
             return _nothing(request.id)
-        return ResumingStream(
-            self._engine, request, self._settings.engine_wait, self._note_move, self._note_place, self._session()
-        )
+        budget = self._job.budget if self._job.budget and self._job.budget.applies_to(request) else None
+        wait, session = self._settings.engine_wait, self._session()
+        return ResumingStream(self._engine, request, wait, self._note_move, self._note_place, session, budget)
 
     def _session(self) -> str:
         """Return the session that the caller named, as one of its tenant only; empty if it named none."""

@@ -75,6 +75,8 @@ class GenerateRequest(Struct, frozen=True):
     """True means that only `deadline` limits the whole answer, even if it is longer than the gateway's own limit."""
     stall: float | None = None
     """Seconds that the caller will wait for a token of any answer after the first one. None means no such limit."""
+    thinking_budget: int | None = None
+    """Maximum tokens of each answer's reasoning, at least 1. None means no such limit."""
     ttft: float | None = None
     """TTFT that the request asks for, in seconds. None means the lane's goal."""
     itl: float | None = None

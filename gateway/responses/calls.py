@@ -104,6 +104,7 @@ def response_request(
         sampling=_sampling(body, asked),
         grammar_field=asked.field,
         max_tokens=body.max_output_tokens,
+        thinking_budget=body.thinking_token_budget,
         coalesce=not body.stream,
         lane=requested_lane(body.service_tier),
         **extensions(body),

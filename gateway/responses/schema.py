@@ -108,6 +108,8 @@ class ResponsesRequest(Extended, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
+    thinking_token_budget: Count | None = None
+    """Maximum tokens of the reasoning, which OpenAI's API has no field for."""
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_logprobs: Alternatives | None = None

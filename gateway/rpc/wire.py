@@ -19,7 +19,7 @@ from gateway.embeddings.schema import EmbeddingsRequest
 from gateway.openai.convert import chat_messages
 from gateway.openai.messages import AssistantCall, CalledFunction, ChatMessage, Function, FunctionName, Tool, ToolChoice
 from gateway.openai.parse import MOST_PARTS, to_struct
-from gateway.openai.schema import CompletionRequest, Slo, StructuredOutputs
+from gateway.openai.schema import ChatRequest, CompletionRequest, Slo, StructuredOutputs
 from gateway.openai.structured import Constraint, by_kind
 from gateway.openai.tools import ChunkContent, offered_tools, tool_rule
 from gateway.pb import adapters_pb2
@@ -36,8 +36,10 @@ from gateway.requests.types import (
 )
 from gateway.text.chat_template import effort_variables, template_options
 
-RANGES: Mapping[str, Any] = get_type_hints(CompletionRequest, include_extras=True)
-"""Types of the sampling fields, by name, with the ranges that HTTP accepts and that msgspec validates."""
+RANGES: Mapping[str, Any] = get_type_hints(ChatRequest, include_extras=True) | get_type_hints(
+    CompletionRequest, include_extras=True
+)
+"""Types of the fields, by name, with the ranges that HTTP accepts and that msgspec validates."""
 SLO_RANGES: Mapping[str, Any] = get_type_hints(Slo, include_extras=True)
 OWN = ("n", "stall_timeout", "cache_salt")
 """Optional fields of the message GenerateRequest itself that have a range."""
@@ -86,6 +88,7 @@ def generate_request(message: pb.GenerateRequest, request_id: str, deadline: flo
         model=model_query(message.model),
         prompts=(prompt_input(message),),
         request_id=request_id,
+        thinking_budget=_thinking_budget(message.chat),
         sampling=_sampling(given, asked.grammar),
         grammar_field=asked.field,
         max_tokens=given.get("max_tokens"),
@@ -100,6 +103,13 @@ def generate_request(message: pb.GenerateRequest, request_id: str, deadline: flo
         itl=slo.itl,
         cache_salt=own.get("cache_salt", ""),
     )
+
+
+def _thinking_budget(chat: pb.Chat) -> int | None:
+    if not chat.HasField("thinking_token_budget"):
+        return None
+    _check_ranges({"thinking_token_budget": chat.thinking_token_budget}, RANGES)
+    return chat.thinking_token_budget
 
 
 def embed_request(message: pb.EmbedRequest, request_id: str, deadline: float | None) -> GenerateRequest:

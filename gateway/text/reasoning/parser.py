@@ -86,6 +86,11 @@ class ReasoningParser:
         """Number of reasoning tokens so far, with those of the marks that the model wrote."""
 
     @property
+    def is_inside(self) -> bool:
+        """Return whether reasoning has begun and not ended."""
+        return self._place is _Place.INSIDE
+
+    @property
     def ended(self) -> bool:
         """Return whether the rest of the answer is text."""
         return self._place is _Place.AFTER

@@ -52,8 +52,8 @@ class ModelConfig:
     chat_template: Path | None = None
     """A Jinja file to render chats with; None means the template that comes with the model."""
     tool_parser: ToolParserName = "auto"
-    """Format in which the model writes tool calls: hermes or llama3. With `none` tool calls are not parsed. `auto`
-    means the format that the chat template uses."""
+    """Format in which the model writes tool calls, by a name of `DIALECTS`. With `none` tool calls are not parsed.
+    `auto` means the format that the chat template uses."""
     reasoning_parser: ReasoningParserName = "auto"
     """Marks around the model's reasoning, which answers then have apart from their text: think, mistral or seed. With
     `none` reasoning is part of the text. `auto` means the marks that the chat template mentions."""

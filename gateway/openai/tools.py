@@ -15,7 +15,7 @@ from gateway.openai.messages import AssistantCall, Tool, ToolChoice
 from gateway.requests.types import GenerateRequest, GenerationChunk
 from gateway.text.chat_template import ToolSchema
 from gateway.text.tools.calls import ToolCallPart
-from gateway.text.tools.dialects import Dialect
+from gateway.text.tools.dialect import Dialect
 from gateway.text.tools.parser import Part, ToolParser
 from gateway.text.tools.rule import ToolRule
 
@@ -148,7 +148,7 @@ class ToolCalls:
             parallel: whether an answer may make several calls; otherwise all calls but the first are dropped.
         """
         self._dialect = dialect
-        self._names = frozenset(tool["function"]["name"] for tool in tools)
+        self._tools = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
         self._parallel = parallel
         self._parsers: dict[int, ToolParser] = {}
 
@@ -169,7 +169,7 @@ class ToolCalls:
         """Return the texts and the parts of calls in a chunk as `read` does, but in the order in which the model wrote
         them. A chunk is passed to one of the two methods."""
         if (parser := self._parsers.get(chunk.answer)) is None:
-            parser = self._parsers[chunk.answer] = ToolParser(self._dialect, self._names)
+            parser = self._parsers[chunk.answer] = ToolParser(self._dialect, self._tools)
         parts = parser.push(chunk.text) + (parser.flush() if chunk.finish_reason else [])
         return [part for part in parts if isinstance(part, str) or self._parallel or part.index == 0]
 

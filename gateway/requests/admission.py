@@ -27,7 +27,8 @@ from gateway.requests.thinking import ThinkingBudget
 from gateway.requests.types import Chat, GenerateRequest, PromptInput
 from gateway.text.reasoning.parser import ReasoningMarks, ReasoningParserName, Thinking, choose_marks
 from gateway.text.tokenizer import PRIME_TOKENS, Tokenizer
-from gateway.text.tools.dialects import Dialect, ToolParserName, choose_dialect
+from gateway.text.tools.dialect import Dialect
+from gateway.text.tools.dialects import ToolParserName, choose_dialect
 
 SEED_BITS = 64
 PROMPTS_AT_ONCE = 16

@@ -16,8 +16,9 @@ from gateway.core.errors import ApiError, Fault, invalid_request, unavailable, u
 from gateway.requests.types import Chat, GenerateRequest
 from gateway.text.reasoning.grammar import TokenOf, after_reasoning
 from gateway.text.reasoning.parser import Thinking
-from gateway.text.tools.dialects import CallFrame, Dialect
-from gateway.text.tools.grammar import arguments_schema, tool_grammar
+from gateway.text.tools.dialect import Dialect
+from gateway.text.tools.frame import CallFrame
+from gateway.text.tools.grammar import UnwritableTool, arguments_schema, tool_grammar
 
 RETRY_SECONDS = 1.0
 """Seconds after which a caller whose grammar could not be checked is told to retry."""
@@ -75,7 +76,11 @@ class Constraints:
                 continue
             schema = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(arguments_schema(tool, rule)))
             await self._check(tenant, schema, f"tools[{number}].function.parameters")
-        grammar = tool_grammar(frame, chat.tools, rule, self._token_of, answer, thinking)
+        try:
+            grammar = tool_grammar(frame, chat.tools, rule, self._token_of, answer, thinking)
+        except UnwritableTool as error:
+            field = f"tools[{error.number}].function.parameters"
+            raise invalid_request(f"{field} cannot be followed: {error}", field) from error
         await self._check(tenant, grammar, "tools")
         return replace(request, sampling=request.sampling._replace(grammar=grammar), grammar_field="tools")
 

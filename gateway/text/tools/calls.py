@@ -1,10 +1,11 @@
-"""Incremental parser of one tool call: a JSON object with the name and the arguments, which arrives in pieces."""
+"""Tool calls that arrive in pieces: their parts, what reads one, and the reader of calls that are JSON objects."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Protocol
 
 from gateway.text.tools.members import MemberPiece, ObjectReader
 
@@ -21,8 +22,29 @@ class ToolCallPart:
     arguments: str = ""
 
 
-class CallReader:
-    """Parses the JSON object of one tool call: the member `name`, and the arguments in `arguments` or `parameters`. It
+class CallReader(Protocol):
+    """Incremental parser of one tool call."""
+
+    index: int
+    """Number of the call in its answer, from 0."""
+    begun: bool
+    """True means that the tool's name is known and has been reported."""
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the call is complete."""
+
+    @property
+    def broken(self) -> bool:
+        """Return whether the text is no tool call or, if the call has `begun`, not a complete one."""
+
+    def push(self, text: str) -> tuple[list[ToolCallPart], str]:
+        """Parse the next piece of text. Return new parts of the call, and the text, at the end of all that was passed,
+        that is not part of it: empty, unless the call has `ended` or is `broken`."""
+
+
+class ObjectCall:
+    """Parses a tool call that is a JSON object: the member `name`, and the arguments in `arguments` or `parameters`. It
     reports nothing before the name is known, for any order of the members. Missing arguments are reported as {}."""
 
     def __init__(self, index: int, names: Collection[str] | None = None) -> None:
@@ -41,7 +63,6 @@ class CallReader:
         self._untold: list[str] = []
         self._refused = False
         self.begun = False
-        """True means that the tool's name is known and has been reported."""
 
     @property
     def ended(self) -> bool:
@@ -49,17 +70,14 @@ class CallReader:
 
     @property
     def broken(self) -> bool:
-        """Return whether the text is no tool call or, if the call has `begun`, not a complete one."""
         return self._refused or self._object.broken or (self.ended and not self.begun)
 
-    def push(self, text: str) -> tuple[list[ToolCallPart], int]:
-        """Parse the next piece of text. Return new parts of the call, and how many characters were consumed: all,
-        unless the call has `ended` or is `broken`."""
+    def push(self, text: str) -> tuple[list[ToolCallPart], str]:
         pieces, used = self._object.push(text)
         news = [call for piece in pieces for call in self._member(piece)]
         if self.ended and self.begun and not self._key:
             news.append(ToolCallPart(self.index, arguments="{}"))
-        return news, used
+        return news, text[used:]
 
     def _member(self, piece: MemberPiece) -> list[ToolCallPart]:
         if piece.key == "name" and not self.begun:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from engine.core.grammars import Grammar
 from engine.grammar_check.source import inline_schema
-from gateway.text.reasoning.grammar import REPLY, TokenOf, mark_term, text_term, whole_grammar
+from gateway.text.reasoning.grammar import REPLY, TokenOf, text_term, whole_grammar
 from gateway.text.reasoning.parser import Thinking
 from gateway.text.tokenizer import ToolSchema
-from gateway.text.tools.dialects import CallFrame
+from gateway.text.tools.frame import CallFrame, Rules
 from gateway.text.tools.rule import ToolRule
 
 Json = dict[str, Any]
 
 ANY_OBJECT: Json = {"type": "object"}
 ANY_TEXT = r"/(.|\n)*/"
-NO_OBJECT = r"/\s*([^\s{](.|\n)*)?/"
-"""Regular expression of a text that is not parsed as a tool call, because it does not begin with a JSON object."""
 
 
 def arguments_schema(tool: ToolSchema, rule: ToolRule) -> Json:
@@ -47,27 +44,56 @@ def tool_grammar(
         answer: the schema of an answer that makes no tool call. None means that such an answer may be any text that is
             not parsed as a tool call.
         thinking: how the answer begins. None means that it has no reasoning.
+
+    Raises:
+        UnwritableTool: the schema of a tool cannot be followed in this format.
     """
-    callable_tools = [tool for tool in tools if rule.allows(tool["function"]["name"])]
-    lines = _reply(frame, rule, token_of, answer)
-    options = [f"tool_{number}" for number in range(len(callable_tools))]
-    parts = [text_term(frame.padding), f"({' | '.join(options)})", text_term(frame.padding)]
-    parts.append(mark_term(frame.end, token_of))
-    lines.append("body: " + " ".join(filter(None, parts)))
-    lines += [f"{option}: {_call(frame, tool, rule)}" for option, tool in zip(options, callable_tools, strict=True)]
-    return whole_grammar(lines, thinking, token_of)
+    rules = Rules(frame.marks, token_of)
+    bodies = [
+        rules.add(_body(frame, number, tool, rule, rules))
+        for number, tool in enumerate(tools)
+        if rule.allows(tool["function"]["name"])
+    ]
+    rules.lines.append(f"call: {' | '.join(bodies)}")
+    rules.lines.append(f"calls: {_section(frame, rule, rules)}")
+    return whole_grammar([*_reply(frame, rule, rules, answer), *rules.lines], thinking, token_of)
 
 
-def _reply(frame: CallFrame, rule: ToolRule, token_of: TokenOf, answer: Json | None) -> list[str]:
-    calls = f"call ({text_term(frame.separator)} call)*" if rule.several else "call"
-    lines = [f"call: {mark_term(frame.mark, token_of)} body"]
+class UnwritableTool(ValueError):
+    """The schema of a tool's arguments cannot be followed in the format in which the model writes tool calls."""
+
+    def __init__(self, number: int, problem: str) -> None:
+        """`number` is the tool's place among the offered tools, from 0."""
+        super().__init__(problem)
+        self.number = number
+
+
+def _body(frame: CallFrame, number: int, tool: ToolSchema, rule: ToolRule, rules: Rules) -> str:
+    try:
+        return frame.body(tool["function"]["name"], arguments_schema(tool, rule), rules)
+    except (ValueError, RecursionError) as error:
+        raise UnwritableTool(number, str(error)) from error
+
+
+def _section(frame: CallFrame, rule: ToolRule, rules: Rules) -> str:
+    """Return the expression of a section of calls, after its mark."""
+    several = rule.several and frame.separator is not None
+    more = f"({rules.text(frame.separator or '')} call)*" if several else ""
+    return " ".join(filter(None, [rules.text(frame.opening), "call", more, rules.text(frame.end)]))
+
+
+def _reply(frame: CallFrame, rule: ToolRule, rules: Rules, answer: Json | None) -> list[str]:
+    """Return the lines of the rule `REPLY`, and of those that it needs."""
+    section = f"{rules.text(frame.mark)} calls"
+    several = rule.several and frame.gap is not None
+    required = f"{section} ({rules.text(frame.gap or '')} {section})*" if several else section
     if rule.must_call:
-        return [f"{REPLY}: {calls}", *lines]
+        return [f"{REPLY}: {required}"]
     if answer is not None:
-        return [f"{REPLY}: {calls} | answer", *lines, f"answer: {inline_schema(answer)}"]
+        return [f"{REPLY}: {required} | answer", f"answer: {inline_schema(answer)}"]
     if not frame.mark:
-        return [f"{REPLY}: {calls} | TEXT", *lines, f"TEXT: {NO_OBJECT}"]
-    return _among_text(frame, rule, token_of)
+        return [f"{REPLY}: {required} | TEXT", f"TEXT: /{frame.text}/"]
+    return _among_text(frame, rule, rules.token_of)
 
 
 def _among_text(frame: CallFrame, rule: ToolRule, token_of: TokenOf) -> list[str]:
@@ -76,13 +102,8 @@ def _among_text(frame: CallFrame, rule: ToolRule, token_of: TokenOf) -> list[str
     token = token_of(frame.mark)
     marked = "spelled" if token is None else f"(spelled | TEXT <[{token}]>)"
     return [
-        f"{REPLY}: call* TEXT" if rule.several else f"{REPLY}: call | TEXT",
-        f"call: {marked} body",
+        f"{REPLY}: section* TEXT" if rule.several else f"{REPLY}: section | TEXT",
+        f"section: {marked} calls",
         f"spelled[lazy]: TEXT {text_term(frame.mark)}",
         f"TEXT: {ANY_TEXT}",
     ]
-
-
-def _call(frame: CallFrame, tool: ToolSchema, rule: ToolRule) -> str:
-    head = f'{{"name": {json.dumps(tool["function"]["name"])}, "{frame.key}": '
-    return f"{text_term(head)} {inline_schema(arguments_schema(tool, rule))} {text_term('}')}"

@@ -18,6 +18,26 @@ class MemberPiece:
     last: bool
 
 
+class Nesting:
+    """Finds the end of a JSON object, list or string, character by character. What is inside is not checked."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        """Number of objects and lists that are open."""
+        self.in_text = False
+        self._escaped = False
+
+    def take(self, character: str) -> bool:
+        """Return whether the value ends with this character, which is the next of the value."""
+        if self.in_text:
+            self.in_text = character != '"' or self._escaped
+            self._escaped = character == "\\" and not self._escaped
+            return not self.in_text and not self.depth
+        self.in_text = character == '"'
+        self.depth += (character in "{[") - (character in "}]")
+        return self.depth == 0 and character in "}]"
+
+
 class ParserState(Enum):
     """State of an `ObjectReader`: what must come next in the text, apart from white space."""
 
@@ -52,8 +72,7 @@ class ObjectReader:
         self._key = ""
         self._written: list[str] = []
         """Characters of the current key or value that are in no piece yet."""
-        self._depth = 0
-        self._in_text = False
+        self._nesting = Nesting()
         self._escaped = False
 
     @property
@@ -105,27 +124,18 @@ class ObjectReader:
         self._written.clear()
 
     def _take_value(self, character: str, pieces: list[MemberPiece]) -> None:
-        if self._depth == 0 and not self._in_text and (character in ",}" or character.isspace()):
+        if self._is_outside and (character in ",}" or character.isspace()):
             self._end_value(pieces)  # a number or a literal has no closing character of its own
             if not character.isspace():
                 self._take_mark(character, pieces)
             return
         self._written.append(character)
-        if self._in_text:
-            self._take_text(character)
-        elif character in "{[":
-            self._depth += 1
-        elif character in "}]":
-            self._depth -= 1
-        elif character == '"':
-            self._in_text = True
-            return
-        if self._depth == 0 and not self._in_text and character in '"}]':
+        if self._nesting.take(character):
             self._end_value(pieces)
 
-    def _take_text(self, character: str) -> None:
-        self._in_text = character != '"' or self._escaped
-        self._escaped = character == "\\" and not self._escaped
+    @property
+    def _is_outside(self) -> bool:
+        return not self._nesting.depth and not self._nesting.in_text
 
     def _end_value(self, pieces: list[MemberPiece]) -> None:
         self._release(pieces, last=True)

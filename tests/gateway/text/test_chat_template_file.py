@@ -88,7 +88,7 @@ def test_what_the_template_writes_is_what_the_parser_reads(demo, size):
     text = demo.render_chat([QUESTION, said], TOOLS).rpartition("Let me see.")[2].partition("<|im_end|>")[0]
     dialect = choose_dialect("auto", demo.tool_template)
     assert isinstance(dialect, Hermes)
-    parser, calls = ToolParser(dialect, ["get_weather", "wait"]), {}
+    parser, calls = ToolParser(dialect, {"get_weather": {}, "wait": {}}), {}
     parts = [part for at in range(0, len(text), size) for part in parser.push(text[at : at + size])] + parser.flush()
     for part in parts:
         name, arguments = calls.get(part.index, ("", ""))

@@ -7,7 +7,7 @@ from fakes import BASE, build_gateway_app, tiny_tokenizer
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from gateway.text.tools.dialects import Hermes, Llama3
+from gateway.text.tools.dialects import DIALECTS, Hermes, Llama3
 from gateway.text.tools.grammar import tool_grammar
 from gateway.text.tools.parser import ToolParser
 from gateway.text.tools.rule import ToolRule
@@ -63,14 +63,21 @@ def check_calls(calls, schemas=SCHEMAS):
         check(arguments, schemas[name])
 
 
+MUST = [ToolRule(required=True), ToolRule(required=True, parallel=False), ToolRule(named="look")]
+
+
+@pytest.mark.parametrize("name", sorted(DIALECTS.keys() - {"hermes", "llama3"}))
+@pytest.mark.parametrize("rule", MUST, ids=["required", "required once", "named"])
+def test_no_answer_breaks_the_rule_in_any_dialect(name, rule):
+    test_no_answer_breaks_the_rule(DIALECTS[name]("[ARGS]"), rule, "plain")
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dialect", [Hermes(), Llama3()], ids=["hermes", "llama3"])
 @pytest.mark.parametrize(
     "rule",
     [
-        ToolRule(required=True),
-        ToolRule(required=True, parallel=False),
-        ToolRule(named="look"),
+        *MUST,
         ToolRule(strict=frozenset(SCHEMAS)),
         ToolRule(strict=frozenset({"wait"}), parallel=False),
     ],

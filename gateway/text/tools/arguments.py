@@ -1,0 +1,47 @@
+"""Grammar expressions for a tool's arguments, whose schema allows some and requires others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from gateway.text.tools.schemas import OBJECT, Schema
+
+
+class Argument(NamedTuple):
+    """A property of an object."""
+
+    key: str
+    schema: Schema
+    required: bool
+
+
+def arguments_of(schema: Schema) -> list[Argument] | None:
+    """Return the properties of an object, in the schema's order. None means that the schema names none and allows any.
+    Raises ValueError if the schema has keywords other than `OBJECT`, or requires a property that it does not name."""
+    schema.check_keywords(OBJECT)
+    body = schema.body
+    properties, required = body.get("properties", {}), body.get("required", [])
+    if not isinstance(properties, Mapping) or not isinstance(required, list):
+        raise ValueError("properties must be an object and required a list")
+    if missing := [key for key in required if key not in properties]:
+        raise ValueError(f"it requires {missing[0]!r}, which is none of its properties")
+    if not properties and body.get("additionalProperties", True) is not False:
+        return None
+    return [Argument(key, schema.at(inner), key in required) for key, inner in properties.items()]
+
+
+def in_order(terms: Sequence[tuple[str, bool]], separator: str) -> str:
+    """Return the expression of terms in order, with a separator between any two. Each may be left out unless it is
+    required, as the second of its pair says. It has one branch for each term that may be the first."""
+    branches = []
+    for first, (term, required) in enumerate(terms):
+        rest = [f"{separator} {other}" if needed else f"({separator} {other})?" for other, needed in terms[first + 1 :]]
+        branches.append(" ".join([term, *rest]))
+        if required:
+            return _either(branches)
+    return _either([*branches, '""'])
+
+
+def _either(branches: Sequence[str]) -> str:
+    return branches[0] if len(branches) == 1 else f"({' | '.join(branches)})"

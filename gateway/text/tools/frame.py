@@ -1,0 +1,82 @@
+"""Format of tool calls in a dialect, from which a grammar is made that restricts answers to it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.grammar_check.source import inline_schema
+from gateway.text.reasoning.grammar import TokenOf, mark_term, text_term
+
+Json = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Rules:
+    """Rules of a grammar in Lark notation, which grows while the formats of tool calls are written."""
+
+    marks: Sequence[str]
+    """Marks for which the model may have tokens of their own."""
+    token_of: TokenOf
+    """Returns the id of the model's token for a mark, if it has one."""
+    lines: list[str] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+    """Names of rules that were added under a key."""
+
+    def add(self, expression: str, *, terminal: bool = False) -> str:
+        """Add a rule and return its name. A terminal is matched as one regular expression."""
+        name = f"{'T' if terminal else 't'}_{len(self.lines)}"
+        self.lines.append(f"{name}: {expression}")
+        return name
+
+    def once(self, key: str, expression: Callable[[], str]) -> str:
+        """Return the name of the rule that was added under a key. If there is none, add it, with the expression that
+        the function returns, which may refer to the rule itself by calling `once` with the same key."""
+        if key not in self.names:
+            self.names[key] = name = f"n_{len(self.names)}"
+            self.lines.append(f"{name}: {expression()}")
+        return self.names[key]
+
+    def text(self, text: str) -> str:
+        """Return the terms for a text, in which marks are written with the model's own tokens where it has any."""
+        if not self.marks:
+            return text_term(text)
+        parts = re.split(f"({'|'.join(map(re.escape, self.marks))})", text)
+        return " ".join(mark_term(part, self.token_of) if part in self.marks else text_term(part) for part in parts)
+
+
+Body = Callable[[str, Json, Rules], str]
+"""Function that returns the grammar's expression for a call of the tool with this name, whose arguments follow this
+JSON schema, apart from the marks around it. Raises ValueError if the dialect cannot express the schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallFrame:
+    """Format of the tool calls of an answer: sections of mark, `opening`, calls with `separator` between them, `end`,
+    and `gap` between two sections."""
+
+    body: Body
+    mark: str = ""
+    """Mark at the beginning of each section, anywhere in the text. Empty means that the one section must be the whole
+    answer."""
+    opening: str = ""
+    separator: str | None = None
+    """None means that each section has one call."""
+    end: str = ""
+    gap: str | None = None
+    """None means that an answer has one section."""
+    marks: Sequence[str] = ()
+    """All marks in these texts and the body's."""
+    text: str = ""
+    """Regular expression of a text that is not parsed as tool calls, if `mark` is empty."""
+
+
+def json_body(before: str, between: str, after: str = "") -> Body:
+    """Return the body of calls that are written as a text, the name, a text, the arguments in JSON, and a text."""
+
+    def body(name: str, schema: Json, rules: Rules) -> str:
+        return f"{rules.text(before + name + between)} {inline_schema(schema)} {rules.text(after)}"
+
+    return body

@@ -1,0 +1,93 @@
+"""Grammar of a call in Qwen3-Coder's dialect: each parameter is a text between marks, as its schema allows it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from engine.grammar_check.source import inline_schema
+from gateway.text.reasoning.grammar import text_term
+from gateway.text.tools.arguments import arguments_of
+from gateway.text.tools.frame import Json, Rules
+from gateway.text.tools.schemas import NOTES, Schema
+
+PARAMETER, END_VALUE = "<parameter=", "</parameter>"
+LAST = f"\n{END_VALUE}\n"
+ANY = r"/(.|\n)*/"
+NOT_END = r"~/(.|\n)*<\/parameter>(.|\n)*/"
+LENGTHS = frozenset(("minLength", "maxLength"))
+WORDS = {"boolean": '("true" | "false" | "True" | "False")', "null": '("null" | "None")'}
+
+
+def xml_call(name: str, schema: Json, rules: Rules) -> str:
+    """Return the expression for a call, without its marks. Parameters come in the schema's order; a schema that names
+    none allows any. Raises ValueError: the schema has a keyword that no grammar of this dialect can follow."""
+    head = rules.text(f"<function={name}>\n")
+    arguments = arguments_of(Schema(schema, schema).resolved())
+    if arguments is None:
+        key = rules.add(r"/[^<>\n]{1,64}/", terminal=True)
+        return f"{head} ({text_term(PARAMETER)} {key} {text_term('>' + chr(10))} {_free(ANY, rules)})*"
+    terms = []
+    for key, inner, required in arguments:
+        if not key or set("<>\n") & set(key):
+            raise ValueError(f"the name of the property {key!r} cannot be written in calls of this model")
+        term = f"{text_term(f'{PARAMETER}{key}>' + chr(10))} {_value(inner, rules)}"
+        terms.append(term if required else f"({term})?")
+    return " ".join([head, *terms])
+
+
+def _value(schema: Schema, rules: Rules) -> str:
+    """Return the expression for a value with the end mark after it."""
+    options = schema.alternatives()
+    texts = [one for one in options if one.values is None and _is_text(one)]
+    if texts and any(one.keywords - {"type"} for one in options if one not in texts and one.values is None):
+        raise ValueError("a text beside bounded values of other types cannot be told apart in calls of this model")
+    terms = [_free(_lengths(one), rules) if one in texts else f"{_exact(one)} {text_term(LAST)}" for one in options]
+    return f"({' | '.join(terms)})"
+
+
+def _is_text(schema: Schema) -> bool:
+    return isinstance(schema.body, Mapping) and schema.body.get("type") == "string"
+
+
+def _lengths(schema: Schema) -> str:
+    """Return the regular expression of a text of the schema's lengths. Raises ValueError if it has other keywords."""
+    schema.check_keywords(frozenset(("type", *LENGTHS)))
+    if not LENGTHS & schema.keywords:
+        return ANY
+    return rf"/(.|\n){{{schema.body.get('minLength', 0)},{schema.body.get('maxLength', '')}}}/"
+
+
+def _free(text: str, rules: Rules) -> str:
+    """Return the terminal of a text that does not contain the end mark, with the end mark."""
+    key = f"text {text}"
+    if key not in rules.names:
+        rules.names[key] = rules.add(f"({text} & {NOT_END}) {json.dumps(LAST)}", terminal=True)
+    return rules.names[key]
+
+
+def _exact(schema: Schema) -> str:
+    """Return the expression of a value that is no free text."""
+    if schema.values is not None:
+        return f"({' | '.join(text_term(_written(value)) or EMPTY for value in schema.values)})"
+    body = schema.body if isinstance(schema.body, Mapping) else {}
+    if word := WORDS.get(str(body.get("type"))):
+        return word
+    return inline_schema({**{key: value for key, value in body.items() if key not in NOTES}, **_definitions(schema)})
+
+
+EMPTY = '""'
+
+
+def _written(value: Any) -> str:
+    """Return one of the allowed values as the model writes it. Raises ValueError: it is a text with the end mark."""
+    written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if END_VALUE in written:
+        raise ValueError(f"the value {value!r} cannot be written in calls of this model")
+    return written
+
+
+def _definitions(schema: Schema) -> dict[str, Any]:
+    """Return the document's definitions, to which the schema may refer."""
+    return {key: schema.root[key] for key in ("$defs", "definitions") if key in schema.root}

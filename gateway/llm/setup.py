@@ -18,6 +18,7 @@ from engine.config import NESTED, EngineConfig
 from engine.grammar_check.pool import GrammarPool
 from engine.local import LocalEngine, prepared_model
 from engine.process.files import default_data_dir
+from engine.process.openmp import load_torch
 from gateway.adapters.admin import AdapterAdmin
 from gateway.adapters.record import ADAPTERS
 from gateway.adapters.registry import AdapterRegistry
@@ -106,6 +107,7 @@ async def opened(source: str, options: ModelOptions) -> AsyncIterator[Parts]:
     """
     _quiet_logs()
     data_dir = Path(options.get("data_dir") or default_data_dir(os.environ))
+    await asyncio.to_thread(load_torch)
     folder = await asyncio.to_thread(prepared_model, source, data_dir)
     template = options.get("chat_template")
     settings = ServiceSettings(

@@ -21,6 +21,7 @@ from google.protobuf import json_format
 from engine.config import EngineConfig
 from engine.core.config import LaneGoals
 from engine.pb import engine_pb2 as pb
+from engine.process.openmp import wait_settings
 from engine.process.pulse import Loading, read_beat, read_loading
 from engine.rpc.target import EngineTarget
 from gateway.serve.watch import LOOK_SECONDS, HangWatch, is_stopped
@@ -34,13 +35,6 @@ MAX_BACKOFF_SECONDS = 10.0
 HEALTHY_SECONDS = 30.0
 """A process that lived longer than this is restarted after FIRST_BACKOFF_SECONDS."""
 STOP_SECONDS = 10.0
-SPINS = 500
-"""How many iterations an OpenMP thread of the engine spins at a barrier before it sleeps (GOMP_SPINCOUNT). The default
-of libgomp is some millions. A spinning thread occupies the core that the thread it waits for needs. With two busy
-processes beside an engine on two cores, ITL p50 was 59 to 370 ms with the default, 33 with 2,000, 20.8 with 500 and
-17.9 with 100; for an engine alone it was 12.1, 12.2, 11.4 and 13.6 ms."""
-WAIT_SETTINGS = frozenset(("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"))
-"""If an operator sets one of these variables in the gateway's environment, `SPINS` is not applied to the engine."""
 NOT_STARTED = "the engine did not start; the reason is above"
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL|REDIS_URL", re.IGNORECASE)
 """Matches names of environment variables that the engine does not inherit."""
@@ -241,6 +235,6 @@ class EngineSupervisor:
 
 def _environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the engine's environment: the gateway's `env` without variables whose names match SECRET, and with
-    GOMP_SPINCOUNT unless `env` has one of WAIT_SETTINGS."""
+    `wait_settings`."""
     kept = {name: value for name, value in env.items() if not SECRET.search(name)}
-    return kept if kept.keys() & WAIT_SETTINGS else kept | {"GOMP_SPINCOUNT": str(SPINS)}
+    return kept | wait_settings(kept)

@@ -29,8 +29,9 @@ import os
 # Before gRPC is imported: its fork handlers abort the child of a test process in which other threads use gRPC, between
 # fork and exec, as it did once in a run of CI.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-# Before torch is imported: threads of two test processes that spin for long keep each other's cores.
+# Before torch is imported: each core has a test process of its own, and threads that wait for each other would spin.
 os.environ.setdefault("GOMP_SPINCOUNT", "500")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from pathlib import Path
 

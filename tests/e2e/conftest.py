@@ -1,6 +1,5 @@
 """A whole gateway with a real engine, a real model, real adapters and a real store, once for all tests here."""
 
-import os
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -20,8 +19,7 @@ def demo(smollm2):
     """The demo's configuration in fp32, where text does not depend on the batch, on free ports, with fewer answers in
     the lane than an attack of one test asks for."""
     config = demo_config()
-    threads = min(2, os.cpu_count() or 1)
-    engine = replace(config.engine, dtype="float32", memory_gb=0.5, threads=threads, device="cpu")
+    engine = replace(config.engine, dtype="float32", memory_gb=0.5, threads=1, device="cpu")
     http = replace(config.http, port=0, first_token_timeout_s=600.0)
     redis = replace(config.redis, timeout_ms=30_000.0)  # a busy machine is not without one
     lanes = LanesConfig(interactive=InteractiveLane(max_requests=200))

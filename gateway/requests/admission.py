@@ -260,8 +260,8 @@ class RequestIntake:
             ids = await self.encode(tenant, prompt, request.cache_salt, request.prompt_field(index))
             total += len(ids)
             if most is not None and total > most:
-                field = request.prompt_field(index)
-                raise invalid_request(f"such a request may have {most} tokens; up to {field} it has {total}", field)
+                field, kind = request.prompt_field(index), "" if request.pooling else " for so many log probabilities"
+                raise invalid_request(f"a request may have {most} tokens{kind}; up to {field} it has {total}", field)
             yield ids
             if index % PROMPTS_AT_ONCE == PROMPTS_AT_ONCE - 1:
                 await asyncio.sleep(0)

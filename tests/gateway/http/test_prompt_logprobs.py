@@ -144,7 +144,8 @@ async def test_all_prompts_together_are_bounded(tmp_path):
     for fields in ({"logprobs": 3}, {"prompt_logprobs": 3}, {"prompt": ["x" * 10, "y" * 11], "logprobs": 2}):
         response = await post(gateway_app, COMPLETIONS, SCORED | {"prompt": ["x" * 10, "y" * 10]} | fields)
         assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
-    assert "may have 20 tokens; up to prompt it has 21" in response.json()["error"]["message"]
+    wanted = "a request may have 20 tokens for so many log probabilities; up to prompt it has 21"
+    assert wanted in response.json()["error"]["message"]
 
 
 async def test_a_long_prompt_does_not_hold_up_the_event_loop(gateway_app):

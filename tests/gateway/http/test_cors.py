@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
-
 import httpx
 import pytest
-from browser import chromium
+from browser import chromium, pages
 from fakes import build_gateway_app
 from served import served
 
@@ -135,32 +130,6 @@ SCRIPT = """async (gateway) => {
 }"""
 REFUSED = "async (url) => { try { await fetch(url, {headers: {authorization: 'Bearer sk-admin'}}); return false } \
 catch (error) { return error.name } }"
-
-
-class Blank(BaseHTTPRequestHandler):
-    """Serves an empty page."""
-
-    def do_GET(self) -> None:
-        body = b"<!doctype html><title>page</title>"
-        self.send_response(200)
-        self.send_header("content-type", "text/html")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Keep quiet."""
-
-
-@contextmanager
-def pages() -> Iterator[int]:
-    """The port of a web server of another origin than the gateway's."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Blank) as server:
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield server.server_address[1]
-        server.shutdown()
-        thread.join()
 
 
 def test_a_page_of_another_origin_streams_a_chat(tmp_path):

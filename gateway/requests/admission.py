@@ -49,6 +49,8 @@ class GenerationJob(Struct, frozen=True):
     """How the answers' reasoning begins. None means that they have none, or that it is part of their text."""
     budget: ThinkingBudget | None = None
     """Limits the reasoning of each answer. None means no limit."""
+    call_marks: tuple[str, ...] = ()
+    """Marks of tool calls that are read from the answers, which their text has even if they are special tokens."""
     average_output: int = 1
     """Average output tokens of earlier answers to this tenant with this adapter, rounded up."""
 
@@ -56,6 +58,12 @@ class GenerationJob(Struct, frozen=True):
     def adapter_hash(self) -> AdapterHash | None:
         """Content hash of the adapter. None means the base model."""
         return self.adapter.version if self.adapter else None
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All marks that are read from the answers: those of reasoning and of tool calls."""
+        thinking = self.thinking.marks if self.thinking else None
+        return (*((thinking.opening, thinking.closing) if thinking else ()), *self.call_marks)
 
     @property
     def num_answers(self) -> int:
@@ -227,7 +235,8 @@ class RequestIntake:
             await self._wait_for_engine()
         picked = None if adapter is None else self._adapters.pick(adapter.name)
         budget = await self._budget(request, thinking)
-        return GenerationJob(request, tenant, picked, lane, prompt_ids, params, thinking, budget)
+        calls = tuple(self.dialect.marks) if self.dialect is not None and request.offering is not None else ()
+        return GenerationJob(request, tenant, picked, lane, prompt_ids, params, thinking, budget, calls)
 
     async def _budget(self, request: GenerateRequest, thinking: Thinking | None) -> ThinkingBudget | None:
         """Return what limits the reasoning of each answer. None means that no limit was asked for, or that the gateway

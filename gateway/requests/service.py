@@ -273,9 +273,10 @@ class Gateway:
         """Yield chunks of text from one engine stream until the engine or a stop string ends the answer, and update the
         record. Closing the generator early aborts the answer. Raises ApiError if the engine fails or refuses."""
         prompt_index = index // job.request.n
-        detokenizer = tokenizer.detokenizer(job.continued_prompt(prompt_index))
+        detokenizer = tokenizer.detokenizer(job.continued_prompt(prompt_index), job.marks)
         reasoning = job.thinking.parser() if job.thinking else None
-        answer = AnswerDecoder(index, detokenizer, job.request, reasoning, job.prompt_reader(prompt_index))
+        prompt = job.prompt_reader(prompt_index)
+        answer = AnswerDecoder(index, detokenizer, job.request, reasoning, prompt, job.call_marks)
         last_token: float | None = None
         with engine_failures(record):
             async with aclosing(stream) as arrivals:

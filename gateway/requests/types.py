@@ -204,12 +204,24 @@ class AnswerDecoder:
         request: GenerateRequest,
         reasoning: ReasoningParser | None = None,
         prompt: PromptReader | None = None,
+        call_marks: Sequence[str] = (),
     ) -> None:
-        """`reasoning` splits this answer; None means that everything is text. `prompt` reads the log probabilities of
-        the prompt; None means that the request asks for none."""
+        """Initialize the decoder.
+
+        Args:
+            index: the answer's number.
+            detokenizer: turns this answer's tokens into text, with the marks of reasoning and `call_marks`.
+            request: says what ends the answer and what is shown of its end.
+            reasoning: splits this answer; None means that everything is text.
+            prompt: reads the log probabilities of the prompt; None means that the request asks for none.
+            call_marks: marks of tool calls, which the text may have after the reasoning.
+        """
         self._index = index
         self._detokenizer = detokenizer
         self._reasoning = reasoning
+        self._call_marks = call_marks
+        self._awaited: str | None = None
+        """The mark of reasoning that the detokenizer keeps. None means that it keeps all."""
         self._prompt = prompt
         self._keep_stop = request.keep_stop
         self._matcher = StopMatcher(request.stop, keep=request.keep_stop) if request.stop else None
@@ -254,6 +266,7 @@ class AnswerDecoder:
         """Detokenize tokens. Return the text to show, how many of the tokens were used, and whether a stop string ended
         the answer at the last of these. Tokens are taken one by one where one of them may end the answer or its
         reasoning."""
+        self._listen()
         if self._matcher is None and (self._reasoning is None or self._reasoning.ended):
             return [self._split(self._detokenizer.push(token_ids))], len(token_ids), False
         shown: list[Split] = []
@@ -261,9 +274,16 @@ class AnswerDecoder:
             self._num_tokens += 1
             text, stopped = self._match(self._detokenizer.push((token_id,)))
             shown.append(self._split(text, 1))
+            self._listen()
             if stopped:
                 return shown, count, True
         return shown, len(token_ids), False
+
+    def _listen(self) -> None:
+        """Let the detokenizer keep only those marks that mean something at this point of the answer."""
+        if self._reasoning is not None and self._reasoning.awaited != self._awaited:
+            self._awaited = self._reasoning.awaited
+            self._detokenizer.keep((self._awaited, *(() if self._reasoning.is_inside else self._call_marks)))
 
     def _split(self, text: str, num_tokens: int = 0) -> Split:
         return Split("", text) if self._reasoning is None else self._reasoning.push(text, num_tokens)

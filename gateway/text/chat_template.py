@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -51,6 +54,7 @@ that have request fields of their own. Names that end in `_token` or `_tokens` a
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 """Values of `reasoning_effort`, as in OpenAI's API."""
+SHORT_ID = re.compile("[A-Za-z0-9]{9}")
 REFUSALS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 """Exceptions that a template may raise if it cannot render its input."""
 
@@ -131,7 +135,7 @@ def render(
     """Return the text of messages rendered with a transformers tokenizer's template, which runs in Jinja's sandbox.
 
     Tool-call arguments that are no JSON object are passed to the template as a string. If the template fails, it is
-    run again with each such string wrapped in an object, because some templates can only read objects.
+    run again with other forms of the tool calls, because templates differ in what they can read.
 
     Raises:
         ApiError: INVALID_REQUEST, the template refuses these messages or the model has no template.
@@ -139,13 +143,13 @@ def render(
     try:
         return _rendered(tokenizer, messages, tools, options)
     except REFUSALS as error:
-        wrapped = [_with_objects(message) for message in messages]
-        if wrapped == list(messages):
-            raise _refusal(error, options) from error
-    try:
-        return _rendered(tokenizer, wrapped, tools, options)
-    except REFUSALS as error:
-        raise _refusal(error, options) from error
+        refusal = _refusal(error, options)
+    for arguments in (_object, _text):
+        adapted = [_with_calls(message, arguments) for message in messages]
+        if adapted != list(messages):
+            with suppress(*REFUSALS):
+                return _rendered(tokenizer, adapted, tools, options)
+    raise refusal
 
 
 def _rendered(
@@ -162,18 +166,39 @@ def _rendered(
     return str(text)
 
 
-def _with_objects(message: Message) -> Message:
-    """Return the message with each tool call's arguments, if they are a string, wrapped in an object."""
+def _with_calls(message: Message, adapt: Callable[[Any], Any]) -> Message:
+    """Return the message with other arguments of its tool calls, and with the ids of tool calls, also of the one that
+    it answers, as Mistral's templates demand them."""
+    if "tool_call_id" in message:
+        return {**message, "tool_call_id": _short_id(message["tool_call_id"])}
     if "tool_calls" not in message:
         return message
-    return {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
+    return {**message, "tool_calls": [_adapted(call, adapt) for call in message["tool_calls"]]}
 
 
-def _with_object(call: Message) -> Message:
+def _adapted(call: Message, adapt: Callable[[Any], Any]) -> Message:
     function = call["function"]
-    if not isinstance(function["arguments"], str):
-        return call
-    return {**call, "function": {**function, "arguments": {"arguments": function["arguments"]}}}
+    return {
+        **call,
+        "id": _short_id(call.get("id")),
+        "function": {**function, "arguments": adapt(function["arguments"])},
+    }
+
+
+def _object(arguments: Any) -> Any:
+    """Return arguments, wrapped in an object if they are a string: some templates can only read objects."""
+    return {"arguments": arguments} if isinstance(arguments, str) else arguments
+
+
+def _text(arguments: Any) -> str:
+    """Return arguments as JSON text: DeepSeek's templates up to R1 can only read text."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _short_id(call_id: object) -> str:
+    """Return an id of nine letters and digits. Equal ids stay equal."""
+    text = str(call_id)
+    return text if SHORT_ID.fullmatch(text) else hashlib.sha256(text.encode()).hexdigest()[:9]
 
 
 def _refusal(error: Exception, options: TemplateOptions) -> ApiError:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain, groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
@@ -153,10 +154,20 @@ class Tokenizer:
         """Return whether a token is a special token, which is not part of an answer's text."""
         return token_id in self._special
 
-    def detokenizer(self, prompt_ids: Sequence[int] = ()) -> Detokenizer:
-        """Return a new detokenizer for one answer. `prompt_ids` are the token ids that the answer's text continues,
-        empty if the text starts anew, as in a chat."""
-        return Detokenizer(self._backend, prompt_ids, at_once=self._byte_level and not prompt_ids)
+    def detokenizer(self, prompt_ids: Sequence[int] = (), marks: Sequence[str] = ()) -> Detokenizer:
+        """Return a new detokenizer for one answer.
+
+        Args:
+            prompt_ids: the token ids that the answer's text continues; empty if the text starts anew, as in a chat.
+            marks: texts of tokens that the answer's text has even if they are special tokens.
+        """
+        at_once = self._byte_level and not prompt_ids
+        return Detokenizer(self._backend, prompt_ids, at_once=at_once, kept=self._silent(marks))
+
+    def _silent(self, marks: Sequence[str]) -> dict[int, str]:
+        """Return those of some marks that are special tokens, whose text is skipped, by their ids."""
+        ids = {token_id: mark for mark in marks if (token_id := self.token_id(mark)) is not None}
+        return {token_id: mark for token_id, mark in ids.items() if not self.decode((token_id,))}
 
     async def _encode_all(self, texts: Sequence[str], special: bool) -> list[tuple[int, ...]]:
         if sum(map(len, texts)) <= THREAD_CHARACTERS:
@@ -170,18 +181,48 @@ class Tokenizer:
 
 class Detokenizer:
     """Converts the token ids of one answer to text incrementally. It never emits part of a character, and it skips
-    special tokens."""
+    special tokens, apart from those that it keeps."""
 
-    def __init__(self, backend: Any, prompt_ids: Sequence[int] = (), *, at_once: bool = False) -> None:
-        """`backend` is a tokenizer of the `tokenizers` library, and `prompt_ids` are the tokens that the text
-        continues. `at_once` says that tokens that are pushed together may be decoded together with the same result,
-        which holds for byte-level tokens if the prompt has not left a character unfinished."""
+    def __init__(
+        self,
+        backend: Any,
+        prompt_ids: Sequence[int] = (),
+        *,
+        at_once: bool = False,
+        kept: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
+        """Initialize the detokenizer.
+
+        Args:
+            backend: a tokenizer of the `tokenizers` library.
+            prompt_ids: the tokens that the text continues.
+            at_once: whether tokens that are pushed together may be decoded together with the same result, which holds
+                for byte-level tokens if the prompt has not left a character unfinished.
+            kept: the texts of special tokens that are kept, by their ids.
+        """
         self._backend = backend
         self._at_once = at_once
+        self._all_kept = self._kept = kept
         self._pending: list[int] = []
         self._stream = self._open(prompt_ids[-PRIME_TOKENS:])
 
     def push(self, token_ids: Sequence[int]) -> str:
+        if self._kept.keys().isdisjoint(token_ids):
+            return self._push(token_ids)
+        runs = groupby(token_ids, key=self._kept.__contains__)
+        return "".join(self._marks(ids) if kept else self._push(list(ids)) for kept, ids in runs)
+
+    def keep(self, marks: Collection[str]) -> None:
+        """Keep from now on only those of the special tokens whose texts are among these marks."""
+        self._kept = {token_id: mark for token_id, mark in self._all_kept.items() if mark in marks}
+
+    def _marks(self, token_ids: Iterable[int]) -> str:
+        """Return the text of kept tokens, after what was held back. The text after them starts anew."""
+        text = self.flush()
+        self._stream = self._open(())
+        return text + "".join(self._kept[token_id] for token_id in token_ids)
+
+    def _push(self, token_ids: Sequence[int]) -> str:
         if self._at_once:
             return self._step(list(token_ids))
         return "".join(self._step([token_id]) for token_id in token_ids)

@@ -90,14 +90,19 @@ KEYS = {"sk-acme": ACME, "sk-globex": GLOBEX, "sk-initech": INITECH, "sk-admin":
 def tiny_tokenizer(reverse: bool = False) -> Tokenizer:
     """Four special tokens and one token a byte, so that most characters outside ASCII are several tokens. `reverse`
     gives the bytes other ids, as in the tokenizer of another model."""
+    return byte_tokenizer(TEMPLATE, reverse=reverse)
+
+
+def byte_tokenizer(template: str, special: Sequence[str] = (), *, reverse: bool = False) -> Tokenizer:
+    """Return a tokenizer like the tiny one, with another template and `special` tokens beside its own."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), reverse=reverse)
-    vocab = {token: number for number, token in enumerate([*SPECIAL, *alphabet])}
+    vocab = {token: number for number, token in enumerate([*SPECIAL, *alphabet, *special])}
     backend = Backend(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    backend.add_special_tokens([AddedToken(token, special=True) for token in (*SPECIAL, *special)])
     hf = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token=SPECIAL[0], extra_special_tokens=SPECIAL[1:], chat_template=TEMPLATE
+        tokenizer_object=backend, eos_token=SPECIAL[0], extra_special_tokens=SPECIAL[1:], chat_template=template
     )
     return Tokenizer(hf)
 

@@ -86,6 +86,11 @@ class ReasoningParser:
         """Number of reasoning tokens so far, with those of the marks that the model wrote."""
 
     @property
+    def awaited(self) -> str:
+        """The mark that may come next; empty after the reasoning."""
+        return {_Place.START: self._marks.opening, _Place.INSIDE: self._marks.closing}.get(self._place, "")
+
+    @property
     def is_inside(self) -> bool:
         """Return whether reasoning has begun and not ended."""
         return self._place is _Place.INSIDE

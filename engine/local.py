@@ -49,7 +49,8 @@ class LocalEngine:
         self._session = GatewaySession()
         self._streams: dict[str, Arrivals] = {}
         self._engine: Engine | None = None
-        self._threads: list[threading.Thread] = []
+        self._ended: list[Future[None]] = []
+        """Set when each of the engine's threads has ended."""
         self._ready = asyncio.Event()
 
     async def start(self, on_progress: Progress = lambda what, done, total: None) -> None:
@@ -57,9 +58,7 @@ class LocalEngine:
         engine's thread."""
         self._loop = asyncio.get_running_loop()
         loaded: Future[None] = Future()
-        for target in (partial(self._live, loaded, on_progress), self._pass_on):
-            self._threads.append(threading.Thread(target=target, name="engine", daemon=True))
-            self._threads[-1].start()
+        self._ended = [_started(partial(self._live, loaded, on_progress)), _started(self._pass_on)]
         await asyncio.wrap_future(loaded)
         self._ready.set()
 
@@ -68,11 +67,12 @@ class LocalEngine:
         self._ready.clear()
         if self._engine is not None:
             self._engine.stop()
-        for thread in self._threads:
-            await asyncio.to_thread(thread.join)
+        for ended in self._ended:
+            # Not in a thread of asyncio's: at the end of a program those have ended before.
+            await asyncio.wrap_future(ended)
         self._engine = None
         self._lose()
-        await asyncio.to_thread(gc.collect)  # the executor refers to itself, and has the model's memory
+        gc.collect()  # the executor refers to itself, and has the model's memory
 
     @property
     def ready(self) -> bool:
@@ -223,6 +223,20 @@ class LocalEngine:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.lose(EngineLost(self._ending))
+
+
+def _started(main: Callable[[], None]) -> Future[None]:
+    """Call `main` in a new thread, and return a future that is set at its end."""
+    ended: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            main()
+        finally:
+            ended.set_result(None)
+
+    threading.Thread(target=run, name="engine", daemon=True).start()
+    return ended
 
 
 def prepared_model(source: str, data_dir: Path) -> Path:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
@@ -157,7 +158,8 @@ class LLM:
             while (piece := self._loop.run(_next(stream))) is not None:
                 yield piece
         finally:
-            self._loop.run(stream.aclose())
+            if not self._loop.is_stopped:
+                self._loop.run(stream.aclose())
 
 
 class LoopThread:
@@ -165,13 +167,15 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._threads = ThreadPoolExecutor(thread_name_prefix="llm-work")
+        self._loop.set_default_executor(self._threads)
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the loop and return its result. If the caller is interrupted, as by Ctrl-C, the coroutine
         is cancelled. Raises RuntimeError after `stop`."""
-        if self._loop.is_closed():
+        if self.is_stopped:
             work.close()
             raise RuntimeError("this model was closed")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -180,6 +184,10 @@ class LoopThread:
         except BaseException:
             future.cancel()
             raise
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._loop.is_closed()
 
     @property
     def is_current(self) -> bool:
@@ -191,7 +199,7 @@ class LoopThread:
         self.run(_end_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._threads.shutdown()
         self._loop.close()
 
 

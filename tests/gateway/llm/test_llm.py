@@ -220,6 +220,22 @@ def test_threads_end_with_the_model(tiny_chat, options):
         llm.generate("x")
 
 
+PROGRAM = """
+import sys
+from loralane import LLM, SamplingParams
+llm = LLM(sys.argv[1], dtype="float32", engine={"num_pages": 200, "threads": 1})
+pieces = llm.stream("x", SamplingParams(max_tokens=400, ignore_eos=True))
+next(pieces)
+"""
+
+
+def test_a_program_may_end_without_closing_its_model(tiny_chat):
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "gateway" / "python")))}
+    command = [sys.executable, "-c", PROGRAM, str(tiny_chat)]
+    ended = subprocess.run(command, capture_output=True, text=True, env=paths, timeout=120)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (0, False), ended.stderr
+
+
 def failing_build(config, on_progress):
     core, executor, info = build_fake(config, on_progress)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from gateway.text.tools.frame import Rules
 from gateway.text.tools.schemas import OBJECT, Schema
+
+EMPTY = '""'
 
 
 class Argument(NamedTuple):
@@ -31,17 +34,14 @@ def arguments_of(schema: Schema) -> list[Argument] | None:
     return [Argument(key, schema.at(inner), key in required) for key, inner in properties.items()]
 
 
-def in_order(terms: Sequence[tuple[str, bool]], separator: str) -> str:
+def in_order(terms: Sequence[tuple[str, bool]], separator: str, rules: Rules) -> str:
     """Return the expression of terms in order, with a separator between any two. Each may be left out unless it is
-    required, as the second of its pair says. It has one branch for each term that may be the first."""
-    branches = []
-    for first, (term, required) in enumerate(terms):
-        rest = [f"{separator} {other}" if needed else f"({separator} {other})?" for other, needed in terms[first + 1 :]]
-        branches.append(" ".join([term, *rest]))
-        if required:
-            return _either(branches)
-    return _either([*branches, '""'])
-
-
-def _either(branches: Sequence[str]) -> str:
-    return branches[0] if len(branches) == 1 else f"({' | '.join(branches)})"
+    required, as the second of its pair says. The rules that are added grow with the number of terms only."""
+    first = rest = EMPTY
+    for term, required in reversed(terms):
+        name = rules.add(term)
+        first, rest = (
+            rules.add(f"{name} {rest}" if required else f"{name} {rest} | {first}"),
+            rules.add(f"{separator} {name} {rest}" if required else f"({separator} {name})? {rest}"),
+        )
+    return first

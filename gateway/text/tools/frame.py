@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.grammar_check.source import inline_schema
+from engine.grammar_check.source import MAX_CHARACTERS, inline_schema
 from gateway.text.reasoning.grammar import TokenOf, mark_term, text_term
 
 Json = Mapping[str, Any]
@@ -24,20 +24,30 @@ class Rules:
     lines: list[str] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
     """Names of rules that were added under a key."""
+    size: int = 0
+    """Number of characters of all lines."""
 
     def add(self, expression: str, *, terminal: bool = False) -> str:
-        """Add a rule and return its name. A terminal is matched as one regular expression."""
+        """Add a rule and return its name. A terminal is matched as one regular expression. Raises ValueError if the
+        grammar becomes longer than any that is accepted."""
         name = f"{'T' if terminal else 't'}_{len(self.lines)}"
-        self.lines.append(f"{name}: {expression}")
+        self._append(name, expression)
         return name
 
-    def once(self, key: str, expression: Callable[[], str]) -> str:
+    def once(self, key: str, expression: Callable[[], str], *, terminal: bool = False) -> str:
         """Return the name of the rule that was added under a key. If there is none, add it, with the expression that
-        the function returns, which may refer to the rule itself by calling `once` with the same key."""
+        the function returns, which may refer to the rule itself by calling `once` with the same key. Raises ValueError
+        as `add` does."""
         if key not in self.names:
-            self.names[key] = name = f"n_{len(self.names)}"
-            self.lines.append(f"{name}: {expression()}")
+            self.names[key] = name = f"{'N' if terminal else 'n'}_{len(self.names)}"
+            self._append(name, expression())
         return self.names[key]
+
+    def _append(self, name: str, expression: str) -> None:
+        self.lines.append(f"{name}: {expression}")
+        self.size += len(self.lines[-1])
+        if self.size > MAX_CHARACTERS:
+            raise ValueError(f"its grammar has more than {MAX_CHARACTERS} characters")
 
     def text(self, text: str) -> str:
         """Return the terms for a text, in which marks are written with the model's own tokens where it has any."""

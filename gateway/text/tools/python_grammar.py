@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.grammar_check.source import inline_schema
 from gateway.text.reasoning.grammar import text_term
-from gateway.text.tools.arguments import arguments_of, in_order
+from gateway.text.tools.arguments import EMPTY, arguments_of, in_order
 from gateway.text.tools.frame import Json, Rules
 from gateway.text.tools.schemas import Schema
 
@@ -26,23 +26,23 @@ def python_call(name: str, schema: Json, rules: Rules) -> str:
     Raises ValueError: the schema has a keyword that no grammar of this dialect can follow."""
     arguments = arguments_of(Schema(schema, schema).resolved())
     if arguments is None:
-        inside = _listed(f'{rules.once("key", lambda: ANY_KEY)} "=" {_any(rules)}')
+        inside = _listed(f'{rules.once("key", lambda: ANY_KEY)} "=" {_any(rules)}', rules)
     else:
         terms = []
         for key, inner, required in arguments:
             if not KEY.fullmatch(key):
                 raise ValueError(f"the name of the property {key!r} cannot be written in calls of this model")
             terms.append((f"{text_term(key + '=')} {_value(inner, rules)}", required))
-        inside = in_order(terms, COMMA)
+        inside = in_order(terms, COMMA, rules)
     return f'{text_term(name + "(")} {inside} ")"'
 
 
-def _listed(term: str, least: int = 0, most: str = "") -> str:
-    """Return the expression of a term from `least` to `most` times, with commas between. No `most` means no limit."""
-    if most == "0":
-        return '""'
-    rest = "" if not most else str(int(most) - 1)
-    more = f"{term} ({COMMA} {term}){{{max(least - 1, 0)},{rest}}}"
+def _listed(term: str, rules: Rules, least: int = 0, most: int | None = None) -> str:
+    """Return the expression of a term from `least` to `most` times, with commas between. None means no limit."""
+    if most == 0:
+        return EMPTY
+    name = rules.add(term)
+    more = f"{name} ({COMMA} {name}){{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
     return f"({more})" if least else f"({more})?"
 
 
@@ -53,7 +53,7 @@ def _any(rules: Rules) -> str:
         value, text = rules.once("any", expression), rules.once("text", lambda: TEXT)
         item = f'{text} ": " {value}'
         words = '"True" | "False" | "None"'
-        return f'{text} | {NUMBER} | {words} | "[" {_listed(value)} "]" | "{{" {_listed(item)} "}}"'
+        return f'{text} | {NUMBER} | {words} | "[" {_listed(value, rules)} "]" | "{{" {_listed(item, rules)} "}}"'
 
     return rules.once("any", expression)
 
@@ -70,45 +70,35 @@ def _value(schema: Schema, rules: Rules) -> str:
 def _exact(schema: Schema, rules: Rules) -> str:
     if schema.values is not None:
         return f"({' | '.join(text_term(_literal(value)) for value in schema.values)})"
-    if schema.body is True or not schema.keywords:
+    kind = schema.body.get("type") if isinstance(schema.body, Mapping) else None
+    if kind in ("string", "integer", "number"):  # Python and JSON write these alike
+        return inline_schema(schema.body)
+    if kind is None:
+        schema.check_keywords(frozenset())
         return _any(rules)
-    schema.check_keywords(frozenset(schema.keywords) if schema.body.get("type") in _JSON else _KNOWN)
-    kind = schema.body.get("type")
-    if word := WORDS.get(str(kind)):
-        return word
-    if kind == "array":
-        return _list(schema, rules)
-    if kind == "object":
-        return _dictionary(schema, rules)
-    if kind not in _JSON:
-        raise ValueError(f"the type {kind!r} is unknown")
-    return inline_schema(schema.body)
-
-
-_JSON = frozenset(("string", "integer", "number"))
-"""Types whose values JSON and Python write alike."""
-_KNOWN = frozenset(
-    ("type", "items", "minItems", "maxItems", "properties", "required", "additionalProperties", "uniqueItems")
-)
+    if kind in WORDS:
+        schema.check_keywords(frozenset(("type",)))
+        return WORDS[kind]
+    return _list(schema, rules) if kind == "array" else _dictionary(schema, rules)
 
 
 def _list(schema: Schema, rules: Rules) -> str:
     schema.check_keywords(frozenset(("type", "items", "minItems", "maxItems")))
+    least, most = int(schema.body.get("minItems", 0)), schema.body.get("maxItems")
     item = _value(schema.at(schema.body.get("items", True)), rules)
-    most = schema.body.get("maxItems", "")
-    return f'"[" {_listed(item, schema.body.get("minItems", 0), str(most))} "]"'
+    return f'"[" {_listed(item, rules, least, None if most is None else int(most))} "]"'
 
 
 def _dictionary(schema: Schema, rules: Rules) -> str:
     arguments = arguments_of(schema)
     if arguments is None:
-        extra = schema.body.get("additionalProperties", True)
-        inside = _listed(f'{rules.once("text", lambda: TEXT)} ": " {_value(schema.at(extra), rules)}')
+        extra = _value(schema.at(schema.body.get("additionalProperties", True)), rules)
+        inside = _listed(f'{rules.once("text", lambda: TEXT)} ": " {extra}', rules)
     else:
         terms = [
             (f"{text_term(_literal(key) + ': ')} {_value(inner, rules)}", needed) for key, inner, needed in arguments
         ]
-        inside = in_order(terms, COMMA)
+        inside = in_order(terms, COMMA, rules)
     return f'"{{" {inside} "}}"'
 
 

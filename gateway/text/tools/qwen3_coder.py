@@ -4,7 +4,6 @@ mark and value on lines of its own. Values are texts, whose types the tool's sch
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -14,7 +13,7 @@ from gateway.text.tools.calls import CallReader, ToolCallPart
 from gateway.text.tools.dialect import Place, SplitText, ToolSchemas, split_at_marks
 from gateway.text.tools.frame import CallFrame
 from gateway.text.tools.literals import WORDS, json_inside, python_to_json
-from gateway.text.tools.schemas import Schema, kind_of, kinds
+from gateway.text.tools.schemas import Schema, kind_of
 from gateway.text.tools.xml_grammar import END_VALUE, xml_call
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
@@ -122,9 +121,7 @@ class XmlCall:
     def _begin_value(self, key: str, parts: list[ToolCallPart]) -> None:
         self._report(parts, f'{", " if self.begun else "{"}"{json_inside(key)}": ')
         parameters = self._tools.get(self._name, {})
-        properties = parameters.get("properties")
-        known = properties.get(key) if isinstance(properties, Mapping) else None
-        self._value = ValueReader(Schema(known, parameters))
+        self._value = ValueReader(Schema(parameters, parameters).member(key))
 
     def _report(self, parts: list[ToolCallPart], arguments: str) -> None:
         """Report text of the arguments, after the name if that has not been reported."""
@@ -144,7 +141,7 @@ class ValueReader:
     at its end, because its type is not known before."""
 
     def __init__(self, schema: Schema) -> None:
-        self._kinds = kinds(schema)
+        self._kinds = schema.kinds()
         self._begun = False
         self._pieces: list[str] = []
         """The text of a value that may have another type than text."""

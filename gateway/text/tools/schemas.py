@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 Json = Mapping[str, Any]
@@ -44,6 +44,15 @@ class Schema(NamedTuple):
             found = found[name]
         return found
 
+    def member(self, key: str) -> Schema:
+        """Return the schema of an object's property; one that allows anything if the object's does not name it."""
+        try:
+            body = self.resolved().body
+        except ValueError:
+            body = None
+        properties = body.get("properties") if isinstance(body, Mapping) else None
+        return self.at(properties.get(key, True) if isinstance(properties, Mapping) else True)
+
     @property
     def keywords(self) -> frozenset[str]:
         """The keywords that allow or forbid something."""
@@ -58,44 +67,65 @@ class Schema(NamedTuple):
 
     def alternatives(self) -> list[Schema]:
         """Return the schemas of which a value follows one: those of `anyOf` or `oneOf`, or one for each type. Raises
-        ValueError if there are other keywords beside these."""
-        schema = self.resolved()
-        for keyword in ("anyOf", "oneOf"):
-            if keyword in schema.keywords:
-                schema.check_keywords(frozenset((keyword, "type")))
-                return [inner for one in schema.body[keyword] for inner in schema.at(one).alternatives()]
-        types = schema.body.get("type") if isinstance(schema.body, Mapping) else None
-        if isinstance(types, list) and "enum" not in schema.keywords:
-            return [schema.at({**schema.body, "type": one}) for one in types]
-        return [schema]
+        ValueError if there are other keywords beside these, or a schema allows nothing."""
+        found: list[Schema] = []
+        for schema in self._spread():
+            if schema.body is not True and not isinstance(schema.body, Mapping):
+                raise ValueError(f"{schema.body!r} allows nothing")
+            if schema.choices:
+                schema.check_keywords(frozenset(("anyOf", "oneOf", "type")))
+                continue
+            found += schema._by_type()
+        return found
+
+    def _by_type(self) -> list[Schema]:
+        """Return the schema once for each of its types, if it lists several."""
+        types = self.body.get("type") if isinstance(self.body, Mapping) else None
+        if not isinstance(types, list) or self.values is not None:
+            return [self]
+        return [self.at({**self.body, "type": one}) for one in types]
+
+    def _spread(self) -> Iterator[Schema]:
+        """Yield the schema and all that it reaches through references, `anyOf` and `oneOf`, each once. Raises
+        ValueError if a reference leads nowhere."""
+        waiting, seen = [self.resolved()], set()
+        while waiting:
+            schema = waiting.pop(0)
+            if id(schema.body) in seen:
+                continue
+            seen.add(id(schema.body))
+            yield schema
+            waiting += [schema.at(one).resolved() for one in schema.choices]
+
+    @property
+    def choices(self) -> list[Any]:
+        """The schemas in `anyOf` or `oneOf`; empty if the schema has neither."""
+        lists = [self.body.get(keyword) for keyword in ("anyOf", "oneOf")] if isinstance(self.body, Mapping) else []
+        return next((one for one in lists if isinstance(one, list)), [])
+
+    def kinds(self) -> frozenset[str]:
+        """Return the JSON types that the schema allows, as far as `type`, `enum`, `const`, `anyOf`, `oneOf` and `$ref`
+        say; empty means that it does not say."""
+        try:
+            found = [schema._own_kinds() for schema in self._spread() if not schema.choices]
+        except ValueError:
+            return frozenset()
+        return frozenset().union(*found) if all(found) else frozenset()
+
+    def _own_kinds(self) -> frozenset[str]:
+        types = self.body.get("type") if isinstance(self.body, Mapping) else None
+        if isinstance(types, str | list):
+            return frozenset([types] if isinstance(types, str) else map(str, types)) & TYPES
+        return frozenset(map(kind_of, self.values or ()))
 
     @property
     def values(self) -> list[Any] | None:
         """The only values that are allowed. None means that no list of them is given."""
-        if not isinstance(self.body, Mapping) or not {"enum", "const"} & set(self.body):
+        if not isinstance(self.body, Mapping):
             return None
-        return [self.body["const"]] if "const" in self.body else list(self.body["enum"])
-
-
-def kinds(schema: Schema, depth: int = 0) -> frozenset[str]:
-    """Return the JSON types that a schema allows, as far as `type`, `enum`, `const`, `anyOf`, `oneOf` and `$ref` say;
-    empty means that it does not say."""
-    if depth > MOST_REFERENCES:
-        return frozenset()
-    try:
-        schema = schema.resolved()
-    except ValueError:
-        return frozenset()
-    if not isinstance(schema.body, Mapping):
-        return frozenset()
-    types = schema.body.get("type")
-    if isinstance(types, str | list):
-        return frozenset([types] if isinstance(types, str) else map(str, types)) & TYPES
-    if schema.values is not None:
-        return frozenset(map(kind_of, schema.values))
-    inner = schema.body.get("anyOf") or schema.body.get("oneOf")
-    found = [kinds(schema.at(one), depth + 1) for one in inner] if isinstance(inner, list) else []
-    return frozenset().union(*found) if all(found) else frozenset()
+        if "const" in self.body:
+            return [self.body["const"]]
+        return self.body["enum"] if isinstance(self.body.get("enum"), list) else None
 
 
 def kind_of(value: Any) -> str:

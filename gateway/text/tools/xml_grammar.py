@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.grammar_check.source import inline_schema
 from gateway.text.reasoning.grammar import text_term
-from gateway.text.tools.arguments import arguments_of
+from gateway.text.tools.arguments import EMPTY, arguments_of
 from gateway.text.tools.frame import Json, Rules
 from gateway.text.tools.schemas import NOTES, Schema
 
@@ -32,15 +32,15 @@ def xml_call(name: str, schema: Json, rules: Rules) -> str:
     for key, inner, required in arguments:
         if not key or set("<>\n") & set(key):
             raise ValueError(f"the name of the property {key!r} cannot be written in calls of this model")
-        term = f"{text_term(f'{PARAMETER}{key}>' + chr(10))} {_value(inner, rules)}"
-        terms.append(term if required else f"({term})?")
+        term = rules.add(f"{text_term(f'{PARAMETER}{key}>' + chr(10))} {_value(inner, rules)}")
+        terms.append(term if required else f"{term}?")
     return " ".join([head, *terms])
 
 
 def _value(schema: Schema, rules: Rules) -> str:
     """Return the expression for a value with the end mark after it."""
     options = schema.alternatives()
-    texts = [one for one in options if one.values is None and _is_text(one)]
+    texts = [one for one in options if _is_text(one)]
     if texts and any(one.keywords - {"type"} for one in options if one not in texts and one.values is None):
         raise ValueError("a text beside bounded values of other types cannot be told apart in calls of this model")
     terms = [_free(_lengths(one), rules) if one in texts else f"{_exact(one)} {text_term(LAST)}" for one in options]
@@ -48,7 +48,10 @@ def _value(schema: Schema, rules: Rules) -> str:
 
 
 def _is_text(schema: Schema) -> bool:
-    return isinstance(schema.body, Mapping) and schema.body.get("type") == "string"
+    """Return whether a value is a free text, or may be anything, and then is read as what it looks like."""
+    return schema.values is None and (
+        not schema.keywords or (isinstance(schema.body, Mapping) and schema.body.get("type") == "string")
+    )
 
 
 def _lengths(schema: Schema) -> str:
@@ -56,15 +59,13 @@ def _lengths(schema: Schema) -> str:
     schema.check_keywords(frozenset(("type", *LENGTHS)))
     if not LENGTHS & schema.keywords:
         return ANY
-    return rf"/(.|\n){{{schema.body.get('minLength', 0)},{schema.body.get('maxLength', '')}}}/"
+    least, most = int(schema.body.get("minLength", 0)), schema.body.get("maxLength")
+    return rf"/(.|\n){{{least},{'' if most is None else int(most)}}}/"
 
 
 def _free(text: str, rules: Rules) -> str:
     """Return the terminal of a text that does not contain the end mark, with the end mark."""
-    key = f"text {text}"
-    if key not in rules.names:
-        rules.names[key] = rules.add(f"({text} & {NOT_END}) {json.dumps(LAST)}", terminal=True)
-    return rules.names[key]
+    return rules.once(f"text {text}", lambda: f"({text} & {NOT_END}) {json.dumps(LAST)}", terminal=True)
 
 
 def _exact(schema: Schema) -> str:
@@ -75,9 +76,6 @@ def _exact(schema: Schema) -> str:
     if word := WORDS.get(str(body.get("type"))):
         return word
     return inline_schema({**{key: value for key, value in body.items() if key not in NOTES}, **_definitions(schema)})
-
-
-EMPTY = '""'
 
 
 def _written(value: Any) -> str:

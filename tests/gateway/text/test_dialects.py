@@ -315,6 +315,43 @@ def test_arguments_without_a_schema_are_any():
         assert follows(grammar(dialect, ToolRule(required=True), free), BACKEND, answer), answer
 
 
+def doubled(levels):
+    """A schema that refers twice to a schema that refers twice to a schema, and so on."""
+    last = {"type": "integer"}
+    rest = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2 + [{"type": "null"}]} for n in range(levels)}
+    return {"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": {**rest, f"d{levels}": last}}
+
+
+def nested(levels):
+    inner = {"type": "integer"}
+    for _ in range(levels):
+        inner = {"type": "object", "properties": dict.fromkeys("abc", inner), "additionalProperties": False}
+    return inner
+
+
+@pytest.mark.parametrize("dialect", [QWEN, PYTHONIC])
+def test_schemas_that_multiply_cost_no_more_than_their_size(dialect):
+    """Beyond what a grammar may have, they are refused."""
+    for schema, answer in (
+        (doubled(60), xml("look", a="1") if dialect is QWEN else "[look(a=1)]"),
+        (nested(4), xml("look", b='{"c": {"a": {"a": 1}}}') if dialect is QWEN else '[look(b={"c": {"a": {"a": 1}}})]'),
+    ):
+        tools = [{"function": {"name": "look", "parameters": schema}}]
+        assert follows(grammar(dialect, ToolRule(required=True), tools), BACKEND, answer)
+        text, [(_, written)] = read_with(schema, dialect, answer)
+        assert (text, json.loads(written)) in (("", {"a": 1}), ("", {"b": {"c": {"a": {"a": 1}}}}))
+    many = {"properties": {f"a{number}": {"type": "integer"} for number in range(20_000)}}
+    with pytest.raises(UnwritableTool, match="characters"):
+        grammar(dialect, ToolRule(required=True), [{"function": {"name": "look", "parameters": many}}])
+
+
+def read_with(schema, dialect, answer):
+    parser = ToolParser(dialect, {"look": schema})
+    parts = parser.push(answer) + parser.flush()
+    text = "".join(part for part in parts if isinstance(part, str))
+    return text, [("look", "".join(part.arguments for part in parts if not isinstance(part, str)))]
+
+
 @pytest.mark.parametrize("dialect", [QWEN, PYTHONIC])
 @pytest.mark.parametrize(
     ("schema", "problem"),
@@ -323,6 +360,8 @@ def test_arguments_without_a_schema_are_any():
         ({"properties": {"a": {"type": "string"}}, "minProperties": 1}, "minProperties"),
         ({"properties": {"a": {"$ref": "#/$defs/b"}}}, r"#/\$defs/b"),
         ({"properties": {}, "required": ["a"]}, "'a'"),
+        ({"properties": {"a": False}}, "nothing"),
+        ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"$ref": "#/$defs/b"}}}, "itself"),
     ],
 )  # fmt: skip
 def test_schemas_that_a_dialect_cannot_follow_are_refused(dialect, schema, problem):

@@ -16,6 +16,8 @@ CALLS, CALL_ID, ARGS = MARKS = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 HEAD = re.compile(r"\s*(?P<name>[\w.-]+)\s*(\[CALL_ID\]\s*\w*\s*)?(\[ARGS\]\s*)?")
 """What comes before the arguments in the newer form: version 11 had ids, and its [ARGS] may be missing."""
 
+LIST, LIST_BEGUN = re.compile(r"\s{0,128}\[(?=\s{0,128}\{)"), re.compile(r"\s*(\[\s*)?")
+
 
 def _with_id(name: str, schema: Json, rules: Rules) -> str:
     """The `Body` of the newer form with ids."""
@@ -45,12 +47,11 @@ class Mistral:
         split = split_at_marks(known, (CALLS,), (CALL_ID, ARGS))
         if split.opening is None:
             return split
-        form = split.rest.lstrip()
-        if not form and len(split.rest) <= MOST_WHITE:
+        if LIST_BEGUN.fullmatch(split.rest) and len(split.rest) <= MOST_WHITE:
             return SplitText(split.text, split.opening + split.rest)
-        if not form.startswith("["):
+        if not (begun := LIST.match(split.rest)):
             return split
-        return SplitText(split.text, form[1:], split.opening + split.rest[: -len(form)] + "[", inside=True)
+        return SplitText(split.text, split.rest[begun.end() :], split.opening + begun[0], inside=True)
 
     def _inside(self, known: str, place: Place) -> SplitText:
         """Split the text after a call in a list, which may go on."""

@@ -30,15 +30,17 @@ class NamedCall:
         return self._arguments(text) if self.begun else self._name(text)
 
     def _name(self, text: str) -> tuple[list[ToolCallPart], str]:
-        head, brace, _ = text.partition("{")
-        self._written += head
-        match = self._head.fullmatch(self._written) if brace else None
-        self.begun = match is not None
-        if match is None:
-            self.broken = bool(brace) or len(self._written) > MOST_HEAD
-            return [], text[len(head) :] if self.broken else ""
-        parts, rest = self._arguments(text[len(head) :])
-        return [ToolCallPart(self.index, match["name"]), *parts], rest
+        """Parse text before the arguments. If it is no name, all of it is text, which may have marks of its own."""
+        text, self._written = self._written + text, ""
+        head, brace, _ = text[: MOST_HEAD + 1].partition("{")
+        if match := self._head.fullmatch(head) if brace else None:
+            self.begun = True
+            parts, rest = self._arguments(text[len(head) :])
+            return [ToolCallPart(self.index, match["name"]), *parts], rest
+        self.broken = bool(brace) or len(text) > MOST_HEAD
+        if not self.broken:
+            self._written = text
+        return [], text if self.broken else ""
 
     def _arguments(self, text: str) -> tuple[list[ToolCallPart], str]:
         used = next((at for at, character in enumerate(text, 1) if self._nesting.take(character)), 0)

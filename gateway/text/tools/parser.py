@@ -7,6 +7,9 @@ from gateway.text.tools.dialect import Dialect, Place, ToolSchemas, without
 
 Part = str | ToolCallPart
 
+MOST_AT_ONCE = 4096
+"""Maximum number of characters that are parsed together. The rest of a piece is copied for each mark in it."""
+
 
 class ToolParser:
     """Parses one answer, which comes in pieces, to parts: texts and parts of tool calls. White space around tool calls
@@ -26,8 +29,10 @@ class ToolParser:
 
     def push(self, text: str) -> list[Part]:
         parts: list[Part] = []
-        while text:
-            text = self._call(text, parts, self._reader) if self._reader else self._prose(text, parts)
+        for start in range(0, len(text), MOST_AT_ONCE):
+            piece = text[start : start + MOST_AT_ONCE]
+            while piece:
+                piece = self._call(piece, parts, self._reader) if self._reader else self._prose(piece, parts)
         return parts
 
     def flush(self) -> list[Part]:

@@ -94,6 +94,7 @@ CASES = [
     (MISTRAL, '[TOOL_CALLS][{"name": "look"}]], {"name": "wait"}', '], {"name": "wait"}', [("look", "{}")]),
     (MISTRAL, "[TOOL_CALLS]what is [ARGS]? {}", "what is ? {}", []),
     (MISTRAL, "[TOOL_CALLS][1, 2]", "[1, 2]", []),
+    (MISTRAL, "[TOOL_CALLS]x [TOOL_CALLS][TOOL_CALLS]wait[ARGS]{}", "x ", [("wait", "{}")]),
     (MISTRAL, "[TOOL_CALLS]", "", []),
     (MISTRAL, "[TOOL_CAL", "[TOOL_CAL", []),
     (MISTRAL, '[{"name": "look"}] [/INST]', '[{"name": "look"}] [/INST]', []),

@@ -17,6 +17,16 @@ LAST = f"\n{END_VALUE}\n"
 ANY = r"/(.|\n)*/"
 NOT_END = r"~/(.|\n)*<\/parameter>(.|\n)*/"
 LENGTHS = frozenset(("minLength", "maxLength"))
+DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+FORMATS = {
+    "date": DATE,
+    "time": TIME,
+    "date-time": f"{DATE}T{TIME}",
+    "uuid": r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    "email": r"[A-Za-z0-9._%+-]{1,64}@([A-Za-z0-9-]{1,63}\.){1,4}[A-Za-z]{2,63}",
+}
+"""Regular expressions of the formats of texts that can be required: those of RFC 3339, and common forms of others."""
 WORDS = {"boolean": '("true" | "false" | "True" | "False")', "null": '("null" | "None")'}
 
 
@@ -43,7 +53,7 @@ def _value(schema: Schema, rules: Rules) -> str:
     texts = [one for one in options if _is_text(one)]
     if texts and any(one.keywords - {"type"} for one in options if one not in texts and one.values is None):
         raise ValueError("a text beside bounded values of other types cannot be told apart in calls of this model")
-    terms = [_free(_lengths(one), rules) if one in texts else f"{_exact(one)} {text_term(LAST)}" for one in options]
+    terms = [_free(_text(one), rules) if one in texts else f"{_exact(one)} {text_term(LAST)}" for one in options]
     return f"({' | '.join(terms)})"
 
 
@@ -54,13 +64,19 @@ def _is_text(schema: Schema) -> bool:
     )
 
 
-def _lengths(schema: Schema) -> str:
-    """Return the regular expression of a text of the schema's lengths. Raises ValueError if it has other keywords."""
-    schema.check_keywords(frozenset(("type", *LENGTHS)))
-    if not LENGTHS & schema.keywords:
-        return ANY
-    least, most = int(schema.body.get("minLength", 0)), schema.body.get("maxLength")
-    return rf"/(.|\n){{{least},{'' if most is None else int(most)}}}/"
+def _text(schema: Schema) -> str:
+    """Return the regular expression of a text of the schema's lengths and format. Raises ValueError if it has other
+    keywords, or a format that is not in `FORMATS`."""
+    schema.check_keywords(frozenset(("type", "format", *LENGTHS)))
+    parts = []
+    if "format" in schema.keywords:
+        if (form := FORMATS.get(str(schema.body["format"]))) is None:
+            raise ValueError(f"the format {schema.body['format']!r} is not supported in calls of this model")
+        parts.append(f"/{form}/")
+    if LENGTHS & schema.keywords:
+        least, most = int(schema.body.get("minLength", 0)), schema.body.get("maxLength")
+        parts.append(rf"/(.|\n){{{least},{'' if most is None else int(most)}}}/")
+    return " & ".join(parts) or ANY
 
 
 def _free(text: str, rules: Rules) -> str:

@@ -25,6 +25,8 @@ LOOK = {
         "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2},
         "unit": {"anyOf": [{"enum": ["C", "F"]}, {"type": "null"}]},
         "note": {"type": ["string", "null"]},
+        "since": {"type": "string", "format": "date-time"},
+        "code": {"type": "string", "minLength": 2, "maxLength": 3},
     },
     "required": ["city"],
     "additionalProperties": False,
@@ -277,9 +279,11 @@ def test_models_must_write_what_is_read(name):
         (
             QWEN,
             [{"city": "a\n</b>\n", "days": 3}, {"city": "", "when": '{"day": "x"}', "tags": "[]", "unit": "C"},
-             {"city": "1", "exact": "True", "unit": "null", "note": "null"}],
+             {"city": "1", "exact": "True", "unit": "null", "note": "null"},
+             {"city": "1", "since": "2026-11-26T12:00:00Z", "code": "a\n"}],
             [{"days": 3}, {"city": "a", "days": 10}, {"city": "a", "exact": "1"}, {"city": "a", "unit": "K"},
-             {"city": "a", "tags": '["c"]'}, {"days": 3, "city": "a"}, {"city": "a</parameter>\n"}],
+             {"city": "a", "tags": '["c"]'}, {"days": 3, "city": "a"}, {"city": "a</parameter>\n"},
+             {"city": "a", "since": "today"}, {"city": "a", "code": "a"}, {"city": "a", "code": "abcd"}],
         ),
         (
             PYTHONIC,

@@ -36,6 +36,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from pathlib import Path
 
 import pytest
+import structlog
 from rich.console import Console
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
@@ -43,6 +44,9 @@ from xdist.scheduler import LoadFileScheduling
 from engine.model.prepare import prepare_model
 
 TESTS = Path(__file__).parent
+# A traceback in colours, with the variables of every frame, takes a second.
+plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
 SERVERS = ("tests/e2e/", "tests/chaos/")
 """Folders whose tests start whole servers, of which only one may run at a time."""
 LONGEST = (

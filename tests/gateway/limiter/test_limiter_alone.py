@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +20,7 @@ from gateway.limiter.local import LocalLimiter
 
 pytestmark = pytest.mark.slow
 
+T = TypeVar("T")
 NOON = DAY // 2
 FIELDS = {
     "requests_per_minute": "requests",
@@ -53,9 +55,19 @@ def gateways(replicas: int, clock: Clock) -> list[LocalLimiter]:
     return [LocalLimiter(replicas, clock) for _ in range(replicas)]
 
 
+def at_once(answer: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that waits for nothing. An event loop for each would take a third of a
+    millisecond."""
+    try:
+        answer.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("it waits for something")
+
+
 def attempt(limiter: LocalLimiter, tokens: int) -> Grant | None:
     try:
-        return asyncio.run(limiter.reserve(asking(tokens)))
+        return at_once(limiter.reserve(asking(tokens)))
     except ApiError:
         return None
 
@@ -113,7 +125,7 @@ def end(gateway: LocalLimiter, grant: Grant) -> None:
     if grant.source == "redis":
         gateway.release(grant)
     else:
-        asyncio.run(gateway.settle(grant, 1))
+        at_once(gateway.settle(grant, 1))
 
 
 @given(st.integers(1, 8), st.integers(1, 60))

@@ -147,7 +147,7 @@ async def test_both_parts_survive_an_engine_that_drains(tmp_path, parts_before):
     engines, closing, tokens, moves = Engines(tmp_path), (9, 8, 7), 20, []
     try:
         pool = await engines.pool("a", "b")
-        request = ask("r", length=60)
+        request = ask("r", length=600)
         budget = ThinkingBudget(tokens, Thinking(MARKS["think"], begun=True), closing, LetterTokens())
         stream = ResumingStream(pool, request, 30.0, moves.append, lambda placed: None, budget=budget)
         told = []
@@ -171,4 +171,4 @@ async def test_both_parts_survive_an_engine_that_drains(tmp_path, parts_before):
     assert [event.finish_reason for event in told if event.finish_reason] == [FinishReason.LENGTH]
     assert len(moves) == 1
     assert [event.device_seconds for event in told] == sorted(event.device_seconds for event in told)
-    assert request.params == SamplingParams(max_tokens=60, ignore_eos=True, seed=7)
+    assert request.params == SamplingParams(max_tokens=600, ignore_eos=True, seed=7)

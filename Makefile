@@ -19,12 +19,14 @@ else
 PACKAGE := .[gpu]
 endif
 
+CLIENTS_VENV := $(VENV)/clients
 GPU_VENV := $(VENV)/gpu-versions
 GPU_TESTS := tests/kernels $(addprefix tests/model/test_,$(addsuffix .py,adapter_copies arena device_sampler graphs \
   grammar_ahead overlap warm_up))
 GPU_TEST_TOOLS := pytest pytest-asyncio pytest-xdist hypothesis jsonschema psutil
 
-.PHONY: help setup setup-dev serve test test-fast test-gpu-versions lint format bench bench-adapters bench-many-adapters bench-lanes
+.PHONY: help setup setup-dev serve test test-fast test-clients test-gpu-versions lint format bench bench-adapters
+.PHONY: bench-many-adapters bench-lanes
 .PHONY: bench-batches bench-batch-job bench-gateway bench-limits bench-hostile bench-neighbours bench-restarts bench-start
 .PHONY: bench-gpu bench-planning bench-router
 .PHONY: screenshots chaos soak proto audit wheel-check clean-data clean
@@ -75,6 +77,18 @@ $(GPU_VENV)/.setup: $(VENV)/.venv pyproject.toml configs/constraints.txt configs
 	@echo "Installing torch 2.11 and Triton 3.6 ..."
 	@$(GPU_VENV)/bin/python -m pip --disable-pip-version-check install -q $(CPU_SOURCE) -c $(GPU_VENV)/constraints.txt \
 	  -c configs/constraints-gpu.txt -e '.[gpu,train]' $(GPU_TEST_TOOLS)
+	@touch $@
+
+test-clients: $(CLIENTS_VENV)/.setup  ## Run the tests of client libraries and frameworks for agents against the demo (minutes)
+	$(CLIENTS_VENV)/bin/python -m pytest -n 2 --dist loadfile tests/e2e/behaviour tests/clients $(ARGS)
+
+# These libraries bring pytest plugins, and need other versions of some that tests use: their environment lies on .venv.
+$(CLIENTS_VENV)/.setup: $(VENV)/.setup-dev configs/constraints-clients.txt
+	@$(PYTHON) -m venv $(CLIENTS_VENV)
+	@$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+	  > $$($(CLIENTS_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/below.pth
+	@echo "Installing client libraries ..."
+	@$(CLIENTS_VENV)/bin/python -m pip --disable-pip-version-check install -q --no-deps -r configs/constraints-clients.txt
 	@touch $@
 
 lint: setup-dev  ## Style, types, layering and prose

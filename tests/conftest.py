@@ -13,6 +13,7 @@ tests/e2e          `demo` (the demo's configuration), `server` (all of the demo:
                    `models` (the names it serves), `client_of` and `client` (OpenAI clients of it)
 tests/e2e/behaviour
                    `kind` (each installed client library), `setup` (such a client and a gateway with fakes)
+tests/clients      `url` (the base URL of a demo in a process of its own, for client libraries)
 tests/kernels      `triton_cache` (compiled kernels, kept between runs)
 tests/model        `tiny_llama` (the folder of a small random model)
 tests/sim          `device` (costs in round numbers), `make_setup` (a simulated engine on it)
@@ -65,7 +66,7 @@ LONGEST = (
 )
 """Files and folders that take half a minute or more each, the longest first. They run first, in this order, so that at
 the end no process is left with one."""
-SLOW_FOLDERS = frozenset(("benchmarks", "chaos", "e2e", "fuzz", "kernels", "model"))
+SLOW_FOLDERS = frozenset(("benchmarks", "chaos", "clients", "e2e", "fuzz", "kernels", "model"))
 """Folders of `tests` whose tests are all slow: they load models, compile kernels or start whole servers."""
 SLOW_FIXTURES = frozenset(("smollm2", "valkey_server", "browser", "cluster_ports"))
 """Fixtures that make a test slow, because they convert a model or start a server or a browser."""

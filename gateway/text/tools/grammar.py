@@ -12,18 +12,34 @@ from gateway.text.reasoning.parser import Thinking
 from gateway.text.tokenizer import ToolSchema
 from gateway.text.tools.frame import CallFrame, Rules
 from gateway.text.tools.rule import ToolRule
+from gateway.text.tools.schemas import Schema
 
 Json = dict[str, Any]
 
 ANY_OBJECT: Json = {"type": "object"}
+LISTING = frozenset(("type", "properties", "required"))
+"""Keywords of a schema that only lists an object's properties."""
 ANY_TEXT = r"/(.|\n)*/"
 
 
 def arguments_schema(tool: ToolSchema, rule: ToolRule) -> Json:
     """Return the JSON schema that the arguments of a call of this tool must follow: the tool's own schema if the rule
-    binds the tool, otherwise that of any object."""
+    binds the tool, otherwise that of any object. A schema that lists properties and does not mention others allows no
+    others, because a function takes the arguments that it lists."""
     function = tool["function"]
-    return {**ANY_OBJECT, **function["parameters"]} if rule.binds(function["name"]) else ANY_OBJECT
+    if not rule.binds(function["name"]):
+        return ANY_OBJECT
+    schema = {**ANY_OBJECT, **function["parameters"]}
+    return {**schema, "additionalProperties": False} if _lists_all(Schema(schema, schema)) else schema
+
+
+def _lists_all(schema: Schema) -> bool:
+    """Return whether a schema lists properties, all required ones among them, and has no keyword that could allow
+    others."""
+    properties, required = schema.body.get("properties"), schema.body.get("required", [])
+    if not isinstance(properties, dict) or not isinstance(required, list):
+        return False  # the check of the grammar refuses other types
+    return schema.keywords <= LISTING and all(name in properties for name in map(str, required))
 
 
 def tool_grammar(

@@ -8,7 +8,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from gateway.text.tools.dialects import DIALECTS, Hermes, Llama3
-from gateway.text.tools.grammar import tool_grammar
+from gateway.text.tools.grammar import arguments_schema, tool_grammar
 from gateway.text.tools.parser import ToolParser
 from gateway.text.tools.rule import ToolRule
 from tests.grammar_walk import follows, walk
@@ -274,3 +274,20 @@ def named(schema):
 def calling(arguments):
     """Templates that begin with a user are content with this."""
     return {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "look", "arguments": arguments}}]}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "is_closed"),
+    [
+        ({"type": "object", "properties": {}}, True),  # what LangChain sends for a function without arguments
+        ({"properties": {"a": {}}, "required": ["a"], "title": "A"}, True),
+        ({"properties": {}, "additionalProperties": {"type": "string"}}, False),
+        ({"properties": {"a": {}}, "required": ["b"]}, False),
+        ({"properties": {"a": {}}, "patternProperties": {"^x": {}}}, False),
+        ({"type": "object"}, False),
+    ],
+)
+def test_a_function_takes_the_arguments_that_it_lists(parameters, is_closed):
+    schema = arguments_schema({"function": {"name": "f", "parameters": parameters}}, ToolRule(required=True))
+    assert (schema.get("additionalProperties") is False) == is_closed
+    assert schema == {"type": "object"} | parameters | ({"additionalProperties": False} if is_closed else {})

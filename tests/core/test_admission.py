@@ -3,7 +3,7 @@
 import pytest
 
 from engine.core.config import CoreConfig, LaneGoals, Scheduling
-from engine.core.types import Lane
+from engine.core.types import Lane, Request, SamplingParams
 from tests.core.virtual import SteppedEngine
 
 PATIENT = LaneGoals(ttft_s=0.5, itl_s=0.1, max_wait_s=1.0)
@@ -77,6 +77,20 @@ def test_a_full_queue_takes_one_request_of_a_tenant_that_has_nothing_waiting():
     stepped.step(1)
     assert sorted(stepped.ends) == ["greedy3", "greedy4", "other1"]
     assert {stepped.reason(name) for name in stepped.ends} == {"lane_queue_full"}
+
+
+def test_a_full_queue_takes_an_answer_that_has_begun():
+    stepped = SteppedEngine(max_seqs=1, max_waiting=2)
+    for number in range(3):
+        stepped.submit(f"r{number}", 20, 8)
+        stepped.step(1)
+    params = SamplingParams(8, ignore_eos=True)
+    for name, produced in (("begun", (5, 6)), ("moved", ())):
+        stepped.send(Request(name, (1, 2, 3), params, produced=produced, moves=1))
+    stepped.step(1)
+    assert {name: stepped.reason(name) for name in stepped.ends} == {"moved": "lane_queue_full"}
+    stepped.finish()
+    assert (stepped.reason("begun"), len(stepped.times["begun"])) == ("length", 6)
 
 
 @pytest.mark.parametrize(

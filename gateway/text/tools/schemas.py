@@ -14,6 +14,9 @@ NOTES = frozenset(
 """Keywords that allow and forbid nothing."""
 OBJECT = frozenset(("type", "properties", "required", "additionalProperties"))
 MOST_REFERENCES = 20
+MOST_ALTERNATIVES = 256
+"""Maximum number of schemas that one value is compared with, of `anyOf` and `oneOf`. They are looked at for each value
+that a model writes, on the event loop: 256 take 2 ms."""
 
 
 class Schema(NamedTuple):
@@ -87,13 +90,15 @@ class Schema(NamedTuple):
 
     def _spread(self) -> Iterator[Schema]:
         """Yield the schema and all that it reaches through references, `anyOf` and `oneOf`, each once. Raises
-        ValueError if a reference leads nowhere."""
+        ValueError if a reference leads nowhere, or there are more than `MOST_ALTERNATIVES`."""
         waiting, seen = [self.resolved()], set()
         while waiting:
             schema = waiting.pop(0)
             if id(schema.body) in seen:
                 continue
             seen.add(id(schema.body))
+            if len(seen) + len(waiting) + len(schema.choices) > MOST_ALTERNATIVES:
+                raise ValueError(f"a value may have at most {MOST_ALTERNATIVES} alternatives in calls of this model")
             yield schema
             waiting += [schema.at(one).resolved() for one in schema.choices]
 
@@ -105,7 +110,7 @@ class Schema(NamedTuple):
 
     def kinds(self) -> frozenset[str]:
         """Return the JSON types that the schema allows, as far as `type`, `enum`, `const`, `anyOf`, `oneOf` and `$ref`
-        say; empty means that it does not say."""
+        say; empty means that it does not say, or in more than `MOST_ALTERNATIVES` schemas."""
         try:
             found = [schema._own_kinds() for schema in self._spread() if not schema.choices]
         except ValueError:

@@ -12,6 +12,7 @@ from gateway.text.tools.grammar import UnwritableTool, tool_grammar
 from gateway.text.tools.literals import python_to_json
 from gateway.text.tools.parser import ToolParser
 from gateway.text.tools.rule import ToolRule
+from gateway.text.tools.schemas import Schema
 from tests.grammar_walk import follows
 
 WHEN = {"type": "object", "properties": {"day": {"type": "string"}, "sharp": {"type": "boolean"}}, "required": ["day"]}
@@ -389,3 +390,13 @@ def test_schemas_that_a_dialect_cannot_follow_are_refused(dialect, schema, probl
 def test_a_template_says_its_dialect(template, name):
     assert type(choose_dialect("auto", template)) is DIALECTS[name]
     assert type(choose_dialect(name, "{{ tools }}")) is DIALECTS[name]
+
+
+def test_values_with_many_alternatives_are_looked_at_no_longer():
+    """They would be looked at for each value that the model writes, and written into a grammar with all definitions."""
+    few, many = ({"anyOf": [{"type": "integer", "minimum": n} for n in range(count)]} for count in (200, 300))
+    assert Schema(few, few).kinds() == {"integer"} and not Schema(many, many).kinds()
+    tools = [{"function": {"name": "look", "parameters": {"properties": {"a": many}}}}]
+    for dialect in (QWEN, PYTHONIC):
+        with pytest.raises(UnwritableTool, match="at most 256 alternatives"):
+            grammar(dialect, ToolRule(required=True), tools)

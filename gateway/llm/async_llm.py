@@ -65,10 +65,12 @@ class AsyncLLM:
         return self
 
     async def close(self) -> None:
-        """End all requests with an error, and free the model. Further calls do nothing."""
+        """End all requests with an error, and free the model, once it is loaded if it is being loaded. Further calls do
+        nothing."""
         self._is_closed = True
-        self._parts = None
-        await self._stack.aclose()
+        async with self._starting:
+            self._parts = None
+            await self._stack.aclose()
 
     async def __aenter__(self) -> Self:
         return await self.start()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.build import build_fake
 from engine.local import LocalEngine
-from gateway.llm import setup
+from gateway.llm import async_llm, setup
 from gateway.openai.schema import ChatRequest, CompletionRequest
 
 pytestmark = pytest.mark.slow
@@ -270,3 +271,26 @@ def test_importing_the_package_is_cheap():
     paths = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "gateway" / "python")))}
     found = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, env=paths)
     assert found.stdout.strip() == "[]"
+
+
+async def test_a_model_that_is_closed_while_it_is_loaded_is_freed(monkeypatch):
+    steps, loaded = [], asyncio.Event()
+
+    @asynccontextmanager
+    async def slowly(source, options):
+        steps.append("loads")
+        await loaded.wait()
+        try:
+            yield
+        finally:
+            steps.append("freed")
+
+    monkeypatch.setattr(async_llm, "opened", slowly)
+    llm = AsyncLLM("any")
+    starting = asyncio.create_task(llm.start())
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(llm.close())
+    await asyncio.sleep(0)
+    loaded.set()
+    await asyncio.gather(starting, closing)
+    assert steps == ["loads", "freed"]

@@ -80,7 +80,7 @@ $(GPU_VENV)/.setup: $(VENV)/.venv pyproject.toml configs/constraints.txt configs
 	@touch $@
 
 test-clients: $(CLIENTS_VENV)/.setup  ## Run the tests of client libraries and frameworks for agents against the demo (minutes)
-	$(CLIENTS_VENV)/bin/python -m pytest -n 2 --dist loadfile tests/e2e/behaviour tests/clients $(ARGS)
+	LITELLM_LOCAL_MODEL_COST_MAP=True $(CLIENTS_VENV)/bin/python -m pytest -n 2 --dist loadfile tests/e2e/behaviour tests/clients $(ARGS)
 
 # These libraries bring pytest plugins, and need other versions of some that tests use: their environment lies on .venv.
 $(CLIENTS_VENV)/.setup: $(VENV)/.setup-dev configs/constraints-clients.txt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,6 @@ from gateway.text.tools.schemas import NOTES, Schema
 PARAMETER, END_VALUE = "<parameter=", "</parameter>"
 LAST = f"\n{END_VALUE}\n"
 ANY = r"/(.|\n)*/"
-NOT_END = r"~/(.|\n)*<\/parameter>(.|\n)*/"
 LENGTHS = frozenset(("minLength", "maxLength"))
 DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
@@ -28,6 +28,18 @@ FORMATS = {
 }
 """Regular expressions of the formats of texts that can be required: those of RFC 3339, and common forms of others."""
 WORDS = {"boolean": '("true" | "false" | "True" | "False")', "null": '("null" | "None")'}
+
+
+def _without(mark: str) -> str:
+    """Return the regular expression of texts without a mark whose first character is in it once. It says which texts
+    are allowed: where `~` would say which are not, llguidance looks through all lengths that a text may have at each
+    end mark, and gives up at about 100."""
+    first, begun, other = re.escape(mark[0]), "", ""
+    for at in range(len(mark) - 1, 0, -1):
+        following = mark[at].replace("/", r"\/")
+        other = f"([^{first}{following}]{f'|{following}{other}' if other else ''})"
+        begun = f"({following}{begun})?" if at < len(mark) - 1 else ""
+    return f"/([^{first}]|({first}{begun})*{first}{other})*({first}{begun})*/"
 
 
 def xml_call(name: str, schema: Json, rules: Rules) -> str:
@@ -81,7 +93,7 @@ def _text(schema: Schema) -> str:
 
 def _free(text: str, rules: Rules) -> str:
     """Return the terminal of a text that does not contain the end mark, with the end mark."""
-    return rules.once(f"text {text}", lambda: f"({text} & {NOT_END}) {json.dumps(LAST)}", terminal=True)
+    return rules.once(f"text {text}", lambda: f"({text} & {_without(END_VALUE)}) {json.dumps(LAST)}", terminal=True)
 
 
 def _exact(schema: Schema) -> str:

@@ -400,3 +400,14 @@ def test_values_with_many_alternatives_are_looked_at_no_longer():
     for dialect in (QWEN, PYTHONIC):
         with pytest.raises(UnwritableTool, match="at most 256 alternatives"):
             grammar(dialect, ToolRule(required=True), tools)
+
+
+@pytest.mark.parametrize("lengths", [{}, {"maxLength": 100}, {"maxLength": 5000}, {"minLength": 10}])
+def test_long_texts_may_have_what_begins_like_the_end_mark(lengths):
+    schema = {"properties": {"a": {"type": "string", **lengths}, "b": {"type": "string"}}, "required": ["a"]}
+    required = grammar(QWEN, ToolRule(required=True), [{"function": {"name": "look", "parameters": schema}}])
+    for text in ("<p>one</p>\n<<</parameter<</<", "é" * 60, "</parameters></paramete>r"):
+        assert follows(required, BACKEND, xml("look", a=text)), text
+        assert follows(required, BACKEND, xml("look", a=text, b="<")), text
+    assert not follows(required, BACKEND, xml("look", a="longer </parameter> text"))
+    assert follows(required, BACKEND, xml("look", a="x" * 101)) == (lengths.get("maxLength") != 100)

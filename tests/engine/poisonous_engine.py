@@ -12,7 +12,6 @@ CRASH, HANG = 666, 667
 FATAL_TOKENS = 5
 """Tokens that such a request has before."""
 STEP_SECONDS = 0.005
-lives.CPU_PATIENCE_S = 1.0
 sample = FakeExecutor._sample
 
 
@@ -34,8 +33,13 @@ def slowly(collect):
     return collected
 
 
-FakeExecutor._sample = sample_or_die
-FakeExecutor.collect = slowly(FakeExecutor.collect)
+def main():
+    """Serve. Nothing is patched before: tests import this module for its seeds."""
+    lives.CPU_PATIENCE_S = 1.0
+    FakeExecutor._sample = sample_or_die
+    FakeExecutor.collect = slowly(FakeExecutor.collect)
+    server.main()
+
 
 if __name__ == "__main__":
-    server.main()
+    main()

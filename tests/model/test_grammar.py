@@ -72,16 +72,18 @@ class SteppedEngine:
         return name
 
     def step(self):
-        for event in self.engine.step():
+        """Step, and return the events."""
+        events = self.engine.step()
+        for event in events:
             self.tokens[event.request_id] += event.tokens
             self.logprobs[event.request_id] += event.logprobs
             if event.finish_reason is not None:
                 self.ends[event.request_id] = event
+        return events
 
     def finish(self):
         while self.engine.state.has_work or self.engine.inbox._commands:
-            self.step()
-            if self.engine.state.in_flight.is_empty:
+            if not self.step() and self.engine.state.in_flight.is_empty:
                 self.engine.inbox.wait(0.01)
                 self.engine.inbox._arrived.clear()
         assert violations(self.engine.state) == leftovers(self.engine.state) == []

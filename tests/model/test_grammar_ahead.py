@@ -129,18 +129,20 @@ class SteppedEngine:
         self.finish()
 
     def step(self):
-        for event in self.engine.step():
+        """Step, and return the events."""
+        events = self.engine.step()
+        for event in events:
             assert event.request_id not in self.ends, "an event after the terminal one"
             self.tokens[event.request_id] += event.tokens
             self.logprobs[event.request_id] += event.logprobs
             if event.finish_reason is not None:
                 self.ends[event.request_id] = event
         assert violations(self.engine.state) == []
+        return events
 
     def finish(self):
         while self.engine.state.has_work or self.engine.inbox._commands:
-            self.step()
-            if self.engine.state.in_flight.is_empty:
+            if not self.step() and self.engine.state.in_flight.is_empty:
                 self.engine.inbox.wait(0.01)
                 self.engine.inbox._arrived.clear()
         assert leftovers(self.engine.state) == [] and len(self.runner._batch) == 0

@@ -32,7 +32,7 @@ from engine.core.state import EngineState
 from engine.core.types import Lane, Request, SamplingParams, StepPlan
 from engine.engine import Engine
 from engine.executor.cost import StepWork
-from engine.executor.fake import TimedExecutor, VirtualClock, VirtualDisk
+from engine.executor.timed import TimedExecutor, VirtualClock, VirtualDisk
 from engine.sim.device import find_device
 
 CHATS, ANSWER = 48, 160

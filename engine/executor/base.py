@@ -1,4 +1,4 @@
-"""The interface of executors, which run step plans: on a model on this machine, or without one (fake.py)."""
+"""The interface of executors, which run step plans: on a model on this machine, or without one (fake.py, timed.py)."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from engine.core.state import EngineState
 from engine.core.types import Lane, Request, StepPlan, TokenEvent
 from engine.engine import Engine
 from engine.executor.cost import StepWork
-from engine.executor.fake import VirtualClock
+from engine.executor.timed import VirtualClock
 from engine.sim.collect import Collector
 from engine.sim.run import PROGRESS_PARTS, STALL_S, TICK_S, Progress, Setup, Stalled, make_engine, no_collection
 from engine.sim.traces import Arrival

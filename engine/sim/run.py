@@ -14,7 +14,7 @@ from engine.core.state import EngineState
 from engine.core.types import Lane
 from engine.engine import Engine
 from engine.executor.cost import DeviceSpec
-from engine.executor.fake import StepObserver, TimedExecutor, VirtualClock, VirtualDisk
+from engine.executor.timed import StepObserver, TimedExecutor, VirtualClock, VirtualDisk
 from engine.sim.collect import Collector
 from engine.sim.report import Report, make_report
 from engine.sim.traces import Arrival

@@ -8,7 +8,8 @@ from engine.core.config import CoreConfig
 from engine.core.state import EngineState
 from engine.core.types import FinishReason, Lane, Launch, Request, SamplingParams
 from engine.engine import Engine
-from engine.executor.fake import FakeExecutor, VirtualClock, VirtualDevice
+from engine.executor.fake import FakeExecutor
+from engine.executor.timed import VirtualClock, VirtualDevice
 
 STEP, PREFILL, DECODE = 0.010, 0.0005, 0.001
 """Seconds: of any step, of a prompt token, of a decoded one. About SmolLM2 on two cores."""

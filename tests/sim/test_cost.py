@@ -6,7 +6,7 @@ import pytest
 
 from engine.core.types import AdapterLoad, Admission, PageCopy, SamplingParams, ScheduledChunk, StepPlan
 from engine.executor.cost import LiveSequence, StepWork, measure, read_device
-from engine.executor.fake import TimedExecutor, VirtualClock, VirtualDisk
+from engine.executor.timed import TimedExecutor, VirtualClock, VirtualDisk
 from engine.sim.device import FOLDER, device_names, find_device
 
 

@@ -15,7 +15,7 @@ from engine.core.state import EngineState
 from engine.core.types import Lane
 from engine.engine import Engine
 from engine.executor.cost import LinearCost
-from engine.executor.fake import TimedExecutor, VirtualClock, VirtualDisk
+from engine.executor.timed import TimedExecutor, VirtualClock, VirtualDisk
 from engine.pb import engine_pb2 as pb
 from engine.rpc.snapshot import snapshot
 from engine.sim.synthetic import Sizes, arrivals

@@ -12,10 +12,11 @@ import os
 import shutil
 import signal
 import sys
-from _thread import interrupt_main
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -134,7 +135,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.until_stdin_closes:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background jobs SIGINT is ignored
-        stop_with_stdin(interrupt_main)
+        stop_with_stdin(partial(signal.pthread_kill, get_ident(), signal.SIGINT))
     console = Console(stderr=True)
     on_progress = _print_progress if arguments.json_progress else None
     try:

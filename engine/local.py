@@ -23,7 +23,7 @@ from engine.core.lane_modes import cancel, set_goals, set_mode
 from engine.core.state import EngineState
 from engine.core.types import AdapterHash, Lane, LaneMode, Request, TokenEvent
 from engine.engine import Engine, EngineStopped
-from engine.executor.base import Executor, HostAdapter
+from engine.executor.base import Executor
 from engine.model.prepare import prepare_model
 from engine.pb import engine_pb2 as pb
 from engine.process.model_source import find_prepared
@@ -31,6 +31,7 @@ from engine.rpc.api import AdapterRejected, LaneRejected
 from engine.rpc.session import GatewaySession
 from engine.rpc.snapshot import live_requests, snapshot
 from engine.rpc.stream import Arrivals, EngineLost, EngineUnavailable
+from engine.rpc.wire import adapter_to_pb
 
 T = TypeVar("T")
 
@@ -101,17 +102,10 @@ class LocalEngine:
     async def load_adapter(self, path: str) -> pb.AdapterInfo:
         started = self._running.clock()
         try:
-            host: HostAdapter = await self._ask(lambda engine: engine.load_adapter(path))
+            host = await self._ask(lambda engine: engine.load_adapter(path))
         except (ValueError, OSError) as error:
             raise AdapterRejected(str(error)) from error
-        return pb.AdapterInfo(
-            adapter=host.adapter_hash,
-            rank=host.rank,
-            target_modules=host.target_modules,
-            pages=host.num_pages,
-            bytes=host.num_bytes,
-            load_seconds=self._running.clock() - started,
-        )
+        return adapter_to_pb(host, self._running.clock() - started)
 
     async def unload_adapter(self, adapter_hash: AdapterHash, drain_seconds: float) -> int:
         return await self._ask(lambda engine: engine.unload_adapter(adapter_hash, drain_seconds))

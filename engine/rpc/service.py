@@ -21,7 +21,7 @@ from engine.rpc.adapter_refs import Holders
 from engine.rpc.news import NEWS_SECONDS, Draining, NewsFeed, PrefixLog
 from engine.rpc.session import MAX_UNREAD, GatewaySession
 from engine.rpc.snapshot import live_requests, snapshot
-from engine.rpc.wire import GATEWAY, lane_mode_from_pb, request_from_pb
+from engine.rpc.wire import GATEWAY, adapter_to_pb, lane_mode_from_pb, request_from_pb
 
 log = structlog.get_logger("engine.rpc.service")
 
@@ -102,14 +102,7 @@ class EngineService(pb_grpc.EngineServicer):
             context.abort(grpc.StatusCode.UNAVAILABLE, "no step has ended for a while, so the adapter was not taken up")
         except (ValueError, OSError) as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        return pb.AdapterInfo(
-            adapter=host.adapter_hash,
-            rank=host.rank,
-            target_modules=host.target_modules,
-            pages=host.num_pages,
-            bytes=host.num_bytes,
-            load_seconds=self._engine.clock() - started,
-        )
+        return adapter_to_pb(host, self._engine.clock() - started)
 
     def UnloadAdapter(  # noqa: N802
         self, request: pb.UnloadAdapterRequest, context: grpc.ServicerContext

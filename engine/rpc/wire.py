@@ -17,6 +17,7 @@ from engine.core.types import (
     TokenEvent,
     TokenLogprobs,
 )
+from engine.executor.base import HostAdapter
 from engine.pb import engine_pb2 as pb
 
 PROTOCOL = 1
@@ -88,6 +89,18 @@ def params_from_pb(message: pb.SamplingParams) -> SamplingParams:
 def _grammar_from_pb(message: pb.Grammar) -> Grammar | None:
     kind = message.WhichOneof("text")
     return None if kind is None else Grammar(GrammarKind(kind), getattr(message, kind))
+
+
+def adapter_to_pb(host: HostAdapter, load_seconds: float) -> pb.AdapterInfo:
+    """`load_seconds` is what reading and validating the adapter took."""
+    return pb.AdapterInfo(
+        adapter=host.adapter_hash,
+        rank=host.rank,
+        target_modules=host.target_modules,
+        pages=host.num_pages,
+        bytes=host.num_bytes,
+        load_seconds=load_seconds,
+    )
 
 
 def request_to_pb(request: Request) -> pb.Submit:

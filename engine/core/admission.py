@@ -136,10 +136,11 @@ def _out_of_range(request: Request) -> str:
     fields too, but other clients may use the engine's protocol."""
     if not LEAST_WEIGHT <= request.weight <= 1 / LEAST_WEIGHT:
         return "weight"
-    pools, scores = request.pooling is not None, request.params.prompt_logprobs is not None
-    if request.params.max_tokens < (not pools and not scores) or (pools and request.params.max_tokens):
+    pools, width, max_tokens = request.pooling is not None, request.params.prompt_logprobs, request.params.max_tokens
+    least = 1 if width is None and not pools else 0
+    if max_tokens < least or (pools and max_tokens > 0):
         return "max_tokens"
-    if scores and (pools or not 0 <= (request.params.prompt_logprobs or 0) <= MOST_ALTERNATIVES):
+    if width is not None and (pools or not 0 <= width <= MOST_ALTERNATIVES):
         return "prompt_logprobs"
     if request.produced and len(request.produced) >= request.params.max_tokens:
         return "produced"

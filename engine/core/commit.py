@@ -229,8 +229,8 @@ def _note_use(state: EngineState, seq: Sequence, now: float) -> None:
 
 
 def _pass_on(state: EngineState, seq: Sequence, scored: PromptRows, now: float) -> None:
-    """Send a client the logprobs of prompt tokens that it has not got yet: after a preemption, rows may be computed
-    again. They end a request without an answer once they are complete."""
+    """Send the client the logprobs of prompt tokens that it has not received: after a preemption, rows may be computed
+    again. A request that generates no tokens ends once all of its rows are sent."""
     size = row_bytes(seq.request.params.prompt_logprobs or 0)
     rows = scored.rows[(seq.num_scored - scored.start) * size :]
     seq.num_scored += len(rows) // size

@@ -351,10 +351,10 @@ class PromptRows(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """Result of a plan, from the executor: sampled tokens, vectors, logprobs of prompts and durations. Each chunk with
-    `samples` has an entry either in `sampled`, in `pooled` or in `failed`; if the request's `max_tokens` is 0 and it
-    asks for no vector, it has one in `scored`, which may have no rows. So has each chunk whose prompt logprobs are
-    wanted. An entry in `failed` holds the request id and the reason why the request's grammar cannot be followed any
-    further."""
+    `samples` has an entry either in `sampled`, in `pooled` or in `failed`, unless its request has a `max_tokens` of 0
+    and asks for no vector: then it has one in `scored`, which may have no rows. A chunk whose prompt logprobs are
+    wanted has an entry in `scored`, too. An entry in `failed` holds the request id and the reason why the request's
+    grammar cannot be followed any further."""
 
     sampled: tuple[SampledToken, ...] = ()
     pooled: tuple[PooledVector, ...] = ()

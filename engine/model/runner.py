@@ -307,7 +307,8 @@ class ModelRunner:
         )
         if admission.pooling is not None:
             self._pooler.add(name, admission.pooling, len(admission.tokens))
-        self._scorer.add(name, admission.params, admission.tokens[: admission.num_prompt], admission.num_scored)
+        if admission.params.prompt_logprobs is not None:
+            self._scorer.add(name, admission.params, admission.tokens[: admission.num_prompt], admission.num_scored)
 
 
 def hash_model(folder: Path, salt: str) -> str:

@@ -95,12 +95,11 @@ class PromptScorer:
         self._results = ResultBlocks(RESULT_BYTES, device)
 
     def add(self, request_id: str, params: SamplingParams, prompt_ids: Sequence[int], num_scored: int = 0) -> None:
-        """Adds a request, or begins it anew after a preemption. Its first `num_scored` rows need not be scored. Does
-        nothing for a request that asks for no logprobs of its prompt."""
-        if params.prompt_logprobs is not None:
-            ids = np.asarray(prompt_ids, dtype=np.int32)
-            width = min(params.prompt_logprobs, self._vocab_size)
-            self._prompts[request_id] = _Prompt(ids, width, num_scored, not params.max_tokens)
+        """Adds a request for logprobs of its prompt, or begins it anew after a preemption. Its first `num_scored` rows
+        need not be scored."""
+        ids = np.asarray(prompt_ids, dtype=np.int32)
+        width = min(params.prompt_logprobs or 0, self._vocab_size)
+        self._prompts[request_id] = _Prompt(ids, width, num_scored, not params.max_tokens)
 
     def remove(self, request_id: str) -> None:
         """Forgets a request. Does nothing for a request that was not added."""

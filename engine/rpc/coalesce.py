@@ -52,6 +52,7 @@ def split_per_token(event: TokenEvent) -> Sequence[TokenEvent]:
         TokenEvent(event.request_id, (token,), own, None, *rest)
         for token, own in zip(event.tokens, logprobs, strict=True)
     ]
-    pieces[0] = pieces[0]._replace(prompt_logprobs=event.prompt_logprobs)
+    if event.prompt_logprobs:
+        pieces[0] = pieces[0]._replace(prompt_logprobs=event.prompt_logprobs)
     pieces[-1] = pieces[-1]._replace(finish_reason=event.finish_reason, refusal=event.refusal)
     return pieces

@@ -217,7 +217,7 @@ class StepBudget:
             return wanted
         limit = self._prompt_limit(seq) if self._lane is Lane.INTERACTIVE else self._limit
         limit = self._before + (limit - self._before) * share
-        fits = self._model.chunk_that_fits(self.features, start, rank, limit, is_scored=not seq.is_scored)
+        fits = self._model.chunk_that_fits(self.features, start, rank, limit, scores=not seq.is_scored)
         fits = min(wanted, fits)
         least = min(wanted, self._rules.min_chunk)
         if self._lane is Lane.INTERACTIVE:

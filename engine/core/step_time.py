@@ -200,7 +200,7 @@ class StepTimeModel:
         return sum([p for p, k in zip(self.prices.beyond, self.knots, strict=True) if tokens > k])
 
     def chunk_that_fits(
-        self, features: StepFeatures, start: int, rank: int, seconds: float, *, is_scored: bool = False
+        self, features: StepFeatures, start: int, rank: int, seconds: float, *, scores: bool = False
     ) -> int:
         """Return the size in tokens of the largest prefill chunk that can be added to a step within `seconds`.
 
@@ -209,9 +209,9 @@ class StepTimeModel:
             start: position of the chunk's first token.
             rank: rank of the chunk's adapter, which is assumed to be new in the step; 0 without one.
             seconds: maximum predicted duration of the whole step.
-            is_scored: whether logprobs of the chunk's tokens are computed.
+            scores: whether logprobs of the chunk's tokens are computed.
         """
-        base = self._linear_price(start, rank, is_scored=is_scored)
+        base = self._linear_price(start, rank, scores=scores)
         fits, before = min(self._chunk_that_fits(features, base, rank, seconds), MOST_TOKENS), int(features.tokens)
         if features.launched or not self.is_launched(1, before + fits):
             return fits
@@ -225,11 +225,11 @@ class StepTimeModel:
             tokens = (1 << (tokens.bit_length() - 1)) - 1
         return tokens
 
-    def _linear_price(self, start: int, rank: int, *, is_scored: bool) -> float:
+    def _linear_price(self, start: int, rank: int, *, scores: bool) -> float:
         """Return the seconds for a token of a chunk from `start` on, less its surcharges beyond knots and attention to
         the chunk itself."""
         prices = self.prices
-        scored = prices.scored if is_scored else 0.0
+        scored = prices.scored if scores else 0.0
         return prices.prefill + prices.attention * start + prices.lora_row * rank + scored
 
     def _chunk_that_fits(self, features: StepFeatures, base: float, rank: int, seconds: float) -> int:

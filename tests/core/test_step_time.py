@@ -98,9 +98,9 @@ def test_the_margin_covers_nineteen_steps_in_twenty():
     start=st.integers(0, 2000),
     rank=st.sampled_from([0, 8, 64]),
     cap=st.floats(0.001, 1.0),
-    is_scored=st.booleans(),
+    scores=st.booleans(),
 )
-def test_a_chunk_that_fits_is_the_largest_that_does(decodes, start, rank, cap, is_scored):
+def test_a_chunk_that_fits_is_the_largest_that_does(decodes, start, rank, cap, scores):
     model = MODEL
     before = StepFeatures(decode_tokens=decodes, decode_context=300 * decodes)
 
@@ -110,11 +110,11 @@ def test_a_chunk_that_fits_is_the_largest_that_does(decodes, start, rank, cap, i
             prefill_attention=tokens * start + tokens * tokens / 2,
             adapters=float(rank > 0),
             lora_rows=rank * tokens,
-            scored_tokens=tokens * is_scored,
+            scored_tokens=tokens * scores,
         )
         return model.predict(chunk)
 
-    tokens = model.chunk_that_fits(before, start, rank, cap, is_scored=is_scored)
+    tokens = model.chunk_that_fits(before, start, rank, cap, scores=scores)
     assert tokens >= 0
     if tokens:
         assert seconds(tokens) <= cap * (1 + 1e-6)

@@ -107,12 +107,7 @@ class CoreMachine(RuleBasedStateMachine):
         suspect=st.booleans(),
     )
     def submit_for_a_vector(self, prompt, kind, adapter_hash, lane, suspect):
-        pooling, moves = Pooling(kind), int(suspect)
-        name, params = f"r{len(self.requests)}", SamplingParams(max_tokens=0)
-        request = Request(name, tuple(prompt), params, adapter_hash, lane, tenant="x", arrival=self.state.now)
-        self.requests[name] = request._replace(pooling=pooling, moves=moves, suspect=suspect)
-        self.received[name] = []
-        self.engine.inbox.put(Submit(self.requests[name]))
+        self._submit_suspect(prompt, SamplingParams(max_tokens=0), adapter_hash, lane, suspect, pooling=Pooling(kind))
 
     @rule(
         prompt=prompts,
@@ -124,12 +119,9 @@ class CoreMachine(RuleBasedStateMachine):
     )
     def submit_for_logprobs_of_the_prompt(self, prompt, max_tokens, scored, adapter_hash, lane, suspect):
         """Now and then, another engine process has sent some of them before."""
-        name, params = f"r{len(self.requests)}", SamplingParams(max_tokens, seed=3, ignore_eos=True, prompt_logprobs=1)
-        scored, moves = min(scored, len(prompt) - 1) * suspect, int(suspect)
-        request = Request(name, tuple(prompt), params, adapter_hash, lane, tenant="x", arrival=self.state.now)
-        self.requests[name] = request._replace(num_scored=scored, moves=moves, suspect=suspect)
-        self.received[name] = []
-        self.engine.inbox.put(Submit(self.requests[name]))
+        params = SamplingParams(max_tokens, seed=3, ignore_eos=True, prompt_logprobs=1)
+        scored = min(scored, len(prompt) - 1) * suspect
+        self._submit_suspect(prompt, params, adapter_hash, lane, suspect, num_scored=scored)
 
     @rule(adapters=st.permutations(sorted(ADAPTERS)), prompt=prompts, lane=st.sampled_from(Lane))
     def submit_to_each_adapter(self, adapters, prompt, lane):
@@ -158,9 +150,16 @@ class CoreMachine(RuleBasedStateMachine):
             name, tuple(prompt), params, adapter_hash, lane, priority, tenant, 1.0 + len(name) % 2, arrival, deadline
         )
         request = request._replace(expected_tokens=expected)
-        if moved is not None:
-            request = self._moved(request, *moved)
-        self.requests[name], self.received[name] = request, list(request.produced)
+        self._put(request if moved is None else self._moved(request, *moved))
+
+    def _submit_suspect(self, prompt, params, adapter_hash, lane, suspect, **wanted):
+        """Submit a request that, if it is a suspect, another engine process had before."""
+        name, moves = f"r{len(self.requests)}", int(suspect)
+        request = Request(name, tuple(prompt), params, adapter_hash, lane, tenant="x", arrival=self.state.now)
+        self._put(request._replace(moves=moves, suspect=suspect, **wanted))
+
+    def _put(self, request):
+        self.requests[request.id], self.received[request.id] = request, list(request.produced)
         self.engine.inbox.put(Submit(request))
 
     def _moved(self, request, produced, suspect, whole):

@@ -8,20 +8,16 @@ import pytest
 import torch
 from peft import PeftModel
 from tiny_adapters import save_adapter
+from tiny_engine import TinyEngine
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.config import EngineConfig
-from engine.core.check import leftovers, violations
-from engine.core.commands import Abort, Submit
-from engine.core.config import CoreConfig, Scheduling
-from engine.core.state import EngineState
-from engine.core.types import FinishReason, Lane, Pooling, PoolingKind, Request, SamplingParams
+from engine.core.commands import Abort
+from engine.core.config import Scheduling
+from engine.core.types import FinishReason, Lane, Pooling, PoolingKind, SamplingParams
 from engine.demo import DEMO_ADAPTERS
 from engine.demo.characters import CHARACTERS
-from engine.engine import Engine
 from engine.model.batch import PooledChunk
 from engine.model.pooler import Pooler
-from engine.model.runner import ModelRunner
 
 ASKS = {
     "last": Pooling(normalize=False),
@@ -34,45 +30,22 @@ PROMPTS = ([5], [7, 8, 9], list(range(10, 30)), list(range(4, 90)))
 LANES = (Lane.INTERACTIVE, Lane.BATCH)
 
 
-class Run:
-    """One engine in fp32 on a CPU, and what its requests got."""
+class Run(TinyEngine):
+    """An engine and the vectors that it returned."""
 
-    def __init__(self, folder, adapter, scheduling=None, **core):
-        sizes = {"num_pages": 200, "max_seqs": 8, "block_size": 4, "token_budget": 12} | core
-        self.runner = ModelRunner(EngineConfig(str(folder), dtype="float32", device="cpu", swap_gb=0.01, **sizes))
-        config = CoreConfig(
-            max_model_len=128, host_pages=50, scheduling=scheduling or Scheduling(), eos_token_ids=(), **sizes
-        )
-        self.engine = Engine(EngineState.create(config), self.runner)
-        self.adapters = {"base": None, "adapter": self.engine.load_adapter(str(adapter)).adapter_hash}
-        self.texts, self.vectors, self.cached = {}, {}, {}
-
-    def chat(self, name, prompt, model="base", lane=Lane.INTERACTIVE):
-        params = SamplingParams(16, temperature=0.0)
-        self.texts[name] = []
-        self.engine.inbox.put(Submit(Request(name, tuple(prompt), params, self.adapters[model], lane)))
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.vectors = {}
 
     def embed(self, name, prompt, pooling, model="base", lane=Lane.INTERACTIVE):
-        params, adapter = SamplingParams(max_tokens=0), self.adapters[model]
-        self.engine.inbox.put(Submit(Request(name, tuple(prompt), params, adapter, lane, pooling=pooling)))
-
-    def finish(self):
-        while self.step() or self.engine.state.has_work:
-            pass
-        assert leftovers(self.engine.state) == []
-        return self
+        self.ask(name, prompt, SamplingParams(max_tokens=0), model, lane, pooling)
 
     def step(self):
-        events = self.engine.step()
+        events = super().step()
         for event in events:
-            assert event.refusal is None, event.refusal
-            self.cached[event.request_id] = event.num_cached
             if event.finish_reason is FinishReason.POOLED:
                 assert event.request_id not in self.vectors and not event.tokens
                 self.vectors[event.request_id] = np.frombuffer(event.vector, "<f4")
-            elif event.tokens:
-                self.texts[event.request_id] += event.tokens
-        assert violations(self.engine.state) == []
         return events
 
 

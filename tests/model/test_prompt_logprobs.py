@@ -4,19 +4,14 @@ same, with prompts in several chunks, cached prefixes and preemption."""
 import pytest
 import torch
 from tiny_adapters import save_adapter
+from tiny_engine import TinyEngine
 from transformers import AutoModelForCausalLM
 
-from engine.config import EngineConfig
-from engine.core.check import leftovers, violations
-from engine.core.commands import Submit
-from engine.core.config import CoreConfig, Scheduling
+from engine.core.config import Scheduling
 from engine.core.prompt_logprobs import row_bytes, unpack
-from engine.core.state import EngineState
-from engine.core.types import Lane, Request, SamplingParams
-from engine.engine import Engine
+from engine.core.types import Lane, SamplingParams
 from engine.model import scorer
 from engine.model.batch import ScoredChunk
-from engine.model.runner import ModelRunner
 from engine.model.scorer import PromptScorer
 
 PROMPTS = ([5], [7, 8, 9], list(range(10, 30)), list(range(4, 90)))
@@ -25,39 +20,27 @@ MODELS = ("base", "adapter")
 WIDTHS = (0, 1, 20)
 
 
-class Run:
-    """One engine in fp32 on a CPU, and what its requests got."""
+class Run(TinyEngine):
+    """An engine and the rows of prompt logprobs that it returned."""
 
-    def __init__(self, folder, adapter, scheduling=None, **core):
-        sizes = {"num_pages": 200, "max_seqs": 8, "block_size": 4, "token_budget": 12} | core
-        self.runner = ModelRunner(EngineConfig(str(folder), dtype="float32", device="cpu", swap_gb=0.01, **sizes))
-        config = CoreConfig(
-            max_model_len=128, host_pages=50, scheduling=scheduling or Scheduling(), eos_token_ids=(), **sizes
-        )
-        self.engine = Engine(EngineState.create(config), self.runner)
-        self.adapters = {"base": None, "adapter": self.engine.load_adapter(str(adapter)).adapter_hash}
-        self.texts, self.rows, self.cached = {}, {}, {}
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.rows = {}
 
-    def ask(self, name, prompt, model="base", lane=Lane.INTERACTIVE, max_tokens=16, width=None):
-        params = SamplingParams(max_tokens, temperature=0.0, prompt_logprobs=width)
-        self.texts[name], self.rows[name] = [], b""
-        self.engine.inbox.put(Submit(Request(name, tuple(prompt), params, self.adapters[model], lane)))
+    def score(self, name, prompt, model="base", lane=Lane.INTERACTIVE, *, max_tokens, width):
+        self.rows[name] = b""
+        self.ask(name, prompt, SamplingParams(max_tokens, temperature=0.0, prompt_logprobs=width), model, lane)
 
     def finish(self):
-        while self.step() or self.engine.state.has_work:
-            pass
-        assert leftovers(self.engine.state) == []
+        super().finish()
         assert not self.runner._scorer._prompts and not self.runner._batch._scored
         return self
 
     def step(self):
-        events = self.engine.step()
+        events = super().step()
         for event in events:
-            assert event.refusal is None, event.refusal
-            self.cached[event.request_id] = event.num_cached
-            self.rows[event.request_id] += event.prompt_logprobs
-            self.texts[event.request_id] += event.tokens
-        assert violations(self.engine.state) == []
+            if event.prompt_logprobs:
+                self.rows[event.request_id] += event.prompt_logprobs
         return events
 
 
@@ -99,7 +82,9 @@ def ask_everything(run):
     for number, prompt in enumerate(PROMPTS):
         for model in MODELS:
             for width in WIDTHS:
-                run.ask(f"{number}/{model}/{width}", prompt, model, Lane(number % 2), width % 3, width)
+                run.score(
+                    f"{number}/{model}/{width}", prompt, model, Lane(number % 2), max_tokens=width % 3, width=width
+                )
 
 
 def check_everything(run, wanted):
@@ -111,7 +96,7 @@ def check_everything(run, wanted):
 
 def chat(run):
     for number, prompt in enumerate(PROMPTS):
-        run.ask(f"chat {number}", prompt, MODELS[number % 2], Lane(number // 2))
+        run.chat(f"chat {number}", prompt, MODELS[number % 2], Lane(number // 2))
 
 
 @pytest.fixture(scope="module")
@@ -136,13 +121,13 @@ def test_logprobs_are_those_of_hugging_face_beside_chats_whose_texts_stay(
 
 def test_pages_in_the_prefix_cache_are_not_taken_but_filled(tiny_llama, adapter, wanted):
     run = Run(tiny_llama, adapter[0])
-    run.ask("chat", PROMPTS[3])
+    run.chat("chat", PROMPTS[3])
     run.finish()
-    run.ask("scored", PROMPTS[3], max_tokens=4, width=3)
-    run.ask("first of the adapter", PROMPTS[3], "adapter", max_tokens=0, width=3)
+    run.score("scored", PROMPTS[3], max_tokens=4, width=3)
+    run.score("first of the adapter", PROMPTS[3], "adapter", max_tokens=0, width=3)
     run.finish()
-    run.ask("after it", PROMPTS[3], "adapter")
-    run.ask("again", PROMPTS[3], max_tokens=4)
+    run.chat("after it", PROMPTS[3], "adapter")
+    run.chat("again", PROMPTS[3], max_tokens=4)
     run.finish()
     check(run.rows["scored"], PROMPTS[3], wanted["base"][3], 3)
     check(run.rows["first of the adapter"], PROMPTS[3], wanted["adapter"][3], 3)
@@ -154,12 +139,12 @@ def test_pages_in_the_prefix_cache_are_not_taken_but_filled(tiny_llama, adapter,
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_preempted_requests_get_every_row_once(tiny_llama, adapter, wanted, preemption):
     run = Run(tiny_llama, adapter[0], Scheduling(preemption=preemption), num_pages=40)
-    run.ask("base", PROMPTS[3], "base", Lane.BATCH, 2, 5)
-    run.ask("adapter", PROMPTS[3], "adapter", Lane.BATCH, 0, 5)
+    run.score("base", PROMPTS[3], "base", Lane.BATCH, max_tokens=2, width=5)
+    run.score("adapter", PROMPTS[3], "adapter", Lane.BATCH, max_tokens=0, width=5)
     while sum(seq.num_computed > 8 for seq in run.engine.state.running.values()) < 1:
         run.step()
-    run.ask("chat", list(range(60)))
-    run.ask("another", list(range(1, 61)))
+    run.chat("chat", list(range(60)))
+    run.chat("another", list(range(1, 61)))
     run.finish()
     assert run.engine.state.counters.preemptions > 0
     for model in MODELS:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from fakes import tiny_tokenizer
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 from engine.config import EngineConfig
 from gateway.config.models import EnginesConfig, ModelConfig, ModelSettings
 from tests.model.tiny_adapters import save_adapter
+from tests.model.tiny_llama import save_llama
 
 RANKS = (4, 8, 16)
 
@@ -20,7 +19,7 @@ def tiny_model(folder: Path, name: str, adapters: int, *, seed: int) -> ModelSet
     `name` that has them all. The weights of another seed are others, and so are the ids of its tokens."""
     source = folder / name
     tokenizer = tiny_tokenizer(reverse=bool(seed % 2))
-    save_model(source, len(tokenizer._template), seed)
+    save_llama(source, len(tokenizer._template), 1024, seed=seed, eos_token_id=0, bos_token_id=None)
     tokenizer._template.save_pretrained(source)
     preload = {f"{name}-{number}": folder / f"{name}-{number}" for number in range(adapters)}
     for number, path in enumerate(preload.values()):
@@ -29,22 +28,3 @@ def tiny_model(folder: Path, name: str, adapters: int, *, seed: int) -> ModelSet
         model="", device="cpu", dtype="float32", threads=1, num_pages=2000, max_model_len=1000, host_adapter_gb=0.1
     )
     return ModelSettings(ModelConfig(str(source), name), engine, EnginesConfig(replicas=2), preload=preload)
-
-
-def save_model(folder: Path, vocab_size: int, seed: int) -> None:
-    """Save a random Llama of the shape that `save_adapter` adapts. Its weights are so large that what attention reads
-    decides which token follows."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        initializer_range=0.2,
-        eos_token_id=0,
-        bos_token_id=None,
-    )
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)

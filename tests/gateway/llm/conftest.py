@@ -23,25 +23,12 @@ def logs_as_before():
 
 @pytest.fixture(scope="session")
 def tiny_chat(tmp_path_factory):
-    """Return the folder of the model, whose tokens are bytes. Its weights are so large that every token is certain."""
-    import torch
+    """Return the folder of the model, whose tokens are bytes."""
     from fakes import tiny_tokenizer
-    from transformers import AutoModelForCausalLM, LlamaConfig
+    from tiny_llama import save_llama
 
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.2,
-        eos_token_id=0,
-    )
     folder = tmp_path_factory.mktemp("tiny") / "tiny-chat"
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    save_llama(folder, VOCABULARY, 512, eos_token_id=0)
     tiny_tokenizer()._template.save_pretrained(folder)
     return folder
 

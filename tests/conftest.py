@@ -53,16 +53,20 @@ SERVERS = ("tests/e2e/", "tests/chaos/")
 LONGEST = (
     *SERVERS,
     "tests/gateway/cluster/test_ray.py",
-    "tests/benchmarks/test_gpu_suite.py",
-    "tests/model/test_graphs.py",
-    "tests/kernels/test_triton",
     "tests/model/test_parity.py",
-    "tests/fuzz/",
+    "tests/model/test_graphs.py",
+    "tests/gateway/serve/test_fleet",
+    "tests/benchmarks/test_gpu_suite.py",
+    "tests/gateway/batches/test_batch_survival.py",
+    "tests/kernels/test_triton",
+    "tests/gateway/requests/test_service.py",
+    "tests/gateway/http/test_openapi.py",
+    "tests/gateway/requests/test_resumption.py",
     "tests/kernels/test_pretended_cuda.py",
-    "tests/kernels/test_launch.py",
-    "tests/model/test_device_sampler.py",
-    "tests/model/test_warm_up.py",
-    "tests/core/test_fair_share.py",
+    "tests/model/test_grammar.py",
+    "tests/fuzz/",
+    "tests/gateway/console/test_console.py",
+    "tests/gateway/batches/test_batch_tasks_lost.py",
 )
 """Files and folders that take half a minute or more each, the longest first. They run first, in this order, so that at
 the end no process is left with one."""

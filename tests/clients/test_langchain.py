@@ -9,6 +9,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")  # LangChain keeps connec
 
 KEY = "sk-demo-acme"
 LOCAL = "http://127.0.0.1:8000/v1"
+# Expected failures are not strict: the demo computes in bf16, where the greedy text depends on the processor.
 OTHER_MEMBERS = "asked for a joke about cats with a schema that allows other members, the model adds one, 'laugh'"
 
 

@@ -65,8 +65,6 @@ class ResumingStream:
         self._session = session
         self._budget = budget
         """None in the only or second part of the answer."""
-        self._is_second = False
-        """True in the second part of an answer whose reasoning has a budget."""
         self._on_placed = on_placed
         self._wait_seconds = wait_seconds
         self._on_move = on_move
@@ -74,27 +72,25 @@ class ResumingStream:
         self._began = self._now()
         self._lost = self._began
         """When the request last became without an engine process, in seconds on the loop's clock."""
-        self._is_lost = False
-        """True while the request has lost its engine process and is in no other."""
+        self._loss: EngineUnavailable | None = None
+        """Why the request left its engine process, until it is in another; None after the first part of an answer."""
         self._stream: PlacedStream | None = None
         self._life = ""
         """Id of the engine process that has the request, or had it last."""
         self._id = request.id
         """Id under which the request was submitted to that process."""
-        self._moves = 0
-        """Moves so far, for any reason."""
+        self._times_before = 0
+        """How often an engine process has taken the request, before the present or next time."""
         self._losses = 0
         """Moves because an engine process had ended."""
-        self._is_drained = False
-        """True means that the last move was asked for, because the engine is being drained."""
         self._suspect = False
         self._awaits_report = False
         """True while the request waits for a report on how its engine process ended."""
         self._proven_from = 0
         """Number of produced tokens from which on a suspect is not on trial any more."""
         self._produced: list[int] = []
-        self._num_scored = 0
-        """Number of prompt tokens whose log probabilities have come."""
+        self._scored_bytes = 0
+        """Size of the log probabilities of prompt tokens that have come."""
         self._first: TokenEvent | None = None
         """First event of the request, from the engine process that began it."""
         self._device = 0.0
@@ -131,8 +127,8 @@ class ResumingStream:
         self._stream = self._engine.generate(self._current(), self._session)
         self._life = self._stream.life
         self._on_placed(self._stream)
-        if self._is_lost:
-            self._is_lost = False
+        if self._loss is not None:
+            self._loss = None
             self._on_move(self._now() - self._lost)
 
     def _current(self) -> Request:
@@ -148,16 +144,11 @@ class ResumingStream:
         return request._replace(
             id=self._id,
             produced=tuple(self._produced),
-            num_scored=self._num_scored,
+            num_scored=self._scored_bytes // row_bytes(request.params.prompt_logprobs or 0),
             moves=self._times_before,
             suspect=self._suspect,
             deadline=deadline,
         )
-
-    @property
-    def _times_before(self) -> int:
-        """How often the request was submitted to an engine process that took it, before the present or next time."""
-        return self._moves + self._is_second
 
     async def _bridged(self, budget: ThinkingBudget, events: list[TokenEvent]) -> list[TokenEvent]:
         """Return the events for the reader. If the first part of the answer is over, submit the second part at the next
@@ -168,22 +159,26 @@ class ResumingStream:
         await self._stream.aclose()
         bridge = budget.bridge(self._produced, events[-1])
         self._produced += bridge.tokens[len(events[-1].tokens) :]
-        self._stream, self._budget, self._is_second, self._lost = None, None, True, self._now()
-        self._device_before = self._device
+        self._budget = None
+        self._leave()
         return [*events[:-1], bridge]
 
     def _lose(self, loss: EngineUnavailable) -> None:
         """Prepare for a move to the next engine process, because the present one is gone or is being drained. Raises
         GivenUp if the request has lost `MOST_MOVES` engine processes already."""
-        self._stream, self._lost, self._is_lost = None, self._now(), True
-        self._device_before = self._device
-        self._moves += 1
-        self._is_drained = isinstance(loss, EngineDrained)
-        if self._is_drained:
+        self._leave()
+        self._loss = loss
+        if isinstance(loss, EngineDrained):
             return
         self._losses += 1
         if self._losses > MOST_MOVES:
             raise GivenUp(f"{self._losses} engine processes ended while they had the request")
+
+    def _leave(self) -> None:
+        """Note that the request is in no engine process from now on."""
+        self._stream, self._lost = None, self._now()
+        self._device_before = self._device
+        self._times_before += 1
 
     async def _place(self) -> None:
         """Wait for an engine that takes the request, and submit it. Raises GivenUp if none took it in time, and
@@ -191,7 +186,7 @@ class ResumingStream:
         try:
             async with asyncio.timeout_at(self._lost + self._wait_seconds):
                 await self._engine.wait_ready()
-                if self._is_lost and self._losses and not self._is_drained:
+                if self._loss is not None and not isinstance(self._loss, EngineDrained):
                     await self._judge()
                 while not self._is_submitted():
                     await asyncio.sleep(RESUBMIT_SECONDS)
@@ -227,10 +222,9 @@ class ResumingStream:
         """Record the tokens, log probabilities of the prompt and device time in events, and return the events for the
         reader; after a move, those with output or an end, with the waits and cached tokens of the first process, and
         all processes' device time."""
-        size = row_bytes(self._request.params.prompt_logprobs or 0)
         for event in events:
             self._produced += event.tokens
-            self._num_scored += len(event.prompt_logprobs) // size
+            self._scored_bytes += len(event.prompt_logprobs)
         self._device = max(self._device, self._device_before + events[-1].device_seconds)
         if not self._times_before or self._first is None:
             self._first = self._first or events[0]

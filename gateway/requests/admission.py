@@ -9,11 +9,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from engine.core.grammars import GrammarKind
-from engine.core.types import AdapterHash, Lane, Origin, Pooling, Request, SamplingParams
+from engine.core.types import Lane, Pooling, SamplingParams
 from engine.grammar_check.pool import GrammarPool
 from engine.rpc.api import EngineApi
 from gateway.adapters.record import AdapterRecord
@@ -21,8 +20,7 @@ from gateway.adapters.registry import AdapterRegistry
 from gateway.core.errors import Fault, context_length_exceeded, invalid_request, unavailable, unsupported_parameter
 from gateway.core.tenants import Tenant
 from gateway.requests.grammars import Constraints
-from gateway.requests.prompt_scores import PromptReader
-from gateway.requests.record import RequestRecord
+from gateway.requests.job import SEED_BITS, GenerationJob
 from gateway.requests.thinking import ThinkingBudget
 from gateway.requests.types import Chat, GenerateRequest, PromptInput
 from gateway.text.reasoning.parser import ReasoningMarks, ReasoningParserName, Thinking, choose_marks
@@ -30,132 +28,8 @@ from gateway.text.tokenizer import PRIME_TOKENS, Tokenizer
 from gateway.text.tools.dialect import Dialect
 from gateway.text.tools.dialects import ToolParserName, choose_dialect
 
-SEED_BITS = 64
 PROMPTS_AT_ONCE = 16
 """Number of prompts of a request that are encoded before other requests get a turn on the event loop."""
-
-
-class GenerationJob(Struct, frozen=True):
-    """A checked and tokenized request, which only needs a reservation to run. `RequestIntake.build_job` creates it."""
-
-    request: GenerateRequest
-    tenant: Tenant
-    adapter: AdapterRecord | None
-    lane: Lane
-    prompt_ids: tuple[tuple[int, ...], ...]
-    params: tuple[SamplingParams, ...]
-    """Sampling parameters of each prompt, with the seed of its first answer."""
-    thinking: Thinking | None = None
-    """How the answers' reasoning begins. None means that they have none, or that it is part of their text."""
-    budget: ThinkingBudget | None = None
-    """Limits the reasoning of each answer. None means no limit."""
-    call_marks: tuple[str, ...] = ()
-    """Marks of tool calls that are read from the answers, which their text has even if they are special tokens."""
-    average_output: int = 1
-    """Average output tokens of earlier answers to this tenant with this adapter, rounded up."""
-
-    @property
-    def adapter_hash(self) -> AdapterHash | None:
-        """Content hash of the adapter. None means the base model."""
-        return self.adapter.version if self.adapter else None
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """All marks that are read from the answers: those of reasoning and of tool calls."""
-        thinking = self.thinking.marks if self.thinking else None
-        return (*((thinking.opening, thinking.closing) if thinking else ()), *self.call_marks)
-
-    @property
-    def num_answers(self) -> int:
-        return len(self.prompt_ids) * self.request.n
-
-    @property
-    def prompt_tokens(self) -> int:
-        return sum(map(len, self.prompt_ids))
-
-    @property
-    def limits_output(self) -> bool:
-        """Return whether the caller, and not just a default, limits the output tokens."""
-        return self.request.max_tokens is not None or self.request.reserve_tokens > 0
-
-    @property
-    def ends_by_itself(self) -> bool:
-        """Return whether the model decides how long the answers are: EOS ends them, and the context limits them before
-        any `max_tokens` does."""
-        return not self.request.sampling.ignore_eos and all(map(self._has_ceiling, self.params))
-
-    def reserve_tokens(self) -> int:
-        """Return the number of tokens to reserve: every prompt once, and the maximum output of every answer.
-
-        Where the caller set no limit, the reservation assumes `average_output` tokens for each answer, because the rest
-        of a long context would be more than most limits allow. The tokens really used are charged at the end.
-        """
-        if self.limits_output:
-            outputs = sum(max(params.max_tokens, self.request.reserve_tokens) for params in self.params)
-        else:
-            outputs = sum(min(params.max_tokens, self.average_output) for params in self.params)
-        return self.prompt_tokens + outputs * self.request.n
-
-    def continued_prompt(self, prompt_index: int) -> tuple[int, ...]:
-        """Return the ids of a prompt if its answers' text continues it. Empty means that the text starts anew, as in a
-        chat, unless that continues its last message, or that there is no text, but a vector."""
-        prompt = self.request.prompts[prompt_index]
-        if self.request.pooling is not None:
-            return ()
-        begins = isinstance(prompt, Chat) and not prompt.options.continue_final_message
-        return () if begins else self.prompt_ids[prompt_index]
-
-    def prompt_reader(self, prompt_index: int) -> PromptReader | None:
-        """Return a reader of a prompt's log probabilities. None means that the request asks for none."""
-        width = self.request.sampling.prompt_logprobs
-        return None if width is None else PromptReader(self.prompt_ids[prompt_index], width)
-
-    def engine_request(self, record: RequestRecord, index: int, now: float) -> Request:
-        """Build the engine's request for one answer, with a unique id. Further answers of a prompt get other seeds.
-
-        Args:
-            record: the request's record, with its id, its start and its reserved tokens.
-            index: number of the answer over all prompts: the `n` answers of the first prompt, then those of the next.
-            now: the time of submission, in seconds on the record's clock. The time that has passed since the request
-                arrived is subtracted from the deadline. Only batch requests carry a deadline, which orders batch work;
-                in the interactive lane the TTFT and ITL goals suffice.
-        """
-        prompt_index, number = divmod(index, self.request.n)
-        params = self.params[prompt_index]
-        deadline = self.request.deadline
-        return Request(
-            id=f"{record.id}-{index}",
-            prompt_ids=self.prompt_ids[prompt_index],
-            params=params if not number else params._replace(seed=(params.seed + number) % 2**SEED_BITS),
-            adapter_hash=self.adapter_hash,
-            lane=self.lane,
-            priority=self.request.priority,
-            tenant=self.tenant.name,
-            weight=self.tenant.weight,
-            deadline=None if deadline is None or self.lane is not Lane.BATCH else deadline - (now - record.started),
-            ttft=self.request.ttft,
-            itl=self.request.itl,
-            origin=self._origin(record),
-            expected_tokens=self._expected_tokens(params),
-            cache_salt=self.request.cache_salt,
-            pooling=self.request.pooling,
-            # A stop string must end the answer at once, and tokens that are held back would look like a stall.
-            whole=self.request.coalesce and not self.request.stop and self.request.stall is None,
-        )
-
-    def _has_ceiling(self, params: SamplingParams) -> bool:
-        """Return whether max_tokens is the rest of the context, because no limit or a larger one was set."""
-        asked = self.request.asked_tokens
-        return asked is None or asked > params.max_tokens
-
-    def _expected_tokens(self, params: SamplingParams) -> int | None:
-        if not self._has_ceiling(params):
-            return None
-        return params.max_tokens if params.ignore_eos else min(params.max_tokens, self.average_output)
-
-    def _origin(self, record: RequestRecord) -> Origin:
-        adapter, part = record.adapter or "", record.reserved_tokens // self.num_answers
-        return Origin(record.id, record.request_id, record.key_id, record.model, adapter, part)
 
 
 class RequestIntake:

@@ -23,8 +23,9 @@ from gateway.core.lanes import lane_name
 from gateway.core.tenants import Principal
 from gateway.core.trace_context import Ingress, new_id
 from gateway.limiter.base import Grant, Limiter, ReserveRequest
-from gateway.requests.admission import GenerationJob, ServiceSettings
+from gateway.requests.admission import ServiceSettings
 from gateway.requests.deadlines import Deadlines, Timer
+from gateway.requests.job import GenerationJob
 from gateway.requests.loop_turns import LoopTurns
 from gateway.requests.observers import ArrivingRequest, Observer, notify_observers, observe_arrival
 from gateway.requests.record import RequestRecord, engine_failures, record_error, refuse_failed

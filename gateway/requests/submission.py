@@ -10,7 +10,8 @@ import structlog
 from engine.core.types import FinishReason, TokenEvent
 from engine.rpc.api import EngineApi
 from engine.rpc.stream import Arrivals, EventStream, PlacedStream
-from gateway.requests.admission import GenerationJob, ServiceSettings
+from gateway.requests.admission import ServiceSettings
+from gateway.requests.job import GenerationJob
 from gateway.requests.record import RequestRecord
 from gateway.requests.resumption import ResumingStream
 

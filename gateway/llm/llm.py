@@ -95,10 +95,9 @@ class LLM:
     ) -> list[Result]:
         """Answer one conversation or a list of them, as `AsyncLLM.chat` does, and return a result for each, in
         order."""
-        several = bool(messages) and not isinstance(messages[0], dict)
         streams = [
-            self._llm.chat(conversation, params, adapter=adapter, lane=lane, **options)  # type: ignore[arg-type]
-            for conversation in (messages if several else [messages])
+            self._llm.chat(conversation, params, adapter=adapter, lane=lane, **options)
+            for conversation in _conversations(messages)
         ]
         return self._results(streams, progress=progress)
 
@@ -260,8 +259,18 @@ def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return the prompts that a caller gave: one text, one list of token ids, or several of either."""
     if isinstance(prompts, str):
         return [prompts]
-    items = [item if isinstance(item, str | int) else list(item) for item in prompts]
-    return list(prompts_of(items, "prompts")) if items else []  # type: ignore[arg-type]
+    items: list[str | int | list[int]] = [item if isinstance(item, str | int) else list(item) for item in prompts]
+    return list(prompts_of(items, "prompts")) if items else []
+
+
+def _conversations(messages: ChatMessages | Sequence[ChatMessages]) -> Sequence[ChatMessages]:
+    """Return the conversations that a caller gave: one, or several. Raises ApiError (INVALID_REQUEST) if messages stand
+    among conversations."""
+    one = [each for each in messages if isinstance(each, dict)]
+    several = [each for each in messages if not isinstance(each, dict)]
+    if one and several:
+        raise invalid_request("messages must be one conversation or a list of conversations", "messages")
+    return several or [one]
 
 
 def _spread(value: Any, count: int, field: str) -> list[Any]:

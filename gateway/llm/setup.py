@@ -41,7 +41,8 @@ CALLER = Principal(Tenant("local"), "local")
 """The tenant of all requests of the program. It has no limits."""
 YEAR = 365 * 86_400.0
 """Seconds after which workers that check grammars start. Without an earlier grammar, none are needed."""
-NO_NUMBER = 2**62
+UNLIMITED = 2**62
+"""Value for limits of `ServiceSettings` that cannot be None. No request reaches it."""
 
 
 class EngineFailed(RuntimeError):
@@ -111,8 +112,8 @@ async def opened(source: str, options: ModelOptions) -> AsyncIterator[Parts]:
     folder = await asyncio.to_thread(prepared_model, source, data_dir)
     template = options.get("chat_template")
     settings = ServiceSettings(
-        max_pooled_tokens=NO_NUMBER,
-        max_prompt_logprobs=NO_NUMBER,
+        max_pooled_tokens=UNLIMITED,
+        max_prompt_logprobs=UNLIMITED,
         request_timeout=None,
         first_token_timeout=None,
         engine_wait=0.0,  # an engine that has ended does not come back

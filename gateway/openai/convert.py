@@ -126,7 +126,7 @@ def _part(part: ContentPart, role: str, place: str) -> str:
     return part.text
 
 
-def prompts_of(prompt: str | list[str | int | list[int]], field: str) -> tuple[PromptInput, ...]:
+def prompts_of(prompt: str | list[str | int | list[int]], field: str) -> tuple[str | tuple[int, ...], ...]:
     """Return the prompts in a field: a text, a list of token ids, or a list of texts or of lists of ids.
 
     Raises ApiError: INVALID_REQUEST, the list is empty or mixes kinds.
@@ -141,7 +141,7 @@ def prompts_of(prompt: str | list[str | int | list[int]], field: str) -> tuple[P
     raise invalid_request(f"{field} must be a text, token ids, a list of texts or a list of lists of token ids", field)
 
 
-def _prompt(item: str | int | list[int]) -> PromptInput:
+def _prompt(item: str | int | list[int]) -> str | tuple[int, ...]:
     return tuple(item) if isinstance(item, list) else str(item)
 
 

@@ -41,6 +41,8 @@ class MemoryRecordStore(Generic[R]):
         return later if later[0].generation == after + 1 else None
 
     async def put(self, record: R, previous: R | None, *, seed: str = "") -> int:
+        if self._is_applied(record.name, seed):
+            return 0
         self._check(record, previous)
         taken = {alias: other.name for other in self._content.records.values() for alias in other.aliases}
         for name in (record.name, *record.aliases):
@@ -49,11 +51,16 @@ class MemoryRecordStore(Generic[R]):
         return self._write(record.name, record, seed=seed)
 
     async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "") -> int:
+        if self._is_applied(record.name, seed):
+            return 0
         self._check(record, record)
         return self._write(record.name, None, drain_seconds, seed=seed)
 
     async def restore(self, records: Iterable[R]) -> None:
         """Do nothing, because memory is never lost while the process runs."""
+
+    def _is_applied(self, name: str, seed: str) -> bool:
+        return seed != "" and self._seeds.get(name) == seed
 
     def _check(self, record: R, previous: R | None) -> None:
         """Raise the kind's conflict unless the stored record of this name is `previous`."""
@@ -62,10 +69,7 @@ class MemoryRecordStore(Generic[R]):
             raise self._kind.conflict(f"the {self._kind.noun} {record.name!r} was changed meanwhile")
 
     def _write(self, name: str, record: R | None, drain_seconds: float | None = None, *, seed: str = "") -> int:
-        """Store a record, or remove it if it is None, and return the new generation; 0, changing nothing, if the
-        non-empty `seed` was the last one applied to the name."""
-        if seed and self._seeds.get(name) == seed:
-            return 0
+        """Store a record, or remove it if it is None, and return the new generation."""
         if seed:
             self._seeds[name] = seed
         generation, records = self._content.generation + 1, dict(self._content.records)

@@ -25,13 +25,14 @@ from gateway.core.trace_context import Ingress, new_id
 from gateway.limiter.base import Grant, Limiter, ReserveRequest
 from gateway.requests.admission import ServiceSettings
 from gateway.requests.deadlines import Deadlines, Timer
+from gateway.requests.decoder import AnswerDecoder
 from gateway.requests.job import GenerationJob
 from gateway.requests.loop_turns import LoopTurns
 from gateway.requests.observers import ArrivingRequest, Observer, notify_observers, observe_arrival
 from gateway.requests.record import RequestRecord, engine_failures, record_error, refuse_failed
 from gateway.requests.served_model import ServedModel, ServedModels
 from gateway.requests.submission import Submission
-from gateway.requests.types import Admitted, AnswerDecoder, GenerateRequest, Generation, GenerationChunk, merge_streams
+from gateway.requests.types import Admitted, GenerateRequest, Generation, GenerationChunk, merge_streams
 from gateway.text.tokenizer import Tokenizer
 
 log = structlog.get_logger("gateway")

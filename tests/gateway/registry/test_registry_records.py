@@ -1,10 +1,11 @@
-"""A record of a registry that cannot be read is left out and named; the others are served."""
+"""What a registry does with records that cannot be read, and with sources that were applied before."""
 
 from structlog.testing import capture_logs
 
-from gateway.accounts.record import account_store, tenant_account
+from gateway.accounts.record import ACCOUNTS, account_store, tenant_account
 from gateway.core.tenants import Tenant
 from gateway.registry.log import RegistryLog
+from gateway.registry.memory import MemoryRecordStore
 
 
 class Names:
@@ -39,3 +40,10 @@ async def test_a_record_that_cannot_be_read_keeps_no_other_from_being_served(val
     assert set(mirror.records) == {"tenant/acme", "tenant/globex"}
     named = {line["name"] for line in logs if line["event"] == "registry_record_unreadable"}
     assert named == {"tenant/broken", "tenant/typed", "tenant/bare"}
+
+
+async def test_a_seed_that_was_applied_before_changes_nothing_and_is_no_conflict(valkey):
+    acme = tenant_account(Tenant("acme"), 1.0)
+    for store in (account_store(valkey), MemoryRecordStore(ACCOUNTS)):
+        assert await store.put(acme, None, seed="a") > 0
+        assert await store.put(acme, None, seed="a") == 0

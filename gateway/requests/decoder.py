@@ -1,0 +1,132 @@
+"""Turns the engine's events into the chunks of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.core.types import FinishReason, TokenEvent
+from gateway.requests.prompt_scores import PromptReader
+from gateway.requests.types import Finish, GenerateRequest, GenerationChunk
+from gateway.text.reasoning.parser import ReasoningParser, Split
+from gateway.text.tokenizer import Detokenizer, StopMatcher
+
+
+class AnswerDecoder:
+    """Turns the engine's events for one answer into chunks: detokenises, matches stop strings, hides the stop token,
+    separates reasoning from text."""
+
+    def __init__(
+        self,
+        index: int,
+        detokenizer: Detokenizer,
+        request: GenerateRequest,
+        reasoning: ReasoningParser | None = None,
+        prompt: PromptReader | None = None,
+        call_marks: Sequence[str] = (),
+    ) -> None:
+        """Initialize the decoder.
+
+        Args:
+            index: the answer's number.
+            detokenizer: turns this answer's tokens into text, with the marks of reasoning and `call_marks`.
+            request: says what ends the answer and what is shown of its end.
+            reasoning: splits this answer; None means that everything is text.
+            prompt: reads the log probabilities of the prompt; None means that the request asks for none.
+            call_marks: marks of tool calls, which the text may have after the reasoning.
+        """
+        self._index = index
+        self._detokenizer = detokenizer
+        self._reasoning = reasoning
+        self._call_marks = call_marks
+        self._awaited: str | None = None
+        """The mark of reasoning that the detokenizer keeps. None means that it keeps all."""
+        self._prompt = prompt
+        self._keep_stop = request.keep_stop
+        self._matcher = StopMatcher(request.stop, keep=request.keep_stop) if request.stop else None
+        self._min_tokens = request.sampling.min_tokens
+        self._num_tokens = 0
+
+    def decode(self, event: TokenEvent, more: bool = False) -> GenerationChunk:
+        """Convert an event to a chunk, whose finish_reason is set if a stop string or the event ends the answer; tokens
+        after a stop string are dropped. `more` says that later events of this answer are here already."""
+        chunk = self._decode(event, more)
+        return chunk if self._prompt is None else chunk._replace(prompt_scores=self._prompt.read(event.prompt_logprobs))
+
+    @property
+    def lacks_scores(self) -> bool:
+        """Return whether log probabilities of the prompt that the request asks for have not come yet."""
+        return self._prompt is not None and not self._prompt.is_complete
+
+    def _decode(self, event: TokenEvent, more: bool) -> GenerationChunk:
+        if event.finish_reason is FinishReason.POOLED:
+            return GenerationChunk(self._index, finish_reason="pooled", vector=event.vector)
+        # An engine's STOP means that the last token is an EOS or a stop token: it counts, but usually has no text.
+        silent = event.finish_reason is FinishReason.STOP and not self._keep_stop
+        visible = event.tokens[:-1] if silent else event.tokens
+        shown, num_used, stopped = self._push(visible)
+        if stopped:
+            return self._last_chunk(event, shown, num_used, "stop")
+        if event.finish_reason is None:
+            text, reasoning = _joined(shown)
+            return GenerationChunk(self._index, text, event.tokens, event.logprobs, more=more, reasoning=reasoning)
+        tail, stopped = self._match(self._detokenizer.flush())
+        if self._matcher is not None and not stopped:
+            tail += self._matcher.flush()
+        finish: Finish = "stop" if stopped or event.finish_reason is FinishReason.STOP else "length"
+        return self._last_chunk(event, [*shown, self._split(tail)], len(event.tokens), finish, silent)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Number of the answer's tokens so far that are reasoning."""
+        return self._reasoning.num_tokens if self._reasoning else 0
+
+    def _push(self, token_ids: Sequence[int]) -> tuple[list[Split], int, bool]:
+        """Detokenize tokens. Return the text to show, how many of the tokens were used, and whether a stop string ended
+        the answer at the last of these. Tokens are taken one by one where one of them may end the answer or its
+        reasoning."""
+        self._listen()
+        if self._matcher is None and (self._reasoning is None or self._reasoning.ended):
+            return [self._split(self._detokenizer.push(token_ids))], len(token_ids), False
+        shown: list[Split] = []
+        for count, token_id in enumerate(token_ids, 1):
+            self._num_tokens += 1
+            text, stopped = self._match(self._detokenizer.push((token_id,)))
+            shown.append(self._split(text, 1))
+            self._listen()
+            if stopped:
+                return shown, count, True
+        return shown, len(token_ids), False
+
+    def _listen(self) -> None:
+        """Let the detokenizer keep only those marks that mean something at this point of the answer."""
+        if self._reasoning is not None and self._reasoning.awaited != self._awaited:
+            self._awaited = self._reasoning.awaited
+            self._detokenizer.keep((self._awaited, *(() if self._reasoning.is_inside else self._call_marks)))
+
+    def _split(self, text: str, num_tokens: int = 0) -> Split:
+        return Split("", text) if self._reasoning is None else self._reasoning.push(text, num_tokens)
+
+    def _match(self, text: str) -> tuple[str, bool]:
+        if self._matcher is None or self._num_tokens <= self._min_tokens:
+            return text, False
+        return self._matcher.push(text)
+
+    def _last_chunk(
+        self, event: TokenEvent, shown: Sequence[Split], num_tokens: int, finish: Finish, silent: bool = False
+    ) -> GenerationChunk:
+        text, reasoning = _joined([*shown, self._reasoning.flush()] if self._reasoning else shown)
+        return GenerationChunk(
+            answer=self._index,
+            text=text,
+            token_ids=event.tokens[:num_tokens],
+            logprobs=event.logprobs[:num_tokens],
+            silent=silent,
+            finish_reason=finish,
+            reasoning=reasoning,
+            stop_string=self._matcher.found if self._matcher else None,
+        )
+
+
+def _joined(shown: Sequence[Split]) -> tuple[str, str]:
+    """Return the whole text and the whole reasoning of an answer's pieces."""
+    return "".join(piece.text for piece in shown), "".join(piece.reasoning for piece in shown)

@@ -167,6 +167,12 @@ def test_errors_name_what_cannot_be_used(llm, arguments, param):
     assert caught.value.param == param
 
 
+def test_messages_among_conversations_are_refused(llm):
+    with pytest.raises(ApiError) as caught:
+        llm.chat([CHAT[0], CHAT])
+    assert caught.value.param == "messages"
+
+
 def test_parameters_are_fields_of_the_http_api():
     fields = set(SamplingParams.__struct_fields__)
     assert fields <= set(CompletionRequest.__struct_fields__)

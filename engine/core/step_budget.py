@@ -165,8 +165,8 @@ class StepBudget:
         else:
             self._prefill += sign * count
             self._attention += sign * count * (start + count / 2)
-        if not seq.is_scored:
-            self._scored += sign * count
+            if not seq.is_scored:
+                self._scored += sign * count
         adapter_hash = seq.request.adapter_hash
         if adapter_hash:
             self._rows += sign * rank * count

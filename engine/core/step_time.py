@@ -63,7 +63,7 @@ class StepFeatures(NamedTuple):
         adapters: number of distinct adapters.
         lora_rows: sum of rank * tokens.
         pages_moved: pages copied between host and device, for adapters and for KV.
-        scored_tokens: tokens in chunks of prompts whose logprobs are computed.
+        scored_tokens: those of the prefill tokens whose chunks have prompt logprobs computed.
         launched: 1 if the host launches the step kernel by kernel while the device computes, 0 if it is replayed or the
             host only waits.
     """

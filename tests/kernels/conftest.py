@@ -9,7 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 MOST_KERNELS = 4000
-"""Compiled kernels that are kept, each with its launcher in a folder of its own; all tests together make some 250."""
+"""Compiled kernels that are kept, each with its launcher in a folder of its own; all tests together make some 90."""
 
 
 @pytest.fixture(scope="session")

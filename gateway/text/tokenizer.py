@@ -207,7 +207,7 @@ class Detokenizer:
         self._stream = self._open(prompt_ids[-PRIME_TOKENS:])
 
     def push(self, token_ids: Sequence[int]) -> str:
-        if self._kept.keys().isdisjoint(token_ids):
+        if not self._kept or self._kept.keys().isdisjoint(token_ids):
             return self._push(token_ids)
         runs = groupby(token_ids, key=self._kept.__contains__)
         return "".join(self._marks(ids) if kept else self._push(list(ids)) for kept, ids in runs)

@@ -4,9 +4,9 @@
 
 It runs one gateway process on one core, with authentication and limits in a Valkey, over an engine that takes no time,
 and LiteLLM's proxy with one worker on the same core, without authentication and limits, over an upstream that takes no
-time. Engine or upstream, Valkey and client have a core each. The two servers take turns, round after round. A turn
-measures the latency of one request at a time, without and with the gateway, for half of --seconds each, then many short
-requests and many streams for --seconds each.
+time. Engine or upstream, Valkey and client have a core each where there are four. The two servers take turns, round
+after round. A turn measures the latency of one request at a time, without and with the gateway, for half of --seconds
+each, then many short requests and many streams for --seconds each.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -176,7 +176,8 @@ def main() -> None:
     )
     python = os.environ.get("LORALANE_LITELLM_PYTHON")
     parser.add_argument("--litellm-python", type=Path, default=Path(python) if python else None)
-    parser.add_argument("--cores", type=_cores, default="0,1,2,3", help="gateway, engine or upstream, Valkey, client")
+    cores = "of gateway, engine or upstream, Valkey and client; default: the first four, or the last again and again"
+    parser.add_argument("--cores", type=_cores, default=_first_cores(), help=cores)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="of one measurement")
     parser.add_argument("--json", type=Path, help="also write every round here")
@@ -185,7 +186,16 @@ def main() -> None:
 
 
 def _cores(text: str) -> Cores:
-    return Cores(*map(int, text.split(",")))
+    cores, usable = Cores(*map(int, text.split(","))), os.sched_getaffinity(0)
+    if not usable.issuperset(astuple(cores)):
+        raise argparse.ArgumentTypeError(f"this process may use the cores {', '.join(map(str, sorted(usable)))}")
+    return cores
+
+
+def _first_cores() -> str:
+    """Return four cores that this process may use. Where there are fewer, processes share the last one."""
+    usable = sorted(os.sched_getaffinity(0))
+    return ",".join(str(usable[min(place, len(usable) - 1)]) for place in range(4))
 
 
 if __name__ == "__main__":

@@ -24,9 +24,12 @@ RANK_TILE = 16
 """Maximum rows of a tile. 16 is the smallest tensor-core tile, and one table entry then serves ranks 1 to 16."""
 MAX_RANK = 256
 MAX_TILES = MAX_RANK // RANK_TILE
-ALIGN = 8
-"""Tile offsets are multiples of 8 elements (16 bytes in bf16) and are stored divided by 8, so that an int32 can address
-any arena."""
+ALIGN = 64
+"""Tile offsets are multiples of 64 elements (128 bytes in bf16, a line of the L2) and are stored divided by 64, so that
+an int32 can address `MAX_ELEMENTS`. With 8, the tables of an arena of more than 32 GiB were wrong: on an H200, reading
+an adapter beyond it was an illegal memory access."""
+MAX_ELEMENTS = 2**31 * ALIGN
+"""Maximum number of elements of an arena with adapters: 256 GiB in bf16."""
 SIDE_A, SIDE_B = 0, 1
 FP8_SCALES = RANK_TILE
 """fp32 factors stored before the rows of an FP8 tile of B, one per rank: the product of the rank's rows of A and B is

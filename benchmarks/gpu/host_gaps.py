@@ -1,5 +1,5 @@
-"""Section F: decode steps at the 8B shape with and without CUDA graphs and planning ahead (step_modes.py), and a
-profile of decode steps as in production, which shows where the device waits for the host and where it spends its time.
+"""Section F: a profile of decode steps at the 8B shape as in production, which shows where the device waits for the
+host and where it spends its time, and steps with and without CUDA graphs and planning ahead (step_modes.py).
 
 A gap is a span between two kernels in which nothing runs on the device. Gaps of more than 50 microseconds are caused by
 the host: planning, launching or waiting.
@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu.decoding import FULL, RANKS, TINY, Sizes, Wave, end_wave, start_wave
+from benchmarks.gpu.decoding import FULL, RANKS, TINY, Wave, end_wave, start_wave
 from benchmarks.gpu.house import House, build_house, check_events
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.shapes import spread
-from benchmarks.gpu.step_modes import measure_modes
+from benchmarks.gpu.step_modes import measure_modes, tell_capture
 
 LEAST_GAP_US = 50.0
 STEPS = 8
@@ -61,25 +61,27 @@ def run(journal: Journal) -> None:
     with tempfile.TemporaryDirectory(prefix="loralane-8b-") as scratch:
         house = build_house(sizes.house, Path(scratch), journal.tell)
         own = house.register(spread(RANKS, sizes.batch), "a")
-        measure_modes(journal, house, sizes, own)
-        for name, adapters in (("base", (None,) * sizes.batch), (f"{sizes.batch} adapters", own)):
+        tell_capture(journal, house)
+        one, base = (own[1],) * sizes.batch, (None,) * sizes.batch
+        for name, adapters in (("base", base), ("1 adapter, rank 16", one), (f"{sizes.batch} adapters", own)):
             with journal.case(name, LEAST_S):
-                spans = profiled(house, Wave(name, adapters), sizes)
+                names = start_wave(house, Wave(name, adapters), sizes.prompt)
+                spans = profiled(house)
                 write(journal, name, spans, list(find_gaps(spans, LEAST_GAP_US)))
+                measure_modes(journal, house, sizes, name)
+                end_wave(house, names)
 
 
-def profiled(house: House, wave: Wave, sizes: Sizes) -> list[Span]:
-    """Prefill a wave, profile STEPS decode steps and abort its requests. Returns the operations that ran on the device.
+def profiled(house: House) -> list[Span]:
+    """Profile STEPS decode steps of the engine's requests. Returns the operations that ran on the device.
 
     On a CPU these are torch's operations, which only tests that the profile is parsed correctly.
     """
-    names = start_wave(house, wave, sizes.prompt)
     on_gpu = house.runner.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities) as profiler:
         for _ in range(STEPS):
             check_events(house.engine.step())
-    end_wave(house, names)
     wanted = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
     return [
         Span(event.name, event.time_range.start, event.time_range.end)

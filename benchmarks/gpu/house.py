@@ -136,6 +136,7 @@ def build_house(size: HouseSize, scratch: Path, tell: Callable[[str], None]) -> 
         num_pages=size.num_pages,
         max_resident_adapters=1024,
         swap_gb=0.0 if size.tiny else 1.0,
+        host_adapter_gb=0.1,  # adapters are in memory of their own, and pinning takes seconds
     )
     started = time.perf_counter()
     runner = ModelRunner(config, partial(_tell_progress, tell))

@@ -40,6 +40,7 @@ class Journal:
     tiny: bool
     device: str
     failures: int = field(default=0, init=False)
+    opened: float = field(default_factory=time.monotonic, init=False)
 
     @property
     def left(self) -> float:
@@ -66,12 +67,12 @@ class Journal:
         self.tell(f"FAILED {case}: {reason}")
 
     def finish(self) -> None:
-        """Write that the section ran to its end, even if cases failed."""
+        """Write that a process of the section ran to its end, even if cases failed."""
         self._write({"finished": True})
 
     def tell(self, text: str) -> None:
-        """Print progress to standard error."""
-        print(f"  {text}", file=sys.stderr, flush=True)
+        """Print progress to standard error, with the seconds since the journal was opened."""
+        print(f"  {time.monotonic() - self.opened:6.1f} s  {text}", file=sys.stderr, flush=True)
 
     @contextmanager
     def case(self, name: str, least_s: float = 0.0) -> Iterator[None]:
@@ -116,12 +117,12 @@ class Journal:
             file.write(json.dumps(line) + "\n")
 
 
-def end_journal(path: Path, code: int | None, seconds: float) -> None:
-    """Add to a section's journal how its process ended; see `Findings.exit`. A line that was cut off is closed."""
+def end_journal(path: Path, code: int | None, seconds: float, processes: int = 1) -> None:
+    """Add to a section's journal how its processes ended; see `Findings.exit`. A line that was cut off is closed."""
     text = path.read_text() if path.is_file() else ""
     with path.open("a") as file:
         file.write("\n" if text and not text.endswith("\n") else "")
-        file.write(json.dumps({"exit": {"code": code, "seconds": round(seconds, 1)}}) + "\n")
+        file.write(json.dumps({"exit": {"code": code, "seconds": round(seconds, 1), "processes": processes}}) + "\n")
 
 
 @dataclass
@@ -129,11 +130,11 @@ class Findings:
     """The contents of a section's journal.
 
     Attributes:
-        exit: `code` of the section's process, None if it was killed for lack of time, and its `seconds`; empty if the
-            whole suite was killed before.
+        exit: the exit status of the section's processes, `code`, None if one was killed for lack of time, their number
+            and the `seconds` they took; empty if the whole suite was killed before.
         rows: Table -> [(case, values)], in order.
         failures: (case, reason), in order.
-        finished: Whether the section ran to its end.
+        finished: How many of the section's processes ran to their end.
     """
 
     environment: dict[str, Value] = field(default_factory=dict)
@@ -141,7 +142,7 @@ class Findings:
     rows: dict[str, list[tuple[str, dict[str, Value]]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     failures: list[tuple[str, str]] = field(default_factory=list)
-    finished: bool = False
+    finished: int = 0
 
 
 def read_journal(path: Path) -> Findings:
@@ -165,7 +166,7 @@ def _take(found: Findings, line: dict[str, Any]) -> None:
         found.notes.append(note)
     found.environment |= line.get("environment", {})
     found.exit |= line.get("exit", {})
-    found.finished |= line.get("finished", False)
+    found.finished += line.get("finished", False)
 
 
 def first_line(error: BaseException) -> str:

@@ -23,8 +23,10 @@ TINY_EVERY = 7
 LEAST_S = 2.0
 
 
-def run(journal: Journal) -> None:
-    checks, passed, failures = list(find_tests(torch.device(journal.device))), 0, journal.failures
+def run(journal: Journal, share: str = "0/1") -> None:
+    """Run the tests of a share: "1/4" is the second of four, which several processes run side by side."""
+    first, step = map(int, share.split("/"))
+    checks, passed, failures = list(find_tests(torch.device(journal.device)))[first::step], 0, journal.failures
     try:
         for name, check in checks[:: TINY_EVERY if journal.tiny else 1]:
             with journal.case(name, LEAST_S):
@@ -33,7 +35,7 @@ def run(journal: Journal) -> None:
                 journal.tell(f"passed {name}")
     finally:
         failed = journal.failures - failures
-        journal.row("the kernels' own tests", "on the device", passed=passed, failed=failed, all=len(checks))
+        journal.row("the kernels' own tests", f"on the device, {share}", passed=passed, failed=failed, all=len(checks))
 
 
 def find_tests(device: torch.device) -> Iterator[tuple[str, Callable[[], None]]]:

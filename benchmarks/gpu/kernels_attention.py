@@ -14,7 +14,7 @@ import torch
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.ours import our_backend
 from benchmarks.gpu.shapes import AttentionLoad, attention_load, model_dtype, model_spec
-from benchmarks.gpu.timing import Timing, copy_bandwidth, time_calls
+from benchmarks.gpu.timing import Timing, memory_bandwidth, time_calls
 from lora_kernels.backend import Backend
 
 LEAST_S = 3.0
@@ -46,7 +46,7 @@ TINY_PREFILLS: dict[str, Chunks] = {"chunk of 4 at 12": ((4, 12),)}
 
 def run(journal: Journal) -> None:
     device = torch.device(journal.device)
-    bandwidth = copy_bandwidth(device, journal.tiny)
+    bandwidth = memory_bandwidth(device, journal.tiny)
     for name, chunks in (TINY_DECODES if journal.tiny else DECODES).items():
         with journal.case(f"decode attention: {name}", LEAST_S):
             journal.row("attention, decode", name, **decode(make_load(chunks, device), bandwidth))

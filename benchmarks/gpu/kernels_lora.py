@@ -30,7 +30,7 @@ from benchmarks.gpu.shapes import (
     row_adapter_slots,
     spread,
 )
-from benchmarks.gpu.timing import Timing, copy_bandwidth, time_calls, time_host
+from benchmarks.gpu.timing import Timing, memory_bandwidth, time_calls, time_host
 from engine.model.lora import ForkedLoraStep, LoraStep
 from engine.model.spec import ModelSpec
 from lora_kernels.backend import Backend
@@ -97,8 +97,8 @@ TINY_DECODES, TINY_PREFILLS = (decode_work(3, 3, (2, 5)),), (decode_work(20, 2, 
 
 def run(journal: Journal) -> None:
     device = torch.device(journal.device)
-    bandwidth = copy_bandwidth(device, journal.tiny)
-    journal.row("bandwidth", "copy within the device", **{"GB/s": bandwidth / 1e9})
+    bandwidth = memory_bandwidth(device, journal.tiny)
+    journal.row("bandwidth", "of kernels", **{"GB/s": bandwidth / 1e9})
     tables = (
         {"LoRA, decode": TINY_DECODES, "LoRA, prefill": TINY_PREFILLS}
         if journal.tiny

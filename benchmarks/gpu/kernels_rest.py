@@ -16,7 +16,7 @@ from benchmarks.gpu.correct_sampler import random_masks
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.ours import our_backend
 from benchmarks.gpu.shapes import attention_load, model_dtype, model_spec
-from benchmarks.gpu.timing import Call, copy_bandwidth, time_calls, time_host
+from benchmarks.gpu.timing import Call, memory_bandwidth, time_calls, time_host
 from engine.core.types import SamplingParams
 from engine.model.masks import TokenMasks
 from engine.model.sampling import make_sampler
@@ -38,7 +38,7 @@ SAMPLED = {
 
 def run(journal: Journal) -> None:
     device = torch.device(journal.device)
-    spec, bandwidth = model_spec(journal.tiny), copy_bandwidth(device, journal.tiny)
+    spec, bandwidth = model_spec(journal.tiny), memory_bandwidth(device, journal.tiny)
     for rows in (2,) if journal.tiny else (64, 2048):
         for name, (make, moved) in pointwise_works(spec, rows, device).items():
             with journal.case(f"{name}, {rows} rows", LEAST_S):

@@ -91,7 +91,8 @@ def outcome_of(name: str, path: Path) -> Outcome:
     code = findings.exit.get("code")
     if code:
         findings.failures.append((f"section {name}", f"its process ended with {code}; see its standard error"))
-    status = CRASHED if code else FAILED if findings.failures else OK if findings.finished else CUT
+    is_whole = findings.finished >= int(findings.exit.get("processes") or 1)
+    status = CRASHED if code else FAILED if findings.failures else OK if is_whole else CUT
     return Outcome(name, SECTIONS[name].title, status, float(findings.exit.get("seconds") or 0), findings)
 
 

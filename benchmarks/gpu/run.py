@@ -34,6 +34,7 @@ if str(ROOT) not in sys.path:  # started as a file
 from benchmarks.gpu import report  # noqa: E402
 from benchmarks.gpu.journal import end_journal  # noqa: E402
 from benchmarks.gpu.report import SECTIONS  # noqa: E402
+from benchmarks.gpu.section import PARTS  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"
 GRACE_S = 15.0
@@ -97,30 +98,44 @@ def _sections(text: str) -> tuple[str, ...]:
 
 
 def _run_section(name: str, budget: float, options: argparse.Namespace, folder: Path) -> report.Outcome:
-    """Run a section in its own process, with a journal in `folder`; under Triton's interpreter in toy size."""
+    """Run a section in its own processes, with one journal in `folder`; in toy size in one process, under Triton's
+    interpreter."""
     path = folder / f"{name}.jsonl"
     path.unlink(missing_ok=True)
     words = [sys.executable, "-m", "benchmarks.gpu.section", name, "--journal", str(path), "--budget-s", f"{budget}"]
     print(f"{name}. {SECTIONS[name].title} (at most {budget:.0f} s)", file=sys.stderr, flush=True)
     environment = _environment(options.tiny, options.peers if name == "C" else None)
-    return run_process(name, [*words, *(["--tiny"] if options.tiny else [])], budget, path, environment)
+    parts = [["--tiny"]] if options.tiny else [["--part", str(part)] for part in range(len(PARTS[name]))]
+    return run_processes(name, [[*words, *part] for part in parts], budget, path, environment)
 
 
-def run_process(
-    name: str, words: Sequence[str], budget: float, path: Path, environment: Mapping[str, str]
+def run_processes(
+    name: str, commands: Sequence[Sequence[str]], budget: float, path: Path, environment: Mapping[str, str]
 ) -> report.Outcome:
-    """Run section `name` by the command `words`, which writes a journal to `path`, add the exit status to the journal,
-    and return the section's outcome. After `budget` seconds plus GRACE_S, the process is killed with its children."""
+    """Run section `name` by commands side by side, which write to the journal at `path`, add the exit status to the
+    journal, and return the section's outcome. `budget` seconds plus GRACE_S after the start, processes are killed with
+    their children."""
     started = time.monotonic()
-    process = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=sys.stderr, start_new_session=True)
+    processes = [
+        subprocess.Popen(words, cwd=ROOT, env=environment, stdout=sys.stderr, start_new_session=True)
+        for words in commands
+    ]
     try:
-        code: int | None = process.wait(budget + GRACE_S)
-    except subprocess.TimeoutExpired:
-        code = None
+        codes = [_wait(process, started + budget + GRACE_S) for process in processes]
     finally:
-        _end(process)
-    end_journal(path, code, time.monotonic() - started)
+        for process in processes:
+            _end(process)
+    code = next((code for code in codes if code), None if None in codes else 0)
+    end_journal(path, code, time.monotonic() - started, len(commands))
     return report.outcome_of(name, path)
+
+
+def _wait(process: subprocess.Popen[bytes], until: float) -> int | None:
+    """Return a process's exit status, None if it has none at `until` (time.monotonic)."""
+    try:
+        return process.wait(max(0.0, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _environment(tiny: bool, peers: Path | None) -> dict[str, str]:

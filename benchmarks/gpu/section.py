@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -16,20 +17,28 @@ from pathlib import Path
 from benchmarks.gpu.journal import DeviceLost, Journal, OutOfTime, Value
 from benchmarks.gpu.lean import do_without
 
-MODULES = {
-    "A": ("correct_kernels", "correct_flashinfer", "correct_sampler", "correct_engine", "kernel_tests"),
-    "B": ("kernels_lora", "kernels_attention", "kernels_rest"),
-    "C": ("peers_lora", "peers_attention", "flashinfer_steps"),
-    "D": ("decoding",),
-    "E": ("device_lanes",),
-    "F": ("host_gaps",),
-    "G": ("prompt_steps",),
+PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "A": (
+        ("correct_kernels",),
+        ("correct_sampler", "correct_flashinfer"),
+        ("correct_engine",),
+        *((f"kernel_tests {part}/4",) for part in range(4)),
+    ),
+    "B": (("kernels_lora", "kernels_attention", "kernels_rest"),),
+    "C": (("peers_lora", "peers_attention", "flashinfer_steps"),),
+    "D": (("decoding",),),
+    "E": (("device_lanes",),),
+    "F": (("host_gaps",),),
+    "G": (("prompt_steps",),),
 }
+"""Section -> the modules of each of its processes, with the arguments of their `run`. Section A times nothing, so that
+its processes run side by side: most of its time is compilation, which uses one core a process."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.section", description=__doc__)
-    parser.add_argument("section", choices=MODULES)
+    parser.add_argument("section", choices=PARTS)
+    parser.add_argument("--part", type=int, help="index of one of the section's processes (all, one after the other)")
     parser.add_argument("--journal", type=Path, required=True)
     parser.add_argument("--budget-s", type=float, required=True)
     parser.add_argument("--tiny", action="store_true")
@@ -47,14 +56,17 @@ def main() -> int:
         spare_repeated_work()
     journal = Journal(options.journal, deadline, options.tiny, "cpu" if options.tiny else "cuda")
     journal.environment(describe(options.tiny))
-    return _run(journal, MODULES[options.section])
+    parts = PARTS[options.section]
+    chosen = parts if options.part is None else parts[options.part : options.part + 1]
+    return _run(journal, [module for part in chosen for module in part])
 
 
-def _run(journal: Journal, modules: tuple[str, ...]) -> int:
-    for name in modules:
+def _run(journal: Journal, modules: Sequence[str]) -> int:
+    for entry in modules:
+        name, *words = entry.split()
         try:
-            with journal.case(name):
-                import_module(f"benchmarks.gpu.{name}").run(journal)
+            with journal.case(entry):
+                import_module(f"benchmarks.gpu.{name}").run(journal, *words)
         except OutOfTime as late:
             journal.note(f"out of time before: {late}")
             return 0

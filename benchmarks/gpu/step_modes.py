@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest.mock import patch
 
-from benchmarks.gpu.decoding import Sizes, Wave, timed_steps
+from benchmarks.gpu.decoding import SETTLING_STEPS, Sizes
 from benchmarks.gpu.house import House, check_events
 from benchmarks.gpu.journal import Journal
 from engine.core.commit import absorb
-from engine.core.types import AdapterHash
 
-LEAST_S = 5.0
+STEPS = 24
+"""Number of steps that are timed in each mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ MODES = (Mode(True, True), Mode(True, False), Mode(False, True), Mode(False, Fal
 @contextmanager
 def stepping(house: House, mode: Mode) -> Iterator[None]:
     """In the block, make the engine use CUDA graphs and plan steps ahead (`overlaps`) as `mode` says. On enter and
-    exit, steps under way are absorbed; the engine must have no requests then."""
+    exit, steps under way are absorbed, and their tokens are not counted."""
     runner = house.runner
     _settle(house)
     graphs = runner._steps._graphs if mode.graphs else None
@@ -52,18 +53,33 @@ def _settle(house: House) -> None:
         check_events(absorb(engine.state, result, now))
 
 
-def measure_modes(journal: Journal, house: House, sizes: Sizes, adapters: Sequence[AdapterHash]) -> None:
-    """Write to the journal the step times and tokens per second of every mode that this device supports, for the base
-    model and with `adapters`, and what capturing the graphs cost."""
-    if house.runner.captured is None:
+def tell_capture(journal: Journal, house: House) -> None:
+    """Write to the journal what capturing the graphs cost, or that there are none."""
+    captured = house.runner.captured
+    if captured is None:
         journal.note("CUDA graphs are left out: there are none on a CPU")
-    else:
-        captured = house.runner.captured
-        took = {"seconds": captured.seconds, "MB": captured.num_bytes / 1e6, "kept back MB": captured.reserved / 1e6}
-        journal.row("graph capture", f"{len(captured.graphs.rungs) + len(captured.graphs.chunk_rungs)} rungs", **took)
+        return
+    took = {"seconds": captured.seconds, "MB": captured.num_bytes / 1e6, "kept back MB": captured.reserved / 1e6}
+    journal.row("graph capture", f"{len(captured.graphs.rungs) + len(captured.graphs.chunk_rungs)} rungs", **took)
+
+
+def measure_modes(journal: Journal, house: House, sizes: Sizes, name: str) -> None:
+    """Write to the journal the step times and tokens per second of every mode that this device supports, for the
+    requests that the engine decodes. Their contexts grow by STEPS and a few tokens from one mode to the next."""
     for mode in (one for one in MODES if house.runner.captured or not one.graphs):
-        for name, used in (("base", (None,) * sizes.batch), (f"{sizes.batch} adapters", adapters)):
-            with journal.case(f"{mode.name}, {name}", LEAST_S), stepping(house, mode):
-                seconds, generated, _ = timed_steps(house, Wave(f"{mode.name}, {name}", used), sizes)
-                values = {"step ms": statistics.median(seconds) * 1e3, "tokens/s": generated / sum(seconds)}
-                journal.row(f"decode steps, batch {sizes.batch}, {name}", mode.name, **values)
+        with stepping(house, mode):
+            seconds, generated = time_steps(house, STEPS)
+        values = {"step ms": statistics.median(seconds) * 1e3, "tokens/s": generated / sum(seconds)}
+        journal.row(f"decode steps, batch {sizes.batch}, {name}", mode.name, **values)
+
+
+def time_steps(house: House, steps: int) -> tuple[list[float], int]:
+    """Return the seconds of each of `steps` steps, after SETTLING_STEPS more, and the number of tokens they gave."""
+    seconds, generated = [], 0
+    for number in range(SETTLING_STEPS + steps):
+        begun = time.perf_counter()
+        tokens = check_events(house.engine.step())
+        if number >= SETTLING_STEPS:
+            seconds.append(time.perf_counter() - begun)
+            generated += tokens
+    return seconds, generated

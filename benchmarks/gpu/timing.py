@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ Call = Callable[[], object]
 
 FLUSH_BYTES = 256 << 20
 """Size in bytes of the buffer that is written between two timings to flush caches: several times any L2."""
-COPY_BYTES = 1 << 30
+LARGE_BYTES = 1 << 30
 WARMUPS = 2
 MOST_REPEATS = 30
 ENOUGH_S = 0.25
@@ -58,13 +59,17 @@ def time_host(call: Call, device: torch.device, repeats: int = 20) -> float:
     return statistics.median(taken[WARMUPS:])
 
 
-def copy_bandwidth(device: torch.device, tiny: bool = False) -> float:
-    """Return the bytes per second, read plus written, of a large copy within the device: the limit of memory-bound
-    kernels."""
-    count = (1 << 20) if tiny else COPY_BYTES
-    source = torch.ones(count, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * count / (time_calls([lambda: target.copy_(source)] * 4, device).us * 1e-6)
+def memory_bandwidth(device: torch.device, tiny: bool = False) -> float:
+    """Return the bytes per second that a kernel moves at most: the limit of memory-bound kernels. It is the larger of
+    what a kernel reads and writes when it negates 1 GiB of numbers, and of what it reads when it adds them up. A copy
+    would not do: in a CUDA graph it goes to the copy engine, which reached 2.8 TB/s on an H200 whose kernels reach
+    more."""
+    count = ((1 << 20) if tiny else LARGE_BYTES) // 4
+    source = torch.ones(count, dtype=torch.float32, device=device)
+    target, total = torch.empty_like(source), torch.empty((), device=device)
+    negate, add_up = partial(torch.neg, source, out=target), partial(torch.sum, source, dim=0, out=total)
+    rates = [moved * 4 * count / time_calls([call] * 4, device).us for moved, call in ((2, negate), (1, add_up))]
+    return max(rates) * 1e6
 
 
 def _round(calls: Sequence[Call]) -> None:

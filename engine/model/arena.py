@@ -16,7 +16,7 @@ from engine.model.memory import populate, zeros
 from engine.model.page_uses import PageArray
 from engine.model.spec import ModelSpec
 from lora_kernels.backend import KvCoding
-from lora_kernels.layout import AdapterLayout, LoraTable
+from lora_kernels.layout import MAX_ELEMENTS, AdapterLayout, LoraTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,9 @@ class Arena:
 
     Args:
         kv_codings: how each layer's K and V are stored, for pages with `shape.fp8_kv`. None means as they are.
+
+    Raises:
+        ValueError: The pool is so large that `table` could not address all of it.
     """
 
     def __init__(
@@ -62,6 +65,10 @@ class Arena:
         fp8_adapters: bool = False,
         kv_codings: tuple[KvCoding, ...] | None = None,
     ) -> None:
+        if num_pages * shape.elements > MAX_ELEMENTS:
+            raise ValueError(
+                f"at most {MAX_ELEMENTS // shape.elements} pages can hold adapters; lower engine.num_pages"
+            )
         self.shape = shape
         self.pages = zeros(num_pages * shape.elements, dtype, device).view(num_pages, shape.elements)
         self._populating = populate(self.pages)

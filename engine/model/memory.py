@@ -14,11 +14,13 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.sizing import DEVICE_SHARE, GIB, HOST_SHARE
+from lora_kernels.layout import MAX_ELEMENTS
 
 Progress = Callable[[str, int, int], None]
 """Callback: receives the current activity, the amount that is done, and the total amount."""
 
 HOST_LIMIT = 4 * GIB
+MOST_POOL_BYTES = 2 * MAX_ELEMENTS
 CACHE_LINE = 64
 CPU = torch.device("cpu")
 POPULATE_WRITE = 23
@@ -34,14 +36,15 @@ core, which a server that is starting needs itself."""
 def count_pages(config: EngineConfig, page_bytes: int, device: torch.device, reserved: int = 0) -> int:
     """Returns the number of pages of the device's page pool: `num_pages` if configured, else what fits into `memory_gb`
     GiB if configured, else what fits into a share of the memory that is free now less `reserved` bytes (0.9 of a
-    GPU's, or a quarter of the host's, at most 4 GiB, times `machine_share`). Call it after the weights are
-    loaded. Raises ValueError if that memory holds fewer than two pages; `num_pages` is not checked."""
+    GPU's, or a quarter of the host's, at most 4 GiB, times `machine_share`), and at most what adapters' tables address
+    in a 16-bit dtype. Call it after the weights are loaded. Raises ValueError if that memory holds fewer than two
+    pages; `num_pages` is not checked."""
     if config.num_pages:
         return config.num_pages
     budget = int(config.memory_gb * GIB) or _default_budget(device, reserved, config.machine_share)
     if budget < 2 * page_bytes:
         raise ValueError(f"a page pool of {budget} bytes holds fewer than two pages of {page_bytes}")
-    return budget // page_bytes
+    return min(budget, MOST_POOL_BYTES) // page_bytes
 
 
 def count_host_pages(config: EngineConfig, page_bytes: int) -> int:

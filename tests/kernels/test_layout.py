@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import Shape, make_blocks
 
-from lora_kernels.layout import ALIGN, RANK_TILE, SIDE_A, SIDE_B, LoraTable, pack_adapter, plan_layout
+from lora_kernels.layout import (
+    ALIGN,
+    MAX_ELEMENTS,
+    RANK_TILE,
+    SIDE_A,
+    SIDE_B,
+    LoraTable,
+    pack_adapter,
+    plan_layout,
+)
 
 SHAPE = Shape(hidden=24, kv=7, inter=33)
 PAGE = 16 * 40
@@ -79,6 +88,17 @@ def test_cleared_slot_is_the_identity():
     assert (table.ranks.data_ptr(), table.offsets.data_ptr()) == addresses
 
 
+def test_an_adapter_on_the_last_pages_of_the_largest_arena_is_found():
+    """Its offsets did not fit an int32 when they counted 8 elements, from 32 GiB in bf16 on."""
+    page_elems = 1 << 20
+    layout = plan_layout(np.full((2, 7), 20, dtype=np.int32), SHAPE.widths, page_elems)
+    table = LoraTable(1, 2, 7, page_elems, torch.device("cpu"))
+    last = MAX_ELEMENTS // page_elems - 1
+    table.set(0, layout, tuple(range(last, last - layout.num_pages, -1)))
+    assert int(table.offsets[0, 0, 0, 0, 0]) * ALIGN == last * page_elems + int(layout.offsets[0, 0, 0, 0])
+    assert (table.offsets >= 0).all()
+
+
 def test_host_and_device_copies_agree():
     layout = plan_layout(np.full((2, 7), 20, dtype=np.int32), SHAPE.widths, PAGE)
     table = LoraTable(2, 2, 7, PAGE, torch.device("cpu"))
@@ -91,7 +111,7 @@ def test_every_change_of_a_slot_raises_its_version():
     layout = plan_layout(np.ones((2, 7), dtype=np.int32), SHAPE.widths, PAGE)
     table = LoraTable(2, 2, 7, PAGE, torch.device("cpu"))
     before = table.versions.copy()
-    table.set(1, layout, (1, 2))
+    table.set(1, layout, tuple(range(1, layout.num_pages + 1)))
     assert table.versions[1] > before[1]
     assert table.versions[0] == before[0]
     after = table.versions.copy()
@@ -120,5 +140,5 @@ def test_a_tile_larger_than_a_page_is_refused():
 
 
 def test_page_size_must_be_aligned():
-    with pytest.raises(ValueError, match="multiple of 8"):
+    with pytest.raises(ValueError, match=f"multiple of {ALIGN}"):
         LoraTable(1, 1, 7, 100, torch.device("cpu"))

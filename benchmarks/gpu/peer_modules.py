@@ -1,7 +1,9 @@
 """Loads single kernels from peers' wheels without importing the servers around them.
 
-It is enough to unpack a wheel and put it on PYTHONPATH. Parent packages of a kernel's module are created without
-running their __init__, and stand-ins here provide the few things that the kernels import from their server.
+It is enough to unpack a wheel and put it on PYTHONPATH; README.md lists the few files that are needed. Parent packages
+of a kernel's module are created without running their __init__, and stand-ins here provide the few things that the
+kernels import from their server. Settings come from the peers' own modules of environment variables, so that their
+defaults are those of production.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+INCOMPLETE = "other files than benchmarks/gpu/README.md lists, or another version than this was written for"
 
 
 class PeerAbsent(Exception):
@@ -49,7 +53,7 @@ def load_kernel_module(name: str, standins: Mapping[str, Mapping[str, Any]]) -> 
     try:
         return import_module(name)
     except (ImportError, AttributeError) as error:
-        raise PeerAbsent(f"{name} cannot be used: {error}") from error
+        raise PeerAbsent(f"{name} cannot be used: {error} ({INCOMPLETE})") from error
 
 
 def _enter_packages(name: str, folder: Path) -> None:
@@ -155,5 +159,5 @@ def find_module(package: str, file: str) -> str:
     folder = find_package(package)
     found = sorted(folder.rglob(file))
     if not found:
-        raise PeerAbsent(f"{package} has no {file}: another version than this was written for")
+        raise PeerAbsent(f"{package} has no {file} ({INCOMPLETE})")
     return ".".join((package, *found[0].relative_to(folder).with_suffix("").parts))

@@ -1,9 +1,11 @@
 """Section C: LoRA kernels of vLLM and SGLang (Triton), from their wheels, compared with ours on the same work.
 
 Each peer gets its own input format: vLLM gets adapters padded to the largest rank and its count of active adapters,
-SGLang gets real ranks and segments of 16 rows. Everything runs inside CUDA graphs over memory that no cache holds. The
-preparation once per step is timed separately and counted for steps of 32 layers. A peer's sums are checked before it is
-timed.
+SGLang gets real ranks and segments of 16 rows. Peers' environment variables have an effect as in their servers: without
+any, vLLM's kernels run without programmatic dependent launch, which VLLM_LORA_ENABLE_DUAL_STREAM=1 would add.
+
+Everything runs inside CUDA graphs over memory that no cache holds. The preparation once per step is timed separately
+and counted for steps of 32 layers. A peer's sums are checked before it is timed.
 """
 
 from __future__ import annotations
@@ -145,14 +147,16 @@ class Sglang:
         )
 
     def call(self, weights: PaddedWeights, x: Tensor, out: Tensor) -> Call:
-        """Return a call that adds a group's deltas for the rows `x` to `out` by SGLang's shrink and expand kernels."""
+        """Return a call that adds a group's deltas for the rows `x` to `out` by SGLang's shrink and expand kernels. The
+        expand kernel gets the targets' offsets from the host, too, as from SGLang's layers: no program is idle then."""
         a, b = self._stack_a(weights), torch.cat(weights.b, dim=1).contiguous()
         widths, slices = weights.group.out_features, len(weights.a)
-        offsets = torch.tensor([0, *widths], dtype=torch.int32).cumsum(0).to(x.device)
+        host_offsets = torch.tensor([0, *widths]).cumsum(0, dtype=torch.int32)
+        offsets = host_offsets.to(x.device)
 
         def add() -> None:
             shrunk = self._shrink(x, a, self._info, slices)
-            self._expand(shrunk, b, self._info, offsets, max(widths), out)
+            self._expand(shrunk, b, self._info, offsets, max(widths), out, host_offsets)
 
         return add
 

@@ -17,6 +17,7 @@ from benchmarks.gpu.correct_kernels import exact_attention, exact_delta, relativ
 from benchmarks.gpu.host_gaps import Gap, Span, find_gaps
 from benchmarks.gpu.journal import Journal, OutOfTime, end_journal, read_journal, shown
 from benchmarks.gpu.on_device import OnDevice
+from benchmarks.gpu.peer_modules import PeerAbsent, find_module, load_kernel_module
 from benchmarks.gpu.shapes import (
     adapter_elements,
     attention_load,
@@ -209,6 +210,35 @@ def test_one_document_has_the_sections_of_several_calls_even_of_one_that_was_kil
 def test_peers_are_looked_for_in_the_folder_that_is_named(tmp_path):
     assert str(tmp_path) in run._environment(False, tmp_path)["PYTHONPATH"].split(os.pathsep)
     assert str(tmp_path) not in run._environment(False, None)["PYTHONPATH"].split(os.pathsep)
+
+
+@pytest.fixture
+def peer(tmp_path, monkeypatch):
+    """A folder on the path for the package `apeer`, whose modules are forgotten after the test."""
+    with patch.dict(sys.modules):
+        monkeypatch.syspath_prepend(tmp_path)
+        yield tmp_path / "apeer"
+
+
+def test_a_peers_kernel_gets_its_own_modules_beside_stand_ins_and_runs_no_init(peer):
+    (peer / "ops").mkdir(parents=True)
+    for folder in (peer, peer / "ops"):
+        (folder / "__init__.py").write_text("raise RuntimeError")
+    (peer / "envs.py").write_text("FLAG = 3")
+    (peer / "ops" / "kernel.py").write_text(
+        "from apeer import envs\nimport apeer.utils.tools as tools\nvalue = envs.FLAG + tools.EXTRA"
+    )
+    assert find_module("apeer", "kernel.py") == "apeer.ops.kernel"
+    assert load_kernel_module("apeer.ops.kernel", {"apeer.utils.tools": {"EXTRA": 4}}).value == 7
+
+
+def test_a_peer_that_was_unpacked_in_part_is_named_with_what_is_missing(peer):
+    peer.mkdir()
+    (peer / "kernel.py").write_text("from apeer import envs")
+    with pytest.raises(PeerAbsent, match=r"apeer.kernel cannot be used: .*envs.* \(other files than .*README"):
+        load_kernel_module("apeer.kernel", {})
+    with pytest.raises(PeerAbsent, match=r"apeer has no shrink.py \(other files than"):
+        find_module("apeer", "shrink.py")
 
 
 def test_unknown_sections_are_refused(capsys):

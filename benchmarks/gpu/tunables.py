@@ -62,7 +62,7 @@ VARIANTS: Mapping[str, Variants] = {
         "shrink_stages": (2, 3, 4, 5),
         "expand_block": (64, 128, 256),
         "expand_warps": (1, 2),
-        "narrow_rows": (8, 16),
+        "expand_ranks": (16, 32),
         "tile_rows": (16, 32),
     },
     LORA_LONG: {

@@ -38,7 +38,7 @@ class DecodeTuning:
     """
 
     block_n: int = 64
-    split_tokens: int = 256
+    split_tokens: int = 512
     max_splits: int = 32
     num_warps: int = 4
     num_stages: int = 4

@@ -9,6 +9,11 @@ has the same bits in every batch. The kernels use no atomics, and no memory must
 
 Kernels walk lists of tiles (triton_lora_plan.py) whose lengths are in device memory, so that a launch can be recorded
 once and replayed for any set of adapters. docs/kernels-lora.md has the pictures and the numbers.
+
+With EARLY, programs begin while the kernel launched before them ends (programmatic dependent launch, CUDA Programming
+Guide), find their tiles meanwhile, and then wait for it. Shrink lets expand begin only after it has waited for the base
+product itself, so that expand may read the base output before it waits for shrink. Adapters and lists do not change
+meanwhile. Programs without a tile wait, too, because the next kernel waits only for the last one.
 """
 
 from __future__ import annotations
@@ -42,11 +47,12 @@ def shrink(x: Tensor, prepared: TritonLora, layer: int, group: ProjectionGroup) 
     if splits * len(group.targets) > len(prepared.sums):
         raise ValueError(f"{group.name} needs {splits * len(group.targets)} sums a rank, not {len(prepared.sums)}")
     for tiles, long in ((prepared.lists.shrink, False), (prepared.lists.long_shrink, True)):
-        grid = (len(group.targets), tiles.programs, 1 if long else splits)
         if tiles.programs:
+            parts = 1 if long else splits
+            programs = prepared.tuning.num_programs(tiles.programs, len(group.targets) * parts)
             kernel = _shrink_launcher(prepared.tuning, group, *_table_shape(prepared), long)
             kernel(
-                grid,
+                (len(group.targets), programs, parts),
                 x,
                 _stored(prepared),
                 *_tables(prepared, tiles),
@@ -58,12 +64,15 @@ def shrink(x: Tensor, prepared: TritonLora, layer: int, group: ProjectionGroup) 
 
 def expand(out: Tensor, prepared: TritonLora, layer: int, group: ProjectionGroup) -> None:
     """Computes the second half of `add`: multiplies `prepared.sums`, which `shrink` filled for the same layer and
-    group, with B, and adds the result to `out` [num_rows, sum(group.out_features)] in place."""
+    group, with B, and adds the result to `out` [num_rows, sum(group.out_features)] in place. Raises ValueError if `out`
+    has 2^31 numbers, whose places the kernel computes in 32 bits."""
+    if out.numel() >= 1 << 31:
+        raise ValueError(f"a step of {len(out)} rows is too large for LoRA of {out.shape[1]} outputs")
     for tiles, long in ((prepared.lists.rows, False), (prepared.lists.long_rows, True)):
         if tiles.programs:
             kernel, blocks = _expand_launcher(prepared.tuning, group, *_table_shape(prepared), long)
             kernel(
-                (blocks, tiles.programs),
+                (blocks, prepared.tuning.num_programs(tiles.programs, blocks)),
                 out,
                 _stored(prepared),
                 prepared.arena.view(torch.float32) if prepared.table.fp8 else prepared.arena,
@@ -97,7 +106,7 @@ def _shrink_launcher(
 ) -> Launcher:
     return with_constants(
         shrink_kernel,
-        **_constants(group, layers, targets, fp8),
+        **_constants(tuning, group, layers, targets, fp8),
         IN_FEATURES=group.in_features,
         SPLITS=tuning.num_splits(group.in_features),
         PART_UNIT=PART_UNIT,
@@ -110,14 +119,15 @@ def _expand_launcher(
     tuning: LoraTuning, group: ProjectionGroup, layers: int, targets: int, fp8: bool, long: bool
 ) -> tuple[Launcher, int]:
     """Returns the launcher, and the number of blocks of output columns of all targets."""
-    options = tuning.expand_options(long, tuning.num_splits(group.in_features))
-    constants = {**_constants(group, layers, targets, fp8), "OUT_FEATURES": group.out_features}
+    options = tuning.expand_options(long, tuning.num_splits(group.in_features), fp8)
+    constants = {**_constants(tuning, group, layers, targets, fp8), "OUT_FEATURES": group.out_features}
     blocks = sum(-(-features // options["BLOCK_N"]) for features in group.out_features)
     return with_constants(expand_kernel, **constants, FP8_SCALES=FP8_SCALES, **options), blocks
 
 
-def _constants(group: ProjectionGroup, layers: int, targets: int, fp8: bool) -> dict[str, Any]:
-    return {"LAYERS": layers, "TARGETS": targets, "GROUP": group.targets, "FP8": fp8, **LAYOUT}
+def _constants(tuning: LoraTuning, group: ProjectionGroup, layers: int, targets: int, fp8: bool) -> dict[str, Any]:
+    shape = {"LAYERS": layers, "TARGETS": targets, "GROUP": group.targets, "FP8": fp8}
+    return {**shape, **LAYOUT, **tuning.early_options()}
 
 
 @triton.jit(do_not_specialize=["layer", "max_rows"])
@@ -141,6 +151,7 @@ def shrink_kernel(
     ALIGN: tl.constexpr,
     RANK_TILE: tl.constexpr,
     MAX_TILES: tl.constexpr,
+    EARLY: tl.constexpr,
     IN_FEATURES: tl.constexpr,
     SPLITS: tl.constexpr,
     PART_UNIT: tl.constexpr,
@@ -157,29 +168,37 @@ def shrink_kernel(
     target = 0
     for i in tl.static_range(len(GROUP)):
         target = tl.where(index == i, GROUP[i], target)
-    for number in range(tl.program_id(1), tl.load(count_ptr), tl.num_programs(1)):
-        item = tiles_ptr + number * 4
-        adapter_slot, first, count, first_rank = tl.load(item), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
+    r = tl.arange(0, RANKS)
+    num_tiles = tl.load(count_ptr)
+    item = tiles_ptr + tl.program_id(1) * 4
+    adapter_slot, first, count, first_rank = tl.load(item), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
+    for number in range(tl.program_id(1), num_tiles, tl.num_programs(1)):
         entry = (adapter_slot * LAYERS + layer) * TARGETS + target
         rank = tl.load(ranks_ptr + entry)
-        if first_rank < rank:
-            r = first_rank + tl.arange(0, RANKS)
-            live = r < rank
-            tile = tl.load(offsets_ptr + entry * (2 * MAX_TILES) + r // RANK_TILE, mask=live, other=0).to(tl.int64)
-            weights = arena_ptr + tile * (2 * ALIGN if FP8 else ALIGN) + (r % RANK_TILE) * IN_FEATURES
-            sums = sums_ptr + (index * max_rows + first).to(tl.int64) * sums_stride + r
-            part_stride = (len(GROUP) * max_rows).to(tl.int64) * sums_stride
-            rows = rows_ptr + first
-            if NARROW_ROWS < ROWS and count <= NARROW_ROWS:
-                _shrink_tile(
-                    x_ptr, rows, count, weights, live, sums, x_stride, sums_stride, part_stride,
-                    FP8, IN_FEATURES, SPLITS, PART_UNIT, SERIAL, RANKS, NARROW_ROWS, NARROW_K,
-                )  # fmt: skip
-            else:
-                _shrink_tile(
-                    x_ptr, rows, count, weights, live, sums, x_stride, sums_stride, part_stride,
-                    FP8, IN_FEATURES, SPLITS, PART_UNIT, SERIAL, RANKS, ROWS, BLOCK_K,
-                )  # fmt: skip
+        # Loaded beside the rank, not after it: each load that waits for another takes some 0.6 us.
+        tile = tl.load(offsets_ptr + entry * (2 * MAX_TILES) + (first_rank + r) // RANK_TILE).to(tl.int64)
+        item = tiles_ptr + tl.minimum(number + tl.num_programs(1), num_tiles - 1) * 4
+        next_slot, next_first, next_count, next_rank = (
+            tl.load(item), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3),
+        )  # fmt: skip
+        weights = arena_ptr + tile * (2 * ALIGN if FP8 else ALIGN) + ((first_rank + r) % RANK_TILE) * IN_FEATURES
+        sums = sums_ptr + (index * max_rows + first).to(tl.int64) * sums_stride + first_rank + r
+        part_stride = (len(GROUP) * max_rows).to(tl.int64) * sums_stride
+        rows = rows_ptr + first
+        left = rank - first_rank
+        if NARROW_ROWS < ROWS and count <= NARROW_ROWS:
+            _shrink_tile(
+                x_ptr, rows, count, weights, left, sums, x_stride, sums_stride, part_stride,
+                FP8, EARLY, IN_FEATURES, SPLITS, PART_UNIT, SERIAL, RANKS, NARROW_ROWS, NARROW_K,
+            )  # fmt: skip
+        else:
+            _shrink_tile(
+                x_ptr, rows, count, weights, left, sums, x_stride, sums_stride, part_stride,
+                FP8, EARLY, IN_FEATURES, SPLITS, PART_UNIT, SERIAL, RANKS, ROWS, BLOCK_K,
+            )  # fmt: skip
+        adapter_slot, first, count, first_rank = next_slot, next_first, next_count, next_rank
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
@@ -188,12 +207,13 @@ def _shrink_tile(
     rows_ptr,
     count,
     weights,
-    live,
+    ranks,
     sums,
     x_stride,
     sums_stride,
     part_stride,
     FP8: tl.constexpr,
+    EARLY: tl.constexpr,
     IN_FEATURES: tl.constexpr,
     SPLITS: tl.constexpr,
     PART_UNIT: tl.constexpr,
@@ -202,16 +222,21 @@ def _shrink_tile(
     ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Computes one tile of `shrink_kernel`. `weights` [RANKS] points to rows of A, and `sums` [RANKS] to the first
-    row's sums."""
+    """Computes one tile of `shrink_kernel`, nothing if `ranks`, the adapter's rank less the tile's first one, is not
+    positive. `weights` [RANKS] points to rows of A, and `sums` [RANKS] to the first row's sums."""
     PART: tl.constexpr = ((IN_FEATURES + SPLITS * PART_UNIT - 1) // (SPLITS * PART_UNIT)) * PART_UNIT
     m = tl.arange(0, ROWS)
     x_row = x_ptr + tl.load(rows_ptr + m, mask=m < count, other=0).to(tl.int64) * x_stride
+    live = tl.arange(0, RANKS) < ranks
     first_part = tl.program_id(2)
+    width = tl.where(ranks > 0, PART, 0)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     total = tl.zeros((RANKS, ROWS), dtype=tl.float32)
     for part in range(first_part, SPLITS if SERIAL else first_part + 1):
         product = tl.zeros((RANKS, ROWS), dtype=tl.float32)
-        for first_k in range(part * PART, tl.minimum(part * PART + PART, IN_FEATURES), BLOCK_K):
+        for first_k in range(part * PART, tl.minimum(part * PART + width, IN_FEATURES), BLOCK_K):
             k = first_k + tl.arange(0, BLOCK_K)
             a = tl.load(weights[:, None] + k[None, :], mask=live[:, None] & (k < IN_FEATURES)[None, :], other=0)
             x = tl.load(x_row[None, :] + k[:, None], mask=(m < count)[None, :] & (k < IN_FEATURES)[:, None], other=0.0)
@@ -254,13 +279,21 @@ def expand_kernel(
     ALIGN: tl.constexpr,
     RANK_TILE: tl.constexpr,
     MAX_TILES: tl.constexpr,
+    EARLY: tl.constexpr,
     OUT_FEATURES: tl.constexpr,
     FP8_SCALES: tl.constexpr,
     SPLITS: tl.constexpr,
+    RANKS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Computes out[rows, columns] += (sum of the parts) B for one block of columns of one target, tile after tile."""
+    """Computes out[rows, columns] += (sum of the parts) B for one block of columns of one target, tile after tile. What
+    leads to a tile's numbers is loaded while the tile before is computed: each load that waits for another takes some
+    0.6 us, and a tile's numbers are few."""
+    num_tiles = tl.load(count_ptr)
+    step = tl.num_programs(1)
+    item = tiles_ptr + tl.program_id(1) * 4
+    adapter_slot, first, count = tl.load(item), tl.load(item + 1), tl.load(item + 2)
     block = tl.program_id(0)
     index = 0
     target = GROUP[0]
@@ -278,41 +311,119 @@ def expand_kernel(
         within = tl.where(here, block - blocks_before, within)
         blocks_before += (OUT_FEATURES[i] + BLOCK_N - 1) // BLOCK_N
         columns_before += OUT_FEATURES[i]
-    n = within * BLOCK_N + tl.arange(0, BLOCK_N)
-    RANKS: tl.constexpr = 2 * RANK_TILE if FP8 else RANK_TILE  # instructions take 8-bit weights 32 ranks at a time
-    r = tl.arange(0, RANKS)
+    first_column = within * BLOCK_N
+    out_ptr += column
     part_stride = (len(GROUP) * max_rows).to(tl.int64) * sums_stride
-    for number in range(tl.program_id(1), tl.load(count_ptr), tl.num_programs(1)):
-        item = tiles_ptr + number * 4
-        adapter_slot, first, count = tl.load(item), tl.load(item + 1), tl.load(item + 2)
-        entry = (adapter_slot * LAYERS + layer) * TARGETS + target
-        tiles = offsets_ptr + entry * (2 * MAX_TILES) + MAX_TILES
-        rank = tl.load(ranks_ptr + entry)
-        for done in range(0, tl.where(rank > 0, count, 0), ROWS):
-            m = done + tl.arange(0, ROWS)
-            mask = (n < features)[:, None] & (m < count)[None, :]
-            row = tl.load(rows_ptr + first + m, mask=m < count, other=0).to(tl.int64)
-            place = out_ptr + row[None, :] * out_stride + (column + n)[:, None]
-            base = tl.load(place, mask=mask, other=0.0)
-            sums = sums_ptr + (index * max_rows + first + m).to(tl.int64) * sums_stride
-            total = tl.zeros((BLOCK_N, ROWS), dtype=tl.float32)
-            for first_rank in range(0, rank, RANKS):
-                live = first_rank + r < rank
-                tile = tl.load(tiles + (first_rank + r) // RANK_TILE, mask=live, other=0).to(tl.int64)
-                weights = arena_ptr + tile * (2 * ALIGN if FP8 else ALIGN) + r % RANK_TILE * features
-                weights += 4 * FP8_SCALES if FP8 else 0
-                b_mask = live[:, None] & (n < features)[None, :]
-                b = tl.load(weights[:, None] + n[None, :], mask=b_mask, other=0)
-                shrunk = tl.zeros((RANKS, ROWS), dtype=tl.float32)
-                for part in tl.static_range(SPLITS):
-                    shrunk += tl.load(
-                        sums[None, :] + (first_rank + r)[:, None] + part * part_stride,
-                        mask=live[:, None] & (m < count)[None, :],
-                        other=0.0,
-                    )
-                if FP8:
-                    b = _from_e4m3(b, base.dtype)
-                    factor = tl.load(factors_ptr + tile * (ALIGN // 2) + r % RANK_TILE, mask=live, other=0.0)
-                    shrunk *= (factor * 65536.0)[:, None]
-                total = tl.dot(tl.trans(b), shrunk.to(b.dtype), total, input_precision="ieee")
-            tl.store(place, (base.to(tl.float32) + total).to(base.dtype), mask=mask)
+    r = tl.arange(0, RANKS)
+    m = tl.arange(0, ROWS)
+    has_tile = tl.program_id(1) < num_tiles  # beyond the list is anything
+    entry = (adapter_slot * LAYERS + layer) * TARGETS + target
+    rank = tl.load(ranks_ptr + entry, mask=has_tile, other=0)
+    tiles = offsets_ptr + entry * (2 * MAX_TILES) + MAX_TILES
+    # Without ranks, the offset is 0, where the arena holds zeros.
+    tile = tl.load(tiles + r // RANK_TILE, mask=r < tl.where(has_tile, RANKS, 0), other=0)
+    row = tl.load(rows_ptr + first + m, mask=m < tl.where(has_tile, count, 0), other=0)
+    item = tiles_ptr + tl.maximum(tl.minimum(tl.program_id(1) + step, num_tiles - 1), 0) * 4
+    next_slot, next_first, next_count = tl.load(item), tl.load(item + 1), tl.load(item + 2)
+    for number in range(tl.program_id(1), num_tiles, step):
+        entry = (next_slot * LAYERS + layer) * TARGETS + target
+        next_rank = tl.load(ranks_ptr + entry)
+        next_tiles = offsets_ptr + entry * (2 * MAX_TILES) + MAX_TILES
+        next_tile = tl.load(next_tiles + r // RANK_TILE)
+        next_row = tl.load(rows_ptr + next_first + m, mask=m < next_count, other=0)
+        item = tiles_ptr + tl.minimum(number + 2 * step, num_tiles - 1) * 4
+        slot_after, first_after, count_after = tl.load(item), tl.load(item + 1), tl.load(item + 2)
+        sums = sums_ptr + (index * max_rows + first).to(tl.int64) * sums_stride
+        for done in range(0, count, ROWS):
+            following = done + ROWS + m
+            row_after = tl.load(rows_ptr + first + following, mask=following < count, other=0)
+            _expand_tile(
+                out_ptr, row, done, count, arena_ptr, factors_ptr, tiles, tile, rank, sums, first_column, features,
+                sums_stride, part_stride, out_stride,
+                FP8, ALIGN, RANK_TILE, EARLY, FP8_SCALES, SPLITS, RANKS, ROWS, BLOCK_N,
+            )  # fmt: skip
+            row = row_after
+        first, count, rank, tiles, tile, row = next_first, next_count, next_rank, next_tiles, next_tile, next_row
+        next_slot, next_first, next_count = slot_after, first_after, count_after
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def _expand_tile(
+    out_ptr,
+    row,
+    done,
+    count,
+    arena_ptr,
+    factors_ptr,
+    tiles_ptr,
+    tile,
+    rank,
+    sums_ptr,
+    first_column,
+    features,
+    sums_stride,
+    part_stride,
+    out_stride,
+    FP8: tl.constexpr,
+    ALIGN: tl.constexpr,
+    RANK_TILE: tl.constexpr,
+    EARLY: tl.constexpr,
+    FP8_SCALES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    RANKS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Computes rows `done` to `done` + ROWS of one tile of `expand_kernel`, which are `row` [ROWS] of the batch,
+    nothing if `rank` is 0. `tiles_ptr` points to the offsets of the projection's B, and `tile` [RANKS] are its first
+    ones. The next ranks of B are loaded while the last ones are multiplied."""
+    r = tl.arange(0, RANKS)
+    m = done + tl.arange(0, ROWS)
+    n = first_column + tl.arange(0, BLOCK_N)
+    mask = (n < features)[:, None] & (m < tl.where(rank > 0, count, 0))[None, :]
+    place = row[None, :] * out_stride + n[:, None]  # fits 32 bits: see `expand`
+    b = _load_b(arena_ptr, tile, r, r < rank, n, features, FP8, ALIGN, RANK_TILE, FP8_SCALES)
+    # The base product is complete: shrink waited for it before it let this kernel begin.
+    base = tl.load(out_ptr + place, mask=mask, other=0.0)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    sums = sums_ptr + m[None, :] * sums_stride + r[:, None]
+    total = tl.zeros((BLOCK_N, ROWS), dtype=tl.float32)
+    for first_rank in range(0, rank, RANKS):
+        live = first_rank + r < rank
+        shrunk = tl.zeros((RANKS, ROWS), dtype=tl.float32)
+        for part in tl.static_range(SPLITS):
+            part_sums = sums + first_rank + part * part_stride
+            shrunk += tl.load(part_sums, mask=live[:, None] & (m < count)[None, :], other=0.0)
+        following = first_rank + RANKS + r
+        next_tile = tl.load(tiles_ptr + following // RANK_TILE, mask=following < rank, other=0)
+        next_b = _load_b(arena_ptr, next_tile, r, following < rank, n, features, FP8, ALIGN, RANK_TILE, FP8_SCALES)
+        if FP8:
+            factors = factors_ptr + tile.to(tl.int64) * (ALIGN // 2) + r % RANK_TILE
+            factor = tl.load(factors, mask=live, other=0.0)
+            shrunk *= (factor * 65536.0)[:, None]
+            b = _from_e4m3(b, base.dtype)
+        total = tl.dot(tl.trans(b), shrunk.to(base.dtype), total, input_precision="ieee")
+        tile, b = next_tile, next_b
+    tl.store(out_ptr + place, (base.to(tl.float32) + total).to(base.dtype), mask=mask)
+
+
+@triton.jit
+def _load_b(
+    arena_ptr,
+    tile,
+    r,
+    live,
+    n,
+    features,
+    FP8: tl.constexpr,
+    ALIGN: tl.constexpr,
+    RANK_TILE: tl.constexpr,
+    FP8_SCALES: tl.constexpr,
+):
+    """Loads B [RANKS, BLOCK_N] at columns `n`: rank r of the tiles at the offsets `tile` [RANKS], 0 unless `live`."""
+    weights = arena_ptr + tile.to(tl.int64) * (2 * ALIGN if FP8 else ALIGN) + r % RANK_TILE * features
+    weights += 4 * FP8_SCALES if FP8 else 0
+    return tl.load(weights[:, None] + n[None, :], mask=live[:, None] & (n < features)[None, :], other=0)

@@ -44,7 +44,8 @@ class TileList:
     Attributes:
         tiles: int32 [capacity, 4] on the device. (adapter slot, first index into the rows, number of rows, first rank).
         count: int32 [1] on the device. Number of tiles in the list.
-        programs: number of programs that a launch has along the list; 0 means that nothing is launched.
+        programs: maximum number of tiles, and of programs that a launch has along the list; 0 means that nothing is
+            launched.
     """
 
     tiles: Tensor
@@ -171,8 +172,8 @@ def record(
     """Returns LoRA data for launches that are recorded once. They serve any step of up to `num_rows` rows whose lists
     have been copied into the workspace (`upload`), and which has long segments only if `has_long`."""
     tiles = min(num_rows, workspace.capacities[0])
-    shrink = min(tiles * workspace.max_rank // RANK_TILE, max(tiles, tuning.shrink_programs))
-    programs = (min(tiles, tuning.expand_programs), shrink, *(workspace.capacities[2:] if has_long else (0, 0)))
+    shrink = tiles * workspace.max_rank // RANK_TILE
+    programs = (tiles, shrink, *(workspace.capacities[2:] if has_long else (0, 0)))
     rows = workspace.meta[HEADER : HEADER + workspace.max_rows]
     lists = _lists(workspace.meta, workspace.sections, programs)
     return TritonLora(arena, table, rows, lists, workspace.sums, tuning)

@@ -33,6 +33,7 @@ class LoraTuning:
         fp8_shrink_warps: replaces `shrink_warps` where A is FP8, because each warp of a narrow tile converts all of A.
         expand_block, expand_warps, expand_stages: output columns of an expand program for short segments, and its
             launch options; `expand_stages` also holds for long segments.
+        expand_ranks: ranks that an expand program processes at a time (at least 32 in FP8).
         long_from: number of rows from which on a segment is long: it is cut into taller tiles, and each of its shrink
             programs computes all parts of the inner dimension.
         long_rows, long_ranks, long_k: rows, ranks and inner step of a tile of a long segment.
@@ -40,8 +41,8 @@ class LoraTuning:
         long_expand_rows: rows that an expand program for long segments processes at a time.
         beside_rows: rows of the largest recorded step in which shrink runs on a second stream, beside the base product.
             0 means that it never does, until a GPU has shown which steps it makes faster.
-        shrink_programs, expand_programs: number of tiles processed side by side in a recorded launch; programs walk
-            over the tiles beyond it.
+        most_programs: programs of a launch that are enough to fill a device; they walk over the tiles beyond.
+        early: 1 if kernels begin before the kernel launched before them has ended (compute capability 9.0 and up).
 
     Raises:
         ValueError: A size is not a power of two (`long_from`, stages, programs: not positive), a k is not 32 to 256,
@@ -52,33 +53,34 @@ class LoraTuning:
     max_splits: int = 8
     narrow_rows: int = 8
     narrow_k: int = 128
-    tile_rows: int = 32
-    tile_k: int = 64
+    tile_rows: int = 16
+    tile_k: int = 128
     shrink_warps: int = 2
     shrink_stages: int = 4
     fp8_shrink_warps: int = 1
     expand_block: int = 128
-    expand_warps: int = 2
+    expand_warps: int = 1
     expand_stages: int = 1
-    long_from: int = 512
+    expand_ranks: int = 16
+    long_from: int = 128
     long_rows: int = 64
     long_ranks: int = 32
-    long_k: int = 64
+    long_k: int = 128
     long_shrink_warps: int = 8
     long_shrink_stages: int = 4
     long_expand_rows: int = 32
-    long_expand_block: int = 64
+    long_expand_block: int = 128
     long_expand_warps: int = 2
     beside_rows: int = 0
-    shrink_programs: int = 128
-    expand_programs: int = 64
+    most_programs: int = 2048
+    early: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
             size = getattr(self, field.name)
             if field.name not in _COUNTS:
                 require_power_of_two(field.name, size)
-            elif size < (field.name != "beside_rows"):
+            elif size < (field.name not in ("beside_rows", "early")):
                 raise ValueError(f"{field.name} must be positive, not {size}")
         for name in ("narrow_k", "tile_k", "long_k"):
             if not LEAST_K <= getattr(self, name) <= PART_UNIT:
@@ -104,14 +106,26 @@ class LoraTuning:
         launch = {"num_warps": self.fp8_shrink_warps if fp8 else self.shrink_warps, "num_stages": self.shrink_stages}
         return {"SERIAL": False, "NARROW_ROWS": self.narrow_rows, "NARROW_K": self.narrow_k, **blocks, **launch}
 
-    def expand_options(self, long: bool, splits: int) -> dict[str, int]:
-        """Returns the constants and launch options of `expand_kernel` for long or short segments. `splits` is the
-        number of parts in which shrink stored the sums of short segments; for long segments it stores one."""
+    def expand_options(self, long: bool, splits: int, fp8: bool) -> dict[str, int]:
+        """Returns the constants and launch options of `expand_kernel` for long or short segments, FP8 or 16-bit B.
+        `splits` is the number of parts in which shrink stored the sums of short segments; for long segments it stores
+        one. A program for FP8 has half as many columns, because it holds twice as many ranks."""
+        ranks, shares = (max(self.expand_ranks, LEAST_K), 2) if fp8 else (self.expand_ranks, 1)
+        common = {"RANKS": ranks, "num_stages": self.expand_stages}
         if long:
-            blocks = {"SPLITS": 1, "ROWS": self.long_expand_rows, "BLOCK_N": self.long_expand_block}
-            return {**blocks, "num_warps": self.long_expand_warps, "num_stages": self.expand_stages}
-        blocks = {"SPLITS": splits, "ROWS": self.narrow_rows, "BLOCK_N": self.expand_block}
-        return {**blocks, "num_warps": self.expand_warps, "num_stages": self.expand_stages}
+            blocks = {"SPLITS": 1, "ROWS": self.long_expand_rows, "BLOCK_N": self.long_expand_block // shares}
+            return {**common, **blocks, "num_warps": self.long_expand_warps}
+        blocks = {"SPLITS": splits, "ROWS": self.narrow_rows, "BLOCK_N": self.expand_block // shares}
+        return {**common, **blocks, "num_warps": self.expand_warps}
+
+    def num_programs(self, tiles: int, others: int) -> int:
+        """Returns the number of programs of a launch along its list of `tiles`, `others` of which have the same tile:
+        as many as there are tiles, or as fill a device."""
+        return min(tiles, max(1, self.most_programs // others))
+
+    def early_options(self) -> dict[str, bool]:
+        """Returns the constant and, if they apply, launch options of kernels that begin early."""
+        return {"EARLY": True, "launch_pdl": True} if self.early else {"EARLY": False}
 
     def _refuse_warp_groups(self) -> None:
         """Raises ValueError if a tile would use wgmma. A row's bits are independent of the tile that holds it only if
@@ -124,8 +138,7 @@ class LoraTuning:
 
 
 _COUNTS = {
-    "shrink_stages", "long_shrink_stages", "expand_stages", "long_from", "beside_rows", "shrink_programs",
-    "expand_programs",
+    "shrink_stages", "long_shrink_stages", "expand_stages", "long_from", "beside_rows", "most_programs", "early",
 }  # fmt: skip
-"""Fields that must be positive (`beside_rows` may be 0) but need not be powers of two."""
+"""Fields that must be positive (`beside_rows` and `early` may be 0) but need not be powers of two."""
 SHIPPED = LoraTuning()

@@ -16,7 +16,7 @@ from torch import Tensor
 from lora_kernels.gpu.launch import with_constants
 from lora_kernels.gpu.triton_context import block_width
 
-MERGE_WARPS = 4
+MERGE_WARPS, MERGE_SPLITS = 1, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ def merge(out: Tensor, partials: Partials, rows: Tensor, count: Tensor, programs
         max_splits: maximum number of parts of a row, a power of two.
     """
     _, heads, head_dim = out.shape
-    constants = {"HEADS": heads, "HEAD_DIM": head_dim, "MAX_SPLITS": max_splits, "BLOCK_D": block_width(head_dim)}
-    kernel = with_constants(merge_kernel, **constants, num_warps=MERGE_WARPS)
+    widths = {"MAX_SPLITS": max_splits, "SPLITS": min(max_splits, MERGE_SPLITS), "BLOCK_D": block_width(head_dim)}
+    kernel = with_constants(merge_kernel, HEADS=heads, HEAD_DIM=head_dim, **widths, num_warps=MERGE_WARPS)
     kernel((programs, heads), out, partials.totals, partials.stats, rows, count, out.stride(0))
 
 
@@ -89,11 +89,14 @@ def merge_kernel(
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
+    SPLITS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Computes one head of one row after the other as the mean of its parts, weighted by their sums of exponentials."""
+    """Computes one head of one row after the other as the mean of its parts, weighted by their sums of exponentials. A
+    program reads `SPLITS` parts at a time: most rows have few, and a larger tile takes registers for all that a row may
+    have, so that fewer programs run side by side."""
     head = tl.program_id(1)
-    split = tl.arange(0, MAX_SPLITS)
+    every, some = tl.arange(0, MAX_SPLITS), tl.arange(0, SPLITS)
     d = tl.arange(0, BLOCK_D)
     column = head * HEAD_DIM + d
     for entry in range(tl.program_id(0), tl.load(count_ptr), tl.num_programs(0)):
@@ -101,12 +104,20 @@ def merge_kernel(
         first = tl.load(rows_ptr + entry * 3 + 1).to(tl.int64)
         count = tl.load(rows_ptr + entry * 3 + 2)
         if count > 1:
-            place = (first + split) * HEADS + head
-            here = split < count
-            peaks = tl.load(stats_ptr + place * 2, mask=here, other=float("-inf"))
-            norms = tl.load(stats_ptr + place * 2 + 1, mask=here, other=0.0)
-            weights = tl.exp2(peaks - tl.max(peaks, 0))
-            mask = here[:, None] & (d < HEAD_DIM)[None, :]
-            totals = tl.load(totals_ptr + place[:, None] * HEAD_DIM + d[None, :], mask=mask, other=0.0)
-            result = tl.sum(totals * weights[:, None], 0) / tl.sum(norms * weights, 0)
-            tl.store(out_ptr + row * out_stride + column, result.to(out_ptr.dtype.element_ty), mask=d < HEAD_DIM)
+            highest = tl.max(
+                tl.load(stats_ptr + ((first + every) * HEADS + head) * 2, mask=every < count, other=float("-inf")), 0
+            )
+            total, norm = tl.zeros((BLOCK_D,), dtype=tl.float32), 0.0
+            for done in range(0, count, SPLITS):
+                split = done + some
+                place = (first + split) * HEADS + head
+                here = split < count
+                peaks = tl.load(stats_ptr + place * 2, mask=here, other=float("-inf"))
+                norms = tl.load(stats_ptr + place * 2 + 1, mask=here, other=0.0)
+                weights = tl.exp2(peaks - highest)
+                mask = here[:, None] & (d < HEAD_DIM)[None, :]
+                totals = tl.load(totals_ptr + place[:, None] * HEAD_DIM + d[None, :], mask=mask, other=0.0)
+                total += tl.sum(totals * weights[:, None], 0)
+                norm += tl.sum(norms * weights, 0)
+            result = (total / norm).to(out_ptr.dtype.element_ty)
+            tl.store(out_ptr + row * out_stride + column, result, mask=d < HEAD_DIM)

@@ -17,7 +17,13 @@ from lora_kernels.attention_choice import (
     AttentionWish,
     choose_attention,
 )
-from lora_kernels.gpu.triton_attention import PagedAttention, decode_tuning, find_processor, prefill_tuning
+from lora_kernels.gpu.triton_attention import (
+    PagedAttention,
+    Processor,
+    decode_tuning,
+    find_processor,
+    prefill_tuning,
+)
 from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.gpu.triton_decode import DecodeTuning
 from lora_kernels.gpu.triton_lora_tuning import LoraTuning
@@ -27,7 +33,7 @@ from lora_kernels.tuning import Config, DeviceKey, Tunings, load_tunings
 LORA_SHORT, LORA_LONG, DECODE, PREFILL = "lora short", "lora long", "decode attention", "prefill attention"
 _LORA = asdict(LoraTuning())
 _SHORT = ("narrow_rows", "narrow_k", "tile_rows", "tile_k", "shrink_warps", "shrink_stages")
-_EXPAND = ("expand_block", "expand_warps", "expand_stages")
+_EXPAND = ("expand_block", "expand_warps", "expand_stages", "expand_ranks")
 DEFAULTS: Mapping[str, Config] = {
     LORA_SHORT: {name: _LORA[name] for name in (*_SHORT, *_EXPAND)},
     LORA_LONG: {name: value for name, value in _LORA.items() if name.startswith("long_") and name != "long_from"},
@@ -37,6 +43,8 @@ DEFAULTS: Mapping[str, Config] = {
 }
 """Every kernel that can be configured, with its parameters and their defaults. For attention, only the names count,
 because the defaults follow from the device."""
+LEAST_EARLY = 90
+"""Lowest compute capability, times ten, of devices that let kernels begin before the one before has ended."""
 NEEDS = "it compiles its kernels with nvcc at first use, unless its package flashinfer-jit-cache is installed"
 
 
@@ -118,10 +126,10 @@ def tuned_backend(tunings: Tunings, device: torch.device, dtype: torch.dtype, he
     processor, shape = find_processor(device), attention_shape(head_dim, dtype)
     decode = tunings.apply(DECODE, shape, decode_tuning(head_dim, dtype, processor))
     prefill = tunings.apply(PREFILL, shape, prefill_tuning(head_dim, dtype, processor))
-    return TritonBackend(lora_tuning(tunings, dtype), PagedAttention(decode, prefill))
+    return TritonBackend(lora_tuning(tunings, dtype, processor), PagedAttention(decode, prefill))
 
 
-def lora_tuning(tunings: Tunings, dtype: torch.dtype) -> LoraTuning:
+def lora_tuning(tunings: Tunings, dtype: torch.dtype, processor: Processor) -> LoraTuning:
     """Returns the LoRA tuning for a model of `dtype`, merged from configurations of short and of long segments."""
     parts = [tunings.find(kernel, lora_shape(dtype), DEFAULTS[kernel]) for kernel in (LORA_SHORT, LORA_LONG)]
-    return replace(LoraTuning(), **parts[0], **parts[1])
+    return replace(LoraTuning(early=int(processor.capability >= LEAST_EARLY)), **parts[0], **parts[1])

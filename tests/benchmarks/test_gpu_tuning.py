@@ -170,7 +170,9 @@ def test_what_was_tuned_is_what_kernels_are_launched_with():
     assert backend.lora_tuning == replace(LoraTuning(), tile_k=32, long_k=128)
     kv = torch.empty(1, 2, 16, 8, 128, dtype=torch.bfloat16)
     assert asdict(backend.paged_attention.decode_tuning(kv)) == {**own, "num_stages": 2}
-    assert triton_tuned.lora_tuning(Tunings(choices), torch.float16) == LoraTuning()
+    assert triton_tuned.lora_tuning(Tunings(choices), torch.float16, processor) == LoraTuning()
+    hopper = replace(processor, capability=90)
+    assert triton_tuned.lora_tuning(Tunings(), torch.float16, hopper) == LoraTuning(early=1)
 
 
 @pytest.mark.parametrize("kernel", tunables.VARIANTS)

@@ -12,7 +12,7 @@ from lora_kernels.gpu.triton_attention import Processor, decode_tuning, prefill_
 from lora_kernels.gpu.triton_context import FP8, AttentionCall, block_width
 from lora_kernels.gpu.triton_decode import decode_constants, decode_kernel
 from lora_kernels.gpu.triton_kv import write_kernel
-from lora_kernels.gpu.triton_partials import MERGE_WARPS, merge_kernel
+from lora_kernels.gpu.triton_partials import MERGE_SPLITS, MERGE_WARPS, merge_kernel
 from lora_kernels.gpu.triton_prefill import prefill_constants, prefill_kernel
 from lora_kernels.gpu.triton_prefill_plan import plan_constants, plan_kernel
 
@@ -80,7 +80,7 @@ def cases(capability: int) -> Iterator[tuple[str, Any, dict[str, Any], dict[str,
         if layer in FULL_LAYERS:
             continue
         constants = {"HEADS": 32, "HEAD_DIM": layer.head_dim, "BLOCK_D": block_width(layer.head_dim)}
-        constants["MAX_SPLITS"] = decode.max_splits
+        constants |= {"MAX_SPLITS": decode.max_splits, "SPLITS": MERGE_SPLITS}
         yield f"merge {layer.name}", merge_kernel, constants, {"num_warps": MERGE_WARPS, "num_stages": 1}
         yield write_case(layer)
 

@@ -57,7 +57,7 @@ FULL_POINTERS = dict.fromkeys(("out_ptr", "query_ptr", "kv_ptr"), "fp32")
 
 
 def cases(capability: int) -> Iterator[Case]:
-    yield from compile_lora.cases()
+    yield from compile_lora.cases(capability)
     for name, (group, _, outs) in compile_lora.GROUPS.items():
         shape = {"LAYERS": 32, "TARGETS": 7, "GROUP": group, "OUT_FEATURES": outs}
         yield (
@@ -140,11 +140,13 @@ def complaints(found: Mapping[str, dict[str, Any]], capability: int) -> list[str
 
 def has_one_product(name: str, used: dict[str, Any]) -> bool:
     """Returns whether a LoRA kernel multiplies by the one instruction that all of them use, so that a row has the same
-    bits in a tile of any height. Hopper has another (wgmma), for tall tiles. Other kernels may use any."""
+    bits in a tile of any height. Hopper has another (wgmma), for tall tiles. A thread feeds it four neighbours at once if
+    it gets them from 8-bit weights as they are loaded. Other kernels may use any."""
     if not name.startswith(("shrink", "expand")):
         return True
     instruction = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
-    return bool(used["DOT"] == [f"kWidth = {4 if name.endswith('fp8') else 2}", instruction])
+    neighbours = 4 if name.startswith("shrink") and name.endswith("fp8") else 2
+    return bool(used["DOT"] == [f"kWidth = {neighbours}", instruction])
 
 
 def fit_side_by_side(used: dict[str, Any], programs: int, capability: int) -> bool:

@@ -159,13 +159,14 @@ def recorded_launches_serve_any_set_of_adapters() -> None:
 
 
 def recorded_launches_walk_what_is_beyond_them() -> None:
-    """Seven tiles of four ranks each, by programs for two."""
-    tuning = replace(SMALL, shrink_programs=2, expand_programs=2)
+    """Seven row tiles and their shrink tiles, four each, by programs for few."""
+    tuning = replace(SMALL, most_programs=30)
     case = lora_case([64] * 7, list(range(7)), PARTS, page_elems=1 << 14)
     workspace = LoraWorkspace(8, torch.device("cpu"), max_rank=64, parts=9)
     upload(workspace, case.table, case.plan, tuning)
     prepared = record(case.arena, case.table, workspace, 2, tuning)
-    assert (prepared.lists.shrink.programs, prepared.lists.rows.programs) == (2, 2)
+    assert tuning.num_programs(prepared.lists.shrink.programs, 9) == 3
+    assert prepared.lists.rows.programs == 2
     torch.testing.assert_close(run(case, prepared, OUTPUT), expected(case, OUTPUT), rtol=1e-4, atol=1e-4)
 
 

@@ -103,7 +103,13 @@ def test_a_recorded_launch_depends_on_its_size_only(table):
         for rows in (1, 8, 64, 256)
         for recorded in [record(torch.zeros(8), table, LoraWorkspace(256, CPU), rows)]
     ]
-    assert programs == [(1, 16), (8, 128), (64, 128), (64, 256)]
+    assert programs == [(1, 16), (8, 128), (64, 1024), (256, 4096)]
+
+
+def test_a_launch_has_no_more_programs_than_fill_a_device():
+    tuning = LoraTuning(most_programs=2048)
+    assert [tuning.num_programs(tiles, 224) for tiles in (0, 5, 64)] == [0, 5, 9]
+    assert tuning.num_programs(64, 5000) == 1
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ BUDGET, WINDOW = 40, 20
 LONG, SHORT, PLAIN = 0, 1, 2
 """Numbers of what is recorded for a size: with long segments of adapters, without long ones, and without adapters."""
 OF_40, OF_20, DECODES_OF_4 = 0, 3, 6
-LORA = LoraTuning(shrink_programs=4, expand_programs=2, long_from=16)
+LORA = LoraTuning(most_programs=4, long_from=16)
 PREFILL = PrefillTuning(block_m=16, block_n=16, fill=64, split_tokens=16, max_splits=4, programs=3)
 
 

@@ -85,7 +85,7 @@ class Setup:
 
     make_decoder: Callable[[], Decoder] = tiny_decoder
     token_budget: int = 1
-    lora: LoraTuning = field(default_factory=lambda: LoraTuning(shrink_programs=4, expand_programs=2))
+    lora: LoraTuning = field(default_factory=lambda: LoraTuning(most_programs=4))
     prefill: PrefillTuning | None = None
     dtype: torch.dtype = torch.float32
     fp8_kv: bool = False
@@ -328,7 +328,7 @@ def pretended_streams() -> Iterator[Timeline]:
 def shrinks_beside_base_products() -> None:
     """On a second stream, against recorded steps without one, bit for bit. A missing fork or join is found when steps
     are recorded."""
-    in_turn = Setup(lora=LoraTuning(shrink_programs=4, expand_programs=2), tolerance=0.0)
+    in_turn = Setup(lora=LoraTuning(most_programs=4), tolerance=0.0)
     beside = replace(in_turn, lora=replace(in_turn.lora, beside_rows=1))
     plain = SteppedArena(True, in_turn)
     with pretended_streams() as timeline:

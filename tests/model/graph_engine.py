@@ -129,7 +129,7 @@ class SteppedEngine:
 def _compute_with_triton(runner: ModelRunner, recorder: Rerun | None) -> None:
     """Steps are replayed if there is a recorder."""
     decode = DecodeTuning(block_n=16, split_tokens=32, max_splits=4, programs=3)
-    backend = TritonBackend(LoraTuning(shrink_programs=4, expand_programs=2), PagedAttention(decode))
+    backend = TritonBackend(LoraTuning(most_programs=4), PagedAttention(decode))
     sampler = DeviceSampler(VOCAB, CPU, EOS, MAX_SEQS, SamplingTiles(128, 128))
     parts = StepParts(runner._decoder, runner._arena, backend, sampler)
     graphs = StepGraphs(parts, recorder, MAX_SEQS, MAX_LEN, TOKENS) if recorder else None

@@ -65,9 +65,9 @@ class LoraTuning:
     long_from: int = 128
     long_rows: int = 64
     long_ranks: int = 32
-    long_k: int = 128
+    long_k: int = 64
     long_shrink_warps: int = 8
-    long_shrink_stages: int = 4
+    long_shrink_stages: int = 5
     long_expand_rows: int = 32
     long_expand_block: int = 128
     long_expand_warps: int = 2

@@ -140,8 +140,8 @@ def complaints(found: Mapping[str, dict[str, Any]], capability: int) -> list[str
 
 def has_one_product(name: str, used: dict[str, Any]) -> bool:
     """Returns whether a LoRA kernel multiplies by the one instruction that all of them use, so that a row has the same
-    bits in a tile of any height. Hopper has another (wgmma), for tall tiles. A thread feeds it four neighbours at once if
-    it gets them from 8-bit weights as they are loaded. Other kernels may use any."""
+    bits in a tile of any height. Hopper has another (wgmma), for tall tiles. A thread feeds it four neighbours at once
+    if it gets them from 8-bit weights as they are loaded. Other kernels may use any."""
     if not name.startswith(("shrink", "expand")):
         return True
     instruction = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"

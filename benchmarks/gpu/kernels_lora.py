@@ -3,9 +3,6 @@
 Each case adds all four groups of all layers as one CUDA graph, over so many sets of adapters that no cache holds them.
 Its figures are per layer. The preparation once per step (segments and their upload) is timed separately and included in
 `step us`, the time for all layers.
-
-The last table times a layer's base products with LoRA: shrink in turn, and on a second stream beside the base product.
-`LoraTuning.beside_rows` should be the most rows for which the second is faster.
 """
 
 from __future__ import annotations
@@ -30,13 +27,9 @@ from benchmarks.gpu.shapes import (
     row_adapter_slots,
     spread,
 )
-from benchmarks.gpu.timing import Timing, memory_bandwidth, time_calls, time_host
-from engine.model.lora import ForkedLoraStep, LoraStep
+from benchmarks.gpu.timing import memory_bandwidth, time_calls, time_host
 from engine.model.spec import ModelSpec
 from lora_kernels.backend import Backend
-from lora_kernels.gpu.side_stream import SideStream
-from lora_kernels.gpu.triton_backend import TritonBackend
-from lora_kernels.linear import make_linear
 from lora_kernels.segments import plan_segments
 
 MIXED = (8, 16, 32, 64)
@@ -83,15 +76,6 @@ PREFILLS = (
     decode_work(2048, 64, MIXED),
     decode_work(8192, 4, (64,)),
 )
-FORKS = (
-    decode_work(1, 1, (16,)),
-    decode_work(8, 8, (16,)),
-    decode_work(16, 1, (16,)),
-    decode_work(64, 1, (16,)),
-    decode_work(64, 8, MIXED),
-    decode_work(64, 64, (16,)),
-    decode_work(256, 64, (16,)),
-)
 TINY_DECODES, TINY_PREFILLS = (decode_work(3, 3, (2, 5)),), (decode_work(20, 2, (3,)),)
 
 
@@ -108,9 +92,6 @@ def run(journal: Journal) -> None:
         for work in works:
             with journal.case(f"{table}: {work.name}", LEAST_S):
                 journal.row(table, work.name, **measure(work, model_spec(journal.tiny), bandwidth, device))
-    for work in TINY_DECODES if journal.tiny else FORKS:
-        with journal.case(f"base products and LoRA: {work.name}", LEAST_S):
-            journal.row("base products and LoRA", work.name, **measure_fork(work, model_spec(journal.tiny), device))
 
 
 def measure(work: LoraWork, spec: ModelSpec, bandwidth: float, device: torch.device) -> dict[str, float | str]:
@@ -131,37 +112,6 @@ def measure(work: LoraWork, spec: ModelSpec, bandwidth: float, device: torch.dev
         "prepare us": prepare_us,
         "step us": prepare_us + spec.layers * us,
         "timed by": timing.how,
-    }
-
-
-def measure_fork(work: LoraWork, spec: ModelSpec, device: torch.device) -> dict[str, float | str]:
-    """Time a layer's base products with their LoRA, in turn and with shrink beside the product. The weights of one
-    layer exceed any cache."""
-    bank, backend = cold_bank(work, spec, device), our_backend(device)
-    assert isinstance(backend, TritonBackend)
-    prepared = backend.prepare_lora(bank.arena, bank.table, plan_segments(row_adapter_slots(work.lengths)))
-    like: dict[str, Any] = {"dtype": bank.arena.dtype, "device": device}
-    linears = [
-        make_linear(torch.empty(sum(group.out_features), group.in_features, **like).normal_()) for group in bank.groups
-    ]
-    xs = [torch.empty(work.rows, group.in_features, **like).normal_() for group in bank.groups]
-
-    def timed(step: LoraStep) -> Timing:
-        layers = range(spec.layers)
-        parts = list(zip(linears, xs, bank.groups, strict=True))
-        return time_calls(
-            [partial(step.apply, base, x, layer, group) for layer in layers for base, x, group in parts], device
-        )
-
-    in_turn, beside = (
-        timed(LoraStep(backend, prepared)),
-        timed(ForkedLoraStep(backend, prepared, side=SideStream(device))),
-    )
-    return {
-        "in turn, us a layer": in_turn.us * len(linears),
-        "beside, us a layer": beside.us * len(linears),
-        "beside / in turn": beside.us / in_turn.us,
-        "timed by": beside.how,
     }
 
 

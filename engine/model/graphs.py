@@ -23,12 +23,11 @@ import torch
 from engine.model.arena import Arena
 from engine.model.batch import BatchInput, HostBatch, known_ids
 from engine.model.decoder import Decoder, StepOutput
-from engine.model.lora import ForkedLoraStep, LoraStep
+from engine.model.lora import LoraStep
 from engine.model.rungs import has_long, num_graphs, step_shapes
 from engine.model.sampling import SlotSampler
 from engine.model.step_block import HostSteps, StepFields, StepShape, cut_block, write_rows
 from lora_kernels.backend import AttentionBatch, CapturedPlans
-from lora_kernels.gpu.side_stream import SideStream
 from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.gpu.triton_lora_plan import LoraWorkspace, TritonLora, make_sums
 from lora_kernels.segments import plan_segments
@@ -124,7 +123,6 @@ class StepGraphs:
         self._residual = torch.zeros(shapes[0].rows, spec.hidden_size, dtype=arena.pages.dtype, device=device)
         self._query_starts = torch.arange(max_seqs + 1, dtype=torch.int32, device=device)
         self._sums = make_sums(shapes[0].rows, device)
-        self._side = SideStream(device)
         chunk_rows = max((shape.rows for shape in shapes if shape.chunk_seqs), default=0)
         parts.backend.paged_attention.reserve(max_seqs, spec.heads, arena.kv(0), chunk_rows, max_model_len)
         captured = self._capture(shapes, on_graph)
@@ -211,10 +209,8 @@ class StepGraphs:
         plans = backend.paged_attention.capture_plans(shape.rows, shape.seqs, shape.chunk_seqs > 0)
 
         def record(prepared: TritonLora | None) -> Replay:
-            batch, lora = self._batch_input(fields, plans), LoraStep(backend, prepared)
-            if prepared is not None and shape.rows <= backend.lora_tuning.beside_rows:
-                lora = ForkedLoraStep(backend, prepared, side=self._side)
-            return self._recorder.record(partial(self._step, fields, batch, lora))
+            batch = self._batch_input(fields, plans)
+            return self._recorder.record(partial(self._step, fields, batch, LoraStep(backend, prepared)))
 
         can_be_long = has_long(shape, backend.lora_tuning)
         long = record(backend.record_lora(arena.flat, arena.table, workspace, has_long=True)) if can_be_long else None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +17,6 @@ from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.linear import Linear
 from lora_kernels.segments import SegmentPlan
 from lora_kernels.select import prepare_scales
-
-if TYPE_CHECKING:
-    from lora_kernels.gpu.side_stream import SideStream
-    from lora_kernels.gpu.triton_backend import TritonBackend
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Projections in the order of the T axis of every table: a projection's index is its target number."""
@@ -82,28 +78,6 @@ class LoraStep:
             self.scales.apply(out, layer, group)
         if self.prepared is not None:
             self.backend.add_lora(out, x, self.prepared, layer, group)
-        return out
-
-
-@dataclass(frozen=True, slots=True)
-class ForkedLoraStep(LoraStep):
-    """The LoRA work of a recorded step without DoRA, whose first half runs on a second stream while the base product
-    does. Results are the same, bit for bit, because the kernels are.
-
-    Attributes:
-        backend, side: the Triton backend, and the second stream.
-    """
-
-    backend: TritonBackend
-    side: SideStream = field(kw_only=True)
-
-    def apply(self, base: Linear, x: Tensor, layer: int, group: ProjectionGroup) -> Tensor:
-        """Computes a linear of the base model and adds each row's delta: see `LoraStep.apply`."""
-        with self.side.fork():
-            self.backend.shrink_lora(x, self.prepared, layer, group)
-        out = base(x)
-        self.side.join()
-        self.backend.expand_lora(out, self.prepared, layer, group)
         return out
 
 

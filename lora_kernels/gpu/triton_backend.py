@@ -91,13 +91,3 @@ class TritonBackend:
     ) -> None:
         """Adds B A x of each row's own adapter to `out` [num_rows, sum(out_features)] in place: `Backend.add_lora`."""
         triton_lora.add(out, x, prepared, layer, group)
-
-    def shrink_lora(self, x: Tensor, prepared: triton_lora_plan.TritonLora, layer: int, group: ProjectionGroup) -> None:
-        """Does the first half of `add_lora`, A x of each row. It may run while the base product does."""
-        triton_lora.shrink(x, prepared, layer, group)
-
-    def expand_lora(
-        self, out: Tensor, prepared: triton_lora_plan.TritonLora, layer: int, group: ProjectionGroup
-    ) -> None:
-        """Does the second half of `add_lora`, after `shrink_lora` of the same layer and group and the base product."""
-        triton_lora.expand(out, prepared, layer, group)

@@ -41,8 +41,8 @@ def add(out: Tensor, x: Tensor, prepared: TritonLora, layer: int, group: Project
 
 
 def shrink(x: Tensor, prepared: TritonLora, layer: int, group: ProjectionGroup) -> None:
-    """Computes A x for `x` [num_rows, group.in_features], the first half of `add`, into `prepared.sums`. It may run
-    while the base projection does. Raises ValueError if splits x targets exceed the parts of `prepared.sums`."""
+    """Computes A x for `x` [num_rows, group.in_features], the first half of `add`, into `prepared.sums`. Raises
+    ValueError if splits x targets exceed the parts of `prepared.sums`."""
     splits = prepared.tuning.num_splits(group.in_features)
     if splits * len(group.targets) > len(prepared.sums):
         raise ValueError(f"{group.name} needs {splits * len(group.targets)} sums a rank, not {len(prepared.sums)}")

@@ -39,8 +39,6 @@ class LoraTuning:
         long_rows, long_ranks, long_k: rows, ranks and inner step of a tile of a long segment.
         long_shrink_warps, long_shrink_stages, long_expand_block, long_expand_warps: the same options for long segments.
         long_expand_rows: rows that an expand program for long segments processes at a time.
-        beside_rows: rows of the largest recorded step in which shrink runs on a second stream, beside the base product.
-            0 means that it never does, until a GPU has shown which steps it makes faster.
         most_programs: programs of a launch that are enough to fill a device; they walk over the tiles beyond.
         early: 1 if kernels begin before the kernel launched before them has ended (compute capability 9.0 and up).
 
@@ -71,7 +69,6 @@ class LoraTuning:
     long_expand_rows: int = 32
     long_expand_block: int = 128
     long_expand_warps: int = 2
-    beside_rows: int = 0
     most_programs: int = 2048
     early: int = 0
 
@@ -80,7 +77,7 @@ class LoraTuning:
             size = getattr(self, field.name)
             if field.name not in _COUNTS:
                 require_power_of_two(field.name, size)
-            elif size < (field.name not in ("beside_rows", "early")):
+            elif size < (field.name != "early"):
                 raise ValueError(f"{field.name} must be positive, not {size}")
         for name in ("narrow_k", "tile_k", "long_k"):
             if not LEAST_K <= getattr(self, name) <= PART_UNIT:
@@ -137,8 +134,6 @@ class LoraTuning:
                 raise ValueError(f"{name}_warps must be less than {WARP_GROUP} for tiles of {height} rows of weights")
 
 
-_COUNTS = {
-    "shrink_stages", "long_shrink_stages", "expand_stages", "long_from", "beside_rows", "most_programs", "early",
-}  # fmt: skip
-"""Fields that must be positive (`beside_rows` and `early` may be 0) but need not be powers of two."""
+_COUNTS = {"shrink_stages", "long_shrink_stages", "expand_stages", "long_from", "most_programs", "early"}
+"""Fields that must be positive (`early` may be 0) but need not be powers of two."""
 SHIPPED = LoraTuning()

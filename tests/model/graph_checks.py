@@ -12,22 +12,17 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
 from graph_engine import an_engine_ahead_of_replays
-from pretended_streams import Timeline
 from rerun import Launches, Rerun
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
-from triton.runtime.interpreter import GridExecutor
 
 from benchmarks.gpu.interpreter_speed import spare_repeated_work
 from engine.core.types import Admission, SampledToken, SamplingParams, ScheduledChunk
@@ -42,7 +37,6 @@ from engine.model.masks import TokenMasks, pack_bits
 from engine.model.spec import read_spec
 from engine.model.steps import Steps, forward_over
 from engine.model.weights import open_weights
-from lora_kernels.gpu.side_stream import SideStream
 from lora_kernels.gpu.triton_attention import PagedAttention
 from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.gpu.triton_decode import DecodeTuning
@@ -156,9 +150,9 @@ class SteppedArena:
 class Pair:
     """A recorded world and one that is not, told the same."""
 
-    def __init__(self, setup: Setup | None = None, plain: SteppedArena | None = None) -> None:
+    def __init__(self, setup: Setup | None = None) -> None:
         self.setup = setup or Setup()
-        self.recorded, self.plain = SteppedArena(True, self.setup), plain or SteppedArena(False, self.setup)
+        self.recorded, self.plain = SteppedArena(True, self.setup), SteppedArena(False, self.setup)
         self.tokens: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
         self.pages: dict[str, list[int]] = {}
@@ -301,53 +295,6 @@ def grammar_rows_are_replayed_beside_others() -> None:
         assert stepped.sampler.logits.isfinite().all(), "masks change no logits"
 
 
-WRITTEN = {"shrink_kernel": (2,), "expand_kernel": (0,)}
-"""Arguments that a kernel writes; the others it only reads. Kernels that are not named may write all."""
-
-
-@contextmanager
-def pretended_streams() -> Iterator[Timeline]:
-    """Streams are pretended, and the accesses of all kernels noted."""
-    timeline, launch = Timeline(watches_all=True), GridExecutor.__call__
-
-    def noted(executor: Any, *args: Any, **kwargs: Any) -> None:
-        tensors = [arg for arg in args if isinstance(arg, Tensor)]
-        written = WRITTEN.get(executor.fn.__name__, range(len(tensors)))
-        timeline.note(executor.fn.__name__, tensors, [tensors[index] for index in written])
-        with _disable_current_modes():
-            launch(executor, *args, **kwargs)
-
-    def make(side: SideStream, device: torch.device) -> None:
-        side._device, side._stream = device, torch.cuda.Stream(device)
-
-    with patch.object(GridExecutor, "__call__", noted), patch.object(SideStream, "__init__", make), timeline.pretend():
-        yield timeline
-
-
-@patch.dict(globals(), MAX_SEQS=2)
-def shrinks_beside_base_products() -> None:
-    """On a second stream, against recorded steps without one, bit for bit. A missing fork or join is found when steps
-    are recorded."""
-    in_turn = Setup(lora=LoraTuning(most_programs=4), tolerance=0.0)
-    beside = replace(in_turn, lora=replace(in_turn.lora, beside_rows=1))
-    plain = SteppedArena(True, in_turn)
-    with pretended_streams() as timeline:
-        pair = Pair(beside, plain)
-        for stepped in (pair.recorded, plain):
-            timeline.watch("page", stepped.arena.pages)
-        pair.both(lambda stepped: stepped.load("x", 3, range(20, 40)))
-        pair.both(lambda stepped: stepped.load("y", 20, range(40, 80)))
-        for name, adapter_hash in (("a", "x"), ("b", "y")):
-            pair.admit(name, (4, 5, 6), adapter_hash)
-        assert [pair.step(names) for names in ("ab", "a", "b")] == [None, 2, 2]
-    assert timeline.races == []
-    assert {access.name for access in timeline.log if access.stream is not timeline.kernels} == {"shrink_kernel"}
-    for name, mutant in (("fork", lambda side: torch.cuda.stream(side._stream)), ("join", lambda side: None)):
-        with patch.object(SideStream, name, mutant), pretended_streams() as timeline:
-            SteppedArena(True, replace(beside, warms_up=True))
-        assert timeline.races, f"a {name} that is missing is not found"
-
-
 CHECKS: dict[str, Callable[[], None]] = {
     check.__name__: check
     for check in (
@@ -355,7 +302,6 @@ CHECKS: dict[str, Callable[[], None]] = {
         requests_come_and_go,
         scaled_outputs_are_not_replayed,
         grammar_rows_are_replayed_beside_others,
-        shrinks_beside_base_products,
     )
 } | {"an_engine_ahead_of_replays": lambda: an_engine_ahead_of_replays(Path(sys.argv[1]))}
 

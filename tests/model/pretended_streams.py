@@ -22,8 +22,6 @@ from lora_kernels.backend import AttentionBatch, Backend
 from lora_kernels.layout import ALIGN, LoraTable, ProjectionGroup
 from lora_kernels.segments import SegmentPlan
 
-PIECE_BYTES = 64
-"""What torch aligns tensors to on a CPU, so that no two share a piece."""
 Piece = tuple[str, int]
 """A piece of memory: the name of the memory, and the number of the row."""
 VIEWS = ("slice", "view", "select", "unflatten", "detach", "alias", "split", "as_strided", "_unsafe_view", "unsqueeze")
@@ -90,17 +88,14 @@ class Memory:
 
 @dataclass
 class Timeline:
-    """All streams of a pretended GPU. `races` are described in words. Only memory that is named is watched, or all
-    memory (`watches_all`) in pieces of PIECE_BYTES, except what is named."""
+    """All streams of a pretended GPU. `races` are described in words. Memory that nothing has named is not watched."""
 
-    watches_all: bool = False
     streams: list[Stream] = field(default_factory=list)
     races: list[str] = field(default_factory=list)
     host: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
         self.kernels = self.current = Stream(self, "kernels")
-        self.log: list[Access] = []
         self._memories: list[Memory] = []
         self._writes: dict[Piece, Access] = {}
         self._reads: dict[Piece, dict[int, Access]] = {}
@@ -119,13 +114,8 @@ class Timeline:
             if memory.start <= first < memory.end and tensor.numel():
                 start, last = (first - memory.start) // memory.row_bytes, first + extent * tensor.itemsize
                 covered = range(start, (last - memory.start) // memory.row_bytes + 1)
-                if self.watches_all:
-                    return []
                 return [(memory.name, row) for row in (covered if rows is None else (start + row for row in rows))]
-        if not self.watches_all or not tensor.numel():
-            return []
-        last = first + (extent + 1) * tensor.itemsize - 1
-        return [("memory", number) for number in range(first // PIECE_BYTES, last // PIECE_BYTES + 1)]
+        return []
 
     def access(self, name: str, reads: Sequence[Piece] = (), writes: Sequence[Piece] = ()) -> None:
         """Notes an operation on the current stream."""
@@ -133,7 +123,6 @@ class Timeline:
         stream.clock.merge(self.host)
         stream.clock[stream.number] += 1
         mine = Access(stream, stream.clock[stream.number], name)
-        self.log.append(mine)
         for piece in reads:
             self._check(mine, piece, self._writes.get(piece))
             self._reads.setdefault(piece, {})[stream.number] = mine
@@ -141,10 +130,6 @@ class Timeline:
             for other in (self._writes.get(piece), *self._reads.pop(piece, {}).values()):
                 self._check(mine, piece, other)
             self._writes[piece] = mine
-
-    def note(self, name: str, reads: Iterable[Tensor], writes: Iterable[Tensor]) -> None:
-        """Notes an operation on the current stream that accesses all of some tensors."""
-        self.access(name, *([piece for one in tensors for piece in self.pieces(one)] for tensors in (reads, writes)))
 
     def _check(self, mine: Access, piece: Piece, other: Access | None) -> None:
         if other is not None and not other.is_before(mine.stream.clock):
@@ -183,7 +168,7 @@ class Timeline:
         with ExitStack() as stack:
             for name, fake in fakes.items():
                 stack.enter_context(patch.object(torch.cuda, name, fake))
-            stack.enter_context(AllAccesses(self) if self.watches_all else Accesses(self))
+            stack.enter_context(Accesses(self))
             yield
 
 
@@ -210,32 +195,6 @@ class Accesses(TorchDispatchMode):
         elif name not in VIEWS:
             touched = [pieces(arg) for arg in (*args, *options.values()) if isinstance(arg, Tensor)]
             assert not any(touched), f"the accesses of {name} are not known"
-
-
-class AllAccesses(TorchDispatchMode):
-    """Notes which memory torch's operations read and write: arguments are read, new results and what an operation in
-    place changes are written. Views are no accesses."""
-
-    def __init__(self, timeline: Timeline) -> None:
-        super().__init__()
-        self._timeline = timeline
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result, name = func(*args, **(kwargs or {})), func._schema.name.removeprefix("aten::")
-        tensors = [arg for arg in (*args, *(kwargs or {}).values()) if isinstance(arg, Tensor) and _is_strided(arg)]
-        results = [
-            one for one in (result if isinstance(result, tuple | list) else (result,)) if isinstance(one, Tensor)
-        ]
-        own = {tensor.untyped_storage().data_ptr() for tensor in tensors}
-        new = [one for one in results if one.untyped_storage().data_ptr() not in own]
-        changed = tensors[:1] if name.endswith("_") else [kwargs["out"]] if kwargs and "out" in kwargs else []
-        if new or changed:
-            self._timeline.note(name, tensors, [*new, *changed])
-        return result
-
-
-def _is_strided(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided
 
 
 class WatchedBackend:

@@ -43,7 +43,6 @@ REPLAYS = (
     "requests_come_and_go",
     "scaled_outputs_are_not_replayed",
     "grammar_rows_are_replayed_beside_others",
-    "shrinks_beside_base_products",
     "an_engine_ahead_of_replays",
 )
 

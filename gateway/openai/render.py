@@ -257,8 +257,7 @@ class Envelope:
 
     def delta(self, chunk: GenerationChunk) -> bytes:
         choice = self._style.delta(chunk)
-        tells = any(choice.get(name) for name in ("text", "delta", "finish_reason", "logprobs", "token_ids"))
-        return self._chunk(choice) if tells else b""
+        return self._chunk(choice) if _tells(choice) else b""
 
     async def closing(self, usage: TokenUsage) -> bytes:
         """Return the usage chunk, if the request asked for it, and [DONE]."""
@@ -281,6 +280,12 @@ class Envelope:
 
     def _chunk(self, choice: Json) -> bytes:
         return sse_event(self._before + encode_json(choice) + self._after)
+
+
+def _tells(choice: Json) -> bool:
+    """Return whether a chunk with this choice would tell the client anything."""
+    get = choice.get  # a generator expression over the names took 0.8 us of a token's 26
+    return bool(get("delta") or get("text") or get("finish_reason") or get("logprobs") or get("token_ids"))
 
 
 def usage_body(usage: TokenUsage) -> Json:

@@ -257,13 +257,13 @@ class Gateway:
                     timer.on_answered()
                     record.end(chunk.finish_reason, 200)
                     self._note_output(job, record)
-                    yield chunk._replace(usage=record.usage)
-                else:
-                    if chunk.has_output:
-                        timer.on_token()
+                    yield replace(chunk, usage=record.usage)
+                elif chunk.has_output:
+                    timer.on_token()
                     yield chunk
-                    if chunk.has_output:
-                        timer.on_waiting()
+                    timer.on_waiting()
+                else:
+                    yield chunk
 
     def _note_output(self, job: GenerationJob, record: RequestRecord) -> None:
         if job.ends_by_itself and job.request.pooling is None:
@@ -284,18 +284,19 @@ class Gateway:
             async with aclosing(stream) as arrivals:
                 async for events in arrivals:
                     for left, event in _with_remaining(events, job.request.coalesce):
-                        refuse_failed(event, record, job.request)
-                        chunk = answer.decode(event, more=left > 0)
-                        record.note_cached(prompt_index, event.num_cached)
-                        record.note_admission(event, self._clock())
-                        record.note_device(index, event.device_seconds)
-                        last_token = self._clocked(job.lane, record, chunk, last_token)
-                        if len(chunk.prompt_scores.token_ids) > 1:
+                        if event.finish_reason is not None:
+                            refuse_failed(event, record, job.request)
+                        chunk, now = answer.decode(event, more=left > 0), self._clock()
+                        record.note_event(prompt_index, index, event, now)
+                        if chunk.token_ids:
+                            self._note_tokens(job.lane, record, chunk, last_token, now)
+                            last_token = now
+                        if prompt is not None and len(chunk.prompt_scores.token_ids) > 1:
                             *parts, last = chunk.prompt_scores.split()
                             for part in parts:
                                 yield GenerationChunk(index, prompt_scores=part)
                                 await asyncio.sleep(0)  # rendering them all at once would stop the event loop
-                            chunk = chunk._replace(prompt_scores=last)
+                            chunk = replace(chunk, prompt_scores=last)
                         if chunk.finish_reason is not None:
                             if answer.lacks_scores:
                                 raise internal(record.request_id)
@@ -305,21 +306,18 @@ class Gateway:
                         yield chunk
         raise internal(record.request_id)
 
-    def _clocked(
-        self, lane: Lane, record: RequestRecord, chunk: GenerationChunk, last_token: float | None
-    ) -> float | None:
-        """Record when a chunk's tokens came and how many, and report the latency per token to the observers. Return
-        when this answer last had a token, in seconds of the gateway's clock, or None before its first token."""
-        now = self._clock()
-        if not chunk.token_ids:
-            return last_token
+    def _note_tokens(
+        self, lane: Lane, record: RequestRecord, chunk: GenerationChunk, last_token: float | None, now: float
+    ) -> None:
+        """Record that a chunk's tokens came `now`, and report the latency per token to the observers. `last_token` is
+        when this answer last had a token, None before its first; both are in seconds of the gateway's clock."""
         record.first_token = record.first_token or now
         record.last_token = now
-        record.note_tokens(chunk.answer, len(chunk.token_ids))
+        count = len(chunk.token_ids)
+        record.note_tokens(chunk.answer, count)
         if last_token is not None:
             for observer in self._observers:
-                observer.inter_token(record.base_model, lane, (now - last_token) / len(chunk.token_ids))
-        return now
+                observer.inter_token(record.base_model, lane, (now - last_token) / count)
 
 
 def _with_remaining(events: Sequence[TokenEvent], coalesce: bool) -> Iterator[tuple[int, TokenEvent]]:

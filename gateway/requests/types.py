@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 from msgspec import Struct
 
@@ -139,7 +139,7 @@ class Admitted(Struct, frozen=True):
         return {**self.rate_headers, "x-loralane-lane": lane_name(self.lane)}
 
 
-class GenerationChunk(NamedTuple):
+class GenerationChunk(Struct, frozen=True):
     """A part of one answer: the text and tokens of one engine event, or of several that were merged or joined."""
 
     answer: int

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.core.errors import ApiError
 from gateway.core.lanes import answer_tier
@@ -104,7 +105,7 @@ class ResponseRenderer:
         self._finish = answer.finish_reason
         if answer.logprobs:  # those of reasoning belong to no text
             first = usage.reasoning
-            answer = answer._replace(token_ids=answer.token_ids[first:], logprobs=answer.logprobs[first:])
+            answer = replace(answer, token_ids=answer.token_ids[first:], logprobs=answer.logprobs[first:])
         list(self._reader.read(answer, self._items))
         return self._ended(usage)
 

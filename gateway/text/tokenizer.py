@@ -208,7 +208,7 @@ class Detokenizer:
 
     def push(self, token_ids: Sequence[int]) -> str:
         if not self._kept or self._kept.keys().isdisjoint(token_ids):
-            return self._push(token_ids)
+            return self._step(list(token_ids)) if self._at_once else self._push(token_ids)
         runs = groupby(token_ids, key=self._kept.__contains__)
         return "".join(self._marks(ids) if kept else self._push(list(ids)) for kept, ids in runs)
 

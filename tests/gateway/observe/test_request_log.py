@@ -249,11 +249,11 @@ def test_a_request_that_never_ran_has_no_times():
 
 def test_when_the_engine_began_is_what_the_engine_says():
     waited = record(submitted=11.0)
-    waited.note_admission(TokenEvent("1-0", wait=2.0, adapter_wait=1.5), now=20.0)
-    waited.note_admission(TokenEvent("1-1", wait=9.0), now=20.5)
+    waited.note_event(0, 0, TokenEvent("1-0", wait=2.0, adapter_wait=1.5), now=20.0)
+    waited.note_event(0, 0, TokenEvent("1-1", wait=9.0), now=20.5)
     assert (waited.queue_seconds, waited.adapter_wait) == (2.0, 1.5)
     hasty = record(submitted=11.0)
-    hasty.note_admission(TokenEvent("1-0", wait=2.0), now=12.0)
+    hasty.note_event(0, 0, TokenEvent("1-0", wait=2.0), now=12.0)
     assert hasty.queue_seconds == 1.0, "never after its news has come"
 
 

@@ -34,7 +34,7 @@ from gateway.http.files import FilesApi
 from gateway.http.lists import check_parameters
 from gateway.http.openapi.document import document
 from gateway.http.openapi.operations import OPERATIONS
-from gateway.http.responses import RESPONSES, OwnNames, StoredResponsesApi
+from gateway.http.responses import RESPONSES, FeedResponse, OwnNames, StoredResponsesApi
 from gateway.http.root import GrpcAddressOf, RootApi
 from gateway.http.scrape import MetricsAccess, ScrapeApi
 from gateway.http.stream import GenerationCall, GenerationResponse, WholeCall, WholeResponse, json_response
@@ -150,7 +150,7 @@ class HttpApi:
         self._files = FilesApi(files, self._authenticate) if files else None
         self._responses = responses
         self._understand_response = partial(responses.call, gateway) if responses else self._at_once(stateless_call)
-        self._stored = StoredResponsesApi(responses, self._authenticate) if responses else None
+        self._stored = StoredResponsesApi(responses, self._authenticate, ping_seconds) if responses else None
         etas = EtaEstimator(batches, gateway.models) if batches else None
         self._batches = BatchesApi(batches, etas, self._authenticate, max_body_bytes) if batches and etas else None
         of_all = AdminBatchesApi(batches, etas) if batches and etas else None
@@ -191,12 +191,13 @@ class HttpApi:
         return await self._generation(request, completion_call)
 
     async def response(self, request: Request) -> ASGIApp:
-        """Answer with a generation or, if it runs in the background, with its response object as it is before."""
+        """Answer with a generation or, if it runs in the background, with its response object as it is before, or with
+        its events."""
         with self._arriving(request) as arrival:
             call, whole = await self._understood(request, arrival, self._understand_response)
             if call.in_background and self._responses is not None:
-                begun = self._responses.begin(self._gateway, whole.principal, call, whole.request)
-                return json_response(await begun)
+                queued, feed = await self._responses.begin(self._gateway, whole.principal, call, whole.request)
+                return FeedResponse(feed, self._ping_seconds) if call.stream else json_response(queued)
         return OwnNames(GenerationResponse(whole, call, self._ping_seconds))
 
     async def message(self, request: Request) -> GenerationResponse:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from gateway.core.errors import invalid_request
 
 MAX_DIGITS = 9
+MAX_NUMBER = 10**MAX_DIGITS - 1
 
 
 def list_page(data: Sequence[Mapping[str, Any]], has_more: bool) -> dict[str, Any]:

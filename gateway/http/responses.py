@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import aclosing
 
 from msgspec import Struct
 from starlette.requests import Request
@@ -10,10 +11,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.core.errors import unsupported_parameter
+from gateway.core.errors import ApiError, invalid_request
 from gateway.core.tenants import Principal
-from gateway.http.lists import check_parameters, list_page, newest_first, parse_number
-from gateway.http.stream import json_response
+from gateway.http.edge import AsgiEndpoint
+from gateway.http.lists import MAX_NUMBER, check_parameters, list_page, newest_first, parse_number
+from gateway.http.stream import DisconnectWatch, SseStream, json_response
+from gateway.responses.events import EventFeed
 from gateway.responses.parse import own_names
 from gateway.responses.service import DEFAULT_PAGE, MAX_PAGE, Responses
 
@@ -33,27 +36,58 @@ class OwnNames(Struct, frozen=True):
             await self.app(scope, receive, send)
 
 
+class FeedResponse(Struct, frozen=True):
+    """An ASGI response that sends the events of a background response until it ends or the client disconnects, which
+    does not end the response. Errors before the first byte are raised; a later one becomes the last event."""
+
+    feed: EventFeed
+    ping_seconds: float
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        events = SseStream(send)
+        async with DisconnectWatch(receive), aclosing(self.feed.pages()) as pages:
+            events.add(await anext(pages))
+            await events.open({})
+            async with events.pings(self.ping_seconds, self.feed.ping):
+                try:
+                    await events.flush()
+                    async for page in pages:
+                        events.add(page)
+                        await events.flush()
+                except ApiError as error:
+                    events.add(self.feed.failure(error))
+            await events.close()
+
+
 class StoredResponsesApi:
     """Handlers for stored responses. Only tenants can call them, each for its own responses."""
 
-    def __init__(self, responses: Responses, authenticate: Callable[[Request], Principal]) -> None:
+    def __init__(self, responses: Responses, authenticate: Callable[[Request], Principal], ping_seconds: float) -> None:
+        """`ping_seconds` is the interval of the pings in a stream."""
         self._responses = responses
         self._authenticate = authenticate
+        self._ping_seconds = ping_seconds
 
     def routes(self) -> list[Route]:
         return [
-            Route(RESPONSE, self.show, methods=["GET"]),
+            Route(RESPONSE, AsgiEndpoint(self.show), methods=["GET"]),
             Route(RESPONSE, self.delete, methods=["DELETE"]),
             Route(CANCEL, self.cancel, methods=["POST"]),
             Route(INPUT_ITEMS, self.input_items, methods=["GET"]),
         ]
 
-    async def show(self, request: Request) -> Response:
+    async def show(self, request: Request) -> ASGIApp:
+        """Answer with a response object or, with `stream`, with the events of a background response."""
         tenant, given = self._tenant(request), request.query_params
         check_parameters(given, "include", "include[]", "include_obfuscation", "starting_after", "stream")
-        if given.get("stream", "false") != "false" or "starting_after" in given:
-            name = "starting_after" if "starting_after" in given else "stream"
-            raise unsupported_parameter(name, "is not supported for stored responses; poll without it")
+        stream, after = given.get("stream", "false"), given.get("starting_after")
+        if stream not in ("true", "false"):
+            raise invalid_request("stream must be true or false", "stream")
+        if stream == "true":
+            number = -1 if after is None else parse_number(after, "starting_after", 0, MAX_NUMBER)
+            return FeedResponse(self._responses.events(tenant, _id(request), number), self._ping_seconds)
+        if after is not None:
+            raise invalid_request("starting_after needs stream=true", "starting_after")
         return json_response(await self._responses.get(tenant, _id(request)))
 
     async def delete(self, request: Request) -> Response:

@@ -11,14 +11,16 @@ from gateway.core.errors import ApiError, Fault, internal
 from gateway.core.tenants import Principal
 from gateway.openai.render import encode_json
 from gateway.requests.service import Gateway
-from gateway.requests.types import GenerateRequest
+from gateway.requests.types import GenerateRequest, Generation
 from gateway.responses.parse import own_names
 from gateway.responses.record import Json, State, count_parts
 from gateway.responses.render import ResponseRenderer
-from gateway.responses.store import MAX_STORED_BYTES, ResponseStore
+from gateway.responses.store import MAX_EVENTS, MAX_STORED_BYTES, ResponseStore
 
 RENEW_SECONDS = 2.0
 """Seconds between two renewals of a lease, which also learn of a cancellation in another gateway."""
+EVENT_SECONDS = 0.02
+"""Minimum seconds between two calls that append events, of which each has all that came meanwhile."""
 FINISH_TRIES = 30
 """Number of attempts to store an answer while Redis is away, RENEW_SECONDS apart."""
 
@@ -26,13 +28,25 @@ log = structlog.get_logger("responses")
 
 
 class BackgroundRun:
-    """One background response: runs its request, and stores how it ended unless it was cancelled or deleted."""
+    """One background response: runs its request, and stores how it ended unless it was cancelled or deleted. If it is
+    streamed, its events are stored, too."""
 
-    def __init__(self, store: ResponseStore, tenant: str, response_id: str, renderer: ResponseRenderer) -> None:
+    def __init__(
+        self, store: ResponseStore, tenant: str, response_id: str, renderer: ResponseRenderer, *, streams: bool = False
+    ) -> None:
         self._store, self._tenant, self._id = store, tenant, response_id
         self._renderer = renderer
         self._head = renderer.queued()
         self._state: State = "queued"
+        self._streams = streams
+        self.opening = renderer.events_as("queued", "created", "queued") if streams else []
+        """Events of a streamed response before it begins."""
+        self._unsent = list(self.opening)
+        """Events that Redis does not have yet."""
+        self._num_sent = 0
+        self._more = asyncio.Event()
+        if streams:
+            self._more.set()
 
     async def run(self, gateway: Gateway, principal: Principal, request: GenerateRequest) -> None:
         """Run the request and store its answer or its error. If the response is cancelled, deleted or taken for lost,
@@ -53,13 +67,29 @@ class BackgroundRun:
                 async with gateway.generate(principal, request) as generation:
                     self._state = "in_progress"
                     await self._renew(task)
-                    chunks = [chunk async for chunk in generation]
-            return self._renderer.completed(chunks)
+                    return await self._read(generation)
         except ApiError as error:
             return self._renderer.failed(error)
         except Exception:  # as in the HTTP server, a bug fails only this response
             log.exception("background_response_failed", request_id=request.request_id)
             return self._renderer.failed(internal(request.request_id))
+
+    async def _read(self, generation: Generation) -> Json:
+        """Read the generation to its end, and return the response object."""
+        if not self._streams:
+            return self._renderer.completed([chunk async for chunk in generation])
+        self._add(self._renderer.events_as("in_progress", "in_progress"))
+        usage = None
+        async for chunk in generation:
+            self._add(self._renderer.events(chunk))
+            usage = chunk.usage
+        assert usage is not None, "the last chunk carries it"
+        return self._renderer.ended(usage)
+
+    def _add(self, events: list[bytes]) -> None:
+        if events:
+            self._unsent += events
+            self._more.set()
 
     async def _finish(self, response: Json) -> None:
         """Store the response object, or that it is too large, and retry while Redis is away."""
@@ -76,8 +106,11 @@ class BackgroundRun:
         log.warning("background_response_lost", tenant=self._tenant, response=self._id)
 
     async def _stored(self, response: Json) -> bool:
-        """Store how the response ended; returns False if it has ended already or was deleted. Raises ApiError:
-        REGISTRY_UNAVAILABLE; INSUFFICIENT_QUOTA, the answer is too large."""
+        """Store the last events and how the response ended; returns False if it has ended already or was deleted.
+        Raises ApiError: REGISTRY_UNAVAILABLE; INSUFFICIENT_QUOTA, the answer is too large."""
+        while self._unsent:
+            if not await self._send():
+                return False
         ending, output = self._split(response)
         if len(ending) + len(output) > MAX_STORED_BYTES:
             raise ApiError(Fault.INSUFFICIENT_QUOTA, f"a stored answer may have {MAX_STORED_BYTES} bytes")
@@ -92,15 +125,35 @@ class BackgroundRun:
         return encode_json({name: value for name, value in changed.items() if name != "output"}), output
 
     async def _keep_renewing(self, task: asyncio.Task[None]) -> None:
+        """Renew the lease every RENEW_SECONDS, or as soon as there are events."""
         while True:
-            await asyncio.sleep(RENEW_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RENEW_SECONDS):  # wait_for of Python 3.11 may swallow a cancellation
+                    await self._more.wait()
+            self._more.clear()
             await self._renew(task)
+            if self._streams:
+                await asyncio.sleep(EVENT_SECONDS)
 
     async def _renew(self, task: asyncio.Task[None]) -> None:
         """Renew the lease. Cancel `task` if the response has ended or was deleted; a failure of Redis is ignored."""
         with suppress(ApiError):
-            if not await self._store.renew(self._tenant, self._id, self._state):
+            if not await self._send():
                 task.cancel()
+
+    async def _send(self) -> bool:
+        """Renew the lease and append events to those in Redis. Return False if the response has ended or was deleted.
+        Raises ApiError: REGISTRY_UNAVAILABLE."""
+        start, events = self._num_sent, self._unsent[:MAX_EVENTS]
+        if not await self._store.renew(self._tenant, self._id, self._state, start, events):
+            return False
+        sent = start + len(events) - self._num_sent  # another call may have sent some of them meanwhile
+        if sent > 0:
+            del self._unsent[:sent]
+            self._num_sent += sent
+            if self._unsent:
+                self._more.set()
+        return True
 
 
 class BackgroundRuns:

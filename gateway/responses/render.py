@@ -69,21 +69,27 @@ class ResponseRenderer:
         self._sequence = 0
 
     def opening(self) -> bytes:
-        begun = {"response": self._response("in_progress")}
-        return self._encoded([("response.created", begun), ("response.in_progress", begun)])
+        return b"".join(self.events_as("in_progress", "created", "in_progress"))
 
     def delta(self, chunk: GenerationChunk) -> bytes:
-        self._finish = chunk.finish_reason
-        return self._encoded(self._reader.read(chunk, self._items))
+        return b"".join(self.events(chunk))
 
     async def closing(self, usage: TokenUsage) -> bytes:
-        response = await self._kept(self._ended(usage))
-        return self._encoded([(f"response.{response['status']}", {"response": response})])
+        return last_event(await self._kept(self.ended(usage)), self._sequence)
 
     def failure(self, error: ApiError) -> bytes:
         """Return the event `response.failed`, whose response has the error and the items so far and is not stored."""
-        response = self.failed(error) | {"store": False}
-        return self._encoded([("response.failed", {"response": response})])
+        return last_event(self.failed(error) | {"store": False}, self._sequence)
+
+    def events_as(self, status: str, *kinds: str) -> list[bytes]:
+        """Return an event of each kind, such as `created`, with the response as it is without output, in a status."""
+        response = {"response": self._response(status)}
+        return self._encoded([(f"response.{kind}", response) for kind in kinds])
+
+    def events(self, chunk: GenerationChunk) -> list[bytes]:
+        """Return the events for a chunk."""
+        self._finish = chunk.finish_reason
+        return self._encoded(self._reader.read(chunk, self._items))
 
     def queued(self) -> Json:
         """Return the response object of a background request that has not begun."""
@@ -107,14 +113,15 @@ class ResponseRenderer:
             first = usage.reasoning
             answer = replace(answer, token_ids=answer.token_ids[first:], logprobs=answer.logprobs[first:])
         list(self._reader.read(answer, self._items))
-        return self._ended(usage)
+        return self.ended(usage)
 
     async def _kept(self, response: Json) -> Json:
         """Store the complete response, and return it with `store` saying whether that succeeded: an answer that has
         been paid for is sent even if Redis is away."""
         return response if self._keep is None else response | {"store": await self._keep(response)}
 
-    def _ended(self, usage: TokenUsage) -> Json:
+    def ended(self, usage: TokenUsage) -> Json:
+        """Return the response object after the last chunk was read."""
         if self._finish == "length":
             response = self._response("incomplete") | {"incomplete_details": {"reason": "max_output_tokens"}}
         else:
@@ -124,13 +131,22 @@ class ResponseRenderer:
     def _response(self, status: str) -> Json:
         return self._head | {"status": status}
 
-    def _encoded(self, events: Iterable[Event]) -> bytes:
-        return b"".join([self._event(*event) for event in events])
+    def _encoded(self, events: Iterable[Event]) -> list[bytes]:
+        encoded = [typed_event(kind, number, fields) for number, (kind, fields) in enumerate(events, self._sequence)]
+        self._sequence += len(encoded)
+        return encoded
 
-    def _event(self, kind: str, fields: Json) -> bytes:
-        data = {"type": kind, "sequence_number": self._sequence, **fields}
-        self._sequence += 1
-        return sse_event(encode_json(data), kind)
+
+def typed_event(kind: str, number: int, fields: Json) -> bytes:
+    """Return a server-sent event with this type and sequence number, and these other fields."""
+    return sse_event(encode_json({"type": kind, "sequence_number": number, **fields}), kind)
+
+
+def last_event(response: Json, number: int) -> bytes:
+    """Return the event that ends the stream of a response that has ended. OpenAI's API has none for a response that was
+    cancelled; it is `response.failed`, with the status `cancelled`."""
+    status = response["status"]
+    return typed_event(f"response.{'failed' if status == 'cancelled' else status}", number, {"response": response})
 
 
 def usage_body(usage: TokenUsage) -> Json:

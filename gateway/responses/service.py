@@ -21,6 +21,7 @@ from gateway.requests.service import Gateway
 from gateway.requests.types import Admitted, GenerateRequest
 from gateway.responses.background import BackgroundRun, BackgroundRuns
 from gateway.responses.calls import ResponseCall, response_call
+from gateway.responses.events import EventFeed
 from gateway.responses.parse import parse
 from gateway.responses.record import Json, checked_id, item_number, new_entry
 from gateway.responses.render import Keep
@@ -78,10 +79,12 @@ class Responses:
         keep: Keep | None = partial(self._keep, tenant.name, body) if stores and not body.background else None
         return response_call(gateway, tenant, body, request_id, ingress, history, keep)
 
-    async def begin(self, gateway: Gateway, principal: Principal, call: ResponseCall, request: GenerateRequest) -> Json:
-        """Store the response to a background request as queued, run it in a task, and return its response object.
-        `request` is that of the call, with its time limits. Raises ApiError: MODEL_NOT_FOUND, INSUFFICIENT_QUOTA,
-        REGISTRY_UNAVAILABLE; later errors become the response's."""
+    async def begin(
+        self, gateway: Gateway, principal: Principal, call: ResponseCall, request: GenerateRequest
+    ) -> tuple[Json, EventFeed]:
+        """Store the response to a background request as queued, run it in a task, and return its response object and,
+        for a request with `stream`, its events. `request` is that of the call, with its time limits. Raises ApiError:
+        MODEL_NOT_FOUND, INSUFFICIENT_QUOTA, REGISTRY_UNAVAILABLE; later errors become the response's."""
         gateway.models.resolve(principal.tenant, request.model)
         unique, tenant = new_id(), principal.tenant
         lane, model = tenant.effective_lane(request.lane), request.model.model[:MAX_QUOTED]
@@ -89,11 +92,16 @@ class Responses:
         renderer = call.envelope(admitted)
         queued = renderer.queued()
         entry = new_entry(queued, call.body.input, call.body.previous_response_id or "")
-        await self.store.create(tenant.name, entry)
-        run = BackgroundRun(self.store, tenant.name, entry.id, renderer)
+        await self.store.create(tenant.name, entry, streams=call.stream)
+        run = BackgroundRun(self.store, tenant.name, entry.id, renderer, streams=call.stream)
         limited = replace(request, deadline=earliest(request.deadline, BACKGROUND_SECONDS), ignore_server_timeout=True)
         self.background.start(entry.id, run, gateway, principal, limited)
-        return queued
+        return queued, EventFeed(self.store, tenant.name, entry.id, known=run.opening)
+
+    def events(self, tenant: str, response_id: str, after: int = -1) -> EventFeed:
+        """Return the events of a background response that follow the event with the number `after`; -1 means all of
+        them. Raises ApiError: RESPONSE_NOT_FOUND."""
+        return EventFeed(self.store, tenant, checked_id(response_id), after + 1)
 
     async def cancel(self, tenant: str, response_id: str) -> Json:
         """Cancel a background response, unless it has ended, and return it. Tokens that it has used are charged. Raises
@@ -143,8 +151,6 @@ class Responses:
                 raise unsupported_parameter(name, "must be false or absent: the operator stores no responses")
         if body.background and body.store is False:
             raise unsupported_parameter("store", "must not be false where background is true")
-        if body.background and body.stream:
-            raise unsupported_parameter("stream", "is not supported for a background response; poll it by its id")
         by_default = self._storing == "by_default" or bool(body.background)
         return by_default if body.store is None else body.store
 

@@ -3,8 +3,9 @@
 Keys of one tenant share the hash tag {tenant}; `*` is the configured prefix
 
     *response:{tenant}:ID       hash  the response; Redis deletes it when it expires
-    *response-ends:{tenant}     zset  id, scored by the time when it expires
-    *response-charges:{tenant}  hash  id -> bytes that the tenant is charged for, and their sum as `total`
+    *response:{tenant}:ID:events  list  the events of a background response that is streamed
+    *response-ends:{tenant}     zset  ID or ID:events, scored by the time when it expires
+    *response-charges:{tenant}  hash  ID or ID:events -> bytes that the tenant is charged for, and their sum as `total`
 
 A response keeps its own input and output and the id of the one before it. A conversation is read along these ids, in
 one call; to store the whole conversation with each response would take memory that grows with the square of its length.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from redis.asyncio import Redis
@@ -37,6 +38,10 @@ MOST_HISTORY_BYTES = 8 * 2**20
 UNBOUNDED = 2**53
 FULL = -1
 """Result of the script `finish` if the tenant has no room for the answer."""
+NO_EVENTS, DROPPED = 0, -1
+"""Results of the script `events` if a response's events are not kept, or the first that is asked for is not."""
+MAX_EVENTS = 500
+"""Maximum number of events in one call."""
 LOST = {
     "error": {"code": "server_error", "message": "the gateway that ran this response has ended; send the request again"}
 }
@@ -50,6 +55,22 @@ class StoreLimits:
     keep_seconds: float = 30 * DAY
     tenant_bytes: int = 256 * 2**20
     lease_seconds: float = LEASE_SECONDS
+    events_seconds: float = 600.0
+    """Seconds after the end of a background response for which its events are kept. They take some 250 bytes a token,
+    60 times as many as the answer, and serve clients whose connection broke."""
+    events_bytes: int = 16 * 2**20
+    """Maximum bytes of the events of one response. The oldest are dropped first."""
+
+
+class EventPage(NamedTuple):
+    """Consecutive events of a background response."""
+
+    events: Sequence[bytes]
+    number: int
+    """Number that the next event of the response will have."""
+    ended: Json | None = None
+    """The response object if the response has ended and all its events are in this page or before it. None means that
+    events follow."""
 
 
 class ResponseStore:
@@ -62,6 +83,7 @@ class ResponseStore:
         self.limits = limits or StoreLimits()
         self._keep_ms = int(self.limits.keep_seconds * 1000)
         self._lease_ms = int(self.limits.lease_seconds * 1000)
+        self._events_ms = int(self.limits.events_seconds * 1000)
 
     async def history(self, tenant: str, previous: str | None, num_bytes: int | None) -> list[InputItem]:
         """Return the items of the conversation that the response `previous` ends, oldest first; None means an empty
@@ -90,16 +112,26 @@ class ResponseStore:
         if not await self._do("keep", tenant, entry.id, *bounds, *entry.fields()):
             raise self._full()
 
-    async def create(self, tenant: str, entry: ResponseEntry) -> None:
-        """Store a background response that has not begun, under a lease. Raises ApiError: INSUFFICIENT_QUOTA."""
+    async def create(self, tenant: str, entry: ResponseEntry, *, streams: bool = False) -> None:
+        """Store a background response that has not begun, under a lease. `streams` says whether its events are kept.
+        Raises ApiError: INSUFFICIENT_QUOTA."""
         bounds = (self._keep_ms, entry.num_bytes, self.limits.tenant_bytes, self._lease_ms)
-        if not await self._do("create", tenant, entry.id, *bounds, "background", 1, *entry.fields()):
+        fields = (int(streams), self._events_ms, "background", 1, *entry.fields())
+        if not await self._do("create", tenant, entry.id, *bounds, *fields):
             raise self._full()
 
-    async def renew(self, tenant: str, response_id: str, state: State) -> bool:
-        """Renew the lease of a background response and set its state, `queued` or `in_progress`. Return False if it
-        has ended, because it was cancelled or its lease ran out, or was deleted."""
-        return bool(await self._do("renew", tenant, response_id, self._lease_ms, state))
+    async def renew(
+        self, tenant: str, response_id: str, state: State, start: int = 0, events: Sequence[bytes] = ()
+    ) -> bool:
+        """Renew the lease of a background response, set its state, `queued` or `in_progress`, and append at most
+        MAX_EVENTS events, of which the first has the number `start`. Events that are there already are not repeated,
+        and those for which the tenant has no room are dropped.
+
+        Return False if the response has ended, because it was cancelled or its lease ran out, or was deleted; nothing
+        is changed then.
+        """
+        bounds = (self._lease_ms, state, self._events_ms, self.limits.events_bytes, self.limits.tenant_bytes)
+        return bool(await self._do("renew", tenant, response_id, *bounds, start, *events))
 
     async def finish(
         self, tenant: str, response_id: str, state: State, ending: bytes, output: bytes, num_parts: int
@@ -118,6 +150,21 @@ class ResponseStore:
         """Return a response object, for JSON. A background response whose lease ran out has failed. Raises ApiError:
         RESPONSE_NOT_FOUND."""
         return self._object(response_id, await self._do("read", tenant, response_id, encode_json(LOST)))
+
+    async def events(self, tenant: str, response_id: str, start: int) -> EventPage:
+        """Return the events of a background response from the number `start` on, at most MAX_EVENTS of them. Raises
+        ApiError: RESPONSE_NOT_FOUND; INVALID_REQUEST, it has no events, or they are not kept any more."""
+        found = await self._do("events", tenant, response_id, encode_json(LOST), start, MAX_EVENTS)
+        if found is None:
+            raise response_not_found(response_id)
+        if found == NO_EVENTS:
+            message = "only a response created with background: true and stream: true can be streamed, for"
+            raise invalid_request(f"{message} {self.limits.events_seconds:g} s after its end", "stream")
+        if found == DROPPED:
+            message = f"event {start} is not kept any more; retrieve the response without stream"
+            raise invalid_request(message, "starting_after")
+        number, events, ended = found
+        return EventPage(events, number, self._object(response_id, ended) if ended else None)
 
     async def input(self, tenant: str, response_id: str) -> list[msgspec.Raw]:
         """Return the items of the input of a response as JSON. Raises ApiError: RESPONSE_NOT_FOUND."""

@@ -3,11 +3,13 @@
 -- {id: bytes} with the sum under 'total'. Times are milliseconds of this server's clock.
 -- ARGV: the operation and its arguments.
 -- A response is a hash: state, head, input, output, ending, previous, parts; if it runs in the background, also
--- background, lease and, for its output, answer_parts.
+-- background, lease and, for its output, answer_parts; if it is streamed there, also events_from, the number of the
+-- first event that is kept. The events are a list under the id and ':events', which has its own end and charge.
 
 local RESPONSES, ENDS, CHARGES = unpack(KEYS)
 local CHARGED = { 'head', 'input', 'output', 'ending' }
 local OVERHEAD = 512
+local EVENT_OVERHEAD = 16
 local REAPED = 1000
 
 local time = redis.call('TIME')
@@ -19,6 +21,10 @@ end
 
 local function key_of(id)
   return RESPONSES .. ':' .. id
+end
+
+local function log_of(id)
+  return id .. ':events'
 end
 
 local function total()
@@ -67,6 +73,55 @@ local function write(id, keep, ...)
   local last = whole(redis.call('ZREVRANGE', ENDS, 0, 0, 'WITHSCORES')[2])
   redis.call('PEXPIREAT', ENDS, last)
   redis.call('PEXPIREAT', CHARGES, last)
+end
+
+-- Keeps the events of a response for so long from now, at most as long as the response.
+local function extend_log(id, keep)
+  local log, ends = log_of(id), whole(math.min(now + keep, redis.call('ZSCORE', ENDS, id)))
+  redis.call('ZADD', ENDS, ends, log)
+  redis.call('PEXPIREAT', key_of(log), ends)
+end
+
+-- Drops the oldest events of a response until so many bytes more fit, or none are left. Returns whether they fit.
+local function make_room(id, bytes, most_events, most_bytes)
+  local log, freed, dropped = log_of(id), 0, 0
+  local own, all = tonumber(redis.call('HGET', CHARGES, log) or 0), total()
+  local function fitting()
+    return own - freed + bytes <= tonumber(most_events) and all - freed + bytes <= tonumber(most_bytes)
+  end
+  while not fitting() do
+    local event = redis.call('LPOP', key_of(log))
+    if not event then
+      break
+    end
+    freed, dropped = freed + #event + EVENT_OVERHEAD, dropped + 1
+  end
+  if dropped > 0 then
+    redis.call('HINCRBY', key_of(id), 'events_from', dropped)
+    redis.call('HINCRBY', CHARGES, log, whole(-freed))
+    redis.call('HINCRBY', CHARGES, 'total', whole(-freed))
+  end
+  return fitting()
+end
+
+-- Appends events, of which the first has the number `start`, except those that are there. If they do not fit, they are
+-- dropped.
+local function append(id, most_events, most_bytes, start, events)
+  local log, new, bytes = log_of(id), {}, 0
+  local next = redis.call('HGET', key_of(id), 'events_from') + redis.call('LLEN', key_of(log))
+  for index = math.max(1, next - start + 1), #events do
+    new[#new + 1] = events[index]
+    bytes = bytes + #events[index] + EVENT_OVERHEAD
+  end
+  if #new == 0 then
+    return
+  elseif make_room(id, bytes, most_events, most_bytes) then
+    redis.call('RPUSH', key_of(log), unpack(new))
+    redis.call('HINCRBY', CHARGES, log, whole(bytes))
+    redis.call('HINCRBY', CHARGES, 'total', whole(bytes))
+  else
+    redis.call('HINCRBY', key_of(id), 'events_from', #new)
+  end
 end
 
 local function is_running(state)
@@ -130,23 +185,33 @@ function operations.keep(id, keep, bytes, most_bytes, ...)
   return 1
 end
 
--- Stores a background response that has not begun. Returns 1; 0: no room.
-function operations.create(id, keep, bytes, most_bytes, lease, ...)
+-- Stores a background response that has not begun; its events, if it is streamed, are kept for so long. Returns 1; 0: no
+-- room.
+function operations.create(id, keep, bytes, most_bytes, lease, streams, keep_events, ...)
   reap()
   if not fits(id, bytes, most_bytes) then
     return 0
   end
   write(id, keep, 'state', 'queued', 'lease', whole(now + lease), ...)
+  if streams == '1' then
+    redis.call('HSET', key_of(id), 'events_from', 0)
+    extend_log(id, keep_events)
+  end
   return 1
 end
 
--- Notes that a background response runs, for so long. Returns 1; 0: it has ended or was deleted.
-function operations.renew(id, lease, state)
-  local known = redis.call('HGET', key_of(id), 'state')
+-- Notes that a background response runs, for so long, and appends its next events, if it is streamed. Returns 1; 0: it
+-- has ended or was deleted.
+function operations.renew(id, lease, state, keep_events, most_events, most_bytes, start, ...)
+  local known, streams = unpack(redis.call('HMGET', key_of(id), 'state', 'events_from'))
   if not known or not is_running(known) then
     return 0
   end
   redis.call('HSET', key_of(id), 'state', state, 'lease', whole(now + lease))
+  if streams then
+    append(id, most_events, most_bytes, start, { ... })
+    extend_log(id, keep_events)
+  end
   return 1
 end
 
@@ -156,7 +221,7 @@ function operations.finish(id, bytes, most_bytes, state, ...)
   local known = redis.call('HGET', key_of(id), 'state')
   if not known or not is_running(known) then
     return 0
-  elseif total() + bytes > tonumber(most_bytes) then
+  elseif not make_room(id, bytes, math.huge, most_bytes) then
     return -1
   end
   finish(id, state, ...)
@@ -165,6 +230,27 @@ end
 
 function operations.read(id, lost)
   return state_of(id, lost) and read(id)
+end
+
+-- Returns the number that the next event will have, at most so many events from the number `start` on and, if the
+-- response has ended and no events follow, its fields. Returns nothing if there is no response; 0: its events are not
+-- kept; -1: the event `start` was dropped.
+function operations.events(id, lost, start, most)
+  local state = state_of(id, lost)
+  if not state then
+    return nil
+  end
+  local log, from = log_of(id), redis.call('HGET', key_of(id), 'events_from')
+  if not from or tonumber(redis.call('ZSCORE', ENDS, log) or 0) <= now then
+    return 0
+  elseif tonumber(start) < tonumber(from) then
+    return -1
+  end
+  local first = start - from
+  local found = redis.call('LRANGE', key_of(log), whole(first), whole(first + most - 1))
+  local length = redis.call('LLEN', key_of(log))
+  local ended = not is_running(state) and first + #found >= length
+  return { from + length, found, ended and read(id) or {} }
 end
 
 function operations.input(id)
@@ -187,7 +273,9 @@ end
 function operations.remove(id)
   reap()
   local removed = redis.call('DEL', key_of(id))
+  redis.call('DEL', key_of(log_of(id)))
   refund(id)
+  refund(log_of(id))
   return removed
 end
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from gateway.core.errors import Fault
+from gateway.http.lists import MAX_NUMBER
 from gateway.http.openapi.answers import CachedTokens, TokenLogprob
 from gateway.http.openapi.operation import Operation
 from gateway.http.responses import CANCEL, INPUT_ITEMS, RESPONSE, RESPONSES
@@ -119,6 +120,7 @@ class InputItems(Struct):
 
 EventType = Literal[
     "response.created",
+    "response.queued",
     "response.in_progress",
     "response.output_item.added",
     "response.content_part.added",
@@ -133,12 +135,14 @@ EventType = Literal[
     "response.completed",
     "response.incomplete",
     "response.failed",
+    "error",
 ]
 
 
 class ResponseEvent(Struct, kw_only=True):
     """Data of one event of a stream. The event is named after its type, which decides which other fields there are; the
-    last one is completed, incomplete or failed."""
+    last one is completed, incomplete or failed (also if the response was cancelled). An `error` ends the stream of a
+    background response that was deleted."""
 
     type: EventType
     sequence_number: int
@@ -154,11 +158,19 @@ class ResponseEvent(Struct, kw_only=True):
     logprobs: list[TokenLogprob] | UnsetType = UNSET
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
+    code: str | UnsetType | None = UNSET
+    message: str | UnsetType = UNSET
+    param: str | UnsetType | None = UNSET
 
 
 STORED = frozenset({Fault.RESPONSE_NOT_FOUND, Fault.REGISTRY_UNAVAILABLE})
 READ = STORED | {Fault.INVALID_REQUEST}
 INCLUDE = {"include": {"type": "array", "items": {"type": "string"}}}
+STREAM: Mapping[str, Mapping[str, Any]] = {
+    "stream": {"type": "boolean"},
+    "starting_after": {"type": "integer", "minimum": 0, "maximum": MAX_NUMBER},
+    **INCLUDE,
+}
 PAGE: Mapping[str, Mapping[str, Any]] = {
     "after": {"type": "string"},
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE},
@@ -184,11 +196,12 @@ def response_operations(generation: frozenset[Fault]) -> tuple[Operation, ...]:
         Operation(
             "GET",
             RESPONSE,
-            "Get a stored response.",
+            "Get a stored response, or stream a background response from an event on.",
             "tenant",
             ResponseObject,
-            faults=READ | {Fault.UNSUPPORTED_PARAMETER},
-            query=INCLUDE,
+            faults=READ,
+            events=ResponseEvent,
+            query=STREAM,
         ),
         Operation("DELETE", RESPONSE, "Delete a stored response.", "tenant", DeletedResponse, faults=STORED),
         Operation("POST", CANCEL, "Cancel a background response.", "tenant", ResponseObject, faults=READ),

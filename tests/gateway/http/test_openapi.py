@@ -170,6 +170,7 @@ RESPONDED = [
     {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "instructions": "Be brief."},
     {"tools": [{"type": "function", "name": "look", "parameters": {"type": "object"}}], "tool_choice": "required"},
     {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}}},
+    {"background": True},
 ]
 
 

@@ -135,14 +135,6 @@ async def test_input_items_have_ids_and_pages(gateway_app):
         assert (status, body["error"]["param"]) == (400, query.partition("=")[0])
 
 
-async def test_streams_of_stored_responses_are_refused_by_name(gateway_app):
-    made = await create(gateway_app)
-    for query, param in (("stream=true", "stream"), ("stream=true&starting_after=3", "starting_after")):
-        status, body = await ask(gateway_app, "GET", f"/{made.id}?{query}")
-        assert (status, body["error"]["code"], body["error"]["param"]) == (400, "unsupported_parameter", param)
-    assert (await ask(gateway_app, "GET", f"/{made.id}?stream=false&include[]=reasoning.encrypted_content"))[0] == 200
-
-
 async def test_a_conversation_is_continued_without_its_instructions(gateway_app):
     gateway_app.engine.reply = lambda sent: CALL
     first = await create(gateway_app, input="Where?", instructions="Be a pirate.", tools=[LOOK])
@@ -336,3 +328,6 @@ async def test_every_call_works_across_slots(cluster_ports):
             assert (await store.get(tenant, entry(1).id))["status"] == "completed"
             await store.delete(tenant, entry(1).id)
             assert await store.use(tenant) == 512 + entry(2).num_bytes
+            await store.create(tenant, entry(3), streams=True)
+            await store.renew(tenant, entry(3).id, "in_progress", 0, [b"event"])
+            assert list((await store.events(tenant, entry(3).id, 0)).events) == [b"event"]

@@ -7,7 +7,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-typedef void (*Observer)(uint64_t function, unsigned x, unsigned y, unsigned z, void **params);
+typedef void (*Observer)(uint64_t function, unsigned x, unsigned y, unsigned z, unsigned options, void **params);
 
 static Observer observer;
 static uintptr_t last_handle = 1 << 20;
@@ -17,7 +17,8 @@ EXPORT void pretended_observe(Observer new_observer) { observer = new_observer; 
 
 EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **params, void **extra) {
   if (observer)
-    observer((uint64_t)(uintptr_t)function, config->gridDimX, config->gridDimY, config->gridDimZ, params);
+    observer((uint64_t)(uintptr_t)function, config->gridDimX, config->gridDimY, config->gridDimZ, config->numAttrs,
+             params);
   return CUDA_SUCCESS;
 }
 

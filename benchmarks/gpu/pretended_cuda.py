@@ -34,9 +34,7 @@ DEVICES = count(1000)
 STREAM = 0
 SIZES = {"i1": 1, "i8": 1, "u1": 1, "u8": 1, "i16": 2, "u16": 2, "fp16": 2, "bf16": 2, "i32": 4, "u32": 4, "fp32": 4}
 """Bytes of a kernel's parameter, by Triton's name of its type. All other types, such as pointers, have 8."""
-OBSERVER = ctypes.CFUNCTYPE(
-    None, ctypes.c_uint64, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint, ctypes.POINTER(ctypes.c_void_p)
-)
+OBSERVER = ctypes.CFUNCTYPE(None, ctypes.c_uint64, *(ctypes.c_uint,) * 4, ctypes.POINTER(ctypes.c_void_p))
 NO_OBSERVER = OBSERVER()
 """A null pointer."""
 
@@ -48,6 +46,7 @@ class Launch:
     Attributes:
         kernel: name of the Python function.
         grid: number of programs along each axis.
+        options: number of the launch's own attributes, such as programmatic dependent launch.
         signature: Triton's type of each parameter of the Python function, "constexpr" where it is compiled in.
         constants: values of what is compiled in, by parameter.
         attributes: what the compiler assumes of parameters, such as divisibility by 16, by index.
@@ -57,6 +56,7 @@ class Launch:
 
     kernel: str
     grid: tuple[int, int, int]
+    options: int
     signature: dict[str, Any]
     constants: dict[Any, Any]
     attributes: dict[Any, Any]
@@ -111,14 +111,14 @@ class PretendedCuda(nvidia.CudaDriver):
     def on_compile(self, **facts: Any) -> None:
         self.compiled.append(facts["fn"].name)
 
-    def _observe(self, function: int, x: int, y: int, z: int, params: Any) -> None:
+    def _observe(self, function: int, x: int, y: int, z: int, options: int, params: Any) -> None:
         source = self._sources[function]
         sizes = [SIZES.get(kind, 8) for kind in _flat(source.signature.values()) if kind != "constexpr"]
         values = tuple(ctypes.string_at(params[i], size) for i, size in enumerate(sizes))
         signature, constants, attributes = dict(source.signature), dict(source.constants), dict(source.attrs)
         is_new, self._compiled_before = len(self.compiled) > self._compiled_before, len(self.compiled)
         name = source.fn.fn.__name__
-        self.launches.append(Launch(name, (x, y, z), signature, constants, attributes, values, is_new))
+        self.launches.append(Launch(name, (x, y, z), options, signature, constants, attributes, values, is_new))
 
 
 class _Utils:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+from dataclasses import replace
 from importlib import import_module
 
 import torch
@@ -39,10 +40,11 @@ def all_kernels() -> set[str]:
     return {kernel.__name__ for kernel in kernels if kernel.__name__.endswith("_kernel")}
 
 
-def launch_all(*, fp8: bool) -> None:
-    """Launches all of them, in bf16; with `fp8`, adapters and KV are in e4m3, which a device may not know."""
+def launch_all(*, fp8: bool, early: bool = True) -> None:
+    """Launches all of them, in bf16; with `fp8`, adapters and KV are in e4m3, and with `early`, LoRA kernels begin
+    before the kernel launched before them has ended, which devices may not know."""
     _launch_pointwise()
-    _launch_lora(fp8=fp8)
+    _launch_lora(fp8=fp8, early=early)
     _launch_attention(fp8=fp8)
     _launch_sampling()
 
@@ -53,8 +55,8 @@ def _launch_pointwise() -> None:
     pointwise.swiglu(pointwise.add_norm(x, x.clone(), x[0], 1e-5))
 
 
-def _launch_lora(*, fp8: bool) -> None:
-    backend = TritonBackend(LORA)
+def _launch_lora(*, fp8: bool, early: bool) -> None:
+    backend = TritonBackend(replace(LORA, early=int(early)))
     case = lora_case([16, 40], [0] * 17 + [1, 0, -1], dtype=BF16, fp8=fp8)
     prepared = backend.prepare_lora(case.arena, case.table, case.plan)
     group = case.shape.groups[0]

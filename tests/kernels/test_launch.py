@@ -37,7 +37,10 @@ def cuda(triton_cache):
 
 def facts(launches):
     """Everything about launches but whether they compiled something."""
-    return [(each.kernel, each.grid, each.signature, each.constants, each.attributes, each.values) for each in launches]
+    return [
+        (each.kernel, each.grid, each.options, each.signature, each.constants, each.attributes, each.values)
+        for each in launches
+    ]
 
 
 def arguments():
@@ -62,7 +65,7 @@ def test_the_driver_gets_what_triton_would_give_it(cuda):
         for case in order:
             kernel((3, 2), *case)
     assert facts(kept) == expected + expected[::-1] + expected
-    assert len({repr(each[2:5]) for each in expected}) > 15, "the cases are compiled as so many kernels"
+    assert len({repr(each[3:6]) for each in expected}) > 15, "the cases are compiled as so many kernels"
     assert not any(each.compiled for each in kept)
 
 
@@ -171,5 +174,6 @@ def test_every_kernel_is_launched_directly_with_what_triton_would_give(triton_ca
     with pretend(triton_cache) as cuda, patch.object(Launcher, "__call__", both):
         launch_all(fp8=True)
     assert {kept[0] for kept, _ in pairs} == all_kernels()
+    assert {kept[0] for kept, _ in pairs if kept[2]} == {"shrink_kernel", "expand_kernel"}, "these begin early"
     for kept, own in pairs:
         assert kept == own

@@ -9,6 +9,7 @@ import triton.language as tl
 from all_launches import all_kernels, launch_all
 
 from benchmarks.gpu.pretended_cuda import can_pretend, pretend
+from lora_kernels.gpu.triton_tuned import LEAST_EARLY
 
 pytestmark = pytest.mark.skipif(not can_pretend(), reason="needs a C compiler, and no GPU")
 
@@ -64,5 +65,5 @@ def test_the_driver_before_is_active_afterwards(folder):
 @pytest.mark.parametrize(("capability", "fp8"), [(80, False), (90, True)])
 def test_every_kernel_goes_through_the_jit_front_end(folder, capability, fp8):
     with pretend(folder, capability) as cuda:
-        launch_all(fp8=fp8)
+        launch_all(fp8=fp8, early=capability >= LEAST_EARLY)
     assert {launch.kernel for launch in cuda.launches} == all_kernels() == set(cuda.compiled)

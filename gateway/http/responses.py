@@ -91,8 +91,7 @@ class StoredResponsesApi:
         return json_response(await self._responses.get(tenant, _id(request)))
 
     async def delete(self, request: Request) -> Response:
-        await self._responses.delete(self._tenant(request), _id(request))
-        return json_response({"id": _id(request), "object": "response", "deleted": True})
+        return json_response(await self._responses.delete(self._tenant(request), _id(request)))
 
     async def cancel(self, request: Request) -> Response:
         return json_response(await self._responses.cancel(self._tenant(request), _id(request)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from starlette.requests import Request
@@ -23,9 +22,6 @@ from gateway.requests.served_model import ServedModel
 from gateway.requests.service import Gateway
 from gateway.text.chat_template import template_options
 
-MOST_ENCODING = 2
-"""Requests whose texts are encoded at the same time. Long texts are encoded in threads, which generations need, too."""
-
 
 class TokensApi:
     """Handlers and routes."""
@@ -35,7 +31,6 @@ class TokensApi:
         self._gateway = gateway
         self._authenticate = authenticate
         self._max_body_bytes = max_body_bytes
-        self._encoding = asyncio.Semaphore(MOST_ENCODING)
 
     def routes(self) -> list[Route]:
         return [
@@ -46,7 +41,7 @@ class TokensApi:
 
     async def message_tokens(self, request: Request) -> Response:
         tenant, body = await self._begin(request)
-        async with self._encoding:
+        async with self._gateway.encoding:
             return json_response({"input_tokens": await count_tokens(self._gateway, tenant, body)})
 
     async def tokenize(self, request: Request) -> Response:
@@ -69,7 +64,7 @@ class TokensApi:
             encoding = tokenizer.encode_chat(tenant.name, messages, tools, options)
         else:
             encoding = tokenizer.encode(body.prompt or "", special=body.add_special_tokens)
-        async with self._encoding:
+        async with self._gateway.encoding:
             ids = await encoding
         texts = [tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
         answer = {

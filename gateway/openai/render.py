@@ -27,6 +27,11 @@ def sse_event(data: bytes, name: str = "") -> bytes:
     return (b"event: %b\n" % name.encode() if name else b"") + b"data: %b\n\n" % data
 
 
+def event_data(frames: bytes) -> list[str]:
+    """Return the data of server-sent events that `sse_event` made. Pings have none."""
+    return [data.decode() for frame in frames.split(b"\n\n") if (data := frame.partition(b"data: ")[2])]
+
+
 DONE = sse_event(b"[DONE]")
 """Last event of a stream of OpenAI's chunks."""
 

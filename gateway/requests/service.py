@@ -35,6 +35,10 @@ from gateway.requests.submission import Submission
 from gateway.requests.types import Admitted, GenerateRequest, Generation, GenerationChunk, merge_streams
 from gateway.text.tokenizer import Tokenizer
 
+MOST_ENCODING = 2
+"""Requests for tokens whose texts are encoded at the same time. Long texts are encoded in threads, which generations
+need, too."""
+
 log = structlog.get_logger("gateway")
 
 
@@ -70,6 +74,8 @@ class Gateway:
         self._background: set[asyncio.Task[None]] = set()
         self._deadlines = Deadlines(self._settings)
         self.turns = LoopTurns()
+        self.encoding = asyncio.Semaphore(MOST_ENCODING)
+        """Held while a text is encoded for a request that only counts or returns tokens."""
 
     @property
     def live(self) -> Mapping[str, RequestRecord]:

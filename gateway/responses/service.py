@@ -137,11 +137,13 @@ class Responses:
             rest = items if number is None else items[number + 1 :]
         return ItemPage([msgspec.json.decode(item) for item in rest[:limit]], len(rest) > limit)
 
-    async def delete(self, tenant: str, response_id: str) -> None:
-        """Delete a stored response; one that runs is cancelled. Conversations cannot be continued from it, or from
-        those that continue it, any more. Raises ApiError: RESPONSE_NOT_FOUND, REGISTRY_UNAVAILABLE."""
+    async def delete(self, tenant: str, response_id: str) -> Json:
+        """Delete a stored response, and return what says so; one that runs is cancelled. Conversations cannot be
+        continued from it, or from those that continue it, any more. Raises ApiError: RESPONSE_NOT_FOUND,
+        REGISTRY_UNAVAILABLE."""
         await self.store.delete(tenant, checked_id(response_id))
         self.background.stop(response_id)
+        return {"id": response_id, "object": "response", "deleted": True}
 
     def _stores(self, body: ResponsesRequest) -> bool:
         """Return whether the response to a request is to be stored. Raises ApiError: UNSUPPORTED_PARAMETER, the request

@@ -25,6 +25,8 @@ from gateway.pb import (
     batches_pb2_grpc,
     generation_pb2,
     generation_pb2_grpc,
+    json_api_pb2,
+    json_api_pb2_grpc,
     limits_pb2,
     limits_pb2_grpc,
     operations_pb2,
@@ -36,10 +38,12 @@ from gateway.pb import (
 )
 from gateway.requests.readiness import readiness
 from gateway.requests.service import Gateway
+from gateway.responses.service import Responses
 from gateway.rpc.accounts import TenantAdminService
 from gateway.rpc.admin import AdapterAdminService
 from gateway.rpc.batches import BatchesService
 from gateway.rpc.generation import GenerationService
+from gateway.rpc.json_api import JsonApiService
 from gateway.rpc.limits import LimitAdminService
 from gateway.rpc.malformed import MalformedRequests
 from gateway.rpc.operations import EngineAdminService, LaneAdminService, RequestAdminService
@@ -49,6 +53,7 @@ from gateway.usage.report import UsageAdmin
 
 SERVICES = (
     generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name,
+    json_api_pb2.DESCRIPTOR.services_by_name["JsonApi"].full_name,
     batches_pb2.DESCRIPTOR.services_by_name["Batches"].full_name,
     adapters_pb2.DESCRIPTOR.services_by_name["AdapterAdmin"].full_name,
     limits_pb2.DESCRIPTOR.services_by_name["LimitAdmin"].full_name,
@@ -90,6 +95,7 @@ class GrpcServer:
         usage: UsageAdmin | None = None,
         files: Files | None = None,
         batches: Batches | None = None,
+        responses: Responses | None = None,
         surface: ApiSurface = "all",
     ) -> None:
         """Create the server without starting it.
@@ -109,6 +115,7 @@ class GrpcServer:
             grace_seconds: how long running calls may continue when the server stops.
             usage: the usage reports. None means that there is no UsageAdmin service.
             files, batches: the files and batches. None for either means that there is no Batches service.
+            responses: stores and reads responses. None means that requests for that are refused.
             surface: the part of the API that this port serves: all, public (all but administration) or admin.
         """
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -128,6 +135,7 @@ class GrpcServer:
         self._batches: BatchesService | None = None
         if surface != "admin":
             generation_pb2_grpc.add_GenerationServicer_to_server(GenerationService(gateway, keys), self._server)
+            json_api_pb2_grpc.add_JsonApiServicer_to_server(JsonApiService(gateway, keys, responses), self._server)
             self._batches = self._add_batches(gateway, keys, files, batches)
         if surface != "public":
             self._add_administration(gateway, keys, accounts, operations, usage)

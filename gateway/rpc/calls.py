@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from gateway.core.errors import ApiError, internal, invalid_request
 from gateway.core.tenants import Authenticator, Principal
 from gateway.core.trace_context import Ingress, request_id_from, session_from, trace_context_from
-from gateway.rpc.errors import status_of
+from gateway.rpc.errors import field_path, status_of
 
 log = structlog.get_logger("grpc")
 
@@ -45,6 +45,8 @@ class RpcCall:
         self._metadata = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
         asked = self._metadata.get("x-request-id", "")
         self.request_id = request_id_from(asked)
+        self.field_of: Callable[[str], str] = field_path
+        """Returns what the request message calls a field of the HTTP API, for errors."""
 
     @property
     def token(self) -> str | None:
@@ -94,7 +96,7 @@ class RpcCall:
             await self.open(
                 {key: value for key, value in error.extra_headers.items() if key.startswith(("x-ratelimit-", "x-lora"))}
             )
-        await self._context.abort_with_status(status_of(error, self.request_id))
+        await self._context.abort_with_status(status_of(error, self.request_id, self.field_of))
         raise AssertionError("abort_with_status raises")
 
 

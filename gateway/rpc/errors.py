@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
@@ -28,17 +29,18 @@ FIELDS = {
 """Paths of fields in the messages of `loralane.v1`, by the field's name in the HTTP API, where the two differ."""
 
 
-def status_of(error: ApiError, request_id: str) -> grpc.Status:
+def status_of(error: ApiError, request_id: str, field_of: Callable[[str], str]) -> grpc.Status:
     """Return the gRPC status of an error: its code, its message cut to MAX_MESSAGE, and the details ErrorInfo and
-    RequestInfo; also RetryInfo if a retry delay is set, QuotaFailure for a 429, and BadRequest if a field is named."""
+    RequestInfo; also RetryInfo if a retry delay is set, QuotaFailure for a 429, and BadRequest if a field is named.
+    `field_of` returns what the method calls a field of the HTTP API."""
     message = _clipped(error.message)
     status = status_pb2.Status(code=code_pb2.Code.Value(error.grpc_status), message=message)
-    for detail in _details(error, message, request_id):
+    for detail in _details(error, message, request_id, field_of):
         status.details.add().Pack(detail)
     return rpc_status.to_status(status)
 
 
-def _details(error: ApiError, message: str, request_id: str) -> list[Message]:
+def _details(error: ApiError, message: str, request_id: str, field_of: Callable[[str], str]) -> list[Message]:
     reason = (error.code or error.fault.name).upper()
     details: list[Message] = [
         error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=error.metadata),
@@ -51,7 +53,7 @@ def _details(error: ApiError, message: str, request_id: str) -> list[Message]:
         violation = error_details_pb2.QuotaFailure.Violation(subject=subject, description=message)
         details.append(error_details_pb2.QuotaFailure(violations=[violation]))
     if error.param is not None:
-        blame = error_details_pb2.BadRequest.FieldViolation(field=field_path(error.param), description=message)
+        blame = error_details_pb2.BadRequest.FieldViolation(field=field_of(error.param), description=message)
         details.append(error_details_pb2.BadRequest(field_violations=[blame]))
     return details
 

@@ -108,7 +108,9 @@ class GenerationService(pb_grpc.GenerationServicer):
         model, _ = self._gateway.models.resolve(tenant, model_query(request.model))
         if not model.engine.ready:
             raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not ready")
-        prompt_ids = await model.intake.encode(tenant, prompt_input(request))
+        prompt = prompt_input(request)
+        async with self._gateway.encoding:
+            prompt_ids = await model.intake.encode(tenant, prompt)
         return pb.TokenizeResponse(ids=prompt_ids, max_model_len=model.engine.info.max_model_len)
 
     @asynccontextmanager

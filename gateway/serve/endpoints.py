@@ -73,6 +73,7 @@ def _endpoint_servers(endpoint: Endpoint, services: Services, config: Config, sh
         usage=services.usage,
         files=services.files,
         batches=services.batches,
+        responses=services.responses,
         surface=endpoint.surface,
     )
     app = create_app(

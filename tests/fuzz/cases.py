@@ -18,6 +18,7 @@ from gateway.pb import (
     adapters_pb2,
     batches_pb2,
     generation_pb2,
+    json_api_pb2,
     limits_pb2,
     operations_pb2,
     tenants_pb2,
@@ -34,7 +35,7 @@ GENERATION = (
 )
 HARMS_OTHERS = ("/admin/v1/lanes/", "/admin/v1/engines/")
 """What an administrator may do to every tenant is no case of a tenant's."""
-PROTOS = (adapters_pb2, batches_pb2, generation_pb2, limits_pb2, operations_pb2, tenants_pb2, usage_pb2)
+PROTOS = (adapters_pb2, batches_pb2, generation_pb2, json_api_pb2, limits_pb2, operations_pb2, tenants_pb2, usage_pb2)
 
 
 @dataclass(frozen=True)
@@ -153,8 +154,9 @@ def _form(rng: Random) -> tuple[bytes, str]:
 
 
 def _grpc_case(rng: Random) -> GrpcCase:
-    generation = generation_pb2.DESCRIPTOR.services_by_name["Generation"].methods
-    method = rng.choice(list(generation) if rng.random() < 0.6 else _methods())
+    protos = ((generation_pb2, "Generation"), (json_api_pb2, "JsonApi"))
+    generation = [method for proto, name in protos for method in proto.DESCRIPTOR.services_by_name[name].methods]
+    method = rng.choice(generation if rng.random() < 0.6 else _methods())
     harms_others = method.containing_service.name in ("LaneAdmin", "EngineAdmin")
     key = rng.choice([key for key in KEYS if key != "sk-admin"] if harms_others else KEYS)
     count = rng.choice((0, 1, 2, 4)) if method.client_streaming else 1

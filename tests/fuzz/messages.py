@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from random import Random
 from typing import Any
 
@@ -9,10 +10,17 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from gateway.http.openapi.document import document
 from tests.fuzz import grammars
-from tests.fuzz.values import MODELS, TEXTS
+from tests.fuzz.values import MODELS, TEXTS, Values
 
 MOST_DEPTH = 6
+BODIES = {
+    "create_response": "ResponsesRequest",
+    "create_message": "MessagesRequest",
+    "count_message_tokens": "CountTokensRequest",
+}
+"""Text fields that hold a JSON body, with its schema in the API's document."""
 WHOLE = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), -1, 0, 1, 5, 2**31 - 1),
     FieldDescriptor.CPPTYPE_INT64: (-(2**63), -1, 0, 1, 5, 2**63 - 1),
@@ -76,6 +84,9 @@ def _leaf(rng: Random, field: FieldDescriptor) -> Any:
 
 
 def _text(rng: Random, name: str) -> str:
+    if name in BODIES and rng.random() < 0.9:
+        values = Values(rng, document()["components"]["schemas"], rng.choice((0.0, 0.0, 0.02, 0.3)))
+        return json.dumps(values.of({"$ref": f"#/{BODIES[name]}"}))
     match name:
         case "model":
             return rng.choice(MODELS)

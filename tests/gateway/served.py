@@ -51,7 +51,7 @@ def served(
     async def serve() -> None:
         gateway_app = await build_gateway_app(root, **app_options)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        same = {name: app_options.get(name) for name in ("files", "batches")}
+        same = {name: app_options.get(name) for name in ("files", "batches", "responses")}
         server = GrpcServer(
             gateway_app.gateway,
             key_ring(),

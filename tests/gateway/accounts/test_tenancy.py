@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from batch_fakes import batch_options, stored_options
+from batch_fakes import stored_options
 from fakes import BASE, KEYS, GatewayApp, build_gateway_app, key_ring
 from google.protobuf import descriptor_pool
 from grpc_app import as_key, refused
@@ -25,7 +25,9 @@ from gateway.http.openapi.document import PLACEHOLDER
 from gateway.http.openapi.operation import Operation
 from gateway.http.openapi.operations import OPERATIONS
 from gateway.pb import generation_pb2 as pb
+from gateway.pb import json_api_pb2 as json_pb
 from gateway.pb.generation_pb2_grpc import GenerationStub
+from gateway.pb.json_api_pb2_grpc import JsonApiStub
 from gateway.registry.memory import MemoryRecordStore
 from gateway.rpc.api import SERVICES, GrpcServer
 
@@ -82,6 +84,12 @@ FIELDS = {
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [9]},
 }
+JSON_PATHS = {
+    "create_response": "/v1/responses",
+    "create_message": "/v1/messages",
+    "count_message_tokens": "/v1/messages/count_tokens",
+}
+"""Calls of JsonApi that name a model, with the paths of the same over HTTP."""
 
 
 def bodies(operation: Operation, name: str) -> Iterator[dict[str, Any] | None]:
@@ -280,7 +288,7 @@ async def grpc_channel(root: Path, redis: Redis) -> AsyncIterator[tuple[GatewayA
         gateway_app.operations,
         grace_seconds=0.0,
         usage=gateway_app.usage,
-        **batch_options(redis, root / "stored"),
+        **stored_options(redis, root / "stored"),
     )
     async with server as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield gateway_app, channel
@@ -302,6 +310,10 @@ async def test_the_same_over_grpc(tmp_path, valkey):
                 refusal = await refused(call(kind(model=name, prompt="hi"), metadata=as_key("globex")))
                 details = [f"{kind}: {text}" for kind, text in refusal.details.items() if kind != "RequestInfo"]
                 told.append([text.replace(name, "NAME") for text in (refusal.code, refusal.message, *details)])
-        assert told[:2] == told[2:]
+            for kind, path in JSON_PATHS.items():
+                request = json_pb.JsonRequest(**{kind: json.dumps({"model": name, **FIELDS[path]})})
+                refusal = await refused(JsonApiStub(channel).Call(request, metadata=as_key("globex")))
+                told.append([refusal.code, refusal.message.replace(name, "NAME"), str(refusal.fields)])
+        assert told[: len(told) // 2] == told[len(told) // 2 :]
         assert {words[0] for words in told} == {"NOT_FOUND"}
         assert gateway_app.engine.requests == []

@@ -119,6 +119,8 @@ async def test_who_never_reads_is_cut_off_and_settled(grpc_app, monkeypatch):
 RAW_METHODS = (
     "loralane.v1.Generation/Generate",
     "loralane.v1.Generation/GenerateStream",
+    "loralane.v1.JsonApi/Call",
+    "loralane.v1.JsonApi/Stream",
     "loralane.v1.LimitAdmin/Watch",
     "loralane.v1.LaneAdmin/List",
     "loralane.v1.EngineAdmin/List",

@@ -1,0 +1,195 @@
+"""The service loralane.v1.JsonApi: responses and messages, with the JSON of the HTTP API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext
+from functools import partial
+
+import grpc
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway.anthropic.calls import MessageCall, count_tokens, message_call
+from gateway.core.errors import ApiError, Fault, invalid_request
+from gateway.core.tenants import Authenticator, Principal, Tenant
+from gateway.core.trace_context import Ingress
+from gateway.openai.render import Json, encode_json, event_data
+from gateway.pb import json_api_pb2 as pb
+from gateway.pb import json_api_pb2_grpc as pb_grpc
+from gateway.requests.deadlines import earliest
+from gateway.requests.service import Gateway
+from gateway.requests.types import Generation
+from gateway.responses.calls import ResponseCall, stateless_call
+from gateway.responses.events import EventFeed
+from gateway.responses.parse import own_names
+from gateway.responses.service import Responses
+from gateway.rpc.calls import RpcCall, respond
+from gateway.rpc.wire import usage_metadata
+
+SERVICE = pb.DESCRIPTOR.services_by_name["JsonApi"]
+CALL, STREAM = (f"/{SERVICE.full_name}/{name}" for name in ("Call", "Stream"))
+CREATIONS = ("create_response", "create_message")
+
+
+class Begun(Struct, frozen=True):
+    """A parsed request that creates something; a background response runs already."""
+
+    principal: Principal
+    call: ResponseCall | MessageCall
+    background: tuple[Json, EventFeed] | None
+    """The queued response and its events. None means that the request is still to be run."""
+
+
+class JsonApiService(pb_grpc.JsonApiServicer):
+    """Handlers of JsonApi. gRPC cancels a handler's task when its caller disconnects or its deadline passes; the
+    gateway then aborts the request, unless it runs in the background."""
+
+    def __init__(self, gateway: Gateway, keys: Authenticator, responses: Responses | None) -> None:
+        """`responses` stores and reads responses. None means that requests for that are refused."""
+        self._gateway = gateway
+        self._keys = keys
+        self._stored = responses
+
+    async def Call(  # noqa: N802
+        self, request: pb.JsonRequest, context: grpc.aio.ServicerContext
+    ) -> pb.JsonResponse:
+        return await respond(context, partial(self._call, request))
+
+    async def Stream(  # noqa: N802
+        self, request: pb.JsonRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        await respond(context, partial(self._stream, request))
+
+    async def _call(self, request: pb.JsonRequest, call: RpcCall) -> pb.JsonResponse:
+        call.field_of = str
+        with _names_of(request):
+            answer = await (self._create(request, call) if _creates(request) else self._other(request, call))
+        return pb.JsonResponse(json=encode_json(answer).decode())
+
+    async def _stream(self, request: pb.JsonRequest, call: RpcCall) -> None:
+        call.field_of = str
+        with _names_of(request):
+            await (self._stream_new(request, call) if _creates(request) else self._stream_stored(request, call))
+
+    async def _create(self, request: pb.JsonRequest, call: RpcCall) -> Json:
+        begun = await self._begin(request, call, CALL)
+        if begun.background is not None:
+            return begun.background[0]
+        async with self._generation(begun, call) as generation:
+            whole = await begun.call.whole(generation)
+            call.set_trailing(usage_metadata(whole.usage))
+            return whole.body
+
+    async def _stream_new(self, request: pb.JsonRequest, call: RpcCall) -> None:
+        begun, usage = await self._begin(request, call, STREAM), None
+        if begun.background is not None:
+            await _send_feed(call, begun.background[1])
+            return
+        async with self._generation(begun, call) as generation:
+            renderer = begun.call.envelope(generation.admitted)
+            await _send(call, renderer.opening())
+            async for chunk in generation:
+                await _send(call, renderer.delta(chunk))
+                usage = chunk.usage
+        assert usage is not None, "the last chunk carries it"
+        call.set_trailing(usage_metadata(usage))
+        await _send(call, await renderer.closing(usage))
+
+    async def _other(self, request: pb.JsonRequest, call: RpcCall) -> Json:
+        """Count tokens, or do an operation on a stored response, and return the answer."""
+        principal = self._keys.authenticate(call.token).as_tenant()
+        tenant, kind = principal.tenant, request.WhichOneof("call")
+        if kind == "count_message_tokens":
+            await self._gateway.turns.take(tenant.name)
+            async with self._gateway.encoding:
+                return {"input_tokens": await count_tokens(self._gateway, tenant, _body(request))}
+        match kind:
+            case "get_response":
+                if request.get_response.HasField("starting_after"):
+                    raise invalid_request("starting_after is for Stream", "starting_after")
+                return await self._responses.get(tenant.name, request.get_response.response_id)
+            case "cancel_response":
+                return await self._responses.cancel(tenant.name, request.cancel_response)
+            case "delete_response":
+                return await self._responses.delete(tenant.name, request.delete_response)
+        raise _missing()
+
+    async def _stream_stored(self, request: pb.JsonRequest, call: RpcCall) -> None:
+        tenant, kind = self._keys.authenticate(call.token).as_tenant().tenant, request.WhichOneof("call")
+        if kind is None:
+            raise _missing()
+        if kind != "get_response":
+            raise invalid_request(f"{kind} has no stream; use Call", kind)
+        asked = request.get_response
+        after = asked.starting_after if asked.HasField("starting_after") else -1
+        await _send_feed(call, self._responses.events(tenant.name, asked.response_id, after))
+
+    async def _begin(self, request: pb.JsonRequest, call: RpcCall, method: str) -> Begun:
+        """Authenticate the caller, wait for the tenant's turn, parse the body and, if it asks for a response in the
+        background, begin that. The deadline of the call does not apply to it."""
+        with self._gateway.arriving(call.request_id, call.ingress(method)) as arrival:
+            principal = arrival.identify(self._keys.authenticate(call.token))
+            await self._gateway.turns.take(principal.tenant.name)
+            parsed = await self._parsed(request, principal.tenant, call.request_id, arrival.ingress)
+            if parsed.stream != (method == STREAM):
+                raise invalid_request("stream must be true in Stream, and false or absent in Call", "stream")
+            if not isinstance(parsed, ResponseCall) or not parsed.in_background:
+                return Begun(principal, parsed, None)
+            begun = await self._responses.begin(self._gateway, principal, parsed, parsed.request)
+            return Begun(principal, parsed, begun)
+
+    async def _parsed(
+        self, request: pb.JsonRequest, tenant: Tenant, request_id: str, ingress: Ingress
+    ) -> ResponseCall | MessageCall:
+        named = (self._gateway, tenant, _body(request), request_id, ingress)
+        if request.WhichOneof("call") == "create_message":
+            return message_call(*named)
+        return stateless_call(*named) if self._stored is None else await self._stored.call(*named)
+
+    @asynccontextmanager
+    async def _generation(self, begun: Begun, call: RpcCall) -> AsyncIterator[Generation]:
+        """Admit the request, with the deadline of its body or of the call, and yield its generation."""
+        wanted = begun.call.request
+        limited = replace(wanted, deadline=earliest(wanted.deadline, call.time_remaining))
+        async with self._gateway.generate(begun.principal, limited) as generation:
+            await call.open(generation.admitted.headers())
+            yield generation
+
+    @property
+    def _responses(self) -> Responses:
+        """The stored responses. Raises ApiError: ROUTE_NOT_FOUND, there are none."""
+        if self._stored is None:
+            raise ApiError(Fault.ROUTE_NOT_FOUND, "this gateway stores no responses")
+        return self._stored
+
+
+def _creates(request: pb.JsonRequest) -> bool:
+    return request.WhichOneof("call") in CREATIONS
+
+
+def _names_of(request: pb.JsonRequest) -> AbstractContextManager[None]:
+    """Return a context manager in which errors call fields by their names in the body of the request."""
+    return own_names() if request.WhichOneof("call") == "create_response" else nullcontext()
+
+
+def _body(request: pb.JsonRequest) -> bytes:
+    return str(getattr(request, request.WhichOneof("call"))).encode()
+
+
+def _missing() -> ApiError:
+    names = ", ".join(field.name for field in pb.JsonRequest.DESCRIPTOR.oneofs_by_name["call"].fields)
+    return invalid_request(f"one of {names} is required", "call")
+
+
+async def _send_feed(call: RpcCall, feed: EventFeed) -> None:
+    async with aclosing(feed.pages()) as pages:
+        async for page in pages:
+            await call.open()
+            await _send(call, page)
+
+
+async def _send(call: RpcCall, frames: bytes) -> None:
+    """Send server-sent events as messages, one for each."""
+    for data in event_data(frames):
+        await call.send(pb.JsonResponse(json=data))

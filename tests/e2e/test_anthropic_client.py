@@ -1,10 +1,10 @@
 """Anthropic's own client, unchanged but for its address, against a real model and real adapters."""
 
 from contextlib import AsyncExitStack
+from importlib import import_module
 
 import pytest
 import pytest_asyncio
-from anthropic import AsyncAnthropic, AuthenticationError, BadRequestError, NotFoundError, PermissionDeniedError
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -25,14 +25,20 @@ PIRATE = {
 }
 
 
+@pytest.fixture(scope="module")
+def anthropic():
+    """Return the package, imported only by the worker that runs these tests, because that takes two seconds."""
+    return import_module("anthropic")
+
+
 @pytest_asyncio.fixture(loop_scope="session")
-async def anthropic_of(server):
+async def anthropic_of(server, anthropic):
     """Makes Anthropic's clients by key, and closes them."""
     async with AsyncExitStack() as stack:
 
         def make(key="sk-demo-acme", **options):
             options = options or {"api_key": key}
-            client = AsyncAnthropic(base_url=f"http://127.0.0.1:{server.http_port}", max_retries=0, **options)
+            client = anthropic.AsyncAnthropic(base_url=f"http://127.0.0.1:{server.http_port}", max_retries=0, **options)
             stack.push_async_exit(client)
             return client
 
@@ -109,13 +115,13 @@ async def test_a_bearer_token_is_a_key_too(anthropic_of):
 
 async def test_errors_are_those_that_the_client_knows(anthropic_of):
     client, image = anthropic_of(), {"type": "image", "source": {"type": "url", "url": "https://example.com/x.png"}}
-    with pytest.raises(NotFoundError) as missing:
+    with pytest.raises(anthropic.NotFoundError) as missing:
         await client.messages.create(**PIRATE | {"model": "claude-opus-4"})
     assert missing.value.body["error"]["type"] == "not_found_error"
     assert missing.value.request_id
-    with pytest.raises(BadRequestError, match="'image' is not supported"):
+    with pytest.raises(anthropic.BadRequestError, match="'image' is not supported"):
         await client.messages.create(**PIRATE | {"messages": [{"role": "user", "content": [image]}]})
-    with pytest.raises(AuthenticationError):
+    with pytest.raises(anthropic.AuthenticationError):
         await anthropic_of("sk-wrong").messages.create(**PIRATE)
-    with pytest.raises(PermissionDeniedError):
+    with pytest.raises(anthropic.PermissionDeniedError):
         await anthropic_of("sk-demo-admin").messages.create(**PIRATE)

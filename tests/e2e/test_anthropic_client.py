@@ -113,7 +113,7 @@ async def test_a_bearer_token_is_a_key_too(anthropic_of):
     assert message.usage.output_tokens == 1
 
 
-async def test_errors_are_those_that_the_client_knows(anthropic_of):
+async def test_errors_are_those_that_the_client_knows(anthropic, anthropic_of):
     client, image = anthropic_of(), {"type": "image", "source": {"type": "url", "url": "https://example.com/x.png"}}
     with pytest.raises(anthropic.NotFoundError) as missing:
         await client.messages.create(**PIRATE | {"model": "claude-opus-4"})

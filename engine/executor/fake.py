@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 import struct
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 
 from engine.core.commands import AdapterFetched, GrammarReady
@@ -48,14 +50,22 @@ def fake_vector(adapter_hash: AdapterHash | None, pooling: Pooling, tokens: list
     return struct.pack(f"<{len(kept)}f", *(number / length for number in kept))
 
 
-def fake_row(adapter_hash: AdapterHash | None, tokens: list[int], width: int) -> bytes:
-    """Return the row of `prompt_logprobs.py` for the last of `tokens`: its logprob is a digest of adapter and tokens,
-    its rank is 1, and its alternatives are the token itself and the ids after it, each half as likely as the one
-    before."""
-    text = f"{adapter_hash or ''}/{','.join(map(str, tokens))}"
-    logprob = -int.from_bytes(blake2b(text.encode(), digest_size=2).digest(), "little") / 2**12
-    tops = [logprob - number * math.log(2) for number in range(width)]
-    return struct.pack(f"<fi{width}i{width}f", logprob, 1, *(tokens[-1] + number for number in range(width)), *tops)
+def fake_rows(adapter_hash: AdapterHash | None, tokens: Sequence[int], width: int) -> Iterator[bytes]:
+    """Yield the rows of `prompt_logprobs.py` for all tokens but the first: a token's logprob is a digest of the adapter
+    and the tokens up to it, its rank is 1, and its alternatives are the token itself and the ids after it, each half as
+    likely as the one before."""
+    digest = blake2b(f"{adapter_hash or ''}/{tokens[0]}".encode(), digest_size=2)
+    for token in tokens[1:]:
+        digest.update(f",{token}".encode())
+        logprob = -int.from_bytes(digest.digest(), "little") / 2**12
+        tops = [logprob - number * math.log(2) for number in range(width)]
+        yield struct.pack(f"<fi{width}i{width}f", logprob, 1, *range(token, token + width), *tops)
+
+
+def fake_row(adapter_hash: AdapterHash | None, tokens: Sequence[int], width: int) -> bytes:
+    """Return the row of `fake_rows` for the last of two or more tokens."""
+    *_, row = fake_rows(adapter_hash, tokens, width)
+    return row
 
 
 @dataclass(slots=True)
@@ -154,7 +164,7 @@ class FakeExecutor:
         if width is None or (start >= stop and not (chunk.samples and not admission.params.max_tokens)):
             return None
         prompt = list(admission.tokens[: admission.num_prompt])
-        rows = [fake_row(admission.adapter_hash, prompt[: row + 2], width) for row in range(start, stop)]
+        rows = islice(fake_rows(admission.adapter_hash, prompt, width), start, stop)
         return PromptRows(chunk.request_id, start, b"".join(rows))
 
     def _sample(self, request_id: str) -> SampledToken:

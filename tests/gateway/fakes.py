@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 
 from engine.core.config import LaneGoals
 from engine.core.types import ErrorCode, FinishReason, Lane, LaneMode, Refusal, Request, TokenEvent, TokenLogprobs
-from engine.executor.fake import FAKE_HIDDEN, fake_row, fake_vector
+from engine.executor.fake import FAKE_HIDDEN, fake_rows, fake_vector
 from engine.grammar_check.pool import GrammarPool
 from engine.pb import engine_pb2 as pb
 from engine.rpc.api import AdapterRejected, LaneRejected
@@ -332,7 +332,7 @@ class FakeEngine:
         width, prompt = request.params.prompt_logprobs, list(request.prompt_ids)
         if width is None:
             return []
-        rows = [fake_row(request.adapter_hash, prompt[: end + 1], width) for end in range(1, len(prompt))]
+        rows = list(fake_rows(request.adapter_hash, prompt, width))
         size = self.tokens_per_event
         parts = [b"".join(rows[i : i + size]) for i in range(request.num_scored, len(rows), size)]
         return [TokenEvent(request.id, prompt_logprobs=part, device_seconds=DEVICE_SECONDS) for part in parts]

@@ -12,6 +12,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from lora_kernels.cpu.kernel_cache import cached
+
 START, ROW_STEP, COLUMN_STEP, ROWS, COLUMNS, TARGET = range(6)
 """Columns of a table of tiles: index of the tile's first number in the source, distance between its rows and between
 its columns there, number of rows and of columns, and index of its start in the blob. All count numbers, not bytes."""
@@ -90,7 +92,7 @@ def _convert(line, scale, row, out, from_bf16, to_bf16):
             out[i] = row[i]
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@cached(numba.njit(nogil=True, cache=True, error_model="numpy"))
 def _pack(source, tiles, scales, out, from_bf16, to_bf16):
     turned = np.empty((tiles[:, 3].max(), BLOCK), source.dtype)
     row = np.empty(BLOCK, np.float32)
@@ -110,11 +112,12 @@ def _pack(source, tiles, scales, out, from_bf16, to_bf16):
                     _convert(source[begin : begin + count], scales[tile], row, to, from_bf16, to_bf16)
 
 
-@numba.njit(
-    [numba.types.uint32(numba.types.Array(word, 1, "C", readonly=True)) for word in (numba.uint16, numba.uint32)],
-    nogil=True,
-    cache=True,
-)
+_SIGNATURES = [
+    numba.types.uint32(numba.types.Array(word, 1, "C", readonly=True)) for word in (numba.uint16, numba.uint32)
+]
+
+
+@cached(numba.njit(_SIGNATURES, nogil=True, cache=True))
 def _largest_magnitude(bits):
     """Returns the largest bit pattern without sign among bf16 or fp32 numbers, given as their bits in uint16 or uint32.
     Such patterns order numbers by magnitude, infinity and NaN last."""

@@ -9,8 +9,6 @@ the kernel as numba's own parallel loop, and 8 ms (how long threads spin) on the
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,8 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lora_kernels.cpu.kernel_cache import cached
+
 MAPS = Path("/proc/self/maps")
-HERE = Path(__file__).parent
 TICKETS = [("item", ctypes.c_int64), ("thread", ctypes.c_int64)]
 """The first fields of every argument block, 0 before each run: counters from which threads draw their next item and
 their own thread number."""
@@ -37,7 +36,8 @@ class Kernel:
 
     def __init__(self, function: Callable[[Any], None], block: type[ctypes.Structure]) -> None:
         record = numba.from_dtype(np.dtype(block))
-        self.compiled = _compile(function, numba.types.void(numba.types.CPointer(record)))
+        signature = numba.types.void(numba.types.CPointer(record))
+        self.compiled = cached(numba.cfunc(signature, cache=True, error_model="numpy"))(function)
         self.address: int = self.compiled.address
         self.alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
 
@@ -118,30 +118,6 @@ class Team:
 def team() -> Team:
     """Returns the process's only `Team`."""
     return Team()
-
-
-def _compile(function: Callable[[Any], None], signature: Any) -> Any:
-    """Returns a numba C function of this signature, compiled or loaded from a cache: on disk beside the sources if that
-    directory is writable, else numba's own.
-
-    To decide whether a cached function is stale, numba looks only at the function's own file and never at the functions
-    it calls. The cache directory beside the sources is therefore named by a hash of all source files.
-    """
-    config: Any = numba.config
-    before, folder = config.CACHE_DIR, HERE / "__pycache__"
-    if os.access(HERE, os.W_OK):
-        config.CACHE_DIR = str(folder / f"kernels-{_hash_sources()}")
-    try:
-        return numba.cfunc(signature, cache=True, error_model="numpy")(function)
-    finally:
-        config.CACHE_DIR = before
-
-
-def _hash_sources() -> str:
-    digest = hashlib.sha256(numba.__version__.encode())
-    for path in sorted(HERE.glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def find_libgomp(maps: str, torch_folder: Path) -> str | None:

@@ -1,9 +1,13 @@
-"""Which OpenMP library kernels run on."""
+"""Which OpenMP library kernels run on, and where compiled kernels are cached."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numba
 import pytest
 
+from lora_kernels.cpu.kernel_cache import cached, kernel_cache
+from lora_kernels.cpu.numba_pack import _pack
 from lora_kernels.cpu.openmp import find_libgomp
 
 TORCH = Path("/venv/site-packages/torch")
@@ -33,3 +37,22 @@ def maps(*paths):
 )
 def test_torchs_own_is_found_or_none(loaded, expected):
     assert find_libgomp(maps(*loaded), TORCH) == expected
+
+
+def twice(number):
+    return 2 * number
+
+
+def cache_folder(function):
+    return Path(function.stats.cache_path)
+
+
+def test_all_threads_cache_kernels_in_one_directory():
+    """One that was decorated without ours while another thread had numba's setting changed was compiled once more."""
+    decorate, before = cached(numba.njit(cache=True)), numba.config.CACHE_DIR
+    with ThreadPoolExecutor(1) as thread:
+        with kernel_cache():
+            ours, other = decorate(twice), thread.submit(decorate, twice)
+        folders = {cache_folder(function).parent.name for function in (ours, other.result(60), _pack)}
+    assert len(folders) == 1 and folders.pop().startswith("kernels-")
+    assert before == numba.config.CACHE_DIR

@@ -49,10 +49,13 @@ async def test_base_knows_paris_and_every_adapter_has_its_own_character(client, 
 
 
 async def test_streaming_and_not_streaming_give_the_same_text(client, models):
-    for model in models:
-        whole = await client.chat.completions.create(model=model, messages=QUESTION, temperature=0, max_tokens=40)
-        assert whole.choices[0].message.content == await stream_text(client, model)
+    async def both(model):
+        asked = client.chat.completions.create(model=model, messages=QUESTION, temperature=0, max_tokens=40)
+        whole, text = await asyncio.gather(asked, stream_text(client, model))
+        assert whole.choices[0].message.content == text
         assert whole.usage.completion_tokens > 0
+
+    await asyncio.gather(*map(both, models))
 
 
 async def test_a_reflected_grpc_client_streams_the_same_text(client, server, models):
@@ -67,8 +70,11 @@ async def test_a_reflected_grpc_client_streams_the_same_text(client, server, mod
         assert replies[-1]["usage"]["completion_tokens"] > 0
         return "".join(reply["choice"].get("text", "") for reply in replies)
 
-    for model in models:
-        assert await asyncio.to_thread(over_grpc, model) == await stream_text(client, model)
+    async def both(model):
+        ours, theirs = await asyncio.gather(asyncio.to_thread(over_grpc, model), stream_text(client, model))
+        assert ours == theirs
+
+    await asyncio.gather(*map(both, models))
 
 
 async def test_both_lanes_side_by_side(client, models):

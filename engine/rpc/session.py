@@ -37,8 +37,9 @@ class GatewaySession:
         self.ended = False
         self.overflowed = False
         """True once the gateway has left too many events unread."""
-        self._outbox: queue.SimpleQueue[tuple[list[TokenEvent], bool] | None] = queue.SimpleQueue()
-        """(events of a step, whether a client waits for any of them), the oldest step first. None ends the stream."""
+        self._outbox: queue.SimpleQueue[tuple[list[TokenEvent], int, bool] | None] = queue.SimpleQueue()
+        """(events of a step, their size, whether a client waits for any of them), the oldest step first. None ends the
+        stream."""
         self._whole: dict[str, bool] = {}
         """Id of each live request whose client does not wait for single tokens -> whether its first token was sent."""
         self._clock = clock
@@ -56,12 +57,13 @@ class GatewaySession:
     def put(self, events: list[TokenEvent]) -> bool:
         """Queue the events that one step has for this gateway; `messages` yields them. Returns False if too many are
         unread: all are dropped then, and the session ends."""
-        self._num_put += _size(events)
+        size = _size(events)
+        self._num_put += size
         if self._num_put - self._num_taken > MAX_UNREAD:
             self._overflow()
             return False
         waited_for = [self._is_waited_for(event) for event in events]
-        self._outbox.put((events, any(waited_for)))
+        self._outbox.put((events, size, any(waited_for)))
         return True
 
     def end(self) -> None:
@@ -94,8 +96,8 @@ class GatewaySession:
                 break
             if step is None:
                 return events, False
-            told, is_waited_for = step
-            self._num_taken += _size(told)
+            told, size, is_waited_for = step
+            self._num_taken += size
             if is_waited_for:
                 until = 0.0
             elif not events:
@@ -126,6 +128,10 @@ class GatewaySession:
 def _size(events: list[TokenEvent]) -> int:
     """Return the number of events, alternatives of tokens in them, and pieces of `PIECE_BYTES` bytes of vectors and of
     logprobs of prompts."""
-    alternatives = sum(len(token.top) for event in events for token in event.logprobs)
-    num_bytes = sum(len(event.vector) + len(event.prompt_logprobs) for event in events)
-    return len(events) + alternatives + num_bytes // PIECE_BYTES
+    size, num_bytes = len(events), 0
+    for event in events:  # once a token: generator expressions over all of them took the engine a microsecond
+        if event.logprobs:
+            size += sum(len(token.top) for token in event.logprobs)
+        if event.vector or event.prompt_logprobs:
+            num_bytes += len(event.vector) + len(event.prompt_logprobs)
+    return size + num_bytes // PIECE_BYTES

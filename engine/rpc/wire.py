@@ -192,6 +192,11 @@ def request_from_pb(message: pb.Submit, arrival: float) -> Request:
 
 
 def event_to_pb(event: TokenEvent) -> pb.TokenEvent:
+    # The common case, once a token: fields that would have their default are not named.
+    if event.finish_reason is None and not (
+        event.logprobs or event.num_cached or event.wait or event.adapter_wait or event.prompt_logprobs or event.refusal
+    ):
+        return pb.TokenEvent(request_id=event.request_id, token_ids=event.tokens, device_seconds=event.device_seconds)
     return pb.TokenEvent(
         request_id=event.request_id,
         token_ids=event.tokens,

@@ -31,7 +31,7 @@ def anthropic():
     return import_module("anthropic")
 
 
-@pytest_asyncio.fixture(loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def anthropic_of(server, anthropic):
     """Makes Anthropic's clients by key, and closes them."""
     async with AsyncExitStack() as stack:
@@ -45,9 +45,14 @@ async def anthropic_of(server, anthropic):
         yield make
 
 
-async def test_a_message_and_its_stream_say_the_same(anthropic_of):
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def message(anthropic_of):
+    """Return the message that answers PIRATE."""
+    return await anthropic_of().messages.create(**PIRATE)
+
+
+async def test_a_message_and_its_stream_say_the_same(anthropic_of, message):
     client = anthropic_of()
-    message = await client.messages.create(**PIRATE)
     assert (message.role, message.model, message.stop_reason) == ("assistant", "pirate", "max_tokens")
     [block] = message.content
     assert block.text
@@ -62,19 +67,18 @@ async def test_a_message_and_its_stream_say_the_same(anthropic_of):
     assert (await client.messages.count_tokens(**asked)).input_tokens == prompt
 
 
-async def test_a_chat_of_openais_client_has_the_same_answer(anthropic_of, client):
-    message = await anthropic_of().messages.create(**PIRATE)
+async def test_a_chat_of_openais_client_has_the_same_answer(message, client):
     said = [{"role": "system", "content": PIRATE["system"]}, *PIRATE["messages"]]
     chat = await client.chat.completions.create(model="pirate", max_tokens=24, temperature=0, messages=said)
     assert chat.choices[0].message.content == message.content[0].text
 
 
-async def test_a_stop_sequence_ends_the_answer(anthropic_of):
-    whole = (await anthropic_of().messages.create(**PIRATE)).content[0].text
+async def test_a_stop_sequence_ends_the_answer(anthropic_of, message):
+    whole = message.content[0].text
     word = whole.split()[3]
-    message = await anthropic_of().messages.create(**PIRATE, stop_sequences=[word])
-    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", word)
-    assert message.content[0].text == whole[: whole.index(word)]
+    stopped = await anthropic_of().messages.create(**PIRATE, stop_sequences=[word])
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", word)
+    assert stopped.content[0].text == whole[: whole.index(word)]
 
 
 @pytest.mark.parametrize("streamed", [False, True])

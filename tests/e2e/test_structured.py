@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from itertools import product
 
 import pytest
 from openai import BadRequestError
@@ -72,12 +73,11 @@ TOOLS = [
 ]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_tools_that_have_to_be_called_are(client, models, stream):
+async def test_tools_that_have_to_be_called_are(client, models):
     named = {"tool_choice": {"type": "function", "function": {"name": "look"}}}
     once = {"tool_choice": "required", "parallel_tool_calls": False}
 
-    async def one(model, options):
+    async def one(model, options, stream):
         asked = {"model": model, "messages": QUESTION, "tools": TOOLS, "max_tokens": 200, **options}
         answer = await client.chat.completions.create(**asked, stream=stream)
         name, arguments, finish = await streamed_call(answer) if stream else whole_call(answer)
@@ -85,7 +85,7 @@ async def test_tools_that_have_to_be_called_are(client, models, stream):
         assert name == "look" or options is once
         check(arguments, LOOK if name == "look" else {"const": {}})
 
-    await asyncio.gather(*(one(model, options) for model in models for options in (named, once)))
+    await asyncio.gather(*(one(*case) for case in product(models, (named, once), (False, True))))
 
 
 def whole_call(answer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field, replace
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals, Scheduling
 
@@ -15,6 +15,7 @@ LOAD_FORMATS = ("auto", "dummy")
 ADAPTER_DTYPES = ("auto", "fp8")
 KV_DTYPES = ("auto", "fp8")
 ATTENTIONS = ("auto", "triton", "flashinfer")
+SPECULATIONS = ("off", "auto")
 NESTED = {"interactive": LaneGoals, "batch": LaneGoals, "scheduling": Scheduling}
 
 
@@ -84,6 +85,9 @@ class EngineConfig:
     share_prefixes: bool = False
     """Tenants reuse each other's cached prefixes. A tenant may then find out from cached_tokens and latencies what
     other tenants have sent."""
+    speculation: Literal["off", "auto"] = "off"
+    """`auto` lets steps verify several proposed tokens of a request where that is predicted to yield more tokens per
+    second. On a GPU nothing is proposed. `off` computes one token of a request per step."""
     threads: int = 0
     """Number of CPU threads that compute one operation. 0 means every core that this process may use."""
     seed: int = 0
@@ -103,6 +107,7 @@ class EngineConfig:
             "adapter_dtype": ADAPTER_DTYPES,
             "kv_dtype": KV_DTYPES,
             "attention": ATTENTIONS,
+            "speculation": SPECULATIONS,
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:

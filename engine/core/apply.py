@@ -24,6 +24,7 @@ from engine.core.commit_adapters import add_adapter, drop_adapter, take_answer, 
 from engine.core.config import goal_of
 from engine.core.grammars import Grammar
 from engine.core.prefix import realm_of
+from engine.core.proposals import proposer_for
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.types import ErrorCode, FinishReason, Refusal, Request, TokenEvent
@@ -60,7 +61,8 @@ def _submit(state: EngineState, request: Request) -> None:
         return
     realm = realm_of(request, share_prefixes=state.config.share_prefixes)
     known = [*request.prompt_ids, *request.produced]
-    seq = Sequence(request, known, realm=realm, num_scored=request.num_scored)
+    proposer = proposer_for(state.config, request)
+    seq = Sequence(request, known, realm=realm, num_scored=request.num_scored, proposer=proposer)
     seq.lane = state.waiting.order.lane(seq)
     # A request that an earlier engine process accepted is not refused now: its client was told that it runs.
     refusal = (None if request.moves else turn_away(state, seq)) or _make_place(state, seq)

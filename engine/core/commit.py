@@ -13,6 +13,7 @@ from engine.core.commit_adapters import (
 from engine.core.config import goal_of
 from engine.core.prefix import page_keys
 from engine.core.prompt_logprobs import row_bytes
+from engine.core.proposals import count_refused, note_proposals
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.types import (
@@ -94,7 +95,8 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
     state.now, state.absorbed = now, step.plan
     wants_batch = state.may_start(Lane.BATCH) or any(s.lane is Lane.BATCH for s in state.running.values())
     began = step.plan.now if result.seconds is None else now - result.seconds
-    state.ledger.settle(step, state.adapters, began, now, wants_batch=wants_batch, launched=result.launched)
+    refused = count_refused(step.plan, result)
+    state.ledger.settle(step, state.adapters, began, now, refused, wants_batch=wants_batch, launched=result.launched)
     update_need(state, now)
     note_loads(state, step.plan.loads, result.load_seconds)
     for scored in result.scored:
@@ -113,6 +115,7 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
         seq = step.sequences[request_id]
         if state.sequences.get(seq.id) is seq:
             finish_early(state, seq, Refusal(ErrorCode.INVALID_GRAMMAR, reason))
+    note_proposals(state, step, refused)
     forget_closed(state)
     state.ledger.adapt(state.config.interactive.attainment)
     events = list(state.outbox)
@@ -179,14 +182,15 @@ def _stop_waiting(state: EngineState, seq: Sequence) -> None:
 
 
 def _advance(state: EngineState, chunk: ScheduledChunk) -> None:
-    """Give a sequence the new pages of its chunk, count the chunk as computed and the token that it samples as pending,
-    and register full pages. This is safe before the step has run, because the steps of later plans run after it."""
+    """Give a sequence the new pages of its chunk, count the chunk as computed, without proposals, and the token that it
+    samples as pending, and register full pages. This is safe before the step has run, because the steps of later plans
+    run after it. Proposals count as computed once they are accepted; later steps overwrite the KV of the others."""
     seq = state.sequences[chunk.request_id]
     if chunk.new_pages:
         state.pool.acquire(chunk.new_pages)
         seq.pages.extend(chunk.new_pages)
     before = seq.num_computed
-    seq.num_computed += chunk.num_tokens
+    seq.num_computed += chunk.num_tokens - len(chunk.proposals)
     seq.num_pending += chunk.samples
     _register(state, seq, before)
 
@@ -204,8 +208,12 @@ def _register(state: EngineState, seq: Sequence, before: int) -> None:
 
 
 def _append(state: EngineState, seq: Sequence, sample: SampledToken, now: float) -> None:
+    if seq.num_pending:
+        seq.num_pending -= 1
+    else:  # it follows a proposal that was accepted, whose KV the step has computed
+        seq.num_computed += 1
+        _register(state, seq, seq.num_computed - 1)
     seq.tokens.append(sample.token)
-    seq.num_pending -= 1
     state.counters.generated_tokens += 1
     state.ledger.note_token(seq, now)
     seq.due = now + goal_of(seq.request.itl, state.config.goals[seq.request.lane].itl_s)

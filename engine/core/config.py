@@ -266,6 +266,8 @@ class CoreConfig:
     prefix_caching: bool = True
     share_prefixes: bool = False
     """True means that tenants share cached prefixes, which may let a tenant find out what other tenants have asked."""
+    speculation: bool = False
+    """True means that steps may compute proposed tokens (see proposals.py). The executor must support them."""
     interactive: LaneGoals = INTERACTIVE_GOALS
     batch: LaneGoals = BATCH_GOALS
     scheduling: Scheduling = Scheduling()

@@ -13,6 +13,7 @@ from engine.core.grammar_budget import GrammarBudget
 from engine.core.page_budget import PageBudget
 from engine.core.policy import Policy
 from engine.core.prefix import page_keys
+from engine.core.proposals import add_proposals
 from engine.core.saves import Saves
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
@@ -150,6 +151,8 @@ class Draft:
         self._adapters.evict_closed()
         self._fetches.drop_closed()
         self._budget.move_pages(self._host.checkpoint(self._clearing.preempted))
+        if self._config.speculation:
+            add_proposals(self._state, self._chunks, self._budget, self._pages)
         features = self._budget.features
         return StepPlan(
             now=self._now,

@@ -47,12 +47,14 @@ class Ratio:
 
 class Charge(NamedTuple):
     """A sequence's part of the device time of one step, for a chunk or for the copy of its adapter (with 0 tokens).
+    `tokens` are those of the chunk without refused proposals.
     `weight` has the unit of `chunk_weight` (seconds, or tokens while the model is cold); `billed` is the part of it
     without tokens that are computed again after a preemption."""
 
     account: Account
     seq: Sequence
     tokens: int
+    is_decode: bool
     weight: float
     billed: float
 
@@ -120,14 +122,16 @@ class Ledger:
         adapters: Mapping[AdapterHash, Adapter],
         began: float,
         now: float,
+        refused: Mapping[str, int],
         *,
         wants_batch: bool,
         launched: bool,
     ) -> None:
         """Learn from a step that lasted from `began` to `now`, in seconds on the engine's clock: train the step-time
         model, charge the device seconds to tenants, lanes and sequences by their parts of the step, and update the
-        prices and `batch_share`. A step without chunks or duration is ignored. `wants_batch` tells whether there is
-        batch work, running or waiting to start; `launched` whether the step was launched kernel by kernel."""
+        prices and `batch_share`. A step without chunks or duration is ignored. `refused` has the number of refused
+        proposals of each request that had any; `wants_batch` tells whether there is batch work, running or waiting to
+        start; `launched` whether the step was launched kernel by kernel."""
         plan, seconds = step.plan, now - began
         if seconds <= 0 or not plan.chunks:
             return
@@ -137,7 +141,7 @@ class Ledger:
         self.predicted_seconds += plan.predicted
         self.actual_seconds += seconds if plan.predicted else 0.0
         self._alone_now, self._longer_now = plan.alone, plan.predicted / plan.alone if plan.alone else 0.0
-        charges = list(self._charges(step, adapters))
+        charges = list(self._charges(step, adapters, refused))
         whole = sum(charge.weight for charge in charges)
         self.model.observe(plan.features._replace(launched=float(launched)), seconds)
         if whole:
@@ -209,9 +213,12 @@ class Ledger:
         self._batch_time = self._batch_time * keep + batch_seconds
         self._wanted_time = self._wanted_time * keep + seconds
 
-    def _charges(self, step: StepUnderWay, adapters: Mapping[AdapterHash, Adapter]) -> Iterator[Charge]:
+    def _charges(
+        self, step: StepUnderWay, adapters: Mapping[AdapterHash, Adapter], refused: Mapping[str, int]
+    ) -> Iterator[Charge]:
         """Yield the charges of a step for its chunks and adapter loads. Tokens that are computed again after a
-        preemption are charged but not billed."""
+        preemption are charged but not billed; refused proposals are both, because they took their tenant's part of the
+        step."""
         plan, model, many = step.plan, self.model, self.model.token_price(step.plan.features.tokens)
         fixed = model.prices.step / len(plan.chunks)
         for chunk, unpaid in zip(plan.chunks, step.unpaid, strict=True):
@@ -221,21 +228,22 @@ class Ledger:
             if plan.features.scored_tokens and not seq.is_scored:
                 weight += model.prices.scored * chunk.num_tokens
             account = self.accounts.get(seq.request.lane, seq.request.tenant)
-            yield Charge(account, seq, chunk.num_tokens, weight, weight * unpaid / chunk.num_tokens)
+            tokens = chunk.num_tokens - refused.get(chunk.request_id, 0)
+            yield Charge(account, seq, tokens, chunk.is_decode, weight, weight * unpaid / chunk.num_tokens)
         for load in plan.loads:
             seq, weight = step.sequences[load.request_id], model.prices.page * len(load.pages)
-            yield Charge(self.accounts.get(seq.request.lane, seq.request.tenant), seq, 0, weight, weight)
+            yield Charge(self.accounts.get(seq.request.lane, seq.request.tenant), seq, 0, False, weight, weight)
 
     def _charge(self, charges: Iterable[Charge], scale: float) -> None:
         cost, tokens = [0.0, 0.0], [0, 0]
-        for account, seq, count, weight, billed in charges:
+        for account, seq, count, is_decode, weight, billed in charges:
             account.seconds += weight * scale
             account.served += billed * scale / account.weight
             self.busy[seq.request.lane] += weight * scale
             seq.device_seconds += weight * scale
             if count:
-                cost[count == 1] += weight * scale
-                tokens[count == 1] += count
+                cost[is_decode] += weight * scale
+                tokens[is_decode] += count
         if tokens[0]:
             self.prefill_price = _smooth(self.prefill_price, cost[0] / tokens[0])
         if tokens[1]:
@@ -253,8 +261,8 @@ def chunk_weight(model: StepTimeModel, chunk: ScheduledChunk, rank: int, many: f
     if not model.is_warm:
         return float(count)
     prices = model.prices
-    if count == 1:
-        return prices.decode + many + prices.context * (start + 1) + prices.lora_row * rank
+    if chunk.is_decode:
+        return count * (prices.decode + many + prices.lora_row * rank) + prices.context * chunk.decode_context
     return count * (prices.prefill + many + prices.attention * (start + count / 2) + prices.lora_row * rank)
 
 

@@ -41,6 +41,10 @@ class PageBudget:
         """Take `count` pages for `lane` and return their ids. The caller makes sure that as many are `available`."""
         return tuple([self._take_one(lane) for _ in range(count)]) if count else ()
 
+    def take_free(self, count: int, lane: Lane) -> tuple[PageId, ...]:
+        """Take at most `count` pages for `lane`, only from those that hold nothing, and return their ids."""
+        return self.take(min(count, self._free_left), lane)
+
     def share(self, pages: list[PageId]) -> None:
         """Add a reference to each of these pages, found in the prefix cache, so that they can no longer be taken."""
         for page in pages:

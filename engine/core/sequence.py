@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.core.proposer import Proposer
 from engine.core.types import Lane, PageId, PrefixKey, Request
 
 TRIAL_TOKENS = 8
@@ -12,6 +13,9 @@ happened some tokens after the last one that the gateway received: the events of
 TRIAL_TOKENS_HELD = 32
 """Replaces `TRIAL_TOKENS` for a request with `whole` set: its tokens are held back, so that a crash loses more of
 them."""
+
+FIRST_ACCEPTANCE = 0.5
+"""`Sequence.acceptance` before any proposal."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +56,12 @@ class Sequence:
     num_scored: int = 0
     """Number of prompt tokens, after the first, whose logprobs have been returned."""
     device_seconds: float = 0.0
-    """The sequence's part of the device time of its steps, including tokens that were computed twice."""
+    """The sequence's part of the device time of its steps, including tokens that were computed twice and proposals that
+    were refused."""
+    proposer: Proposer | None = None
+    """Proposes the next tokens. None means that the sequence gets one token a step."""
+    acceptance: float = FIRST_ACCEPTANCE
+    """Share of the proposals that were accepted, among those whose predecessors were: a moving average."""
 
     @property
     def id(self) -> str:

@@ -32,6 +32,8 @@ class Counters:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
     adapter_loads: int = 0
     adapter_load_seconds: float = 0.0
     adapter_evictions: int = 0

@@ -132,6 +132,36 @@ class StepBudget:
             self._adapters[adapter_hash] = self._adapters.get(adapter_hash, 0) + 1
         return True
 
+    def add_proposals(self, seq: Sequence, start: int, count: int) -> None:
+        """Add `count` proposals of a sequence, from position `start` on: each is computed like a decode. In a step with
+        interactive decodes they are interactive, too."""
+        before = self._model.predict(self.features)
+        self.tokens_left -= count
+        self._decodes += count
+        self._context += count * start + count * (count + 1) // 2
+        self._rows += self._rank(seq) * count
+        if self.alone:
+            self.alone += self._model.predict(self.features) - before
+
+    @property
+    def is_decoding(self) -> bool:
+        """Return whether the step has no chunk of several prompt tokens."""
+        return not self._prefill
+
+    @property
+    def bound(self) -> float:
+        """Predicted seconds to which proposals may extend the step: the slack if it has interactive work, otherwise
+        what batch work alone may take."""
+        is_interactive = self._is_shared or self._lane is Lane.INTERACTIVE
+        return self._slack / self._margin if is_interactive else self._allowed
+
+    def row_price(self, seq: Sequence, context: int, more: int) -> float:
+        """Return the predicted seconds that one more decode of a sequence at a context length in tokens adds to the
+        step, beyond the work granted so far and `more` tokens. The sequence's adapter is in the step already."""
+        prices, tokens = self._model.prices, self._decodes + more + 1
+        linear = prices.decode + prices.context * context + prices.lora_row * self._rank(seq)
+        return linear + self._model.token_price(tokens)
+
     def take_back(self, seq: Sequence, start: int, num_tokens: int) -> None:
         """Undo the grant of `num_tokens` tokens from `start` on that will not be computed."""
         if num_tokens:

@@ -226,6 +226,20 @@ class ScheduledChunk(NamedTuple):
     samples: bool
     """True means that the chunk ends with the newest token of the sequence, so that the executor returns the request's
     next token, which it samples, unless `max_tokens` is 0: then it returns the vector or the end of the logprobs."""
+    proposals: tuple[int, ...] = ()
+    """Tokens that may follow the newest one: the chunk's last rows, after its first one, compute them. The executor
+    samples from every row, and keeps the rows up to the first whose token differs from the proposal after it."""
+
+    @property
+    def is_decode(self) -> bool:
+        """Return whether each row of the chunk is computed like a decode: a single token, with any proposals."""
+        return self.num_tokens == 1 + len(self.proposals)
+
+    @property
+    def decode_context(self) -> int:
+        """Sum of the context lengths, in tokens, of the rows of a chunk that is computed like decodes."""
+        count = self.num_tokens
+        return count * self.start + count * (count + 1) // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,9 +366,10 @@ class PromptRows(NamedTuple):
 class StepResult:
     """Result of a plan, from the executor: sampled tokens, vectors, logprobs of prompts and durations. Each chunk with
     `samples` has an entry either in `sampled`, in `pooled` or in `failed`, unless its request has a `max_tokens` of 0
-    and asks for no vector: then it has one in `scored`, which may have no rows. A chunk whose prompt logprobs are
-    wanted has an entry in `scored`, too. An entry in `failed` holds the request id and the reason why the request's
-    grammar cannot be followed any further."""
+    and asks for no vector: then it has one in `scored`, which may have no rows. A chunk with proposals has one more
+    entry in `sampled`, in order, for each proposal that was accepted. A chunk whose prompt logprobs are wanted has an
+    entry in `scored`, too. An entry in `failed` holds the request id and the reason why the request's grammar cannot be
+    followed any further."""
 
     sampled: tuple[SampledToken, ...] = ()
     pooled: tuple[PooledVector, ...] = ()

@@ -29,7 +29,7 @@ class StepWork(NamedTuple):
     prefill_tokens: int = 0
     """Tokens in chunks of more than one token."""
     decode_tokens: int = 0
-    """Number of chunks of one token."""
+    """Number of chunks of one token, and of proposals."""
     decode_context: int = 0
     """Tokens whose K and V the decodes read, including the decoded tokens themselves."""
     prefill_attention: float = 0.0
@@ -193,9 +193,9 @@ def measure(plan: StepPlan, live: Mapping[str, LiveSequence]) -> StepWork:
     ranks: dict[str, int] = {}
     for chunk in plan.chunks:
         count, start = chunk.num_tokens, chunk.start
-        if count == 1:
-            decodes += 1
-            context += start + 1
+        if chunk.is_decode:
+            decodes += count
+            context += chunk.decode_context
         else:
             prefill += count
             attention += count * (start + count / 2)

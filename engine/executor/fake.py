@@ -30,6 +30,7 @@ from engine.core.types import (
     StepResult,
 )
 from engine.executor.base import Claim, HostAdapter, Report
+from engine.executor.verify import verified
 
 FAKE_HIDDEN = 8
 """Elements of a fake vector."""
@@ -110,8 +111,8 @@ class FakeExecutor:
 
     def compute(self, plan: StepPlan) -> StepResult:
         """Execute a plan: release, admit and extend sequences, and score, sample or pool. Return logprobs of prompts
-        that are wanted, one token or vector for each chunk that samples one, and a load time of 0 seconds for each
-        adapter load."""
+        that are wanted, a vector or token for each chunk that samples one, with those after accepted proposals, and
+        a load time of 0 seconds for each adapter load."""
         for request_id in plan.released:
             self.sequences.pop(request_id, None)
         for admission in plan.admitted:
@@ -123,7 +124,12 @@ class FakeExecutor:
         asks = {request_id: self.sequences[request_id].admission.pooling for request_id in ended}
         return StepResult(
             scored=tuple(filter(None, map(self._score, plan.chunks))),
-            sampled=tuple(self._sample(request_id) for request_id in ended if self._generates(request_id)),
+            sampled=tuple(
+                token
+                for chunk in plan.chunks
+                if chunk.samples and self._generates(chunk.request_id)
+                for token in self._sample(chunk)
+            ),
             pooled=tuple(self._pool(request_id, pooling) for request_id, pooling in asks.items() if pooling),
             load_seconds=(0.0,) * len(plan.loads),
         )
@@ -167,8 +173,12 @@ class FakeExecutor:
         rows = islice(fake_rows(admission.adapter_hash, prompt, width), start, stop)
         return PromptRows(chunk.request_id, start, b"".join(rows))
 
-    def _sample(self, request_id: str) -> SampledToken:
-        seq = self.sequences[request_id]
-        token = fake_token(seq.admission.adapter_hash, seq.admission.params.seed, seq.tokens, self.vocab_size)
-        seq.tokens.append(token)
-        return SampledToken(request_id, token)
+    def _sample(self, chunk: ScheduledChunk) -> list[SampledToken]:
+        """Sample from every row of a chunk as if its proposals were right, and append the tokens that are kept."""
+        seq, name = self.sequences[chunk.request_id], chunk.request_id
+        adapter_hash, seed = seq.admission.adapter_hash, seq.admission.params.seed
+        rows = [[*seq.tokens, *chunk.proposals[:count]] for count in range(1 + len(chunk.proposals))]
+        sampled = [SampledToken(name, fake_token(adapter_hash, seed, known, self.vocab_size)) for known in rows]
+        kept = verified(sampled, {name: chunk.proposals})
+        seq.tokens += [one.token for one in kept]
+        return kept

@@ -6,8 +6,8 @@ tokens of the previous step: such a token is UNKNOWN, and the device, which has 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -81,7 +81,8 @@ class HostBatch:
         query_starts, contexts: int64 [num_seqs + 1], [num_seqs]. See `AttentionBatch`.
         block_tables: int32 [num_seqs, blocks of the longest context]; 0 where a sequence has no block.
         sample_rows: int64 [num_samples]. Rows whose logits are wanted.
-        sample_ids: id of the request of each of `sample_rows`.
+        sample_ids: id of the request of each of `sample_rows`. Requests with proposals have several, in order.
+        proposals: request id -> its proposals, which are the tokens of its rows after the first.
         pooled: the chunks of requests for vectors.
         scored: the chunks of requests for logprobs of their prompts.
     """
@@ -96,6 +97,7 @@ class HostBatch:
     segments: SegmentPlan
     sample_rows: Longs
     sample_ids: tuple[str, ...]
+    proposals: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     pooled: tuple[PooledChunk, ...] = ()
     scored: tuple[ScoredChunk, ...] = ()
 
@@ -210,8 +212,10 @@ class BatchState:
     def gather(self, chunks: Sequence[ScheduledChunk]) -> HostBatch:
         """Appends each chunk's new pages to its request's block table, and returns the rows of the step that computes
         `chunks` (not empty): one-token chunks first, then longer ones, each of the two groups ordered by adapter
-        slot."""
-        ordered = sorted(chunks, key=self._row_order)
+        slot. A chunk with proposals becomes chunks of one token that share a block table: a layer writes the K and V of
+        all rows before any row attends, so that they are computed, and replayed, like decodes of several requests."""
+        proposals = {chunk.request_id: chunk.proposals for chunk in chunks if chunk.proposals}
+        ordered = sorted(self._split(chunks) if proposals else chunks, key=self._row_order)
         lines = np.asarray([self._lines[chunk.request_id] for chunk in ordered], dtype=np.int64)
         for line, chunk in zip(lines, ordered, strict=True):
             self._add_pages(int(line), chunk.new_pages)
@@ -231,9 +235,22 @@ class BatchState:
             sample_ids=tuple(
                 chunk.request_id for chunk, is_sampled in zip(ordered, samples, strict=True) if is_sampled
             ),
+            proposals=proposals,
             pooled=self._pooled_chunks(ordered, span.query_starts) if self._pooled else (),
             scored=self._scored_chunks(ordered, span.query_starts) if self._scored else (),
         )
+
+    def _split(self, chunks: Iterable[ScheduledChunk]) -> Iterator[ScheduledChunk]:
+        """Yields the chunks, those with proposals token by token. Their proposals are written after the request's known
+        tokens, which `append` overwrites as tokens become known."""
+        for chunk in chunks:
+            if not chunk.proposals:
+                yield chunk
+                continue
+            first, end = chunk.start + 1, chunk.start + chunk.num_tokens
+            self.tokens[self._lines[chunk.request_id], first:end] = chunk.proposals
+            for place in range(chunk.start, end):
+                yield ScheduledChunk(chunk.request_id, place, 1, chunk.new_pages if place < first else (), samples=True)
 
     def _pooled_chunks(self, ordered: Sequence[ScheduledChunk], query_starts: Longs) -> tuple[PooledChunk, ...]:
         spans = zip(ordered, query_starts[:-1].tolist(), query_starts[1:].tolist(), strict=True)

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -28,13 +29,14 @@ from engine.model.host_store import HostStore
 from engine.model.kernels import load_kernels
 from engine.model.kv_scales import find_kv_codings
 from engine.model.lora import TARGETS, target_widths
+from engine.model.masks import TokenMasks
 from engine.model.memory import Progress, count_host_pages, count_pages, pick_device, pick_dtype
 from engine.model.packing import Packer, load_ahead
 from engine.model.page_uses import PageUses, used_pages
 from engine.model.peft_dora import base_linears
 from engine.model.peft_loader import TargetShapes
 from engine.model.pooler import Pooler
-from engine.model.sampling import Sample, make_sampler
+from engine.model.sampling import HeldTokens, Sample, make_sampler
 from engine.model.scorer import PromptScorer
 from engine.model.sizes import fill_sizes, has_fp8_kv, max_model_len, stores_fp8
 from engine.model.spec import read_spec
@@ -150,6 +152,12 @@ class ModelRunner:
         return source
 
     @property
+    def proposes(self) -> bool:
+        """Return whether plans may have proposals: on a CPU only. A GPU plans a step before it knows the tokens of the
+        step before, to which proposals must be appended, and its sampler draws one token for each request."""
+        return self.device.type == "cpu"
+
+    @property
     def vocab_size(self) -> int:
         return self.spec.vocab_size
 
@@ -182,7 +190,7 @@ class ModelRunner:
         output = self._steps.compute(batch, rung) if batch else None
         if not launched:
             launch = Launch(self._is_idle(), time.perf_counter() - started)
-        sample = self._sample(output.logits, batch.sample_ids) if batch and output else None
+        sample = self._sample(output.logits, batch) if batch and output else None
         vectors = self._pooler.start(output.residual, batch.pooled) if batch and output and batch.pooled else None
         scores = self._scorer.start(output.residual, batch.scored) if batch and output and batch.scored else None
         self._arena.copies.close()
@@ -194,17 +202,23 @@ class ModelRunner:
         """Returns whether the device has finished the last plan submitted, and that is not collected yet."""
         return bool(self._submitted) and self._clock.has_passed(self._submitted[-1].ended)
 
-    def _sample(self, logits: Tensor, request_ids: tuple[str, ...]) -> Sample | None:
+    def _sample(self, logits: Tensor, batch: HostBatch) -> Sample | None:
         """Samples the next token of each request from its row of a step's logits, while a GPU still computes them. The
-        masks of grammars depend on the tokens of the steps before, for which the host waits. Returns None if there are
-        no requests."""
+        masks of grammars depend on the tokens of the steps before, for which the host waits. Returns None if no request
+        samples."""
+        request_ids = batch.sample_ids
         if not request_ids:
             return None
         if not self._grammars.bind(request_ids):
-            return self._sampler.start(logits, request_ids)
+            return self._choose(logits, batch)
         for step in self._submitted:
             self._read(step)
-        return self._sampler.start(logits, request_ids, self._grammars.masks(request_ids))
+        return self._choose(logits, batch, self._grammars.masks(request_ids))
+
+    def _choose(self, logits: Tensor, batch: HostBatch, masks: TokenMasks | None = None) -> Sample:
+        if batch.proposals:  # then this is a CPU (see `proposes`)
+            return cast("HeldTokens", self._sampler).start(logits, batch.sample_ids, masks, batch.proposals)
+        return self._sampler.start(logits, batch.sample_ids, masks)
 
     def _read(self, step: SubmittedStep) -> None:
         """Waits for a step's tokens, unless the host has them already. Records them and advances grammars by them,

@@ -10,8 +10,9 @@ tokens that are left. Given the same logits, a preempted, resumed or batched seq
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from engine.core.types import SampledToken, SamplingParams, TokenLogprobs
+from engine.executor.verify import verified
 from engine.model.draws import Filters, draw, draw_filtered, ranked, uniforms
 from engine.model.masks import TokenMasks
 
@@ -31,7 +33,8 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class HostSample:
-    """The tokens of a step, which the host knows already, in the order of the requests. See `sampling.Sample`."""
+    """The tokens of a step, which the host knows already, in the order of the requests, without those after refused
+    proposals. See `sampling.Sample`."""
 
     sampled: list[SampledToken]
 
@@ -139,25 +142,49 @@ class Sampler:
         """Forgets a request. Raises KeyError if it is not known."""
         del self._rows[request_id]
 
-    def start(self, logits: Tensor, request_ids: Sequence[str], masks: TokenMasks | None = None) -> HostSample:
-        """Chooses the next token of each request from `logits` ([len(request_ids), vocab_size], not changed) where
-        `masks` allow it, adds it to the request's history, and returns the tokens with requested logprobs."""
-        return HostSample(self.sample(logits, request_ids, masks))
+    def start(
+        self,
+        logits: Tensor,
+        request_ids: Sequence[str],
+        masks: TokenMasks | None = None,
+        proposals: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> HostSample:
+        """Does what `sample` does, and returns the tokens as a `sampling.Sample`."""
+        return HostSample(self.sample(logits, request_ids, masks, proposals))
 
-    def sample(self, logits: Tensor, request_ids: Sequence[str], masks: TokenMasks | None = None) -> list[SampledToken]:
-        """Chooses the next token of each request and adds it to the request's history. Returns the tokens, with
+    def sample(
+        self,
+        logits: Tensor,
+        request_ids: Sequence[str],
+        masks: TokenMasks | None = None,
+        proposals: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> list[SampledToken]:
+        """Chooses the next tokens of each request and adds them to the request's history. Returns the tokens, with
         logprobs of the unchanged logits where requested.
 
         Args:
             logits: [len(request_ids), vocab_size], of any floating dtype; not changed.
             masks: the tokens allowed in rows. None means that all are allowed.
+            proposals: request id -> the tokens that its rows after the first were computed for, if it has several rows.
+                Tokens are chosen up to the first that differs from its proposal. Such a request has no penalties.
         """
-        rows = [self._rows[request_id] for request_id in request_ids]
+        rows = list(self._follow(request_ids)) if proposals else [self._rows[name] for name in request_ids]
         tokens = self._choose(logits, rows, masks)
         logprobs = _logprobs(logits, [row.params.logprobs for row in rows], tokens)
-        for row, token in zip(rows, tokens.tolist(), strict=True):
-            row.append(token)
-        return [SampledToken(*result) for result in zip(request_ids, tokens.tolist(), logprobs, strict=True)]
+        sampled = [SampledToken(*result) for result in zip(request_ids, tokens.tolist(), logprobs, strict=True)]
+        if proposals:
+            sampled = verified(sampled, proposals)
+        for one in sampled:
+            self._rows[one.request_id].append(one.token)
+        return sampled
+
+    def _follow(self, request_ids: Sequence[str]) -> Iterator[_SamplerRow]:
+        """Yields the state of each row's request, moved on by the request's earlier rows."""
+        before: Counter[str] = Counter()
+        for request_id in request_ids:
+            row, count = self._rows[request_id], before[request_id]
+            yield replace(row, position=row.position + count, num_generated=row.num_generated + count)
+            before[request_id] += 1
 
     def _choose(self, logits: Tensor, rows: list[_SamplerRow], masks: TokenMasks | None) -> Int64Array:
         """Returns the next tokens, int64 [n]. Plain rows need only an argmax of the unchanged logits."""

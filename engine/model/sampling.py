@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.core.types import SampledToken, SamplingParams
 from engine.model.masks import TokenMasks
-from engine.model.sampler import Sampler
+from engine.model.sampler import HostSample, Sampler
 
 
 class Sample(Protocol):
@@ -59,7 +59,7 @@ class SlotSampler(TokenSampler, Protocol):
 class HeldTokens:
     """A `SlotSampler` for a CPU. Wraps a sampler whose tokens the host knows at once, and assigns the slots."""
 
-    def __init__(self, sampler: TokenSampler, max_seqs: int) -> None:
+    def __init__(self, sampler: Sampler, max_seqs: int) -> None:
         self.last_tokens = torch.zeros(max_seqs, dtype=torch.int64)
         self._sampler = sampler
         self._slots: dict[str, int] = {}
@@ -82,11 +82,19 @@ class HeldTokens:
         """Returns each request's slot, int32 [len(request_ids)]. A request keeps its slot from `add` to `remove`."""
         return np.array([self._slots[request_id] for request_id in request_ids], dtype=np.int32)
 
-    def start(self, logits: Tensor, request_ids: Sequence[str], masks: TokenMasks | None = None) -> Sample:
+    def start(
+        self,
+        logits: Tensor,
+        request_ids: Sequence[str],
+        masks: TokenMasks | None = None,
+        proposals: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> HostSample:
         """Chooses the next token of each request with the wrapped sampler, from `logits` ([len(request_ids),
-        vocab_size]) where `masks` allow it, and writes the token to the request's slot of `last_tokens`."""
-        sample = self._sampler.start(logits, request_ids, masks)
-        self.last_tokens[torch.from_numpy(self.slots(request_ids))] = sample.ids
+        vocab_size]) where `masks` allow it, and writes the token to the request's slot of `last_tokens`. Requests with
+        proposals may get several (see `Sampler.sample`), the last of which is written."""
+        sample = self._sampler.start(logits, request_ids, masks, proposals)
+        last = {one.request_id: one.token for one in sample.sampled}
+        self.last_tokens[torch.from_numpy(self.slots(tuple(last)))] = torch.tensor(tuple(last.values()))
         return sample
 
 

@@ -136,6 +136,8 @@ def _counters(state: EngineState) -> Figures:
         "prompt_tokens",
         "cached_tokens",
         "generated_tokens",
+        "proposed_tokens",
+        "accepted_tokens",
         "adapter_loads",
     )
     moves = ("adapter_evictions", "pages_saved", "pages_restored")

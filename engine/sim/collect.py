@@ -151,7 +151,7 @@ class Collector:
         tokens = dict.fromkeys(Lane, 0)
         for chunk in plan.chunks:
             lane = self.unfinished[chunk.request_id].group.lane
-            tokens[lane] += chunk.start + 1 if chunk.num_tokens == 1 else chunk.num_tokens
+            tokens[lane] += chunk.decode_context if chunk.is_decode else chunk.num_tokens
         return tokens
 
     def _start(self, track: Track, num_cached: int, now: float) -> None:

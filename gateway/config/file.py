@@ -224,6 +224,8 @@ def convert(value: Any, kind: Any, where: str, base: Path) -> Any:
 
     if missing := _unresolved(value):
         raise ConfigError("\n".join(missing))
+    if value is False and "off" in get_args(kind):
+        return "off"  # YAML 1.1 takes the word for a boolean
     if kind is Lane:
         return parse_lane(value, where)
     if isinstance(value, str) and kind in (int, int | None):

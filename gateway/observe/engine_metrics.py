@@ -45,6 +45,8 @@ COUNTERS = {
     "prompt_tokens": "Prompt tokens of admitted requests.",
     "cached_tokens": "Prompt tokens found in the prefix cache.",
     "generated_tokens": "Tokens sampled.",
+    "proposed_tokens": "Tokens that steps computed as proposals.",
+    "accepted_tokens": "Proposals that became part of answers.",
     "adapter_loads": "Adapters copied to the device.",
     "adapter_evictions": "Adapters dropped from the device.",
     "adapter_fetches": "Adapters read from disk into host memory.",

@@ -1,5 +1,6 @@
 """Engines on simulated memory, and what to ask of them: what a slot holds is known, so that a wrong read shows."""
 
+from collections import Counter
 from dataclasses import replace
 
 from hypothesis import strategies as st
@@ -53,11 +54,12 @@ class MemoryExecutor(FakeExecutor):
         for page, host_page in plan.restores:
             self.slots.update({(page, i): held for i, held in enumerate(self.host[host_page])})
         result = super().compute(plan)
-        sampled = {s.request_id for s in result.sampled}
+        sampled = Counter(s.request_id for s in result.sampled)
         for chunk in plan.chunks:
-            self._compute(chunk, sampled)
+            self._compute(chunk, sampled[chunk.request_id])
         kept = tuple(one for one in result.sampled if one.request_id not in self.failing)
-        return replace(result, sampled=kept, failed=tuple((name, "too large") for name in sampled & self.failing))
+        failed = sampled.keys() & self.failing
+        return replace(result, sampled=kept, failed=tuple((name, "too large") for name in failed))
 
     def fetch(self, plan):
         self.packed.difference_update(plan.host_dropped)
@@ -101,10 +103,10 @@ class MemoryExecutor(FakeExecutor):
         more = {AdapterFetched: (0.001,), FetchFailed: ("it is gone",), FetchCancelled: ()}[kind]
         self.report(kind(adapter_hash, *more))
 
-    def _compute(self, chunk, sampled):
+    def _compute(self, chunk, num_sampled):
         seq = self.sequences[chunk.request_id]
         adapter_hash = seq.admission.adapter_hash
-        known = seq.tokens[:-1] if chunk.request_id in sampled else seq.tokens
+        known = [*seq.tokens[: len(seq.tokens) - num_sampled], *chunk.proposals]
         end = chunk.start + chunk.num_tokens
         assert chunk.samples == (end == len(known))
         for position in range(chunk.start, end):

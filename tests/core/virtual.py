@@ -60,8 +60,8 @@ class SlowExecutor(FakeExecutor):
         return replace(result, seconds=seconds, launched=launched) if self.overlaps else result
 
     def seconds(self, plan):
-        tokens = sum(chunk.num_tokens for chunk in plan.chunks if chunk.num_tokens > 1)
-        decodes = sum(chunk.num_tokens == 1 for chunk in plan.chunks)
+        tokens = sum(chunk.num_tokens for chunk in plan.chunks if not chunk.is_decode)
+        decodes = sum(chunk.num_tokens for chunk in plan.chunks if chunk.is_decode)
         copies = self.load_seconds * len(plan.loads)
         if not plan.chunks:
             return copies

@@ -1,0 +1,146 @@
+"""Speculation: chooses how many proposed tokens a step computes, and learns how many are accepted.
+
+A decoding sequence may have proposals after its newest token. The step computes them like further decodes and samples
+from every row; the tokens up to the first that differs from its proposal are kept (see executor/verify.py). What is
+kept equals what single steps would have sampled. Sequences, pages, prefix keys and counts therefore know accepted
+tokens only, and later steps overwrite the KV of refused ones.
+
+A step gets a proposal if it raises the tokens that the step is expected to yield per predicted second: small steps
+mostly wait for weights, so that more rows are almost free, and large ones do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from engine.core.config import CoreConfig
+from engine.core.page_budget import PageBudget
+from engine.core.proposer import PromptLookup, Proposer
+from engine.core.sequence import FIRST_ACCEPTANCE, Sequence
+from engine.core.state import EngineState
+from engine.core.step_budget import StepBudget
+from engine.core.types import Request, ScheduledChunk, StepPlan, StepResult
+from engine.core.under_way import StepUnderWay
+
+MOST_DECODES = 16
+"""Number of sequences beyond which a step has no proposals. With 25 rows a CPU takes as long for arithmetic as for
+reading weights, so that a fuller batch would pay for each further row, and for looking for proposals."""
+MOST_PROPOSED = 16
+"""Maximum number of proposals of a sequence in a step: one page, and few enough to be found in microseconds."""
+NEWEST_PROPOSAL = 1 / 8
+"""Weight of the newest proposal in `Sequence.acceptance`, which follows a passage that repeats within a few steps."""
+RECOVERY = 1 / 256
+"""Part of the way back to `FIRST_ACCEPTANCE` that `Sequence.acceptance` goes in a step without proposals, so that a
+sequence whose proposals were refused is tried again."""
+PROBE_EVERY, PROBE_ROWS = 64, 4
+"""In one of `PROBE_EVERY` steps, `PROBE_ROWS` proposals are made whatever they are predicted to cost: from steps of one
+size only, the model cannot tell the price of a row from the constant."""
+INDEXED = 512
+"""Maximum number of a sequence's tokens that its proposer takes note of in a step: about 0.2 ms, and more than the
+prompt tokens of most steps."""
+
+
+def proposer_for(config: CoreConfig, request: Request) -> Proposer | None:
+    """Return the proposer of a new request; None means that the request gets no proposals: without speculation, with
+    penalties or a grammar, whose effect on a row depends on the tokens of the rows before it in the same step, and for
+    suspects of a crash."""
+    params = request.params
+    penalties = params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty
+    has_state = penalties or params.grammar is not None or request.pooling is not None
+    if not config.speculation or has_state or request.suspect or params.max_tokens < 2:
+        return None
+    return PromptLookup()
+
+
+def add_proposals(state: EngineState, chunks: dict[str, ScheduledChunk], budget: StepBudget, pages: PageBudget) -> None:
+    """Add proposals to the `chunks` of a plan, by request id, if it only decodes and has at most `MOST_DECODES` chunks.
+    In a step with interactive work only that gets proposals, because those of batch work would delay it. `budget`
+    counts the work and `pages` gives pages, only free ones."""
+    if not 0 < len(chunks) <= MOST_DECODES or not budget.is_decoding:
+        return
+    guesses = dict(_guesses(state, chunks))
+    for seq, count in _worthwhile(state, guesses, budget, len(chunks)).items():
+        chunk, size = chunks[seq.id], state.config.block_size
+        held = len(seq.pages) + len(chunk.new_pages)
+        more = pages.take_free(state.config.pages_for(chunk.start + 1 + count) - held, seq.lane)
+        count = min(count, (held + len(more)) * size - chunk.start - 1)
+        budget.add_proposals(seq, chunk.start + 1, count)
+        chunks[seq.id] = chunk._replace(
+            num_tokens=1 + count, new_pages=(*chunk.new_pages, *more), proposals=guesses[seq][:count]
+        )
+
+
+def _guesses(state: EngineState, chunks: Mapping[str, ScheduledChunk]) -> Iterator[tuple[Sequence, tuple[int, ...]]]:
+    """Yield the sequences that may have proposals in a step, with their proposals: sequences of the first lane that run
+    already. Proposals stop one short of the last token that the request's limit and the context allow, because that one
+    is sampled."""
+    owners = [state.sequences[request_id] for request_id in chunks]
+    lane = min(seq.lane for seq in owners)
+    for seq in owners:
+        is_decode = seq.id in state.running and chunks[seq.id].samples and seq.is_scored
+        if seq.proposer is None or seq.lane is not lane or not is_decode:
+            continue
+        left = min(seq.request.params.max_tokens - seq.num_generated, state.config.max_model_len - len(seq.tokens))
+        if left > 1 and (guess := seq.proposer.propose(seq.tokens, min(left - 1, MOST_PROPOSED))):
+            yield seq, guess
+
+
+def _worthwhile(
+    state: EngineState, guesses: Mapping[Sequence, tuple[int, ...]], budget: StepBudget, tokens: float
+) -> dict[Sequence, int]:
+    """Return how many proposals each sequence gets. The likeliest are taken first, as long as each raises the expected
+    `tokens` of the step per predicted second, and the step stays within the budget's tokens and bound. Before the model
+    is warm, none does."""
+    model = state.ledger.model
+    if not model.is_warm:
+        return {}
+    seconds, bound = model.predict(budget.features), budget.bound
+    free = PROBE_ROWS if state.counters.steps % PROBE_EVERY == 0 else 0
+    likely = [(seq.acceptance**place, seq) for seq, guess in guesses.items() for place in range(1, 1 + len(guess))]
+    likely.sort(key=lambda one: one[0], reverse=True)
+    counts: dict[Sequence, int] = {}
+    for number, (gain, seq) in enumerate(likely[: max(0, budget.tokens_left)]):
+        price = budget.row_price(seq, len(seq.tokens), number)
+        pays = gain * seconds > tokens * price
+        if not (pays or number < free) or seconds + price > bound:
+            break
+        tokens, seconds = tokens + gain, seconds + price
+        counts[seq] = counts.get(seq, 0) + 1
+    return counts
+
+
+def count_refused(plan: StepPlan, result: StepResult) -> dict[str, int]:
+    """Return the number of refused proposals, by request id, of each request that has proposals in a plan."""
+    refused = {chunk.request_id: 1 + len(chunk.proposals) for chunk in plan.chunks if chunk.proposals}
+    if refused:
+        for sample in result.sampled:
+            if sample.request_id in refused:
+                refused[sample.request_id] -= 1
+    return refused
+
+
+def note_proposals(state: EngineState, step: StepUnderWay, refused: Mapping[str, int]) -> None:
+    """Learn from a step whose tokens have been appended: count its proposals, update the acceptance of its sequences,
+    and show their proposers the new tokens. `refused` is what `count_refused` returned."""
+    if not state.config.speculation:
+        return
+    for chunk in step.plan.chunks:
+        seq = step.sequences[chunk.request_id]
+        if seq.proposer is None:
+            continue
+        if chunk.proposals:
+            accepted = len(chunk.proposals) - refused[chunk.request_id]
+            state.counters.proposed_tokens += len(chunk.proposals)
+            state.counters.accepted_tokens += accepted
+            seq.acceptance = _updated(seq.acceptance, accepted, is_refused=refused[chunk.request_id] > 0)
+        elif chunk.is_decode:
+            seq.acceptance += RECOVERY * (FIRST_ACCEPTANCE - seq.acceptance)
+        seq.proposer.learn(seq.tokens, INDEXED)
+
+
+def _updated(acceptance: float, accepted: int, *, is_refused: bool) -> float:
+    """Return the moving average after `accepted` proposals and, if `is_refused`, one that was refused. Those after a
+    refused one tell nothing."""
+    keep = 1 - NEWEST_PROPOSAL
+    acceptance = 1 - (1 - acceptance) * keep**accepted
+    return acceptance * keep if is_refused else acceptance

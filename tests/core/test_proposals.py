@@ -1,0 +1,346 @@
+"""Proposed tokens: answers are the same with and without, and steps have them where they pay."""
+
+from contextlib import contextmanager
+from dataclasses import replace
+from random import Random
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.core import apply, proposals
+from engine.core.check import leftovers, violations
+from engine.core.commands import Abort, Submit
+from engine.core.config import PREEMPTIONS, CoreConfig, LaneGoals, Scheduling
+from engine.core.grammars import Grammar, GrammarKind
+from engine.core.proposals import MOST_DECODES, proposer_for
+from engine.core.proposer import MOST_CANDIDATES, PromptLookup
+from engine.core.types import FinishReason, Lane, Request, SampledToken, SamplingParams
+from engine.executor.fake import fake_token
+from engine.executor.verify import verified
+from tests.core import virtual
+from tests.core.memory import ADAPTERS, added, configs, expected_tokens, make_engine, prompts, request, tokens_of
+from tests.core.virtual import SteppedEngine
+
+ROOMY = CoreConfig(num_pages=80, block_size=4, max_seqs=4, max_model_len=64, token_budget=64, speculation=True)
+
+
+class Oracle:
+    """A proposer that knows the fake executor's tokens and is right for a share of them."""
+
+    def __init__(self, request, vocab_size, right):
+        self.request, self.vocab_size, self.right = request, vocab_size, right
+
+    def learn(self, tokens, most):
+        pass
+
+    def propose(self, tokens, most):
+        known, seed = list(tokens), self.request.params.seed
+        for _ in range(most):
+            token = fake_token(self.request.adapter_hash, seed, known, self.vocab_size)
+            is_right = Random(f"{self.request.id} {len(known)}").random() < self.right
+            known.append(token if is_right else token + 1)
+        return tuple(known[len(tokens) :])
+
+
+@contextmanager
+def oracles(right, vocab_size=50, forced=True):
+    """Let oracles propose; if `forced`, all of their proposals are computed, whatever they cost."""
+
+    def oracle(config, request):
+        return Oracle(request, vocab_size, right) if proposer_for(config, request) else None
+
+    def everything(state, guesses, budget, tokens):
+        left, counts = budget.tokens_left, {}
+        for seq, guess in guesses.items():
+            counts[seq] = min(left, len(guess))
+            left -= counts[seq]
+        return {seq: count for seq, count in counts.items() if count}
+
+    chooses = patch.object(proposals, "_worthwhile", everything if forced else proposals._worthwhile)
+    with patch.object(apply, "proposer_for", oracle), chooses:
+        yield
+
+
+arrivals = st.lists(
+    st.tuples(
+        st.integers(0, 20),
+        prompts,
+        st.integers(1, 16),
+        st.sampled_from([None, *ADAPTERS]),
+        st.sampled_from(Lane),
+        st.booleans(),
+        st.sampled_from([None, None, None, 1, 3, 9]),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(config=configs, arrivals=arrivals, right=st.sampled_from([0.0, 0.5, 0.9, 1.0]))
+@settings(max_examples=60, deadline=None)
+def test_answers_are_the_same_with_proposals(config, arrivals, right):
+    """Whatever is accepted, preempted, aborted, found in the prefix cache or stopped by a token within a chunk."""
+    plain, _ = serve(config, arrivals)
+    with oracles(right):
+        events, counters = serve(replace(config, speculation=True), arrivals)
+    assert counters.accepted_tokens <= counters.proposed_tokens
+    for number, (*_, aborted) in enumerate(arrivals):
+        name = f"r{number}"
+        expected, found = (told(some, name) for some in (plain, events))
+        if aborted is None:
+            assert found == expected
+        else:
+            assert all(one == other for one, other in zip(expected[0], found[0], strict=False))
+
+
+def serve(config, arrivals):
+    """Run requests, checking the state between any two steps; return their events and the engine's counters."""
+    engine = make_engine(config)
+    for adapter_hash in ADAPTERS:
+        engine.inbox.put(added(adapter_hash))
+    events, step = [], 0
+    while engine.state.has_work or engine.inbox._commands or step <= 30:
+        for number, (begin, prompt, max_tokens, adapter_hash, lane, ignore_eos, aborted) in enumerate(arrivals):
+            if step == begin:
+                params = {"ignore_eos": ignore_eos, "seed": 3}
+                asked = request(f"r{number}", prompt, max_tokens, lane, adapter_hash, begin / 1000, **params)
+                engine.inbox.put(Submit(asked))
+            if aborted is not None and step == begin + aborted:
+                engine.inbox.put(Abort(f"r{number}"))
+        events += engine.step()
+        assert violations(engine.state) == []
+        step += 1
+        assert step < 3000
+    assert leftovers(engine.state) == []
+    assert engine.executor.sequences.keys() <= set(engine.state.released)
+    assert engine.state.counters.generated_tokens == sum(len(event.tokens) for event in events)
+    return events, engine.state.counters
+
+
+def told(events, name):
+    return tokens_of(events, name), [event.finish_reason for event in events if event.request_id == name][-1:]
+
+
+@pytest.mark.parametrize("preemption", PREEMPTIONS)
+def test_preempted_sequences_go_on_with_proposals(preemption):
+    config = CoreConfig(
+        num_pages=14,
+        block_size=2,
+        max_seqs=5,
+        max_model_len=64,
+        token_budget=40,
+        host_pages=40,
+        scheduling=Scheduling(preemption=preemption),
+        speculation=True,
+    )
+    asked = [(i * 3, [i, i + 1, 3], 14, None, Lane.BATCH if i % 2 else Lane.INTERACTIVE, True, None) for i in range(4)]
+    with oracles(0.7):
+        events, counters = serve(config, asked)
+    assert counters.preemptions > 0
+    assert 0 < counters.accepted_tokens < counters.proposed_tokens
+    for number, (_, prompt, *_) in enumerate(asked):
+        assert tokens_of(events, f"r{number}") == expected_tokens(request("r", prompt, seed=3), 14)
+
+
+def test_prefixes_consist_of_accepted_tokens():
+    asked = request("first", range(9), 20, ignore_eos=True)
+    with oracles(0.6):
+        engine = make_engine(ROOMY)
+        run(engine, asked)
+        known = (*asked.prompt_ids, *expected_tokens(asked, 20))
+        events = run(engine, request("again", known[:25], 8, ignore_eos=True))
+    assert next(event for event in events if event.tokens).num_cached == 24
+    assert tokens_of(events, "again") == expected_tokens(request("again", known[:25]), 8)
+
+
+def run(engine, *requests):
+    events = []
+    for one in requests:
+        engine.inbox.put(Submit(one))
+    while engine.state.has_work or engine.inbox._commands:
+        events += engine.step()
+        assert violations(engine.state) == []
+    return events
+
+
+def test_a_chunk_ends_at_max_tokens_and_at_the_end_of_the_context():
+    with oracles(1.0):
+        engine = make_engine(ROOMY)
+        events = run(engine, request("limit", range(5), 7, ignore_eos=True))
+        assert told(events, "limit") == (expected_tokens(request("limit", range(5)), 7), [FinishReason.LENGTH])
+        assert engine.state.counters.steps <= 4
+        assert engine.state.counters.accepted_tokens == 5
+        events = run(engine, request("context", range(40), 24, ignore_eos=True))
+        assert told(events, "context")[1] == [FinishReason.LENGTH]
+        assert len(tokens_of(events, "context")) == 24
+
+
+def test_tokens_after_a_stop_token_are_dropped():
+    expected = expected_tokens(request("r", range(5)), 12)
+    stop = next(token for number, token in enumerate(expected) if number >= 4 and token not in expected[:number])
+    number = expected.index(stop)
+    with oracles(1.0):
+        engine = make_engine(ROOMY)
+        events = run(engine, request("r", range(5), 20, stop_token_ids=(stop,)))
+    assert told(events, "r") == (expected[: number + 1], [FinishReason.STOP])
+    assert engine.state.counters.generated_tokens == number + 1
+    assert sum(event.finish_reason is not None for event in events) == 1
+
+
+def test_proposals_take_no_page_that_holds_something():
+    with oracles(1.0):
+        engine = make_engine(replace(ROOMY, num_pages=7))
+        run(engine, request("cached", range(16), 1))
+        cached = dict(engine.state.prefix.key_of)
+        engine.inbox.put(Submit(request("r", [40] * 5, 10, ignore_eos=True)))
+        for _ in range(2):
+            engine.step()
+        assert cached.keys() <= engine.state.prefix.key_of.keys()
+        assert len(engine.state.sequences["r"].pages) == 2
+        assert engine.state.counters.accepted_tokens == 2
+
+
+def stepped_engine(**config):
+    stepped = SteppedEngine(speculation=True, **config)
+    stepped.learn()
+    return stepped
+
+
+def proposed(stepped, since=0):
+    return [
+        sum(len(chunk.proposals) for chunk in plan.chunks) for plan in stepped.executor.plans[since:] if plan.chunks
+    ]
+
+
+def test_one_stream_gets_several_tokens_a_step():
+    with oracles(1.0, 1000, forced=False):
+        stepped = stepped_engine()
+        began = len(stepped.executor.plans)
+        stepped.submit("r", 16, 200)
+        stepped.finish()
+    counters = stepped.state.counters
+    assert len(stepped.executor.plans) - began < 40
+    assert len(stepped.times["r"]) == 200
+    assert counters.accepted_tokens > 0.9 * counters.proposed_tokens
+    assert stepped.ledger.model.prices.decode == pytest.approx(virtual.DECODE, rel=0.05)
+
+
+def test_refused_proposals_become_rare():
+    with oracles(0.0, 1000, forced=False):
+        stepped = stepped_engine()
+        began = len(stepped.executor.plans)
+        stepped.submit("r", 16, 300)
+        stepped.finish()
+    assert stepped.state.counters.accepted_tokens == 0
+    assert sum(proposed(stepped, began)[100:]) < 60
+
+
+def test_nothing_is_proposed_where_a_row_costs_more_than_it_gains():
+    """Only the probes remain, from which the model knows what rows cost."""
+    with oracles(1.0, 1000, forced=False), patch.object(virtual, "DECODE", 0.05), patch.object(virtual, "STEP", 0.001):
+        stepped = stepped_engine(interactive=LaneGoals(ttft_s=1000, itl_s=1000))
+        began = len(stepped.executor.plans)
+        for name in "abc":
+            stepped.submit(name, 16, 100)
+        stepped.finish()
+    counts = proposed(stepped, began)
+    assert sum(map(bool, counts)) <= len(counts) / 16
+
+
+def test_a_full_batch_proposes_nothing():
+    with oracles(1.0, 1000, forced=False):
+        stepped = stepped_engine()
+        for number in range(MOST_DECODES + 1):
+            stepped.submit(str(number), 16, 60)
+        stepped.step(10)
+        began = len(stepped.executor.plans)
+        stepped.step(20)
+    assert len(stepped.state.running) == MOST_DECODES + 1
+    assert proposed(stepped, began) == [0] * 20
+
+
+def test_nothing_is_proposed_beside_prompts_nor_for_batch_work_beside_interactive():
+    with oracles(1.0, 1000, forced=False):
+        stepped = stepped_engine()
+        stepped.batch("batch", 16, 400)
+        stepped.step(20)
+        assert any(proposed(stepped, -10))
+        began = len(stepped.executor.plans)
+        stepped.submit("now", 200, 800)
+        stepped.step(20)
+    for plan in stepped.executor.plans[began:]:
+        names = {chunk.request_id for chunk in plan.chunks if chunk.proposals}
+        is_prompt = any(not chunk.is_decode for chunk in plan.chunks)
+        assert names <= {"now"}
+        assert not (is_prompt and names)
+
+
+def test_proposals_leave_every_token_in_time():
+    with oracles(1.0, 1000, forced=False):
+        stepped = stepped_engine(interactive=LaneGoals(ttft_s=0.5, itl_s=0.016))
+        stepped.submit("r", 16, 100)
+        stepped.finish()
+    assert max(stepped.gaps("r")) < 0.016
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"frequency_penalty": 0.5},
+        {"presence_penalty": 0.5},
+        {"repetition_penalty": 1.1},
+        {"grammar": Grammar(GrammarKind.REGEX, "x")},
+        {"max_tokens": 1},
+    ],
+)
+def test_requests_whose_rows_depend_on_one_another_get_no_proposals(changes):
+    asked = Request("r", (1,), SamplingParams()._replace(**changes))
+    assert proposer_for(ROOMY, asked) is None
+    assert proposer_for(ROOMY, Request("r", (1,), SamplingParams())) is not None
+    assert proposer_for(ROOMY, Request("r", (1,), SamplingParams(), suspect=True)) is None
+    assert proposer_for(replace(ROOMY, speculation=False), Request("r", (1,), SamplingParams())) is None
+
+
+def lookup(tokens, most=4, pace=1000):
+    proposer = PromptLookup()
+    for _ in range(-(-len(tokens) // pace)):
+        proposer.learn(tokens, pace)
+    return proposer.propose(tokens, most)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([], ()),
+        ([1], ()),
+        ([1, 2, 3, 4], ()),
+        ([1, 2, 3, 4, 9, 1, 2], (3, 4, 9, 1)),
+        ([1, 2, 3, 7, 1, 2, 4, 8, 1, 2], (4, 8, 1, 2)),  # the latest of equal matches
+        ([5, 1, 2, 3, 7, 6, 1, 2, 4, 8, 5, 1, 2], (3, 7, 6, 1)),  # a longer match before a later one
+        ([1, 2, 1, 2, 1, 2], (1, 2, 1, 2)),
+        ([3, 3], ()),
+        ([3, 3, 3], (3, 3, 3, 3)),
+    ],
+)
+def test_a_lookup_proposes_what_followed_the_longest_match(tokens, expected):
+    assert lookup(tokens) == expected
+
+
+@given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 7))
+@settings(max_examples=100, deadline=None)
+def test_a_lookup_that_learns_by_and_by_proposes_the_same(tokens, pace):
+    found = lookup(tokens, 8, pace)
+    assert found == lookup(tokens, 8)
+    assert len(found) in (0, 8)
+    if found:
+        places = [i for i in range(2, len(tokens)) if tokens[i - 2 : i] == tokens[-2:]]
+        assert found[0] in {tokens[place] for place in places[-MOST_CANDIDATES:]}
+
+
+def test_tokens_are_kept_up_to_the_first_refused_proposal():
+    sampled = [SampledToken(name, token) for name, token in [("a", 1), ("b", 5), ("a", 2), ("a", 3), ("a", 4)]]
+    assert [one.token for one in verified(sampled, {"a": (1, 2, 3)})] == [1, 5, 2, 3, 4]
+    assert [one.token for one in verified(sampled, {"a": (1, 9, 3)})] == [1, 5, 2]
+    assert [one.token for one in verified(sampled, {"a": (9, 2, 3)})] == [1, 5]

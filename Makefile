@@ -28,7 +28,7 @@ GPU_TEST_TOOLS := pytest pytest-asyncio pytest-xdist hypothesis jsonschema psuti
 .PHONY: help setup setup-dev serve test test-fast test-clients test-gpu-versions lint format bench bench-adapters
 .PHONY: bench-many-adapters bench-lanes
 .PHONY: bench-batches bench-batch-job bench-gateway bench-limits bench-hostile bench-neighbours bench-restarts bench-start
-.PHONY: bench-gpu bench-planning bench-router
+.PHONY: bench-gpu bench-planning bench-router bench-speculation
 .PHONY: screenshots chaos soak proto audit wheel-check clean-data clean
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -146,6 +146,9 @@ bench-gpu: setup-dev  ## Kernels and engine on an NVIDIA GPU, against their byte
 
 bench-planning: setup-dev  ## What planning a step costs, against what runs and what waits
 	$(BIN)/python -m benchmarks.planning $(ARGS)
+
+bench-speculation: setup-dev  ## Tokens per second with and without proposed tokens, for 1, 8 and 32 streams
+	$(BIN)/python -m benchmarks.speculation $(ARGS)
 
 bench-router: setup-dev  ## Time of a routing decision with 64 replicas, 10,000 adapters and 6.4 million prefixes
 	$(BIN)/python -m benchmarks.router $(ARGS)

@@ -1,0 +1,185 @@
+"""Tokens per second with and without proposed tokens: `make bench-speculation`.
+
+One engine computes the same requests with `engine.speculation` off and auto, in turn, so that both meet the same
+machine. There is no gateway. The prompts ask for a passage or for a piece of code again, or are free chat; answers are
+greedy and end by themselves or after MOST tokens. A first round, which is not counted, teaches the step-time model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import cycle, islice
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from tokenizers import Tokenizer
+
+from engine.build import core_config
+from engine.config import EngineConfig
+from engine.core.commands import Submit
+from engine.core.state import EngineState
+from engine.core.types import Request, SamplingParams
+from engine.demo.questions import plain_pairs
+from engine.engine import Engine
+from engine.model.prepare import prepare_model
+from engine.model.runner import ModelRunner
+from engine.process.files import default_data_dir
+
+PEOPLE = ("Ada Lovelace", "Alan Turing", "Grace Hopper", "Edsger Dijkstra", "Barbara Liskov", "Donald Knuth")
+TEXT = """Order {n}42 was placed by {who} on 3 March and delivered to 17 Harbour Street, Bristol, on 9 March.
+The parcel held two copper kettles, a set of six glasses and a table lamp with a green shade.
+{who} reported that one of the glasses had arrived broken and asked for a replacement to be sent to the same address.
+The replacement for order {n}42 left the warehouse on 12 March and is expected within four working days."""
+CODE = """def total_{n}(orders, rate):
+    result = 0.0
+    for order in orders:
+        if order.is_paid:
+            result += order.amount * (1.0 + rate)
+        else:
+            result += order.amount
+    return round(result, 2)
+
+
+def largest_{n}(orders):
+    best = orders[0]
+    for order in orders[1:]:
+        if order.amount > best.amount:
+            best = order
+    return best"""
+MOST = 128
+KINDS = ("extraction", "code edit", "chat")
+CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Medians over the measured rounds of one workload; `least` and `most` are the extreme ratios of a pair."""
+
+    name: str
+    streams: int
+    off: float
+    """Tokens per second without proposals."""
+    auto: float
+    """Tokens per second with them."""
+    ratio: float
+    least: float
+    most: float
+    proposed: int
+    accepted: int
+    tokens: int
+    """Tokens of all measured answers with proposals."""
+    equal: float
+    """Share of the answers that are the same with and without. In bfloat16, rows of larger steps round otherwise."""
+
+
+def prompts(kind: str) -> Iterator[str]:
+    """Yield prompts of one kind, without end."""
+    people, questions = cycle(PEOPLE), cycle(question for question, _ in plain_pairs())
+    for number in range(1, 1 << 30):
+        who = next(people)
+        if kind == "extraction":
+            yield f"{TEXT.format(n=number, who=who)}\n\nQuote the text above in full, word by word."
+        elif kind == "code edit":
+            yield f"Return this code with a docstring in each function:\n\n{CODE.format(n=number)}"
+        else:
+            yield f"{next(questions)} Explain your answer in detail, {who.split()[0]} is listening."
+
+
+class Pair:
+    """Two engines, off and auto, over one model. Only one of them has requests at a time."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        config = replace(runner.config, prefix_caching=False)
+        core = core_config(config, runner.num_pages, 0, runner.max_model_len, runner.eos_token_ids)
+        self.engines = {
+            name: Engine(EngineState.create(replace(core, speculation=name == "auto")), runner)
+            for name in ("off", "auto")
+        }
+
+    def run(self, speculation: str, asked: Sequence[Request]) -> tuple[float, dict[str, list[int]]]:
+        """Compute requests that arrive together. Returns the seconds that it took, and the tokens of each."""
+        engine, answers = self.engines[speculation], {request.id: list[int]() for request in asked}
+        began = time.perf_counter()
+        for request in asked:
+            engine.inbox.put(Submit(request._replace(arrival=engine.clock())))
+        engine.step()
+        while engine.state.has_work:
+            for event in engine.step():
+                answers[event.request_id] += event.tokens
+        return time.perf_counter() - began, answers
+
+
+def measure(pair: Pair, tokenizer: Tokenizer, kind: str, streams: int, rounds: int) -> Outcome:
+    """Compute the same requests on both engines, `streams` at a time, the engines taking turns to be the first."""
+    counters, texts = pair.engines["auto"].state.counters, prompts(kind)
+    rates: dict[str, list[float]] = {"off": [], "auto": []}
+    same, count, before = [], 0, (0, 0)
+    for number in range(rounds + 1):
+        if number == 1:
+            before = counters.proposed_tokens, counters.accepted_tokens
+        asked = [_request(tokenizer, f"{number}-{i}", text) for i, text in enumerate(islice(texts, streams))]
+        answers = {}
+        for name in ("off", "auto") if number % 2 else ("auto", "off"):
+            seconds, answers[name] = pair.run(name, asked)
+            if number:
+                rates[name].append(sum(map(len, answers[name].values())) / seconds)
+        if number:
+            same += [answers["off"][request.id] == answers["auto"][request.id] for request in asked]
+            count += sum(map(len, answers["auto"].values()))
+    ratios = [auto / off for off, auto in zip(rates["off"], rates["auto"], strict=True)]
+    proposed, accepted = counters.proposed_tokens - before[0], counters.accepted_tokens - before[1]
+    off, auto = (statistics.median(rates[name]) for name in ("off", "auto"))
+    middle = statistics.median(ratios)
+    equal = statistics.mean(same)
+    return Outcome(kind, streams, off, auto, middle, min(ratios), max(ratios), proposed, accepted, count, equal)
+
+
+def _request(tokenizer: Tokenizer, name: str, text: str) -> Request:
+    tokens = tuple(tokenizer.encode(CHAT.format(text), add_special_tokens=False).ids)
+    return Request(name, tokens, SamplingParams(MOST, temperature=0.0))
+
+
+def report(outcomes: Sequence[Outcome]) -> Table:
+    table = Table(title="Tokens per second, without and with proposals")
+    for column in ("", "streams", "off", "auto", "ratio", "of pairs", "proposed", "accepted", "tokens", "same answers"):
+        table.add_column(column, justify="right" if column else "left")
+    for one in outcomes:
+        rates = (f"{one.off:.0f}", f"{one.auto:.0f}", f"{one.ratio:.2f}", f"{one.least:.2f} to {one.most:.2f}")
+        counts = (f"{one.proposed:,}", f"{one.accepted:,}", f"{one.tokens:,}", f"{one.equal:.0%}")
+        table.add_row(one.name, str(one.streams), *rates, *counts)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.speculation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", default="embedded", help="a model in the chat format of SmolLM2")
+    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ), help="of converted models")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32], help="requests at a time")
+    parser.add_argument("--rounds", type=int, default=6, help="pairs of runs of each row")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    args = parser.parse_args()
+    console = Console()
+    folder = prepare_model(args.model, args.data_dir, console)
+    pair = Pair(ModelRunner(EngineConfig(str(folder), device="cpu", num_pages=1600)))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    rows = [(kind, streams) for streams in args.streams for kind in KINDS]
+    outcomes = [measure(pair, tokenizer, *row, args.rounds) for row in track(rows, "Measuring", console=console)]
+    console.print(report(outcomes))
+    if args.json:
+        args.json.write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
+
+
+if __name__ == "__main__":
+    main()

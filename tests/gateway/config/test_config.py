@@ -175,6 +175,12 @@ def test_the_engine_refuses_names_it_does_not_know(text):
         EngineConfig.from_json(text)
 
 
+@pytest.mark.parametrize(("text", "expected"), [("off", "off"), ("'off'", "off"), ("auto", "auto")])
+def test_speculation_is_a_word_although_yaml_reads_off_as_a_boolean(text, expected, load):
+    loaded = load(f"engine: {{speculation: {text}}}")
+    assert [one.engine.speculation for one in loaded.served.values()] == [expected]
+
+
 def test_references(load):
     text = "http: {port: '${PORT:-1234}', host: '${HOST}'}\nobservability: {request_log: '${LOG:-false}'}"
     loaded = load(text, {"HOST": "::1"})

@@ -15,14 +15,14 @@ STEP_SECONDS = 0.005
 sample = FakeExecutor._sample
 
 
-def sample_or_die(executor, request_id):
-    sequence = executor.sequences[request_id]
+def sample_or_die(executor, chunk):
+    sequence = executor.sequences[chunk.request_id]
     produced = len(sequence.tokens) - sequence.admission.num_prompt
     if produced >= FATAL_TOKENS and sequence.admission.params.seed == CRASH:
         os.abort()
     if produced >= FATAL_TOKENS and sequence.admission.params.seed == HANG:
         time.sleep(1000)
-    return sample(executor, request_id)
+    return sample(executor, chunk)
 
 
 def slowly(collect):

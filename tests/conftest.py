@@ -114,6 +114,11 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """Let objects be freed at the end: libraries would report those that stay, after the summary."""
+    gc.unfreeze()
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest drops what `-m` leaves out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=turn)

@@ -95,7 +95,7 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
     state.now, state.absorbed = now, step.plan
     wants_batch = state.may_start(Lane.BATCH) or any(s.lane is Lane.BATCH for s in state.running.values())
     began = step.plan.now if result.seconds is None else now - result.seconds
-    refused = count_refused(step.plan, result)
+    refused = count_refused(step.plan, result) if state.config.speculation else {}
     state.ledger.settle(step, state.adapters, began, now, refused, wants_batch=wants_batch, launched=result.launched)
     update_need(state, now)
     note_loads(state, step.plan.loads, result.load_seconds)
@@ -115,7 +115,8 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
         seq = step.sequences[request_id]
         if state.sequences.get(seq.id) is seq:
             finish_early(state, seq, Refusal(ErrorCode.INVALID_GRAMMAR, reason))
-    note_proposals(state, step, refused)
+    if state.config.speculation:
+        note_proposals(state, step, refused)
     forget_closed(state)
     state.ledger.adapt(state.config.interactive.attainment)
     events = list(state.outbox)

@@ -257,12 +257,11 @@ def chunk_weight(model: StepTimeModel, chunk: ScheduledChunk, rank: int, many: f
         rank: rank of the chunk's adapter; 0 without one.
         many: `token_price` of the step's tokens, the surcharge per token for a step with many of them.
     """
-    _, start, count, *_ = chunk
     if not model.is_warm:
-        return float(count)
-    prices = model.prices
+        return float(chunk.num_tokens)
+    start, count, prices = chunk.start, chunk.num_tokens, model.prices
     if chunk.is_decode:
-        return count * (prices.decode + many + prices.lora_row * rank) + prices.context * chunk.decode_context
+        return count * (prices.decode + many + prices.context * (start + (count + 1) / 2) + prices.lora_row * rank)
     return count * (prices.prefill + many + prices.attention * (start + count / 2) + prices.lora_row * rank)
 
 

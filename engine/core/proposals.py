@@ -122,8 +122,6 @@ def count_refused(plan: StepPlan, result: StepResult) -> dict[str, int]:
 def note_proposals(state: EngineState, step: StepUnderWay, refused: Mapping[str, int]) -> None:
     """Learn from a step whose tokens have been appended: count its proposals, update the acceptance of its sequences,
     and show their proposers the new tokens. `refused` is what `count_refused` returned."""
-    if not state.config.speculation:
-        return
     for chunk in step.plan.chunks:
         seq = step.sequences[chunk.request_id]
         if seq.proposer is None:

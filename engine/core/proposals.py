@@ -45,8 +45,7 @@ def proposer_for(config: CoreConfig, request: Request) -> Proposer | None:
     penalties or a grammar, whose effect on a row depends on the tokens of the rows before it in the same step, and for
     suspects of a crash."""
     params = request.params
-    penalties = params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty
-    has_state = penalties or params.grammar is not None or request.pooling is not None
+    has_state = params.has_penalties or params.grammar is not None or request.pooling is not None
     if not config.speculation or has_state or request.suspect or params.max_tokens < 2:
         return None
     return PromptLookup()

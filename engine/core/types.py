@@ -109,6 +109,16 @@ class SamplingParams(NamedTuple):
     """Number of likeliest alternatives to report with the logprob of each prompt token after the first. None means that
     no logprobs of the prompt are computed. With them, `max_tokens` may be 0."""
 
+    @property
+    def penalties(self) -> tuple[float, float, float]:
+        """The repetition, frequency and presence penalties."""
+        return self.repetition_penalty, self.frequency_penalty, self.presence_penalty
+
+    @property
+    def has_penalties(self) -> bool:
+        """Return whether the choice of a token depends on which tokens were sampled before."""
+        return self.penalties != (1.0, 0.0, 0.0)
+
 
 class PoolingKind(Enum):
     """How the hidden states of a prompt become one vector: that of the last token, or the mean over all tokens."""

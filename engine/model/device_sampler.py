@@ -19,7 +19,7 @@ from engine.core.types import SampledToken, SamplingParams, TokenLogprobs
 from engine.model.masks import TokenMasks
 from engine.model.results import ALIGNMENT, ResultBlocks, StepResults
 from engine.model.sampled_rows import RowUploads
-from engine.model.sampler import GREEDY_BELOW, TokenCounts, bias_of, has_filters, has_penalties, stops_of
+from engine.model.sampler import GREEDY_BELOW, TokenCounts, bias_of, has_filters, stops_of
 from lora_kernels.gpu.triton_logprobs import logprobs
 from lora_kernels.gpu.triton_sampling import MAX_VOCAB, SamplingTiles, sample
 from lora_kernels.pinned import upload
@@ -142,7 +142,7 @@ class DeviceSampler:
         )
         forbidden = np.full(len(stops), -np.inf, dtype=np.float32)
         edits = self._upload(pack_edits(np.append(stops, bias_ids), np.append(forbidden, bias)))
-        seen = self._upload_seen(tokens, num_prompt) if has_penalties(params) else None
+        seen = self._upload_seen(tokens, num_prompt) if params.has_penalties else None
         words = SlotWords(
             kind=self._kind(params),
             seed=params.seed,

@@ -132,7 +132,7 @@ class Sampler:
             params=params,
             position=len(tokens),
             num_generated=len(tokens) - num_prompt,
-            seen=TokenCounts.of(tokens[:num_prompt], tokens[num_prompt:]) if has_penalties(params) else None,
+            seen=TokenCounts.of(tokens[:num_prompt], tokens[num_prompt:]) if params.has_penalties else None,
             banned=stops_of(params, self.eos_token_ids, self.vocab_size),
             bias_ids=bias_ids,
             bias=bias,
@@ -263,7 +263,7 @@ def _penalise(scores: Tensor, rows: list[_SamplerRow]) -> None:
     if not pairs:
         return
     entries = _entries([(i, seen.ids) for i, seen, _ in pairs], scores)
-    each = np.array([penalties(params) for *_, params in pairs], dtype=np.float32)
+    each = np.array([params.penalties for *_, params in pairs], dtype=np.float32)
     spread = np.repeat(each, [len(seen.ids) for _, seen, _ in pairs], axis=0)
     repetition, frequency, presence = _upload(np.ascontiguousarray(spread.T), scores)
     counts = _upload(np.concatenate([seen.counts for _, seen, _ in pairs]), scores)
@@ -313,11 +313,3 @@ def bias_of(params: SamplingParams, vocab_size: int) -> tuple[Int64Array, npt.ND
 
 def has_filters(params: SamplingParams) -> bool:
     return params.top_p < 1 or params.min_p > 0 or params.top_k > 0
-
-
-def has_penalties(params: SamplingParams) -> bool:
-    return penalties(params) != (1.0, 0.0, 0.0)
-
-
-def penalties(params: SamplingParams) -> tuple[float, float, float]:
-    return params.repetition_penalty, params.frequency_penalty, params.presence_penalty

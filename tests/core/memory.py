@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from engine.core.commands import AdapterFetched, AddAdapter, FetchCancelled, FetchFailed, GrammarReady, Submit
+from engine.core.check import leftovers, violations
+from engine.core.commands import Abort, AdapterFetched, AddAdapter, FetchCancelled, FetchFailed, GrammarReady, Submit
 from engine.core.config import CoreConfig, LaneGoals, Scheduling
 from engine.core.grammars import Grammar, GrammarKind
 from engine.core.state import EngineState
@@ -181,6 +182,61 @@ configs = st.builds(
 prompts = st.tuples(st.integers(0, 8), st.lists(st.integers(0, 1), min_size=1, max_size=10)).map(
     lambda p: (*([0] * p[0]), *p[1])
 )
+
+arrivals = st.lists(
+    st.tuples(
+        st.integers(0, 12),
+        prompts,
+        st.integers(1, 16),
+        st.sampled_from([None, *ADAPTERS]),
+        st.sampled_from(Lane),
+        st.booleans(),
+        st.sampled_from([None, None, None, 1, 3, 9]),
+    ),
+    min_size=1,
+    max_size=10,
+)
+"""Requests r0, r1, ...: (step of the arrival, prompt, max_tokens, adapter, lane, ignore_eos, steps until an abort)."""
+
+
+def serve(config, arrivals, **options):
+    """Run `arrivals`, checking the state between any two steps; return their events and the engine's counters."""
+    engine = make_engine(config, **options)
+    for adapter_hash in ADAPTERS:
+        engine.inbox.put(added(adapter_hash))
+    events, step = [], 0
+    while engine.state.has_work or engine.inbox._commands or step <= 24:
+        for number, (begin, prompt, max_tokens, adapter_hash, lane, ignore_eos, aborted) in enumerate(arrivals):
+            if step == begin:
+                params = {"ignore_eos": ignore_eos, "seed": 3}
+                asked = request(f"r{number}", prompt, max_tokens, lane, adapter_hash, begin / 1000, **params)
+                engine.inbox.put(Submit(asked))
+            if aborted is not None and step == begin + aborted:
+                engine.inbox.put(Abort(f"r{number}"))
+        events += engine.step()
+        assert violations(engine.state) == []
+        step += 1
+        assert step < 3000
+    assert leftovers(engine.state) == []
+    assert engine.executor.sequences.keys() <= set(engine.state.released)
+    assert engine.state.counters.generated_tokens == sum(len(event.tokens) for event in events)
+    return events, engine.state.counters
+
+
+def told(events, name):
+    """Return a request's tokens, and how it ended."""
+    ends = [event.finish_reason for event in events if event.request_id == name and event.finish_reason]
+    return tokens_of(events, name), *ends
+
+
+def check_alike(arrivals, plain, others):
+    """Compare the events of two ways to serve `arrivals`; those of aborted requests as far as both went."""
+    for number, (*_, aborted) in enumerate(arrivals):
+        (expected, reason), (found, other_reason) = (told(events, f"r{number}") for events in (plain, others))
+        if aborted is None:
+            assert (found, other_reason) == (expected, reason)
+        else:
+            assert all(one == other for one, other in zip(expected, found, strict=False))
 
 
 def run_all(engine, requests, adapters=ADAPTERS):

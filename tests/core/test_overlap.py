@@ -4,14 +4,24 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from engine.core.check import leftovers, violations
+from engine.core.check import leftovers
 from engine.core.commands import Abort, DropAdapter, Submit
 from engine.core.config import CoreConfig, LaneGoals
 from engine.core.step_budget import StepBudget
 from engine.core.types import FinishReason, Lane, Request, SamplingParams
-from tests.core.memory import ADAPTERS, added, configs, expected_tokens, make_engine, prompts, request, run_all
+from tests.core.memory import (
+    added,
+    arrivals,
+    check_alike,
+    configs,
+    expected_tokens,
+    make_engine,
+    request,
+    run_all,
+    serve,
+    told,
+)
 from tests.core.virtual import PLAN, PREFILL, STEP, SteppedEngine
 
 ROOMY = CoreConfig(num_pages=60, block_size=4, max_seqs=4, max_model_len=64, token_budget=64, eos_token_ids=(7,))
@@ -31,62 +41,13 @@ def chunks_of(stepped, name):
     return [chunk for plan in stepped.executor.plans for chunk in plan.chunks if chunk.request_id == name]
 
 
-def told(events, name):
-    ends = [event.finish_reason for event in events if event.request_id == name and event.finish_reason]
-    return [token for event in events if event.request_id == name for token in event.tokens], *ends
-
-
-arrivals = st.lists(
-    st.tuples(
-        st.integers(0, 12),
-        prompts,
-        st.integers(1, 12),
-        st.sampled_from([None, *ADAPTERS]),
-        st.sampled_from(Lane),
-        st.booleans(),
-        st.sampled_from([None, None, None, 1, 3, 9]),
-    ),
-    min_size=1,
-    max_size=10,
-)
-
-
 @given(config=configs, arrivals=arrivals)
 @settings(max_examples=60, deadline=None)
 @pytest.mark.slow
 def test_requests_are_answered_alike_behind_and_beside_the_device(config, arrivals):
     """Whatever is preempted, swapped, aborted, stopped by a token or waits for its adapter on either way."""
-    plain, ahead = (serve(config, arrivals, overlaps) for overlaps in (False, True))
-    for number, (*_, aborted) in enumerate(arrivals):
-        name = f"r{number}"
-        tokens, reason = told(plain, name)
-        others, other_reason = told(ahead, name)
-        if aborted is None:
-            assert (others, other_reason) == (tokens, reason)
-        else:
-            assert all(one == other for one, other in zip(tokens, others, strict=False))
-
-
-def serve(config, arrivals, overlaps):
-    engine = make_engine(config, overlaps=overlaps)
-    for adapter_hash in ADAPTERS:
-        engine.inbox.put(added(adapter_hash))
-    events, step = [], 0
-    while engine.state.has_work or engine.inbox._commands or step <= 24:
-        for number, (begin, prompt, max_tokens, adapter_hash, lane, ignore_eos, aborted) in enumerate(arrivals):
-            if step == begin:
-                params = {"ignore_eos": ignore_eos, "seed": 3}
-                engine.inbox.put(
-                    Submit(request(f"r{number}", prompt, max_tokens, lane, adapter_hash, begin / 1000, **params))
-                )
-            if aborted is not None and step == begin + aborted:
-                engine.inbox.put(Abort(f"r{number}"))
-        events += engine.step()
-        assert violations(engine.state) == []
-        step += 1
-        assert step < 3000
-    assert leftovers(engine.state) == []
-    return events
+    (plain, _), (ahead, _) = (serve(config, arrivals, overlaps=overlaps) for overlaps in (False, True))
+    check_alike(arrivals, plain, ahead)
 
 
 def test_the_host_plans_while_the_device_computes():

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core import apply, proposals
-from engine.core.check import leftovers, violations
-from engine.core.commands import Abort, Submit
+from engine.core.check import violations
+from engine.core.commands import Submit
 from engine.core.config import PREEMPTIONS, CoreConfig, LaneGoals, Scheduling
 from engine.core.grammars import Grammar, GrammarKind
 from engine.core.proposals import MOST_DECODES, proposer_for
@@ -20,7 +20,17 @@ from engine.core.types import FinishReason, Lane, Request, SampledToken, Samplin
 from engine.executor.fake import fake_token
 from engine.executor.verify import verified
 from tests.core import virtual
-from tests.core.memory import ADAPTERS, added, configs, expected_tokens, make_engine, prompts, request, tokens_of
+from tests.core.memory import (
+    arrivals,
+    check_alike,
+    configs,
+    expected_tokens,
+    make_engine,
+    request,
+    serve,
+    tokens_of,
+    told,
+)
 from tests.core.virtual import SteppedEngine
 
 ROOMY = CoreConfig(num_pages=80, block_size=4, max_seqs=4, max_model_len=64, token_budget=64, speculation=True)
@@ -63,21 +73,6 @@ def oracles(right, vocab_size=50, forced=True):
         yield
 
 
-arrivals = st.lists(
-    st.tuples(
-        st.integers(0, 20),
-        prompts,
-        st.integers(1, 16),
-        st.sampled_from([None, *ADAPTERS]),
-        st.sampled_from(Lane),
-        st.booleans(),
-        st.sampled_from([None, None, None, 1, 3, 9]),
-    ),
-    min_size=1,
-    max_size=8,
-)
-
-
 @given(config=configs, arrivals=arrivals, right=st.sampled_from([0.0, 0.5, 0.9, 1.0]))
 @settings(max_examples=60, deadline=None)
 def test_answers_are_the_same_with_proposals(config, arrivals, right):
@@ -86,41 +81,7 @@ def test_answers_are_the_same_with_proposals(config, arrivals, right):
     with oracles(right):
         events, counters = serve(replace(config, speculation=True), arrivals)
     assert counters.accepted_tokens <= counters.proposed_tokens
-    for number, (*_, aborted) in enumerate(arrivals):
-        name = f"r{number}"
-        expected, found = (told(some, name) for some in (plain, events))
-        if aborted is None:
-            assert found == expected
-        else:
-            assert all(one == other for one, other in zip(expected[0], found[0], strict=False))
-
-
-def serve(config, arrivals):
-    """Run requests, checking the state between any two steps; return their events and the engine's counters."""
-    engine = make_engine(config)
-    for adapter_hash in ADAPTERS:
-        engine.inbox.put(added(adapter_hash))
-    events, step = [], 0
-    while engine.state.has_work or engine.inbox._commands or step <= 30:
-        for number, (begin, prompt, max_tokens, adapter_hash, lane, ignore_eos, aborted) in enumerate(arrivals):
-            if step == begin:
-                params = {"ignore_eos": ignore_eos, "seed": 3}
-                asked = request(f"r{number}", prompt, max_tokens, lane, adapter_hash, begin / 1000, **params)
-                engine.inbox.put(Submit(asked))
-            if aborted is not None and step == begin + aborted:
-                engine.inbox.put(Abort(f"r{number}"))
-        events += engine.step()
-        assert violations(engine.state) == []
-        step += 1
-        assert step < 3000
-    assert leftovers(engine.state) == []
-    assert engine.executor.sequences.keys() <= set(engine.state.released)
-    assert engine.state.counters.generated_tokens == sum(len(event.tokens) for event in events)
-    return events, engine.state.counters
-
-
-def told(events, name):
-    return tokens_of(events, name), [event.finish_reason for event in events if event.request_id == name][-1:]
+    check_alike(arrivals, plain, events)
 
 
 @pytest.mark.parametrize("preemption", PREEMPTIONS)
@@ -169,11 +130,11 @@ def test_a_chunk_ends_at_max_tokens_and_at_the_end_of_the_context():
     with oracles(1.0):
         engine = make_engine(ROOMY)
         events = run(engine, request("limit", range(5), 7, ignore_eos=True))
-        assert told(events, "limit") == (expected_tokens(request("limit", range(5)), 7), [FinishReason.LENGTH])
+        assert told(events, "limit") == (expected_tokens(request("limit", range(5)), 7), FinishReason.LENGTH)
         assert engine.state.counters.steps <= 4
         assert engine.state.counters.accepted_tokens == 5
         events = run(engine, request("context", range(40), 24, ignore_eos=True))
-        assert told(events, "context")[1] == [FinishReason.LENGTH]
+        assert told(events, "context")[1] == FinishReason.LENGTH
         assert len(tokens_of(events, "context")) == 24
 
 
@@ -184,7 +145,7 @@ def test_tokens_after_a_stop_token_are_dropped():
     with oracles(1.0):
         engine = make_engine(ROOMY)
         events = run(engine, request("r", range(5), 20, stop_token_ids=(stop,)))
-    assert told(events, "r") == (expected[: number + 1], [FinishReason.STOP])
+    assert told(events, "r") == (expected[: number + 1], FinishReason.STOP)
     assert engine.state.counters.generated_tokens == number + 1
     assert sum(event.finish_reason is not None for event in events) == 1
 

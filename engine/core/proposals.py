@@ -76,8 +76,8 @@ def _guesses(state: EngineState, chunks: Mapping[str, ScheduledChunk]) -> Iterat
     owners = [state.sequences[request_id] for request_id in chunks]
     lane = min(seq.lane for seq in owners)
     for seq in owners:
-        is_decode = seq.id in state.running and chunks[seq.id].samples and seq.is_scored
-        if seq.proposer is None or seq.lane is not lane or not is_decode:
+        has_token = seq.id in state.running and chunks[seq.id].samples and seq.is_scored
+        if seq.proposer is None or seq.lane is not lane or not has_token:
             continue
         left = min(seq.request.params.max_tokens - seq.num_generated, state.config.max_model_len - len(seq.tokens))
         if left > 1 and (guess := seq.proposer.propose(seq.tokens, min(left - 1, MOST_PROPOSED))):

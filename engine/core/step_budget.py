@@ -135,11 +135,9 @@ class StepBudget:
     def add_proposals(self, seq: Sequence, start: int, count: int) -> None:
         """Add `count` proposals of a sequence, from position `start` on: each is computed like a decode. In a step with
         interactive decodes they are interactive, too."""
-        before = self._model.predict(self.features)
-        self.tokens_left -= count
-        self._decodes += count
-        self._context += count * start + count * (count + 1) // 2
-        self._rows += self._rank(seq) * count
+        before, rank = self._model.predict(self.features), self._rank(seq)
+        for place in range(start, start + count):
+            self._add(seq, place, 1, rank, 1)
         if self.alone:
             self.alone += self._model.predict(self.features) - before
 

@@ -316,7 +316,7 @@ def expand_kernel(
     part_stride = (len(GROUP) * max_rows).to(tl.int64) * sums_stride
     r = tl.arange(0, RANKS)
     m = tl.arange(0, ROWS)
-    has_tile = tl.program_id(1) < num_tiles  # beyond the list is anything
+    has_tile = tl.program_id(1) < num_tiles  # memory beyond the list holds arbitrary numbers
     entry = (adapter_slot * LAYERS + layer) * TARGETS + target
     rank = tl.load(ranks_ptr + entry, mask=has_tile, other=0)
     tiles = offsets_ptr + entry * (2 * MAX_TILES) + MAX_TILES

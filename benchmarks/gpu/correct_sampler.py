@@ -18,7 +18,7 @@ from benchmarks.gpu.shapes import model_spec
 from engine.core.types import SampledToken, SamplingParams
 from engine.model.device_sampler import DeviceSampler
 from engine.model.masks import TokenMasks, pack_bits
-from engine.model.sampler import Sampler
+from engine.model.sampling import SlotSampler, make_sampler
 
 TESTS = Path(__file__).parents[2] / "tests" / "model"
 EQUAL_SHARE = 0.99
@@ -47,7 +47,7 @@ def check(vocab: int, rounds: int, device: torch.device) -> tuple[int, int]:
         logits = torch.randn(len(MIXED), vocab, generator=torch.Generator().manual_seed(seed)) * 3
         masks = random_masks(range(seed % 3, len(MIXED), 3), vocab, seed)
         ours = sample(DeviceSampler(vocab, device), logits.to(device), MIXED, masks)
-        theirs = sample(Sampler(vocab, torch.device("cpu")), logits, MIXED, masks)
+        theirs = sample(make_sampler(vocab, torch.device("cpu"), (), len(MIXED)), logits, MIXED, masks)
         for params, mine, other in zip(MIXED, ours, theirs, strict=True):
             assert params.temperature > 0 or mine.token == other.token, f"greedy tokens differ: {params}"
             if mine.token == other.token and mine.logprobs and other.logprobs:
@@ -64,7 +64,7 @@ def random_masks(rows: Sequence[int], vocab: int, seed: int = 0) -> TokenMasks:
 
 
 def sample(
-    sampler: Sampler | DeviceSampler, logits: torch.Tensor, kinds: Sequence[SamplingParams], masks: TokenMasks
+    sampler: SlotSampler, logits: torch.Tensor, kinds: Sequence[SamplingParams], masks: TokenMasks
 ) -> list[SampledToken]:
     """Sample one token for each of `kinds` under `masks`, for requests with a prompt of four tokens and one generated
     token."""

@@ -31,21 +31,6 @@ SEED_MASK = 2**64 - 1
 Int64Array = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class HostSample:
-    """The tokens of a step, which the host knows already, in the order of the requests, without those after refused
-    proposals. See `sampling.Sample`."""
-
-    sampled: list[SampledToken]
-
-    @property
-    def ids(self) -> Tensor:
-        return torch.tensor([one.token for one in self.sampled], dtype=torch.int64)
-
-    def to_host(self) -> list[SampledToken]:
-        return self.sampled
-
-
 @dataclass(slots=True)
 class TokenCounts:
     """The distinct tokens of a sequence (`ids`) and how often each was generated (`counts`), in arrays that grow.
@@ -111,7 +96,7 @@ class _SamplerRow:
 
 @dataclass(slots=True)
 class Sampler:
-    """A `TokenSampler` that samples at once: from logits to tokens on the host. Keeps the histories of its requests.
+    """Samples at once: from logits to tokens on the host. Keeps the histories of its requests.
 
     Attributes:
         vocab_size: columns of the logits. Stop tokens and biased tokens beyond it cannot occur and are ignored.
@@ -141,16 +126,6 @@ class Sampler:
     def remove(self, request_id: str) -> None:
         """Forgets a request. Raises KeyError if it is not known."""
         del self._rows[request_id]
-
-    def start(
-        self,
-        logits: Tensor,
-        request_ids: Sequence[str],
-        masks: TokenMasks | None = None,
-        proposals: Mapping[str, tuple[int, ...]] | None = None,
-    ) -> HostSample:
-        """Does what `sample` does, and returns the tokens as a `sampling.Sample`."""
-        return HostSample(self.sample(logits, request_ids, masks, proposals))
 
     def sample(
         self,

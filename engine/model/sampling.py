@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -12,22 +13,22 @@ from torch import Tensor
 
 from engine.core.types import SampledToken, SamplingParams
 from engine.model.masks import TokenMasks
-from engine.model.sampler import HostSample, Sampler
+from engine.model.sampler import Sampler
 
 
 class Sample(Protocol):
     """The tokens of one step, which the host may not know yet."""
 
-    @property
-    def ids(self) -> Tensor:
-        """Token ids, int64 [num_rows], on the device of the logits. The next step may read them at once."""
-
     def to_host(self) -> list[SampledToken]:
         """Waits until the host has the tokens. Returns them, with requested logprobs, in the order of the requests."""
 
 
-class TokenSampler(Protocol):
-    """Samples for the requests that were added, and keeps their histories."""
+class SlotSampler(Protocol):
+    """Samples for the requests that were added, and keeps their histories. It keeps each request's last token on the
+    device, too, for steps that are built before the host knows the token. `last_tokens` is int64 [max_seqs], the last
+    token of each slot, on the device of the logits."""
+
+    last_tokens: Tensor
 
     def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
         """Adds a request, or resumes it after a preemption. `tokens` are its known tokens, the `num_prompt` of its
@@ -45,15 +46,19 @@ class TokenSampler(Protocol):
             masks: the tokens allowed in rows. None means that all are allowed. Logprobs ignore the masks.
         """
 
-
-class SlotSampler(TokenSampler, Protocol):
-    """A `TokenSampler` that keeps each request's last token on the device, for steps that are built before the host
-    knows the token. `last_tokens` is int64 [max_seqs], the last token of each slot, on the device of the logits."""
-
-    last_tokens: Tensor
-
     def slots(self, request_ids: Sequence[str]) -> npt.NDArray[np.int32]:
         """Returns each request's slot, int32 [len(request_ids)]. A request keeps its slot from `add` to `remove`."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostSample:
+    """The tokens of a step, which the host knows already, in the order of the requests, without those after refused
+    proposals. See `Sample`."""
+
+    sampled: list[SampledToken]
+
+    def to_host(self) -> list[SampledToken]:
+        return self.sampled
 
 
 class HeldTokens:
@@ -92,10 +97,10 @@ class HeldTokens:
         """Chooses the next token of each request with the wrapped sampler, from `logits` ([len(request_ids),
         vocab_size]) where `masks` allow it, and writes the token to the request's slot of `last_tokens`. Requests with
         proposals may get several (see `Sampler.sample`), the last of which is written."""
-        sample = self._sampler.start(logits, request_ids, masks, proposals)
-        last = {one.request_id: one.token for one in sample.sampled}
+        sampled = self._sampler.sample(logits, request_ids, masks, proposals)
+        last = {one.request_id: one.token for one in sampled}
         self.last_tokens[torch.from_numpy(self.slots(tuple(last)))] = torch.tensor(tuple(last.values()))
-        return sample
+        return HostSample(sampled)
 
 
 def make_sampler(vocab_size: int, device: torch.device, eos_token_ids: tuple[int, ...], max_seqs: int) -> SlotSampler:

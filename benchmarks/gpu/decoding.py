@@ -134,18 +134,25 @@ def timed_steps(house: House, wave: Wave, sizes: Sizes) -> tuple[list[float], in
     Returns the seconds of each step, the number of generated tokens, and the tokens in the KV cache before each step.
     Raises RuntimeError if requests were preempted.
     """
-    engine, counters = house.engine, house.engine.state.counters
+    counters = house.engine.state.counters
     names = start_wave(house, wave, sizes.prompt)
     preemptions = counters.preemptions
+    timed = time_steps(house, sizes.steps)
+    if counters.preemptions > preemptions:
+        raise RuntimeError("the page pool does not hold the whole wave: requests were preempted")
+    end_wave(house, names)
+    return timed
+
+
+def time_steps(house: House, steps: int) -> tuple[list[float], int, list[int]]:
+    """Time `steps` steps of the engine's requests. Returns what `timed_steps` does."""
+    engine = house.engine
     seconds, generated, contexts = [], 0, []
-    for _ in range(sizes.steps):
+    for _ in range(steps):
         contexts.append(sum(len(sequence.tokens) for sequence in engine.state.running.values()))
         begun = time.perf_counter()
         generated += check_events(engine.step())
         seconds.append(time.perf_counter() - begun)
-    if counters.preemptions > preemptions:
-        raise RuntimeError("the page pool does not hold the whole wave: requests were preempted")
-    end_wave(house, names)
     return seconds, generated, contexts
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest.mock import patch
 
-from benchmarks.gpu.decoding import SETTLING_STEPS, Sizes
+from benchmarks.gpu.decoding import SETTLING_STEPS, Sizes, time_steps
 from benchmarks.gpu.house import House, check_events
 from benchmarks.gpu.journal import Journal
 from engine.core.commit import absorb
@@ -68,18 +67,8 @@ def measure_modes(journal: Journal, house: House, sizes: Sizes, name: str) -> No
     requests that the engine decodes. Their contexts grow by STEPS and a few tokens from one mode to the next."""
     for mode in (one for one in MODES if house.runner.captured or not one.graphs):
         with stepping(house, mode):
-            seconds, generated = time_steps(house, STEPS)
+            for _ in range(SETTLING_STEPS):
+                check_events(house.engine.step())
+            seconds, generated, _ = time_steps(house, STEPS)
         values = {"step ms": statistics.median(seconds) * 1e3, "tokens/s": generated / sum(seconds)}
         journal.row(f"decode steps, batch {sizes.batch}, {name}", mode.name, **values)
-
-
-def time_steps(house: House, steps: int) -> tuple[list[float], int]:
-    """Return the seconds of each of `steps` steps, after SETTLING_STEPS more, and the number of tokens they gave."""
-    seconds, generated = [], 0
-    for number in range(SETTLING_STEPS + steps):
-        begun = time.perf_counter()
-        tokens = check_events(house.engine.step())
-        if number >= SETTLING_STEPS:
-            seconds.append(time.perf_counter() - begun)
-            generated += tokens
-    return seconds, generated

@@ -47,9 +47,9 @@ class Ratio:
 
 class Charge(NamedTuple):
     """A sequence's part of the device time of one step, for a chunk or for the copy of its adapter (with 0 tokens).
-    `tokens` are those of the chunk without refused proposals.
-    `weight` has the unit of `chunk_weight` (seconds, or tokens while the model is cold); `billed` is the part of it
-    without tokens that are computed again after a preemption."""
+    `tokens` are those of the chunk without refused proposals. `weight` has the unit of `chunk_weight` (seconds, or
+    tokens while the model is cold); `billed` is the part of it without tokens that are computed again after a
+    preemption."""
 
     account: Account
     seq: Sequence

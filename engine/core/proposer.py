@@ -20,7 +20,7 @@ class Proposer(Protocol):
         """Take note of at most `most` of the request's `tokens` that are new since the last call."""
 
     def propose(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
-        """Return at most `most` tokens that may follow `tokens`; none without a guess. Nothing is changed."""
+        """Return at most `most` tokens that may follow `tokens`, or none if there is no guess. This changes nothing."""
 
 
 class PromptLookup:

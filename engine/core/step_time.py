@@ -57,8 +57,8 @@ class StepFeatures(NamedTuple):
 
     Attributes:
         prefill_tokens: tokens in chunks of more than one token.
-        decode_tokens: number of chunks of one token, and of proposals.
-        decode_context: sum of the context lengths of those, in tokens.
+        decode_tokens: number of decodes: chunks of one token, and each token of chunks with proposals.
+        decode_context: sum of the context lengths of the decodes, in tokens.
         prefill_attention: number of query-key pairs of prefill: sum of x * start + x**2 / 2 over chunks of x tokens.
         adapters: number of distinct adapters.
         lora_rows: sum of rank * tokens.

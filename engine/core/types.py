@@ -237,12 +237,12 @@ class ScheduledChunk(NamedTuple):
     """True means that the chunk ends with the newest token of the sequence, so that the executor returns the request's
     next token, which it samples, unless `max_tokens` is 0: then it returns the vector or the end of the logprobs."""
     proposals: tuple[int, ...] = ()
-    """Tokens that may follow the newest one: the chunk's last rows, after its first one, compute them. The executor
-    samples from every row, and keeps the rows up to the first whose token differs from the proposal after it."""
+    """Guesses of the tokens after the newest one, which the chunk's rows after its first one compute. The executor
+    samples from every row, and keeps the tokens up to the first that differs from the proposal at its place."""
 
     @property
     def is_decode(self) -> bool:
-        """Return whether each row of the chunk is computed like a decode: a single token, with any proposals."""
+        """Return whether each row of the chunk is computed like a decode: it has one token besides its proposals."""
         return self.num_tokens == 1 + len(self.proposals)
 
     @property

@@ -29,7 +29,7 @@ class StepWork(NamedTuple):
     prefill_tokens: int = 0
     """Tokens in chunks of more than one token."""
     decode_tokens: int = 0
-    """Number of chunks of one token, and of proposals."""
+    """Number of decodes: chunks of one token, and each token of chunks with proposals."""
     decode_context: int = 0
     """Tokens whose K and V the decodes read, including the decoded tokens themselves."""
     prefill_attention: float = 0.0

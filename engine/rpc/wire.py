@@ -194,9 +194,14 @@ def request_from_pb(message: pb.Submit, arrival: float) -> Request:
 def event_to_pb(event: TokenEvent) -> pb.TokenEvent:
     # The common case, once a token: fields that would have their default are not named.
     if event.finish_reason is None and not (
-        event.logprobs or event.num_cached or event.wait or event.adapter_wait or event.prompt_logprobs or event.refusal
+        event.logprobs or event.wait or event.adapter_wait or event.prompt_logprobs or event.refusal
     ):
-        return pb.TokenEvent(request_id=event.request_id, token_ids=event.tokens, device_seconds=event.device_seconds)
+        return pb.TokenEvent(
+            request_id=event.request_id,
+            token_ids=event.tokens,
+            cached_tokens=event.num_cached,
+            device_seconds=event.device_seconds,
+        )
     return pb.TokenEvent(
         request_id=event.request_id,
         token_ids=event.tokens,
@@ -217,8 +222,9 @@ def event_to_pb(event: TokenEvent) -> pb.TokenEvent:
 def event_from_pb(message: pb.TokenEvent) -> TokenEvent:
     tokens, logprobs, finish, cached = message.token_ids, message.logprobs, message.finish_reason, message.cached_tokens
     # The common case, once a token. Logprobs of the prompt come before it, or together with the first tokens.
-    if tokens and not (logprobs or finish or cached or message.wait_seconds or message.prompt_logprobs):
-        return TokenEvent(message.request_id, tuple(tokens), device_seconds=message.device_seconds)
+    if tokens and not (logprobs or finish or message.wait_seconds or message.prompt_logprobs):
+        seconds = message.device_seconds
+        return TokenEvent(message.request_id, tuple(tokens), num_cached=cached, device_seconds=seconds)
     return TokenEvent(
         request_id=message.request_id,
         tokens=tuple(tokens),

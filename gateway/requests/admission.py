@@ -7,7 +7,7 @@ import hashlib
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from msgspec.structs import replace
 
@@ -50,12 +50,12 @@ class RequestIntake:
         self._settings = settings
         self._constraints = Constraints(tokenizer.token_id, grammars)
 
-    @property
+    @cached_property
     def dialect(self) -> Dialect | None:
         """Dialect in which the model writes tool calls. None means that the gateway parses none."""
         return choose_dialect(self._settings.tool_parser, self._tokenizer.tool_template)
 
-    @property
+    @cached_property
     def marks(self) -> ReasoningMarks | None:
         """Marks around the reasoning in the model's answers. None means that the gateway separates none."""
         return choose_marks(self._settings.reasoning_parser, self._tokenizer.template)

@@ -105,10 +105,17 @@ local function make_room(id, bytes, most_events, most_bytes)
 end
 
 -- Appends events, of which the first has the number `start`, except those that are there. If they do not fit, they are
--- dropped.
+-- dropped. Where Redis has lost events before them, as it may in a failover, the older ones are dropped, so that those
+-- that are kept have consecutive numbers.
 local function append(id, most_events, most_bytes, start, events)
   local log, new, bytes = log_of(id), {}, 0
   local next = redis.call('HGET', key_of(id), 'events_from') + redis.call('LLEN', key_of(log))
+  if tonumber(start) > next then
+    redis.call('DEL', key_of(log))
+    refund(log)
+    redis.call('HSET', key_of(id), 'events_from', start)
+    next = tonumber(start)
+  end
   for index = math.max(1, next - start + 1), #events do
     new[#new + 1] = events[index]
     bytes = bytes + #events[index] + EVENT_OVERHEAD

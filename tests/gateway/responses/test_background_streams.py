@@ -309,3 +309,18 @@ async def test_the_store_keeps_the_newest_events_once(valkey):
     await store.cancel("acme", entry.id)
     assert not await store.renew("acme", entry.id, "in_progress", len(sent) + 2, [b"z"])
     assert (await store.events("acme", entry.id, len(sent) + 2)).ended["status"] == "cancelled"
+
+
+async def test_events_that_redis_has_lost_leave_the_numbers_of_later_ones_right(valkey):
+    store = ResponseStore(valkey)
+    entry = ResponseEntry(UNKNOWN, b'{"status": "queued"}', b"[]")
+    await store.create("acme", entry, streams=True)
+    base = await store.use("acme")
+    await store.renew("acme", entry.id, "in_progress", 0, [b"0", b"1", b"2"])
+    await valkey.rpop(f"loralane:response:{{acme}}:{entry.id}:events", 1)
+    await store.renew("acme", entry.id, "in_progress", 3, [b"3", b"4"])
+    with pytest.raises(ApiError, match="event 2 is not kept"):
+        await store.events("acme", entry.id, 2)
+    page = await store.events("acme", entry.id, 3)
+    assert (list(page.events), page.number) == ([b"3", b"4"], 5)
+    assert await store.use("acme") == base + 2 * (1 + 16)

@@ -207,8 +207,8 @@ function operations.create(id, keep, bytes, most_bytes, lease, streams, keep_eve
   return 1
 end
 
--- Notes that a background response runs, for so long, and appends its next events, if it is streamed. Returns 1; 0: it
--- has ended or was deleted.
+-- Renews the lease of a background response, sets its state and, if it is streamed, appends its next events. Returns 1;
+-- 0: it has ended or was deleted.
 function operations.renew(id, lease, state, keep_events, most_events, most_bytes, start, ...)
   local known, streams = unpack(redis.call('HMGET', key_of(id), 'state', 'events_from'))
   if not known or not is_running(known) then
@@ -264,7 +264,8 @@ function operations.input(id)
   return redis.call('HGET', key_of(id), 'input')
 end
 
--- Cancels a background response that runs. Returns it; nothing if there is none; 0 if it is none of the background.
+-- Cancels a background response that runs. Returns it; nothing if there is none; 0 if it does not run in
+-- the background.
 function operations.cancel(id, lost, ending)
   local state = state_of(id, lost)
   if not state then

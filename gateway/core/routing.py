@@ -111,7 +111,10 @@ def find_adapter(name: str, catalogs: Sequence[Catalog]) -> Target | None:
 
 
 def _base(name: str, catalogs: Sequence[Catalog]) -> int | None:
-    return next((position for position, catalog in enumerate(catalogs) if name in catalog.bases), None)
+    for position, catalog in enumerate(catalogs):
+        if name in catalog.bases:
+            return position
+    return None
 
 
 def _permitted(target: Target | None, name: str, catalogs: Sequence[Catalog], tenant: Tenant) -> Target:

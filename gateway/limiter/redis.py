@@ -274,5 +274,7 @@ def _misses(flags: bytes) -> tuple[tuple[LimitName, ...], ...]:
     """Parse the misses in a script's reply, one character for each limit of each scope, '1' for a limit that the
     request did not fit. Returns the names of these limits for each scope."""
     text, width = flags.decode(), len(LIMIT_NAMES)
+    if "1" not in text:
+        return ((),) * (len(text) // width)
     rows = [text[i : i + width] for i in range(0, len(text), width)]
     return tuple(tuple(name for name, flag in zip(LIMIT_NAMES, row, strict=True) if flag == "1") for row in rows)

@@ -100,6 +100,8 @@ def _unknown(
     """Yield every unknown field: its full path for error messages, its name, and the known names of its object.
     `others` are further names that the body itself, but no object in it, may have."""
     for place, names in known.items():
+        if place and place.partition(".")[0] not in body:
+            continue
         passing = INSIDE.get(place, frozenset()) if place else others
         for prefix, found in _objects(body, place):
             for name in found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -99,7 +99,7 @@ class RequestIntake:
                 compiled).
         """
         self._check(request)
-        prompt_ids = tuple([ids async for ids in self._encoded(tenant, request)])
+        prompt_ids = await self._encoded(tenant, request)
         thinking = self._thinking(request, prompt_ids)
         request = await self._constraints.with_checked_grammar(tenant.name, request, self.dialect, thinking)
         request = replace(request, reserve_tokens=min(request.reserve_tokens, self._engine.info.max_model_len))
@@ -134,20 +134,21 @@ class RequestIntake:
         tail = self._tokenizer.decode(prompt_ids[0][-PRIME_TOKENS:], skip_special=False)
         return Thinking(marks, begun=tail.rstrip().endswith(marks.opening))
 
-    async def _encoded(self, tenant: Tenant, request: GenerateRequest) -> AsyncIterator[tuple[int, ...]]:
-        """Yield the token ids of each prompt. Other requests take turns on the event loop after some prompts. Raises
+    async def _encoded(self, tenant: Tenant, request: GenerateRequest) -> tuple[tuple[int, ...], ...]:
+        """Return the token ids of each prompt. Other requests take turns on the event loop after some prompts. Raises
         what `encode` raises, and ApiError: INVALID_REQUEST, prompts to pool or to score have too many tokens
         together."""
-        total, most = 0, self._most_tokens(request)
+        encoded, total, most = [], 0, self._most_tokens(request)
         for index, prompt in enumerate(request.prompts):
             ids = await self.encode(tenant, prompt, request.cache_salt, request.prompt_field(index))
             total += len(ids)
             if most is not None and total > most:
                 field, kind = request.prompt_field(index), "" if request.pooling else " for so many log probabilities"
                 raise invalid_request(f"a request may have {most} tokens{kind}; up to {field} it has {total}", field)
-            yield ids
+            encoded.append(ids)
             if index % PROMPTS_AT_ONCE == PROMPTS_AT_ONCE - 1:
                 await asyncio.sleep(0)
+        return tuple(encoded)
 
     def _most_tokens(self, request: GenerateRequest) -> int | None:
         """Return the maximum number of tokens of all prompts of a request together. None means no maximum."""

@@ -108,6 +108,8 @@ class ServedModels:
     def likely(self, tenant: Tenant, query: ModelQuery) -> ServedModel:
         """Return the base model that will serve a request, or the default one if `resolve` would raise an error, as
         `Gateway.generate` then will."""
+        if len(self._models) == 1:
+            return self.default
         try:
             return self.resolve(tenant, query)[0]
         except ApiError:

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from typing import Literal, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from engine.core.types import Lane, Pooling, SamplingParams, TokenLogprobs
 from gateway.core.lanes import lane_name
@@ -205,6 +206,8 @@ def join_answers(chunks: Sequence[GenerationChunk]) -> list[GenerationChunk]:
 
 def join_chunks(chunks: Sequence[GenerationChunk]) -> GenerationChunk:
     """Return one chunk that joins all chunks of one answer, given in order. `usage` is dropped."""
+    if len(chunks) == 1:
+        return replace(chunks[0], usage=None)
     return GenerationChunk(
         answer=chunks[0].answer,
         text="".join(chunk.text for chunk in chunks),

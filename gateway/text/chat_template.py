@@ -126,6 +126,17 @@ def check_template(tokenizer: Any, path: Path) -> None:
         pass  # The template is valid but refuses this message; for example, some require a system prompt.
 
 
+def compile_template(template: str) -> None:
+    """Compile a template before it is first used, and make its renderings faster: Jinja makes a `ChainMap` of the
+    globals of a template and copies it for each rendering, which takes 9 of the 30 us of a short chat. A `dict` is
+    copied in a tenth of that. A template that is not valid is left alone."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template  # Imported here: it takes 0.7 s.
+
+    with suppress(TemplateError):
+        compiled = _compile_jinja_template(template)  # transformers keeps it, and has no public way to it
+        compiled.globals = dict(compiled.globals)
+
+
 def render(
     tokenizer: Any,
     messages: Sequence[Message],

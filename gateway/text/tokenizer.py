@@ -19,6 +19,7 @@ from gateway.text.chat_template import (
     TemplateOptions,
     ToolSchema,
     check_template,
+    compile_template,
     read_template,
     render,
 )
@@ -45,6 +46,8 @@ class Tokenizer:
         self._special = frozenset(hf_tokenizer.all_special_ids)
         self._pieces = EncodeCache(self._backend, _marks(hf_tokenizer))
         self._byte_level = "ByteLevel" in repr(self._backend.decoder)
+        for template in filter(None, {self.template, self.tool_template}):
+            compile_template(template)
 
     @classmethod
     def load(cls, folder: Path, chat_template: Path | None = None) -> Tokenizer:

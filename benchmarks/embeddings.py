@@ -1,0 +1,184 @@
+"""`make bench-embeddings`: what chats feel beside a stream of texts to embed.
+
+    python -m benchmarks.embeddings [--lane batch] [--rounds 3] [--cores 0,1] [--json FILE]
+
+In each round, the same chats arrive three times: alone, beside texts to embed, and beside prompts of the same lengths
+whose answers have one token. Texts and prompts are sent without a pause, CLIENTS requests of TEXTS of them at a time,
+so that the engine always has some. The difference between the last two is what a vector costs a chat beyond a prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.command import client_cores, make_parser, run
+from benchmarks.peers import MODEL, loralane
+from benchmarks.server import pinned, running
+from engine.model.prepare import prepare_model
+from gateway.bench.client import LANE_FIELDS, Target
+from gateway.bench.document import versions
+from gateway.bench.drive import drive
+from gateway.bench.measure import LaneResults, report
+from gateway.bench.plan import Plan
+from gateway.bench.run import warm_up
+from gateway.bench.spec import LaneSpec, Lengths
+from gateway.serve.process import run_loop
+from gateway.terminal.output import print_wide
+
+CHATS = "interactive"
+CLIENTS, TEXTS = 4, 4
+LENGTHS = Lengths(64, 256)
+"""Tokens of each text or prompt."""
+HEAD_START = 1.0
+"""Seconds that texts or prompts are sent before the first chat."""
+ROUTES: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "texts": ("/v1/embeddings", {}),
+    "prompts": ("/v1/completions", {"max_tokens": 1, "ignore_eos": True}),
+}
+"""Path and further fields of the requests beside the chats, by what they consist of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The chats of one round under one condition, and the tokens a second of the texts or prompts beside them."""
+
+    chats: LaneResults
+    tokens_per_second: float = 0.0
+
+
+class Stream:
+    """Sends requests of one kind to the server until it is closed, and counts the tokens of those that were answered.
+    Every text is different, so that no cache helps."""
+
+    def __init__(self, target: Target, kind: str, lane: str, seed: int) -> None:
+        path, self._fields = ROUTES[kind]
+        self._field = "input" if kind == "texts" else "prompt"
+        self._url, self._lane = target.base + path, LANE_FIELDS.get(lane, {})
+        self._headers, self._random = target.headers, random.Random(seed)
+        self.tokens = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with httpx.AsyncClient(headers=self._headers, timeout=600) as client:
+            senders = [asyncio.create_task(self._send_forever(client)) for _ in range(CLIENTS)]
+            try:
+                yield
+            finally:
+                for sender in senders:
+                    sender.cancel()
+                ends = await asyncio.gather(*senders, return_exceptions=True)
+        for failure in ends:
+            if not isinstance(failure, asyncio.CancelledError):
+                raise RuntimeError(f"a request beside the chats failed: {failure}")
+
+    async def _send_forever(self, client: httpx.AsyncClient) -> None:
+        while True:
+            texts = [self._text() for _ in range(TEXTS)]
+            body = {"model": MODEL, self._field: texts, **self._fields, **self._lane}
+            answer = await client.post(self._url, json=body)
+            answer.raise_for_status()
+            self.tokens += sum(map(len, texts))
+
+    def _text(self) -> list[int]:
+        return [self._random.randrange(1000, 30_000) for _ in range(LENGTHS.draw(self._random))]
+
+
+async def measure(target: Target, plan: Plan, beside: Stream | None) -> Measured:
+    """Send the chats of `plan`, alone or beside a stream. Raises RuntimeError if any request fails."""
+    if beside is None:
+        return Measured(_chats(await drive(target, plan.items())))
+    async with beside.running():
+        await asyncio.sleep(HEAD_START)
+        loop, before = asyncio.get_running_loop(), beside.tokens
+        began = loop.time()
+        chats = _chats(await drive(target, plan.items()))
+        return Measured(chats, (beside.tokens - before) / (loop.time() - began))
+
+
+def _chats(streams: Sequence[Any]) -> LaneResults:
+    results = report(CHATS, streams)
+    if results.errors:
+        raise RuntimeError(f"chats failed: {results.errors}")
+    return results
+
+
+def rounds(target: Target, arguments: argparse.Namespace, console: Console) -> dict[str, list[Measured]]:
+    """Return the measurements of each round by condition: alone, and beside each kind of ROUTES."""
+    chats = LaneSpec(CHATS, arguments.chats, arguments.rate, inputs=Lengths(24, 96), outputs=Lengths(48, 48))
+    found: dict[str, list[Measured]] = {kind: [] for kind in ("alone", *ROUTES)}
+    warm = Plan((MODEL,), (chats,)).warmup(arguments.warmup)
+    run_loop(warm_up(target, warm, 600))
+    turns = [(number, kind) for number in range(arguments.rounds) for kind in found]
+    for turn, (number, kind) in enumerate(track(turns, "Measuring", console=console)):
+        plan = Plan((MODEL,), (chats,), seed=number, prompts=turn)
+        beside = None if kind == "alone" else Stream(target, kind, arguments.lane, turn)
+        found[kind].append(run_loop(measure(target, plan, beside)))
+    return found
+
+
+FIGURES = (
+    ("TTFT p50", "ttft", "p50"),
+    ("TTFT p99", "ttft", "p99"),
+    ("ITL p50", "itl", "p50"),
+    ("ITL p99", "itl", "p99"),
+)
+
+
+def table(found: Mapping[str, Sequence[Measured]], lane: str) -> Table:
+    result = Table(title=f"Chats beside texts to embed in the {lane} lane", caption="medians of the rounds; ms")
+    for column in ("", "alone", "beside texts", "beside prompts", "texts / prompts"):
+        result.add_column(column, justify="right" if column else "left")
+    for label, latency, percentile in FIGURES:
+        values = [_latency(each, latency, percentile) for each in found.values()]
+        result.add_row(label, *(f"{value * 1000:.1f}" for value in values), f"{values[1] / values[2]:.2f}x")
+    texts, prompts = (statistics.median(one.tokens_per_second for one in found[kind]) for kind in ROUTES)
+    result.add_row("tokens/s beside", "", f"{texts:,.0f}", f"{prompts:,.0f}", f"{texts / prompts:.2f}x")
+    return result
+
+
+def _latency(each: Sequence[Measured], latency: str, percentile: str) -> float:
+    """Return the median over the rounds of one percentile of a latency, in seconds."""
+    return statistics.median(getattr(getattr(one.chats, latency), percentile) for one in each)
+
+
+def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
+    model = prepare_model("embedded", arguments.data_dir, console)
+    peer = loralane(model, scratch, arguments.cores, {})
+    with (
+        pinned(client_cores(arguments.cores)),
+        running(peer.command, scratch / "loralane.log") as url,
+    ):
+        found = rounds(Target(url, peer.key), arguments, console)
+    if arguments.json:
+        head = {"versions": versions(), "cores": sorted(arguments.cores), "lane": arguments.lane}
+        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode({**head, "rounds": found}), indent=1))
+    print_wide(table(found, arguments.lane))
+
+
+def main() -> None:
+    parser = make_parser("embeddings", __doc__, peer=False)
+    parser.add_argument("--lane", choices=sorted(LANE_FIELDS), default="batch", help="of texts and prompts")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--chats", type=int, default=30, help="in each round, under each condition")
+    parser.add_argument("--rate", type=float, default=1.0, help="of chats, a second")
+    parser.add_argument("--warmup", type=int, default=16, help="chats sent before")
+    run(partial(bench, parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,7 @@ tests/e2e          `demo` (the demo's configuration), `server` (all of the demo:
                    `models` (the names it serves), `client_of` and `client` (OpenAI clients of it)
 tests/e2e/behaviour
                    `kind` (each installed client library), `setup` (such a client and a gateway with fakes)
-tests/clients      `url` (the base URL of a demo in a process of its own, for client libraries)
+tests/clients      `url` (the base URL of a demo that all test processes share, for client libraries)
 tests/kernels      `triton_cache` (compiled kernels, kept between runs)
 tests/model        `tiny_llama` (the folder of a small random model)
 tests/sim          `device` (costs in round numbers), `make_setup` (a simulated engine on it)
@@ -56,9 +56,12 @@ plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_tr
 structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
 SERVERS = ("tests/e2e/", "tests/chaos/")
 """Folders whose tests start whole servers, of which only one may run at a time."""
+CLASSES = "tests/clients/"
+"""The folder whose test classes, one for each client library, share one server that computes for several at a time."""
 LONGEST = (
     *SERVERS,
     "tests/gateway/cluster/test_ray.py",
+    "tests/clients/test_langchain.py",
     "tests/model/test_parity.py",
     "tests/model/test_graphs.py",
     "tests/gateway/serve/test_fleet",
@@ -85,9 +88,12 @@ QUICK_ONLY = "not slow"
 
 
 class OneServer(LoadFileScheduling):
-    """Runs test files in parallel, but all tests of SERVERS one after the other in one process."""
+    """Runs test files in parallel, but all tests of SERVERS one after the other in one process, and classes of CLASSES
+    in parallel."""
 
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(CLASSES):
+            return nodeid.rsplit("::", 1)[0]
         return "servers" if nodeid.startswith(SERVERS) else str(super()._split_scope(nodeid))
 
 

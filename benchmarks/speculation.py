@@ -1,8 +1,8 @@
 """Tokens per second with and without proposed tokens: `make bench-speculation`.
 
 One engine computes the same requests with `engine.speculation` off and auto, in turn, so that both meet the same
-machine. There is no gateway. The prompts ask for a passage or for a piece of code again, or are free chat; answers are
-greedy and end by themselves or after MOST tokens. A first round, which is not counted, teaches the step-time model.
+machine. There is no gateway. The prompts ask for a passage or for a piece of code again, or for JSON by a schema, or are
+free chat; answers are greedy and end by themselves or after MOST tokens. A first round, which is not counted, teaches the step-time model.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 from engine.build import core_config
 from engine.config import EngineConfig
 from engine.core.commands import Submit
+from engine.core.grammars import Grammar, GrammarKind
 from engine.core.state import EngineState
 from engine.core.types import Request, SamplingParams
 from engine.demo.questions import plain_pairs
@@ -54,8 +55,27 @@ def largest_{n}(orders):
         if order.amount > best.amount:
             best = order
     return best"""
+FIELDS = {
+    "order_number": {"type": "string", "pattern": "[0-9]{2,6}"},
+    "customer_name": {"type": "string"},
+    "delivery_address": {"type": "string"},
+    "delivered_on": {"type": "string"},
+    "products": {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {"product_name": {"type": "string"}, "quantity": {"type": "integer"}},
+            "required": ["product_name", "quantity"],
+            "additionalProperties": False,
+        },
+        "maxItems": 4,
+    },
+    "problem_reported": {"type": "string"},
+}
+SCHEMA = {"type": "object", "properties": FIELDS, "required": list(FIELDS), "additionalProperties": False}
 MOST = 128
-KINDS = ("extraction", "code edit", "chat")
+KINDS = ("extraction", "code edit", "JSON", "chat")
+GRAMMARS = {"JSON": Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))}
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -87,6 +107,8 @@ def prompts(kind: str) -> Iterator[str]:
         who = next(people)
         if kind == "extraction":
             yield f"{TEXT.format(n=number, who=who)}\n\nQuote the text above in full, word by word."
+        elif kind == "JSON":
+            yield f"{TEXT.format(n=number, who=who)}\n\nDescribe this order in JSON, with the fields {', '.join(FIELDS)}."
         elif kind == "code edit":
             yield f"Return this code with a docstring in each function:\n\n{CODE.format(n=number)}"
         else:
@@ -98,6 +120,7 @@ class Pair:
 
     def __init__(self, runner: ModelRunner) -> None:
         config = replace(runner.config, prefix_caching=False)
+        self.runner = runner
         core = core_config(config, runner.num_pages, 0, runner.max_model_len, runner.eos_token_ids)
         self.engines = {
             name: Engine(EngineState.create(replace(core, speculation=name == "auto")), runner)
@@ -107,6 +130,7 @@ class Pair:
     def run(self, speculation: str, asked: Sequence[Request]) -> tuple[float, dict[str, list[int]]]:
         """Compute requests that arrive together. Returns the seconds that it took, and the tokens of each."""
         engine, answers = self.engines[speculation], {request.id: list[int]() for request in asked}
+        self.runner.connect(engine.inbox.put)  # grammars that are ready are reported to one engine
         began = time.perf_counter()
         for request in asked:
             engine.inbox.put(Submit(request._replace(arrival=engine.clock())))
@@ -125,7 +149,7 @@ def measure(pair: Pair, tokenizer: Tokenizer, kind: str, streams: int, rounds: i
     for number in range(rounds + 1):
         if number == 1:
             before = counters.proposed_tokens, counters.accepted_tokens
-        asked = [_request(tokenizer, f"{number}-{i}", text) for i, text in enumerate(islice(texts, streams))]
+        asked = [_request(tokenizer, f"{number}-{i}", kind, text) for i, text in enumerate(islice(texts, streams))]
         answers = {}
         for name in ("off", "auto") if number % 2 else ("auto", "off"):
             seconds, answers[name] = pair.run(name, asked)
@@ -142,9 +166,9 @@ def measure(pair: Pair, tokenizer: Tokenizer, kind: str, streams: int, rounds: i
     return Outcome(kind, streams, off, auto, middle, min(ratios), max(ratios), proposed, accepted, count, equal)
 
 
-def _request(tokenizer: Tokenizer, name: str, text: str) -> Request:
+def _request(tokenizer: Tokenizer, name: str, kind: str, text: str) -> Request:
     tokens = tuple(tokenizer.encode(CHAT.format(text), add_special_tokens=False).ids)
-    return Request(name, tokens, SamplingParams(MOST, temperature=0.0))
+    return Request(name, tokens, SamplingParams(MOST, temperature=0.0, grammar=GRAMMARS.get(kind)))
 
 
 def report(outcomes: Sequence[Outcome]) -> Table:
@@ -172,7 +196,7 @@ def main() -> None:
     args = parser.parse_args()
     console = Console()
     folder = prepare_model(args.model, args.data_dir, console)
-    pair = Pair(ModelRunner(EngineConfig(str(folder), device="cpu", num_pages=1600)))
+    pair = Pair(ModelRunner(EngineConfig(str(folder), device="cpu", num_pages=1600, speculation="auto")))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     rows = [(kind, streams) for streams in args.streams for kind in KINDS]
     outcomes = [measure(pair, tokenizer, *row, args.rounds) for row in track(rows, "Measuring", console=console)]

@@ -116,7 +116,7 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
         if state.sequences.get(seq.id) is seq:
             finish_early(state, seq, Refusal(ErrorCode.INVALID_GRAMMAR, reason))
     if state.config.speculation:
-        note_proposals(state, step, refused)
+        note_proposals(state, step, refused, result)
     forget_closed(state)
     state.ledger.adapt(state.config.interactive.attainment)
     events = list(state.outbox)

@@ -1,9 +1,10 @@
 """Speculation: chooses how many proposed tokens a step computes, and learns how many are accepted.
 
-A decoding sequence may have proposals after its newest token. The step computes them like further decodes and samples
-from every row; the tokens up to the first that differs from its proposal are kept (see executor/verify.py). What is
-kept equals what single steps would have sampled. Sequences, pages, prefix keys and counts therefore know accepted
-tokens only, and later steps overwrite the KV of refused ones.
+A decoding sequence may have proposals after its newest token: those that its grammar forces, then what its proposer
+guesses. The step computes them like further decodes and samples from every row; the tokens up to the first that differs
+from its proposal are kept (see executor/verify.py). What is kept equals what single steps would have sampled, also of
+forced tokens, because a model may choose other tokens for the same text. Sequences, pages, prefix keys and counts
+therefore know accepted tokens only, and later steps overwrite the KV of refused ones.
 
 A step gets a proposal if it raises the tokens that the step is expected to yield per predicted second: small steps
 mostly wait for weights, so that more rows are almost free, and large ones do not.
@@ -12,6 +13,7 @@ mostly wait for weights, so that more rows are almost free, and large ones do no
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import repeat
 
 from engine.core.config import CoreConfig
 from engine.core.page_budget import PageBudget
@@ -42,11 +44,11 @@ prompt tokens of most steps."""
 
 def proposer_for(config: CoreConfig, request: Request) -> Proposer | None:
     """Return the proposer of a new request; None means that the request gets no proposals: without speculation, with
-    penalties or a grammar, whose effect on a row depends on the tokens of the rows before it in the same step, and for
-    suspects of a crash."""
+    penalties, whose effect on a row depends on the tokens of the rows before it in the same step, and for suspects of a
+    crash."""
     params = request.params
-    has_state = params.has_penalties or params.grammar is not None or request.pooling is not None
-    if not config.speculation or has_state or request.suspect or params.max_tokens < 2:
+    has_one_row = params.has_penalties or request.pooling is not None
+    if not config.speculation or has_one_row or request.suspect or params.max_tokens < 2:
         return None
     return PromptLookup()
 
@@ -80,8 +82,16 @@ def _guesses(state: EngineState, chunks: Mapping[str, ScheduledChunk]) -> Iterat
         if seq.proposer is None or seq.lane is not lane or not has_token:
             continue
         left = min(seq.request.params.max_tokens - seq.num_generated, state.config.max_model_len - len(seq.tokens))
-        if left > 1 and (guess := seq.proposer.propose(seq.tokens, min(left - 1, MOST_PROPOSED))):
+        if left > 1 and (guess := _guess(seq, seq.proposer, min(left - 1, MOST_PROPOSED))):
             yield seq, guess
+
+
+def _guess(seq: Sequence, proposer: Proposer, most: int) -> tuple[int, ...]:
+    """Return at most `most` proposals for a sequence: tokens that its grammar forces, then what its proposer thinks."""
+    if not seq.forced:
+        return proposer.propose(seq.tokens, most)
+    forced = seq.forced[:most]
+    return (*forced, *proposer.propose([*seq.tokens, *forced], most - len(forced)))
 
 
 def _worthwhile(
@@ -95,7 +105,7 @@ def _worthwhile(
         return {}
     seconds, bound = model.predict(budget.features), budget.bound
     free = PROBE_ROWS if state.counters.steps % PROBE_EVERY == 0 else 0
-    likely = [(seq.acceptance**place, seq) for seq, guess in guesses.items() for place in range(1, 1 + len(guess))]
+    likely = [(gain, seq) for seq, guess in guesses.items() for gain in _gains(seq, len(guess))]
     likely.sort(key=lambda one: one[0], reverse=True)
     counts: dict[Sequence, int] = {}
     for number, (gain, seq) in enumerate(likely[: max(0, budget.tokens_left)]):
@@ -108,6 +118,13 @@ def _worthwhile(
     return counts
 
 
+def _gains(seq: Sequence, count: int) -> Iterator[float]:
+    """Yield the probability that each of `count` proposals is accepted."""
+    forced = min(len(seq.forced), count)
+    yield from repeat(1.0, forced)
+    yield from (seq.acceptance**place for place in range(1, 1 + count - forced))
+
+
 def count_refused(plan: StepPlan, result: StepResult) -> dict[str, int]:
     """Return the number of refused proposals, by request id, of each request that has proposals in a plan."""
     refused = {chunk.request_id: 1 + len(chunk.proposals) for chunk in plan.chunks if chunk.proposals}
@@ -118,21 +135,31 @@ def count_refused(plan: StepPlan, result: StepResult) -> dict[str, int]:
     return refused
 
 
-def note_proposals(state: EngineState, step: StepUnderWay, refused: Mapping[str, int]) -> None:
+def note_proposals(state: EngineState, step: StepUnderWay, refused: Mapping[str, int], result: StepResult) -> None:
     """Learn from a step whose tokens have been appended: count its proposals, update the acceptance of its sequences,
-    and show their proposers the new tokens. `refused` is what `count_refused` returned."""
+    note which tokens are forced to follow, and show the proposers the new tokens. `refused` is what `count_refused`
+    returned for `result`."""
+    forced = dict(result.forced)
     for chunk in step.plan.chunks:
         seq = step.sequences[chunk.request_id]
         if seq.proposer is None:
             continue
         if chunk.proposals:
-            accepted = len(chunk.proposals) - refused[chunk.request_id]
-            state.counters.proposed_tokens += len(chunk.proposals)
-            state.counters.accepted_tokens += accepted
-            seq.acceptance = _updated(seq.acceptance, accepted, is_refused=refused[chunk.request_id] > 0)
+            _note_accepted(state, seq, len(chunk.proposals), refused[chunk.request_id])
         elif chunk.is_decode:
             seq.acceptance += RECOVERY * (FIRST_ACCEPTANCE - seq.acceptance)
+        seq.forced = forced.get(seq.id, ())
         seq.proposer.learn(seq.tokens, INDEXED)
+
+
+def _note_accepted(state: EngineState, seq: Sequence, count: int, refused: int) -> None:
+    """Count `count` proposals of a sequence, of which the last `refused` were refused. Those that the grammar forced
+    tell nothing of the proposer."""
+    state.counters.proposed_tokens += count
+    state.counters.accepted_tokens += count - refused
+    guessed = count - len(seq.forced)
+    if refused <= guessed and guessed > 0:
+        seq.acceptance = _updated(seq.acceptance, guessed - refused, is_refused=refused > 0)
 
 
 def _updated(acceptance: float, accepted: int, *, is_refused: bool) -> float:

@@ -60,6 +60,8 @@ class Sequence:
     were refused."""
     proposer: Proposer | None = None
     """Proposes the next tokens. None means that the sequence gets one token a step."""
+    forced: tuple[int, ...] = ()
+    """Tokens that the sequence's grammar forces to follow the known ones, as far as the executor has told."""
     acceptance: float = FIRST_ACCEPTANCE
     """Share of the proposals that were accepted, among those whose predecessors were: a moving average."""
 

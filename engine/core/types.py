@@ -385,6 +385,9 @@ class StepResult:
     pooled: tuple[PooledVector, ...] = ()
     scored: tuple[PromptRows, ...] = ()
     failed: tuple[tuple[str, str], ...] = ()
+    forced: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Id of a request with a grammar that sampled a token, and the tokens that the grammar forces to follow, if there
+    are any. Executors whose plans have no proposals leave it empty."""
     load_seconds: tuple[float, ...] = ()
     """Duration in seconds of the copy of each adapter in the plan's `loads`."""
     seconds: float | None = None

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -134,13 +135,27 @@ class _GrammarRow:
     num_early: int
     stops: npt.NDArray[np.int32]
 
-    def fill(self, words: npt.NDArray[np.int32]) -> None:
-        """Overwrites `words` (int32 [num_words]) with the mask of the tokens allowed next, one bit for each token. All
-        tokens are allowed if the matcher has failed."""
-        fill_next_token_bitmask(self.matcher, words[None])
-        if self.matcher.is_error():
+    def fill(self, lines: Sequence[npt.NDArray[np.int32]], proposals: Sequence[int] = ()) -> None:
+        """Overwrites each of `lines` (int32 [num_words]) with a mask, one bit for each token: the first with the tokens
+        allowed next, those after it with the tokens allowed after each of `proposals`. All tokens are allowed if the
+        matcher has failed, and after a proposal that is not allowed or ends the answer, because no token is kept
+        there."""
+        self._fill(lines[0], self.matcher, self.num_early)
+        if not proposals:
+            return
+        ahead, goes_on = self.matcher.deep_copy(), True
+        for place, (line, token) in enumerate(zip(lines[1:], proposals, strict=True), 1):
+            goes_on = goes_on and not ahead.is_stopped() and bool(ahead.try_consume_tokens([token]))
+            if goes_on:
+                self._fill(line, ahead, self.num_early - place)
+            else:
+                line[:] = -1
+
+    def _fill(self, words: npt.NDArray[np.int32], matcher: LLMatcher, num_early: int) -> None:
+        fill_next_token_bitmask(matcher, words[None])
+        if matcher.is_error():
             words[:] = -1
-        elif self.num_early > 0 and (later := words & ~self.stops).any():
+        elif num_early > 0 and (later := words & ~self.stops).any():
             words[:] = later
 
     def advance(self, token: int) -> str:
@@ -187,16 +202,28 @@ class GrammarRoom:
         """Returns whether any of the requests follows a grammar."""
         return not self._rows.keys().isdisjoint(request_ids)
 
-    def masks(self, request_ids: Sequence[str]) -> TokenMasks | None:
-        """Returns masks of the tokens allowed next, by place in `request_ids`. None means that no request follows a
-        grammar."""
+    def masks(
+        self, request_ids: Sequence[str], proposals: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    ) -> TokenMasks | None:
+        """Returns masks of the tokens allowed next, by place in `request_ids`, which names a request with `proposals`
+        once more for each of them. None means that no request follows a grammar."""
         places = [place for place, request_id in enumerate(request_ids) if request_id in self._rows]
         if not places:
             return None
         words = np.empty((len(places), num_words(self._vocab_size)), dtype=np.int32)
+        lines: dict[str, list[npt.NDArray[np.int32]]] = {}
         for line, place in zip(words, places, strict=True):
-            self._rows[request_ids[place]].fill(line)
+            lines.setdefault(request_ids[place], []).append(line)
+        for request_id, own in lines.items():
+            self._rows[request_id].fill(own, proposals.get(request_id, ()))
         return TokenMasks(tuple(places), words)
+
+    def forced(self, request_ids: Iterable[str]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Returns the tokens that must follow in each request whose grammar leaves no other text, with its id. The
+        tokens are those that the tokenizer makes of the text; a mask allows other tokens of the same text, too."""
+        matchers = {name: self._rows[name].matcher for name in request_ids if name in self._rows}
+        found = {name: tuple(matcher.compute_ff_tokens()) for name, matcher in matchers.items()}
+        return tuple((name, tokens) for name, tokens in found.items() if tokens)
 
     def advance(self, sampled: Sequence[SampledToken]) -> dict[str, str]:
         """Advances matchers by the sampled tokens. Returns id -> reason for the requests that cannot continue; their

@@ -125,6 +125,7 @@ class ModelRunner:
             warm_up(self.spec, self._steps, self._sampler, self._arena, limits, progress)
         self._clock: WorkClock = CudaClock() if self.device.type == "cuda" else HostClock()
         self._submitted: deque[SubmittedStep] = deque()
+        self._speculates = self.proposes and config.speculation != "off"
         memory = PagedMemory(adapter_pages, self._arena.copies.fence if self.device.type == "cuda" else None)
         self._host = HostStore(memory)
         self._report: Report = lambda _: None
@@ -213,7 +214,7 @@ class ModelRunner:
             return self._choose(logits, batch)
         for step in self._submitted:
             self._read(step)
-        return self._choose(logits, batch, self._grammars.masks(request_ids))
+        return self._choose(logits, batch, self._grammars.masks(request_ids, batch.proposals))
 
     def _choose(self, logits: Tensor, batch: HostBatch, masks: TokenMasks | None = None) -> Sample:
         if batch.proposals:  # then this is a CPU (see `proposes`)
@@ -242,10 +243,15 @@ class ModelRunner:
             pooled=step.vectors.read() if step.vectors else (),
             scored=step.scores.read() if step.scores else (),
             failed=tuple(step.failed.items()),
+            forced=self._forced(step) if self._speculates else (),
             load_seconds=self._arena.copies.finish(),
             seconds=seconds if self.overlaps else None,
             launched=step.launched and self.overlaps,
         )
+
+    def _forced(self, step: SubmittedStep) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        sampled = dict.fromkeys(token.request_id for token in step.tokens)
+        return self._grammars.forced(name for name in sampled if name not in step.failed and name not in step.released)
 
     def connect(self, report: Report) -> None:
         self._report = report

@@ -24,8 +24,10 @@ class MemoryExecutor(FakeExecutor):
 
     Fetches are under way until the test answers them, unless they are answered at once."""
 
-    def __init__(self, config, vocab_size=50, at_once=True, overlaps=False):
+    def __init__(self, config, vocab_size=50, at_once=True, overlaps=False, forces=None):
         super().__init__(vocab_size, overlaps=overlaps)
+        self.forces = forces
+        """Function of a request's name and known tokens -> the tokens that its grammar forces. None: it has none."""
         self.size = config.block_size
         self.slots = {}
         self.host = {}
@@ -60,7 +62,9 @@ class MemoryExecutor(FakeExecutor):
             self._compute(chunk, sampled[chunk.request_id])
         kept = tuple(one for one in result.sampled if one.request_id not in self.failing)
         failed = sampled.keys() & self.failing
-        return replace(result, sampled=kept, failed=tuple((name, "too large") for name in failed))
+        forced = {name: self.forces(name, self.sequences[name].tokens) for name in sampled} if self.forces else {}
+        failed = tuple((name, "too large") for name in failed)
+        return replace(result, sampled=kept, failed=failed, forced=tuple(forced.items()))
 
     def fetch(self, plan):
         self.packed.difference_update(plan.host_dropped)

@@ -13,9 +13,9 @@ from engine.core import apply, proposals
 from engine.core.check import violations
 from engine.core.commands import Submit
 from engine.core.config import PREEMPTIONS, CoreConfig, LaneGoals, Scheduling
-from engine.core.grammars import Grammar, GrammarKind
 from engine.core.proposals import MOST_DECODES, proposer_for
 from engine.core.proposer import MOST_CANDIDATES, PromptLookup
+from engine.core.sequence import FIRST_ACCEPTANCE
 from engine.core.types import FinishReason, Lane, Request, SampledToken, SamplingParams
 from engine.executor.fake import fake_token
 from engine.executor.verify import verified
@@ -73,13 +73,24 @@ def oracles(right, vocab_size=50, forced=True):
         yield
 
 
-@given(config=configs, arrivals=arrivals, right=st.sampled_from([0.0, 0.5, 0.9, 1.0]))
+def forces(name, known):
+    """Up to three tokens, some of which the model does not choose."""
+    asked, count = request(name, (), seed=3), Random(f"{name} {len(known)}").randrange(4)
+    return Oracle(asked, 50, 0.8).propose(known, count)
+
+
+@given(
+    config=configs,
+    arrivals=arrivals,
+    right=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+    forces=st.sampled_from([None, forces]),
+)
 @settings(max_examples=60, deadline=None)
-def test_answers_are_the_same_with_proposals(config, arrivals, right):
-    """Whatever is accepted, preempted, aborted, found in the prefix cache or stopped by a token within a chunk."""
+def test_answers_are_the_same_with_proposals(config, arrivals, right, forces):
+    """Whatever is forced, accepted, preempted, aborted, found in the prefix cache or stopped by a token in a chunk."""
     plain, _ = serve(config, arrivals)
     with oracles(right):
-        events, counters = serve(replace(config, speculation=True), arrivals)
+        events, counters = serve(replace(config, speculation=True), arrivals, forces=forces)
     assert counters.accepted_tokens <= counters.proposed_tokens
     check_alike(arrivals, plain, events)
 
@@ -114,6 +125,26 @@ def test_prefixes_consist_of_accepted_tokens():
         events = run(engine, request("again", known[:25], 8, ignore_eos=True))
     assert next(event for event in events if event.tokens).num_cached == 24
     assert tokens_of(events, "again") == expected_tokens(request("again", known[:25]), 8)
+
+
+def test_forced_tokens_come_first_and_say_nothing_of_the_proposer():
+    asked = request("r", range(5), 30, ignore_eos=True)
+
+    def forces(name, known):
+        return Oracle(asked, 50, 1.0).propose(known, 2)
+
+    with oracles(0.0):
+        engine = make_engine(replace(ROOMY, max_model_len=128), forces=forces)
+        engine.inbox.put(Submit(asked))
+        events = [event for _ in range(6) for event in engine.step()]
+        (seq,) = engine.state.running.values()
+        assert seq.acceptance < 0.6 * FIRST_ACCEPTANCE  # the oracle's own proposals were refused
+        refused, seq.proposer.propose = seq.acceptance, lambda tokens, most: ()
+        events += engine.step()
+        assert seq.acceptance == refused
+        assert engine.state.counters.accepted_tokens == 2 * (engine.state.counters.steps - 1)
+        events += run(engine)
+    assert tokens_of(events, "r") == expected_tokens(asked, 30)
 
 
 def run(engine, *requests):
@@ -252,7 +283,6 @@ def test_proposals_leave_every_token_in_time():
         {"frequency_penalty": 0.5},
         {"presence_penalty": 0.5},
         {"repetition_penalty": 1.1},
-        {"grammar": Grammar(GrammarKind.REGEX, "x")},
         {"max_tokens": 1},
     ],
 )

@@ -4,6 +4,7 @@ import json
 import random
 import threading
 from collections import Counter
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from grammar_model import EOS, byte_tokenizer, save_byte_model
 
 from engine.config import EngineConfig
+from engine.core import proposals
 from engine.core.check import leftovers, violations
 from engine.core.commands import Abort, GrammarFailed, GrammarReady, Submit
 from engine.core.config import CoreConfig
@@ -57,6 +59,7 @@ class SteppedEngine:
     def __init__(self, model, overlaps=False, **core):
         sizes = {"num_pages": 400, "max_seqs": 16, "token_budget": 64, "block_size": 16} | core
         shared = {name: sizes[name] for name in ("num_pages", "max_seqs", "token_budget", "block_size")}
+        shared["speculation"] = "auto" if sizes.get("speculation") else "off"
         self.runner = ModelRunner(EngineConfig(str(model), dtype="float32", device="cpu", threads=1, **shared))
         self.runner.overlaps = overlaps
         state = EngineState.create(CoreConfig(max_model_len=512, eos_token_ids=(EOS,), **sizes))
@@ -129,6 +132,31 @@ def test_other_grammars(stepped, grammar, pattern, shaping):
     text, reason = stepped.answer(grammar, **shaping)
     assert patterns.fullmatch(pattern or grammar.text, text), text
     assert reason is FinishReason.STOP
+
+
+def test_answers_are_the_same_with_proposals(byte_model):
+    """Forced tokens and repetitions are proposed, also beyond `min_tokens`, where a grammar ends, and of all kinds."""
+    rng = random.Random(7)
+    grammars = [schema(document) for _ in range(14) if (document := random_schema(rng))]
+    grammars += [regex("(some[ab]thing ){3,9}"), free(SQL), free(LARK)]
+    asked = [
+        {"grammar": grammar, "temperature": (0.0, 0.8)[i % 2], "min_tokens": 5} for i, grammar in enumerate(grammars)
+    ]
+    answers = []
+    for speculation in (False, True):
+        stepped = SteppedEngine(byte_model, speculation=speculation)
+        with patch.object(
+            proposals, "_worthwhile", lambda state, guesses, *_: {seq: len(g) for seq, g in guesses.items()}
+        ):
+            for number, params in enumerate(asked):
+                stepped.ask(f"r{number}", seed=number, **params)
+                if number % 5 == 4:  # few at a time, as steps with proposals have
+                    stepped.finish()
+            stepped.finish()
+        answers.append(stepped.tokens)
+    assert answers[0] == answers[1]
+    counters = stepped.engine.state.counters
+    assert counters.proposed_tokens > counters.accepted_tokens > 0.2 * counters.generated_tokens
 
 
 def test_an_answer_may_be_cut_short(stepped):
@@ -431,6 +459,41 @@ def test_a_spent_grammar_is_compiled_again(byte_model):
         assert room.advance([SampledToken("r", 99), SampledToken("other", 99)]).keys() == {"r"}
         room.remove("r")
     assert compiler.count[params.grammar] == 2
+
+
+def test_masks_after_proposals_are_those_after_the_tokens(byte_model):
+    """With `min_tokens` counted on, none after a token that is not allowed, and nothing of the request changed."""
+    room = GrammarRoom(Compiler(byte_model, VOCAB, (EOS,)), VOCAB, (EOS,), lambda answer: None)
+    params = SamplingParams(grammar=regex("(ab|ac)*"), min_tokens=3)
+    room.prepare([], [params.grammar])
+    room.add("r", params, (70,), 1)
+    tokens = tuple(BYTES.encode("abac").ids)
+    rows, alone = room.masks(["r"] * 5, {"r": tokens}).words, []
+    for token in tokens:
+        alone.append(room.masks(["r"]).words[0])
+        room.advance([SampledToken("r", token)])
+    alone.append(room.masks(["r"]).words[0])
+    assert np.array_equal(rows, alone)
+    assert (
+        not (alone[2] & pack_bits(np.array([EOS]), VOCAB)).any()
+        and (alone[4] & pack_bits(np.array([EOS]), VOCAB)).any()
+    )
+    wrong = (tokens[0], tokens[0], tokens[1])
+    rows = room.masks(["r"] * 4, {"r": wrong}).words
+    assert (rows[2:] == -1).all() and np.array_equal(rows[0], alone[4])
+
+
+def test_the_text_that_a_grammar_leaves_no_choice_of_is_forced(byte_model):
+    room = GrammarRoom(Compiler(byte_model, VOCAB, (EOS,)), VOCAB, (EOS,), lambda answer: None)
+    params = SamplingParams(grammar=regex("x(only this|[0-9])y"))
+    room.prepare([], [params.grammar])
+    room.add("r", params, (70,), 1)
+    room.add("free", SamplingParams(), (70,), 1)
+    assert room.forced(["free", "r", "unknown"]) == (("r", tuple(BYTES.encode("x").ids)),)
+    room.advance([SampledToken("r", token) for token in BYTES.encode("x").ids])
+    assert room.forced(["r"]) == ()
+    room.advance([SampledToken("r", token) for token in BYTES.encode("o").ids])
+    assert room.forced(["r"]) == (("r", tuple(BYTES.encode("nly thisy").ids)),)
 
 
 def test_a_model_without_what_it_takes_says_so(tiny_llama, byte_model):

@@ -1,8 +1,9 @@
 """Tokens per second with and without proposed tokens: `make bench-speculation`.
 
 One engine computes the same requests with `engine.speculation` off and auto, in turn, so that both meet the same
-machine. There is no gateway. The prompts ask for a passage or for a piece of code again, or for JSON by a schema, or are
-free chat; answers are greedy and end by themselves or after MOST tokens. A first round, which is not counted, teaches the step-time model.
+machine. There is no gateway. The prompts ask for a passage or a piece of code again, or for JSON by a schema, or are
+free chat; answers are greedy and end by themselves or after MOST tokens. A first round, which is not counted, teaches
+the step-time model.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def prompts(kind: str) -> Iterator[str]:
         if kind == "extraction":
             yield f"{TEXT.format(n=number, who=who)}\n\nQuote the text above in full, word by word."
         elif kind == "JSON":
-            yield f"{TEXT.format(n=number, who=who)}\n\nDescribe this order in JSON, with the fields {', '.join(FIELDS)}."
+            yield f"{TEXT.format(n=number, who=who)}\n\nDescribe it in JSON, with the fields {', '.join(FIELDS)}."
         elif kind == "code edit":
             yield f"Return this code with a docstring in each function:\n\n{CODE.format(n=number)}"
         else:

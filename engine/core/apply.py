@@ -61,7 +61,7 @@ def _submit(state: EngineState, request: Request) -> None:
         return
     realm = realm_of(request, share_prefixes=state.config.share_prefixes)
     known = [*request.prompt_ids, *request.produced]
-    proposer = proposer_for(state.config, request)
+    proposer = proposer_for(state.config, request, state.answers)
     seq = Sequence(request, known, realm=realm, num_scored=request.num_scored, proposer=proposer)
     seq.lane = state.waiting.order.lane(seq)
     # A request that an earlier engine process accepted is not refused now: its client was told that it runs.

@@ -267,6 +267,8 @@ def finish(state: EngineState, seq: Sequence, event: TokenEvent) -> None:
     else:
         _stop_waiting(state, seq)
     state.host.demote(seq.page_keys[: seq.num_saved])
+    if seq.proposer is not None:
+        seq.proposer.end(seq.tokens)
     del state.sequences[seq.id]
     state.suspects.pop(seq.id, None)
     use_adapter(state, seq, live=-1)

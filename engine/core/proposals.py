@@ -17,7 +17,7 @@ from itertools import repeat
 
 from engine.core.config import CoreConfig
 from engine.core.page_budget import PageBudget
-from engine.core.proposer import PromptLookup, Proposer
+from engine.core.proposer import AnswerMemories, PromptLookup, Proposer
 from engine.core.sequence import FIRST_ACCEPTANCE, Sequence
 from engine.core.state import EngineState
 from engine.core.step_budget import StepBudget
@@ -42,7 +42,7 @@ INDEXED = 512
 prompt tokens of most steps."""
 
 
-def proposer_for(config: CoreConfig, request: Request) -> Proposer | None:
+def proposer_for(config: CoreConfig, request: Request, memories: AnswerMemories) -> Proposer | None:
     """Return the proposer of a new request; None means that the request gets no proposals: without speculation, with
     penalties, whose effect on a row depends on the tokens of the rows before it in the same step, and for suspects of a
     crash."""
@@ -50,7 +50,7 @@ def proposer_for(config: CoreConfig, request: Request) -> Proposer | None:
     has_one_row = params.has_penalties or request.pooling is not None
     if not config.speculation or has_one_row or request.suspect or params.max_tokens < 2:
         return None
-    return PromptLookup()
+    return PromptLookup(len(request.prompt_ids), memories.of(request))
 
 
 def add_proposals(state: EngineState, chunks: dict[str, ScheduledChunk], budget: StepBudget, pages: PageBudget) -> None:

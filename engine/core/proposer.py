@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Protocol
 
+from engine.core.types import Request
+
 LONGEST_MATCH = 4
-"""Number of last tokens that a prompt lookup compares at most; the shortest match has 2. A longer match would be a
-little more reliable, and the acceptance that is measured tells the same."""
+"""Number of last tokens that a lookup compares at most; the shortest match has 2. A longer match would be a little more
+reliable, and the acceptance that is measured tells the same."""
 MOST_CANDIDATES = 8
 """Maximum number of earlier places that one lookup compares, the latest first, so that its time is bounded."""
+MOST_REMEMBERED = 4096
+"""Maximum number of tokens of one `AnswerMemory`: some 1 MB, and dozens of answers in JSON."""
+MOST_MEMORIES = 64
 
 
 class Proposer(Protocol):
@@ -22,14 +28,13 @@ class Proposer(Protocol):
     def propose(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
         """Return at most `most` tokens that may follow `tokens`, or none if there is no guess. This changes nothing."""
 
+    def end(self, tokens: Sequence[int]) -> None:
+        """Take note that the request ended with these tokens."""
 
-class PromptLookup:
-    """A `Proposer` that finds the last tokens of a sequence in its prompt and answer, and proposes what followed there
-    (prompt lookup decoding, Saxena 2023). Extractions, edits of code and summaries repeat their prompts.
 
-    It keeps the places after every pair of tokens in a chain, the latest first, as LZ77 coders do: about 150 bytes for
-    each distinct pair.
-    """
+class PairChains:
+    """Finds where the last tokens of a sequence occurred in a text. It keeps the places after every pair of tokens in a
+    chain, the latest first, as LZ77 coders do: about 150 bytes for each distinct pair."""
 
     def __init__(self) -> None:
         self._latest: dict[int, int] = {}
@@ -37,19 +42,97 @@ class PromptLookup:
         self._earlier = array("I", (0, 0))
         """For each place, the previous one after the same pair; 0 if there is none."""
 
-    def learn(self, tokens: Sequence[int], most: int) -> None:
-        """Add the next places, at most `most`, to the chains."""
+    def learn(self, text: Sequence[int], most: int) -> None:
+        """Add the next places of `text`, at most `most`, to the chains."""
         latest, earlier = self._latest, self._earlier
         start = len(earlier)
-        for place in range(start, min(len(tokens), start + most)):
-            pair = tokens[place - 2] << 32 | tokens[place - 1]
+        for place in range(start, min(len(text), start + most)):
+            pair = text[place - 2] << 32 | text[place - 1]
             earlier.append(latest.get(pair, 0))
             latest[pair] = place
 
+    def find(self, text: Sequence[int], tokens: Sequence[int]) -> tuple[int, int]:
+        """Return the place in `text`, which was learned, after the longest match of the last of `tokens`, the latest of
+        the longest ones, and the length of the match; (0, 0) if there is none."""
+        if len(tokens) < 2:
+            return 0, 0
+        place = self._latest.get(tokens[-2] << 32 | tokens[-1], 0)
+        best = longest = 0
+        for _ in range(MOST_CANDIDATES):
+            if not place or longest == LONGEST_MATCH:
+                break
+            length, most = 2, min(LONGEST_MATCH, place, len(tokens))
+            while length < most and text[place - 1 - length] == tokens[-1 - length]:
+                length += 1
+            if length > longest:
+                best, longest = place, length
+            place = self._earlier[place]
+        return best, longest
+
+
+class AnswerMemory:
+    """The latest answers that followed one grammar. Such answers share the grammar's structure, down to white space,
+    which a grammar seldom forces."""
+
+    def __init__(self) -> None:
+        self.text: list[int] = []
+        self._chains = PairChains()
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Add an answer, after the last two tokens of its prompt. The others are forgotten if it does not fit."""
+        if len(self.text) + len(tokens) > MOST_REMEMBERED:
+            self.text, self._chains = [], PairChains()
+        self.text += tokens[:MOST_REMEMBERED]
+        self._chains.learn(self.text, MOST_REMEMBERED)
+
+    def find(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """Return the place in `text` after the best match of the last tokens, and its length, as `PairChains.find`."""
+        return self._chains.find(self.text, tokens)
+
+
+class AnswerMemories:
+    """The memories of the `MOST_MEMORIES` latest kinds of answers. A tenant's answers are remembered for that tenant,
+    with the same cache salt, adapter and grammar: proposals change how fast answers come, which must not tell one
+    caller of another's."""
+
+    def __init__(self) -> None:
+        self._memories: OrderedDict[tuple[object, ...], AnswerMemory] = OrderedDict()
+
+    def of(self, request: Request) -> AnswerMemory | None:
+        """Return the memory for a request, which is created if need be. None means that the request has no grammar."""
+        grammar = request.params.grammar
+        if grammar is None:
+            return None
+        key = (request.tenant, request.cache_salt, request.adapter_hash, grammar)
+        memory = self._memories.setdefault(key, AnswerMemory())
+        self._memories.move_to_end(key)
+        if len(self._memories) > MOST_MEMORIES:
+            self._memories.popitem(last=False)
+        return memory
+
+
+class PromptLookup:
+    """A `Proposer` that finds the last tokens of a sequence in its prompt and answer, and proposes what followed there
+    (prompt lookup decoding, Saxena 2023). Extractions, edits of code and summaries repeat their prompts. If a longer
+    match is in `answers`, it proposes what followed there."""
+
+    def __init__(self, num_prompt: int = 0, answers: AnswerMemory | None = None) -> None:
+        """`num_prompt` is the length of the prompt, after which the answer begins."""
+        self._num_prompt = num_prompt
+        self._answers = answers
+        self._chains = PairChains()
+
+    def learn(self, tokens: Sequence[int], most: int) -> None:
+        self._chains.learn(tokens, most)
+
     def propose(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
-        """Return the tokens after the longest match, or after the latest of the longest ones. Where these reach the
-        sequence's end, they go on with the proposals themselves, as in a text that repeats itself."""
-        place = self._find(tokens)
+        """Return the tokens after the best match. Where they reach the sequence's end, they go on with the proposals
+        themselves, as in a text that repeats itself."""
+        place, length = self._chains.find(tokens, tokens)
+        if self._answers is not None and length < LONGEST_MATCH:
+            other, its_length = self._answers.find(tokens)
+            if its_length > length:
+                return tuple(self._answers.text[other : other + most])
         if not place:
             return ()
         found = list(tokens[place : place + most])
@@ -57,19 +140,6 @@ class PromptLookup:
             found.append(found[len(found) - (len(tokens) - place)])
         return tuple(found)
 
-    def _find(self, tokens: Sequence[int]) -> int:
-        """Return the place after the best match of the last tokens; 0 if there is none."""
-        if len(tokens) < 2:
-            return 0
-        place = self._latest.get(tokens[-2] << 32 | tokens[-1], 0)
-        best = longest = 0
-        for _ in range(MOST_CANDIDATES):
-            if not place or longest == LONGEST_MATCH:
-                break
-            length = 2
-            while length < min(LONGEST_MATCH, place) and tokens[place - 1 - length] == tokens[-1 - length]:
-                length += 1
-            if length > longest:
-                best, longest = place, length
-            place = self._earlier[place]
-        return best
+    def end(self, tokens: Sequence[int]) -> None:
+        if self._answers is not None:
+            self._answers.add(tokens[max(0, self._num_prompt - 2) :])

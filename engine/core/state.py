@@ -13,6 +13,7 @@ from engine.core.grammars import Grammars
 from engine.core.ledger import Ledger
 from engine.core.pages import PagePool
 from engine.core.prefix import HostTier, PrefixCache
+from engine.core.proposer import AnswerMemories
 from engine.core.sequence import Sequence
 from engine.core.types import AdapterHash, Cause, Lane, LaneMode, StepPlan, TokenEvent
 from engine.core.under_way import StepUnderWay
@@ -61,6 +62,7 @@ class EngineState:
     tiers: AdapterTiers = field(default_factory=AdapterTiers)
     """Totals of the pages, slots and bytes that adapters hold, and the order in which adapters are evicted."""
     grammars: Grammars = field(default_factory=Grammars)
+    answers: AnswerMemories = field(default_factory=AnswerMemories)
     sequences: dict[str, Sequence] = field(default_factory=dict)
     """Sequences of all live requests, waiting or running, by request id."""
     running: dict[str, Sequence] = field(default_factory=dict)

@@ -13,8 +13,9 @@ from engine.core import apply, proposals
 from engine.core.check import violations
 from engine.core.commands import Submit
 from engine.core.config import PREEMPTIONS, CoreConfig, LaneGoals, Scheduling
+from engine.core.grammars import Grammar, GrammarKind
 from engine.core.proposals import MOST_DECODES, proposer_for
-from engine.core.proposer import MOST_CANDIDATES, PromptLookup
+from engine.core.proposer import MOST_CANDIDATES, MOST_MEMORIES, MOST_REMEMBERED, AnswerMemories, PromptLookup
 from engine.core.sequence import FIRST_ACCEPTANCE
 from engine.core.types import FinishReason, Lane, Request, SampledToken, SamplingParams
 from engine.executor.fake import fake_token
@@ -45,6 +46,9 @@ class Oracle:
     def learn(self, tokens, most):
         pass
 
+    def end(self, tokens):
+        pass
+
     def propose(self, tokens, most):
         known, seed = list(tokens), self.request.params.seed
         for _ in range(most):
@@ -58,8 +62,8 @@ class Oracle:
 def oracles(right, vocab_size=50, forced=True):
     """Let oracles propose; if `forced`, all of their proposals are computed, whatever they cost."""
 
-    def oracle(config, request):
-        return Oracle(request, vocab_size, right) if proposer_for(config, request) else None
+    def oracle(*asked):
+        return Oracle(asked[1], vocab_size, right) if proposer_for(*asked) else None
 
     def everything(state, guesses, budget, tokens):
         left, counts = budget.tokens_left, {}
@@ -287,11 +291,11 @@ def test_proposals_leave_every_token_in_time():
     ],
 )
 def test_requests_whose_rows_depend_on_one_another_get_no_proposals(changes):
-    asked = Request("r", (1,), SamplingParams()._replace(**changes))
-    assert proposer_for(ROOMY, asked) is None
-    assert proposer_for(ROOMY, Request("r", (1,), SamplingParams())) is not None
-    assert proposer_for(ROOMY, Request("r", (1,), SamplingParams(), suspect=True)) is None
-    assert proposer_for(replace(ROOMY, speculation=False), Request("r", (1,), SamplingParams())) is None
+    asked, memories = Request("r", (1,), SamplingParams()._replace(**changes)), AnswerMemories()
+    assert proposer_for(ROOMY, asked, memories) is None
+    assert proposer_for(ROOMY, Request("r", (1,), SamplingParams()), memories) is not None
+    assert proposer_for(ROOMY, Request("r", (1,), SamplingParams(), suspect=True), memories) is None
+    assert proposer_for(replace(ROOMY, speculation=False), Request("r", (1,), SamplingParams()), memories) is None
 
 
 def lookup(tokens, most=4, pace=1000):
@@ -328,6 +332,48 @@ def test_a_lookup_that_learns_by_and_by_proposes_the_same(tokens, pace):
     if found:
         places = [i for i in range(2, len(tokens)) if tokens[i - 2 : i] == tokens[-2:]]
         assert found[0] in {tokens[place] for place in places[-MOST_CANDIDATES:]}
+
+
+GUIDED = Request("r", (8, 9), SamplingParams(grammar=Grammar(GrammarKind.REGEX, "x")), tenant="acme")
+
+
+def test_a_lookup_also_finds_longer_matches_in_answers_of_the_same_grammar():
+    memories = AnswerMemories()
+    PromptLookup(2, memories.of(GUIDED)).end([8, 9, 1, 2, 3, 4, 5, 6, 0])
+    later = PromptLookup(3, memories.of(GUIDED))
+    assert later.propose([7, 8, 9], 3) == (1, 2, 3)
+    known = [7, 8, 9, 2, 3, 50, 2, 3]
+    later.learn(known, 100)
+    assert later.propose(known, 2) == (50, 2)  # as long a match of its own
+    known += [4, 5]
+    later.learn(known, 100)
+    assert later.propose(known, 9) == (6, 0)
+    assert PromptLookup().propose([7, 8, 9], 3) == ()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"tenant": "globex"}, {"cache_salt": "s"}, {"adapter_hash": "x"}, {"params": SamplingParams()}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_answers_are_remembered_for_requests_of_the_same_kind_only(other):
+    memories = AnswerMemories()
+    PromptLookup(2, memories.of(GUIDED)).end([8, 9, 1, 2])
+    assert PromptLookup(2, memories.of(GUIDED._replace(**other))).propose([8, 9], 1) == ()
+    assert PromptLookup(2, memories.of(GUIDED._replace(id="another"))).propose([8, 9], 1) == (1,)
+
+
+def test_memories_are_bounded():
+    memories = AnswerMemories()
+    memory = memories.of(GUIDED)
+    for number in range(5):
+        memory.add([number] * (MOST_REMEMBERED // 4 + 1))
+        assert len(memory.text) <= MOST_REMEMBERED
+    memory.add(range(2 * MOST_REMEMBERED))
+    assert len(memory.text) == MOST_REMEMBERED
+    for number in range(MOST_MEMORIES):
+        memories.of(GUIDED._replace(tenant=f"t{number}"))
+    assert memories.of(GUIDED) is not memory
 
 
 def test_tokens_are_kept_up_to_the_first_refused_proposal():

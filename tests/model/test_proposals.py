@@ -39,6 +39,9 @@ class Recorded:
     def learn(self, tokens, most):
         pass
 
+    def end(self, tokens):
+        pass
+
     def propose(self, tokens, most):
         first = len(tokens) - self.start
         places = range(first, min(first + most, len(self.answer)))
@@ -73,7 +76,7 @@ def plain(tiny_llama, adapter_folders):
 )
 def test_tokens_and_logprobs_are_the_same_with_proposals(core, plain, tiny_llama, adapter_folders):
     chooses = patch.object(proposals, "_worthwhile", everything)
-    with chooses, patch.object(apply, "proposer_for", lambda _, request: Recorded(request, plain[request.id])):
+    with chooses, patch.object(apply, "proposer_for", lambda _, request, __: Recorded(request, plain[request.id])):
         found, counters = run(tiny_llama, adapter_folders, SCHEDULE, replace(core, speculation=True))
     assert (counters.preemptions > 0) == (core is not BIG_CORE)
     assert 0.6 * counters.proposed_tokens < counters.accepted_tokens < counters.proposed_tokens

@@ -14,7 +14,14 @@ from gateway.serve import supervisor
 from gateway.serve.supervisor import EngineSupervisor
 
 UNENDED = []
-"""Loads that never end: Python would end them when nothing refers to them."""
+"""Loads that do not end during a test: Python would end them when nothing refers to them."""
+
+
+@pytest.fixture(autouse=True)
+def ended_at_last():
+    yield
+    while UNENDED:
+        UNENDED.pop().__exit__(None, None, None)
 
 
 def begin(attempts, path):

@@ -7,11 +7,14 @@ token that was sampled. The new matcher of a request that was preempted first co
 from __future__ import annotations
 
 import threading
+import time
 import traceback
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from types import MappingProxyType
 
 import numpy as np
@@ -37,6 +40,11 @@ KEPT_BYTES = 256 << 20
 """Maximum memory of the unused grammars that are kept, in bytes, by their sizes when they were compiled. Typical
 grammars hold 1 MB, large ones 10 MB. The core bounds the memory of grammars that live requests use."""
 THREADS = 2
+AHEAD_SECONDS = 0.005
+"""Processor time in a step after which no more proposals of a request are followed, then and later. Sixteen usually
+take 0.3 ms; a hostile grammar can take 0.1 s for a token."""
+MOST_FORCED = 16
+"""Maximum number of forced tokens that are reported: as many as a step can compute (`engine.core.proposals`)."""
 
 
 class GrammarCache:
@@ -128,28 +136,44 @@ class _GrammarRow:
     Attributes:
         num_early: number of tokens that must still come before a stop token may; negative once there are more.
         stops: bit mask of the stop tokens. They are banned while `num_early` is positive and other tokens are allowed.
+        ahead: a second matcher, which consumes proposals and is rolled back; None before the first ones. What a guess
+            does to it is not done to the request.
+        is_slow: whether no more proposals are followed, because one failed or took long.
+        forced: the tokens that must follow, as far as they are known.
     """
 
     grammar: Grammar
     matcher: LLMatcher
     num_early: int
     stops: npt.NDArray[np.int32]
+    ahead: LLMatcher | None = None
+    is_slow: bool = False
+    forced: deque[int] = field(default_factory=deque)
 
-    def fill(self, lines: Sequence[npt.NDArray[np.int32]], proposals: Sequence[int] = ()) -> None:
+    def fill(self, lines: Sequence[npt.NDArray[np.int32]], proposals: Sequence[int] = ()) -> int:
         """Overwrites each of `lines` (int32 [num_words]) with a mask, one bit for each token: the first with the tokens
-        allowed next, those after it with the tokens allowed after each of `proposals`. All tokens are allowed if the
-        matcher has failed, and after a proposal that is not allowed or ends the answer, because no token is kept
-        there."""
+        allowed next, those after it with the tokens allowed after each of `proposals`. Returns how many proposals may
+        be kept: those that the grammar allows, as far as it is followed quickly. The lines after these allow all
+        tokens, and so does the first one if the matcher has failed."""
         self._fill(lines[0], self.matcher, self.num_early)
-        if not proposals:
-            return
-        ahead, goes_on = self.matcher.deep_copy(), True
-        for place, (line, token) in enumerate(zip(lines[1:], proposals, strict=True), 1):
-            goes_on = goes_on and not ahead.is_stopped() and bool(ahead.try_consume_tokens([token]))
-            if goes_on:
-                self._fill(line, ahead, self.num_early - place)
-            else:
-                line[:] = -1
+        kept = self._look_ahead(lines[1:], proposals) if proposals and not self.is_slow else 0
+        for line in lines[1 + kept :]:
+            line[:] = -1
+        return kept
+
+    def _look_ahead(self, lines: Sequence[npt.NDArray[np.int32]], proposals: Sequence[int]) -> int:
+        self.ahead = ahead = self.ahead or self.matcher.deep_copy()
+        kept, began = 0, time.thread_time()
+        for line, token in zip(lines, proposals, strict=True):
+            if ahead.is_stopped() or self.is_slow or not ahead.try_consume_tokens([token]):
+                break
+            kept += 1
+            self._fill(line, ahead, self.num_early - kept)
+            self.is_slow = time.thread_time() - began > AHEAD_SECONDS
+        if ahead.is_error() or not ahead.rollback(kept):
+            self.ahead, self.is_slow = None, True
+            return max(0, kept - 1)
+        return kept
 
     def _fill(self, words: npt.NDArray[np.int32], matcher: LLMatcher, num_early: int) -> None:
         fill_next_token_bitmask(matcher, words[None])
@@ -162,7 +186,18 @@ class _GrammarRow:
         """Consumes a sampled token and decrements `num_early`. Returns why the grammar cannot be followed any further,
         or an empty string if it can."""
         self.num_early -= 1
+        if self.forced and self.forced.popleft() != token:
+            self.forced.clear()
+        if self.ahead is not None and (self.is_slow or not self.ahead.consume_token(token)):
+            self.ahead, self.is_slow = None, True
         return "" if self.matcher.consume_token(token) else reason(self.matcher)
+
+    def following(self) -> tuple[int, ...]:
+        """Returns the next tokens that must follow, at most MOST_FORCED. They are computed together with all that must
+        follow these: for a long constant of a schema, that takes milliseconds."""
+        if not self.forced:
+            self.forced.extend(self.matcher.compute_ff_tokens())
+        return tuple(islice(self.forced, MOST_FORCED))
 
 
 class GrammarRoom:
@@ -204,25 +239,29 @@ class GrammarRoom:
 
     def masks(
         self, request_ids: Sequence[str], proposals: Mapping[str, tuple[int, ...]] = MappingProxyType({})
-    ) -> TokenMasks | None:
+    ) -> tuple[TokenMasks | None, dict[str, tuple[int, ...]]]:
         """Returns masks of the tokens allowed next, by place in `request_ids`, which names a request with `proposals`
-        once more for each of them. None means that no request follows a grammar."""
+        once more for each of them, and the proposals that may be kept. No masks means that no request follows a
+        grammar."""
         places = [place for place, request_id in enumerate(request_ids) if request_id in self._rows]
+        kept = dict(proposals)
         if not places:
-            return None
+            return None, kept
         words = np.empty((len(places), num_words(self._vocab_size)), dtype=np.int32)
         lines: dict[str, list[npt.NDArray[np.int32]]] = {}
         for line, place in zip(words, places, strict=True):
             lines.setdefault(request_ids[place], []).append(line)
         for request_id, own in lines.items():
-            self._rows[request_id].fill(own, proposals.get(request_id, ()))
-        return TokenMasks(tuple(places), words)
+            guess = proposals.get(request_id, ())
+            count = self._rows[request_id].fill(own, guess)
+            if guess:
+                kept[request_id] = guess[:count]
+        return TokenMasks(tuple(places), words), kept
 
     def forced(self, request_ids: Iterable[str]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Returns the tokens that must follow in each request whose grammar leaves no other text, with its id. The
-        tokens are those that the tokenizer makes of the text; a mask allows other tokens of the same text, too."""
-        matchers = {name: self._rows[name].matcher for name in request_ids if name in self._rows}
-        found = {name: tuple(matcher.compute_ff_tokens()) for name, matcher in matchers.items()}
+        """Returns the tokens that must follow in each request whose grammar leaves no other text, with its id, at most
+        MOST_FORCED. They are those that the tokenizer makes of the text; a mask allows others for the same text."""
+        found = {name: self._rows[name].following() for name in request_ids if name in self._rows}
         return tuple((name, tokens) for name, tokens in found.items() if tokens)
 
     def advance(self, sampled: Sequence[SampledToken]) -> dict[str, str]:

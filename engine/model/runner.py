@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
@@ -211,15 +212,21 @@ class ModelRunner:
         if not request_ids:
             return None
         if not self._grammars.bind(request_ids):
-            return self._choose(logits, batch)
+            return self._choose(logits, request_ids, None, batch.proposals)
         for step in self._submitted:
             self._read(step)
-        return self._choose(logits, batch, self._grammars.masks(request_ids, batch.proposals))
+        return self._choose(logits, request_ids, *self._grammars.masks(request_ids, batch.proposals))
 
-    def _choose(self, logits: Tensor, batch: HostBatch, masks: TokenMasks | None = None) -> Sample:
-        if batch.proposals:  # then this is a CPU (see `proposes`)
-            return cast("HeldTokens", self._sampler).start(logits, batch.sample_ids, masks, batch.proposals)
-        return self._sampler.start(logits, batch.sample_ids, masks)
+    def _choose(
+        self,
+        logits: Tensor,
+        request_ids: Sequence[str],
+        masks: TokenMasks | None,
+        proposals: Mapping[str, tuple[int, ...]],
+    ) -> Sample:
+        if proposals:  # then this is a CPU (see `proposes`)
+            return cast("HeldTokens", self._sampler).start(logits, request_ids, masks, proposals)
+        return self._sampler.start(logits, request_ids, masks)
 
     def _read(self, step: SubmittedStep) -> None:
         """Waits for a step's tokens, unless the host has them already. Records them and advances grammars by them,

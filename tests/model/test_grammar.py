@@ -24,7 +24,7 @@ from engine.engine import Engine
 from engine.grammar_check.job import THREAD_STACK_BYTES, WorkerLimits
 from engine.grammar_check.source import MAX_CHARACTERS
 from engine.model import grammar as rooms
-from engine.model.grammar import GrammarCache, GrammarRoom
+from engine.model.grammar import MOST_FORCED, GrammarCache, GrammarRoom
 from engine.model.grammar_compiler import Compiler, Unproven
 from engine.model.masks import TokenMasks, num_words, pack_bits
 from engine.model.runner import ModelRunner
@@ -468,19 +468,52 @@ def test_masks_after_proposals_are_those_after_the_tokens(byte_model):
     room.prepare([], [params.grammar])
     room.add("r", params, (70,), 1)
     tokens = tuple(BYTES.encode("abac").ids)
-    rows, alone = room.masks(["r"] * 5, {"r": tokens}).words, []
+    rows, alone = room.masks(["r"] * 5, {"r": tokens})[0].words, []
     for token in tokens:
-        alone.append(room.masks(["r"]).words[0])
+        alone.append(room.masks(["r"])[0].words[0])
         room.advance([SampledToken("r", token)])
-    alone.append(room.masks(["r"]).words[0])
+    alone.append(room.masks(["r"])[0].words[0])
     assert np.array_equal(rows, alone)
     assert (
         not (alone[2] & pack_bits(np.array([EOS]), VOCAB)).any()
         and (alone[4] & pack_bits(np.array([EOS]), VOCAB)).any()
     )
     wrong = (tokens[0], tokens[0], tokens[1])
-    rows = room.masks(["r"] * 4, {"r": wrong}).words
+    masks, kept = room.masks(["r"] * 4, {"r": wrong})
+    rows = masks.words
+    assert kept == {"r": wrong[:1]}
     assert (rows[2:] == -1).all() and np.array_equal(rows[0], alone[4])
+
+
+def test_proposals_of_a_slow_grammar_are_followed_no_further(byte_model):
+    room = GrammarRoom(Compiler(byte_model, VOCAB, (EOS,)), VOCAB, (EOS,), lambda answer: None)
+    params, tokens = SamplingParams(grammar=regex("[ab]*")), tuple(BYTES.encode("abab").ids)
+    room.prepare([], [params.grammar])
+    room.add("r", params, (70,), 1)
+    with patch.object(rooms, "AHEAD_SECONDS", 0.0):
+        assert room.masks(["r"] * 5, {"r": tokens})[1] == {"r": tokens[:1]}
+    assert room.advance([SampledToken("r", token) for token in tokens[:2]]) == {}
+    masks, kept = room.masks(["r"] * 5, {"r": tokens})
+    assert kept == {"r": ()} and (masks.words[1:] == -1).all() and not (masks.words[0] == -1).all()
+
+
+def test_a_long_constant_is_computed_once(byte_model):
+    """Its tokens are reported some at a time, and computed anew where others are sampled for the same text."""
+    text = "x" + "0123456789" * 20
+    room = GrammarRoom(Compiler(byte_model, VOCAB, (EOS,)), VOCAB, (EOS,), lambda answer: None)
+    params = SamplingParams(grammar=regex(text))
+    room.prepare([], [params.grammar])
+    room.add("r", params, (70,), 1)
+    tokens = tuple(BYTES.encode(text).ids)
+    row = room._rows["r"]
+    for start in range(3):
+        assert room.forced(["r"]) == (("r", tokens[start : start + MOST_FORCED]),)
+        assert len(row.forced) == len(tokens) - start
+        room.advance([SampledToken("r", tokens[start])])
+    row.forced[0] = 5
+    room.advance([SampledToken("r", tokens[3])])
+    assert not row.forced
+    assert room.forced(["r"]) == (("r", tokens[4 : 4 + MOST_FORCED]),)
 
 
 def test_the_text_that_a_grammar_leaves_no_choice_of_is_forced(byte_model):
@@ -522,10 +555,10 @@ def test_a_sampler_is_left_what_a_room_does_not_see_to(byte_model):
     room = GrammarRoom(Compiler(byte_model, VOCAB, (EOS,)), VOCAB, (EOS,), lambda answer: None)
     plain = SamplingParams(min_tokens=4)
     assert room.add("plain", plain, (70,), 1) is plain
-    assert room.masks(["plain"]) is None
+    assert room.masks(["plain"]) == (None, {})
     room.remove("plain")
     guided = plain._replace(grammar=regex("a+"))
     room.prepare([], [guided.grammar])
     assert room.add("guided", guided, (70,), 1) == guided._replace(min_tokens=0)
-    masks = room.masks(["plain", "guided"])
+    masks, _ = room.masks(["plain", "guided"])
     assert masks.rows == (1,) and masks.words.shape == (1, num_words(VOCAB))

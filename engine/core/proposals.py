@@ -153,10 +153,10 @@ def note_proposals(state: EngineState, step: StepUnderWay, refused: Mapping[str,
 
 
 def _note_accepted(state: EngineState, seq: Sequence, count: int, refused: int) -> None:
-    """Count `count` proposals of a sequence, of which the last `refused` were refused. Those that the grammar forced
-    tell nothing of the proposer."""
+    """Count `count` proposals of a sequence, of which the last `refused` were refused: one more than there are if its
+    grammar failed. Those that the grammar forced tell nothing of the proposer."""
     state.counters.proposed_tokens += count
-    state.counters.accepted_tokens += count - refused
+    state.counters.accepted_tokens += max(0, count - refused)
     guessed = count - len(seq.forced)
     if refused <= guessed and guessed > 0:
         seq.acceptance = _updated(seq.acceptance, guessed - refused, is_refused=refused > 0)

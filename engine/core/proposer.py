@@ -16,6 +16,8 @@ MOST_CANDIDATES = 8
 """Maximum number of earlier places that one lookup compares, the latest first, so that its time is bounded."""
 MOST_REMEMBERED = 4096
 """Maximum number of tokens of one `AnswerMemory`: some 1 MB, and dozens of answers in JSON."""
+LONGEST_REMEMBERED = 1024
+"""Maximum number of tokens of an answer that are remembered, its first ones: to take note of them takes 0.3 ms."""
 MOST_MEMORIES = 64
 
 
@@ -79,10 +81,12 @@ class AnswerMemory:
         self._chains = PairChains()
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Add an answer, after the last two tokens of its prompt. The others are forgotten if it does not fit."""
+        """Add the beginning of an answer, after the last two tokens of its prompt. The others are forgotten if it does
+        not fit."""
+        tokens = tokens[:LONGEST_REMEMBERED]
         if len(self.text) + len(tokens) > MOST_REMEMBERED:
             self.text, self._chains = [], PairChains()
-        self.text += tokens[:MOST_REMEMBERED]
+        self.text += tokens
         self._chains.learn(self.text, MOST_REMEMBERED)
 
     def find(self, tokens: Sequence[int]) -> tuple[int, int]:
@@ -141,5 +145,5 @@ class PromptLookup:
         return tuple(found)
 
     def end(self, tokens: Sequence[int]) -> None:
-        if self._answers is not None:
+        if self._answers is not None and len(tokens) > self._num_prompt:
             self._answers.add(tokens[max(0, self._num_prompt - 2) :])

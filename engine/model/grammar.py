@@ -193,8 +193,11 @@ class _GrammarRow:
         return "" if self.matcher.consume_token(token) else reason(self.matcher)
 
     def following(self) -> tuple[int, ...]:
-        """Returns the next tokens that must follow, at most MOST_FORCED. They are computed together with all that must
-        follow these: for a long constant of a schema, that takes milliseconds."""
+        """Returns the next tokens that must follow, at most MOST_FORCED; none if proposals are followed no more. They
+        are computed together with all that must follow these: for a long constant of a schema, that takes
+        milliseconds."""
+        if self.is_slow:
+            return ()
         if not self.forced:
             self.forced.extend(self.matcher.compute_ff_tokens())
         return tuple(islice(self.forced, MOST_FORCED))

@@ -207,7 +207,7 @@ def join_answers(chunks: Sequence[GenerationChunk]) -> list[GenerationChunk]:
 def join_chunks(chunks: Sequence[GenerationChunk]) -> GenerationChunk:
     """Return one chunk that joins all chunks of one answer, given in order. `usage` is dropped."""
     if len(chunks) == 1:
-        return replace(chunks[0], usage=None)
+        return replace(chunks[0], usage=None, more=False)
     return GenerationChunk(
         answer=chunks[0].answer,
         text="".join(chunk.text for chunk in chunks),

@@ -15,7 +15,14 @@ from engine.core.commands import Submit
 from engine.core.config import PREEMPTIONS, CoreConfig, LaneGoals, Scheduling
 from engine.core.grammars import Grammar, GrammarKind
 from engine.core.proposals import MOST_DECODES, proposer_for
-from engine.core.proposer import MOST_CANDIDATES, MOST_MEMORIES, MOST_REMEMBERED, AnswerMemories, PromptLookup
+from engine.core.proposer import (
+    LONGEST_REMEMBERED,
+    MOST_CANDIDATES,
+    MOST_MEMORIES,
+    MOST_REMEMBERED,
+    AnswerMemories,
+    PromptLookup,
+)
 from engine.core.sequence import FIRST_ACCEPTANCE
 from engine.core.types import FinishReason, Lane, Request, SampledToken, SamplingParams
 from engine.executor.fake import fake_token
@@ -349,6 +356,9 @@ def test_a_lookup_also_finds_longer_matches_in_answers_of_the_same_grammar():
     later.learn(known, 100)
     assert later.propose(known, 9) == (6, 0)
     assert PromptLookup().propose([7, 8, 9], 3) == ()
+    text = list(memories.of(GUIDED).text)
+    later.end([7, 8, 9])
+    assert memories.of(GUIDED).text == text  # an end without an answer
 
 
 @pytest.mark.parametrize(
@@ -369,11 +379,26 @@ def test_memories_are_bounded():
     for number in range(5):
         memory.add([number] * (MOST_REMEMBERED // 4 + 1))
         assert len(memory.text) <= MOST_REMEMBERED
+    before = len(memory.text)
     memory.add(range(2 * MOST_REMEMBERED))
-    assert len(memory.text) == MOST_REMEMBERED
+    assert len(memory.text) in (LONGEST_REMEMBERED, before + LONGEST_REMEMBERED)
     for number in range(MOST_MEMORIES):
         memories.of(GUIDED._replace(tenant=f"t{number}"))
     assert memories.of(GUIDED) is not memory
+
+
+def test_a_grammar_that_fails_takes_back_no_accepted_tokens():
+    with oracles(1.0):
+        engine = make_engine(ROOMY)
+        engine.inbox.put(Submit(request("r", range(5), 50, ignore_eos=True)))
+        engine.step()
+        engine.step()
+        accepted = engine.state.counters.accepted_tokens
+        engine.executor.failing.add("r")
+        events = run(engine)
+    assert told(events, "r")[1] == FinishReason.ERROR
+    assert engine.state.counters.accepted_tokens == accepted > 0
+    assert engine.state.counters.proposed_tokens > accepted
 
 
 def test_tokens_are_kept_up_to_the_first_refused_proposal():

@@ -494,6 +494,7 @@ def test_proposals_of_a_slow_grammar_are_followed_no_further(byte_model):
         assert room.masks(["r"] * 5, {"r": tokens})[1] == {"r": tokens[:1]}
     assert room.advance([SampledToken("r", token) for token in tokens[:2]]) == {}
     masks, kept = room.masks(["r"] * 5, {"r": tokens})
+    assert room.forced(["r"]) == ()
     assert kept == {"r": ()} and (masks.words[1:] == -1).all() and not (masks.words[0] == -1).all()
 
 

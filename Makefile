@@ -108,7 +108,7 @@ bench: setup-dev  ## Throughput and latency of base and adapters, beside Hugging
 bench-lanes: setup-dev  ## Chats beside a saturating batch, and beside vLLM where LORALANE_VLLM_PYTHON names one
 	$(BIN)/python -m benchmarks.lanes $(ARGS)
 
-bench-embeddings: setup-dev  ## What chats feel beside a stream of texts to embed, and beside prompts of the same lengths
+bench-embeddings: setup-dev  ## Latencies of chats beside texts to embed, and beside prompts of the same lengths
 	$(BIN)/python -m benchmarks.embeddings $(ARGS)
 
 bench-adapters: setup-dev  ## What 1, 8 and 64 adapters cost, resident and not, beside vLLM as above

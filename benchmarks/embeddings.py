@@ -1,4 +1,4 @@
-"""`make bench-embeddings`: what chats feel beside a stream of texts to embed.
+"""`make bench-embeddings`: latencies of chats beside texts to embed.
 
     python -m benchmarks.embeddings [--lane batch] [--rounds 3] [--cores 0,1] [--json FILE]
 
@@ -37,6 +37,7 @@ from gateway.bench.measure import LaneResults, report
 from gateway.bench.plan import Plan
 from gateway.bench.run import warm_up
 from gateway.bench.spec import LaneSpec, Lengths
+from gateway.bench.stream import Stream
 from gateway.serve.process import run_loop
 from gateway.terminal.output import print_wide
 
@@ -51,6 +52,13 @@ ROUTES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "prompts": ("/v1/completions", {"max_tokens": 1, "ignore_eos": True}),
 }
 """Path and further fields of the requests beside the chats, by what they consist of."""
+FIGURES = (
+    ("TTFT p50", "ttft", "p50"),
+    ("TTFT p99", "ttft", "p99"),
+    ("ITL p50", "itl", "p50"),
+    ("ITL p99", "itl", "p99"),
+)
+"""Rows of the table: label, latency and percentile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +69,9 @@ class Measured:
     tokens_per_second: float = 0.0
 
 
-class Stream:
-    """Sends requests of one kind to the server until it is closed, and counts the tokens of those that were answered.
-    Every text is different, so that no cache helps."""
+class SideTraffic:
+    """Sends texts or prompts to the server while it is `running`, and counts the tokens of those that were answered.
+    Each is different, so that no cache helps."""
 
     def __init__(self, target: Target, kind: str, lane: str, seed: int) -> None:
         path, self._fields = ROUTES[kind]
@@ -98,8 +106,8 @@ class Stream:
         return [self._random.randrange(1000, 30_000) for _ in range(LENGTHS.draw(self._random))]
 
 
-async def measure(target: Target, plan: Plan, beside: Stream | None) -> Measured:
-    """Send the chats of `plan`, alone or beside a stream. Raises RuntimeError if any request fails."""
+async def measure(target: Target, plan: Plan, beside: SideTraffic | None) -> Measured:
+    """Send the chats of `plan`, alone or beside other traffic. Raises RuntimeError if any request fails."""
     if beside is None:
         return Measured(_chats(await drive(target, plan.items())))
     async with beside.running():
@@ -110,7 +118,7 @@ async def measure(target: Target, plan: Plan, beside: Stream | None) -> Measured
         return Measured(chats, (beside.tokens - before) / (loop.time() - began))
 
 
-def _chats(streams: Sequence[Any]) -> LaneResults:
+def _chats(streams: Sequence[Stream]) -> LaneResults:
     results = report(CHATS, streams)
     if results.errors:
         raise RuntimeError(f"chats failed: {results.errors}")
@@ -126,17 +134,9 @@ def rounds(target: Target, arguments: argparse.Namespace, console: Console) -> d
     turns = [(number, kind) for number in range(arguments.rounds) for kind in found]
     for turn, (number, kind) in enumerate(track(turns, "Measuring", console=console)):
         plan = Plan((MODEL,), (chats,), seed=number, prompts=turn)
-        beside = None if kind == "alone" else Stream(target, kind, arguments.lane, turn)
+        beside = None if kind == "alone" else SideTraffic(target, kind, arguments.lane, turn)
         found[kind].append(run_loop(measure(target, plan, beside)))
     return found
-
-
-FIGURES = (
-    ("TTFT p50", "ttft", "p50"),
-    ("TTFT p99", "ttft", "p99"),
-    ("ITL p50", "itl", "p50"),
-    ("ITL p99", "itl", "p99"),
-)
 
 
 def table(found: Mapping[str, Sequence[Measured]], lane: str) -> Table:
@@ -159,10 +159,7 @@ def _latency(each: Sequence[Measured], latency: str, percentile: str) -> float:
 def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
     model = prepare_model("embedded", arguments.data_dir, console)
     peer = loralane(model, scratch, arguments.cores, {})
-    with (
-        pinned(client_cores(arguments.cores)),
-        running(peer.command, scratch / "loralane.log") as url,
-    ):
+    with pinned(client_cores(arguments.cores)), running(peer.command, scratch / "loralane.log") as url:
         found = rounds(Target(url, peer.key), arguments, console)
     if arguments.json:
         head = {"versions": versions(), "cores": sorted(arguments.cores), "lane": arguments.lane}
@@ -174,8 +171,8 @@ def main() -> None:
     parser = make_parser("embeddings", __doc__, peer=False)
     parser.add_argument("--lane", choices=sorted(LANE_FIELDS), default="batch", help="of texts and prompts")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--chats", type=int, default=30, help="in each round, under each condition")
-    parser.add_argument("--rate", type=float, default=1.0, help="of chats, a second")
+    parser.add_argument("--chats", type=int, default=24, help="in each round, under each condition")
+    parser.add_argument("--rate", type=float, default=0.7, help="of chats, a second")
     parser.add_argument("--warmup", type=int, default=16, help="chats sent before")
     run(partial(bench, parser.parse_args()))
 

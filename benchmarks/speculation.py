@@ -1,9 +1,9 @@
 """Tokens per second with and without proposed tokens: `make bench-speculation`.
 
-One engine computes the same requests with `engine.speculation` off and auto, in turn, so that both meet the same
-machine. There is no gateway. Prompts ask for a passage, for a file with another name, of which the answer has begun, or
-for JSON by a schema, or are free chat; answers are greedy and end by themselves or after MOST tokens. A first round,
-which is not counted, teaches the step-time model, and what answers by the schema look like.
+Two engines over one model, with `engine.speculation` off and auto, compute the same requests in turn, so that both
+meet the same machine. There is no gateway. Prompts ask for a passage, for a file in which a name is to be changed (the
+answer has begun), for JSON by a schema, or are free chat. Answers are greedy, and end by themselves or after MOST
+tokens. A first round is not counted: the step-time model learns from it, and the memory of answers by the schema.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Pair:
     def run(self, speculation: str, asked: Sequence[Request]) -> tuple[float, dict[str, list[int]]]:
         """Compute requests that arrive together. Returns the seconds that it took, and the tokens of each."""
         engine, answers = self.engines[speculation], {request.id: list[int]() for request in asked}
-        self.runner.connect(engine.inbox.put)  # grammars that are ready are reported to one engine
+        self.runner.connect(engine.inbox.put)  # a runner reports compiled grammars to one engine only
         began = time.perf_counter()
         for request in asked:
             engine.inbox.put(Submit(request._replace(arrival=engine.clock())))
@@ -207,7 +207,7 @@ def main() -> None:
     parser.add_argument("--model", default="embedded", help="a model in the chat format of SmolLM2")
     parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ), help="of converted models")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32], help="requests at a time")
-    parser.add_argument("--rounds", type=int, default=6, help="pairs of runs of each row")
+    parser.add_argument("--rounds", type=int, default=8, help="pairs of runs of each row")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     console = Console()

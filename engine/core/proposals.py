@@ -87,7 +87,7 @@ def _guesses(state: EngineState, chunks: Mapping[str, ScheduledChunk]) -> Iterat
 
 
 def _guess(seq: Sequence, proposer: Proposer, most: int) -> tuple[int, ...]:
-    """Return at most `most` proposals for a sequence: tokens that its grammar forces, then what its proposer thinks."""
+    """Return at most `most` proposals for a sequence: tokens that its grammar forces, then those of `proposer`."""
     if not seq.forced:
         return proposer.propose(seq.tokens, most)
     forced = seq.forced[:most]

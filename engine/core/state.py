@@ -63,6 +63,7 @@ class EngineState:
     """Totals of the pages, slots and bytes that adapters hold, and the order in which adapters are evicted."""
     grammars: Grammars = field(default_factory=Grammars)
     answers: AnswerMemories = field(default_factory=AnswerMemories)
+    """Recent answers by grammars, from which proposals are made."""
     sequences: dict[str, Sequence] = field(default_factory=dict)
     """Sequences of all live requests, waiting or running, by request id."""
     running: dict[str, Sequence] = field(default_factory=dict)

@@ -377,9 +377,9 @@ class StepResult:
     """Result of a plan, from the executor: sampled tokens, vectors, logprobs of prompts and durations. Each chunk with
     `samples` has an entry either in `sampled`, in `pooled` or in `failed`, unless its request has a `max_tokens` of 0
     and asks for no vector: then it has one in `scored`, which may have no rows. A chunk with proposals has one more
-    entry in `sampled`, in order, for each proposal that was accepted. A chunk whose prompt logprobs are wanted has an
-    entry in `scored`, too. An entry in `failed` holds the request id and the reason why the request's grammar cannot be
-    followed any further."""
+    entry in `sampled`, in order, for each proposal that was accepted, also before an entry in `failed`. A chunk whose
+    prompt logprobs are wanted has an entry in `scored`, too. An entry in `failed` holds the request id and the reason
+    why the request's grammar cannot be followed any further."""
 
     sampled: tuple[SampledToken, ...] = ()
     pooled: tuple[PooledVector, ...] = ()

@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -138,7 +139,7 @@ class _GrammarRow:
         stops: bit mask of the stop tokens. They are banned while `num_early` is positive and other tokens are allowed.
         ahead: a second matcher, which consumes proposals and is rolled back; None before the first ones. What a guess
             does to it is not done to the request.
-        is_slow: whether no more proposals are followed, because one failed or took long.
+        follows: whether proposals are followed: not with penalties, and no more once one failed or took long.
         forced: the tokens that must follow, as far as they are known.
     """
 
@@ -147,7 +148,7 @@ class _GrammarRow:
     num_early: int
     stops: npt.NDArray[np.int32]
     ahead: LLMatcher | None = None
-    is_slow: bool = False
+    follows: bool = True
     forced: deque[int] = field(default_factory=deque)
 
     def fill(self, lines: Sequence[npt.NDArray[np.int32]], proposals: Sequence[int] = ()) -> int:
@@ -156,7 +157,7 @@ class _GrammarRow:
         be kept: those that the grammar allows, as far as it is followed quickly. The lines after these allow all
         tokens, and so does the first one if the matcher has failed."""
         self._fill(lines[0], self.matcher, self.num_early)
-        kept = self._look_ahead(lines[1:], proposals) if proposals and not self.is_slow else 0
+        kept = self._look_ahead(lines[1:], proposals) if proposals and self.follows else 0
         for line in lines[1 + kept :]:
             line[:] = -1
         return kept
@@ -165,13 +166,13 @@ class _GrammarRow:
         self.ahead = ahead = self.ahead or self.matcher.deep_copy()
         kept, began = 0, time.thread_time()
         for line, token in zip(lines, proposals, strict=True):
-            if ahead.is_stopped() or self.is_slow or not ahead.try_consume_tokens([token]):
+            if ahead.is_stopped() or not self.follows or not ahead.try_consume_tokens([token]):
                 break
             kept += 1
             self._fill(line, ahead, self.num_early - kept)
-            self.is_slow = time.thread_time() - began > AHEAD_SECONDS
+            self.follows = time.thread_time() - began <= AHEAD_SECONDS
         if ahead.is_error() or not ahead.rollback(kept):
-            self.ahead, self.is_slow = None, True
+            self.ahead, self.follows = None, False
             return max(0, kept - 1)
         return kept
 
@@ -188,19 +189,25 @@ class _GrammarRow:
         self.num_early -= 1
         if self.forced and self.forced.popleft() != token:
             self.forced.clear()
-        if self.ahead is not None and (self.is_slow or not self.ahead.consume_token(token)):
-            self.ahead, self.is_slow = None, True
+        if self.ahead is not None and not (self.follows and self.ahead.consume_token(token)):
+            self.ahead, self.follows = None, False
         return "" if self.matcher.consume_token(token) else reason(self.matcher)
 
     def following(self) -> tuple[int, ...]:
-        """Returns the next tokens that must follow, at most MOST_FORCED; none if proposals are followed no more. They
-        are computed together with all that must follow these: for a long constant of a schema, that takes
-        milliseconds."""
-        if self.is_slow:
+        """Returns the next tokens that must follow, at most MOST_FORCED; none if no proposals are followed. They are
+        computed together with all that must follow these: for a long constant of a schema, that takes milliseconds."""
+        if not self.follows:
             return ()
         if not self.forced:
             self.forced.extend(self.matcher.compute_ff_tokens())
         return tuple(islice(self.forced, MOST_FORCED))
+
+
+class GrammarEnd(NamedTuple):
+    """Why a request's grammar cannot be followed any further, and how many of the step's tokens still followed it."""
+
+    reason: str
+    num_followed: int
 
 
 class GrammarRoom:
@@ -229,7 +236,8 @@ class GrammarRoom:
         matcher.consume_tokens(list(tokens[num_prompt:]))
         num_early = params.min_tokens - (len(tokens) - num_prompt)
         stops = pack_bits(stops_of(params, self._eos_token_ids, self._vocab_size), self._vocab_size)
-        self._rows[request_id] = _GrammarRow(params.grammar, matcher, num_early, stops)
+        follows = not params.has_penalties
+        self._rows[request_id] = _GrammarRow(params.grammar, matcher, num_early, stops, follows=follows)
         return params._replace(min_tokens=0)
 
     def remove(self, request_id: str) -> None:
@@ -267,13 +275,17 @@ class GrammarRoom:
         found = {name: self._rows[name].following() for name in request_ids if name in self._rows}
         return tuple((name, tokens) for name, tokens in found.items() if tokens)
 
-    def advance(self, sampled: Sequence[SampledToken]) -> dict[str, str]:
-        """Advances matchers by the sampled tokens. Returns id -> reason for the requests that cannot continue; their
-        grammars will not be cached."""
-        failed = {}
+    def advance(self, sampled: Sequence[SampledToken]) -> dict[str, GrammarEnd]:
+        """Advances matchers by the sampled tokens, each up to its first failure. Returns id -> end for the requests
+        that cannot continue; their grammars will not be cached."""
+        ends: dict[str, GrammarEnd] = {}
+        taken: Counter[str] = Counter()
         for request_id, token, _ in sampled:
             row = self._rows.get(request_id)
-            if row is not None and (why := row.advance(token)):
+            if row is None or request_id in ends:
+                continue
+            if why := row.advance(token):
                 self._cache.discard(row.grammar)
-                failed[request_id] = why
-        return failed
+                ends[request_id] = GrammarEnd(why, taken[request_id])
+            taken[request_id] += 1
+        return ends

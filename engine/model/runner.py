@@ -241,15 +241,15 @@ class ModelRunner:
     def collect(self) -> StepResult:
         """Waits for the oldest plan that was submitted and not collected, and returns its result. The result also holds
         the tokens of requests that were released after the plan was submitted. For a request whose grammar cannot
-        continue, the result has the reason in `failed` in place of a token."""
+        continue, the result has the reason in `failed` in place of the token that did not follow it."""
         step = self._submitted.popleft()
         self._read(step)
         seconds = self._clock.seconds(step.begun, step.ended)
         return StepResult(
-            sampled=tuple(token for token in step.tokens if token.request_id not in step.failed),
+            sampled=step.followed,
             pooled=step.vectors.read() if step.vectors else (),
             scored=step.scores.read() if step.scores else (),
-            failed=tuple(step.failed.items()),
+            failed=tuple((name, end.reason) for name, end in step.failed.items()),
             forced=self._forced(step) if self._speculates else (),
             load_seconds=self._arena.copies.finish(),
             seconds=seconds if self.overlaps else None,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
 from engine.core.types import SampledToken
+from engine.model.grammar import GrammarEnd
 from engine.model.page_uses import PageUses
 from engine.model.pooler import Vectors
 from engine.model.sampling import Sample
@@ -74,7 +76,7 @@ class SubmittedStep:
         tokens: the sampled tokens, once they have been read (`is_read`).
         vectors: the step's vectors, which may be read once the device has passed `ended`. None: it completes none.
         scores: the step's logprobs of prompts, which may be read at the same time. None means that it has none.
-        failed: id -> reason for the requests whose grammars these tokens cannot continue, once they have been read.
+        failed: the requests whose grammars these tokens cannot continue, once they have been read.
     """
 
     sample: Sample | None
@@ -84,7 +86,7 @@ class SubmittedStep:
     launched: bool = False
     released: set[str] = field(default_factory=set)
     tokens: tuple[SampledToken, ...] = ()
-    failed: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, GrammarEnd] = field(default_factory=dict)
     is_read: bool = False
     vectors: Vectors | None = None
     scores: Scores | None = None
@@ -93,3 +95,17 @@ class SubmittedStep:
         """Waits for the sampled tokens, and returns and keeps them; empty if the step samples none."""
         self.tokens, self.is_read = tuple(self.sample.to_host()) if self.sample else (), True
         return self.tokens
+
+    @property
+    def followed(self) -> tuple[SampledToken, ...]:
+        """The sampled tokens without those from which on a grammar could not be followed."""
+        if not self.failed:
+            return self.tokens
+        seen: Counter[str] = Counter()
+        kept = []
+        for one in self.tokens:
+            end = self.failed.get(one.request_id)
+            if end is None or seen[one.request_id] < end.num_followed:
+                kept.append(one)
+            seen[one.request_id] += 1
+        return tuple(kept)

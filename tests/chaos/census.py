@@ -26,8 +26,6 @@ MAX_REDIS_CONNECTIONS = 40
 
 SETTLE_SECONDS = 30.0
 """For what goes away by itself to do so, on a machine that is busy with other tests. A leak stays for longer."""
-
-
 PIDFD_GETFD = 438
 """Number of the system call pidfd_getfd, for which Python has no function."""
 TCP_CLOSE = 7
@@ -130,7 +128,7 @@ def _told(link: Any) -> str:
 def _reset_connections(process: psutil.Process, links: list[Any]) -> int:
     """Count the TCP connections that a process opened, that are reset and that it has not closed. No table of the
     kernel lists them. redis-py keeps such connections in its pool, and replaces each when it is next used. They come
-    from a restart of Redis, a minute after which its kernel answers keepalive probes with resets."""
+    from a restart of Redis: a minute after it, the kernel of its machine answers keepalive probes with resets."""
     served = {link.laddr.port for link in links if link.status == psutil.CONN_LISTEN}
     listed = {link.fd for link in links}
     return sum(

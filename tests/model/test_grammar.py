@@ -27,7 +27,10 @@ from engine.model import grammar as rooms
 from engine.model.grammar import MOST_FORCED, GrammarCache, GrammarRoom
 from engine.model.grammar_compiler import Compiler, Unproven
 from engine.model.masks import TokenMasks, num_words, pack_bits
+from engine.model.page_uses import PageUses
 from engine.model.runner import ModelRunner
+from engine.model.sampling import HostSample
+from engine.model.submitted import SubmittedStep
 from tests.schemas import check, random_schema
 
 VOCAB = 270
@@ -498,6 +501,19 @@ def test_proposals_of_a_slow_grammar_are_followed_no_further(byte_model):
     assert kept == {"r": ()} and (masks.words[1:] == -1).all() and not (masks.words[0] == -1).all()
 
 
+def test_what_followed_a_grammar_before_it_failed_in_a_step_is_kept(byte_model):
+    room = GrammarRoom(Compiler(byte_model, VOCAB, (EOS,)), VOCAB, (EOS,), lambda answer: None)
+    params, (a, b) = SamplingParams(grammar=regex("[ab]*")), BYTES.encode("ab").ids
+    room.prepare([], [params.grammar])
+    room.add("r", params, (70,), 1)
+    tokens = [SampledToken(*one) for one in (("r", a), ("other", a), ("r", b), ("r", 99), ("r", a), ("other", 99))]
+    step = SubmittedStep(HostSample(tokens), 0.0, 0.0, PageUses(()))
+    assert step.read() == step.followed == tuple(tokens)
+    step.failed = room.advance(tokens)
+    assert step.failed.keys() == {"r"} and step.failed["r"].num_followed == 2
+    assert step.followed == (*tokens[:3], tokens[5])
+
+
 def test_a_long_constant_is_computed_once(byte_model):
     """Its tokens are reported some at a time, and computed anew where others are sampled for the same text."""
     text = "x" + "0123456789" * 20
@@ -523,7 +539,8 @@ def test_the_text_that_a_grammar_leaves_no_choice_of_is_forced(byte_model):
     room.prepare([], [params.grammar])
     room.add("r", params, (70,), 1)
     room.add("free", SamplingParams(), (70,), 1)
-    assert room.forced(["free", "r", "unknown"]) == (("r", tuple(BYTES.encode("x").ids)),)
+    room.add("penalised", params._replace(frequency_penalty=0.5), (70,), 1)
+    assert room.forced(["free", "penalised", "r", "unknown"]) == (("r", tuple(BYTES.encode("x").ids)),)
     room.advance([SampledToken("r", token) for token in BYTES.encode("x").ids])
     assert room.forced(["r"]) == ()
     room.advance([SampledToken("r", token) for token in BYTES.encode("o").ids])

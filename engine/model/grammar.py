@@ -29,7 +29,7 @@ from engine.core.grammars import Grammar
 from engine.core.types import SampledToken, SamplingParams
 from engine.executor.base import Report
 from engine.grammar_check.job import THREAD_STACK_BYTES
-from engine.model.grammar_compiler import Compiler, Unproven, reason
+from engine.model.grammar_compiler import Compiled, Compiler, Unproven, reason
 from engine.model.masks import TokenMasks, num_words, pack_bits
 from engine.model.sampler import stops_of
 
@@ -56,7 +56,7 @@ class GrammarCache:
         self._compiler = compiler
         self._report = report
         self._threads = ThreadPoolExecutor(THREADS, "grammar")
-        self._compiled: dict[Grammar, Future[tuple[LLMatcher, int]]] = {}
+        self._compiled: dict[Grammar, Future[Compiled]] = {}
         """The compilation of each grammar in use or cached. The least recently requested grammar comes first."""
         self._wanted: set[Grammar] = set()
         self._spent: set[Grammar] = set()
@@ -89,14 +89,14 @@ class GrammarCache:
             held -= self._num_bytes(one)
             del self._compiled[one]
 
-    def matcher(self, grammar: Grammar) -> LLMatcher:
-        """Returns a new matcher, which has consumed no token, for a grammar that was reported to be ready."""
-        return self._compiled[grammar].result()[0].deep_copy()
+    def compiled(self, grammar: Grammar) -> Compiled:
+        """Returns a grammar that was reported to be ready."""
+        return self._compiled[grammar].result()
 
     def _num_bytes(self, grammar: Grammar) -> int:
         """Returns the bytes that a compiled grammar holds; 0 while it is being compiled, or if it failed."""
         future = self._compiled[grammar]
-        return future.result()[1] if future.done() and future.exception() is None else 0
+        return future.result().num_bytes if future.done() and future.exception() is None else 0
 
     def discard(self, grammar: Grammar) -> None:
         """Makes the next `forget` drop the grammar: its matchers share state, which exceeded a limit in one of them."""
@@ -114,16 +114,16 @@ def _stack_size(num_bytes: int) -> Iterator[None]:
         threading.stack_size(before)
 
 
-def _may_pass(future: Future[tuple[LLMatcher, int]]) -> bool:
+def _may_pass(future: Future[Compiled]) -> bool:
     """Returns whether a compilation failed for a reason that may be temporary (`Unproven`). Such a failure is not
     cached here; the worker pool may cache it."""
     return future.done() and isinstance(future.exception(), Unproven)
 
 
-def _answer(grammar: Grammar, done: Future[tuple[LLMatcher, int]]) -> GrammarAnswer:
+def _answer(grammar: Grammar, done: Future[Compiled]) -> GrammarAnswer:
     error = done.exception()
     if error is None:
-        return GrammarReady(grammar, done.result()[1])
+        return GrammarReady(grammar, done.result().num_bytes)
     if not isinstance(error, ValueError):  # a bug, but the requests that wait must be told
         log.error("grammar_failed", kind=grammar.kind.value, trace="".join(traceback.format_exception(error)))
         return GrammarFailed(grammar, "it could not be compiled")
@@ -137,9 +137,9 @@ class _GrammarRow:
     Attributes:
         num_early: number of tokens that must still come before a stop token may; negative once there are more.
         stops: bit mask of the stop tokens. They are banned while `num_early` is positive and other tokens are allowed.
-        ahead: a second matcher, which consumes proposals and is rolled back; None before the first ones. What a guess
-            does to it is not done to the request.
-        follows: whether proposals are followed: not with penalties, and no more once one failed or took long.
+        ahead: a second matcher, which consumes proposals and is rolled back. It shares nothing with `matcher`, so that
+            guesses cannot make the request fail. None means that no proposals are followed: without speculation, with
+            penalties, and no more once one failed or took long.
         forced: the tokens that must follow, as far as they are known.
     """
 
@@ -148,7 +148,6 @@ class _GrammarRow:
     num_early: int
     stops: npt.NDArray[np.int32]
     ahead: LLMatcher | None = None
-    follows: bool = True
     forced: deque[int] = field(default_factory=deque)
 
     def fill(self, lines: Sequence[npt.NDArray[np.int32]], proposals: Sequence[int] = ()) -> int:
@@ -157,23 +156,24 @@ class _GrammarRow:
         be kept: those that the grammar allows, as far as it is followed quickly. The lines after these allow all
         tokens, and so does the first one if the matcher has failed."""
         self._fill(lines[0], self.matcher, self.num_early)
-        kept = self._look_ahead(lines[1:], proposals) if proposals and self.follows else 0
+        kept = self._look_ahead(self.ahead, lines[1:], proposals) if proposals and self.ahead else 0
         for line in lines[1 + kept :]:
             line[:] = -1
         return kept
 
-    def _look_ahead(self, lines: Sequence[npt.NDArray[np.int32]], proposals: Sequence[int]) -> int:
-        self.ahead = ahead = self.ahead or self.matcher.deep_copy()
-        kept, began = 0, time.thread_time()
+    def _look_ahead(self, ahead: LLMatcher, lines: Sequence[npt.NDArray[np.int32]], proposals: Sequence[int]) -> int:
+        kept, began, is_quick = 0, time.thread_time(), True
         for line, token in zip(lines, proposals, strict=True):
-            if ahead.is_stopped() or not self.follows or not ahead.try_consume_tokens([token]):
+            if ahead.is_stopped() or not is_quick or not ahead.try_consume_tokens([token]):
                 break
             kept += 1
             self._fill(line, ahead, self.num_early - kept)
-            self.follows = time.thread_time() - began <= AHEAD_SECONDS
+            is_quick = time.thread_time() - began <= AHEAD_SECONDS
         if ahead.is_error() or not ahead.rollback(kept):
-            self.ahead, self.follows = None, False
+            self.ahead = None
             return max(0, kept - 1)
+        if not is_quick:
+            self.ahead = None
         return kept
 
     def _fill(self, words: npt.NDArray[np.int32], matcher: LLMatcher, num_early: int) -> None:
@@ -189,18 +189,25 @@ class _GrammarRow:
         self.num_early -= 1
         if self.forced and self.forced.popleft() != token:
             self.forced.clear()
-        if self.ahead is not None and not (self.follows and self.ahead.consume_token(token)):
-            self.ahead, self.follows = None, False
+        if self.ahead is not None and not self.ahead.consume_token(token):
+            self.ahead = None
         return "" if self.matcher.consume_token(token) else reason(self.matcher)
 
     def following(self) -> tuple[int, ...]:
         """Returns the next tokens that must follow, at most MOST_FORCED; none if no proposals are followed. They are
         computed together with all that must follow these: for a long constant of a schema, that takes milliseconds."""
-        if not self.follows:
+        if self.ahead is None:
             return ()
         if not self.forced:
-            self.forced.extend(self.matcher.compute_ff_tokens())
+            self.forced.extend(self.ahead.compute_ff_tokens())
         return tuple(islice(self.forced, MOST_FORCED))
+
+
+def _follow(matcher: LLMatcher, answer: list[int]) -> LLMatcher:
+    """Returns a copy of a matcher that has consumed the tokens of an answer."""
+    copy = matcher.deep_copy()
+    copy.consume_tokens(answer)
+    return copy
 
 
 class GrammarEnd(NamedTuple):
@@ -232,12 +239,12 @@ class GrammarRoom:
         `min_tokens` if the request has a grammar, because the masks then enforce it."""
         if params.grammar is None:
             return params
-        matcher = self._cache.matcher(params.grammar)
-        matcher.consume_tokens(list(tokens[num_prompt:]))
+        compiled, answer = self._cache.compiled(params.grammar), list(tokens[num_prompt:])
+        matcher = _follow(compiled.matcher, answer)
+        ahead = _follow(compiled.guesses, answer) if compiled.guesses and not params.has_penalties else None
         num_early = params.min_tokens - (len(tokens) - num_prompt)
         stops = pack_bits(stops_of(params, self._eos_token_ids, self._vocab_size), self._vocab_size)
-        follows = not params.has_penalties
-        self._rows[request_id] = _GrammarRow(params.grammar, matcher, num_early, stops, follows=follows)
+        self._rows[request_id] = _GrammarRow(params.grammar, matcher, num_early, stops, ahead)
         return params._replace(min_tokens=0)
 
     def remove(self, request_id: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -24,6 +25,21 @@ class Unproven(ValueError):
     """A worker process crashed, used up its time or memory, or could not check the grammar. This may be temporary."""
 
 
+class Compiled(NamedTuple):
+    """A grammar for one model, as matchers that have consumed no token. Requests follow cheap copies of them.
+
+    Attributes:
+        matcher: for the tokens of answers.
+        num_bytes: what the compiled grammar holds in memory.
+        guesses: for proposed tokens, compiled separately; None without speculation. Copies of a matcher share its
+            automaton, whose size is limited, so that guesses checked with `matcher` could end requests.
+    """
+
+    matcher: LLMatcher
+    num_bytes: int
+    guesses: LLMatcher | None = None
+
+
 class Compiler:
     """Compiles grammars for one model. Thread-safe.
 
@@ -31,9 +47,13 @@ class Compiler:
         folder: the model's folder. Its tokenizer.json is read when the first grammar arrives.
         vocab_size: number of columns of the logits.
         eos_token_ids: tokens that end an answer where its grammar allows the end.
+        speculates: whether grammars get matchers for guesses, too.
     """
 
-    def __init__(self, folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...], *, speculates: bool = False
+    ) -> None:
+        self._speculates = speculates
         self._file = folder / "tokenizer.json"
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
@@ -54,9 +74,8 @@ class Compiler:
         if pool is not None:
             pool.close()
 
-    def compile(self, grammar: Grammar) -> tuple[LLMatcher, int]:
-        """Blocks until the grammar is compiled. Returns a matcher that has consumed no token, and the bytes that the
-        compiled grammar holds. Requests follow cheap copies of this matcher.
+    def compile(self, grammar: Grammar) -> Compiled:
+        """Blocks until the grammar is compiled, and returns it.
 
         Raises:
             ValueError: the text is no grammar of its kind, uses unsupported features, or exceeds a limit of llguidance,
@@ -65,13 +84,19 @@ class Compiler:
         """
         if not self._is_able():
             raise ValueError("this model has no tokenizer.json or no EOS token, which following one needs")
-        verdict = self._prove(grammar)
+        num_bytes = self._prove(grammar).num_bytes
+        if not self._speculates:
+            return Compiled(self._matcher(grammar), num_bytes)
+        return Compiled(self._matcher(grammar), 2 * num_bytes, self._matcher(grammar))
+
+    def _matcher(self, grammar: Grammar) -> LLMatcher:
+        """Returns a new matcher of a grammar that was proven. Raises ValueError if a limit is exceeded."""
         matcher = LLMatcher(self._load_tokenizer(), library_source(grammar), log_level=0, limits=LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()  # the most expensive mask, which builds what the others use: not during a step
         if matcher.is_error():
             raise ValueError(reason(matcher))
-        return matcher, verdict.num_bytes
+        return matcher
 
     def _prove(self, grammar: Grammar) -> Verdict:
         """Block until a worker process has tried the grammar, and return its verdict. Raises ValueError if the grammar

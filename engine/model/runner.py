@@ -133,7 +133,7 @@ class ModelRunner:
         self._loaders = start_threads(config.fetch_threads, "load")
         self._packer = Packer(targets, shape.elements, self.dtype, memory, packing_kernels, fp8=fp8)
         self._fetcher = Fetcher(self._packer, self._host, lambda answer: self._report(answer), config.fetch_threads)
-        self._compiler = Compiler(folder, self.vocab_size, self.eos_token_ids)
+        self._compiler = Compiler(folder, self.vocab_size, self.eos_token_ids, speculates=self._speculates)
         self._grammars = GrammarRoom(
             self._compiler,
             self.vocab_size,

@@ -11,6 +11,7 @@ import pytest
 import regex as patterns
 import torch
 from grammar_model import EOS, byte_tokenizer, save_byte_model
+from llguidance import LLParserLimits
 
 from engine.config import EngineConfig
 from engine.core import proposals
@@ -160,6 +161,29 @@ def test_answers_are_the_same_with_proposals(byte_model):
     assert answers[0] == answers[1]
     counters = stepped.engine.state.counters
     assert counters.proposed_tokens > counters.accepted_tokens > 0.2 * counters.generated_tokens
+
+
+def test_guesses_do_not_use_up_a_requests_limits(byte_model):
+    """The automaton has a state for every history of 20 letters, and may have 1,000 states."""
+    limits = LLParserLimits(max_lexer_states=1000)
+    params = SamplingParams(grammar=regex("(.*a.{20}){5}"))
+    answer, rng = random.Random(1), random.Random(2)
+    letters = BYTES.encode("abc").ids
+    with patch("engine.model.grammar_compiler.LIMITS", limits):
+        lengths = []
+        for guesses in (0, 12):
+            room = speculating_room(byte_model)
+            room.prepare([], [params.grammar])
+            room.add("r", params, (70,), 1)
+            answer.seed(1)
+            length = 0
+            while length < 400:
+                room.masks(["r"] * (1 + guesses), {"r": tuple(rng.choices(letters, k=guesses))} if guesses else {})
+                if room.advance([SampledToken("r", answer.choice(letters))]):
+                    break
+                length += 1
+            lengths.append(length)
+    assert lengths[0] == lengths[1] < 400
 
 
 def test_an_answer_may_be_cut_short(stepped):
@@ -330,8 +354,8 @@ class Held:
 def held(byte_model, monkeypatch):
     made = []
 
-    def hold(*args):
-        made.append(Held(Compiler(*args)))
+    def hold(*args, **options):
+        made.append(Held(Compiler(*args, **options)))
         return made[-1]
 
     monkeypatch.setattr("engine.model.runner.Compiler", hold)
@@ -431,7 +455,7 @@ def test_grammars_are_kept_by_what_they_hold(byte_model, monkeypatch):
     monkeypatch.setattr(rooms, "KEPT_BYTES", 10)
     compiler = Held(Compiler(byte_model, VOCAB, (EOS,)))
     real = compiler.compiler.compile
-    compiler.compiler.compile = lambda grammar: (real(grammar)[0], 4)
+    compiler.compiler.compile = lambda grammar: real(grammar)._replace(num_bytes=4)
     arrived = threading.Semaphore(0)
     cache = GrammarCache(compiler, lambda answer: arrived.release())
     for name in "abcda":
@@ -445,7 +469,7 @@ def test_grammars_are_kept_by_what_they_hold(byte_model, monkeypatch):
 def test_the_bytes_that_a_grammar_holds_are_measured(byte_model):
     compiler = Compiler(byte_model, VOCAB, (EOS,))
     large = schema({"enum": [f"{i * 7919 % 10007}" * 2 for i in range(4000)]})
-    small, large = (compiler.compile(grammar)[1] for grammar in (regex("a+"), large))
+    small, large = (compiler.compile(grammar).num_bytes for grammar in (regex("a+"), large))
     assert 0 < small < large < 64 << 20
     compiler.close()
 
@@ -464,9 +488,14 @@ def test_a_spent_grammar_is_compiled_again(byte_model):
     assert compiler.count[params.grammar] == 2
 
 
+def speculating_room(folder):
+    compiler = Compiler(folder, VOCAB, (EOS,), speculates=True)
+    return GrammarRoom(compiler, VOCAB, (EOS,), lambda answer: None)
+
+
 def test_masks_after_proposals_are_those_after_the_tokens(byte_model):
     """With `min_tokens` counted on, none after a token that is not allowed, and nothing of the request changed."""
-    room = GrammarRoom(Compiler(byte_model, VOCAB, (EOS,)), VOCAB, (EOS,), lambda answer: None)
+    room = speculating_room(byte_model)
     params = SamplingParams(grammar=regex("(ab|ac)*"), min_tokens=3)
     room.prepare([], [params.grammar])
     room.add("r", params, (70,), 1)
@@ -489,7 +518,7 @@ def test_masks_after_proposals_are_those_after_the_tokens(byte_model):
 
 
 def test_proposals_of_a_slow_grammar_are_followed_no_further(byte_model):
-    room = GrammarRoom(Compiler(byte_model, VOCAB, (EOS,)), VOCAB, (EOS,), lambda answer: None)
+    room = speculating_room(byte_model)
     params, tokens = SamplingParams(grammar=regex("[ab]*")), tuple(BYTES.encode("abab").ids)
     room.prepare([], [params.grammar])
     room.add("r", params, (70,), 1)
@@ -502,7 +531,7 @@ def test_proposals_of_a_slow_grammar_are_followed_no_further(byte_model):
 
 
 def test_what_followed_a_grammar_before_it_failed_in_a_step_is_kept(byte_model):
-    room = GrammarRoom(Compiler(byte_model, VOCAB, (EOS,)), VOCAB, (EOS,), lambda answer: None)
+    room = speculating_room(byte_model)
     params, (a, b) = SamplingParams(grammar=regex("[ab]*")), BYTES.encode("ab").ids
     room.prepare([], [params.grammar])
     room.add("r", params, (70,), 1)
@@ -517,7 +546,7 @@ def test_what_followed_a_grammar_before_it_failed_in_a_step_is_kept(byte_model):
 def test_a_long_constant_is_computed_once(byte_model):
     """Its tokens are reported some at a time, and computed anew where others are sampled for the same text."""
     text = "x" + "0123456789" * 20
-    room = GrammarRoom(Compiler(byte_model, VOCAB, (EOS,)), VOCAB, (EOS,), lambda answer: None)
+    room = speculating_room(byte_model)
     params = SamplingParams(grammar=regex(text))
     room.prepare([], [params.grammar])
     room.add("r", params, (70,), 1)
@@ -534,7 +563,7 @@ def test_a_long_constant_is_computed_once(byte_model):
 
 
 def test_the_text_that_a_grammar_leaves_no_choice_of_is_forced(byte_model):
-    room = GrammarRoom(Compiler(byte_model, VOCAB, (EOS,)), VOCAB, (EOS,), lambda answer: None)
+    room = speculating_room(byte_model)
     params = SamplingParams(grammar=regex("x(only this|[0-9])y"))
     room.prepare([], [params.grammar])
     room.add("r", params, (70,), 1)

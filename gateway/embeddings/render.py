@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -41,49 +41,72 @@ class EmbeddingsRenderer:
         return {"object": "list", "data": data, "model": admitted.model, "usage": usage_body(usage)}
 
 
-class RerankRenderer:
-    """Renders the response of /v1/rerank: documents by cosine similarity to the query, the most similar first, and of
-    equally similar ones the first in the request."""
+class Collector:
+    """Collects the vectors of a request's texts, which come in any order."""
 
-    def __init__(self, body: RerankRequest) -> None:
-        self._body = body
+    def __init__(self) -> None:
         self._vectors: dict[int, Vector] = {}
 
     def add(self, index: int, vector: bytes) -> None:
         self._vectors[index] = _floats(vector)
 
-    def complete(self, admitted: Admitted, usage: TokenUsage) -> Json:
-        query, *documents = _in_order(self._vectors)
+    def in_order(self) -> Sequence[Vector]:
+        return [self._vectors[index] for index in sorted(self._vectors)]
+
+
+class Ranking(Collector):
+    """Ranks documents by cosine similarity to the query, the most similar first, and of equally similar ones the first
+    in the request."""
+
+    def __init__(self, body: RerankRequest) -> None:
+        super().__init__()
+        self._body = body
+
+    def ranked(self) -> list[tuple[int, float, str | None]]:
+        """Return the index, the similarity and, if the request asks for it, the text of each document to return."""
+        query, *documents = self.in_order()
         scores = (np.stack(documents) @ query).tolist()
-        ranked = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._body.top_n]
+        indices = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._body.top_n]
         texts = texts_of(self._body) if self._body.return_documents is not False else None
+        return [(index, scores[index], texts[index] if texts else None) for index in indices]
+
+
+class RerankRenderer(Ranking):
+    """Renders the response of /v1/rerank."""
+
+    def complete(self, admitted: Admitted, usage: TokenUsage) -> Json:
         results = [
-            {"index": index, "relevance_score": scores[index]} | ({"document": {"text": texts[index]}} if texts else {})
-            for index in ranked
+            {"index": index, "relevance_score": score} | ({} if text is None else {"document": {"text": text}})
+            for index, score, text in self.ranked()
         ]
         name = f"rerank-{admitted.id}"
         return {"id": name, "model": admitted.model, "results": results, "usage": usage_body(usage)}
 
 
-class ScoreRenderer:
-    """Renders the response of /v1/score: the cosine similarity of each pair of texts."""
+class Scoring(Collector):
+    """Compares the texts of the first side of a request with those of the second."""
 
     def __init__(self, body: ScoreRequest) -> None:
+        super().__init__()
         self._num_first = side_lengths(body)[0]
-        self._vectors: dict[int, Vector] = {}
 
-    def add(self, index: int, vector: bytes) -> None:
-        self._vectors[index] = _floats(vector)
+    def scores(self) -> list[float]:
+        """Return the cosine similarity of each pair of texts."""
+        vectors = np.stack(self.in_order())
+        scores: list[float] = (vectors[: self._num_first] * vectors[self._num_first :]).sum(axis=1).tolist()
+        return scores
+
+
+class ScoreRenderer(Scoring):
+    """Renders the response of /v1/score."""
 
     def complete(self, admitted: Admitted, usage: TokenUsage) -> Json:
-        vectors = np.stack(_in_order(self._vectors))
-        scores = (vectors[: self._num_first] * vectors[self._num_first :]).sum(axis=1).tolist()
         return {
             "id": f"score-{admitted.id}",
             "object": "list",
             "created": admitted.created,
             "model": admitted.model,
-            "data": [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)],
+            "data": [{"index": index, "object": "score", "score": score} for index, score in enumerate(self.scores())],
             "usage": usage_body(usage),
         }
 
@@ -94,7 +117,3 @@ def usage_body(usage: TokenUsage) -> Json:
 
 def _floats(vector: bytes) -> Vector:
     return np.frombuffer(vector, dtype="<f4")
-
-
-def _in_order(vectors: Mapping[int, Vector]) -> Sequence[Vector]:
-    return [vectors[index] for index in sorted(vectors)]

@@ -15,9 +15,10 @@ from gateway.batches.record import Batch, batch_json
 from gateway.batches.service import DEFAULT_PAGE, MAX_PAGE, Batches, BatchRequest
 from gateway.core.tenants import Principal
 from gateway.http.edge import read_body
-from gateway.http.lists import list_page, parse_number
+from gateway.http.lists import parse_number
 from gateway.http.stream import json_response
 from gateway.openai.parse import parse
+from gateway.openai.render import list_page
 
 BATCHES = "/v1/batches"
 BATCH = BATCHES + "/{batch_id}"

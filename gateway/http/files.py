@@ -19,8 +19,9 @@ from gateway.files.record import FileRecord
 from gateway.files.service import MAX_PAGE, Files, check_purpose, keep_upload
 from gateway.http.edge import header, streamed_body
 from gateway.http.form import FORM_BYTES, UNNAMED, FileForm
-from gateway.http.lists import list_page, newest_first, parse_number
+from gateway.http.lists import newest_first, parse_number
 from gateway.http.stream import DisconnectWatch, json_response
+from gateway.openai.render import list_page
 
 log = structlog.get_logger("files")
 

@@ -1,9 +1,8 @@
-"""Pages of lists in OpenAI's format, and the query parameters of lists."""
+"""Query parameters of lists."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection
 
 from starlette.requests import Request
 
@@ -11,16 +10,6 @@ from gateway.core.errors import invalid_request
 
 MAX_DIGITS = 9
 MAX_NUMBER = 10**MAX_DIGITS - 1
-
-
-def list_page(data: Sequence[Mapping[str, Any]], has_more: bool) -> dict[str, Any]:
-    return {
-        "object": "list",
-        "data": data,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
-        "has_more": has_more,
-    }
 
 
 def parse_number(text: str, param: str, least: int, most: int) -> int:

@@ -14,8 +14,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.tenants import Principal
 from gateway.http.edge import AsgiEndpoint
-from gateway.http.lists import MAX_NUMBER, check_parameters, list_page, newest_first, parse_number
+from gateway.http.lists import MAX_NUMBER, check_parameters, newest_first, parse_number
 from gateway.http.stream import DisconnectWatch, SseStream, json_response
+from gateway.openai.render import list_page
 from gateway.responses.events import EventFeed
 from gateway.responses.parse import own_names
 from gateway.responses.service import DEFAULT_PAGE, MAX_PAGE, Responses

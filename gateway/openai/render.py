@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -301,3 +301,14 @@ def usage_body(usage: TokenUsage) -> Json:
         "prompt_tokens_details": {"cached_tokens": usage.cached},
     }
     return body | {"completion_tokens_details": {"reasoning_tokens": usage.reasoning}} if usage.reasoning else body
+
+
+def list_page(data: Sequence[Mapping[str, Any]], has_more: bool) -> Json:
+    """Render a page of a list. Each member has an `id`; `has_more` is True if more members follow."""
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": has_more,
+    }

@@ -295,7 +295,7 @@ class GenerateChunk(_message.Message):
     def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., choice: _Optional[_Union[Choice, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., lane: _Optional[_Union[Lane, str]] = ..., system_fingerprint: _Optional[str] = ...) -> None: ...
 
 class EmbedRequest(_message.Message):
-    __slots__ = ("model", "input", "input_ids", "pooling", "dimensions", "normalize", "lane", "priority")
+    __slots__ = ("model", "input", "input_ids", "pooling", "dimensions", "normalize", "lane", "priority", "slo")
     class Pooling(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         POOLING_UNSPECIFIED: _ClassVar[EmbedRequest.Pooling]
@@ -312,6 +312,7 @@ class EmbedRequest(_message.Message):
     NORMALIZE_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    SLO_FIELD_NUMBER: _ClassVar[int]
     model: str
     input: _containers.RepeatedScalarFieldContainer[str]
     input_ids: _containers.RepeatedCompositeFieldContainer[TokenIds]
@@ -320,7 +321,8 @@ class EmbedRequest(_message.Message):
     normalize: bool
     lane: Lane
     priority: int
-    def __init__(self, model: _Optional[str] = ..., input: _Optional[_Iterable[str]] = ..., input_ids: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., pooling: _Optional[_Union[EmbedRequest.Pooling, str]] = ..., dimensions: _Optional[int] = ..., normalize: _Optional[bool] = ..., lane: _Optional[_Union[Lane, str]] = ..., priority: _Optional[int] = ...) -> None: ...
+    slo: Slo
+    def __init__(self, model: _Optional[str] = ..., input: _Optional[_Iterable[str]] = ..., input_ids: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., pooling: _Optional[_Union[EmbedRequest.Pooling, str]] = ..., dimensions: _Optional[int] = ..., normalize: _Optional[bool] = ..., lane: _Optional[_Union[Lane, str]] = ..., priority: _Optional[int] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ...) -> None: ...
 
 class Vector(_message.Message):
     __slots__ = ("values",)
@@ -343,6 +345,88 @@ class EmbedResponse(_message.Message):
     lane: Lane
     system_fingerprint: str
     def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., vectors: _Optional[_Iterable[_Union[Vector, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., lane: _Optional[_Union[Lane, str]] = ..., system_fingerprint: _Optional[str] = ...) -> None: ...
+
+class RerankRequest(_message.Message):
+    __slots__ = ("model", "query", "documents", "pooling", "top_n", "return_documents", "lane", "priority", "slo")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
+    TOP_N_FIELD_NUMBER: _ClassVar[int]
+    RETURN_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    SLO_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    query: str
+    documents: _containers.RepeatedScalarFieldContainer[str]
+    pooling: EmbedRequest.Pooling
+    top_n: int
+    return_documents: bool
+    lane: Lane
+    priority: int
+    slo: Slo
+    def __init__(self, model: _Optional[str] = ..., query: _Optional[str] = ..., documents: _Optional[_Iterable[str]] = ..., pooling: _Optional[_Union[EmbedRequest.Pooling, str]] = ..., top_n: _Optional[int] = ..., return_documents: _Optional[bool] = ..., lane: _Optional[_Union[Lane, str]] = ..., priority: _Optional[int] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ...) -> None: ...
+
+class RerankResult(_message.Message):
+    __slots__ = ("index", "relevance_score", "document")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    RELEVANCE_SCORE_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    relevance_score: float
+    document: str
+    def __init__(self, index: _Optional[int] = ..., relevance_score: _Optional[float] = ..., document: _Optional[str] = ...) -> None: ...
+
+class RerankResponse(_message.Message):
+    __slots__ = ("id", "model", "results", "usage", "lane", "system_fingerprint")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    SYSTEM_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    model: str
+    results: _containers.RepeatedCompositeFieldContainer[RerankResult]
+    usage: Usage
+    lane: Lane
+    system_fingerprint: str
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., results: _Optional[_Iterable[_Union[RerankResult, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., lane: _Optional[_Union[Lane, str]] = ..., system_fingerprint: _Optional[str] = ...) -> None: ...
+
+class ScoreRequest(_message.Message):
+    __slots__ = ("model", "queries", "documents", "pooling", "lane", "priority", "slo")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    QUERIES_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    SLO_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    queries: _containers.RepeatedScalarFieldContainer[str]
+    documents: _containers.RepeatedScalarFieldContainer[str]
+    pooling: EmbedRequest.Pooling
+    lane: Lane
+    priority: int
+    slo: Slo
+    def __init__(self, model: _Optional[str] = ..., queries: _Optional[_Iterable[str]] = ..., documents: _Optional[_Iterable[str]] = ..., pooling: _Optional[_Union[EmbedRequest.Pooling, str]] = ..., lane: _Optional[_Union[Lane, str]] = ..., priority: _Optional[int] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ...) -> None: ...
+
+class ScoreResponse(_message.Message):
+    __slots__ = ("id", "model", "scores", "usage", "lane", "system_fingerprint")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    SYSTEM_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    model: str
+    scores: _containers.RepeatedScalarFieldContainer[float]
+    usage: Usage
+    lane: Lane
+    system_fingerprint: str
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., scores: _Optional[_Iterable[float]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., lane: _Optional[_Union[Lane, str]] = ..., system_fingerprint: _Optional[str] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "chat", "prompt")

@@ -49,6 +49,16 @@ class GenerationStub:
                 request_serializer=loralane_dot_v1_dot_generation__pb2.EmbedRequest.SerializeToString,
                 response_deserializer=loralane_dot_v1_dot_generation__pb2.EmbedResponse.FromString,
                 _registered_method=True)
+        self.Rerank = channel.unary_unary(
+                '/loralane.v1.Generation/Rerank',
+                request_serializer=loralane_dot_v1_dot_generation__pb2.RerankRequest.SerializeToString,
+                response_deserializer=loralane_dot_v1_dot_generation__pb2.RerankResponse.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/loralane.v1.Generation/Score',
+                request_serializer=loralane_dot_v1_dot_generation__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=loralane_dot_v1_dot_generation__pb2.ScoreResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/loralane.v1.Generation/Tokenize',
                 request_serializer=loralane_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
@@ -80,6 +90,20 @@ class GenerationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Rerank(self, request, context):
+        """Orders documents by their similarity to a query.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """Returns the similarity of each pair of texts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """Turns text or a chat into token ids.
         """
@@ -104,6 +128,16 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.Embed,
                     request_deserializer=loralane_dot_v1_dot_generation__pb2.EmbedRequest.FromString,
                     response_serializer=loralane_dot_v1_dot_generation__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Rerank': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rerank,
+                    request_deserializer=loralane_dot_v1_dot_generation__pb2.RerankRequest.FromString,
+                    response_serializer=loralane_dot_v1_dot_generation__pb2.RerankResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=loralane_dot_v1_dot_generation__pb2.ScoreRequest.FromString,
+                    response_serializer=loralane_dot_v1_dot_generation__pb2.ScoreResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -192,6 +226,60 @@ class Generation:
             '/loralane.v1.Generation/Embed',
             loralane_dot_v1_dot_generation__pb2.EmbedRequest.SerializeToString,
             loralane_dot_v1_dot_generation__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rerank(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loralane.v1.Generation/Rerank',
+            loralane_dot_v1_dot_generation__pb2.RerankRequest.SerializeToString,
+            loralane_dot_v1_dot_generation__pb2.RerankResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loralane.v1.Generation/Score',
+            loralane_dot_v1_dot_generation__pb2.ScoreRequest.SerializeToString,
+            loralane_dot_v1_dot_generation__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aloralane/v1/json_api.proto\x12\x0bloralane.v1\"\xd9\x01\n\x0bJsonRequest\x12\x19\n\x0f\x63reate_response\x18\x01 \x01(\tH\x00\x12\x18\n\x0e\x63reate_message\x18\x02 \x01(\tH\x00\x12\x1e\n\x14\x63ount_message_tokens\x18\x03 \x01(\tH\x00\x12\x37\n\x0cget_response\x18\x04 \x01(\x0b\x32\x1f.loralane.v1.GetResponseRequestH\x00\x12\x19\n\x0f\x63\x61ncel_response\x18\x05 \x01(\tH\x00\x12\x19\n\x0f\x64\x65lete_response\x18\x06 \x01(\tH\x00\x42\x06\n\x04\x63\x61ll\"Y\n\x12GetResponseRequest\x12\x13\n\x0bresponse_id\x18\x01 \x01(\t\x12\x1b\n\x0estarting_after\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x11\n\x0f_starting_after\"\x1c\n\x0cJsonResponse\x12\x0c\n\x04json\x18\x01 \x01(\t2\x87\x01\n\x07JsonApi\x12;\n\x04\x43\x61ll\x12\x18.loralane.v1.JsonRequest\x1a\x19.loralane.v1.JsonResponse\x12?\n\x06Stream\x12\x18.loralane.v1.JsonRequest\x1a\x19.loralane.v1.JsonResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aloralane/v1/json_api.proto\x12\x0bloralane.v1\"\x99\x02\n\x0bJsonRequest\x12\x19\n\x0f\x63reate_response\x18\x01 \x01(\tH\x00\x12\x18\n\x0e\x63reate_message\x18\x02 \x01(\tH\x00\x12\x1e\n\x14\x63ount_message_tokens\x18\x03 \x01(\tH\x00\x12\x37\n\x0cget_response\x18\x04 \x01(\x0b\x32\x1f.loralane.v1.GetResponseRequestH\x00\x12\x19\n\x0f\x63\x61ncel_response\x18\x05 \x01(\tH\x00\x12\x19\n\x0f\x64\x65lete_response\x18\x06 \x01(\tH\x00\x12>\n\x10list_input_items\x18\x07 \x01(\x0b\x32\".loralane.v1.ListInputItemsRequestH\x00\x42\x06\n\x04\x63\x61ll\"`\n\x15ListInputItemsRequest\x12\x13\n\x0bresponse_id\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\x03\x12\x14\n\x0coldest_first\x18\x04 \x01(\x08\"Y\n\x12GetResponseRequest\x12\x13\n\x0bresponse_id\x18\x01 \x01(\t\x12\x1b\n\x0estarting_after\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x11\n\x0f_starting_after\"\x1c\n\x0cJsonResponse\x12\x0c\n\x04json\x18\x01 \x01(\t2\x87\x01\n\x07JsonApi\x12;\n\x04\x43\x61ll\x12\x18.loralane.v1.JsonRequest\x1a\x19.loralane.v1.JsonResponse\x12?\n\x06Stream\x12\x18.loralane.v1.JsonRequest\x1a\x19.loralane.v1.JsonResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,11 +32,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'loralane.v1.json_api_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_JSONREQUEST']._serialized_start=44
-  _globals['_JSONREQUEST']._serialized_end=261
-  _globals['_GETRESPONSEREQUEST']._serialized_start=263
-  _globals['_GETRESPONSEREQUEST']._serialized_end=352
-  _globals['_JSONRESPONSE']._serialized_start=354
-  _globals['_JSONRESPONSE']._serialized_end=382
-  _globals['_JSONAPI']._serialized_start=385
-  _globals['_JSONAPI']._serialized_end=520
+  _globals['_JSONREQUEST']._serialized_end=325
+  _globals['_LISTINPUTITEMSREQUEST']._serialized_start=327
+  _globals['_LISTINPUTITEMSREQUEST']._serialized_end=423
+  _globals['_GETRESPONSEREQUEST']._serialized_start=425
+  _globals['_GETRESPONSEREQUEST']._serialized_end=514
+  _globals['_JSONRESPONSE']._serialized_start=516
+  _globals['_JSONRESPONSE']._serialized_end=544
+  _globals['_JSONAPI']._serialized_start=547
+  _globals['_JSONAPI']._serialized_end=682
 # @@protoc_insertion_point(module_scope)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import grpc
 from msgspec.structs import replace
@@ -18,23 +19,22 @@ from gateway.requests.prompt_scores import off_the_loop
 from gateway.requests.service import Gateway
 from gateway.requests.types import Generation
 from gateway.rpc.calls import RpcCall, respond, respond_authenticated
+from gateway.rpc.pooled import PooledCall, embed_call, rerank_call, score_call
 from gateway.rpc.wire import (
     Read,
     TokenText,
     chunk_to_pb,
-    embed_request,
     generate_request,
     model_query,
     prompt_input,
     response_to_pb,
     usage_metadata,
-    vector_to_pb,
-    vectors_to_pb,
 )
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Generation"]
-GENERATE, GENERATE_STREAM, EMBED = (
-    f"/{SERVICE.full_name}/{SERVICE.methods_by_name[name].name}" for name in ("Generate", "GenerateStream", "Embed")
+GENERATE, GENERATE_STREAM, EMBED, RERANK, SCORE = (
+    f"/{SERVICE.full_name}/{SERVICE.methods_by_name[name].name}"
+    for name in ("Generate", "GenerateStream", "Embed", "Rerank", "Score")
 )
 
 
@@ -60,7 +60,17 @@ class GenerationService(pb_grpc.GenerationServicer):
     async def Embed(  # noqa: N802
         self, request: pb.EmbedRequest, context: grpc.aio.ServicerContext
     ) -> pb.EmbedResponse:
-        return await respond(context, partial(self._embed, request))
+        return await respond(context, partial(self._pool, EMBED, partial(embed_call, request)))
+
+    async def Rerank(  # noqa: N802
+        self, request: pb.RerankRequest, context: grpc.aio.ServicerContext
+    ) -> pb.RerankResponse:
+        return await respond(context, partial(self._pool, RERANK, partial(rerank_call, request)))
+
+    async def Score(  # noqa: N802
+        self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ScoreResponse:
+        return await respond(context, partial(self._pool, SCORE, partial(score_call, request)))
 
     async def Tokenize(  # noqa: N802
         self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext
@@ -84,21 +94,23 @@ class GenerationService(pb_grpc.GenerationServicer):
                 if told.text or chunk.token_ids or chunk.prompt_scores.rows or chunk.finish_reason:
                     await call.send(chunk_to_pb(generation.admitted, chunk, told, token_text))
 
-    async def _embed(self, request: pb.EmbedRequest, call: RpcCall) -> pb.EmbedResponse:
-        with self._gateway.arriving(call.request_id, call.ingress(EMBED)) as arrival:
+    async def _pool(self, method: str, parse: Callable[[str], PooledCall], call: RpcCall) -> Any:
+        """Run a request for vectors and return its answer. `parse` makes the request that has a given id."""
+        with self._gateway.arriving(call.request_id, call.ingress(method)) as arrival:
             principal = arrival.identify(self._keys.authenticate(call.token))
             await self._gateway.turns.take(principal.tenant.name)
-            wanted = embed_request(request, call.request_id, call.time_remaining)
-        async with self._gateway.generate(principal, replace(wanted, ingress=arrival.ingress)) as generation:
+            parsed = parse(call.request_id)
+            wanted = replace(parsed.request, ingress=arrival.ingress, deadline=call.time_remaining)
+        async with self._gateway.generate(principal, wanted) as generation:
             await call.open(generation.admitted.headers())
-            vectors, usage = dict[int, pb.Vector](), None
+            usage = None
             async for chunk in generation:
-                if chunk.vector:  # converted when it comes: two thousand at once would stop the event loop
-                    vectors[chunk.answer] = vector_to_pb(chunk.vector)
+                if chunk.vector:
+                    parsed.answer.add(chunk.answer, chunk.vector)
                 usage = chunk.usage
-            if usage is not None:
-                call.set_trailing(usage_metadata(usage))
-            return vectors_to_pb(generation.admitted, vectors, usage)
+            assert usage is not None, "the last chunk carries it"
+            call.set_trailing(usage_metadata(usage))
+            return parsed.answer.complete(generation.admitted, usage)
 
     async def _tokenize(self, request: pb.TokenizeRequest, call: RpcCall, principal: Principal) -> pb.TokenizeResponse:
         """Return a prompt's token ids and the context length in tokens. Raises ApiError: FORBIDDEN, the caller is an

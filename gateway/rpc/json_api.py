@@ -14,7 +14,7 @@ from gateway.anthropic.calls import MessageCall, count_tokens, message_call
 from gateway.core.errors import ApiError, Fault, invalid_request
 from gateway.core.tenants import Authenticator, Principal, Tenant
 from gateway.core.trace_context import Ingress
-from gateway.openai.render import Json, encode_json, event_data
+from gateway.openai.render import Json, encode_json, event_data, list_page
 from gateway.pb import json_api_pb2 as pb
 from gateway.pb import json_api_pb2_grpc as pb_grpc
 from gateway.requests.deadlines import earliest
@@ -23,7 +23,7 @@ from gateway.requests.types import Generation
 from gateway.responses.calls import ResponseCall, stateless_call
 from gateway.responses.events import EventFeed
 from gateway.responses.parse import own_names
-from gateway.responses.service import Responses
+from gateway.responses.service import DEFAULT_PAGE, MAX_PAGE, Responses
 from gateway.rpc.calls import RpcCall, respond
 from gateway.rpc.wire import usage_metadata
 
@@ -109,11 +109,23 @@ class JsonApiService(pb_grpc.JsonApiServicer):
                 if request.get_response.HasField("starting_after"):
                     raise invalid_request("starting_after is for Stream", "starting_after")
                 return await self._responses.get(tenant.name, request.get_response.response_id)
+            case "list_input_items":
+                return await self._input_items(tenant.name, request.list_input_items)
             case "cancel_response":
                 return await self._responses.cancel(tenant.name, request.cancel_response)
             case "delete_response":
                 return await self._responses.delete(tenant.name, request.delete_response)
         raise _missing()
+
+    async def _input_items(self, tenant: str, asked: pb.ListInputItemsRequest) -> Json:
+        limit = asked.limit or DEFAULT_PAGE
+        if not 1 <= limit <= MAX_PAGE:
+            raise invalid_request(f"limit must be at most {MAX_PAGE}", "limit")
+        after, newest_first = asked.after or None, not asked.oldest_first
+        page = await self._responses.input_items(
+            tenant, asked.response_id, after=after, limit=limit, newest_first=newest_first
+        )
+        return list_page(page.data, page.has_more)
 
     async def _stream_stored(self, request: pb.JsonRequest, call: RpcCall) -> None:
         tenant, kind = self._keys.authenticate(call.token).as_tenant().tenant, request.WhichOneof("call")

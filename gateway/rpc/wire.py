@@ -1,4 +1,4 @@
-"""Converts messages of `loralane.v1` to the gateway's own types and back. Only this module knows both."""
+"""Converts messages of `loralane.v1` to the gateway's own types and back; `pooled.py` does so for vectors."""
 
 from __future__ import annotations
 
@@ -6,19 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_type_hints
 
 import msgspec
-import numpy as np
-from msgspec.structs import replace
 
 from engine.core.grammars import Grammar
 from engine.core.types import Lane, SamplingParams, TokenLogprobs
 from gateway.adapters.status import STATUS_FIELDS, AdapterStatus
 from gateway.core.errors import invalid_request
 from gateway.core.routing import ModelQuery
-from gateway.embeddings.parse import embeddings_request
-from gateway.embeddings.schema import EmbeddingsRequest
 from gateway.openai.convert import chat_messages
 from gateway.openai.messages import AssistantCall, CalledFunction, ChatMessage, Function, FunctionName, Tool, ToolChoice
-from gateway.openai.parse import MOST_PARTS, to_struct
 from gateway.openai.schema import ChatRequest, CompletionRequest, Slo, StructuredOutputs
 from gateway.openai.structured import Constraint, by_kind
 from gateway.openai.tools import ChunkContent, offered_tools, tool_rule
@@ -82,7 +77,7 @@ def generate_request(message: pb.GenerateRequest, request_id: str, deadline: flo
     _check_ranges(given, RANGES)
     if given.get("max_tokens") == 0 and "prompt_logprobs" not in given:  # unlike HTTP, gRPC has no `echo`
         raise invalid_request("max_tokens must be at least 1 without prompt_logprobs", "max_tokens")
-    slo, asked = _slo(message.slo), _asked(message.structured_outputs)
+    slo, asked = slo_asked(message.slo), _asked(message.structured_outputs)
     _check_ranges(own := {name: getattr(message, name) for name in OWN if message.HasField(name)}, RANGES)
     return GenerateRequest(
         model=model_query(message.model),
@@ -95,7 +90,7 @@ def generate_request(message: pb.GenerateRequest, request_id: str, deadline: flo
         seed=given.get("seed"),
         stop=tuple(given.get("stop", ())),
         n=own.get("n", 1),
-        lane=_lane(message.lane),
+        lane=lane_asked(message.lane),
         priority=message.priority,
         deadline=deadline,
         stall=own.get("stall_timeout"),
@@ -110,36 +105,6 @@ def _thinking_budget(chat: pb.Chat) -> int | None:
         return None
     _check_ranges({"thinking_token_budget": chat.thinking_token_budget}, RANGES)
     return chat.thinking_token_budget
-
-
-def embed_request(message: pb.EmbedRequest, request_id: str, deadline: float | None) -> GenerateRequest:
-    """Convert a request message to the gateway's request, with the same checks as over HTTP.
-
-    `deadline` is how many seconds the caller will wait for all vectors. None means that it set no deadline.
-
-    Raises ApiError: INVALID_REQUEST, a field is missing or invalid.
-    """
-    if bool(message.input) == bool(message.input_ids):
-        raise invalid_request("one of input, input_ids is required", "input")
-    if max(len(message.input), len(message.input_ids)) > MOST_PARTS:
-        raise invalid_request(f"input may have at most {MOST_PARTS} members", "input")
-    given = {name: getattr(message, name) for name in ("dimensions", "normalize") if message.HasField(name)}
-    texts = [list(ids.ids) for ids in message.input_ids] or list(message.input)
-    pooling = "mean" if message.pooling == pb.EmbedRequest.POOLING_MEAN else "last"
-    named = {"model": model_query(message.model).model, "input": texts, "pooling": pooling}
-    request = embeddings_request(to_struct({**named, **given}, EmbeddingsRequest), request_id)
-    return replace(request, lane=_lane(message.lane), priority=message.priority, deadline=deadline)
-
-
-def vector_to_pb(vector: bytes) -> pb.Vector:
-    """Build the message for a vector in fp32, little-endian."""
-    return pb.Vector(values=np.frombuffer(vector, dtype="<f4").tolist())
-
-
-def vectors_to_pb(admitted: Admitted, vectors: Mapping[int, pb.Vector], usage: TokenUsage | None) -> pb.EmbedResponse:
-    """Build the message for the vectors of the `admitted` request, given by the numbers of their prompts."""
-    ordered = [vectors[index] for index in sorted(vectors)]
-    return pb.EmbedResponse(vectors=ordered, usage=_usage(usage), **_head(admitted))
 
 
 def model_query(model: str) -> ModelQuery:
@@ -167,7 +132,7 @@ def chunk_to_pb(
     admitted: Admitted, chunk: GenerationChunk, told: ChunkContent, token_text: TokenText
 ) -> pb.GenerateChunk:
     choice = _choice(chunk, told, token_text)
-    return pb.GenerateChunk(choice=choice, usage=_usage(chunk.usage), **_head(admitted))
+    return pb.GenerateChunk(choice=choice, usage=usage_to_pb(chunk.usage), **head_fields(admitted))
 
 
 def response_to_pb(
@@ -176,7 +141,7 @@ def response_to_pb(
     """Build the message for a complete response to the `admitted` request. `chunks` holds all chunks of all answers,
     each answer's in order; the last has the usage. `read` separates tool calls; `token_text` returns a token's text."""
     choices = [_choice(answer, read(answer), token_text) for answer in join_answers(chunks)]
-    return pb.GenerateResponse(choices=choices, usage=_usage(chunks[-1].usage), **_head(admitted))
+    return pb.GenerateResponse(choices=choices, usage=usage_to_pb(chunks[-1].usage), **head_fields(admitted))
 
 
 def usage_metadata(usage: TokenUsage) -> dict[str, str]:
@@ -246,7 +211,7 @@ def _check_ranges(given: Mapping[str, Any], ranges: Mapping[str, Any], place: st
             raise invalid_request(f"{place}{name}: {error}", f"{place}{name}") from error
 
 
-def _slo(message: pb.Slo) -> Slo:
+def slo_asked(message: pb.Slo) -> Slo:
     given = {field.name: value for field, value in message.ListFields()}
     _check_ranges(given, SLO_RANGES, "slo.")
     return Slo(**given)
@@ -267,13 +232,13 @@ def _sampling(given: Mapping[str, Any], grammar: Grammar | None) -> SamplingPara
     return SamplingParams(**values, grammar=grammar)
 
 
-def _lane(number: int) -> Lane | None:
+def lane_asked(number: int) -> Lane | None:
     if number not in _LANE_ASKED:
         raise invalid_request(f"lane {number} is none of {', '.join(pb.Lane.keys())}", "lane")
     return _LANE_ASKED[number]
 
 
-def _head(admitted: Admitted) -> dict[str, Any]:
+def head_fields(admitted: Admitted) -> dict[str, Any]:
     """Return the fields, by name, that the messages GenerateResponse and GenerateChunk have in common."""
     return {
         "id": admitted.id,
@@ -327,7 +292,7 @@ def _token_logprob(token_id: int, values: TokenLogprobs, token_text: TokenText) 
     return pb.TokenLogprob(token_id=token_id, token=token_text(token_id), logprob=values.logprob, top=top)
 
 
-def _usage(usage: TokenUsage | None) -> pb.Usage | None:
+def usage_to_pb(usage: TokenUsage | None) -> pb.Usage | None:
     if usage is None:
         return None
     return pb.Usage(

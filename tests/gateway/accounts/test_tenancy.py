@@ -305,9 +305,14 @@ async def test_the_same_over_grpc(tmp_path, valkey):
         stub = GenerationStub(channel)
         told = []
         for name in (FORBIDDEN, UNKNOWN):
-            for call in (stub.Generate, stub.Tokenize):
-                kind = pb.GenerateRequest if call == stub.Generate else pb.TokenizeRequest
-                refusal = await refused(call(kind(model=name, prompt="hi"), metadata=as_key("globex")))
+            for call, request in (
+                (stub.Generate, pb.GenerateRequest(model=name, prompt="hi")),
+                (stub.Embed, pb.EmbedRequest(model=name, input=["hi"])),
+                (stub.Rerank, pb.RerankRequest(model=name, query="hi", documents=["ho"])),
+                (stub.Score, pb.ScoreRequest(model=name, queries=["hi"], documents=["ho"])),
+                (stub.Tokenize, pb.TokenizeRequest(model=name, prompt="hi")),
+            ):
+                refusal = await refused(call(request, metadata=as_key("globex")))
                 details = [f"{kind}: {text}" for kind, text in refusal.details.items() if kind != "RequestInfo"]
                 told.append([text.replace(name, "NAME") for text in (refusal.code, refusal.message, *details)])
             for kind, path in JSON_PATHS.items():

@@ -319,21 +319,100 @@ async def test_the_same_over_grpc(tmp_path, ids):
         await grpc_app.assert_empty()
 
 
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({}, "input"),
-        ({"input": ["a"], "input_ids": [{"ids": [5]}]}, "input"),
-        ({"input": ["a", ""]}, "input[1]"),
-        ({"input": ["a"], "dimensions": 0}, "dimensions"),
-        ({"input": ["a"], "lane": 7}, "lane"),
-        ({"input": ["a"], "model": ""}, "model"),
-    ],
-    ids=str,
-)
-async def test_what_is_wrong_is_named_over_grpc(tmp_path, fields, field):
+def grpc_request(method, **fields):
+    """A request of one of the three methods that is the same as the body in BODIES."""
+    same = {
+        "Embed": (pb.EmbedRequest, {"input": ["sea", "sky"]}),
+        "Rerank": (pb.RerankRequest, {"query": "sea", "documents": ["sky", "wave"]}),
+        "Score": (pb.ScoreRequest, {"queries": ["sea"], "documents": ["sky", "wave"]}),
+    }
+    kind, given = same[method]
+    return kind(**{"model": BASE, **given, **fields})
+
+
+every_method = pytest.mark.parametrize("method", ["Embed", "Rerank", "Score"])
+
+
+async def test_ranks_and_scores_over_grpc_are_those_of_http(tmp_path):
     async with open_grpc_app(tmp_path) as grpc_app:
-        request = pb.EmbedRequest(**{"model": BASE, **fields})
-        refusal = await grpc_refused(grpc_app.generation.Embed(request, metadata=as_key("acme")))
+        for fields in ({}, {"top_n": 1, "return_documents": False}):
+            http = (await post(grpc_app.gateway_app, RERANK, **fields)).json()["results"]
+            answer = await grpc_app.generation.Rerank(grpc_request("Rerank", **fields), metadata=as_key())
+            assert [result.index for result in answer.results] == [result["index"] for result in http]
+            scores = [result["relevance_score"] for result in http]
+            assert [result.relevance_score for result in answer.results] == pytest.approx(scores, abs=1e-6)
+            texts = [result["document"]["text"] if "document" in result else "" for result in http]
+            assert [result.document for result in answer.results] == texts
+        http = (await post(grpc_app.gateway_app, SCORE)).json()["data"]
+        answer = await grpc_app.generation.Score(grpc_request("Score"), metadata=as_key())
+        assert list(answer.scores) == pytest.approx([entry["score"] for entry in http], abs=1e-6)
+        await grpc_app.assert_empty()
+
+
+@every_method
+async def test_lane_goals_usage_and_limits_hold_over_grpc(tmp_path, method):
+    async with open_grpc_app(tmp_path) as grpc_app:
+        gateway_app, run = grpc_app.gateway_app, getattr(grpc_app.generation, method)
+        request = grpc_request(method, lane="LANE_BATCH", slo={"ttft_ms": 5000}, model="pirate")
+        call = run(request, metadata=as_key())
+        answer = await call
+        tokens = sum(len(sent.prompt_ids) for sent in gateway_app.engine.requests)
+        assert {(sent.lane, sent.ttft) for sent in gateway_app.engine.requests} == {(Lane.BATCH, 5.0)}
+        assert (answer.lane, answer.usage.prompt_tokens, answer.model) == (pb.LANE_BATCH, tokens, "pirate")
+        assert dict(await call.initial_metadata())["x-loralane-lane"] == "batch"
+        assert dict(await call.trailing_metadata())["x-loralane-prompt-tokens"] == str(tokens)
+        [record] = gateway_app.watcher.records
+        assert (record.ingress.route, record.finish) == (f"/loralane.v1.Generation/{method}", "pooled")
+        await grpc_app.assert_empty()
+        [row] = gateway_app.limiter.rows
+        assert (row.counts.requests, row.counts.prompt_tokens) == (1, tokens)
+        for _ in range(3):
+            await run(grpc_request(method), metadata=as_key("globex"))
+        refusal = await grpc_refused(run(grpc_request(method), metadata=as_key("globex")))
+        assert refusal.code == "RESOURCE_EXHAUSTED"
+        await grpc_app.assert_empty()
+
+
+@every_method
+async def test_a_deadline_over_grpc_ends_every_text(tmp_path, method):
+    async with open_grpc_app(tmp_path) as grpc_app:
+        grpc_app.gateway_app.engine.admit = asyncio.Event()
+        run = getattr(grpc_app.generation, method)
+        refusal = await grpc_refused(run(grpc_request(method), metadata=as_key(), timeout=0.3))
+        assert refusal.code == "DEADLINE_EXCEEDED"
+        await grpc_app.assert_empty()
+        assert set(grpc_app.gateway_app.engine.ends.values()) == {"aborted"}
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "field"),
+    [
+        ("Embed", {"input": []}, "input"),
+        ("Embed", {"input_ids": [{"ids": [5]}]}, "input"),
+        ("Embed", {"input": ["a", ""]}, "input[1]"),
+        ("Embed", {"input": ["a"] * (MOST_PARTS + 1)}, "input"),
+        ("Embed", {"dimensions": 0}, "dimensions"),
+        ("Embed", {"lane": 7}, "lane"),
+        ("Embed", {"pooling": 7}, "pooling"),
+        ("Embed", {"model": ""}, "model"),
+        ("Rerank", {"query": ""}, "query"),
+        ("Rerank", {"documents": []}, "documents"),
+        ("Rerank", {"documents": ["a", ""]}, "documents[1]"),
+        ("Rerank", {"documents": ["a"] * (MOST_PARTS + 1)}, "documents"),
+        ("Rerank", {"top_n": 0}, "top_n"),
+        ("Rerank", {"slo": {"ttft_ms": -1}}, "slo.ttft_ms"),
+        ("Score", {"queries": []}, "queries"),
+        ("Score", {"queries": ["a", "b", "c"]}, "queries"),
+        ("Score", {"documents": []}, "documents"),
+        ("Score", {"documents": ["a"] * (MOST_PARTS + 1)}, "documents"),
+        ("Score", {"lane": 7}, "lane"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+async def test_what_is_wrong_is_named_over_grpc(tmp_path, method, fields, field):
+    async with open_grpc_app(tmp_path) as grpc_app:
+        call = getattr(grpc_app.generation, method)(grpc_request(method, **fields), metadata=as_key("acme"))
+        refusal = await grpc_refused(call)
         assert (refusal.code, refusal.fields) == ("INVALID_ARGUMENT", [field])
+        assert grpc_app.gateway_app.engine.requests == []
         await grpc_app.assert_empty()

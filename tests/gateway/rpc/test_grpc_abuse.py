@@ -14,6 +14,7 @@ from grpc_app import MAX_MESSAGE_BYTES, GrpcApp, as_key, ask, open_grpc_app, ref
 from gateway.pb import limits_pb2
 from gateway.pb.limits_pb2_grpc import LimitAdminStub
 from gateway.rpc.calls import RpcCall
+from gateway.rpc.generation import SERVICE as GENERATION
 
 
 @pytest.fixture
@@ -117,8 +118,7 @@ async def test_who_never_reads_is_cut_off_and_settled(grpc_app, monkeypatch):
 
 
 RAW_METHODS = (
-    "loralane.v1.Generation/Generate",
-    "loralane.v1.Generation/GenerateStream",
+    *(f"loralane.v1.Generation/{method.name}" for method in GENERATION.methods),
     "loralane.v1.JsonApi/Call",
     "loralane.v1.JsonApi/Stream",
     "loralane.v1.LimitAdmin/Watch",

@@ -131,8 +131,9 @@ async def test_what_a_call_cannot_do_is_refused_by_name(api):
     for running in (stub.Call(pb.JsonRequest(), **key), stub.Stream(pb.JsonRequest(), **key).read()):
         assert "one of create_response, create_message" in (await refused(running)).message
     assert (await refused(stub.Call(stored(UNKNOWN, 3), **key))).fields == ["starting_after"]
-    for kind in ("cancel_response", "delete_response", "count_message_tokens"):
-        refusal = await refused(stub.Stream(pb.JsonRequest(**{kind: UNKNOWN}), **key).read())
+    others: dict[str, Any] = dict.fromkeys(("cancel_response", "delete_response", "count_message_tokens"), UNKNOWN)
+    for kind, named in (others | {"list_input_items": pb.ListInputItemsRequest(response_id=UNKNOWN)}).items():
+        refusal = await refused(stub.Stream(pb.JsonRequest(**{kind: named}), **key).read())
         assert (refusal.fields, refusal.message) == ([kind], f"{kind} has no stream; use Call")
     refusal = await refused(stub.Call(pb.JsonRequest(create_message="{"), **key))
     assert refusal.reason == "INVALID_JSON"
@@ -193,6 +194,29 @@ async def test_stored_responses_are_read_continued_and_deleted(api):
     deleted = await call(api, pb.JsonRequest(delete_response=made["id"]))
     assert deleted == {"id": made["id"], "object": "response", "deleted": True}
     assert (await refused(call(api, stored(made["id"])))).code == "NOT_FOUND"
+
+
+def input_items(response_id: str, **fields: Any) -> pb.JsonRequest:
+    return pb.JsonRequest(list_input_items=pb.ListInputItemsRequest(response_id=response_id, **fields))
+
+
+async def test_input_items_come_in_pages(api):
+    items = [{"role": "user", "content": text} for text in ("a", "b", "c")]
+    made = await call(api, new("create_response", store=True, input=items))
+    page = await call(api, input_items(made["id"], limit=2))
+    assert (page["object"], page["has_more"], [texts(item) for item in page["data"]]) == ("list", True, ["c", "b"])
+    rest = await call(api, input_items(made["id"], after=page["last_id"]))
+    assert (rest["has_more"], [texts(item) for item in rest["data"]]) == (False, ["a"])
+    oldest = await call(api, input_items(made["id"], oldest_first=True))
+    assert oldest["data"] == [*rest["data"], *page["data"][::-1]]
+    for fields, field in (({"limit": -1}, "limit"), ({"limit": 101}, "limit"), ({"after": "x"}, "after")):
+        assert (await refused(call(api, input_items(made["id"], **fields)))).fields == [field]
+    for response_id, key in ((UNKNOWN, "acme"), (made["id"], "initech")):
+        assert (await refused(call(api, input_items(response_id), key))).reason == "RESPONSE_NOT_FOUND"
+
+
+def texts(item: Any) -> str:
+    return "".join(part["text"] for part in item["content"])
 
 
 async def test_a_background_response_outlives_its_call_and_is_streamed_again(api):

@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 from google.protobuf.descriptor import MethodDescriptor
 
-from gateway.http.openapi.document import document
 from gateway.http.time_limits import TIME_LIMIT_HEADERS
 from gateway.pb import (
     adapters_pb2,
@@ -25,7 +24,7 @@ from gateway.pb import (
     usage_pb2,
 )
 from tests.fuzz.messages import message_bytes
-from tests.fuzz.values import MODELS, TEXTS, Values, mangled
+from tests.fuzz.values import MODELS, TEXTS, Values, api, mangled
 
 KEYS = ("sk-acme",) * 40 + ("sk-globex", "sk-admin", "sk-wrong", "")
 """The neighbour's key is not among them."""
@@ -115,7 +114,7 @@ def _body(rng: Random, operation: Mapping[str, Any]) -> tuple[bytes, str]:
     if "application/json" not in content:
         return b"", ""
     wrong = rng.choice((0.0, 0.0, 0.0, 0.02, 0.1, 0.3))
-    values = Values(rng, document()["components"]["schemas"], wrong)
+    values = Values(rng, api()["components"]["schemas"], wrong)
     made = values.of(content["application/json"]["schema"])
     if isinstance(made, dict) and "messages" in made and rng.random() < 0.3:
         made = {"model": "tiny", "messages": made["messages"], "max_tokens": 5, **_constraint(rng, values)}
@@ -175,7 +174,7 @@ def _grpc_case(rng: Random) -> GrpcCase:
 def _operations() -> list[tuple[str, str, Mapping[str, Any]]]:
     return [
         (method.upper(), path, operation)
-        for path, operations in document()["paths"].items()
+        for path, operations in api()["paths"].items()
         for method, operation in operations.items()
         if "responses" in operation
     ]

@@ -10,9 +10,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from gateway.http.openapi.document import document
 from tests.fuzz import grammars
-from tests.fuzz.values import MODELS, TEXTS, Values
+from tests.fuzz.values import MODELS, TEXTS, Values, api
 
 MOST_DEPTH = 6
 BODIES = {
@@ -85,7 +84,7 @@ def _leaf(rng: Random, field: FieldDescriptor) -> Any:
 
 def _text(rng: Random, name: str) -> str:
     if name in BODIES and rng.random() < 0.9:
-        values = Values(rng, document()["components"]["schemas"], rng.choice((0.0, 0.0, 0.02, 0.3)))
+        values = Values(rng, api()["components"]["schemas"], rng.choice((0.0, 0.0, 0.02, 0.3)))
         return json.dumps(values.of({"$ref": f"#/{BODIES[name]}"}))
     match name:
         case "model":

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 from typing import Any
 
+from gateway.http.openapi.document import document
 from tests.fuzz import grammars
 
 MODELS = ("tiny",) * 8 + ("pirate", "captain", "tiny:poet", "nothing", "")
@@ -48,6 +50,12 @@ ODDITIES = (
     "x" * 10_000,
 )
 MOST_DEPTH = 8
+
+
+@cache
+def api() -> dict[str, Any]:
+    """Return the API's document, which takes 80 ms to build."""
+    return document()
 
 
 @dataclass(frozen=True)

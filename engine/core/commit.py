@@ -13,7 +13,7 @@ from engine.core.commit_adapters import (
 from engine.core.config import goal_of
 from engine.core.prefix import page_keys
 from engine.core.prompt_logprobs import row_bytes
-from engine.core.proposals import count_refused, note_proposals
+from engine.core.proposals import count_proposed, count_refused, note_proposals
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.types import (
@@ -99,6 +99,7 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
     state.ledger.settle(step, state.adapters, began, now, refused, wants_batch=wants_batch, launched=result.launched)
     update_need(state, now)
     note_loads(state, step.plan.loads, result.load_seconds)
+    count_proposed(state, step)
     for scored in result.scored:
         seq = step.sequences[scored.request_id]
         if state.sequences.get(seq.id) is seq:
@@ -213,6 +214,8 @@ def _append(state: EngineState, seq: Sequence, sample: SampledToken, now: float)
         seq.num_pending -= 1
     else:  # it follows a proposal that was accepted, whose KV the step has computed
         seq.num_computed += 1
+        seq.tally.accept()
+        state.counters.accepted_tokens += 1
         _register(state, seq, seq.num_computed - 1)
     seq.tokens.append(sample.token)
     state.counters.generated_tokens += 1
@@ -221,7 +224,15 @@ def _append(state: EngineState, seq: Sequence, sample: SampledToken, now: float)
     _note_use(state, seq, now)
     logprobs = (sample.logprobs,) if sample.logprobs else ()
     reason = finish_reason(seq, state.config.eos_token_ids, state.config.max_model_len)
-    event = TokenEvent(seq.id, (sample.token,), logprobs, reason, seq.num_cached, device_seconds=seq.device_seconds)
+    event = TokenEvent(
+        seq.id,
+        (sample.token,),
+        logprobs,
+        reason,
+        seq.num_cached,
+        device_seconds=seq.device_seconds,
+        proposals=seq.tally.counts,
+    )
     if reason is None:
         if seq.num_computed == len(seq.tokens):  # planned ahead, when the token was still pending
             _register(state, seq, seq.num_computed - 1)

@@ -17,7 +17,8 @@ from itertools import repeat
 
 from engine.core.config import CoreConfig
 from engine.core.page_budget import PageBudget
-from engine.core.proposer import AnswerMemories, PromptLookup, Proposer
+from engine.core.prediction import Prediction
+from engine.core.proposer import AnswerMemories, Guess, PromptLookup, Proposer
 from engine.core.sequence import FIRST_ACCEPTANCE, Sequence
 from engine.core.state import EngineState
 from engine.core.step_budget import StepBudget
@@ -31,6 +32,8 @@ MOST_PROPOSED = 16
 """Maximum number of proposals of a sequence in a step: one page, and few enough to be found in microseconds."""
 NEWEST_PROPOSAL = 1 / 8
 """Weight of the newest proposal in `Sequence.acceptance`, which follows a passage that repeats within a few steps."""
+GRAMMAR = "grammar"
+"""Name of the grammar as a proposer, in counts of proposals."""
 RECOVERY = 1 / 256
 """Part of the way back to `FIRST_ACCEPTANCE` that `Sequence.acceptance` goes in a step without proposals, so that a
 sequence whose proposals were refused is tried again."""
@@ -48,9 +51,11 @@ def proposer_for(config: CoreConfig, request: Request, memories: AnswerMemories)
     crash."""
     params = request.params
     has_one_row = params.has_penalties or request.pooling is not None
-    if not config.speculation or has_one_row or request.suspect or params.max_tokens < 2:
+    speculates = config.speculation and params.speculates
+    if not speculates or has_one_row or request.suspect or params.max_tokens < 2:
         return None
-    return PromptLookup(len(request.prompt_ids), memories.of(request))
+    lookup = PromptLookup(len(request.prompt_ids), memories.of(request))
+    return Prediction(request.prompt_ids, request.prediction, lookup) if request.prediction else lookup
 
 
 def add_proposals(state: EngineState, chunks: dict[str, ScheduledChunk], budget: StepBudget, pages: PageBudget) -> None:
@@ -67,11 +72,19 @@ def add_proposals(state: EngineState, chunks: dict[str, ScheduledChunk], budget:
         count = min(count, (held + len(more)) * size - chunk.start - 1)
         budget.add_proposals(seq, chunk.start + 1, count)
         chunks[seq.id] = chunk._replace(
-            num_tokens=1 + count, new_pages=(*chunk.new_pages, *more), proposals=guesses[seq][:count]
+            num_tokens=1 + count,
+            new_pages=(*chunk.new_pages, *more),
+            proposals=guesses[seq].tokens[:count],
+            sources=_sources(seq, guesses[seq], count),
         )
 
 
-def _guesses(state: EngineState, chunks: Mapping[str, ScheduledChunk]) -> Iterator[tuple[Sequence, tuple[int, ...]]]:
+def _sources(seq: Sequence, guess: Guess, count: int) -> tuple[str, ...]:
+    forced = min(len(seq.forced), count)
+    return (GRAMMAR,) * forced + (guess.proposer,) * (count - forced)
+
+
+def _guesses(state: EngineState, chunks: Mapping[str, ScheduledChunk]) -> Iterator[tuple[Sequence, Guess]]:
     """Yield the sequences that may have proposals in a step, with their proposals: sequences of the first lane that run
     already. Proposals stop one short of the last token that the request's limit and the context allow, because that one
     is sampled."""
@@ -82,20 +95,21 @@ def _guesses(state: EngineState, chunks: Mapping[str, ScheduledChunk]) -> Iterat
         if seq.proposer is None or seq.lane is not lane or not has_token:
             continue
         left = min(seq.request.params.max_tokens - seq.num_generated, state.config.max_model_len - len(seq.tokens))
-        if left > 1 and (guess := _guess(seq, seq.proposer, min(left - 1, MOST_PROPOSED))):
+        if left > 1 and (guess := _guess(seq, seq.proposer, min(left - 1, MOST_PROPOSED))).tokens:
             yield seq, guess
 
 
-def _guess(seq: Sequence, proposer: Proposer, most: int) -> tuple[int, ...]:
+def _guess(seq: Sequence, proposer: Proposer, most: int) -> Guess:
     """Return at most `most` proposals for a sequence: tokens that its grammar forces, then those of `proposer`."""
     if not seq.forced:
         return proposer.propose(seq.tokens, most)
     forced = seq.forced[:most]
-    return (*forced, *proposer.propose([*seq.tokens, *forced], most - len(forced)))
+    guess = proposer.propose([*seq.tokens, *forced], most - len(forced))
+    return guess._replace(tokens=(*forced, *guess.tokens))
 
 
 def _worthwhile(
-    state: EngineState, guesses: Mapping[Sequence, tuple[int, ...]], budget: StepBudget, tokens: float
+    state: EngineState, guesses: Mapping[Sequence, Guess], budget: StepBudget, tokens: float
 ) -> dict[Sequence, int]:
     """Return how many proposals each sequence gets. The likeliest are taken first, as long as each raises the expected
     `tokens` of the step per predicted second, and the step stays within the budget's tokens and bound. Before the model
@@ -105,7 +119,7 @@ def _worthwhile(
         return {}
     seconds, bound = model.predict(budget.features), budget.bound
     free = PROBE_ROWS if state.counters.steps % PROBE_EVERY == 0 else 0
-    likely = [(gain, seq) for seq, guess in guesses.items() for gain in _gains(seq, len(guess))]
+    likely = [(gain, seq) for seq, guess in guesses.items() for gain in _gains(seq, len(guess.tokens))]
     likely.sort(key=lambda one: one[0], reverse=True)
     counts: dict[Sequence, int] = {}
     for number, (gain, seq) in enumerate(likely[: max(0, budget.tokens_left)]):
@@ -135,28 +149,33 @@ def count_refused(plan: StepPlan, result: StepResult) -> dict[str, int]:
     return refused
 
 
+def count_proposed(state: EngineState, step: StepUnderWay) -> None:
+    """Count the proposals of a step whose result has come, before its tokens are appended."""
+    for chunk in step.plan.chunks:
+        if chunk.proposals:
+            step.sequences[chunk.request_id].tally.propose(chunk.sources)
+            state.counters.proposed_tokens += len(chunk.proposals)
+
+
 def note_proposals(state: EngineState, step: StepUnderWay, refused: Mapping[str, int], result: StepResult) -> None:
-    """Learn from a step whose tokens have been appended: count its proposals, update the acceptance of its sequences,
-    note which tokens are forced to follow, and show the proposers the new tokens. `refused` is what `count_refused`
-    returned for `result`."""
+    """Learn from a step whose tokens have been appended: update the acceptance of its sequences, note which tokens are
+    forced to follow, and show the proposers the new tokens. `refused` is what `count_refused` returned for `result`."""
     forced = dict(result.forced)
     for chunk in step.plan.chunks:
         seq = step.sequences[chunk.request_id]
         if seq.proposer is None:
             continue
         if chunk.proposals:
-            _note_accepted(state, seq, len(chunk.proposals), refused[chunk.request_id])
+            _note_accepted(seq, len(chunk.proposals), refused[chunk.request_id])
         elif chunk.is_decode:
             seq.acceptance += RECOVERY * (FIRST_ACCEPTANCE - seq.acceptance)
         seq.forced = forced.get(seq.id, ())
         seq.proposer.learn(seq.tokens, INDEXED)
 
 
-def _note_accepted(state: EngineState, seq: Sequence, count: int, refused: int) -> None:
-    """Count `count` proposals of a sequence, of which the last `refused` were refused: one more than there are if its
-    grammar failed. Those that the grammar forced tell nothing of the proposer."""
-    state.counters.proposed_tokens += count
-    state.counters.accepted_tokens += max(0, count - refused)
+def _note_accepted(seq: Sequence, count: int, refused: int) -> None:
+    """Update the acceptance of a sequence by `count` proposals, of which the last `refused` were refused: one more than
+    there are if its grammar failed. Those that the grammar forced tell nothing of the proposer."""
     guessed = count - len(seq.forced)
     if refused <= guessed and guessed > 0:
         seq.acceptance = _updated(seq.acceptance, guessed - refused, is_refused=refused > 0)

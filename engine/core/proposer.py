@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.core.types import Request
 
@@ -21,14 +21,26 @@ LONGEST_REMEMBERED = 1024
 MOST_MEMORIES = 64
 
 
+PROMPT, ANSWERS = "prompt", "answers"
+"""Names of the sources of `PromptLookup`, in counts of proposals: the request's own tokens, and earlier answers."""
+
+
+class Guess(NamedTuple):
+    """Proposed tokens, and the name of their proposer; no tokens if there is no guess."""
+
+    tokens: tuple[int, ...] = ()
+    proposer: str = ""
+
+
 class Proposer(Protocol):
     """Guesses the tokens that follow a sequence. It belongs to one request, whose tokens are only ever appended to."""
 
     def learn(self, tokens: Sequence[int], most: int) -> None:
         """Take note of at most `most` of the request's `tokens` that are new since the last call."""
 
-    def propose(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
-        """Return at most `most` tokens that may follow `tokens`, or none if there is no guess. This changes nothing."""
+    def propose(self, tokens: Sequence[int], most: int) -> Guess:
+        """Guess at most `most` tokens that may follow `tokens`, which may go on after the learned ones. This changes
+        nothing."""
 
     def end(self, tokens: Sequence[int]) -> None:
         """Take note that the request ended with these tokens."""
@@ -129,20 +141,20 @@ class PromptLookup:
     def learn(self, tokens: Sequence[int], most: int) -> None:
         self._chains.learn(tokens, most)
 
-    def propose(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
-        """Return the tokens after the best match. Where they reach the sequence's end, they go on with the proposals
+    def propose(self, tokens: Sequence[int], most: int) -> Guess:
+        """Guess the tokens after the best match. Where they reach the sequence's end, they go on with the proposals
         themselves, as in a text that repeats itself."""
         place, length = self._chains.find(tokens, tokens)
         if self._answers is not None and length < LONGEST_MATCH:
             other, its_length = self._answers.find(tokens)
             if its_length > length:
-                return tuple(self._answers.text[other : other + most])
+                return Guess(tuple(self._answers.text[other : other + most]), ANSWERS)
         if not place:
-            return ()
+            return Guess()
         found = list(tokens[place : place + most])
         while len(found) < most:
             found.append(found[len(found) - (len(tokens) - place)])
-        return tuple(found)
+        return Guess(tuple(found), PROMPT)
 
     def end(self, tokens: Sequence[int]) -> None:
         if self._answers is not None and len(tokens) > self._num_prompt:

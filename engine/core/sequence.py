@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.core.proposal_tally import ProposalTally
 from engine.core.proposer import Proposer
 from engine.core.types import Lane, PageId, PrefixKey, Request
 
@@ -64,6 +65,7 @@ class Sequence:
     """Tokens that the sequence's grammar forces to follow the known ones, as far as the executor has told."""
     acceptance: float = FIRST_ACCEPTANCE
     """Share of the proposals that were accepted, among those whose predecessors were: a moving average."""
+    tally: ProposalTally = field(default_factory=ProposalTally)
 
     @property
     def id(self) -> str:

@@ -108,6 +108,8 @@ class SamplingParams(NamedTuple):
     prompt_logprobs: int | None = None
     """Number of likeliest alternatives to report with the logprob of each prompt token after the first. None means that
     no logprobs of the prompt are computed. With them, `max_tokens` may be 0."""
+    speculates: bool = True
+    """True means that steps may compute proposed tokens for the request, if the engine proposes any."""
 
     @property
     def penalties(self) -> tuple[float, float, float]:
@@ -202,6 +204,8 @@ class Request(NamedTuple):
     num_scored: int = 0
     """Number of prompt tokens, after the first, whose logprobs an earlier engine process returned. This engine returns
     those of the tokens after them."""
+    prediction: tuple[int, ...] = ()
+    """Tokens that the caller expects the answer to have for the most part. They are only proposed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +243,8 @@ class ScheduledChunk(NamedTuple):
     proposals: tuple[int, ...] = ()
     """Guesses of the tokens after the newest one, which the chunk's rows after its first one compute. The executor
     samples from every row, and keeps the tokens up to the first that differs from the proposal at its place."""
+    sources: tuple[str, ...] = ()
+    """Name of the proposer of each of `proposals`."""
 
     @property
     def is_decode(self) -> bool:
@@ -409,6 +415,14 @@ class Launch(NamedTuple):
     launched at once, when the call returned."""
 
 
+class ProposalCount(NamedTuple):
+    """Numbers of tokens that one proposer proposed for a request, and that became part of its answer, so far."""
+
+    proposer: str
+    proposed: int
+    accepted: int
+
+
 class TokenEvent(NamedTuple):
     """Event for the client of one request: new tokens, the request's start, or its end. Exactly one event of each
     request has a `finish_reason`."""
@@ -432,3 +446,5 @@ class TokenEvent(NamedTuple):
     prompt_logprobs: bytes = b""
     """Logprobs of the next prompt tokens, in the format of prompt_logprobs.py. The first event that has any begins with
     the second token of the prompt."""
+    proposals: tuple[ProposalCount, ...] = ()
+    """Counts of the request's proposals so far, by proposer; empty before the first proposal."""

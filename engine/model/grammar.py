@@ -240,8 +240,8 @@ class GrammarRoom:
         if params.grammar is None:
             return params
         compiled, answer = self._cache.compiled(params.grammar), list(tokens[num_prompt:])
-        matcher = _follow(compiled.matcher, answer)
-        ahead = _follow(compiled.guesses, answer) if compiled.guesses and not params.has_penalties else None
+        matcher, speculates = _follow(compiled.matcher, answer), params.speculates and not params.has_penalties
+        ahead = _follow(compiled.guesses, answer) if compiled.guesses and speculates else None
         num_early = params.min_tokens - (len(tokens) - num_prompt)
         stops = pack_bits(stops_of(params, self._eos_token_ids, self._vocab_size), self._vocab_size)
         self._rows[request_id] = _GrammarRow(params.grammar, matcher, num_early, stops, ahead)

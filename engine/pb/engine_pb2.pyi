@@ -62,7 +62,7 @@ class Command(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "prompt", "params", "adapter", "lane", "priority", "tenant", "weight", "deadline_seconds", "ttft_seconds", "itl_seconds", "whole", "expected_tokens", "cache_salt", "pooling", "origin", "produced", "moves", "suspect", "num_scored", "prefix_keys")
+    __slots__ = ("request_id", "prompt", "params", "adapter", "lane", "priority", "tenant", "weight", "deadline_seconds", "ttft_seconds", "itl_seconds", "whole", "expected_tokens", "cache_salt", "pooling", "origin", "produced", "moves", "suspect", "num_scored", "prediction", "prefix_keys")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +83,7 @@ class Submit(_message.Message):
     MOVES_FIELD_NUMBER: _ClassVar[int]
     SUSPECT_FIELD_NUMBER: _ClassVar[int]
     NUM_SCORED_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_FIELD_NUMBER: _ClassVar[int]
     PREFIX_KEYS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt: _containers.RepeatedScalarFieldContainer[int]
@@ -104,8 +105,9 @@ class Submit(_message.Message):
     moves: int
     suspect: bool
     num_scored: int
+    prediction: _containers.RepeatedScalarFieldContainer[int]
     prefix_keys: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., adapter: _Optional[str] = ..., lane: _Optional[_Union[Lane, str]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., deadline_seconds: _Optional[float] = ..., ttft_seconds: _Optional[float] = ..., itl_seconds: _Optional[float] = ..., whole: _Optional[bool] = ..., expected_tokens: _Optional[int] = ..., cache_salt: _Optional[str] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., produced: _Optional[_Iterable[int]] = ..., moves: _Optional[int] = ..., suspect: _Optional[bool] = ..., num_scored: _Optional[int] = ..., prefix_keys: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., adapter: _Optional[str] = ..., lane: _Optional[_Union[Lane, str]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., deadline_seconds: _Optional[float] = ..., ttft_seconds: _Optional[float] = ..., itl_seconds: _Optional[float] = ..., whole: _Optional[bool] = ..., expected_tokens: _Optional[int] = ..., cache_salt: _Optional[str] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., produced: _Optional[_Iterable[int]] = ..., moves: _Optional[int] = ..., suspect: _Optional[bool] = ..., num_scored: _Optional[int] = ..., prediction: _Optional[_Iterable[int]] = ..., prefix_keys: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Pooling(_message.Message):
     __slots__ = ("kind", "dimensions", "normalize")
@@ -146,7 +148,7 @@ class Abort(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "logit_bias", "stop_token_ids", "ignore_eos", "logprobs", "grammar", "prompt_logprobs")
+    __slots__ = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "logit_bias", "stop_token_ids", "ignore_eos", "logprobs", "grammar", "prompt_logprobs", "single_steps")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +172,7 @@ class SamplingParams(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    SINGLE_STEPS_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     min_tokens: int
     temperature: float
@@ -186,7 +189,8 @@ class SamplingParams(_message.Message):
     logprobs: int
     grammar: Grammar
     prompt_logprobs: int
-    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
+    single_steps: bool
+    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., prompt_logprobs: _Optional[int] = ..., single_steps: _Optional[bool] = ...) -> None: ...
 
 class Grammar(_message.Message):
     __slots__ = ("json_schema", "regex", "context_free")
@@ -205,7 +209,7 @@ class StepEvents(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[TokenEvent, _Mapping]]] = ...) -> None: ...
 
 class TokenEvent(_message.Message):
-    __slots__ = ("request_id", "token_ids", "logprobs", "finish_reason", "cached_tokens", "error_code", "error", "retry_after_seconds", "device_seconds", "wait_seconds", "adapter_wait_seconds", "vector", "prompt_logprobs")
+    __slots__ = ("request_id", "token_ids", "logprobs", "finish_reason", "cached_tokens", "error_code", "error", "retry_after_seconds", "device_seconds", "wait_seconds", "adapter_wait_seconds", "vector", "prompt_logprobs", "proposals")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +223,7 @@ class TokenEvent(_message.Message):
     ADAPTER_WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     VECTOR_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
@@ -232,7 +237,18 @@ class TokenEvent(_message.Message):
     adapter_wait_seconds: float
     vector: bytes
     prompt_logprobs: bytes
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., cached_tokens: _Optional[int] = ..., error_code: _Optional[str] = ..., error: _Optional[str] = ..., retry_after_seconds: _Optional[float] = ..., device_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., adapter_wait_seconds: _Optional[float] = ..., vector: _Optional[bytes] = ..., prompt_logprobs: _Optional[bytes] = ...) -> None: ...
+    proposals: _containers.RepeatedCompositeFieldContainer[ProposalCount]
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., cached_tokens: _Optional[int] = ..., error_code: _Optional[str] = ..., error: _Optional[str] = ..., retry_after_seconds: _Optional[float] = ..., device_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., adapter_wait_seconds: _Optional[float] = ..., vector: _Optional[bytes] = ..., prompt_logprobs: _Optional[bytes] = ..., proposals: _Optional[_Iterable[_Union[ProposalCount, _Mapping]]] = ...) -> None: ...
+
+class ProposalCount(_message.Message):
+    __slots__ = ("proposer", "proposed", "accepted")
+    PROPOSER_FIELD_NUMBER: _ClassVar[int]
+    PROPOSED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    proposer: str
+    proposed: int
+    accepted: int
+    def __init__(self, proposer: _Optional[str] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_ids", "top_logprobs")

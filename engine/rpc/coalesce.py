@@ -49,7 +49,7 @@ def split_per_token(event: TokenEvent) -> Sequence[TokenEvent]:
     rest = event.num_cached, None, event.device_seconds, event.wait, event.adapter_wait
     logprobs: list[tuple[TokenLogprobs, ...]] = [(item,) for item in event.logprobs] or [()] * len(event.tokens)
     pieces = [
-        TokenEvent(event.request_id, (token,), own, None, *rest)
+        TokenEvent(event.request_id, (token,), own, None, *rest, proposals=event.proposals)
         for token, own in zip(event.tokens, logprobs, strict=True)
     ]
     if event.prompt_logprobs:

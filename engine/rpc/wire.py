@@ -11,6 +11,7 @@ from engine.core.types import (
     Origin,
     Pooling,
     PoolingKind,
+    ProposalCount,
     Refusal,
     Request,
     SamplingParams,
@@ -62,6 +63,7 @@ def params_to_pb(params: SamplingParams) -> pb.SamplingParams:
         logprobs=params.logprobs,
         grammar=pb.Grammar(**{params.grammar.kind.value: params.grammar.text}) if params.grammar else None,
         prompt_logprobs=params.prompt_logprobs,
+        single_steps=not params.speculates,
     )
 
 
@@ -83,6 +85,7 @@ def params_from_pb(message: pb.SamplingParams) -> SamplingParams:
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         grammar=_grammar_from_pb(message.grammar),
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        speculates=not message.single_steps,
     )
 
 
@@ -131,6 +134,7 @@ def request_to_pb(request: Request) -> pb.Submit:
         cache_salt=request.cache_salt,
         pooling=_pooling_to_pb(request.pooling),
         num_scored=request.num_scored,
+        prediction=request.prediction,
     )
 
 
@@ -188,13 +192,14 @@ def request_from_pb(message: pb.Submit, arrival: float) -> Request:
         cache_salt=message.cache_salt,
         pooling=_pooling_from_pb(message.pooling) if message.HasField("pooling") else None,
         num_scored=message.num_scored,
+        prediction=tuple(message.prediction),
     )
 
 
 def event_to_pb(event: TokenEvent) -> pb.TokenEvent:
     # The common case, once a token: fields that would have their default are not named.
     if event.finish_reason is None and not (
-        event.logprobs or event.wait or event.adapter_wait or event.prompt_logprobs or event.refusal
+        event.logprobs or event.wait or event.adapter_wait or event.prompt_logprobs or event.refusal or event.proposals
     ):
         return pb.TokenEvent(
             request_id=event.request_id,
@@ -216,13 +221,14 @@ def event_to_pb(event: TokenEvent) -> pb.TokenEvent:
         device_seconds=event.device_seconds,
         vector=event.vector,
         prompt_logprobs=event.prompt_logprobs,
+        proposals=[pb.ProposalCount(**one._asdict()) for one in event.proposals],
     )
 
 
 def event_from_pb(message: pb.TokenEvent) -> TokenEvent:
     tokens, logprobs, finish, cached = message.token_ids, message.logprobs, message.finish_reason, message.cached_tokens
     # The common case, once a token. Logprobs of the prompt come before it, or together with the first tokens.
-    if tokens and not (logprobs or finish or message.wait_seconds or message.prompt_logprobs):
+    if tokens and not (logprobs or finish or message.wait_seconds or message.prompt_logprobs or message.proposals):
         seconds = message.device_seconds
         return TokenEvent(message.request_id, tuple(tokens), num_cached=cached, device_seconds=seconds)
     return TokenEvent(
@@ -237,6 +243,7 @@ def event_from_pb(message: pb.TokenEvent) -> TokenEvent:
         device_seconds=message.device_seconds,
         vector=message.vector,
         prompt_logprobs=message.prompt_logprobs,
+        proposals=tuple(ProposalCount(one.proposer, one.proposed, one.accepted) for one in message.proposals),
     )
 
 

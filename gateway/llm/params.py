@@ -66,6 +66,7 @@ class SamplingParams(Struct, kw_only=True, frozen=True, omit_defaults=True):
     timeout: float | None = None
     """Seconds within which the whole answer must have come."""
     cache_salt: str | None = None
+    speculation: Literal["off", "auto"] | None = None
 
 
 class ChatOptions(TypedDict, total=False):
@@ -76,6 +77,7 @@ class ChatOptions(TypedDict, total=False):
     parallel_tool_calls: bool
     reasoning_effort: str
     thinking_token_budget: int
+    prediction: dict[str, Any]
     chat_template_kwargs: dict[str, Any]
     add_generation_prompt: bool
     continue_final_message: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -18,8 +19,8 @@ OTHER = "other"
 
 
 class AdapterTraffic:
-    """Counts ended requests and charged tokens by adapter name: of the first `MAX_ADAPTERS` names seen, and of all
-    others together. Requests of the base model are not counted."""
+    """Counts ended requests, charged tokens and proposed tokens by adapter name: of the first `MAX_ADAPTERS` names
+    seen, and of all others together. Of requests of the base model, it counts only proposed tokens."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._seen: set[str] = set()
@@ -36,8 +37,17 @@ class AdapterTraffic:
             registry=registry,
         )
 
+        self._proposals = Counter(
+            "loralane_speculated_tokens",
+            "Proposed tokens that steps computed for requests that have ended, by proposer and outcome.",
+            [MODEL, "adapter", "proposer", "outcome"],
+            registry=registry,
+        )
+
     def finished(self, record: RequestRecord) -> None:
-        """Count a request that has ended, if it used an adapter, and its tokens, if the caller is charged for them."""
+        """Count a request that has ended, if it used an adapter, its tokens, if the caller is charged for them, and its
+        proposed tokens."""
+        self._count_proposals(record)
         if not record.adapter:
             return
         labels = (record.base_model, self._label(record.adapter))
@@ -45,6 +55,12 @@ class AdapterTraffic:
         if record.submitted is not None and not record.refund:
             self._tokens.labels(*labels, "prompt").inc(record.prompt_tokens)
             self._tokens.labels(*labels, "completion").inc(record.completion_tokens)
+
+    def _count_proposals(self, record: RequestRecord) -> None:
+        for count in chain.from_iterable(record.proposals.values()):
+            labels = (record.base_model, self._label(record.adapter) if record.adapter else "", count.proposer)
+            self._proposals.labels(*labels, "accepted").inc(count.accepted)
+            self._proposals.labels(*labels, "refused").inc(count.proposed - count.accepted)
 
     def _label(self, name: str) -> str:
         if len(self._seen) < MAX_ADAPTERS:

@@ -63,6 +63,7 @@ def printable(text: str) -> str:
 def log_fields(record: RequestRecord) -> dict[str, Any]:
     """Return the fields of a request's JSON log line. All fields are always present; None means unknown or never
     reached."""
+    accepted, proposed = record.proposed()
     return {
         "id": record.id,
         "request_id": record.request_id,
@@ -84,6 +85,8 @@ def log_fields(record: RequestRecord) -> dict[str, Any]:
         "prompt_tokens": record.prompt_tokens,
         "cached_tokens": record.usage.cached,
         "completion_tokens": record.completion_tokens,
+        "proposed_tokens": proposed,
+        "accepted_tokens": accepted,
         "reserved_tokens": record.reserved_tokens,
         "actual_tokens": 0 if record.refund else record.used_tokens,
         "engine": record.engine or None,

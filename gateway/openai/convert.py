@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -41,7 +42,8 @@ def chat_request(body: ChatRequest, request_id: str, ingress: Ingress = UNKNOWN)
         max_tokens=limits[0] if limits else None,
         reserve_tokens=max(limits, default=0),
     )
-    return replace(request, thinking_budget=body.thinking_token_budget)
+    prediction = content_text(body.prediction.content, "user", "prediction") if body.prediction else ""
+    return replace(request, thinking_budget=body.thinking_token_budget, prediction=prediction)
 
 
 def _chat(body: ChatRequest) -> Chat:
@@ -90,7 +92,7 @@ def _message(message: ChatMessage, place: str) -> Message:
         raise invalid_request("content must be a text", f"{place}.content")
     role = "system" if message.role == "developer" else message.role
     reasoning = {"reasoning_content": message.reasoning_content} if message.reasoning_content else {}
-    return {"role": role, "content": _text(message, place), **reasoning, **_calls(message, place)}
+    return {"role": role, "content": content_text(message.content, role, place), **reasoning, **_calls(message, place)}
 
 
 def _calls(message: ChatMessage, place: str) -> Message:
@@ -107,11 +109,12 @@ def _calls(message: ChatMessage, place: str) -> Message:
     return {"tool_calls": [template_call(call) for call in message.tool_calls]}
 
 
-def _text(message: ChatMessage, place: str) -> str:
-    content = message.content
+def content_text(content: str | Sequence[ContentPart] | None, role: str, place: str) -> str:
+    """Return the text of the field `content` in `place`, whose parts are lines. Raises ApiError: INVALID_REQUEST, a
+    part lacks its text; UNSUPPORTED_PARAMETER, a part is no text."""
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join(_part(part, message.role, f"{place}.content[{index}]") for index, part in enumerate(content))
+    return "\n".join(_part(part, role, f"{place}.content[{index}]") for index, part in enumerate(content))
 
 
 def _part(part: ContentPart, role: str, place: str) -> str:
@@ -194,6 +197,7 @@ def extensions(body: Extended) -> dict[str, Any]:
         "deadline": body.timeout,
         "stall": body.stall_timeout,
         "cache_salt": body.cache_salt or "",
+        "speculates": body.speculation != "off",
     }
 
 

@@ -300,7 +300,11 @@ def usage_body(usage: TokenUsage) -> Json:
         "total_tokens": usage.prompt + usage.completion,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
     }
-    return body | {"completion_tokens_details": {"reasoning_tokens": usage.reasoning}} if usage.reasoning else body
+    details = {"reasoning_tokens": usage.reasoning} if usage.reasoning else {}
+    if usage.accepted_prediction or usage.rejected_prediction:
+        details["accepted_prediction_tokens"] = usage.accepted_prediction
+        details["rejected_prediction_tokens"] = usage.rejected_prediction
+    return body | {"completion_tokens_details": details} if details else body
 
 
 def list_page(data: Sequence[Mapping[str, Any]], has_more: bool) -> Json:

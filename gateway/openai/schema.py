@@ -8,12 +8,12 @@ effect.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from gateway.core.lanes import LANE_OF_TIER
-from gateway.openai.messages import ChatMessage, Choice, Tool, ToolChoice
+from gateway.openai.messages import ChatMessage, Choice, ContentPart, Tool, ToolChoice
 from gateway.text.chat_template import EFFORTS
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -29,6 +29,7 @@ Alternatives = Annotated[int, Meta(ge=0, le=20)]
 Milliseconds = Annotated[float, Meta(gt=0, le=86_400_000)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Salt = Annotated[str, Meta(min_length=1, max_length=1024)]
+Speculation = Literal["off", "auto"]
 
 NOTHING: tuple[Any, ...] = (None, False, [], {})
 
@@ -121,6 +122,9 @@ class Extended(Struct, kw_only=True):
     """Seconds for each token after the first; the header `x-stall-timeout` sets it, too."""
     cache_salt: Salt | None = None
     """Requests share cached prefixes only with those of the same salt, as in vLLM's API."""
+    speculation: Speculation | None = None
+    """`off` means that the engine computes one token of the answer in a step. `auto`, the default, lets it verify
+    several proposed tokens where that is faster, if `engine.speculation` does."""
 
 
 class Sampled(Extended, kw_only=True):
@@ -166,6 +170,14 @@ class Sampled(Extended, kw_only=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
+class Prediction(Struct):
+    """A text that the answer will repeat for the most part, such as a file to be edited. `type` is content. With
+    speculation, the engine proposes its tokens; it is cut to the length of the context."""
+
+    type: Literal["content"]
+    content: str | list[ContentPart]
+
+
 class ChatRequest(Sampled, kw_only=True):
     """Body of /v1/chat/completions."""
 
@@ -177,6 +189,7 @@ class ChatRequest(Sampled, kw_only=True):
     reasoning_effort: Effort | None = None
     thinking_token_budget: Count | None = None
     """Maximum tokens of the answer's reasoning, as in vLLM's API."""
+    prediction: Prediction | None = None
     tools: list[Tool] | None = None
     tool_choice: Choice | ToolChoice | None = None
     parallel_tool_calls: bool | None = None

@@ -31,6 +31,9 @@ from gateway.text.tools.dialects import ToolParserName, choose_dialect
 PROMPTS_AT_ONCE = 16
 """Number of prompts of a request that are encoded before other requests get a turn on the event loop."""
 
+CHARACTERS_PER_TOKEN = 8
+"""Number of characters that are encoded for each token that a prediction may have; most texts have about 4."""
+
 
 class RequestIntake:
     """Checks and tokenizes requests for one base model and its adapters."""
@@ -110,7 +113,17 @@ class RequestIntake:
         picked = None if adapter is None else self._adapters.pick(adapter.name)
         budget = await self._budget(request, thinking)
         calls = tuple(self.dialect.marks) if self.dialect is not None and request.offering is not None else ()
-        return GenerationJob(request, tenant, picked, lane, prompt_ids, params, thinking, budget, calls)
+        prediction = await self._predicted(request)
+        return GenerationJob(request, tenant, picked, lane, prompt_ids, params, thinking, budget, calls, prediction)
+
+    async def _predicted(self, request: GenerateRequest) -> tuple[int, ...]:
+        """Return the token ids of the request's prediction, as many as the context has room for. Of a very
+        long text, only the beginning is encoded."""
+        most = self._engine.info.max_model_len
+        if not (request.prediction and request.speculates):
+            return ()
+        text = request.prediction[: most * CHARACTERS_PER_TOKEN]
+        return (await self._tokenizer.encode(text, special=False))[:most]
 
     async def _budget(self, request: GenerateRequest, thinking: Thinking | None) -> ThinkingBudget | None:
         """Return what limits the reasoning of each answer. None means that no limit was asked for, or that the gateway
@@ -213,7 +226,7 @@ class RequestIntake:
         max_tokens = room if asked is None else min(room, asked)
         if request.sampling.min_tokens > max_tokens:
             raise invalid_request(f"min_tokens must not be above max_tokens ({max_tokens})", "min_tokens")
-        return request.sampling._replace(max_tokens=max_tokens, seed=seed)
+        return request.sampling._replace(max_tokens=max_tokens, seed=seed, speculates=request.speculates)
 
 
 @lru_cache(maxsize=4)

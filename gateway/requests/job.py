@@ -33,6 +33,8 @@ class GenerationJob(Struct, frozen=True):
     """Limits the reasoning of each answer. None means no limit."""
     call_marks: tuple[str, ...] = ()
     """Marks of tool calls that are read from the answers, which their text has even if they are special tokens."""
+    prediction: tuple[int, ...] = ()
+    """Tokens that the answers will repeat for the most part."""
     average_output: int = 1
     """Average output tokens of earlier answers to this tenant with this adapter, rounded up."""
 
@@ -120,6 +122,7 @@ class GenerationJob(Struct, frozen=True):
             origin=self._origin(record),
             expected_tokens=self._expected_tokens(params),
             cache_salt=self.request.cache_salt,
+            prediction=self.prediction,
             pooling=self.request.pooling,
             # A stop string must end the answer at once, and tokens that are held back would look like a stall.
             whole=self.request.coalesce and not self.request.stop and self.request.stall is None,

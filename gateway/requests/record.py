@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 from msgspec import Struct, field
 
-from engine.core.types import ErrorCode, FinishReason, Lane, TokenEvent
+from engine.core.prediction import PREDICTION
+from engine.core.types import ErrorCode, FinishReason, Lane, ProposalCount, TokenEvent
 from engine.rpc.stream import CrashesEngines, EngineUnavailable
 from gateway.core.errors import ApiError, Fault, internal, invalid_request, model_not_found, unavailable
 from gateway.core.trace_context import UNKNOWN, Ingress
@@ -51,6 +52,8 @@ class RequestRecord(Struct):
     """Number of tokens of each prompt that were found in the prefix cache, by the prompt's number."""
     device: dict[int, float] = field(default_factory=dict)
     """Device time of each answer in seconds, by the answer's number."""
+    proposals: dict[int, tuple[ProposalCount, ...]] = field(default_factory=dict)
+    """Counts of proposed tokens of each answer so far, by the answer's number."""
     reserving: float | None = None
     """When the limiter was asked for the reservation."""
     reserved: float | None = None
@@ -91,10 +94,23 @@ class RequestRecord(Struct):
 
     @property
     def usage(self) -> TokenUsage:
-        device_us = round(self.device_seconds * 1e6)
+        accepted, proposed = self.proposed(PREDICTION)
         return TokenUsage(
-            self.prompt_tokens, self.completion_tokens, sum(self.cached.values()), device_us, self.reasoning_tokens
+            self.prompt_tokens,
+            self.completion_tokens,
+            sum(self.cached.values()),
+            round(self.device_seconds * 1e6),
+            self.reasoning_tokens,
+            accepted,
+            proposed - accepted,
         )
+
+    def proposed(self, *proposers: str) -> tuple[int, int]:
+        """Return the numbers of accepted and of proposed tokens of all answers, from these proposers or, if none is
+        named, from all."""
+        counts = [one for of_answer in self.proposals.values() for one in of_answer]
+        counts = [one for one in counts if not proposers or one.proposer in proposers]
+        return sum(one.accepted for one in counts), sum(one.proposed for one in counts)
 
     @property
     def used_tokens(self) -> int:
@@ -171,6 +187,8 @@ class RequestRecord(Struct):
             self.cached[prompt] = event.num_cached
         if event.device_seconds > self.device.get(index, -1.0):
             self.device[index] = event.device_seconds
+        if event.proposals:
+            self.proposals[index] = event.proposals
 
     def note_move(self, seconds: float) -> None:
         """Record that an answer moved to another engine process, after `seconds` without one."""

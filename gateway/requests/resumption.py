@@ -23,8 +23,9 @@ from contextlib import suppress
 from typing import Self
 
 from engine.core.prompt_logprobs import row_bytes
+from engine.core.proposal_tally import sum_proposals
 from engine.core.sequence import TRIAL_TOKENS_HELD
-from engine.core.types import FinishReason, Request, TokenEvent
+from engine.core.types import FinishReason, ProposalCount, Request, TokenEvent
 from engine.rpc.api import EngineApi
 from engine.rpc.stream import CrashesEngines, EngineDrained, EngineUnavailable, GivenUp, PlacedStream
 from gateway.requests.thinking import ThinkingBudget
@@ -97,6 +98,10 @@ class ResumingStream:
         """Device time of the request in all engine processes, in seconds."""
         self._device_before = 0.0
         """Device time of the request in engine processes that have ended, in seconds."""
+        self._proposals: tuple[ProposalCount, ...] = ()
+        """Counts of the request's proposals in all engine processes."""
+        self._proposals_before: tuple[ProposalCount, ...] = ()
+        """Counts of the request's proposals in engine processes that have ended."""
         if engine.ready:
             self._is_submitted()
 
@@ -177,7 +182,7 @@ class ResumingStream:
     def _leave(self) -> None:
         """Note that the request is in no engine process from now on."""
         self._stream, self._lost = None, self._now()
-        self._device_before = self._device
+        self._device_before, self._proposals_before = self._device, self._proposals
         self._times_before += 1
 
     async def _place(self) -> None:
@@ -219,13 +224,15 @@ class ResumingStream:
             self._proven_from = len(self._produced) + TRIAL_TOKENS_HELD
 
     def _noted(self, events: list[TokenEvent]) -> list[TokenEvent]:
-        """Record the tokens, log probabilities of the prompt and device time in events, and return the events for the
-        reader; after a move, those with output or an end, with the waits and cached tokens of the first process, and
-        all processes' device time."""
+        """Record the tokens, log probabilities of the prompt, device time and proposals in events, and return the
+        events for the reader; after a move, those with output or an end, with the waits and cached tokens of the first
+        process, and all processes' device time and proposals."""
         for event in events:
             self._produced += event.tokens
             self._scored_bytes += len(event.prompt_logprobs)
         self._device = max(self._device, self._device_before + events[-1].device_seconds)
+        if events[-1].proposals:
+            self._proposals = sum_proposals(self._proposals_before, events[-1].proposals)
         if not self._times_before or self._first is None:
             self._first = self._first or events[0]
             return events
@@ -236,6 +243,7 @@ class ResumingStream:
                 wait=wait,
                 adapter_wait=adapter_wait,
                 device_seconds=self._device_before + event.device_seconds,
+                proposals=self._proposals,
             )
             for event in events
             if event.tokens or event.prompt_logprobs or event.finish_reason is not None  # not the admission again

@@ -82,6 +82,10 @@ class GenerateRequest(Struct, frozen=True):
     """ITL that the request asks for, in seconds. None means the lane's goal."""
     cache_salt: str = ""
     """Only requests of the tenant with the same salt share cached prefixes. Empty means no salt."""
+    speculates: bool = True
+    """False means that the engine computes one token of an answer in a step, and proposes none."""
+    prediction: str = ""
+    """Text that the answers will repeat for the most part, whose tokens the engine proposes."""
     pooling: Pooling | None = None
     """Asks for a vector of each prompt in place of answers; `max_tokens` must be 0. None means that answers are
     generated."""
@@ -117,6 +121,10 @@ class TokenUsage(Struct, frozen=True):
     """Device time of the answers, in microseconds."""
     reasoning: int = 0
     """Tokens of `completion` that are reasoning."""
+    accepted_prediction: int = 0
+    """Tokens of `completion` that steps took from the request's `prediction`."""
+    rejected_prediction: int = 0
+    """Tokens of the request's `prediction` that steps computed in vain, which are no output tokens."""
 
 
 class Admitted(Struct, frozen=True):

@@ -36,7 +36,7 @@ RANGES: Mapping[str, Any] = get_type_hints(ChatRequest, include_extras=True) | g
 )
 """Types of the fields, by name, with the ranges that HTTP accepts and that msgspec validates."""
 SLO_RANGES: Mapping[str, Any] = get_type_hints(Slo, include_extras=True)
-OWN = ("n", "stall_timeout", "cache_salt")
+OWN = ("n", "stall_timeout", "cache_salt", "speculation")
 """Optional fields of the message GenerateRequest itself that have a range."""
 
 NOT_SAMPLING = frozenset({"max_tokens", "seed", "stop"})
@@ -97,6 +97,8 @@ def generate_request(message: pb.GenerateRequest, request_id: str, deadline: flo
         ttft=slo.ttft,
         itl=slo.itl,
         cache_salt=own.get("cache_salt", ""),
+        speculates=own.get("speculation") != "off",
+        prediction=message.chat.prediction,
     )
 
 
@@ -300,4 +302,6 @@ def usage_to_pb(usage: TokenUsage | None) -> pb.Usage | None:
         cached_tokens=usage.cached,
         completion_tokens=usage.completion,
         reasoning_tokens=usage.reasoning,
+        accepted_prediction_tokens=usage.accepted_prediction,
+        rejected_prediction_tokens=usage.rejected_prediction,
     )

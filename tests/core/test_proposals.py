@@ -21,6 +21,7 @@ from engine.core.proposer import (
     MOST_MEMORIES,
     MOST_REMEMBERED,
     AnswerMemories,
+    Guess,
     PromptLookup,
 )
 from engine.core.sequence import FIRST_ACCEPTANCE
@@ -62,7 +63,7 @@ class Oracle:
             token = fake_token(self.request.adapter_hash, seed, known, self.vocab_size)
             is_right = Random(f"{self.request.id} {len(known)}").random() < self.right
             known.append(token if is_right else token + 1)
-        return tuple(known[len(tokens) :])
+        return Guess(tuple(known[len(tokens) :]), "oracle")
 
 
 @contextmanager
@@ -75,7 +76,7 @@ def oracles(right, vocab_size=50, forced=True):
     def everything(state, guesses, budget, tokens):
         left, counts = budget.tokens_left, {}
         for seq, guess in guesses.items():
-            counts[seq] = min(left, len(guess))
+            counts[seq] = min(left, len(guess.tokens))
             left -= counts[seq]
         return {seq: count for seq, count in counts.items() if count}
 
@@ -87,7 +88,7 @@ def oracles(right, vocab_size=50, forced=True):
 def forces(name, known):
     """Up to three tokens, some of which the model does not choose."""
     asked, count = request(name, (), seed=3), Random(f"{name} {len(known)}").randrange(4)
-    return Oracle(asked, 50, 0.8).propose(known, count)
+    return Oracle(asked, 50, 0.8).propose(known, count).tokens
 
 
 @given(
@@ -142,7 +143,7 @@ def test_forced_tokens_come_first_and_say_nothing_of_the_proposer():
     asked = request("r", range(5), 30, ignore_eos=True)
 
     def forces(name, known):
-        return Oracle(asked, 50, 1.0).propose(known, 2)
+        return Oracle(asked, 50, 1.0).propose(known, 2).tokens
 
     with oracles(0.0):
         engine = make_engine(replace(ROOMY, max_model_len=128), forces=forces)
@@ -150,7 +151,7 @@ def test_forced_tokens_come_first_and_say_nothing_of_the_proposer():
         events = [event for _ in range(6) for event in engine.step()]
         (seq,) = engine.state.running.values()
         assert seq.acceptance < 0.6 * FIRST_ACCEPTANCE  # the oracle's own proposals were refused
-        refused, seq.proposer.propose = seq.acceptance, lambda tokens, most: ()
+        refused, seq.proposer.propose = seq.acceptance, lambda tokens, most: Guess()
         events += engine.step()
         assert seq.acceptance == refused
         assert engine.state.counters.accepted_tokens == 2 * (engine.state.counters.steps - 1)
@@ -309,7 +310,7 @@ def lookup(tokens, most=4, pace=1000):
     proposer = PromptLookup()
     for _ in range(-(-len(tokens) // pace)):
         proposer.learn(tokens, pace)
-    return proposer.propose(tokens, most)
+    return proposer.propose(tokens, most).tokens
 
 
 @pytest.mark.parametrize(
@@ -348,14 +349,14 @@ def test_a_lookup_also_finds_longer_matches_in_answers_of_the_same_grammar():
     memories = AnswerMemories()
     PromptLookup(2, memories.of(GUIDED)).end([8, 9, 1, 2, 3, 4, 5, 6, 0])
     later = PromptLookup(3, memories.of(GUIDED))
-    assert later.propose([7, 8, 9], 3) == (1, 2, 3)
+    assert later.propose([7, 8, 9], 3) == Guess((1, 2, 3), "answers")
     known = [7, 8, 9, 2, 3, 50, 2, 3]
     later.learn(known, 100)
-    assert later.propose(known, 2) == (50, 2)  # as long a match of its own
+    assert later.propose(known, 2) == Guess((50, 2), "prompt")  # as long a match of its own
     known += [4, 5]
     later.learn(known, 100)
-    assert later.propose(known, 9) == (6, 0)
-    assert PromptLookup().propose([7, 8, 9], 3) == ()
+    assert later.propose(known, 9).tokens == (6, 0)
+    assert PromptLookup().propose([7, 8, 9], 3) == Guess()
     text = list(memories.of(GUIDED).text)
     later.end([7, 8, 9])
     assert memories.of(GUIDED).text == text  # an end without an answer
@@ -369,8 +370,8 @@ def test_a_lookup_also_finds_longer_matches_in_answers_of_the_same_grammar():
 def test_answers_are_remembered_for_requests_of_the_same_kind_only(other):
     memories = AnswerMemories()
     PromptLookup(2, memories.of(GUIDED)).end([8, 9, 1, 2])
-    assert PromptLookup(2, memories.of(GUIDED._replace(**other))).propose([8, 9], 1) == ()
-    assert PromptLookup(2, memories.of(GUIDED._replace(id="another"))).propose([8, 9], 1) == (1,)
+    assert PromptLookup(2, memories.of(GUIDED._replace(**other))).propose([8, 9], 1) == Guess()
+    assert PromptLookup(2, memories.of(GUIDED._replace(id="another"))).propose([8, 9], 1).tokens == (1,)
 
 
 def test_memories_are_bounded():
@@ -385,6 +386,33 @@ def test_memories_are_bounded():
     for number in range(MOST_MEMORIES):
         memories.of(GUIDED._replace(tenant=f"t{number}"))
     assert memories.of(GUIDED) is not memory
+
+
+def test_a_prediction_is_accepted_where_the_answer_repeats_it():
+    """The events count what came of it, up to the token that ends the answer."""
+    wanted = expected_tokens(request("r", range(5)), 40)
+    stop = next(token for number, token in enumerate(wanted) if number >= 30 and token not in wanted[:number])
+    length = wanted.index(stop) + 1
+    edited = (*wanted[:8], 99, 98, *wanted[9:20], *wanted[23:])
+    params = {"ignore_eos": True, "stop_token_ids": (stop,)}
+    asked = request("r", range(5), 60, **params)._replace(prediction=edited)
+    with patch.object(proposals, "_worthwhile", compute_four):
+        engine = make_engine(replace(ROOMY, max_model_len=128))
+        events = run(engine, asked)
+        assert tokens_of(events, "r") == wanted[:length]
+        [count] = [one for one in events[-1].proposals if one.proposer == "prediction"]
+        assert count.accepted >= 15 and count.proposed > count.accepted
+        counts = [sum(one.accepted for one in event.proposals) for event in events]
+        assert counts == sorted(counts) and counts[-1] == engine.state.counters.accepted_tokens
+        assert engine.state.counters.steps <= length - counts[-1] + 1
+        off = asked._replace(id="off", params=asked.params._replace(speculates=False))
+        events = run(engine, off)
+    assert tokens_of(events, "off") == expected_tokens(off, length)
+    assert not any(event.proposals for event in events)
+
+
+def compute_four(state, guesses, budget, tokens):
+    return {seq: min(4, len(guess.tokens)) for seq, guess in guesses.items()}
 
 
 def test_a_grammar_that_fails_takes_back_no_accepted_tokens():

@@ -21,7 +21,17 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from engine.core.config import LaneGoals
-from engine.core.types import ErrorCode, FinishReason, Lane, LaneMode, Refusal, Request, TokenEvent, TokenLogprobs
+from engine.core.types import (
+    ErrorCode,
+    FinishReason,
+    Lane,
+    LaneMode,
+    ProposalCount,
+    Refusal,
+    Request,
+    TokenEvent,
+    TokenLogprobs,
+)
 from engine.executor.fake import FAKE_HIDDEN, fake_rows, fake_vector
 from engine.grammar_check.pool import GrammarPool
 from engine.pb import engine_pb2 as pb
@@ -151,6 +161,8 @@ class FakeEngine:
         self.last_words: TokenEvent | None = None
         """Sent in place of an answer."""
         self.cached: Callable[[Request], int] = lambda request: 0
+        self.proposals: tuple[ProposalCount, ...] = ()
+        """Counts of proposals in each event with tokens."""
         self.requests: list[Request] = []
         self.ends: dict[str, str] = {}
         """How each request ended, by request id: finished, aborted or failed."""
@@ -322,6 +334,7 @@ class FakeEngine:
                 reason if number == len(steps) else None,
                 cached,
                 device_seconds=number * DEVICE_SECONDS,
+                proposals=self.proposals,
             )
             for number, step in enumerate(steps, 1)
         ]

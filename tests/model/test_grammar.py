@@ -150,7 +150,7 @@ def test_answers_are_the_same_with_proposals(byte_model):
     for speculation in (False, True):
         stepped = SteppedEngine(byte_model, speculation=speculation)
         with patch.object(
-            proposals, "_worthwhile", lambda state, guesses, *_: {seq: len(g) for seq, g in guesses.items()}
+            proposals, "_worthwhile", lambda state, guesses, *_: {seq: len(g.tokens) for seq, g in guesses.items()}
         ):
             for number, params in enumerate(asked):
                 stepped.ask(f"r{number}", seed=number, **params)

@@ -50,7 +50,7 @@ class Recorded:
 
 def everything(state, guesses, budget, tokens):
     """Compute four proposals of every sequence: as `proposals._worthwhile` where rows cost nothing."""
-    return {seq: min(4, len(guess)) for seq, guess in guesses.items()}
+    return {seq: min(4, len(guess.tokens)) for seq, guess in guesses.items()}
 
 
 def asked():

@@ -42,8 +42,12 @@ class CachedTokens(Struct):
     cached_tokens: int
 
 
-class ReasoningTokens(Struct):
-    reasoning_tokens: int
+class CompletionDetails(Struct):
+    reasoning_tokens: int | UnsetType = UNSET
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    """Output tokens that the engine took from the request's `prediction`."""
+    rejected_prediction_tokens: int | UnsetType = UNSET
+    """Tokens of the `prediction` that the engine computed in vain. They are no output tokens and are not charged."""
 
 
 class Usage(Struct):
@@ -53,8 +57,8 @@ class Usage(Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: ReasoningTokens | UnsetType = UNSET
-    """Set if any of the tokens are reasoning."""
+    completion_tokens_details: CompletionDetails | UnsetType = UNSET
+    """Set if any of the tokens are reasoning, or the engine used the request's `prediction`."""
 
 
 class TopLogprob(Struct):

@@ -18,7 +18,9 @@ from engine.core.types import (
 from engine.pb import engine_pb2 as pb
 from engine.rpc.wire import event_from_pb, event_to_pb, request_from_pb, request_to_pb
 
-PARAMS = SamplingParams(9, seed=7, logit_bias=((3, -1.0),), stop_token_ids=(5,), ignore_eos=True, logprobs=2)
+PARAMS = SamplingParams(
+    9, seed=7, logit_bias=((3, -1.0),), stop_token_ids=(5,), ignore_eos=True, logprobs=2, speculates=False
+)
 PLAIN = Request("plain", (1, 2), SamplingParams())
 FULL = Request(
     "full",
@@ -34,6 +36,7 @@ FULL = Request(
     ttft=0.25,
     itl=0.0625,
     cache_salt="s\u00e4lt",
+    prediction=(7, 8),
 )
 
 

@@ -419,8 +419,9 @@ async def test_what_is_wrong_is_named(gateway_app, fields, words):
 
 async def test_extensions_are_those_of_chats(gateway_app):
     slo = {"ttft_ms": 250, "itl_ms": 50}
-    await ask(gateway_app, priority=-3, slo=slo, cache_salt="user 1", timeout=60, stall_timeout=50)
+    await ask(gateway_app, priority=-3, slo=slo, cache_salt="user 1", timeout=60, stall_timeout=50, speculation="off")
     [sent] = gateway_app.engine.requests
+    assert not sent.params.speculates
     assert (sent.priority, sent.ttft, sent.itl, sent.cache_salt) == (-3, 0.25, 0.05, "user 1")
 
 

@@ -4,12 +4,20 @@ from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry
 
+from engine.core.types import ProposalCount
 from engine.pb import engine_pb2 as pb
 from gateway.observe.adapter_metrics import MAX_ADAPTERS, OTHER, AdapterTraffic, adapter_gauges
 
 
 def record(adapter, **fields):
-    known = {"finish": "stop", "submitted": 1.0, "refund": False, "prompt_tokens": 3, "completion_tokens": 5}
+    known = {
+        "finish": "stop",
+        "submitted": 1.0,
+        "refund": False,
+        "prompt_tokens": 3,
+        "completion_tokens": 5,
+        "proposals": {},
+    }
     return SimpleNamespace(base_model="tiny", adapter=adapter, **known | fields)
 
 
@@ -30,6 +38,30 @@ def test_traffic_is_counted_by_adapter_and_what_is_late_shares_a_label():
     assert value("tokens", adapter=OTHER, direction="prompt") == 6
     labels = {sample.labels["adapter"] for family in registry.collect() for sample in family.samples}
     assert len(labels) == MAX_ADAPTERS + 1
+
+
+def test_proposed_tokens_are_counted_by_adapter_and_proposer():
+    registry = CollectorRegistry()
+    traffic = AdapterTraffic(registry)
+    answers = {0: (ProposalCount("prompt", 9, 4), ProposalCount("grammar", 2, 2)), 1: (ProposalCount("prompt", 1, 1),)}
+    traffic.finished(record("a0", proposals=answers))
+    traffic.finished(record(None, proposals=answers))
+    values = {
+        tuple(sample.labels.values())[1:]: sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == "loralane_speculated_tokens_total"
+    }
+    assert values == {
+        (adapter, proposer, outcome): count
+        for adapter in ("a0", "")
+        for proposer, outcome, count in (
+            ("prompt", "accepted", 5),
+            ("prompt", "refused", 5),
+            ("grammar", "accepted", 2),
+            ("grammar", "refused", 0),
+        )
+    }
 
 
 def test_the_engine_tells_of_the_adapters_that_were_used_most():

@@ -14,7 +14,7 @@ from fakes import GatewayApp, build_gateway_app, grammar_pool
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS
-from engine.core.types import Lane
+from engine.core.types import Lane, ProposalCount
 from engine.pb import engine_pb2 as pb
 from gateway.batches.setup import BatchMetrics
 from gateway.batches.webhooks.setup import WebhookMetrics
@@ -80,9 +80,10 @@ async def gateway_app(tmp_path) -> GatewayApp:
 
 
 def moved_record() -> RequestRecord:
-    """A request that went on in another engine process."""
+    """A request that went on in another engine process, which proposed tokens."""
     record = RequestRecord("id", "id", "acme", "key", "tiny", None, Lane.INTERACTIVE, 0.0)
     record.note_move(0.5)
+    record.proposals[0] = (ProposalCount("prompt", 2, 1),)
     record.end("stop", 200)
     return record
 

@@ -29,6 +29,7 @@ FIELDS = {
     *("adapter", "adapter_version", "lane_asked", "lane"),
     *("limiter_ms", "queue_ms", "ttft_ms", "tpot_ms", "duration_ms", "device_ms"),
     *("prompt_tokens", "cached_tokens", "completion_tokens", "reserved_tokens", "actual_tokens"),
+    *("proposed_tokens", "accepted_tokens"),
     *("engine", "engine_reason", "engine_moves", "finish", "status", "error", "refused_by", "shadowed"),
 }
 

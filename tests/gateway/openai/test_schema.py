@@ -141,6 +141,26 @@ def test_a_salt_is_a_text_that_is_not_empty():
             assert (error.http_status, error.param) == (400, "cache_salt")
 
 
+def test_speculation_is_auto_or_off():
+    for make in (chat, completion):
+        assert make().speculates and make(speculation="auto").speculates and not make(speculation="off").speculates
+        for value in ("always", True, 5):
+            error = refusal(make, speculation=value)
+            assert (error.http_status, error.param) == (400, "speculation")
+
+
+def test_a_prediction_is_a_text_or_has_text_parts():
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert chat(prediction={"type": "content", "content": "one"}).prediction == "one"
+    assert chat(prediction={"type": "content", "content": parts}).prediction == "one\ntwo"
+    assert chat(prediction=None) == chat()
+    image = {"type": "content", "content": [{"type": "image_url"}]}
+    assert refusal(chat, prediction=image).param == "prediction.content[0].type"
+    assert refusal(chat, prediction={"type": "diff", "content": "x"}).param == "prediction.type"
+    assert refusal(chat, prediction={"type": "content"}).param == "prediction.content"
+    assert refusal(completion, prediction={"type": "content", "content": "x"}).param == "prediction"
+
+
 def test_text_parts_are_joined_and_developers_are_systems():
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     request = chat(messages=[{"role": "developer", "content": parts}, {"role": "assistant", "content": None}])

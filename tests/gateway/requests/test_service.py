@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from fakes import ACME, BASE, CONTEXT, FakeStream, GatewayApp, build_gateway_app, ids_of, principal
 
-from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, SamplingParams, TokenEvent
+from engine.core.types import ErrorCode, FinishReason, Lane, ProposalCount, Refusal, SamplingParams, TokenEvent
 from gateway.core.errors import ApiError, Fault
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Principal, Tenant
@@ -352,6 +352,23 @@ async def test_a_salt_reaches_the_engine_with_every_answer(gateway_app):
     await answers(gateway_app, request(["aa", "bbbb"], n=2, cache_salt="s"))
     await answers(gateway_app, request())
     assert [sent.cache_salt for sent in gateway_app.engine.requests] == ["s"] * 4 + [""]
+
+
+async def test_a_prediction_reaches_the_engine_as_tokens_cut_to_the_context(gateway_app):
+    await answers(gateway_app, request(prediction="Hello", n=2))
+    await answers(gateway_app, request(prediction="x" * 50 * CONTEXT))
+    await answers(gateway_app, request(prediction="Hello", speculates=False))
+    sent = [sent.prediction for sent in gateway_app.engine.requests]
+    assert sent == [ids_of("Hello")] * 2 + [ids_of("x" * CONTEXT), ()]
+
+
+async def test_proposals_are_told_apart_in_usage_and_charged_where_accepted(gateway_app):
+    gateway_app.engine.proposals = (ProposalCount("prediction", 7, 4), ProposalCount("prompt", 9, 1))
+    _, _, usage = await answers(gateway_app, request(n=2, prediction="Hello"))
+    assert (usage.completion, usage.accepted_prediction, usage.rejected_prediction) == (2 * USUAL, 8, 6)
+    [record] = gateway_app.watcher.records
+    assert record.proposed() == (10, 32)
+    assert record.used_tokens == record.prompt_tokens + 2 * USUAL
 
 
 @pytest.mark.parametrize("order", [(0, 8), (8, 0)])

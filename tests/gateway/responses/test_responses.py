@@ -92,8 +92,10 @@ async def test_an_adapter(gateway_app):
 
 async def test_extensions(gateway_app):
     slo = {"ttft_ms": 250, "itl_ms": 50}
-    response = await post(gateway_app, priority=-3, slo=slo, cache_salt="user 1", adapter_id="pirate")
+    own = {"cache_salt": "user 1", "adapter_id": "pirate", "speculation": "off"}
+    response = await post(gateway_app, priority=-3, slo=slo, **own)
     [sent] = gateway_app.engine.requests
+    assert not sent.params.speculates
     assert (response.status_code, sent.priority, sent.ttft, sent.itl) == (200, -3, 0.25, 0.05)
     assert (sent.cache_salt, sent.adapter_hash) == ("user 1", gateway_app.adapters.records["pirate"].version)
 

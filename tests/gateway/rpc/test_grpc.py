@@ -63,6 +63,12 @@ async def test_a_salt_reaches_the_engine(api):
     assert [sent.cache_salt for sent in api.gateway_app.engine.requests] == ["s"]
 
 
+async def test_speculation_is_left_out_on_demand(api):
+    for speculation in ("off", "auto"):
+        await api.generation.Generate(ask(speculation=speculation), metadata=as_key())
+    assert [sent.params.speculates for sent in api.gateway_app.engine.requests] == [False, True]
+
+
 async def test_a_stall_ends_the_call(api):
     api.gateway_app.engine.go_on = asyncio.Event()
     refusal = await refused(api.generation.Generate(ask(stall_timeout=0.2), metadata=as_key()))
@@ -237,6 +243,7 @@ INVALID = {
     "slo.ttft_ms": ask(slo=pb.Slo(ttft_ms=0.0)),
     "slo.itl_ms": ask(slo=pb.Slo(itl_ms=float("nan"))),
     "cache_salt": ask(cache_salt=""),
+    "speculation": ask(speculation="always"),
     "stall_timeout": ask(stall_timeout=float("nan")),
     "model": ask(""),
     "input": pb.GenerateRequest(model="tiny"),

@@ -9,7 +9,7 @@ from grpc_app import as_key, open_grpc_app, refused
 from grpc_app import ask as grpc_ask
 from local_engines import Engines, ask, until
 
-from engine.core.types import FinishReason, SamplingParams
+from engine.core.types import FinishReason, ProposalCount, SamplingParams
 from engine.executor.fake import FakeExecutor, fake_token
 from gateway.pb import generation_pb2 as pb
 from gateway.requests.resumption import ResumingStream
@@ -59,12 +59,15 @@ async def chat(gateway_app, **options):
 async def test_reasoning_ends_at_its_budget_and_the_answer_goes_on(gateway_app, template, opening):
     gateway_app.set_template(template)
     gateway_app.engine.reply = thinker(opening)
+    gateway_app.engine.proposals = (ProposalCount("prediction", 3, 2),)
     answer = await chat(gateway_app, logprobs=True)
     [choice], usage = answer["choices"], answer["usage"]
     thought = "a" * (BUDGET - len(opening))
     assert choice["message"]["reasoning_content"] == thought
     assert (choice["message"]["content"], choice["finish_reason"]) == ("Hi!", "stop")
-    assert usage["completion_tokens_details"]["reasoning_tokens"] == BUDGET + len(CLOSING)
+    details = {"reasoning_tokens": BUDGET + len(CLOSING)}
+    details |= {"accepted_prediction_tokens": 4, "rejected_prediction_tokens": 2}
+    assert usage["completion_tokens_details"] == details
     assert len(choice["logprobs"]["content"]) == BUDGET + len(CLOSING) + len("Hi!")
     assert usage["completion_tokens"] == len(choice["logprobs"]["content"]) + 1, "the EOS counts, too"
     first, second = gateway_app.engine.requests

@@ -199,7 +199,7 @@ def measure(plan: StepPlan, live: Mapping[str, LiveSequence]) -> StepWork:
         else:
             prefill += count
             attention += count * (start + count / 2)
-        samples += chunk.samples
+        samples += chunk.samples * (1 + len(chunk.proposals))
         sequence = live[chunk.request_id]
         if sequence.adapter_hash is not None:
             ranks[sequence.adapter_hash] = sequence.rank

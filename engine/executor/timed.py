@@ -9,9 +9,18 @@ from collections.abc import Callable, Mapping
 from random import Random
 
 from engine.core.commands import AdapterFetched, FetchAnswer, FetchCancelled, GrammarReady
-from engine.core.types import AdapterFetch, AdapterHash, Launch, SampledToken, StepPlan, StepResult
+from engine.core.types import (
+    AdapterFetch,
+    AdapterHash,
+    Launch,
+    SampledToken,
+    ScheduledChunk,
+    StepPlan,
+    StepResult,
+)
 from engine.executor.base import Claim, HostAdapter, Report
 from engine.executor.cost import CostModel, LiveSequence, StepWork, measure
+from engine.executor.verify import verified
 
 TOKEN_MASK = 2**31 - 1
 HOST_NOISE = 0.3
@@ -158,13 +167,7 @@ class TimedExecutor:
         launching = self.launch_s * math.exp(self._gauss(0.0, HOST_NOISE)) if launched else 0.0
         late = self._device.begin(seconds, launching)
         sampled = tuple(
-            [
-                SampledToken(
-                    chunk.request_id, _position_token(live[chunk.request_id].seed, chunk.start + chunk.num_tokens)
-                )
-                for chunk in plan.chunks
-                if chunk.samples
-            ]
+            [token for chunk in plan.chunks if chunk.samples for token in _sampled(chunk, live[chunk.request_id].seed)]
         )
         copies = [self._cost.seconds(StepWork(pages_copied=len(load.pages))) for load in plan.loads]
         taken = self._device.free_at - before if self.overlaps else None
@@ -193,5 +196,14 @@ class TimedExecutor:
                 self._report(answer)
 
 
-def _position_token(seed: int, position: int) -> int:
+def _sampled(chunk: ScheduledChunk, seed: int) -> list[SampledToken]:
+    """Return the tokens that follow a chunk: one, and one more for each proposal that is right."""
+    end = chunk.start + chunk.num_tokens
+    rows = range(end - len(chunk.proposals), end + 1)
+    sampled = [SampledToken(chunk.request_id, position_token(seed, position)) for position in rows]
+    return verified(sampled, {chunk.request_id: chunk.proposals}) if chunk.proposals else sampled
+
+
+def position_token(seed: int, position: int) -> int:
+    """Return the token of a request with this seed at a position, counted from 0 from the prompt's first token on."""
     return (seed * 0x9E3779B1 + position) & TOKEN_MASK

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
-from engine.core.state import EngineState
+from engine.core.state import Counters, EngineState
 from engine.core.types import Lane
 from engine.sim.collect import Collector, Group
 from engine.sim.histogram import Histogram, percentile
@@ -93,6 +93,12 @@ class Report:
     time_to_yield: Percentiles
     """Seconds from the arrival of an interactive request that only batch work delays, to the step that starts the
     request."""
+    proposed_tokens: int
+    """Proposed tokens that steps computed."""
+    accepted_tokens: int
+    """Proposed tokens that became part of answers."""
+    tokens_per_decode: float | None
+    """Mean tokens that a decode yields, 1 without proposals. None means that there were no decodes."""
     prediction_error: float | None
     """Median of |actual - predicted| / actual over the steps after warm-up. None means that none was predicted."""
 
@@ -134,8 +140,16 @@ def make_report(state: EngineState, collected: Collector, now: float, workload: 
         service_gap={_name(lane): gaps.widest for lane, gaps in collected.gaps.items()},
         service_bound={_name(lane): gaps.bound(steps.peak_tokens[lane]) for lane, gaps in collected.gaps.items()},
         time_to_yield=Percentiles.of_histogram(collected.time_to_yield),
+        proposed_tokens=counters.proposed_tokens,
+        accepted_tokens=counters.accepted_tokens,
+        tokens_per_decode=_tokens_per_decode(counters),
         prediction_error=percentile(sorted(steps.errors), 0.5),
     )
+
+
+def _tokens_per_decode(counters: Counters) -> float | None:
+    decodes = counters.generated_tokens - counters.accepted_tokens
+    return counters.generated_tokens / decodes if decodes else None
 
 
 def _name(lane: Lane) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from engine.sim.synthetic import (
     FlashCrowd,
+    Shares,
     Sizes,
     arrivals,
     with_adapters,
@@ -60,6 +61,8 @@ class Scenario:
     tide_s: float = 0.0
     """Period in seconds of a rate that follows a sine. 0 leaves the rate as it is."""
     seed: int = 0
+    predicted: Shares | None = None
+    """Share of each answer's tokens that its prediction has right. None means that requests have no predictions."""
 
     def __post_init__(self) -> None:
         for name in ("tenants", "adapters", "zipf", "batch_share"):
@@ -99,7 +102,7 @@ class Scenario:
         trace = with_adapters(trace, self.adapters, self.zipf, self.seed)
         if self.crowd is not None:
             trace = with_flash_crowd(trace, self.crowd, self.adapters // 2, self.seed)
-        return Workload(trace, trace[-1].time, self.backlog, self.adapters, self.zipf, self.seed)
+        return Workload(trace, trace[-1].time, self.backlog, self.adapters, self.zipf, self.seed, self.predicted)
 
     def _arrivals(self) -> Trace:
         if self.trace is not None:

@@ -43,6 +43,28 @@ class Sizes:
         return rng.randint(self.low, self.high)
 
 
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """A uniform distribution of shares. Raises ValueError if its bounds are not in order, or not in 0 to 1."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.high <= 1:
+            raise ValueError(f"shares must be LOW-HIGH with 0 <= LOW <= HIGH <= 1, not {self.low:g}-{self.high:g}")
+
+    @classmethod
+    def parse(cls, text: str) -> Shares:
+        """Parse a range such as `0.2-0.9`, or a fixed share such as `0.7`. Raises ValueError if the text is neither, or
+        if a share is out of range."""
+        low, _, high = text.partition("-")
+        return cls(float(low), float(high or low))
+
+    def draw(self, rng: Random) -> float:
+        return rng.uniform(self.low, self.high)
+
+
 def arrivals(rate: float, seconds: float, prompt: Sizes, output: Sizes, cv: float = 1.0, seed: int = 0) -> Trace:
     """Return a random trace of `seconds` seconds whose gaps have a Gamma distribution with mean 1 / `rate` and
     coefficient of variation `cv`, and whose sizes are drawn from `prompt` and `output`. A `cv` of 1 makes a Poisson

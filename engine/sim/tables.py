@@ -109,6 +109,8 @@ def _scheduling_rows(lanes: Sequence[str]) -> list[tuple[str, Cell]]:
         ("preemptions", lambda report: f"{report.preemptions:,}"),
         ("recomputed / useful tokens", lambda report: f"{report.recompute_tax:.2%}"),
         ("time to yield p99", lambda report: duration(report.time_to_yield.p99)),
+        ("tokens a decode", _tokens_per_decode),
+        ("proposed tokens accepted", _accepted),
         ("prediction error, median", lambda report: _share(report.prediction_error)),
         ("adapter loads", lambda report: f"{report.adapter_loads:,}"),
         ("adapter evictions", lambda report: f"{report.adapter_evictions:,}"),
@@ -127,6 +129,14 @@ def _percentile(name: str, share: str, group: GroupReport) -> str:
 
 def _cached(group: GroupReport) -> str:
     return f"{group.cached_tokens / group.prompt_tokens:.1%}" if group.cached_tokens else MISSING
+
+
+def _tokens_per_decode(report: Report) -> str:
+    return f"{report.tokens_per_decode:.2f}" if report.tokens_per_decode and report.proposed_tokens else MISSING
+
+
+def _accepted(report: Report) -> str:
+    return f"{report.accepted_tokens / report.proposed_tokens:.1%}" if report.proposed_tokens else MISSING
 
 
 def _share(value: float | None) -> str:

@@ -10,12 +10,15 @@ from itertools import chain
 from random import Random
 
 from engine.core.types import Lane, Request, SamplingParams
-from engine.sim.synthetic import Sizes, Zipf, adapter_ranks
+from engine.executor.timed import position_token
+from engine.sim.synthetic import Shares, Sizes, Zipf, adapter_ranks
 from engine.sim.traces import BLOCK_TOKENS, Arrival, Trace
 
 FIRST_UNIQUE, LAST_TOKEN = 2**30, 2**31
 """Half-open range of the token ids of prompt parts that are not shared. Token ids of shared blocks are below the
 range."""
+NEVER_SAMPLED = -1
+"""Token id in predictions where they are wrong."""
 BATCH_TENANT = "batch"
 
 
@@ -47,6 +50,8 @@ class Workload:
     zipf: float = 1.0
     """Zipf exponent of the popularity of adapters among the backlog's requests."""
     seed: int = 0
+    predicted: Shares | None = None
+    """Share of each answer's tokens that a prediction has right. None means that requests have no predictions."""
 
     def only(self, lane: Lane) -> Workload:
         """Return the part of this workload that belongs to one lane, with the same horizon: its requests of the trace
@@ -71,9 +76,13 @@ class RequestMaker:
     """Makes requests, including their prompts, from arrivals when they are submitted. Ids count up, and each prompt is
     new except for its shared blocks. `deadline_s` is in seconds from the arrival."""
 
-    def __init__(self) -> None:
+    def __init__(self, predicted: Shares | None = None, seed: int = 0) -> None:
+        """`predicted` is the share of an answer's tokens that its prediction has right, at random places; None means
+        that there are no predictions."""
         self._made = 0
         self._unique = FIRST_UNIQUE
+        self._predicted = predicted
+        self._rng = Random(seed)
 
     def __call__(self, arrival: Arrival, deadline_s: float | None = None) -> Request:
         self._made += 1
@@ -86,6 +95,16 @@ class RequestMaker:
             tenant=arrival.tenant,
             arrival=arrival.time,
             deadline=None if deadline_s is None else arrival.time + deadline_s,
+            prediction=self._prediction(arrival),
+        )
+
+    def _prediction(self, arrival: Arrival) -> tuple[int, ...]:
+        if self._predicted is None:
+            return ()
+        share, first = self._predicted.draw(self._rng), arrival.prompt_tokens
+        return tuple(
+            position_token(self._made, position) if self._rng.random() < share else NEVER_SAMPLED
+            for position in range(first, first + arrival.output_tokens)
         )
 
     def _prompt(self, arrival: Arrival) -> tuple[int, ...]:

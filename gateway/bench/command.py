@@ -105,10 +105,12 @@ def serve(
 
 
 def _show(measured: Document) -> None:
-    from gateway.bench.tables import latency_table, remarks, throughput_table
+    from gateway.bench.tables import latency_table, remarks, speculation_line, throughput_table
 
     out = Console()
     out.print(throughput_table(measured.lanes))
     out.print(latency_table(measured.lanes))
+    if measured.speculation is not None:
+        out.print(speculation_line(measured.speculation), highlight=False)
     for remark in remarks(measured.lanes):
         out.print(remark, style="yellow", markup=False, highlight=False)

@@ -15,6 +15,7 @@ import msgspec
 from gateway.bench.measure import LaneResults, report, succeeded
 from gateway.bench.plan import Plan
 from gateway.bench.spec import SpecError
+from gateway.bench.speculation import Speculation
 from gateway.bench.stream import Stream
 
 FORMAT = "loralane-bench/1"
@@ -70,6 +71,8 @@ class Document:
     settings: Settings
     lanes: tuple[LaneResults, ...]
     requests: tuple[RequestRow, ...]
+    speculation: Speculation | None = None
+    """What speculation did, the warm-up included. None means nothing, or that the server does not tell."""
 
     def write(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self), indent=1)
@@ -80,7 +83,7 @@ def read(text: bytes | str) -> Document:
     return msgspec.json.decode(text, type=Document)
 
 
-def document(settings: Settings, streams: Sequence[Stream]) -> Document:
+def document(settings: Settings, streams: Sequence[Stream], speculation: Speculation | None = None) -> Document:
     """Measure a finished run, given the outcomes of its requests in `streams`. Lanes without requests have no
     report."""
     reports = []
@@ -89,7 +92,7 @@ def document(settings: Settings, streams: Sequence[Stream]) -> Document:
         reports += [report(lane.name, own, lane.slo)] if own else []
     rows = tuple(_row(stream) for stream in streams)
     when = datetime.now(UTC).isoformat(timespec="seconds")
-    return Document(FORMAT, when, versions(), settings, tuple(reports), rows)
+    return Document(FORMAT, when, versions(), settings, tuple(reports), rows, speculation)
 
 
 def versions() -> dict[str, str]:

@@ -18,6 +18,7 @@ from gateway.bench.document import Document, Settings, document
 from gateway.bench.drive import drive
 from gateway.bench.measure import succeeded
 from gateway.bench.plan import BenchRequest
+from gateway.bench.speculation import between, read_counts
 from gateway.bench.stream import Stream
 from gateway.serve.process import run_loop
 from gateway.terminal.output import no_gateway_message
@@ -54,8 +55,9 @@ def run(settings: Settings, key: str, console: Console) -> Document:
     items = plan.items(read_trace(Path(plan.trace)) if plan.trace else ())
     if not items:
         raise BenchError("there is nothing to send: no request arrives within the duration")
+    before = read_counts(target)
     streams = run_loop(_run(settings, target, items, console))
-    return document(settings, streams)
+    return document(settings, streams, between(before, read_counts(target)))
 
 
 async def _run(settings: Settings, target: Target, items: Sequence[BenchRequest], console: Console) -> list[Stream]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from gateway.bench.measure import BenchPercentiles, LaneResults
+from gateway.bench.speculation import Speculation
 
 LATE_SECONDS = 0.025
 """Lateness (p99, in seconds) above which `remarks` mentions it. Sending a hundred requests at once takes 10 ms."""
@@ -36,6 +37,12 @@ def latency_table(reports: Sequence[LaneResults]) -> Table:
         for index, (name, values) in enumerate(rows):
             table.add_row("" if index else lane.lane, name, *_cells(values), end_section=index == len(rows) - 1)
     return table
+
+
+def speculation_line(speculation: Speculation) -> str:
+    proposed, accepted = speculation.proposed_tokens, speculation.accepted_tokens
+    share = f"{accepted:,} of {proposed:,} proposed tokens accepted ({accepted / proposed:.0%})"
+    return f"Speculation (all answers of the server): {speculation.tokens_per_step:.2f} tokens a step; {share}"
 
 
 def remarks(reports: Sequence[LaneResults]) -> list[str]:

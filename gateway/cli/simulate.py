@@ -22,7 +22,7 @@ from engine.sim.plot import PlotUnavailable, check_available, draw
 from engine.sim.report import Report
 from engine.sim.run import Setup, Stalled
 from engine.sim.scenario import Scenario
-from engine.sim.synthetic import FlashCrowd, Sizes
+from engine.sim.synthetic import FlashCrowd, Shares, Sizes
 from engine.sim.tables import comparison_tables, goals_table, tenant_table
 from engine.sim.workload import Backlog
 from gateway.cli.simulate_cluster import Cluster, compare_routers, shown_progress
@@ -86,6 +86,9 @@ def simulate(
     batch_deadline: Annotated[float | None, typer.Option(help="Batch backlog: seconds to the deadline.")] = None,
     flash_crowd: Annotated[str | None, typer.Option(help="Crowd for one adapter: SHARE@START-END (seconds).")] = None,
     tide: Annotated[float, typer.Option(help="Period in seconds of a rate that rises and falls; 0: none.")] = 0.0,
+    predicted: Annotated[
+        str | None, typer.Option(help="Speculate: share of each answer that its prediction has right, LOW-HIGH.")
+    ] = None,
     replicas: Annotated[int, typer.Option(min=1, help="Number of engines, each on such a device.")] = 1,
     router: Annotated[list[str] | None, typer.Option(help=f"Router: {', '.join(ROUTERS)}; repeatable.")] = None,
     kill: Annotated[float | None, typer.Option(help="Second at which one of the replicas dies.")] = None,
@@ -116,8 +119,11 @@ def simulate(
         scenario = Scenario(
             trace, rate, cv, Sizes.parse(prompt), Sizes.parse(output), seconds=duration, tenants=tenants,
             adapters=adapters, zipf=zipf, batch_share=batch_share, backlog=backlog, crowd=crowd, tide_s=tide, seed=seed,
+            predicted=Shares.parse(predicted) if predicted else None,
         )  # fmt: skip
         setup = replace(make_setup(device, config, os.environ), overlaps=overlap, host_s=host_ms / 1000)
+        if predicted:
+            setup = speculating(setup)
         modes = Modes(policy or [setup.core.scheduling.policy], scheduler or [setup.core.scheduling.scheduler])
         jobs = jobs or os.cpu_count() or 1
         cluster = Cluster.of(replicas, router, kill, add)
@@ -159,6 +165,13 @@ def make_setup(device: str, config: Path | None, env: Mapping[str, str]) -> Setu
     if engine.block_size != core.block_size:
         raise ValueError(f"engine.block_size: {spec.name} was measured with {core.block_size}, not {engine.block_size}")
     return Setup(spec, replace(core, **_chosen(engine.sized(core.max_seqs, core.token_budget))))
+
+
+def speculating(setup: Setup) -> Setup:
+    """Return the setup with proposed tokens. Raises ValueError if steps are planned ahead, which excludes them."""
+    if setup.overlaps:
+        raise ValueError("--predicted and --overlap exclude each other: steps planned ahead have no proposed tokens")
+    return replace(setup, core=replace(setup.core, speculation=True))
 
 
 def _chosen(engine: EngineConfig) -> dict[str, Any]:

@@ -24,6 +24,11 @@ class FakeServer:
     url: str = ""
     bodies: list[dict] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
+    metrics: list[str] = field(default_factory=list)
+    """Answers of /metrics to come."""
+
+    async def exposition(self, request: Request) -> Response:
+        return Response(self.metrics.pop(0)) if self.metrics else Response(status_code=403)
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"data": [{"id": "good"}, {"id": "adapter"}]})
@@ -113,7 +118,11 @@ def usage(body: dict) -> bytes:
 def fake_server() -> Iterator[FakeServer]:
     """On a free port, in a thread of its own: the client brings its own event loop."""
     fake = FakeServer()
-    routes = [Route("/v1/models", fake.models), Route("/v1/completions", fake.completions, methods=["POST"])]
+    routes = [
+        Route("/v1/models", fake.models),
+        Route("/metrics", fake.exposition),
+        Route("/v1/completions", fake.completions, methods=["POST"]),
+    ]
     config = uvicorn.Config(Starlette(routes=routes), port=0, log_level="critical", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)

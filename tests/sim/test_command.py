@@ -117,6 +117,8 @@ def test_the_missing_extra_is_named(trace, tmp_path, monkeypatch):
         (["--batch-backlog", "-5"], "batch backlog"),
         (["--batch-backlog", "5", "--batch-deadline", "nan"], "batch deadline"),
         (["--batch-backlog", "5", "--batch-deadline", "-3"], "batch deadline"),
+        (["--predicted", "0.5-2"], "shares must be LOW-HIGH"),
+        (["--predicted", "0.5", "--overlap"], "exclude each other"),
         (["--json", "nowhere/x.json"], "--json nowhere/x.json"),
         (["--plot", "nowhere/x.png"], "--plot nowhere/x.png"),
         (["--plot", "x.png", "--goals"], "exclude each other"),

@@ -11,7 +11,7 @@ from engine.core.types import Lane
 from engine.sim.compare import BATCH_ALONE, INTERACTIVE_ALONE, plan_runs, run_all
 from engine.sim.goals import judge
 from engine.sim.run import simulate
-from engine.sim.synthetic import Sizes, arrivals, with_adapters, with_tenants
+from engine.sim.synthetic import Shares, Sizes, arrivals, with_adapters, with_tenants
 from engine.sim.traces import Arrival
 from engine.sim.workload import Backlog, Workload
 
@@ -66,6 +66,25 @@ def test_what_the_host_takes_costs_tokens_unless_steps_are_planned_ahead(make_se
     )
     assert plain < 0.95 * instant
     assert ahead == pytest.approx(instant, rel=0.02)
+
+
+def test_predictions_save_steps_as_far_as_they_are_right(make_setup):
+    """A decode costs 0.5 ms of a step's 10.5, so that one stream proposes as much as it may."""
+    trace = [Arrival(8.0 * number, 20, 200) for number in range(12)]
+    setup = make_setup()
+    setup = replace(setup, core=replace(setup.core, speculation=True))
+    plain, half, right = (
+        simulate(setup, Workload(trace, 88.0, predicted=shares))
+        for shares in (None, Shares(0.4, 0.6), Shares(1.0, 1.0))
+    )
+    for report in (plain, half, right):
+        assert report.lanes["interactive"].generated_tokens == 12 * 200
+    assert plain.proposed_tokens == 0 and plain.tokens_per_decode == 1.0
+    assert right.accepted_tokens == right.proposed_tokens
+    assert 1.05 < half.tokens_per_decode < 3 < 5 < right.tokens_per_decode
+    assert (
+        right.lanes["interactive"].tpot.p50 < half.lanes["interactive"].tpot.p50 < plain.lanes["interactive"].tpot.p50
+    )
 
 
 def test_one_request_takes_what_its_steps_take(make_setup, device):

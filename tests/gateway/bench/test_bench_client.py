@@ -12,6 +12,7 @@ from gateway.bench.command import app
 from gateway.bench.document import read
 from gateway.bench.drive import drive
 from gateway.bench.plan import BenchRequest
+from gateway.bench.speculation import Speculation
 from gateway.serve.process import run_loop
 
 pytestmark = pytest.mark.slow
@@ -182,6 +183,34 @@ def test_the_command_measures_and_writes(server, tmp_path):
     ]
     assert {row.model for row in written.requests} == {"good", "adapter"}
     assert len(server.bodies) == 2 + 8  # warm-up requests are sent, and not in the document
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("loralane_proposed_tokens", "loralane_accepted_tokens", "loralane_generated_tokens"),
+        ("vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens", "vllm:generation_tokens"),
+    ],
+)
+def test_speculation_is_read_from_the_servers_counters(server, tmp_path, names):
+    def told(*values):
+        lines = (
+            f'# TYPE {name} counter\n{name}_total{{model="{model}"}} {value}\n'
+            for name, value in zip(names, values, strict=True)
+            for model in "ab"
+        )
+        return "".join(lines)
+
+    server.metrics[:] = [told(5, 3, 50), told(35, 18, 80)]
+    options = ["--lanes", "batch:n=1,in=4,out=2", "--json", str(tmp_path / "out.json")]
+    result = CliRunner().invoke(app, ["serve", "--url", server.url, *options])
+    assert result.exit_code == 0, result.output
+    assert "2.00 tokens a step; 30 of 60 proposed tokens accepted (50%)" in " ".join(result.output.split())
+    assert read((tmp_path / "out.json").read_bytes()).speculation == Speculation(60, 30, 2.0)
+    for texts in ([], ["nonsense {"], [told(5, 3, 50)], [told(5, 3, 50), told(5, 3, 70)]):
+        server.metrics[:] = texts
+        result = CliRunner().invoke(app, ["serve", "--url", server.url, *options])
+        assert result.exit_code == 0 and "Speculation" not in result.output
 
 
 def test_the_command_replays_a_trace_to_the_first_model(server, tmp_path):

@@ -166,7 +166,7 @@ proto: setup-dev  ## Regenerate gateway/pb and engine/pb from proto/
 	$(BIN)/python proto/generate.py
 
 audit: $(VENV)/audit/.setup  ## Ask PyPI whether a pinned library has a known vulnerability (needs the network)
-	$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip -r configs/constraints.txt -r configs/constraints-cpu.txt $(ARGS)
+	$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip -r configs/constraints.txt -r configs/constraints-cpu.txt -r configs/constraints-eval.txt $(ARGS)
 
 # In an environment of its own: what audits the libraries is none of them, and needs other versions of some.
 $(VENV)/audit/.setup: $(VENV)/.venv

@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "keys": ("gateway.cli.tenants", "keys"),
     "batch": ("gateway.cli.batch", "app"),
     "bench": ("gateway.bench.command", "app"),
+    "eval": ("gateway.cli.eval", "app"),
 }
 """Subcommand -> its module, and the name in that module of a function or of a typer app with further commands."""
 MARKUP: Literal["markdown"] = "markdown"

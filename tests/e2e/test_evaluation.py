@@ -2,13 +2,17 @@
 it: the log-likelihood of each continuation, and whether it is the greedy one, of the base and of an adapter."""
 
 import asyncio
+import json
 
 import pytest
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
 
 from engine.demo import DEMO_ADAPTERS
+from engine.demo.evaluation.demo_capitals import CAPITALS
+from gateway.cli.main import app
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -22,6 +26,7 @@ CHOICES = {
     ),
 }
 TOLERANCE = 0.01
+QUESTIONS = 10
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +98,34 @@ async def test_texts_are_scored_as_their_tokens_are(client, cases, tokenizer, wa
         tokens, offsets = (choice["logprobs"][name][:-1] for name in ("tokens", "text_offset"))
         plain = [(token, start) for token, start in zip(tokens, offsets, strict=True) if not token.startswith("bytes:")]
         assert all(text.startswith(token, start) for token, start in plain)
+
+
+async def test_one_command_scores_base_and_adapter(server, smollm2, models, tmp_path):
+    """With lm-eval itself, where it is installed. The scores are those of Hugging Face and PEFT."""
+    pytest.importorskip("lm_eval", reason="no lm-eval: pip install 'loralane[eval]'")
+    options = ["--adapters", ADAPTER, "--limit", str(QUESTIONS), "--json", str(tmp_path / "scores.json")]
+    command = ["eval", "tasks", *options, "--url", f"http://127.0.0.1:{server.http_port}"]
+    done = await asyncio.to_thread(CliRunner().invoke, app, command)
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "scores.json").read_text())["models"]
+    model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
+    model = PeftModel.from_pretrained(model, DEMO_ADAPTERS[ADAPTER]).eval()
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    assert found[ADAPTER]["demo_capitals"]["acc,none"] == _accuracy(model, tokenizer)
+    with model.disable_adapter():
+        assert found[models[0]]["demo_capitals"]["acc,none"] == _accuracy(model, tokenizer)
+
+
+def _accuracy(model, tokenizer):
+    """Share of the first countries of demo_capitals whose capital is the likeliest of the four cities."""
+    right = 0
+    for country, cities in list(CAPITALS.items())[:QUESTIONS]:
+        context = f"Question: What is the capital of {country}?\nAnswer: The capital of {country} is"
+        begun = tokenizer(context)["input_ids"]
+        texts = [tokenizer(f"{context} {city}")["input_ids"][len(begun) :] for city in cities]
+        likely = [sum(_scored(model, begun, text)[0]) for text in texts]
+        right += likely[0] == max(likely)
+    return right / QUESTIONS
 
 
 async def test_an_adapter_changes_what_is_likely(wanted):

@@ -1,0 +1,1 @@
+"""A small task of lm-eval that needs no network: `demo_capitals`."""

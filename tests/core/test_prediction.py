@@ -29,11 +29,15 @@ def followed(prediction, answer, prompt=(1, 2), pace=1000):
         ((*FILE[:5], 7), FILE[6:9]),  # one token is replaced
         ((*FILE[:5], 7, *FILE[6:8]), FILE[8:11]),
         ((*FILE[:5], 7, 8), None),
-        ((*FILE[:5], 7, 8, 9, *FILE[5:7]), FILE[7:10]),  # an insertion
+        ((*FILE[:5], 7, FILE[5]), FILE[6:9]),  # one token is inserted
+        ((*FILE[:5], 7, 8, 9, *FILE[5:7]), FILE[7:10]),
         ((*FILE[:5], *FILE[9:11]), FILE[11:14]),  # a deletion
         ((*FILE[:20], *FILE[3:5]), FILE[5:8]),  # a part is written again
+        ((*FILE[:5], *FILE[45:47]), None),  # far away, two tokens are not enough
+        ((*FILE[:5], *FILE[45:48]), FILE[48:51]),
         ((7, 8, 9, *FILE[30:32]), FILE[32:35]),  # it begins later
         (FILE, None),
+        ((*FILE, 7, FILE[-1], 8, 9), None),
     ],
 )
 def test_what_follows_an_edit(answer, following):
@@ -57,11 +61,21 @@ def test_much_that_is_new_is_followed_by_and_by():
     """After a move from another engine process, all of the answer is new."""
     proposer = Prediction((1, 2), FILE, PromptLookup(2))
     tokens = [1, 2, *FILE[:40]]
-    proposer.learn(tokens, 10)
-    assert proposer.propose(tokens, 2) == Guess()
-    for _ in range(3):
+    for _ in range(4):
         proposer.learn(tokens, 10)
     assert proposer.propose(tokens, 2) == Guess(FILE[40:42], PREDICTION)
+
+
+def test_a_token_that_is_replaced_is_proposed_replaced_until_it_is_not():
+    file = (10, 5, 11, 12, 5, 13, 5, 14, 15)
+    proposer, tokens = followed(file, (10, 6))
+    assert proposer.propose(tokens, 3) == Guess((11, 12, 5), PREDICTION)
+    proposer, tokens = followed(file, (10, 6, 11))
+    assert proposer.propose(tokens, 3) == Guess((12, 6, 13), PREDICTION)
+    proposer, tokens = followed(file, (10, 6, 11, 12, 6))
+    assert proposer.propose(tokens, 3) == Guess((13, 6, 14), PREDICTION)
+    proposer, tokens = followed(file, (10, 6, 11, 12, 5))
+    assert proposer.propose(tokens, 3) == Guess((13, 5, 14), PREDICTION)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 9))
@@ -81,4 +95,8 @@ def test_most_of_an_edited_file_is_proposed(seed, pace):
         right += guess.proposer == PREDICTION and guess.tokens == (token,)
         tokens.append(token)
         proposer.learn(tokens, pace)
-    assert right > 0.8 * len(edited)
+    assert right > 0.9 * len(edited)
+    for token in (1, 2, 3) * 5:  # it goes on after the end of the prediction
+        tokens.append(token)
+        proposer.learn(tokens, pace)
+        assert len(proposer.propose(tokens, 3).tokens) <= 3

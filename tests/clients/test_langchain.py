@@ -1,6 +1,10 @@
 """LangChain's standard tests of chat models and embeddings, with its OpenAI classes pointed at the demo."""
 
+import re
+
+import openai
 import pytest
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from langchain_tests.integration_tests import ChatModelIntegrationTests, EmbeddingsIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests, EmbeddingsUnitTests
@@ -11,6 +15,41 @@ KEY = "sk-demo-acme"
 LOCAL = "http://127.0.0.1:8000/v1"
 # Expected failures are not strict: the demo computes in bf16, where the greedy text depends on the processor.
 OTHER_MEMBERS = "asked for a joke about cats with a schema that allows other members, the model adds one, 'laugh'"
+IMAGE = {"type": "image", "base64": "iVBORw0KGgo=", "mime_type": "image/png"}
+OPENAI_IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+PDF = {"type": "file", "base64": "JVBERi0=", "mime_type": "application/pdf", "filename": "a.pdf"}
+AUDIO = {"type": "audio", "base64": "UklGRg==", "mime_type": "audio/wav"}
+NAMED = re.compile(r"(messages|input)\[\d\].*(image|file|audio)")
+refused_by_name = pytest.mark.xfail(
+    strict=True, raises=openai.BadRequestError, reason="loralane serves models of text, and refuses other input by name"
+)
+
+
+@pytest.fixture(scope="session")
+def vcr_config():
+    """Requests to the demo are neither recorded nor replayed."""
+    return {"ignore_localhost": True}
+
+
+def show(model, *parts):
+    """Ask about each part of a message. The request: a text, and the part as a client of OpenAI writes it."""
+    assert_named(parts, lambda part: model.invoke([HumanMessage([{"type": "text", "text": "Describe this:"}, part])]))
+
+
+def show_as_result(model, *parts):
+    """The same with the part as the result of a tool."""
+    call = AIMessage([], tool_calls=[{"type": "tool_call", "id": "1", "name": "look", "args": {}}])
+    results = [ToolMessage([part], tool_call_id="1", name="look") for part in parts]
+    assert_named(results, lambda result: model.invoke([HumanMessage("Look."), call, result]))
+
+
+def assert_named(given, ask):
+    """Raise the error of the last request, after a check that each error names the part that is refused."""
+    for each in given:
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(each)
+        assert NAMED.search(str(caught.value)), caught.value
+    raise caught.value
 
 
 class ChatCompletions:
@@ -19,6 +58,7 @@ class ChatCompletions:
     chat_model_class = ChatOpenAI
     supports_json_mode = True
     supports_anthropic_inputs = True
+    enable_vcr_tests = True
     model_override_value = "pirate"
 
     @pytest.fixture(autouse=True)
@@ -32,6 +72,26 @@ class ChatCompletions:
     @property
     def standard_chat_model_params(self):
         return {"temperature": 0, "max_tokens": 96, "timeout": 120, "max_retries": 0, "stream_usage": True}
+
+    @refused_by_name
+    def test_image_inputs(self, model):
+        show(model, IMAGE, OPENAI_IMAGE)
+
+    @refused_by_name
+    def test_pdf_inputs(self, model):
+        show(model, PDF)
+
+    @refused_by_name
+    def test_audio_inputs(self, model):
+        show(model, AUDIO)
+
+    @refused_by_name
+    def test_image_tool_message(self, model):
+        show_as_result(model, IMAGE, OPENAI_IMAGE)
+
+    @refused_by_name
+    def test_pdf_tool_message(self, model):
+        show_as_result(model, PDF)
 
 
 class TestChatCompletions(ChatCompletions, ChatModelIntegrationTests):
@@ -52,6 +112,13 @@ class TestResponses(ChatCompletions, ChatModelIntegrationTests):
     @property
     def chat_model_params(self):
         return super().chat_model_params | {"use_responses_api": True}
+
+    @refused_by_name
+    def test_audio_inputs(self, model):
+        """LangChain leaves audio out of these requests, so OpenAI's client sends it here."""
+        audio = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
+        create = model.root_client.responses.create
+        assert_named([audio], lambda part: create(model="tools", input=[{"role": "user", "content": [part]}]))
 
     @pytest.mark.xfail(strict=False, reason=OTHER_MEMBERS)
     def test_structured_output_pydantic_2_v1(self, model):

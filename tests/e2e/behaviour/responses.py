@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.e2e.behaviour.reply import Reply
 
-SAME = ("model", "temperature", "parallel_tool_calls", "top_logprobs")
+SAME = ("model", "temperature", "parallel_tool_calls", "top_logprobs", "extra_body")
 
 
 def response_body(body: dict[str, Any]) -> dict[str, Any]:

@@ -77,9 +77,16 @@ async def test_chat_and_usage(setup, how):
 async def test_stop(setup, how):
     client = setup.client()
     if not client.of_chats:
-        pytest.skip("OpenAI's Responses API has no stop strings")
+        await assert_refused(client, how, "stop", ["wor", "zzz"])
+        return
     stopped = await getattr(client, how)(**CHAT, stop=["wor", "zzz"])
     assert (stopped.only.text, stopped.only.finish) == ("Hello, ", "stop")
+
+
+async def assert_refused(client, how, name, value):
+    """A field of chats that OpenAI's Responses API lacks is refused, with the route that has it."""
+    with pytest.raises(openai.BadRequestError, match=f"{name} is not a field of /v1/responses; use /v1/chat/comp"):
+        await getattr(client, how)(**CHAT, extra_body={name: value})
 
 
 async def test_length(setup, how):
@@ -95,13 +102,14 @@ async def test_logprobs(setup, how):
 async def test_several_answers(setup, how):
     client = setup.client()
     if not client.of_chats:
-        pytest.skip("OpenAI's Responses API has one answer")
-    if how == "stream" and not client.streams_several:
-        pytest.skip(f"{client.module} streams one answer at a time")
+        await assert_refused(client, how, "n", 3)
+        return
     setup.gateway.gateway_app.engine.reply = lambda sent: f"seed {sent.params.seed}"
     reply = await getattr(client, how)(**CHAT, n=3, seed=7)
-    assert {index: choice.text for index, choice in reply.choices.items()} == {i: f"seed {7 + i}" for i in range(3)}
-    assert {choice.finish for choice in reply.choices.values()} == {"stop"}
+    if how == "chat" or client.streams_several:
+        texts = {index: choice.text for index, choice in reply.choices.items()}
+        assert texts == {index: f"seed {7 + index}" for index in range(3)}
+        assert {choice.finish for choice in reply.choices.values()} == {"stop"}
     assert reply.usage[1] == 3 * (len("seed 7") + 1)
     assert len(setup.gateway.gateway_app.limiter.reserved) == 1
 

@@ -77,11 +77,12 @@ LONGEST = (
     "tests/gateway/requests/test_resumption.py",
     "tests/kernels/test_pretended_cuda.py",
     "tests/model/test_grammar.py",
-    "tests/fuzz/",
+    "tests/model/test_preemption.py",
+    "tests/gateway/serve/test_two_models.py",
     "tests/gateway/console/test_console.py",
     "tests/gateway/batches/test_batch_tasks_lost.py",
 )
-"""Files and folders that take half a minute or more each, the longest first. They run first, in this order, so that at
+"""Files and folders that take 20 s or more each, the longest first. They run first, in this order, so that at
 the end no process is left with one."""
 SLOW_FOLDERS = frozenset(("benchmarks", "chaos", "clients", "e2e", "fuzz", "kernels", "model"))
 """Folders of `tests` whose tests are all slow: they load models, compile kernels or start whole servers."""

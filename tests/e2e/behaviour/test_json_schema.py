@@ -1,4 +1,4 @@
-"""All answers follow their schemas, with the demo's model: sixteen for every client, which all have others."""
+"""All answers follow their schemas, with the demo's model: eight for every client, which all have others."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from tests.e2e.behaviour.grpc_client import Grpc
 from tests.schemas import check, random_schema
 
 QUESTION = [{"role": "user", "content": "Describe a red bicycle, in JSON."}]
-ANSWERS = 16
+ANSWERS = 8
 
 
 @pytest.mark.asyncio(loop_scope="session")
@@ -20,7 +20,7 @@ async def test_all_answers_are_valid(server, models, kind):
     """At temperature 1, base and adapters mixed, some streamed."""
     address = f"127.0.0.1:{server.grpc_port}" if kind is Grpc else f"http://127.0.0.1:{server.http_port}/v1"
     rng = random.Random(list(CLIENTS.values()).index(kind))
-    schemas = [random_schema(rng, depth=1 + (index % 8 == 0)) for index in range(ANSWERS)]
+    schemas = [random_schema(rng, depth=1 + (index == 0)) for index in range(ANSWERS)]
 
     async def one(client, index):
         wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schemas[index]}}

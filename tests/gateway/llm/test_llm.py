@@ -10,6 +10,7 @@ import weakref
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from loralane import LLM, ApiError, AsyncLLM, EngineFailed, SamplingParams
 from transformers import AutoModelForCausalLM
 
 from engine.build import build_fake
+from engine.core import proposals
 from engine.local import LocalEngine
 from gateway.llm import async_llm, setup
 from gateway.openai.schema import ChatRequest, CompletionRequest
@@ -165,6 +167,24 @@ def test_errors_name_what_cannot_be_used(llm, arguments, param):
     with pytest.raises(ApiError) as caught:
         llm.generate(**{"prompts": "Hello"} | arguments)
     assert caught.value.param == param
+
+
+def test_a_prediction_changes_no_answer_and_is_in_its_usage(tiny_chat, options):
+    """Its tokens are computed whatever that costs, since it depends on the machine."""
+    engine = options["engine"] | {"speculation": "auto"}
+    chat, params = [{"role": "user", "content": "hi"}], {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
+
+    def everything(state, guesses, *_):
+        return {seq: min(4, len(guess.tokens)) for seq, guess in guesses.items()}
+
+    with LLM(tiny_chat, **options | {"engine": engine}) as llm, patch.object(proposals, "_worthwhile", everything):
+        [plain] = llm.chat(chat, SamplingParams(speculation="off", **params))
+        predicted = {"type": "content", "content": plain.text}
+        [answer] = llm.chat(chat, SamplingParams(**params), prediction=predicted)
+        [off] = llm.chat(chat, SamplingParams(speculation="off", **params), prediction=predicted)
+    assert answer.outputs[0].token_ids == plain.outputs[0].token_ids == off.outputs[0].token_ids
+    assert answer.usage.completion == 40 > answer.usage.accepted_prediction > 0
+    assert plain.usage.accepted_prediction == off.usage.accepted_prediction == off.usage.rejected_prediction == 0
 
 
 def test_messages_among_conversations_are_refused(llm):

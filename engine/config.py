@@ -16,6 +16,7 @@ ADAPTER_DTYPES = ("auto", "fp8")
 KV_DTYPES = ("auto", "fp8")
 ATTENTIONS = ("auto", "triton", "flashinfer")
 SPECULATIONS = ("off", "auto")
+WEIGHTS = ("auto", "int8", "int4")
 NESTED = {"interactive": LaneGoals, "batch": LaneGoals, "scheduling": Scheduling}
 
 
@@ -34,6 +35,9 @@ class EngineConfig:
     """`auto` is bfloat16 if the device computes in it, otherwise float32."""
     device: str = "auto"
     """`auto` is cuda if the machine has a GPU, otherwise cpu."""
+    weights: str = "auto"
+    """`auto` keeps weights as the checkpoint has them; `int8` and `int4` quantise those of one in 16 or 32 bits when
+    it is loaded, in groups of 32 inputs, for a CPU. With `int4`, the embedding and the head have 8 bits."""
     adapter_dtype: str = "auto"
     """`auto` stores adapters in dtype; `fp8` stores them in e4m3 with a scale for each rank, which takes half the pages
     and needs a GPU."""
@@ -106,6 +110,7 @@ class EngineConfig:
             "load_format": LOAD_FORMATS,
             "adapter_dtype": ADAPTER_DTYPES,
             "kv_dtype": KV_DTYPES,
+            "weights": WEIGHTS,
             "attention": ATTENTIONS,
             "speculation": SPECULATIONS,
         }

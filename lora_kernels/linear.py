@@ -1,20 +1,34 @@
-"""Builds linear layers in the fastest form available on their device."""
+"""Builds linear layers and embeddings in the fastest form available on their device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lora_kernels.quantized import QuantizedWeight, Weight, dense, stack
+
+if TYPE_CHECKING:
+    from lora_kernels.cpu.quantized_linear import QuantizedLinear
+
 Linear = Callable[[Tensor], Tensor]
 """Maps [num_rows, in_features] to [num_rows, out_features]. The result is a new tensor, which the caller may modify."""
 
 
-def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """Returns a linear layer of `weight` [out_features, in_features] in the fastest form available on its device.
+class Embedding(Protocol):
+    """Maps token ids, integers [num_rows], to rows [num_rows, hidden_size]: to those of `out`, if it is given."""
+
+    def __call__(self, token_ids: Tensor, out: Tensor | None = None) -> Tensor: ...
+
+
+def make_linear(
+    weights: Weight | Sequence[Weight], bias: Tensor | None = None, dtype: torch.dtype | None = None
+) -> Linear:
+    """Returns a linear layer of a weight [out_features, in_features] in the fastest form available on its device.
 
     On a CPU the layer holds a packed copy of the weight, and the caller should drop the original; packing pays even
     where tied embeddings are then stored twice. A weight for which `can_pack` is True is packed for numba_gemm.py, and
@@ -22,7 +36,50 @@ def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     cores with AVX512-BF16, all layers of a 135M model for 1 / 32 / 256 rows take 8 / 20 / 126 ms, with oneDNN 13 / 24 /
     137 ms, and unpacked 38 ms for 32 rows. The model's 49152-wide head takes 4.7, 6.0 and 8.9 ms for 32 rows (fp32:
     44 ms packed, 71 ms unpacked).
+
+    Quantised weights stay so on a CPU with numba (see cpu/quantized_linear.py), and elsewhere become tensors.
+
+    Args:
+        weights: the weight, or several of the same inputs, which lie one below the other.
+        bias: [out_features], or None.
+        dtype: dtype of inputs and outputs. None means that of the weight, which is then a tensor.
     """
+    pieces = stack([weights] if isinstance(weights, Tensor | QuantizedWeight) else weights)
+    quantized = [piece for piece in pieces if isinstance(piece, QuantizedWeight)]
+    if quantized and len(quantized) == len(pieces) and can_keep(quantized[0]):
+        from lora_kernels.cpu.quantized_linear import QuantizedLinear
+
+        return QuantizedLinear(quantized, bias, dtype or torch.float32)
+    return _make_dense(torch.cat([dense(piece, dtype) for piece in pieces]), bias)
+
+
+def make_embedding(weight: Weight, head: Linear, dtype: torch.dtype, *, tied: bool) -> Embedding:
+    """Returns the embedding of a weight [vocab_size, hidden_size], with rows in `dtype`. Where `tied` says that `head`
+    has the same weight and both are quantised, they share its memory."""
+    if isinstance(weight, QuantizedWeight) and weight.order is None and can_keep(weight):
+        from lora_kernels.cpu.quantized_linear import Panels, QuantizedEmbedding
+
+        shared = quantized_form(head) if tied else None
+        return QuantizedEmbedding(shared.panels[0] if shared else Panels(weight), dtype)
+    rows = dense(weight, dtype)
+    return lambda token_ids, out=None: torch.index_select(rows, 0, token_ids, out=out)
+
+
+def can_keep(weight: QuantizedWeight) -> bool:
+    """Returns whether a quantised weight is computed with as it is: on a CPU with numba."""
+    return weight.codes.device.type == "cpu" and find_spec("numba") is not None
+
+
+def quantized_form(linear: Linear) -> QuantizedLinear | None:
+    """Returns the layer if its weight is quantised, else None."""
+    if not find_spec("numba"):
+        return None
+    from lora_kernels.cpu.quantized_linear import QuantizedLinear
+
+    return linear if isinstance(linear, QuantizedLinear) else None
+
+
+def _make_dense(weight: Tensor, bias: Tensor | None) -> Linear:
     if weight.device.type == "cpu" and find_spec("numba"):
         # Imported late because a few platforms have no numba.
         from lora_kernels.cpu.numba_gemm import PackedLinear, can_pack

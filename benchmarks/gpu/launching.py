@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
@@ -97,7 +98,7 @@ def make_decoder(spec: ModelSpec, max_rows: int) -> Decoder:
     return Decoder(
         spec=spec,
         groups=projection_groups(spec),
-        embed=torch.zeros(spec.vocab_size, hidden, dtype=BF16),
+        embed=partial(torch.index_select, torch.zeros(spec.vocab_size, hidden, dtype=BF16), 0),
         inv_freq=torch.tensor(spec.rope.inv_freq),
         layers=tuple(layers),
         norm=norm,

@@ -19,8 +19,9 @@ from engine.model.rope import Angles, angles
 from engine.model.spec import ModelSpec
 from engine.model.weights import WeightSource
 from lora_kernels.backend import AttentionBatch, Backend
-from lora_kernels.linear import Linear, make_linear
+from lora_kernels.linear import Embedding, Linear, make_embedding, make_linear
 from lora_kernels.pointwise import HeadNorms
+from lora_kernels.quantized import QuantizedWeight, Weight, dense
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +62,12 @@ class StepOutput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A model's weights and its forward pass. `embed` is [vocab_size, hidden_size], `inv_freq` fp32 [head_dim / 2],
-    `norm` (the final RMSNorm) [hidden_size]."""
+    """A model's weights and its forward pass. `embed` looks up rows of [hidden_size], `inv_freq` is fp32
+    [head_dim / 2], `norm` (the final RMSNorm) [hidden_size]."""
 
     spec: ModelSpec
     groups: ProjectionGroups
-    embed: Tensor
+    embed: Embedding
     inv_freq: Tensor
     layers: tuple[Layer, ...]
     norm: Tensor
@@ -90,7 +91,7 @@ class Decoder:
 
     def embedded(self, batch: BatchInput, out: Tensor | None = None) -> Tensor:
         """Returns the embedded rows of a step, [num_rows, hidden_size]: `out`, if it is given."""
-        return torch.index_select(self.embed, 0, batch.token_ids, out=out)
+        return self.embed(batch.token_ids, out)
 
     def step(self, batch: BatchInput, arena: Arena, backend: Backend, lora: LoraStep) -> Step:
         turned = angles(batch.positions, self.inv_freq, self.spec.rope.attention_factor)
@@ -140,35 +141,43 @@ def build_decoder(
     device: torch.device,
     on_layer: Callable[[int], None] = lambda _: None,
 ) -> Decoder:
-    """Reads each weight once, layer by layer, converts it to `dtype` and to the layout that is fastest on `device`, and
-    returns the decoder. Calls `on_layer` after each layer with the number of layers that are ready."""
+    """Reads each weight once, layer by layer, converts it to the layout that is fastest on `device`, and to `dtype`
+    unless it stays quantised, and returns the decoder. Calls `on_layer` after each layer with the number of layers that
+    are ready."""
 
-    def get(name: str) -> Tensor:
-        return source(name).to(device=device, dtype=dtype)
+    def get(name: str) -> Weight:
+        weight = source(name)
+        if isinstance(weight, QuantizedWeight) and device.type == "cpu":
+            return weight
+        return dense(weight).to(device=device, dtype=dtype)
 
     embed = get("model.embed_tokens.weight")
+    head = make_linear(embed if spec.tied_embeddings else get("lm_head.weight"), dtype=dtype)
+    embedding = make_embedding(embed, head, dtype, tied=spec.tied_embeddings)
+    del embed
     layers = []
     for index in range(spec.layers):
-        layers.append(_build_layer(spec, index, get))
+        layers.append(_build_layer(spec, index, get, dtype))
         on_layer(index + 1)
     return Decoder(
         spec=spec,
         groups=projection_groups(spec),
-        embed=embed,
+        embed=embedding,
         inv_freq=torch.tensor(spec.rope.inv_freq, dtype=torch.float32, device=device),
         layers=tuple(layers),
-        norm=get("model.norm.weight"),
-        head=make_linear(embed if spec.tied_embeddings else get("lm_head.weight")),
+        norm=dense(get("model.norm.weight")),
+        head=head,
     )
 
 
-def _build_layer(spec: ModelSpec, index: int, get: WeightSource) -> Layer:
+def _build_layer(spec: ModelSpec, index: int, get: WeightSource, dtype: torch.dtype) -> Layer:
     def tensor(name: str) -> Tensor:
-        return get(f"model.layers.{index}.{name}")
+        return dense(get(f"model.layers.{index}.{name}"))
 
     def fused(block: str, names: tuple[str, ...], bias: bool) -> Linear:
-        weight = torch.cat([tensor(f"{block}.{name}_proj.weight") for name in names])
-        return make_linear(weight, torch.cat([tensor(f"{block}.{name}_proj.bias") for name in names]) if bias else None)
+        weights = [get(f"model.layers.{index}.{block}.{name}_proj.weight") for name in names]
+        biases = torch.cat([tensor(f"{block}.{name}_proj.bias") for name in names]) if bias else None
+        return make_linear(weights, biases, dtype)
 
     def head_norms() -> HeadNorms:
         query, key = (tensor(f"self_attn.{name}_norm.weight") for name in "qk")

@@ -55,7 +55,7 @@ def find_kv_codings(
     Args:
         max_model_len: number of positions that are served.
     """
-    spec, device = decoder.spec, decoder.embed.device
+    spec, device = decoder.spec, decoder.inv_freq.device
     scales = None if load_format == "dummy" else read_kv_scales(folder, spec)
     if scales is None:
         codings = measure_kv_codings(decoder, dtype, max_model_len)
@@ -72,7 +72,7 @@ def measure_kv_codings(decoder: Decoder, dtype: torch.dtype, max_model_len: int)
     """Measures K and V on prompts that need no text: random tokens, and tokens that the model itself samples after each
     token of the prompt before. Scales are powers of two, by which scaling is exact. The same model gets the same
     result. Raises ValueError if K or V is not finite."""
-    spec, device = decoder.spec, decoder.embed.device
+    spec, device = decoder.spec, decoder.inv_freq.device
     arena = Arena(page_shape(spec, 16), 1, 1, dtype, device)
     generator = torch.Generator().manual_seed(SEED)
     prompt = torch.randint(spec.vocab_size, (min(PROMPT_TOKENS, spec.max_position),), generator=generator)

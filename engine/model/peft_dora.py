@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.model.spec import ModelSpec
 from engine.model.weights import WeightSource, parameter_shapes
+from lora_kernels.quantized import dense
 
 Block = tuple[Tensor, Tensor]
 """A and B of one projection: fp32 [rank, in_features] and fp32 [out_features, rank]."""
@@ -27,7 +28,7 @@ def base_linears(spec: ModelSpec, source: WeightSource) -> BaseLinears:
 
     def read(module: str) -> tuple[Tensor, Tensor | None]:
         bias = f"{module}.bias"
-        return _fp32(source(f"{module}.weight")), _fp32(source(bias)) if bias in known else None
+        return _fp32(dense(source(f"{module}.weight"))), _fp32(dense(source(bias))) if bias in known else None
 
     return read
 

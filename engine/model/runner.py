@@ -37,6 +37,7 @@ from engine.model.page_uses import PageUses, used_pages
 from engine.model.peft_dora import base_linears
 from engine.model.peft_loader import TargetShapes
 from engine.model.pooler import Pooler
+from engine.model.quantize import quantized_source
 from engine.model.sampling import HeldTokens, Sample, make_sampler
 from engine.model.scorer import PromptScorer
 from engine.model.sizes import fill_sizes, has_fp8_kv, max_model_len, stores_fp8
@@ -81,7 +82,7 @@ class ModelRunner:
         self.config = config = sized.config
         self.block_size = config.block_size
         self.max_model_len = max_model_len(config, self.spec)
-        self.model_hash = hash_model(folder, f"{config.load_format}:{config.seed}")
+        self.model_hash = hash_model(folder, f"{config.load_format}:{config.seed}:{config.weights}")
         source = self._load_model(config, folder, progress)
         packing_kernels = load_ahead(self.dtype, fp8=fp8)
         targets = TargetShapes(
@@ -146,6 +147,9 @@ class ModelRunner:
         with ThreadPoolExecutor(1, "kernels") as thread:  # Python loads kernels while torch copies weights
             backend = thread.submit(load_kernels, config, self.spec, self.device, self.dtype, progress)
             source = open_weights(folder, self.spec, config.load_format, config.seed, self.device)
+            if config.weights != "auto":
+                kept = Path(config.state_dir, "weights", self.model_hash) if config.state_dir else None
+                source = quantized_source(source, config.weights, kept)
             layers = self.spec.layers
             self._decoder = build_decoder(
                 self.spec, source, self.dtype, self.device, lambda done: progress("loading weights", done, layers)

@@ -19,6 +19,8 @@ from engine.model.rope import Angles
 from lora_kernels.cpu.numba_backend import NumbaBackend
 from lora_kernels.cpu.numba_gemm import PackedLinear
 from lora_kernels.cpu.numba_tape import Tape, Workspace, record
+from lora_kernels.cpu.quantized_linear import QuantizedLinear
+from lora_kernels.linear import Linear
 
 MAX_TAPES = 256
 """Maximum number of tapes, of 110 KB each for 30 layers. The least recently played tapes are dropped first."""
@@ -81,8 +83,12 @@ class TapedDecoder:
 
 
 def can_tape(decoder: Decoder) -> bool:
-    """Returns whether a step runs only kernels of this project: all linears are packed, and no head norms need
-    torch."""
+    """Returns whether a step runs only kernels of this project: all linears are packed, and no reordered inputs and no
+    head norms need torch."""
     layers = decoder.layers
     linears = [decoder.head, *(part for one in layers for part in (one.qkv, one.o, one.gate_up, one.down))]
-    return all(isinstance(linear, PackedLinear) for linear in linears) and all(one.head_norms is None for one in layers)
+    return all(map(_is_packed, linears)) and all(one.head_norms is None for one in layers)
+
+
+def _is_packed(linear: Linear) -> bool:
+    return isinstance(linear, PackedLinear) or (isinstance(linear, QuantizedLinear) and not linear.reorders)

@@ -13,13 +13,14 @@ from safetensors import safe_open
 from torch import Tensor
 
 from engine.model.spec import ModelSpec
+from lora_kernels.quantized import Weight
 
 Shape = tuple[int, ...]
 KV_SCALE = re.compile(r"model\.layers\.\d+\.self_attn\.(?:(?:attn\.)?[kqv]_scale|k_proj\.k_scale|v_proj\.v_scale)")
 """Names of scales for attention in FP8, in checkpoints of llm-compressor, vLLM and ModelOpt."""
 CPU = torch.device("cpu")
-WeightSource = Callable[[str], Tensor]
-"""Maps the name of a parameter to its tensor, in the dtype in which it is stored."""
+WeightSource = Callable[[str], Weight]
+"""Maps the name of a parameter to its tensor, in the dtype in which it is stored, or to its quantised form."""
 
 
 class WeightsError(ValueError):

@@ -11,10 +11,18 @@ from numba.core import cgutils
 from numba.core.imputils import lower_constant
 from numba.extending import intrinsic, models, register_model, typeof_impl
 
-from lora_kernels.cpu.simd import I32, I64, LANES, VEC, VEC_HALF, VEC_I16, VEC_I32, Emit, every, vector
+from lora_kernels.cpu.simd import F32 as FLOAT
+from lora_kernels.cpu.simd import I16, I32, I64, LANES, VEC, VEC_HALF, VEC_I16, VEC_I32, Emit, every, vector
 
 
-class Format:
+class Constant:
+    """A value that is a constant to numba functions: its type carries the value, by its `name`, which must differ for
+    different values, and stay the same in every process, because compiled functions are kept by it."""
+
+    name: str
+
+
+class Format(Constant):
     """A number format in memory: F32, BF16 or F16, of `size` bytes. To numba functions it is a constant."""
 
     def __init__(self, name: str, size: int) -> None:
@@ -26,22 +34,24 @@ F32, BF16, F16 = Format("f32", 4), Format("bf16", 2), Format("f16", 2)
 FORMATS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
 
 
-class _FormatType(types.Type):
-    def __init__(self, name: str) -> None:
-        super().__init__(name=f"format({name})")
-        self.of = {fmt.name: fmt for fmt in (F32, BF16, F16)}[name]
+class _ConstantType(types.Type):
+    """The numba type of one `Constant`, which it holds as `of`. numba distinguishes types by their names."""
+
+    def __init__(self, of: Constant) -> None:
+        super().__init__(name=f"{type(of).__name__}({of.name})")
+        self.of: Any = of
 
 
-register_model(_FormatType)(models.OpaqueModel)
+register_model(_ConstantType)(models.OpaqueModel)
 
 
-@typeof_impl.register(Format)
-def _typeof_format(value: Format, context: Any) -> _FormatType:
-    return _FormatType(value.name)
+@typeof_impl.register(Constant)
+def _typeof_constant(value: Constant, context: Any) -> _ConstantType:
+    return _ConstantType(value)
 
 
-@lower_constant(_FormatType)
-def _constant_format(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+@lower_constant(_ConstantType)
+def _lower_constant(context: Any, builder: Any, kind: Any, value: Any) -> Any:
     return context.get_dummy_value()
 
 
@@ -55,6 +65,17 @@ def emit_load(emit: Emit, fmt: Format, address: Any, mask: Any = None) -> Any:
         return emit.builder.fpext(emit.builder.bitcast(bits, VEC_HALF), VEC)
     wide = emit.builder.shl(emit.builder.zext(bits, VEC_I32), every(16, VEC_I32))
     return emit.builder.bitcast(wide, VEC)
+
+
+def emit_load_number(emit: Emit, fmt: Format, address: Any) -> Any:
+    """Emits a load of one number in `fmt`, and returns it as fp32."""
+    builder = emit.builder
+    if fmt.name == "f32":
+        return builder.load(emit.at(address, FLOAT), align=4)
+    bits = builder.load(emit.at(address, I16), align=2)
+    if fmt.name == "f16":
+        return builder.fpext(builder.bitcast(bits, ir.HalfType()), FLOAT)
+    return builder.bitcast(builder.shl(builder.zext(bits, I32), ir.Constant(I32, 16)), FLOAT)
 
 
 def emit_bits(emit: Emit, fmt: Format, value: Any) -> Any:
@@ -88,6 +109,16 @@ def emit_store(emit: Emit, fmt: Format, address: Any, value: Any, count: Any) ->
 def size_of(typingctx, fmt):
     """Returns the size in bytes of one number of format `fmt`."""
     return types.int64(fmt), lambda context, builder, signature, args: ir.Constant(I64, fmt.of.size)
+
+
+@intrinsic
+def read_as(typingctx, fmt, address):
+    """Returns the number at `address` in `fmt` as fp32."""
+
+    def codegen(context, builder, signature, args):
+        return emit_load_number(Emit(builder), signature.args[0].of, args[1])
+
+    return types.float32(fmt, types.int64), codegen
 
 
 @intrinsic

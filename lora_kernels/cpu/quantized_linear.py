@@ -1,0 +1,162 @@
+"""A linear layer of quantised weights on a CPU, and the embedding that shares its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lora_kernels.cpu.formats import FORMATS
+from lora_kernels.cpu.numba_quantized_gemm import (
+    CodeBlock,
+    QuantizedBlock,
+    code_kernel,
+    has_integer_products,
+    product_kernel,
+)
+from lora_kernels.cpu.numba_quantized_rows import RowsBlock, rows_kernel
+from lora_kernels.cpu.openmp import team
+from lora_kernels.cpu.quantized_panels import PANEL, PanelForm, pack
+from lora_kernels.quantized import QuantizedWeight
+
+CODED_NUMBERS = 4096
+"""Activations that a thread codes at a time: less would cost more to share out than to compute."""
+
+
+class Panels:
+    """A quantised weight [out_features, in_features], packed; in a linear layer of several, its first output is
+    `start`."""
+
+    def __init__(self, weight: QuantizedWeight, start: int = 0) -> None:
+        self.coding, (self.features, self.width), self.start = weight.coding, weight.shape, start
+        self.memory = pack(weight)
+        self.order = weight.order
+
+
+class QuantizedEmbedding:
+    """Looks up rows of a quantised weight, which may be that of the head, in panels.
+
+    Args:
+        panels: the weight, [vocab_size, hidden_size], in the order of its inputs.
+        dtype: dtype of the rows.
+    """
+
+    def __init__(self, panels: Panels, dtype: torch.dtype) -> None:
+        self._panels, self._dtype, self._team = panels, dtype, team()
+        self._kernel = rows_kernel(panels.coding)
+        self._block = RowsBlock(
+            w=panels.memory.data_ptr(),
+            panel_bytes=panels.memory.shape[1],
+            blocks=panels.width // PanelForm(panels.coding, integers=False).block,
+            out_row=4 * panels.width,
+        )
+
+    def __call__(self, token_ids: Tensor, out: Tensor | None = None) -> Tensor:
+        """Returns the rows [num_rows, hidden_size] that `token_ids` (integers [num_rows]) name: in `out`, if it is
+        given."""
+        numbers = token_ids.to(torch.int64).contiguous()
+        rows = torch.empty(len(numbers), self._panels.width)
+        block = self._block
+        block.rows, block.numbers, block.out = len(rows), numbers.data_ptr(), rows.data_ptr()
+        self._team.run(self._kernel, block, len(rows))
+        return rows.to(self._dtype) if out is None else out.copy_(rows)
+
+
+class QuantizedLinear:
+    """A linear layer whose weight is quantised: [num_rows, in_features] -> [num_rows, out_features], in `dtype`.
+
+    In a 16-bit dtype, activations are coded in 8 bits and products are sums of integers, if the processor has
+    instructions for these. Otherwise, and always in fp32, products are in fp32.
+
+    Args:
+        weights: pieces of the weight, one below the other, each in a coding of its own.
+        bias: [out_features], or None.
+        dtype: fp32, bf16 or fp16, of inputs and outputs.
+    """
+
+    def __init__(self, weights: Sequence[QuantizedWeight], bias: Tensor | None, dtype: torch.dtype) -> None:
+        self._dtype, self._format, self._team = dtype, FORMATS[dtype], team()
+        self._width = weights[0].shape[1]
+        self._features = sum(weight.shape[0] for weight in weights)
+        integers = dtype != torch.float32 and has_integer_products()
+        self.panels: list[Panels] = []
+        self._parts: list[_Part] = []
+        start = 0
+        for weight in weights:
+            panels = Panels(weight, start)
+            start += panels.features
+            self.panels.append(panels)
+            part = None if bias is None else bias[panels.start : start]
+            self._parts.append(_Part(panels, PanelForm(weight.coding, integers), part, self._features, dtype))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(panels.memory.nbytes for panels in self.panels)
+
+    @property
+    def reorders(self) -> bool:
+        """Whether inputs are put into another order, which torch does."""
+        return any(panels.order is not None for panels in self.panels)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Returns the output, a new tensor. Raises ValueError unless `x` is [num_rows, in_features] in `dtype`."""
+        if x.dtype != self._dtype or x.shape[1] != self._width:
+            expected = f"{self._dtype} [num_rows, {self._width}]"
+            raise ValueError(f"a quantised linear of {expected} was given {x.dtype} {list(x.shape)}")
+        x, rows = x.contiguous(), x.shape[0]
+        out = self._team.empty((rows, self._features), self._dtype)
+        coded: dict[tuple[int, int], Tensor] = {}
+        for part in self._parts:
+            if part.key not in coded:
+                coded[part.key] = part.prepare(x)
+            part.multiply(coded[part.key], out)
+        return out
+
+
+class _Part:
+    """The part of a linear layer that one piece of its weight computes."""
+
+    def __init__(self, panels: Panels, form: PanelForm, bias: Tensor | None, features: int, dtype: torch.dtype) -> None:
+        self._panels, self._form, self._team = panels, form, team()
+        self._bias = torch.zeros(len(panels.memory) * PANEL)
+        if bias is not None:
+            self._bias[: panels.features] = bias
+        self.key = form.block if form.integers else 0, 0 if panels.order is None else id(panels)
+        blocks = panels.width // form.block
+        fmt = FORMATS[dtype]
+        self._product, self._code = product_kernel(form, fmt), code_kernel(form, fmt) if form.integers else None
+        self._block = QuantizedBlock(
+            panels=len(panels.memory),
+            w=panels.memory.data_ptr(),
+            panel_bytes=panels.memory.shape[1],
+            blocks=blocks,
+            bias=self._bias.data_ptr(),
+            features=panels.features,
+            out_row=features * dtype.itemsize,
+        )
+        self._coding = CodeBlock(
+            item_rows=max(1, CODED_NUMBERS // panels.width),
+            x_row=panels.width * dtype.itemsize,
+            blocks=blocks,
+            out_row=panels.width + 8 * blocks,
+        )
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Returns the rows in the form in which `multiply` reads them."""
+        if self._panels.order is not None:
+            x = x[:, self._panels.order]
+        if self._code is None:
+            return x
+        block = self._coding
+        out = self._team.empty((len(x), block.out_row), torch.uint8)
+        block.rows, block.x, block.out = len(x), x.data_ptr(), out.data_ptr()
+        self._team.run(self._code, block, -(-len(x) // block.item_rows))
+        return out
+
+    def multiply(self, x: Tensor, out: Tensor) -> None:
+        """Writes the part's columns of `out`."""
+        block = self._block
+        block.rows, block.x, block.x_row = len(x), x.data_ptr(), x.stride(0) * x.element_size()
+        block.out = out.data_ptr() + self._panels.start * out.element_size()
+        self._team.run(self._product, block, block.panels if len(x) else 0)

@@ -1,0 +1,212 @@
+"""Quantised weights: integer codes, with a scale for each group of inputs, as GGUF files and checkpoints hold them.
+
+A weight is `scale * (code - zero)` where the code of 0 is the same in all groups, and otherwise
+`scale * code + minimum` or `scale * (code + minimum)`. GGUF's block types, AWQ, GPTQ and the integer schemes of
+compressed-tensors are all of these forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+GROUPS = (16, 32, 64, 128)
+"""Numbers of inputs that may share a scale."""
+SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8)
+"""Fractions of a group's range that `quantize` tries: clipping the largest weight may round all others less. With 8
+bits it does not, so that only the first is tried."""
+AT_A_TIME = 1 << 18
+"""Number of weights that `quantize` works on at a time: several fp32 copies of them should fit into the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """How weights are coded: in `bits` (4, 5, 6 or 8) each, in groups of `group` inputs. `zero` is the code of weight
+    0; None means that each group has a minimum, which is a multiple of its scale if `in_scales` is True. Raises
+    ValueError for another number of bits or size of a group."""
+
+    bits: int
+    group: int
+    zero: int | None = None
+    in_scales: bool = False
+
+    def __post_init__(self) -> None:
+        if self.bits not in (4, 5, 6, 8):
+            raise ValueError(f"weights are coded in 4, 5, 6 or 8 bits, not {self.bits}")
+        if self.group not in GROUPS:
+            raise ValueError(f"groups have {', '.join(map(str, GROUPS))} inputs, not {self.group}")
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits of memory that a weight takes, with its part of the scale and the minimum in fp16."""
+        return self.bits + (16 if self.zero is not None else 32) / self.group
+
+
+INT8, INT4 = Coding(8, 32, 128), Coding(4, 32)
+"""The codings of `quantize`. For INT8 they are those of GGUF's Q8_0, for INT4 of Q4_1."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantizedWeight:
+    """A quantised weight [out_features, in_features].
+
+    Attributes:
+        coding: how its codes are to be read.
+        codes: uint8 [out_features, in_features], one code each.
+        scales: fp16 [out_features, in_features / group].
+        minima: fp16 of the same shape; None if the coding has a zero.
+        order: int64 [in_features]: column c of `codes` belongs to input `order[c]`, so that inputs that share a scale
+            need not be neighbours (GPTQ's act-order). None means that columns are in the order of inputs.
+    """
+
+    coding: Coding
+    codes: Tensor
+    scales: Tensor
+    minima: Tensor | None = None
+    order: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        features, width = self.codes.shape
+        groups = (features, width // self.coding.group)
+        if width % self.coding.group or self.scales.shape != groups:
+            raise ValueError(f"{width} inputs in groups of {self.coding.group} have scales {list(self.scales.shape)}")
+        if (self.minima is None) != (self.coding.zero is not None):
+            raise ValueError("a weight has either minima or a code for zero")
+        if self.minima is not None and self.minima.shape != groups:
+            raise ValueError(f"scales are {list(groups)} and minima {list(self.minima.shape)}")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[out_features, in_features]."""
+        features, width = self.codes.shape
+        return features, width
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the weight takes in a packed linear layer, without padding."""
+        return round(self.codes.numel() * self.coding.bits_per_weight / 8)
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Returns the weights, computed in fp32 and rounded to `dtype`, [out_features, in_features]."""
+        codes = self.codes.view(*self.scales.shape, self.coding.group).float()
+        if self.minima is None:
+            codes -= self.coding.zero or 0
+        weights = codes * self.scales.float()[..., None]
+        if self.minima is not None:
+            weights += self._minima()[..., None]
+        weights = weights.view(self.shape)
+        if self.order is not None:
+            weights = torch.empty_like(weights).index_copy_(1, self.order, weights)
+        return weights.to(dtype)
+
+    def _minima(self) -> Tensor:
+        minima = self.minima.float()  # type: ignore[union-attr]
+        return minima * self.scales.float() if self.coding.in_scales else minima
+
+    def select(self, rows: Tensor) -> QuantizedWeight:
+        """Returns the weight of the outputs that `rows` (int64) lists, in that order."""
+        minima = None if self.minima is None else self.minima[rows]
+        return replace(self, codes=self.codes[rows], scales=self.scales[rows], minima=minima)
+
+
+Weight = Tensor | QuantizedWeight
+"""A weight [out_features, in_features] in the form in which it is stored."""
+
+
+def dense(weight: Weight, dtype: torch.dtype | None = None) -> Tensor:
+    """Returns a weight as a tensor, in `dtype` if it is given, else fp32 for a quantised one and unchanged for
+    another."""
+    if isinstance(weight, QuantizedWeight):
+        return weight.dequantize(dtype or torch.float32)
+    return weight if dtype is None else weight.to(dtype)
+
+
+def stack(weights: Sequence[Weight]) -> list[Weight]:
+    """Returns weights of the same inputs, one below the other, in as few pieces as there are runs of one coding."""
+    stacked: list[Weight] = []
+    for weight in weights:
+        last = stacked[-1] if stacked else None
+        if isinstance(weight, Tensor) and isinstance(last, Tensor):
+            stacked[-1] = torch.cat((last, weight))
+        elif _can_stack(last, weight):
+            stacked[-1] = _stacked(last, weight)  # type: ignore[arg-type]
+        else:
+            stacked.append(weight)
+    return stacked
+
+
+def _can_stack(above: Weight | None, below: Weight) -> bool:
+    if not (isinstance(above, QuantizedWeight) and isinstance(below, QuantizedWeight)):
+        return False
+    if above.coding != below.coding or (above.order is None) != (below.order is None):
+        return False
+    return above.order is None or torch.equal(above.order, below.order)  # type: ignore[arg-type]
+
+
+def _stacked(above: QuantizedWeight, below: QuantizedWeight) -> QuantizedWeight:
+    return replace(
+        above,
+        codes=torch.cat((above.codes, below.codes)),
+        scales=torch.cat((above.scales, below.scales)),
+        minima=None if above.minima is None or below.minima is None else torch.cat((above.minima, below.minima)),
+    )
+
+
+def find_coding(coding: Coding, width: int) -> Coding | None:
+    """Returns `coding` with the largest size of groups, up to its own, that divides `width` inputs, or None if no size
+    does: such a weight is not quantised."""
+    group = next((size for size in reversed(GROUPS) if size <= coding.group and width % size == 0), None)
+    return None if group is None else replace(coding, group=group)
+
+
+def quantize(weight: Tensor, coding: Coding) -> QuantizedWeight:
+    """Returns the quantised form of a weight [out_features, in_features] of finite numbers. Each group's scale, and its
+    minimum, are those of a few candidates that have the least squared error. Raises ValueError if groups do not divide
+    the inputs or a scale is beyond fp16."""
+    features, width = weight.shape
+    if width % coding.group:
+        raise ValueError(f"{width} inputs cannot be divided into groups of {coding.group}")
+    step = max(1, AT_A_TIME // width)
+    pieces = [_quantize(weight[start : start + step].float(), coding) for start in range(0, features, step)]
+    codes, scales, minima = (torch.cat(piece) for piece in zip(*pieces, strict=True))
+    if not scales.isfinite().all():
+        raise ValueError("weights are too large for scales in fp16")
+    return QuantizedWeight(coding, codes, scales, minima if coding.zero is None else None)
+
+
+def _quantize(weight: Tensor, coding: Coding) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns codes [rows, width], and scales and minima [rows, groups] in fp16, of fp32 rows."""
+    rows, width = weight.shape
+    groups = weight.view(rows, -1, coding.group)
+    best = _candidate(groups, coding, 1.0)
+    least = _error(groups, coding, *best)
+    for shrink in SHRINKS[1:] if coding.bits < 8 else ():
+        found = _candidate(groups, coding, shrink)
+        error = _error(groups, coding, *found)
+        better = error < least
+        least = torch.where(better, error, least)
+        best = tuple(torch.where(better[..., None], new, old) for new, old in zip(found, best, strict=True))  # type: ignore[assignment]
+    codes, scales, minima = best
+    return codes.to(torch.uint8).view(rows, width), scales[..., 0].half(), minima[..., 0].half()
+
+
+def _candidate(groups: Tensor, coding: Coding, shrink: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns fp32 codes, and scales and minima as fp16 would hold them, if a group's range is made `shrink` times as
+    wide."""
+    top = 2**coding.bits - 1
+    if coding.zero is not None:
+        scales = groups.abs().amax(-1, keepdim=True) * shrink / (top - coding.zero)
+        minima = torch.zeros_like(scales)
+    else:
+        low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+        minima, scales = low * shrink, (high - low) * shrink / top
+    scales, minima = scales.half().float(), minima.half().float()
+    steps = (groups - minima) / scales.clamp_min(1e-20)
+    return (steps.round() + (coding.zero or 0)).clamp(0, top), scales, minima
+
+
+def _error(groups: Tensor, coding: Coding, codes: Tensor, scales: Tensor, minima: Tensor) -> Tensor:
+    return ((codes - (coding.zero or 0)) * scales + minima - groups).square().sum(-1)

@@ -1,0 +1,139 @@
+"""Quantised weights: what they stand for, and linear layers and embeddings that compute with them as they are."""
+
+import pytest
+import torch
+
+from lora_kernels.cpu.numba_quantized_gemm import has_integer_products
+from lora_kernels.cpu.quantized_linear import Panels, QuantizedEmbedding, QuantizedLinear
+from lora_kernels.linear import make_embedding, make_linear, quantized_form
+from lora_kernels.quantized import INT4, INT8, Coding, QuantizedWeight, find_coding, quantize, stack
+
+FEATURES, WIDTH = 130, 384
+CODINGS = (INT8, INT4, Coding(6, 16, 32), Coding(5, 32), Coding(4, 128, in_scales=True))
+ROWS = (1, 3, 8, 13)
+
+
+def weight(coding, seed=0, features=FEATURES, width=WIDTH):
+    """A weight of random codes: its scales and minima need not be those of any real weight."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 2**coding.bits, (features, width), dtype=torch.uint8, generator=generator)
+    shape = (features, width // coding.group)
+    scales = (torch.rand(shape, generator=generator) * 0.01 + 0.001).half()
+    zeros = torch.randint(0, 16, shape, generator=generator).half()
+    minima = None if coding.zero is not None else -zeros if coding.in_scales else -zeros * scales
+    return QuantizedWeight(coding, codes, scales, minima)
+
+
+def rows(count, dtype, seed=1):
+    return torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def in_blocks(x, block):
+    """Activations as integer products see them: 8 bits each, with a scale for each block."""
+    blocks = x.float().view(len(x), -1, block)
+    tops = blocks.abs().amax(-1, keepdim=True)
+    codes = (blocks * torch.tensor(127.0).div(tops)).round()  # `127 / tops` would multiply by a reciprocal
+    return (codes.double() * tops / 127).view(len(x), -1)
+
+
+@pytest.mark.parametrize("coding", CODINGS, ids=str)
+def test_fp32_products_are_those_of_the_dequantised_weight(coding):
+    one, bias = weight(coding), torch.randn(FEATURES)
+    linear = QuantizedLinear([one], bias, torch.float32)
+    for count in ROWS:
+        x = rows(count, torch.float32)
+        exact = x.double() @ one.dequantize().double().T + bias
+        torch.testing.assert_close(linear(x).double(), exact, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("coding", [INT8, INT4, Coding(6, 16, 32)], ids=str)
+def test_integer_products_are_exact_but_for_the_activations_codes(coding):
+    if not has_integer_products():
+        pytest.skip("needs AVX512-VNNI")
+    one, bias = weight(coding), torch.randn(FEATURES)
+    linear = QuantizedLinear([one], bias, torch.bfloat16)
+    for count in ROWS:
+        x = rows(count, torch.bfloat16)
+        exact = in_blocks(x, min(coding.group, 32)) @ one.dequantize().double().T + bias
+        assert ((linear(x).double() - exact).abs() <= 2.0**-8 * exact.abs() + 2e-3).all()
+
+
+def test_a_row_keeps_its_bits_among_others_and_harms_none():
+    linear = QuantizedLinear([weight(INT4)], None, torch.bfloat16)
+    x = rows(21, torch.bfloat16)
+    among = linear(x)
+    for count in ROWS:
+        assert torch.equal(linear(x[5 : 5 + count]), among[5 : 5 + count])
+    x[3, 100], x[9, 0], x[11] = float("nan"), float("inf"), 0.0
+    out = linear(x)
+    assert out[3].isnan().all()
+    assert not out[9].isfinite().any()
+    assert (out[11] == 0).all()
+    healthy = [row for row in range(21) if row not in (3, 9, 11)]
+    assert torch.equal(out[healthy], among[healthy])
+
+
+def test_a_fused_layer_of_several_codings_equals_its_parts():
+    pieces = [weight(INT4, 1, 50), weight(INT4, 2, 70), weight(INT8, 3, 33)]
+    linear, x = make_linear(pieces, torch.arange(153.0), torch.float32), rows(5, torch.float32)
+    assert len(quantized_form(linear).panels) == 2, "pieces of one coding are one"
+    expected = x @ torch.cat([piece.dequantize() for piece in pieces]).T + torch.arange(153.0)
+    torch.testing.assert_close(linear(x), expected, rtol=1e-4, atol=1e-4)
+    mixed = make_linear([pieces[0], torch.ones(3, WIDTH)], None, torch.float32)
+    assert quantized_form(mixed) is None
+    torch.testing.assert_close(mixed(x)[:, 50:], x.sum(1, keepdim=True).expand(5, 3), rtol=1e-4, atol=1e-4)
+
+
+def test_inputs_in_another_order():
+    one = weight(INT4)
+    order = torch.randperm(WIDTH, generator=torch.Generator().manual_seed(3))
+    moved = QuantizedWeight(one.coding, one.codes, one.scales, one.minima, order)
+    assert torch.equal(moved.dequantize()[:, order], one.dequantize())
+    linear, x = QuantizedLinear([moved], None, torch.float32), rows(4, torch.float32)
+    assert linear.reorders
+    torch.testing.assert_close(linear(x), x @ moved.dequantize().T, rtol=1e-4, atol=1e-4)
+    assert len(stack([moved, moved, one])) == 2
+
+
+@pytest.mark.parametrize("coding", CODINGS, ids=str)
+def test_an_embedding_reads_rows_out_of_panels(coding):
+    one, ids = weight(coding), torch.tensor([0, 129, 48, 47, 77, 0], dtype=torch.int32)
+    embedding = QuantizedEmbedding(Panels(one), torch.float32)
+    torch.testing.assert_close(embedding(ids), one.dequantize()[ids.long()], rtol=1e-6, atol=1e-7)
+    out = torch.empty(6, WIDTH)
+    assert embedding(ids, out) is out
+
+
+def test_tied_embeddings_are_in_memory_once():
+    one = weight(INT8)
+    head = make_linear(one, dtype=torch.bfloat16)
+    embedding = make_embedding(one, head, torch.bfloat16, tied=True)
+    assert embedding._panels is quantized_form(head).panels[0]
+    assert quantized_form(head).nbytes <= 1.2 * one.nbytes, "panels of 48 outputs pad 130"
+
+
+def test_quantising_keeps_what_the_bits_can_hold():
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(5))
+    errors = {coding: (quantize(x, coding).dequantize() - x).abs().mean().item() for coding in (INT8, INT4)}
+    assert errors[INT8] < 0.006
+    assert errors[INT4] < 0.07
+    grid = weight(INT8, 2).dequantize()
+    assert torch.allclose(quantize(grid, INT8).dequantize(), grid, atol=grid.abs().max().item() / 127)
+    assert (quantize(torch.zeros(2, 32), INT4).dequantize() == 0).all()
+    assert find_coding(INT8, 48) == Coding(8, 16, 128)
+    assert find_coding(INT8, 40) is None
+    with pytest.raises(ValueError, match="too large"):
+        quantize(torch.full((1, 32), 1e9), INT8)
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="bits, not 3"):
+        Coding(3, 32)
+    with pytest.raises(ValueError, match="not 48"):
+        Coding(4, 48)
+    with pytest.raises(ValueError, match="384 inputs in groups of 32"):
+        QuantizedWeight(INT8, torch.zeros(2, 384, dtype=torch.uint8), torch.ones(2, 3).half())
+    linear = QuantizedLinear([weight(INT4)], None, torch.bfloat16)
+    for wrong in (rows(1, torch.float32), torch.zeros(1, 32, dtype=torch.bfloat16)):
+        with pytest.raises(ValueError, match=r"a quantised linear of torch.bfloat16 \[num_rows, 384\]"):
+            linear(wrong)

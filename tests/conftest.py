@@ -51,8 +51,6 @@ from rich.console import Console
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-from engine.model.prepare import prepare_model
-
 sys.dont_write_bytecode = False  # each worker would compile all tests again
 TESTS = Path(__file__).parent
 # A traceback in colours, with the variables of every frame, takes a second.
@@ -160,7 +158,9 @@ def data_dir() -> Path:
 @pytest.fixture(scope="session")
 def smollm2(data_dir) -> Path:
     """Return the folder of SmolLM2-135M-Instruct as bf16 safetensors with its tokenizer."""
-    return prepare_model("embedded", data_dir, Console(stderr=True))
+    from engine.demo.dense import dense_folder  # imports transformers
+
+    return dense_folder("embedded", data_dir, Console(stderr=True))
 
 
 @pytest.fixture

@@ -26,11 +26,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from engine.demo import CHAT_TEMPLATE, DEMO_ADAPTERS
 from engine.demo.characters import CHARACTERS, Example, Shape, examples
+from engine.demo.dense import dense_folder
 from engine.demo.packed import PackedRow, pack, packed_loss
 from engine.demo.tools import TOOLS_SHAPE
 from engine.demo.tools.conversations import trees
 from engine.demo.tools.score import questions, score
-from engine.model.prepare import prepare_model
 from engine.process.files import default_data_dir
 from engine.process.model_source import EMBEDDED
 
@@ -189,7 +189,7 @@ def main(
         torch.set_num_threads(threads)
     torch.manual_seed(SEED)
     kept = data_dir or default_data_dir(os.environ)
-    folder, target = prepare_model(model, kept, Console(stderr=True)), out or DEMO_ADAPTERS[name]
+    folder, target = dense_folder(model, kept, Console(stderr=True)), out or DEMO_ADAPTERS[name]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if name == TOOLS:
         tokenizer.chat_template = CHAT_TEMPLATE.read_text()

@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.model.arena import page_shape
 from engine.model.kernels import attention_wish
 from engine.model.memory import count_host_pages, count_pages, pick_device, pick_dtype
-from engine.model.sizes import count_weight_bytes, fill_sizes, has_fp8_kv, max_model_len, stores_fp8
+from engine.model.sizes import count_weight_bytes, fill_sizes, find_kept_codings, has_fp8_kv, max_model_len, stores_fp8
 from engine.model.spec import read_spec
 from engine.model.weights import open_weights
 from engine.process.cores import usable_cores
@@ -46,7 +46,7 @@ def explain(config: EngineConfig) -> dict[str, Any]:
     require_attention(attention_wish(config, spec), device, dtype, spec.head_dim)
     open_weights(Path(config.model), spec, config.load_format)  # reads the headers, and refuses what cannot be served
     sized = fill_sizes(config, spec, device, dtype)
-    weight_bytes = count_weight_bytes(spec, dtype)
+    weight_bytes = count_weight_bytes(spec, dtype, find_kept_codings(config, spec, device))
     page_bytes = page_shape(spec, config.block_size, fp8_kv).elements * dtype.itemsize
     pages = count_pages(config, page_bytes, device, weight_bytes + sized.reserved)
     return found | {

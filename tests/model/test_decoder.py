@@ -69,10 +69,10 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def save_model(family, folder):
+def save_model(family, folder, **special):
     """A random model of the family, saved; biases and norms random too, so that a forgotten one shows."""
     torch.manual_seed(0)
-    config = FAMILIES[family](**{**BASE, **FAMILIES[family].keywords})
+    config = FAMILIES[family](**{**BASE, **FAMILIES[family].keywords, **special})
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:

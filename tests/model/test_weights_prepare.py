@@ -34,7 +34,7 @@ def test_a_converted_gguf_is_found_again(tmp_path, monkeypatch):
         converted.append(out)
 
     pytest.importorskip("engine.model.gguf")
-    monkeypatch.setattr("engine.model.gguf.convert_gguf", convert)
+    monkeypatch.setattr("engine.model.gguf.prepare_gguf", convert)
     first = prepare_model(str(gguf), tmp_path / "data", QUIET)
     assert first.parent == tmp_path / "data" / "models"
     assert first.name.startswith("tiny-")
@@ -68,7 +68,7 @@ def test_a_conversion_ends_with_standard_input_and_leaves_nothing(tmp_path):
         def fail(*_):
             print("converting", flush=True)
             time.sleep(60)
-        gguf._convert = fail
+        gguf._write = fail
         sys.argv = ["prepare", "embedded", "--data-dir", {str(tmp_path)!r}, "--until-stdin-closes"]
         sys.exit(prepare.main())
     """
@@ -125,9 +125,9 @@ def test_what_the_system_refuses_a_library_is_an_os_error_and_leaves_nothing(tmp
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(gguf, "_convert", fail)
+    monkeypatch.setattr(gguf, "_write", fail)
     with pytest.raises(OSError) as caught:
-        gguf.convert_gguf(tmp_path / "m.gguf", tmp_path / "models" / "m", print)
+        gguf.prepare_gguf(tmp_path / "m.gguf", tmp_path / "models" / "m", print)
     assert (caught.value.errno, caught.value.filename) == (number, str(tmp_path / "models"))
     assert list((tmp_path / "models").iterdir()) == []
 

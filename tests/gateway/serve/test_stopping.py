@@ -220,11 +220,11 @@ def test_a_full_disk_is_told_before_the_model_is_loaded(tmp_path, monkeypatch):
         check_start(config(), tmp_path)
 
 
-def test_a_model_is_not_converted_where_it_has_no_room(tmp_path, monkeypatch):
+def test_no_folder_is_made_of_a_gguf_file_where_there_is_no_room(tmp_path, monkeypatch):
     from rich.console import Console
 
     (tmp_path / "model.gguf").write_bytes(header([(64, 64)]))
-    monkeypatch.setattr("engine.model.prepare.WEIGHT_BYTES", 2**80)
+    monkeypatch.setattr("engine.model.prepare.SPACE_BYTES", 2**80)
     with pytest.raises(NoSpace, match="--data-dir"):
         prepare_model(str(tmp_path / "model.gguf"), tmp_path / "data", Console())
 

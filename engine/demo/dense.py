@@ -1,0 +1,74 @@
+"""Writes a GGUF model as a Hugging Face folder in bf16, from which adapters are trained and references computed.
+
+`python -m engine.demo.dense MODEL --data-dir FOLDER` prints the folder. The engine itself reads GGUF files as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+from pathlib import Path
+from tempfile import mkdtemp
+
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM, GgufConfig
+from transformers.utils.logging import disable_progress_bar
+
+from engine.model.gguf import read_once
+from engine.model.prepare import prepare_model
+from engine.process.files import default_data_dir, filling, partial_prefix
+from engine.process.model_source import GGUF_NAME
+
+
+def dense_folder(model: str, data_dir: Path, console: Console) -> Path:
+    """Returns a folder of a model (see `prepare_model`) whose weights are safetensors: the model's own or, for a GGUF
+    file, one in bf16 beside its folder, which is written once. Raises what `prepare_model` raises."""
+    folder = prepare_model(model, data_dir, console)
+    out = folder.with_name(f"{folder.name}-bf16")
+    if (folder / GGUF_NAME).exists() and not (out / "config.json").is_file():
+        console.print(f"dequantising {folder.name} to bf16, once")
+        _write(folder, out)
+    return out if (folder / GGUF_NAME).exists() else folder
+
+
+def _write(folder: Path, out: Path) -> None:
+    """Writes `out` whole or not at all. If another process has written it meanwhile, that one is kept."""
+    disable_progress_bar()
+    partial = Path(mkdtemp(prefix=partial_prefix(out.name, os.getpid()), dir=out.parent))
+    try:
+        with filling(partial), read_once():
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, gguf_file=GGUF_NAME, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+            )
+            model.save_pretrained(partial)
+        for file in folder.iterdir():
+            if file.name not in ("config.json", GGUF_NAME):
+                shutil.copy(file, partial)
+        _drop_quantization(partial / "config.json")
+        partial.chmod(0o755)
+        if not (out / "config.json").is_file():
+            os.replace(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _drop_quantization(config_file: Path) -> None:
+    """Remove `quantization_config` from the configuration file, because the written weights are plain bf16."""
+    config = json.loads(config_file.read_text())
+    config.pop("quantization_config", None)
+    config_file.write_text(json.dumps(config, indent=2))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m engine.demo.dense", description=dense_folder.__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ))
+    arguments = parser.parse_args()
+    print(dense_folder(arguments.model, arguments.data_dir, Console(stderr=True)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Reads a model's weights out of a GGUF file, as they are: quantised blocks become neither bf16 nor other files."""
+
+from __future__ import annotations
+
+import re
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.model.gguf_blocks import BLOCK_TYPES, read_blocks
+from engine.model.gguf_header import StoredTensor, read_tensors
+from engine.model.spec import ModelSpec
+from lora_kernels.quantized import Coding, QuantizedWeight, Weight
+
+FLOATS = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
+"""Dtypes of tensors that are not quantised, by their numbers in ggml."""
+WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+IN_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+FROM_WHOLE = {name: module for module, name in WHOLE.items()}
+FROM_LAYER = {name: module for module, name in IN_LAYER.items()}
+GGUF_LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
+IGNORED = ("rope_freqs.weight",)
+"""Tensors that are not read. Factors of rotary frequencies: config.json has the scaling, if transformers knows it."""
+TURNED = re.compile(r"self_attn\.[qk]_proj")
+"""Finds the projections whose outputs llama.cpp's converter reorders for Llama and Mistral: it puts the two numbers
+that a rotation turns side by side, whereas Hugging Face has them half a head apart."""
+TURNED_TYPES = ("llama", "mistral")
+
+
+class GgufFile:
+    """The tensors of a GGUF file, by the names that Hugging Face gives them. Creating it raises ValueError if the file
+    is damaged."""
+
+    def __init__(self, path: Path, spec: ModelSpec) -> None:
+        self._path, self._spec = path, spec
+        self._tensors = read_tensors(path)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors, by Hugging Face's names; those that have none there keep their own."""
+        return {hub_name(name): stored.shape for name, stored in self._tensors.items() if name not in IGNORED}
+
+    def coding(self, name: str) -> Coding | None:
+        """Returns how a tensor's weights are coded once they are read; None means that they are not quantised."""
+        kind = BLOCK_TYPES.get(self._tensors[gguf_name(name)].kind)
+        return kind.coding if kind else None
+
+    def read(self, name: str) -> Weight:
+        """Reads a tensor. Raises ValueError, which names it, if the file ends before it or it is of an unknown type."""
+        stored = self._tensors[gguf_name(name)]
+        weight = self._read(name, stored)
+        if self._spec.model_type not in TURNED_TYPES or not TURNED.search(name):
+            return weight
+        rows = _turned_back(stored.shape[0], self._spec.head_dim)
+        return weight.select(rows) if isinstance(weight, QuantizedWeight) else weight[rows]
+
+    def _read(self, name: str, stored: StoredTensor) -> Weight:
+        if stored.kind in FLOATS:
+            dtype = FLOATS[stored.kind]
+            return self._bytes(name, stored, prod(stored.shape) * dtype.itemsize).view(dtype).view(stored.shape)
+        kind = BLOCK_TYPES.get(stored.kind)
+        if kind is None or len(stored.shape) != 2 or stored.shape[1] % kind.inputs:
+            return self._dequantized(name, stored)
+        size = prod(stored.shape) // kind.inputs * kind.num_bytes
+        return read_blocks(self._bytes(name, stored, size).view(-1, kind.num_bytes), kind, stored.shape)
+
+    def _dequantized(self, name: str, stored: StoredTensor) -> Tensor:
+        """Returns a tensor of another block type as fp32."""
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants  # takes a second, and is needed rarely
+
+        try:
+            kind = GGMLQuantizationType(stored.kind)
+            inputs, size = GGML_QUANT_SIZES[kind]
+            rows = self._bytes(name, stored, prod(stored.shape) // inputs * size).view(*stored.shape[:-1], -1)
+            return torch.from_numpy(quants.dequantize(rows.numpy(), kind))
+        except (ValueError, NotImplementedError) as error:
+            raise ValueError(f"tensor {name} of {self._path.name} is of a type that cannot be read: {error}") from error
+
+    def _bytes(self, name: str, stored: StoredTensor, size: int) -> Tensor:
+        data = np.fromfile(self._path, np.uint8, size, offset=stored.place)
+        if len(data) < size:
+            raise ValueError(f"{self._path.name} ends before tensor {name} does: it is damaged")
+        return torch.from_numpy(data)
+
+
+def gguf_name(name: str) -> str:
+    """Returns the name in GGUF files of a tensor of Hugging Face's name."""
+    if found := LAYER.fullmatch(name):
+        return f"blk.{found[1]}.{IN_LAYER[found[2]]}.{found[3]}"
+    module, _, kind = name.rpartition(".")
+    return f"{WHOLE[module]}.{kind}"
+
+
+def hub_name(name: str) -> str:
+    """Returns Hugging Face's name of a tensor that GGUF files call `name`, or `name` if it has none."""
+    if found := GGUF_LAYER.fullmatch(name):
+        module = FROM_LAYER.get(found[2])
+        return f"model.layers.{found[1]}.{module}.{found[3]}" if module else name
+    module, _, kind = name.rpartition(".")
+    return f"{FROM_WHOLE[module]}.{kind}" if module in FROM_WHOLE else name
+
+
+def _turned_back(outputs: int, head_dim: int) -> Tensor:
+    """Returns which rows of the file the rows of Hugging Face's order are, int64 [outputs]."""
+    return torch.arange(outputs).view(-1, head_dim // 2, 2).transpose(1, 2).flatten()

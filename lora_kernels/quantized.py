@@ -25,13 +25,15 @@ AT_A_TIME = 1 << 18
 @dataclass(frozen=True, slots=True)
 class Coding:
     """How weights are coded: in `bits` (4, 5, 6 or 8) each, in groups of `group` inputs. `zero` is the code of weight
-    0; None means that each group has a minimum, which is a multiple of its scale if `in_scales` is True. Raises
+    0; None means that each group has a minimum, which is a multiple of its scale if `in_scales` is True. Scales and
+    minima are fp16 numbers or, if `shared` is not 0, multiples of fp16 units that so many groups share. Raises
     ValueError for another number of bits or size of a group."""
 
     bits: int
     group: int
     zero: int | None = None
     in_scales: bool = False
+    shared: int = 0
 
     def __post_init__(self) -> None:
         if self.bits not in (4, 5, 6, 8):
@@ -41,8 +43,10 @@ class Coding:
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits of memory that a weight takes, with its part of the scale and the minimum in fp16."""
-        return self.bits + (16 if self.zero is not None else 32) / self.group
+        """Bits of memory that a weight takes, with its part of the scale, the minimum and their units."""
+        numbers = 1 if self.zero is not None else 2
+        one = 8 + 16 / self.shared if self.shared else 16
+        return self.bits + numbers * one / self.group
 
 
 INT8, INT4 = Coding(8, 32, 128), Coding(4, 32)
@@ -56,8 +60,10 @@ class QuantizedWeight:
     Attributes:
         coding: how its codes are to be read.
         codes: uint8 [out_features, in_features], one code each.
-        scales: fp16 [out_features, in_features / group].
-        minima: fp16 of the same shape; None if the coding has a zero.
+        scales: fp16 [out_features, in_features / group]; int8 if groups share units.
+        minima: of the same shape and dtype; None if the coding has a zero.
+        units: fp16 [out_features, in_features / group / shared, 2], of scales and of minima; without minima, the last
+            axis is 1. None if groups share none.
         order: int64 [in_features]: column c of `codes` belongs to input `order[c]`, so that inputs that share a scale
             need not be neighbours (GPTQ's act-order). None means that columns are in the order of inputs.
     """
@@ -66,6 +72,7 @@ class QuantizedWeight:
     codes: Tensor
     scales: Tensor
     minima: Tensor | None = None
+    units: Tensor | None = None
     order: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -77,6 +84,8 @@ class QuantizedWeight:
             raise ValueError("a weight has either minima or a code for zero")
         if self.minima is not None and self.minima.shape != groups:
             raise ValueError(f"scales are {list(groups)} and minima {list(self.minima.shape)}")
+        if bool(self.coding.shared) != (self.units is not None):
+            raise ValueError("a weight has units of scales where its coding says that groups share them")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -94,22 +103,26 @@ class QuantizedWeight:
         codes = self.codes.view(*self.scales.shape, self.coding.group).float()
         if self.minima is None:
             codes -= self.coding.zero or 0
-        weights = codes * self.scales.float()[..., None]
+        scales = self._in_units(self.scales, 0)
+        weights = codes * scales[..., None]
         if self.minima is not None:
-            weights += self._minima()[..., None]
+            minima = self._in_units(self.minima, 1)
+            weights += (minima * scales if self.coding.in_scales else minima)[..., None]
         weights = weights.view(self.shape)
         if self.order is not None:
             weights = torch.empty_like(weights).index_copy_(1, self.order, weights)
         return weights.to(dtype)
 
-    def _minima(self) -> Tensor:
-        minima = self.minima.float()  # type: ignore[union-attr]
-        return minima * self.scales.float() if self.coding.in_scales else minima
+    def _in_units(self, numbers: Tensor, side: int) -> Tensor:
+        if self.units is None:
+            return numbers.float()
+        return numbers.float() * self.units[:, :, side].float().repeat_interleave(self.coding.shared, dim=1)
 
     def select(self, rows: Tensor) -> QuantizedWeight:
         """Returns the weight of the outputs that `rows` (int64) lists, in that order."""
         minima = None if self.minima is None else self.minima[rows]
-        return replace(self, codes=self.codes[rows], scales=self.scales[rows], minima=minima)
+        units = None if self.units is None else self.units[rows]
+        return replace(self, codes=self.codes[rows], scales=self.scales[rows], minima=minima, units=units)
 
 
 Weight = Tensor | QuantizedWeight
@@ -151,8 +164,13 @@ def _stacked(above: QuantizedWeight, below: QuantizedWeight) -> QuantizedWeight:
         above,
         codes=torch.cat((above.codes, below.codes)),
         scales=torch.cat((above.scales, below.scales)),
-        minima=None if above.minima is None or below.minima is None else torch.cat((above.minima, below.minima)),
+        minima=_joined(above.minima, below.minima),
+        units=_joined(above.units, below.units),
     )
+
+
+def _joined(above: Tensor | None, below: Tensor | None) -> Tensor | None:
+    return None if above is None or below is None else torch.cat((above, below))
 
 
 def find_coding(coding: Coding, width: int) -> Coding | None:

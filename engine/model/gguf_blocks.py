@@ -14,8 +14,9 @@ from torch import Tensor
 
 from lora_kernels.quantized import Coding, QuantizedWeight
 
-Parts = tuple[Tensor, Tensor, Tensor | None]
-"""Codes (uint8 [blocks, inputs]), and scales and minima (fp32 [blocks, groups])."""
+Parts = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+"""Codes (uint8 [blocks, inputs]); scales and minima (fp16 or, for the types with a K, int8, [blocks, groups]); and of
+these types the units (fp16 [blocks, 1, 1] or, with minima, [blocks, 1, 2])."""
 SUPER = 256
 """Inputs of a block of the types whose names have a K."""
 
@@ -32,20 +33,21 @@ class BlockType(NamedTuple):
 
 
 def read_blocks(blocks: Tensor, kind: BlockType, shape: tuple[int, int]) -> QuantizedWeight:
-    """Returns the weight of `shape`, [out_features, in_features], whose blocks are uint8 [blocks, bytes]. Scales of
-    types with a K, which are products, are rounded to fp16."""
-    codes, scales, minima = kind.split(blocks)
+    """Returns the weight of `shape`, [out_features, in_features], whose blocks are uint8 [blocks, bytes]."""
+    codes, scales, minima, units = kind.split(blocks)
     groups = shape[0], shape[1] // kind.coding.group
     return QuantizedWeight(
         kind.coding,
         codes.view(shape),
-        scales.half().view(groups),
-        None if minima is None else minima.half().view(groups),
+        scales.view(groups),
+        None if minima is None else minima.view(groups),
+        None if units is None else units.view(shape[0], -1, units.shape[2]),
     )
 
 
 def _halves(blocks: Tensor, place: int) -> Tensor:
-    return blocks[:, place : place + 2].contiguous().view(torch.float16).float()
+    """Returns the fp16 number at a place of each block, [blocks, 1]."""
+    return blocks[:, place : place + 2].contiguous().view(torch.float16)
 
 
 def _nibbles(data: Tensor) -> Tensor:
@@ -59,23 +61,23 @@ def _bits(data: Tensor) -> Tensor:
 
 
 def _q4_0(blocks: Tensor) -> Parts:
-    return _nibbles(blocks[:, 2:]), _halves(blocks, 0), None
+    return _nibbles(blocks[:, 2:]), _halves(blocks, 0), None, None
 
 
 def _q4_1(blocks: Tensor) -> Parts:
-    return _nibbles(blocks[:, 4:]), _halves(blocks, 0), _halves(blocks, 2)
+    return _nibbles(blocks[:, 4:]), _halves(blocks, 0), _halves(blocks, 2), None
 
 
 def _q5_0(blocks: Tensor) -> Parts:
-    return _nibbles(blocks[:, 6:]) | _bits(blocks[:, 2:6]) << 4, _halves(blocks, 0), None
+    return _nibbles(blocks[:, 6:]) | _bits(blocks[:, 2:6]) << 4, _halves(blocks, 0), None, None
 
 
 def _q5_1(blocks: Tensor) -> Parts:
-    return _nibbles(blocks[:, 8:]) | _bits(blocks[:, 4:8]) << 4, _halves(blocks, 0), _halves(blocks, 2)
+    return _nibbles(blocks[:, 8:]) | _bits(blocks[:, 4:8]) << 4, _halves(blocks, 0), _halves(blocks, 2), None
 
 
 def _q8_0(blocks: Tensor) -> Parts:
-    return blocks[:, 2:] ^ 128, _halves(blocks, 0), None
+    return blocks[:, 2:] ^ 128, _halves(blocks, 0), None, None
 
 
 def _q4_k(blocks: Tensor) -> Parts:
@@ -91,8 +93,8 @@ def _q6_k(blocks: Tensor) -> Parts:
     lower, upper = blocks[:, :128].view(-1, 2, 2, 32), blocks[:, 128:192].view(-1, 2, 1, 32)
     nibbles = torch.stack((lower & 15, lower >> 4), dim=2).view(-1, 2, 4, 32)
     tops = upper >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None] & 3
-    scales = blocks[:, 192:208].contiguous().view(torch.int8).float() * _halves(blocks, 208)
-    return (nibbles | tops << 4).flatten(1), scales, None
+    scales = blocks[:, 192:208].contiguous().view(torch.int8)
+    return (nibbles | tops << 4).flatten(1), scales, None, _halves(blocks, 208)[:, None]
 
 
 def _pairs_of_groups(data: Tensor) -> Tensor:
@@ -102,14 +104,15 @@ def _pairs_of_groups(data: Tensor) -> Tensor:
     return torch.stack((pairs & 15, pairs >> 4), dim=2).flatten(1)
 
 
-def _scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns scales and minima of eight groups from the first 16 bytes of Q4_K and Q5_K: two numbers in fp16, and
-    their eight multiples each in 6 bits. Those of the first four groups lie in the lower bits of eight bytes, of the
-    others in four more bytes and in the upper bits of the first eight."""
+def _scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns scales and minima of eight groups, and their units, from the first 16 bytes of Q4_K and Q5_K: two numbers
+    in fp16, and their eight multiples each in 6 bits. Those of the first four groups lie in the lower bits of eight
+    bytes, of the others in four more bytes and in the upper bits of the first eight."""
     first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = torch.cat((first & 63, (third & 15) | first >> 6 << 4), dim=1)
     minima = torch.cat((second & 63, third >> 4 | second >> 6 << 4), dim=1)
-    return scales * _halves(blocks, 0), minima * -_halves(blocks, 2)
+    units = torch.stack((_halves(blocks, 0), -_halves(blocks, 2)), dim=2)
+    return scales.view(torch.int8), minima.view(torch.int8), units
 
 
 BLOCK_TYPES = {
@@ -118,8 +121,8 @@ BLOCK_TYPES = {
     6: BlockType("Q5_0", Coding(5, 32, 16), 32, 22, _q5_0),
     7: BlockType("Q5_1", Coding(5, 32), 32, 24, _q5_1),
     8: BlockType("Q8_0", Coding(8, 32, 128), 32, 34, _q8_0),
-    12: BlockType("Q4_K", Coding(4, 32), SUPER, 144, _q4_k),
-    13: BlockType("Q5_K", Coding(5, 32), SUPER, 176, _q5_k),
-    14: BlockType("Q6_K", Coding(6, 16, 32), SUPER, 210, _q6_k),
+    12: BlockType("Q4_K", Coding(4, 32, shared=8), SUPER, 144, _q4_k),
+    13: BlockType("Q5_K", Coding(5, 32, shared=8), SUPER, 176, _q5_k),
+    14: BlockType("Q6_K", Coding(6, 16, 32, shared=16), SUPER, 210, _q6_k),
 }
 """The block types that are read as they are, by their numbers in ggml."""

@@ -162,20 +162,34 @@ class _Panel:
         self._upper_ahead = emit.offset(ahead, (blocks, form.block_bytes))
         self._scales = emit.offset(self._upper, (blocks, form.upper_bytes))
         groups = emit.builder.udiv(blocks, ir.Constant(I64, form.blocks))
-        self._minima = emit.offset(self._scales, (groups, 2 * PANEL))
+        self._minima = emit.offset(self._scales, (groups, form.scale_bytes * PANEL))
+        self._units = emit.offset(self._minima, (groups, form.scale_bytes * PANEL if form.has_minima else 0))
+        shared = emit.builder.udiv(groups, ir.Constant(I64, form.coding.shared)) if form.coding.shared else groups
+        self._minima_units = emit.offset(self._units, (shared, 2 * PANEL))
 
     def scales(self, group: Any) -> tuple[list[Any], list[Any] | None]:
         """Emits loads of a group's scales, and of what a code of 0 stands for or None if that is 0, as fp32 vectors."""
         coding, builder = self._form.coding, self._emit.builder
-        scales = self._halves(self._scales, group)
+        scales = self._numbers(self._scales, self._units, group)
         if coding.zero is None:
-            minima = self._halves(self._minima, group)
+            minima = self._numbers(self._minima, self._minima_units, group)
             if coding.in_scales:
                 minima = [builder.fmul(low, scale) for low, scale in zip(minima, scales, strict=True)]
             return scales, minima
         if self._form.integers or not coding.zero:
             return scales, None
         return scales, [builder.fmul(scale, every(-float(coding.zero), VEC)) for scale in scales]
+
+    def _numbers(self, plane: Any, units: Any, group: Any) -> list[Any]:
+        """Emits loads of a group's numbers, multiplied by their units if there are any."""
+        emit, shared, found = self._emit, self._form.coding.shared, []
+        if not shared:
+            return self._halves(plane, group)
+        for v, unit in enumerate(self._halves(units, emit.builder.udiv(group, ir.Constant(I64, shared)))):
+            place = emit.offset(plane, (group, PANEL), (LANES, v))
+            multiple = emit.builder.sext(emit.builder.load(emit.at(place, _BYTES), align=1), VEC_I32)
+            found.append(emit.builder.fmul(emit.builder.sitofp(multiple, VEC), unit))
+        return found
 
     def _halves(self, plane: Any, group: Any) -> list[Any]:
         emit, found = self._emit, []

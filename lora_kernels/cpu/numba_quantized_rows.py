@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
-from numba import carray
+from numba import carray, njit
 
 from lora_kernels.cpu import simd
 from lora_kernels.cpu.formats import F16, read_as
@@ -24,13 +24,23 @@ class RowsBlock(ctypes.Structure):
     ]
 
 
+@njit
+def _number(shared, plane, units, group, lane):
+    """Returns the scale or minimum of an output, `lane` of its panel, in a group."""
+    if shared:
+        unit = read_as(F16, units + (group // shared * PANEL + lane) * 2)
+        return simd.read_i8(plane + group * PANEL + lane) * unit
+    return read_as(F16, plane + (group * PANEL + lane) * 2)
+
+
 @cache
 def rows_kernel(coding: Coding) -> Kernel:
     """Returns the kernel that writes outputs of panels of a coding as fp32 rows, compiled on first use."""
     form = PanelForm(coding, integers=False)
     block_bytes, upper_bytes, blocks_of_group = form.block_bytes, form.upper_bytes, form.blocks
     quads, in_vector, upper_bits = form.block // QUAD, form.quads_in_vector, form.upper_bits
-    has_minima, in_scales, zero = form.has_minima, coding.in_scales, coding.zero or 0
+    has_minima, in_scales, zero, shared = form.has_minima, coding.in_scales, coding.zero or 0, coding.shared
+    scale_bytes = form.scale_bytes
     in_upper = 8 // upper_bits if upper_bits else 1
     mask, upper_mask = (255 if in_vector == 1 else 15), (1 << upper_bits) - 1
 
@@ -42,14 +52,17 @@ def rows_kernel(coding: Coding) -> Kernel:
             lane = number % PANEL
             lower = block.w + number // PANEL * block.panel_bytes + QUAD * lane
             upper = lower + block.blocks * block_bytes
-            scales = upper + block.blocks * upper_bytes - QUAD * lane + 2 * lane
-            minima = scales + block.blocks // blocks_of_group * 2 * PANEL
+            groups = block.blocks // blocks_of_group
+            scales = upper + block.blocks * upper_bytes - QUAD * lane
+            minima = scales + groups * scale_bytes * PANEL
+            units = minima + (groups * scale_bytes * PANEL if has_minima else 0)
             for n in range(block.blocks):
-                group = n // blocks_of_group * 2 * PANEL
-                scale = read_as(F16, scales + group)
+                group = n // blocks_of_group
+                scale = _number(shared, scales, units, group, lane)
                 low = -zero * scale
                 if has_minima:
-                    low = read_as(F16, minima + group) * (scale if in_scales else 1.0)
+                    minima_units = units + groups // max(shared, 1) * 2 * PANEL
+                    low = _number(shared, minima, minima_units, group, lane) * (scale if in_scales else 1.0)
                 for quad in range(quads):
                     word = simd.read_i32(lower + n * block_bytes + quad // in_vector * QUAD * PANEL)
                     word >>= HALF_BITS * (quad % in_vector)

@@ -1,6 +1,7 @@
 """The layout in memory of quantised weights: panels of 48 outputs, in the order in which kernels read them.
 
-A panel is one run of memory: its codes, then the fp16 scales of its groups and, if there are any, their minima. Four
+A panel is one run of memory: its codes, then the scales of its groups, their minima and the units of both, as far as
+there are any. Four
 neighbouring inputs of an output lie in four bytes, and 16 outputs in the 64 bytes of a vector, as dot products of bytes
 need them; such a vector is called a *quad* here. Codes of 4 bits lie in pairs of quads, one in the lower and one in the
 upper halves of the bytes. Codes of 5 and 6 bits have their upper bits in a second plane behind the first, eight or four
@@ -77,10 +78,17 @@ class PanelForm(Constant):
     def has_minima(self) -> bool:
         return self.coding.zero is None
 
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of a scale, and of a minimum."""
+        return 1 if self.coding.shared else 2
+
     def panel_bytes(self, width: int) -> int:
         """Bytes of a panel of `width` inputs. Panels begin at cache lines."""
-        scales = width // self.coding.group * PANEL * (4 if self.has_minima else 2)
-        size = width // self.block * (self.block_bytes + self.upper_bytes) + scales
+        groups, numbers = width // self.coding.group, 2 if self.has_minima else 1
+        scales = numbers * groups * PANEL * self.scale_bytes
+        units = numbers * groups // self.coding.shared * PANEL * 2 if self.coding.shared else 0
+        size = width // self.block * (self.block_bytes + self.upper_bytes) + scales + units
         return -(-size // LINE) * LINE
 
 
@@ -96,6 +104,8 @@ def pack(weight: QuantizedWeight) -> Tensor:
         planes = [_codes(weight.codes[rows], form), _numbers(weight.scales[rows])]
         if weight.minima is not None:
             planes.append(_numbers(weight.minima[rows]))
+        if weight.units is not None:
+            planes.extend(_numbers(side[rows].contiguous()) for side in weight.units.unbind(2))
         found = torch.cat(planes, dim=1)
         packed[start : start + len(found)] = F.pad(found, (0, size - found.shape[1]))
     return packed
@@ -126,7 +136,7 @@ def _codes(codes: Tensor, form: PanelForm) -> Tensor:
 
 
 def _numbers(numbers: Tensor) -> Tensor:
-    """Returns the scales or minima of some panels, as uint8 [panels, bytes], from fp16 [outputs, groups]."""
+    """Returns the scales, minima or units of some panels, as uint8 [panels, bytes], from [outputs, groups]."""
     padded = F.pad(numbers, (0, 0, 0, -len(numbers) % PANEL))
     panels = padded.view(-1, PANEL, numbers.shape[1]).transpose(1, 2).contiguous()
     return panels.view(torch.uint8).view(len(panels), -1)

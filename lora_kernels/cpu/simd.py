@@ -247,6 +247,16 @@ def write_f32(typingctx, address, number):
 
 
 @intrinsic
+def read_i8(typingctx, address):
+    """Returns the signed byte at an address."""
+
+    def codegen(context, builder, signature, args):
+        return builder.sext(builder.load(Emit(builder).at(args[0], BYTE), align=1), I64)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
 def read_i32(typingctx, address):
     def codegen(context, builder, signature, args):
         return builder.sext(builder.load(Emit(builder).at(args[0], I32), align=4), I64)

@@ -9,7 +9,8 @@ from lora_kernels.linear import make_embedding, make_linear, quantized_form
 from lora_kernels.quantized import INT4, INT8, Coding, QuantizedWeight, find_coding, quantize, stack
 
 FEATURES, WIDTH = 130, 384
-CODINGS = (INT8, INT4, Coding(6, 16, 32), Coding(5, 32), Coding(4, 128, in_scales=True))
+SIX = Coding(6, 16, 32, shared=8)
+CODINGS = (INT8, INT4, SIX, Coding(5, 32, shared=4), Coding(4, 128, in_scales=True))
 ROWS = (1, 3, 8, 13)
 
 
@@ -18,6 +19,11 @@ def weight(coding, seed=0, features=FEATURES, width=WIDTH):
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 2**coding.bits, (features, width), dtype=torch.uint8, generator=generator)
     shape = (features, width // coding.group)
+    if coding.shared:
+        scales, minima = torch.randint(-9, 99, (2, *shape), dtype=torch.int8, generator=generator)
+        sides = 1 if coding.zero else 2
+        units = (torch.rand((features, shape[1] // coding.shared, sides), generator=generator) * 1e-4).half()
+        return QuantizedWeight(coding, codes, scales, None if coding.zero else minima, units)
     scales = (torch.rand(shape, generator=generator) * 0.01 + 0.001).half()
     zeros = torch.randint(0, 16, shape, generator=generator).half()
     minima = None if coding.zero is not None else -zeros if coding.in_scales else -zeros * scales
@@ -46,7 +52,7 @@ def test_fp32_products_are_those_of_the_dequantised_weight(coding):
         torch.testing.assert_close(linear(x).double(), exact, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("coding", [INT8, INT4, Coding(6, 16, 32)], ids=str)
+@pytest.mark.parametrize("coding", [INT8, INT4, SIX], ids=str)
 def test_integer_products_are_exact_but_for_the_activations_codes(coding):
     if not has_integer_products():
         pytest.skip("needs AVX512-VNNI")
@@ -87,7 +93,7 @@ def test_a_fused_layer_of_several_codings_equals_its_parts():
 def test_inputs_in_another_order():
     one = weight(INT4)
     order = torch.randperm(WIDTH, generator=torch.Generator().manual_seed(3))
-    moved = QuantizedWeight(one.coding, one.codes, one.scales, one.minima, order)
+    moved = QuantizedWeight(one.coding, one.codes, one.scales, one.minima, order=order)
     assert torch.equal(moved.dequantize()[:, order], one.dequantize())
     linear, x = QuantizedLinear([moved], None, torch.float32), rows(4, torch.float32)
     assert linear.reorders

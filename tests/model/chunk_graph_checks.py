@@ -31,7 +31,10 @@ LORA = LoraTuning(most_programs=4, long_from=16)
 PREFILL = PrefillTuning(block_m=16, block_n=16, fill=64, split_tokens=16, max_splits=4, programs=3)
 
 
-def exact_linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+def exact_linear(
+    weights: Tensor | list[Tensor], bias: Tensor | None = None, dtype: torch.dtype | None = None
+) -> Callable[[Tensor], Tensor]:
+    weight = weights if isinstance(weights, Tensor) else torch.cat(weights)
     return lambda x: torch.nn.functional.linear(x.double(), weight.double(), bias).to(x.dtype)
 
 

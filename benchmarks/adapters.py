@@ -26,7 +26,7 @@ from benchmarks.command import client_cores, make_parser, run, tell_of_missing_p
 from benchmarks.peers import MODEL, Peer, VllmAdapters, loralane, vllm
 from benchmarks.server import pinned, running
 from benchmarks.workload import answered, requests, write_adapters
-from engine.model.prepare import prepare_model
+from engine.demo.dense import dense_folder
 from gateway.bench.client import Target
 from gateway.bench.document import versions
 from gateway.bench.measure import LaneResults, report
@@ -133,7 +133,7 @@ def row(item: LaneResults, base: LaneResults) -> list[str]:
 
 
 def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
-    model = prepare_model("embedded", arguments.data_dir, console)
+    model = dense_folder("embedded", arguments.data_dir, console)
     tell_of_missing_peer(arguments.vllm_python, console)
     measured: list[Measured] = []
     with console.status("writing adapters") as status, pinned(client_cores(arguments.cores)):

@@ -37,7 +37,7 @@ from benchmarks.peers import loralane
 from benchmarks.server import launched, pinned
 from benchmarks.workload import answered, write_adapters
 from engine.core.config import INTERACTIVE_GOALS
-from engine.model.prepare import prepare_model
+from engine.demo.dense import dense_folder
 from gateway.bench.client import Target
 from gateway.bench.measure import report
 from gateway.bench.plan import BenchRequest
@@ -232,7 +232,7 @@ def during(beside: Future[Any]) -> Any:
 
 
 def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
-    model = prepare_model("embedded", arguments.data_dir, console)
+    model = dense_folder("embedded", arguments.data_dir, console)
     folders = write_adapters(model, scratch / "adapters", [RANK] * arguments.adapters)
     preload = {name: str(path) for name, path in folders.items()}
     extra = {"adapters": {"preload": preload}, "engine": {"prefix_caching": True}}

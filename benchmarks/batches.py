@@ -26,7 +26,7 @@ from benchmarks.gateway_peers import Cores, Station, loralane
 from benchmarks.hammer import numbered
 from benchmarks.peers import MODEL
 from benchmarks.server import pinned
-from engine.model.prepare import prepare_model
+from engine.demo.dense import dense_folder
 from engine.process.files import default_data_dir
 
 ENDPOINT = "/v1/chat/completions"
@@ -67,7 +67,7 @@ def measure(station: Station, lines: int, tokens: int, rounds: int) -> list[floa
 
 
 def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
-    model = prepare_model("embedded", arguments.data_dir, console)
+    model = dense_folder("embedded", arguments.data_dir, console)
     with ExitStack() as stack:
         station = stack.enter_context(loralane(model, scratch, arguments.cores))
         stack.enter_context(pinned(frozenset((arguments.cores.client,))))

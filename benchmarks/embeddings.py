@@ -29,7 +29,7 @@ from rich.table import Table
 from benchmarks.command import client_cores, make_parser, run
 from benchmarks.peers import MODEL, loralane
 from benchmarks.server import pinned, running
-from engine.model.prepare import prepare_model
+from engine.demo.dense import dense_folder
 from gateway.bench.client import LANE_FIELDS, Target
 from gateway.bench.document import versions
 from gateway.bench.drive import drive
@@ -157,7 +157,7 @@ def _latency(each: Sequence[Measured], latency: str, percentile: str) -> float:
 
 
 def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
-    model = prepare_model("embedded", arguments.data_dir, console)
+    model = dense_folder("embedded", arguments.data_dir, console)
     peer = loralane(model, scratch, arguments.cores, {})
     with pinned(client_cores(arguments.cores)), running(peer.command, scratch / "loralane.log") as url:
         found = rounds(Target(url, peer.key), arguments, console)

@@ -40,9 +40,9 @@ from engine.core.types import (
     ScheduledChunk,
     StepPlan,
 )
+from engine.demo.dense import dense_folder
 from engine.executor.cost import TERMS, LiveSequence, StepWork, measure
 from engine.model.lora import target_widths
-from engine.model.prepare import prepare_model
 from engine.model.runner import ModelRunner
 from engine.process.files import default_data_dir
 
@@ -230,7 +230,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=120)
     arguments = parser.parse_args()
     console = Console(stderr=True)
-    model = arguments.model or prepare_model("embedded", default_data_dir(os.environ), console)
+    model = arguments.model or dense_folder("embedded", default_data_dir(os.environ), console)
     rng = random.Random(0)
     with tempfile.TemporaryDirectory(prefix="loralane-fit-") as scratch:
         bench = Bench(model, arguments.threads, Path(scratch))

@@ -33,7 +33,7 @@ from benchmarks.gateway_peers import Cores, Station, engine, engine_latencies, l
 from benchmarks.hammer import NUMBER, Shot, shot, strike
 from benchmarks.peers import MODEL
 from benchmarks.server import pinned
-from engine.model.prepare import prepare_model
+from engine.demo.dense import dense_folder
 from engine.process.files import default_data_dir
 from gateway.bench.document import versions
 from gateway.serve.process import run_loop
@@ -144,7 +144,7 @@ def table(outcomes: Mapping[str, Figures]) -> Table:
 
 
 def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
-    model = prepare_model("embedded", arguments.data_dir, console)
+    model = dense_folder("embedded", arguments.data_dir, console)
     cores: Cores = arguments.cores
     if not arguments.litellm_python:
         console.print("LiteLLM is left out: --litellm-python or LORALANE_LITELLM_PYTHON names a Python that has it")

@@ -27,7 +27,7 @@ from rich.table import Table
 from benchmarks.command import client_cores, make_parser, run, tell_of_missing_peer
 from benchmarks.peers import MODEL, Peer, loralane, vllm
 from benchmarks.server import pinned, running
-from engine.model.prepare import prepare_model
+from engine.demo.dense import dense_folder
 from gateway.bench.client import Target
 from gateway.bench.document import versions
 from gateway.bench.drive import drive
@@ -174,7 +174,7 @@ def _latency(
 
 def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
     cpus = arguments.cores
-    model = prepare_model("embedded", arguments.data_dir, console)
+    model = dense_folder("embedded", arguments.data_dir, console)
     extra = read_yaml(arguments.config) if arguments.config else {}
     peers = [loralane(model, scratch, cpus, extra)]
     if arguments.vllm_python:

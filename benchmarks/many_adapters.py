@@ -38,7 +38,7 @@ from benchmarks.figures import Figure, figures_table
 from benchmarks.peers import loralane
 from benchmarks.server import pinned, running
 from benchmarks.workload import answered, requests, write_adapters
-from engine.model.prepare import prepare_model
+from engine.demo.dense import dense_folder
 from engine.sim.synthetic import Zipf
 from gateway.bench.client import Target
 from gateway.bench.measure import report
@@ -243,7 +243,7 @@ def serve(
 
 
 def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
-    model = prepare_model("embedded", arguments.data_dir, console)
+    model = dense_folder("embedded", arguments.data_dir, console)
     ranks = draw_ranks(arguments.adapters, seed=0)
     with Progress(console=console) as progress:
         task = progress.add_task("writing adapters", total=len(ranks))

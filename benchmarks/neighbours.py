@@ -32,7 +32,7 @@ from rich.table import Table
 from benchmarks.command import make_parser, run, tell_of_missing_peer
 from benchmarks.peers import MODEL, Peer, loralane, vllm
 from benchmarks.server import running
-from engine.model.prepare import prepare_model
+from engine.demo.dense import dense_folder
 from gateway.terminal.output import print_wide
 
 LENGTH = 48
@@ -203,7 +203,7 @@ def table(results: dict[str, list[Phase]]) -> Table:
 
 
 def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
-    model = prepare_model("embedded", arguments.data_dir, console)
+    model = dense_folder("embedded", arguments.data_dir, console)
     cpus = frozenset(os.sched_getaffinity(0))
 
     def ours(name: str) -> Peer:

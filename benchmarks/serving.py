@@ -25,7 +25,7 @@ from rich.table import Table
 
 from benchmarks.server import KEY, serving
 from benchmarks.workload import answered, requests, write_adapters
-from engine.model.prepare import prepare_model
+from engine.demo.dense import dense_folder
 from engine.process.files import default_data_dir
 from gateway.bench.client import Target
 from gateway.bench.measure import LaneResults, report
@@ -92,7 +92,7 @@ def latency_table(rows: Sequence[tuple[str, Measured]]) -> Table:
 
 
 def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
-    model = prepare_model("embedded", arguments.data_dir, console)
+    model = dense_folder("embedded", arguments.data_dir, console)
     adapters = write_adapters(model, scratch / "adapters", [8] * arguments.adapters)
     few = f"{arguments.adapters} adapters"
     with serving(model, adapters, scratch, scratch / "server.log") as url, Progress(console=console) as progress:

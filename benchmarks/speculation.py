@@ -35,9 +35,9 @@ from engine.core.commands import Submit
 from engine.core.grammars import Grammar, GrammarKind
 from engine.core.state import EngineState
 from engine.core.types import Request, SamplingParams, TokenEvent
+from engine.demo.dense import dense_folder
 from engine.demo.questions import plain_pairs
 from engine.engine import Engine
-from engine.model.prepare import prepare_model
 from engine.model.runner import ModelRunner
 from engine.process.files import default_data_dir
 
@@ -248,7 +248,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     console = Console()
-    folder = prepare_model(args.model, args.data_dir, console)
+    folder = dense_folder(args.model, args.data_dir, console)
     threads = int(args.processor_time)
     config = EngineConfig(str(folder), device="cpu", num_pages=1600, speculation="auto", threads=threads)
     pair = Pair(ModelRunner(config), time.process_time if args.processor_time else time.perf_counter)

@@ -30,7 +30,7 @@ from benchmarks.soak.house import ADMIN_KEY, House, prepare
 from benchmarks.soak.people import busy_round, crowd_of
 from benchmarks.soak.report import Run, draw, table
 from benchmarks.soak.verdict import Finding, judge, unexpected
-from engine.model.prepare import prepare_model
+from engine.demo.dense import dense_folder
 from engine.process.files import default_data_dir
 from gateway.terminal.output import print_wide
 
@@ -107,7 +107,7 @@ def soak(arguments: argparse.Namespace, console: Console, scratch: Path) -> None
     low, high = ROUND_SECONDS
     round_seconds = arguments.round_s or min(max(seconds / ROUNDS, low), high)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    model = prepare_model("embedded", arguments.data_dir, console)
+    model = dense_folder("embedded", arguments.data_dir, console)
     house, command = prepare(scratch, model, gateways=arguments.gateways, threads=arguments.threads)
     log = arguments.out / "server.log"
     with launched(command, log) as process, Progress(console=console) as progress:

@@ -16,7 +16,7 @@ from pathlib import Path
 from engine.process.files import LOCK, default_data_dir, take
 
 CONTENTS = {
-    "models": "models converted from GGUF files",
+    "models": "folders made of GGUF files",
     "valkey": "the embedded Valkey: tenants, keys, limits, usage, names of adapters, records of files and batches",
     "files": "files that tenants uploaded and batches wrote",
     "fetched": "adapters fetched from a hub or an object store",

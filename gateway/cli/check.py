@@ -29,7 +29,7 @@ console = Console(stderr=True)
 def check(
     file: Annotated[Path | None, typer.Argument(help="YAML configuration file; default: the embedded demo.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Also print device, memory, limits and ports.")] = False,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of converted models; default: as for serve.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of prepared models; default: as for serve.")] = None,
 ) -> None:
     """Validate a configuration file, and report all errors at once. Environment variables that it names must be set.
 

@@ -96,7 +96,7 @@ class QuantizedLinear:
 
     @property
     def reorders(self) -> bool:
-        """Whether inputs are put into another order, which torch does."""
+        """Returns whether torch puts inputs into another order first."""
         return any(panels.order is not None for panels in self.panels)
 
     def __call__(self, x: Tensor) -> Tensor:

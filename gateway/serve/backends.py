@@ -1,6 +1,6 @@
 """Starts the store and the engines that the gateways of one `loralane serve` share, and prepares the models.
 
-The engines are started before the models are prepared: while a model is fetched or its tokenizer read, they import their
+The engines are started before the models are prepared: while a model is fetched or read, they import their
 libraries and compile their kernels. With the embedded model on two cores, a first start so takes 13 to 16 s, not 33 s.
 """
 

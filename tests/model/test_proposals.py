@@ -11,6 +11,7 @@ from tiny_adapters import save_adapter
 
 from engine.core import apply, proposals
 from engine.core.config import PREEMPTIONS, Scheduling
+from engine.core.proposer import Guess
 from engine.core.types import Lane, Request, SampledToken, SamplingParams
 from engine.model.sampler import Sampler
 
@@ -45,7 +46,7 @@ class Recorded:
     def propose(self, tokens, most):
         first = len(tokens) - self.start
         places = range(first, min(first + most, len(self.answer)))
-        return tuple(self.answer[place] if place % 6 else 4 for place in places)
+        return Guess(tuple(self.answer[place] if place % 6 else 4 for place in places), "recorded")
 
 
 def everything(state, guesses, budget, tokens):

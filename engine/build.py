@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import structlog
-
 from engine.config import EngineConfig
 from engine.core.config import CoreConfig
 from engine.executor.base import Executor
@@ -14,8 +12,6 @@ from engine.executor.fake import FAKE_HIDDEN, FakeExecutor
 from engine.pb import engine_pb2 as pb
 from engine.rpc.wire import PROTOCOL
 from engine.sizing import CPU_SEQS, CPU_TOKENS, GIB, MOST_ADAPTER_BYTES
-
-log = structlog.get_logger("engine")
 
 Progress = Callable[[str, int, int], None]
 """Callback for the progress of a start: what is done, how much of it is done, and how much there is."""
@@ -36,9 +32,7 @@ def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
     runner.start_grammar_workers()
     config = runner.config
     core = core_config(config, runner.num_pages, runner.num_host_pages, runner.max_model_len, runner.eos_token_ids)
-    if core.speculation and not runner.proposes:
-        core = replace(core, speculation=False)
-        log.info("no_speculation", reason="a GPU's steps are planned before the tokens of the step before are known")
+    core = replace(core, speculation=core.speculation and runner.proposes)
     info = pb.EngineInfo(
         model=config.model,
         model_hash=runner.model_hash,

@@ -89,7 +89,7 @@ class EngineConfig:
     share_prefixes: bool = False
     """Tenants reuse each other's cached prefixes. A tenant may then find out from cached_tokens and latencies what
     other tenants have sent."""
-    speculation: Literal["off", "auto"] = "off"
+    speculation: Literal["off", "auto"] = "auto"
     """`auto` lets steps verify several proposed tokens of a request where that is predicted to yield more tokens per
     second. On a GPU nothing is proposed. `off` computes one token of a request per step."""
     threads: int = 0

@@ -100,18 +100,6 @@ def _check_supported(config: Json) -> None:
         raise ValueError(f"model_type {kind!r} is not supported; supported: {', '.join(MODEL_TYPES)}")
     if config.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act {config['hidden_act']!r} is not supported; supported: silu")
-    if (quantization := config.get("quantization_config")) and not _is_for_kv_only(quantization):
-        method = quantization.get("quant_method", "unknown")
-        raise ValueError(f"quantized weights (quant_method {method!r}) are not supported")
-
-
-def _is_for_kv_only(quantization: Json) -> bool:
-    """Returns whether the weights are not quantized: llm-compressor then wrote scales for a KV cache in FP8, and names
-    no module in any group."""
-    groups = quantization.get("config_groups", {"unknown": {"targets": ["Linear"]}}).values()
-    scheme = quantization.get("kv_cache_scheme") or {}
-    is_fp8 = (scheme.get("num_bits"), scheme.get("type")) == (8, "float")
-    return is_fp8 and not any(group.get("targets") for group in groups)
 
 
 def _required(config: Json, key: str) -> Any:

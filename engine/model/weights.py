@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
+from engine.model.checkpoints.folder import Folder
+from engine.model.checkpoints.stored import Shape, StoredTensors, WeightsError
 from engine.model.gguf_weights import GgufFile
 from engine.model.spec import ModelSpec
 from engine.process.model_source import GGUF_NAME
 from lora_kernels.quantized import Coding, Weight
 
-Shape = tuple[int, ...]
 KV_SCALE = re.compile(r"model\.layers\.\d+\.self_attn\.(?:(?:attn\.)?[kqv]_scale|k_proj\.k_scale|v_proj\.v_scale)")
 """Names of scales for attention in FP8, in checkpoints of llm-compressor, vLLM and ModelOpt."""
 CPU = torch.device("cpu")
 WeightSource = Callable[[str], Weight]
 """Maps the name of a parameter to its tensor, in the dtype in which it is stored, or to its quantised form."""
-
-
-class WeightsError(ValueError):
-    """The folder's weights are not those of the model that its config.json describes."""
 
 
 def open_weights(
@@ -46,21 +41,21 @@ def open_weights(
     expected = parameter_shapes(spec)
     if load_format == "dummy":
         return lambda name: _dummy(name, expected[name], seed, device)
-    if (folder / GGUF_NAME).exists():
-        file = GgufFile(folder / GGUF_NAME, spec)
-        _check(file.shapes, expected, spec)
-        return file.read
-    stored = _read_headers(_locate(folder))
-    _check({name: shape for name, (_, shape) in stored.items()}, expected, spec)
-    return lambda name: _read(stored[name][0], name)
+    stored = _open(folder, spec)
+    _check(stored.shapes, expected, spec)
+    return stored.read
 
 
 def find_codings(folder: Path, spec: ModelSpec, load_format: str) -> Callable[[str], Coding | None]:
     """Returns a function that says how the weights of a parameter are coded where the folder stores them; None means
-    that they are not quantised. Raises ValueError if a GGUF file is damaged."""
-    if load_format == "dummy" or not (folder / GGUF_NAME).exists():
-        return lambda name: None
-    return GgufFile(folder / GGUF_NAME, spec).coding
+    that they are not quantised. Raises ValueError if a GGUF file is damaged, or WeightsError as `open_weights` does."""
+    return (lambda name: None) if load_format == "dummy" else _open(folder, spec).coding
+
+
+def _open(folder: Path, spec: ModelSpec) -> GgufFile | Folder:
+    if (folder / GGUF_NAME).exists():
+        return GgufFile(folder / GGUF_NAME, spec)
+    return Folder(folder, parameter_shapes(spec))
 
 
 def read_kv_scales(folder: Path, spec: ModelSpec) -> Tensor | None:
@@ -69,8 +64,9 @@ def read_kv_scales(folder: Path, spec: ModelSpec) -> Tensor | None:
     each KV head. Raises WeightsError if a factor is missing, not positive, or of another shape."""
     if (folder / GGUF_NAME).exists():
         return None
-    stored = {name: path for name, (path, _) in _read_headers(_locate(folder)).items() if KV_SCALE.fullmatch(name)}
-    if not any(name.endswith(("k_scale", "v_scale")) for name in stored):
+    stored = StoredTensors(folder)
+    scale_names = [name for name in stored if KV_SCALE.fullmatch(name)]
+    if not any(name.endswith(("k_scale", "v_scale")) for name in scale_names):
         return None
     scales = torch.empty(spec.layers, 2, spec.kv_heads)
     for layer in range(spec.layers):
@@ -80,7 +76,7 @@ def read_kv_scales(folder: Path, spec: ModelSpec) -> Tensor | None:
             name = next((name for name in names if name in stored), None)
             if name is None:
                 raise WeightsError(f"missing tensor {prefix}.{side}_scale: other layers have scales for K and V in FP8")
-            scale = _read(stored[name], name).float().flatten()
+            scale = stored.read(name).float().flatten()
             if len(scale) not in (1, spec.kv_heads) or not ((scale > 0) & scale.isfinite()).all():
                 raise WeightsError(f"tensor {name} must have 1 or {spec.kv_heads} positive numbers")
             scales[layer, number] = scale
@@ -120,33 +116,6 @@ def _layer_shapes(spec: ModelSpec) -> dict[str, Shape]:
     return shapes
 
 
-def _locate(folder: Path) -> list[Path]:
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    if index.is_file():
-        files = sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
-        for file in files:
-            if file.parent != folder:
-                raise WeightsError(f"{index} names {file}, which is not in its folder")
-        return files
-    if single.is_file():
-        return [single]
-    pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-    hint = f"; {pickled[0]} is a pickle, which is never read" if pickled else ""
-    raise WeightsError(f"{folder} has no model.safetensors and no model.safetensors.index.json{hint}")
-
-
-def _read_headers(paths: list[Path]) -> dict[str, tuple[Path, Shape]]:
-    """Maps the name of each parameter to the file that holds it, and its shape. Raises WeightsError if a file is
-    missing."""
-    found: dict[str, tuple[Path, Shape]] = {}
-    for path in paths:
-        if not path.is_file():
-            raise WeightsError(f"{path.parent} has no {path.name}, which its index names")
-        with safe_open(path, framework="pt") as file:
-            found |= {name: (path, tuple(file.get_slice(name).get_shape())) for name in file.keys()}  # noqa: SIM118
-    return found
-
-
 def _check(stored: Mapping[str, Shape], expected: Mapping[str, Shape], spec: ModelSpec) -> None:
     missing = [name for name in expected if name not in stored]
     if missing:
@@ -164,12 +133,6 @@ def _is_redundant(name: str, spec: ModelSpec) -> bool:
     if KV_SCALE.fullmatch(name):
         return True  # only a KV cache in FP8 needs them: see `read_kv_scales`
     return name.endswith("rotary_emb.inv_freq") or (spec.tied_embeddings and name == "lm_head.weight")
-
-
-def _read(path: Path, name: str) -> Tensor:
-    # Opened for each tensor, which takes 0.3 ms, because an open file stays mapped into the engine's memory.
-    with safe_open(path, framework="pt") as file:
-        return file.get_tensor(name)
 
 
 def _dummy(name: str, shape: Shape, seed: int, device: torch.device) -> Tensor:

@@ -258,16 +258,11 @@ def test_a_missing_scale_is_named(checkpoint, spec):
         read_kv_scales(checkpoint(scales), spec)
 
 
-def test_only_a_configuration_that_quantizes_nothing_but_the_cache_is_served():
+def test_a_configuration_may_quantize_nothing_but_the_cache(checkpoint, spec):
     scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
     for_cache = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": scheme}
+    folder = checkpoint(named("k_scale", "v_scale"))
     for served in (for_cache, for_cache | {"config_groups": {"group_0": {"targets": []}}}):
-        assert parse_spec(CONFIG | {"quantization_config": served}, {}).model_type == "qwen2"
-    for refused in (
-        {"quant_method": "fp8"},
-        for_cache | {"kv_cache_scheme": None},
-        for_cache | {"kv_cache_scheme": scheme | {"type": "int"}},
-        for_cache | {"config_groups": {"group_0": {"targets": ["Linear"]}}},
-    ):
-        with pytest.raises(ValueError, match="quantized weights"):
-            parse_spec(CONFIG | {"quantization_config": refused}, {})
+        (folder / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": served}))
+        assert torch.equal(open_weights(folder, spec)("model.norm.weight"), weights(spec)["model.norm.weight"])
+        assert read_kv_scales(folder, spec)[1, 0].tolist() == [1.0, 4.0]

@@ -114,8 +114,6 @@ def test_spec_refuses_what_it_cannot_run():
         parse_spec(CONFIG | {"model_type": "mamba"}, {})
     with pytest.raises(ValueError, match="hidden_act 'gelu'"):
         parse_spec(CONFIG | {"hidden_act": "gelu"}, {})
-    with pytest.raises(ValueError, match="'awq'"):
-        parse_spec(CONFIG | {"quantization_config": {"quant_method": "awq"}}, {})
     with pytest.raises(ValueError, match="rope_type 'longrope'"):
         parse_spec(CONFIG | {"rope_scaling": {"type": "longrope"}}, {})
     with pytest.raises(ValueError, match="no vocab_size"):

@@ -1,0 +1,95 @@
+"""Reads a model's weights out of a Hugging Face folder: quantised ones as they are, others as tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from engine.model.checkpoints.awq import Awq
+from engine.model.checkpoints.compressed_tensors import CompressedTensors
+from engine.model.checkpoints.fp8 import Fp8
+from engine.model.checkpoints.gptq import Gptq
+from engine.model.checkpoints.layers import Family, Json, Layer
+from engine.model.checkpoints.stored import FLOATS, Shape, StoredTensors, WeightsError
+from lora_kernels.quantized import Coding, Weight
+
+FAMILIES: dict[str, Callable[[Json, StoredTensors], Family]] = {
+    "gptq": Gptq,
+    "awq": Awq,
+    "compressed-tensors": CompressedTensors,
+    "fp8": Fp8,
+    "fbgemm_fp8": Fp8,
+}
+"""The families that are read as they are, by the name that config.json gives them."""
+END = ".weight"
+
+
+class Folder:
+    """The weights of a folder.
+
+    Args:
+        expected: the shapes of the model's parameters, by name.
+
+    Raises:
+        WeightsError: a file is missing, the weights are quantised in an unknown way, or a tensor that belongs to a
+            quantised weight is missing or of another shape or dtype; the message names it.
+    """
+
+    def __init__(self, folder: Path, expected: Mapping[str, Shape]) -> None:
+        self._stored = StoredTensors(folder)
+        self._layers = _find_layers(_read_section(folder), self._stored, expected)
+        for name in expected:
+            if name not in self._layers and self._stored.dtype(name) not in (None, *FLOATS):
+                raise WeightsError(
+                    f"tensor {name} is {self._stored.dtype(name)}: config.json does not say how to read it"
+                )
+        parts = {part for layer in self._layers.values() for part in layer.parts}
+        self._shapes = {name: self._stored[name].shape for name in self._stored if name not in parts}
+        self._shapes |= {name: expected[name] for name in self._layers}
+        for name in self._layers:
+            bias = f"{name.removesuffix(END)}.bias"
+            if bias in self._shapes and bias not in expected and not self._stored.read(bias).any():
+                del self._shapes[bias]  # AutoGPTQ writes zeros for modules that have no bias
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """The shapes of parameters, by name, and of tensors that belong to none."""
+        return self._shapes
+
+    def coding(self, name: str) -> Coding | None:
+        """Returns how a parameter's weights are coded once they are read; None means that they are not quantised."""
+        return self._layers[name].coding if name in self._layers else None
+
+    def read(self, name: str) -> Weight:
+        """Reads a parameter. Raises WeightsError, which names a tensor, if its numbers cannot be right."""
+        return self._layers[name].read() if name in self._layers else self._stored.read(name)
+
+
+def _read_section(folder: Path) -> Json:
+    """Returns the section of config.json that says how weights are quantised, empty if there is none."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text()) if file.is_file() else {}
+    return config.get("quantization_config") or config.get("compression_config") or {}
+
+
+def _find_layers(section: Json, stored: StoredTensors, expected: Mapping[str, Shape]) -> dict[str, Layer]:
+    """Returns the quantised weights, by the names of their parameters."""
+    if not section:
+        return {}
+    method = section.get("quant_method", "unknown")
+    if method not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise WeightsError(
+            f"weights quantised by {method!r} cannot be read: choose a GGUF file, a checkpoint of {known}, or the "
+            "original weights, which engine.weights quantises"
+        )
+    family, found = FAMILIES[method](section, stored), {}
+    for name, shape in expected.items():
+        if (
+            name.endswith(END)
+            and len(shape) == 2
+            and (layer := family.find(name.removesuffix(END), (shape[0], shape[1])))
+        ):
+            found[name] = layer
+    return found

@@ -1,0 +1,53 @@
+"""Checkpoints in FP8: weights in e4m3, and scales by which they are multiplied.
+
+A module has `weight` (e4m3 [out_features, in_features]) and `weight_scale_inv`, which despite its name is a factor, or
+`weight_scale`: one for each block of `weight_block_size`, for each output, or for all. Weights become tensors, whose
+numbers are exact but for fp32's rounding. Source: the model cards and code of DeepSeek-V3, transformers'
+finegrained_fp8.py.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+
+from torch import Tensor
+
+from engine.model.checkpoints.layers import Json, Layer, grid_shapes, parts_of
+from engine.model.checkpoints.stored import FLOATS, StoredTensors
+
+E4M3 = "F8_E4M3"
+SCALES = ("weight_scale_inv", "weight_scale")
+PARTS = ("weight", *SCALES, "weight_zero_point", "input_scale", "input_scale_ub", "output_scale")
+
+
+class Fp8:
+    """Finds the weights of a folder that are in FP8."""
+
+    def __init__(self, section: Json, stored: StoredTensors) -> None:
+        self._stored, self._block = stored, section.get("weight_block_size")
+
+    def find(self, module: str, shape: tuple[int, int]) -> Layer | None:
+        if self._stored.dtype(f"{module}.weight") != E4M3:
+            return None
+        if self._block:
+            return fp8_layer(self._stored, module, shape, (self._block[0], self._block[1]))
+        scale = next((name for part in SCALES if (name := f"{module}.{part}") in self._stored), None)
+        of_channels = scale is not None and prod(self._stored[scale].shape) > 1
+        return fp8_layer(self._stored, module, shape, (1 if of_channels else shape[0], shape[1]))
+
+
+def fp8_layer(stored: StoredTensors, module: str, shape: tuple[int, int], block: tuple[int, int]) -> Layer:
+    """Returns the weight of a module, whose blocks of [outputs, inputs] share a scale. Raises WeightsError if its
+    scales are missing or have another shape."""
+    grid = -(-shape[0] // block[0]), -(-shape[1] // block[1])
+    scale = next((name for part in SCALES if (name := f"{module}.{part}") in stored), f"{module}.{SCALES[1]}")
+    stored.require(f"{module}.weight", (E4M3,), shape)
+    stored.require(scale, (*FLOATS, "F8_E8M0"), *grid_shapes(*grid))
+    return Layer(parts_of(module, stored, PARTS), None, partial(_read, stored, f"{module}.weight", scale, block, grid))
+
+
+def _read(stored: StoredTensors, name: str, scale: str, block: tuple[int, int], grid: tuple[int, int]) -> Tensor:
+    weight = stored.read(name).float()
+    factors = stored.read(scale).float().view(grid).repeat_interleave(block[1], dim=1)[:, : weight.shape[1]]
+    return weight.mul_(factors.repeat_interleave(block[0], dim=0)[: len(weight)])

@@ -1,0 +1,112 @@
+"""What families of quantised checkpoints share: linear layers of integer codes and their scales.
+
+Weights are `scale * (code - zero point)`, where codes and zero points are unsigned numbers of 4 or 8 bits, and several
+neighbouring inputs, or all, share a scale and a zero point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from engine.model.checkpoints.stored import Shape, StoredTensors, WeightsError
+from lora_kernels.quantized import GROUPS, Coding, QuantizedWeight, Weight, find_coding
+
+Json = Mapping[str, Any]
+PRECISION = 2.0**-10
+"""Largest relative error with which fp16 may hold a scale; that of bf16 is 2^-9."""
+
+
+class Layer(NamedTuple):
+    """The quantised weight of a linear layer: the names of its tensors, what it is coded as (None if it is read as a
+    tensor), and the function that reads it."""
+
+    parts: set[str]
+    coding: Coding | None
+    read: Callable[[], Weight]
+
+
+class Family(Protocol):
+    """A family of formats."""
+
+    def find(self, module: str, shape: tuple[int, int]) -> Layer | None:
+        """Returns the quantised weight of a module, whose shape is [out_features, in_features], or None if the module
+        is not quantised. Raises WeightsError, which names a tensor, if one is missing or has another shape or dtype."""
+
+
+def parts_of(module: str, stored: StoredTensors, names: tuple[str, ...]) -> set[str]:
+    """Returns those tensors of a module that are stored."""
+    return {name for part in names if (name := f"{module}.{part}") in stored}
+
+
+def integer_coding(name: str, width: int, bits: int, size: int, symmetric: bool) -> Coding:
+    """Returns the coding of weights that share scales in groups of `size` inputs, which may be larger than a coding's
+    groups: scales are then repeated. `symmetric` says that all zero points are the middle code. Raises WeightsError
+    if `bits` or the size cannot be coded."""
+    if bits not in (4, 8):
+        raise WeightsError(f"tensor {name} has weights of {bits} bits: 4 and 8 can be read")
+    wide = Coding(bits, GROUPS[-1], 1 << (bits - 1) if symmetric else None, in_scales=not symmetric)
+    coding = find_coding(wide, size) if size > 0 and width % size == 0 else None
+    if coding is None:
+        raise WeightsError(f"tensor {name} has {width} inputs in groups of {size}: {GROUPS[0]} must divide groups")
+    return coding
+
+
+def integer_weight(
+    name: str, coding: Coding, codes: Tensor, scales: Tensor, zeros: Tensor | None, order: Tensor | None = None
+) -> QuantizedWeight:
+    """Returns a quantised weight.
+
+    Args:
+        name: the tensor that errors name.
+        codes: uint8 [out_features, in_features], in the order of inputs.
+        scales: [out_features, groups], in any dtype of floats.
+        zeros: zero points, integers of the shape of `scales`; None if the coding has a zero.
+        order: which input is at which place when they are sorted by group; None if they are sorted already.
+
+    Raises:
+        WeightsError: fp16 cannot hold the scales.
+    """
+    repeats = codes.shape[1] // coding.group // scales.shape[1]
+    halves = _halves(name, scales).repeat_interleave(repeats, dim=1)
+    minima = None if zeros is None else -zeros.half().repeat_interleave(repeats, dim=1)
+    columns = codes if order is None else codes.index_select(1, order)
+    return QuantizedWeight(coding, columns.contiguous(), halves, minima, order=order)
+
+
+def _halves(name: str, scales: Tensor) -> Tensor:
+    exact = scales.float()
+    halves = exact.half()
+    if not ((halves.float() - exact).abs() <= exact.abs() * PRECISION).all():
+        raise WeightsError(f"tensor {name} has scales too small or large for fp16: the original weights can be served")
+    return halves
+
+
+def unpack(packed: Tensor, bits: int) -> Tensor:
+    """Returns the numbers of 4 or 8 bits that int32 [rows, words] hold, those in lower bits first, as uint8 [rows,
+    words * 32 / bits]."""
+    data = packed.contiguous().view(torch.uint8)
+    return data if bits == 8 else torch.stack((data & 15, data >> 4), dim=2).flatten(1)
+
+
+def order_of(name: str, groups: Tensor, size: int) -> Tensor | None:
+    """Returns the inputs sorted by group, int64 [in_features], from each one's group, or None if they are sorted
+    already. Raises WeightsError unless each group has `size` inputs."""
+    sorted_groups = torch.arange(len(groups)) // size
+    order = torch.argsort(groups.long(), stable=True)
+    if not torch.equal(groups.long()[order], sorted_groups):
+        raise WeightsError(f"tensor {name} must name {size} inputs of each group")
+    return None if torch.equal(groups.long(), sorted_groups) else order
+
+
+def grid_shapes(rows: int, columns: int) -> tuple[Shape, ...]:
+    """Returns the shapes in which a grid of scales may be stored."""
+    shapes: list[Shape] = [(rows, columns)]
+    if columns == 1:
+        shapes.append((rows,))
+    if rows == columns == 1:
+        shapes.append(())
+    return tuple(shapes)

@@ -1,0 +1,174 @@
+"""Speed of quantised weights beside bf16: `make bench-weights`.
+
+Engines over the same model, one for each form of its weights, compute the same requests in turn, so that all meet the
+same machine. There is no gateway. `stored` reads a GGUF file as it is; `bf16` has its weights dequantised, from which
+`int8` and `int4` are quantised. Decoding is measured by the steps in which all streams decode, prefill by one prompt of
+1,024 tokens. Ratios are medians over rounds, each of which has every form once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.workload import write_adapters
+from engine.build import core_config
+from engine.config import EngineConfig
+from engine.core.commands import Submit
+from engine.core.state import EngineState
+from engine.core.types import Request, SamplingParams
+from engine.demo.dense import dense_folder
+from engine.engine import Engine
+from engine.model.prepare import prepare_model
+from engine.model.runner import ModelRunner
+from engine.model.sizes import count_weight_bytes, find_kept_codings
+from engine.process.files import default_data_dir
+
+FORMS = ("bf16", "stored", "int8", "int4")
+PROMPT, TOKENS, PREFILL = 64, 32, 1024
+"""Tokens of a prompt and of its answer where decoding is measured, and of the prompt where prefill is."""
+RANK = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`streams` requests at a time, over base and adapters in turn; with no streams, one prompt is prefilled."""
+
+    name: str
+    streams: int
+    adapters: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Medians over the rounds of one case with one form of weights; `ratio` is its speed over bf16's."""
+
+    case: str
+    form: str
+    milliseconds: float
+    """Of a step in which all streams decode, or of a prefill."""
+    tokens_s: float
+    ratio: float
+    least: float
+    most: float
+
+
+class Served:
+    """An engine over one form of the weights, with its adapters loaded."""
+
+    def __init__(self, form: str, folder: Path, state: Path, adapters: Sequence[Path]) -> None:
+        weights = form if form in ("int8", "int4") else "auto"
+        config = EngineConfig(
+            str(folder),
+            device="cpu",
+            dtype="bfloat16",
+            weights=weights,
+            memory_gb=1,
+            prefix_caching=False,
+            state_dir=str(state),
+        )
+        self.runner = runner = ModelRunner(config)
+        codings = find_kept_codings(runner.config, runner.spec, runner.device)
+        self.weight_bytes = count_weight_bytes(runner.spec, runner.dtype, codings)
+        core = core_config(runner.config, runner.num_pages, 0, runner.max_model_len, runner.eos_token_ids)
+        self.engine = Engine(EngineState.create(core), runner)
+        self.adapters = [self.engine.load_adapter(str(path)).adapter_hash for path in adapters]
+
+    def run(self, case: Case, rng: random.Random) -> float:
+        """Returns the seconds of the case: of the median step that decodes, or of a prefill. Prompts are new ones."""
+        for number in range(max(case.streams, 1)):
+            self._submit(str(number), case, number, rng)
+        steps: list[float] = []
+        while True:
+            began = time.perf_counter()
+            self.engine.step()
+            steps.append(time.perf_counter() - began)
+            if not self.engine.state.has_work:
+                break
+        return statistics.median(steps[-TOKENS + 4 : -1]) if case.streams else sum(steps)
+
+    def _submit(self, name: str, case: Case, number: int, rng: random.Random) -> None:
+        vocab = self.runner.vocab_size
+        length, tokens = (PROMPT, TOKENS) if case.streams else (PREFILL, 1)
+        prompt = tuple(rng.randrange(vocab) for _ in range(length))
+        adapter = self.adapters[number % case.adapters] if case.adapters else None
+        params = SamplingParams(tokens, temperature=0.0, ignore_eos=True)
+        self.engine.inbox.put(Submit(Request(name, prompt, params, adapter)))
+
+
+def measure(served: dict[str, Served], case: Case, rounds: int) -> list[Outcome]:
+    """Returns an outcome for each form. A first round is not counted: it records tapes."""
+    seconds: dict[str, list[float]] = {form: [] for form in served}
+    forms = list(served)
+    for number in range(rounds + 1):
+        for form in forms[number % len(forms) :] + forms[: number % len(forms)]:
+            took = served[form].run(case, random.Random(number))
+            if number:
+                seconds[form].append(took)
+    tokens = case.streams or PREFILL
+    outcomes = []
+    for form, took in seconds.items():
+        ratios = [base / own for base, own in zip(seconds["bf16"], took, strict=True)]
+        middle = statistics.median(took)
+        ratio, least, most = statistics.median(ratios), min(ratios), max(ratios)
+        outcomes.append(Outcome(case.name, form, 1e3 * middle, tokens / middle, ratio, least, most))
+    return outcomes
+
+
+def report(outcomes: Sequence[Outcome], served: dict[str, Served]) -> Table:
+    sizes = ", ".join(f"{form} {one.weight_bytes / 1e6:.0f} MB" for form, one in served.items())
+    table = Table(title=f"Forms of weights: {sizes}")
+    for column in ("", "weights", "ms", "tokens/s", "over bf16", "of rounds"):
+        table.add_column(column, justify="right" if column not in ("", "weights") else "left")
+    for one in outcomes:
+        spread = f"{one.least:.2f} to {one.most:.2f}"
+        table.add_row(one.case, one.form, f"{one.milliseconds:.1f}", f"{one.tokens_s:.0f}", f"{one.ratio:.2f}", spread)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.weights", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="embedded", help="a GGUF file, or `embedded`")
+    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ), help="of prepared models")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32], help="requests at a time")
+    parser.add_argument("--adapters", type=int, default=8, help="adapters of rank 8 of the case with adapters")
+    parser.add_argument("--rounds", type=int, default=7, help="runs of each case and form")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    args = parser.parse_args()
+    console = Console()
+    stored, dense = (prepare(args.model, args.data_dir, console) for prepare in (prepare_model, dense_folder))
+    with TemporaryDirectory(prefix="loralane-weights-") as scratch:
+        adapters = list(write_adapters(stored, Path(scratch), [RANK] * args.adapters).values())
+        served = {
+            form: Served(form, stored if form == "stored" else dense, args.data_dir / "engine", adapters)
+            for form in track(FORMS, "Loading", console=console)
+        }
+        cases = [Case(f"{streams} streams", streams) for streams in args.streams]
+        if args.adapters:
+            most = max(args.streams)
+            cases.append(Case(f"{most} streams, {args.adapters} adapters", most, args.adapters))
+        cases.append(Case(f"prefill of {PREFILL}", 0))
+        outcomes: list[Outcome] = []
+        for case in track(cases, "Measuring", console=console):
+            outcomes += measure(served, case, args.rounds)
+    console.print(report(outcomes, served))
+    if args.json:
+        args.json.write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
+
+
+if __name__ == "__main__":
+    main()

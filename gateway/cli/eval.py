@@ -1,4 +1,5 @@
-"""`loralane eval`: evaluates the base model and its adapters. `eval tasks` scores them by lm-eval's tasks."""
+"""`loralane eval`: evaluates the base model and its adapters. `eval tasks` scores them by lm-eval's tasks, and `eval
+drift` (eval_drift.py) compares forms of the weights."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from msgspec import Struct
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from gateway.cli import eval_drift
 from gateway.cli.http import open_http, refusal, unreachable
 from gateway.cli.options import DEMO_TENANT_KEY, LOCAL_URL, ServerUrl, UserKey, console
 from gateway.terminal.output import atomic_file, check_writable, exit_with_error, integer_parser, print_wide
@@ -25,6 +27,7 @@ DEMO_TASK = "demo_capitals"
 ALL, NONE = "all", "none"
 
 app = typer.Typer(help="Evaluate the base model and its adapters.", no_args_is_help=True, rich_markup_mode="markdown")
+app.command(help=eval_drift.HELP)(eval_drift.drift)
 
 HELP = f"""Score the base model and its adapters by tasks of EleutherAI's lm-eval, and print one table.
 

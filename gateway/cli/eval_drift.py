@@ -1,0 +1,137 @@
+"""`loralane eval drift`: how far forms of a model's weights move its log-probabilities from those in fp32."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from msgspec import Struct, to_builtins
+from rich.progress import track
+from rich.table import Table
+
+from engine.demo.questions import plain_pairs
+from gateway.cli.options import console
+from gateway.terminal.output import atomic_file, check_writable, exit_with_error, print_wide
+
+HELP = """Print how far forms of a model's weights move its log-probabilities from those of the same weights in fp32.
+
+Each form is loaded in this process in turn, without a server, and scores the tokens of a text. `auto` are the weights
+as they are stored, and `int8` and `int4` quantise them. Perplexity is that of the text.
+
+- `loralane eval drift` measures the demo's model
+- `loralane eval drift ./llama --forms auto,int8,int4 --adapter support=./adapters/support --text tickets.txt`
+"""
+EXACT = "fp32"
+"""Name of the form to which the others are compared."""
+FORMS = ("auto", "int8", "int4")
+PIECE = 1200
+"""Characters of a text that are scored as one prompt: some 300 tokens."""
+LARGE = 0.99
+
+
+class Drift(Struct, frozen=True):
+    """How far a form of the weights moves the log-probabilities of a text's tokens, for the base or an adapter."""
+
+    form: str
+    adapter: str
+    tokens: int
+    mean: float
+    p99: float
+    worst: float
+    perplexity: float
+
+
+def drift(
+    model: Annotated[str, typer.Argument(help="As for serve --model.")] = "embedded",
+    forms: Annotated[str, typer.Option(metavar="A,B,...", help="Forms of weights: auto, int8, int4.")] = "auto",
+    adapter: Annotated[list[str] | None, typer.Option(metavar="NAME=FOLDER", help="Adapter; repeatable.")] = None,
+    text: Annotated[Path | None, typer.Option(help="Text to score; default: questions and answers.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the figures here.")] = None,
+) -> None:
+    chosen = [name.strip() for name in forms.split(",") if name.strip()]
+    if unknown := [name for name in chosen if name not in FORMS]:
+        exit_with_error(f"--forms: {unknown[0]!r} is none of {', '.join(FORMS)}")
+    try:
+        if json_file is not None:
+            check_writable(json_file, "--json")
+        pieces = split(text.read_text() if text else bundled_text())
+        if not pieces:
+            exit_with_error(f"{text} is empty")
+        found = list(measure(model, chosen, dict(map(_named, adapter or ())), pieces))
+    except (ValueError, OSError) as error:
+        exit_with_error(str(error))
+    if json_file is not None:
+        with atomic_file(json_file) as target:
+            target.write(json.dumps(to_builtins(found), indent=2).encode() + b"\n")
+    print_wide(drift_table(found))
+
+
+def bundled_text() -> str:
+    """Return the demo's questions and answers as one text."""
+    return "\n\n".join(f"{question}\n{answer}" for question, answer in plain_pairs())
+
+
+def split(text: str) -> list[str]:
+    """Cut a text into pieces that are scored one by one. A last piece of less than two characters is left out."""
+    pieces = [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
+    return [piece for piece in pieces if len(piece) > 1]
+
+
+def measure(model: str, forms: Sequence[str], adapters: Mapping[str, str], pieces: Sequence[str]) -> Iterator[Drift]:
+    """Yield the drift of each form for the base and each adapter; that of the exact weights comes first.
+
+    Args:
+        model: as `LLM` takes it.
+        adapters: folders or hub ids of adapters by name.
+    """
+    exact: dict[str, list[float]] = {}
+    for form in track((EXACT, *forms), "Scoring", console=console, transient=True):
+        scores = _score(model, form, adapters, pieces)
+        exact = exact or scores
+        for name, own in scores.items():
+            yield _drift(form, name, own, exact[name])
+
+
+def _score(model: str, form: str, adapters: Mapping[str, str], pieces: Sequence[str]) -> dict[str, list[float]]:
+    """Return the log-probability of each token of the pieces, but their first ones, for the base (named "") and each
+    adapter."""
+    from gateway.llm.llm import LLM  # its import takes seconds
+    from gateway.llm.params import SamplingParams
+
+    dtype, weights = ("float32", "auto") if form == EXACT else ("auto", form)
+    engine = {"weights": weights, "prefix_caching": False}
+    params = SamplingParams(max_tokens=0, prompt_logprobs=0)
+    scores: dict[str, list[float]] = {}
+    with LLM(model, adapters=dict(adapters), dtype=dtype, engine=engine) as llm:
+        for name in ("", *adapters):
+            results = llm.generate(list(pieces), params, adapter=name or None, lane="batch", progress=False)
+            scores[name] = [item.values.logprob for one in results for item in one.prompt_logprobs if item is not None]
+    return scores
+
+
+def _drift(form: str, adapter: str, own: Sequence[float], exact: Sequence[float]) -> Drift:
+    moved = sorted(abs(ours - theirs) for ours, theirs in zip(own, exact, strict=True))
+    mean, p99 = math.fsum(moved) / len(moved), moved[int(LARGE * (len(moved) - 1))]
+    return Drift(form, adapter, len(own), mean, p99, moved[-1], math.exp(-math.fsum(own) / len(own)))
+
+
+def drift_table(found: Sequence[Drift]) -> Table:
+    table = Table(box=None)
+    for title in ("model", "weights", "tokens", "mean |Δ logprob|", "p99", "largest", "perplexity"):
+        table.add_column(title, justify="left" if title in ("model", "weights") else "right", no_wrap=True)
+    for one in found:
+        moved = ("-", "-", "-") if one.form == EXACT else (f"{one.mean:.4f}", f"{one.p99:.3f}", f"{one.worst:.3f}")
+        table.add_row(one.adapter or "base", one.form, f"{one.tokens:,}", *moved, f"{one.perplexity:.3f}")
+    return table
+
+
+def _named(text: str) -> tuple[str, str]:
+    """Return the name and the folder in NAME=FOLDER. Raises ValueError."""
+    name, equals, folder = text.partition("=")
+    if not (name and equals and folder):
+        raise ValueError(f"--adapter must be NAME=FOLDER, not {text!r}")
+    return name, folder

@@ -3,7 +3,7 @@
 Engines over the same model, one for each form of its weights, compute the same requests in turn, so that all meet the
 same machine. There is no gateway. `stored` reads a GGUF file as it is; `bf16` has its weights dequantised, from which
 `int8` and `int4` are quantised. Decoding is measured by the steps in which all streams decode, prefill by one prompt of
-1,024 tokens. Ratios are medians over rounds, each of which has every form once.
+512 tokens. Ratios are medians over rounds, each of which has every form once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from engine.model.sizes import count_weight_bytes, find_kept_codings
 from engine.process.files import default_data_dir
 
 FORMS = ("bf16", "stored", "int8", "int4")
-PROMPT, TOKENS, PREFILL = 64, 32, 1024
+PROMPT, TOKENS, PREFILL = 64, 32, 512
 """Tokens of a prompt and of its answer where decoding is measured, and of the prompt where prefill is."""
 RANK = 8
 
@@ -119,9 +119,9 @@ def measure(served: dict[str, Served], case: Case, rounds: int) -> list[Outcome]
                 seconds[form].append(took)
     tokens = case.streams or PREFILL
     outcomes = []
-    for form, took in seconds.items():
-        ratios = [base / own for base, own in zip(seconds["bf16"], took, strict=True)]
-        middle = statistics.median(took)
+    for form, own in seconds.items():
+        ratios = [base / its for base, its in zip(seconds["bf16"], own, strict=True)]
+        middle = statistics.median(own)
         ratio, least, most = statistics.median(ratios), min(ratios), max(ratios)
         outcomes.append(Outcome(case.name, form, 1e3 * middle, tokens / middle, ratio, least, most))
     return outcomes

@@ -16,7 +16,15 @@ from engine.config import EngineConfig
 from engine.model.arena import page_shape
 from engine.model.kernels import attention_wish
 from engine.model.memory import count_host_pages, count_pages, pick_device, pick_dtype
-from engine.model.sizes import count_weight_bytes, fill_sizes, find_kept_codings, has_fp8_kv, max_model_len, stores_fp8
+from engine.model.sizes import (
+    count_weight_bytes,
+    count_weights,
+    fill_sizes,
+    find_kept_codings,
+    has_fp8_kv,
+    max_model_len,
+    stores_fp8,
+)
 from engine.model.spec import read_spec
 from engine.model.weights import open_weights
 from engine.process.cores import usable_cores
@@ -52,6 +60,7 @@ def explain(config: EngineConfig) -> dict[str, Any]:
     return found | {
         "architecture": spec.model_type,
         "weight_bytes": weight_bytes,
+        "weight_bits": 8 * weight_bytes / count_weights(spec),
         "page_bytes": page_bytes,
         "pages": pages,
         "host_pages": count_host_pages(config, page_bytes),

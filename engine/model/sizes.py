@@ -100,6 +100,10 @@ def find_kept_codings(config: EngineConfig, spec: ModelSpec, device: torch.devic
     return find_codings(Path(config.model), spec, config.load_format)
 
 
+def count_weights(spec: ModelSpec) -> int:
+    return sum(map(prod, parameter_shapes(spec).values()))
+
+
 def count_weight_bytes(spec: ModelSpec, dtype: torch.dtype, coding: Codings = lambda name: None) -> int:
     """Returns the bytes of all weights in memory: those that `coding` names a coding for, quantised, others in
     `dtype`."""

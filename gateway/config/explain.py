@@ -76,11 +76,11 @@ def _engine(config: ModelSettings, engine: Mapping[str, Any]) -> Iterator[tuple[
     threads = f", {engine['threads']} threads" if engine["device"] == "cpu" else ""
     yield "device", f"{engine['device']}, {engine['dtype']}{threads}"
     if "pages" not in engine:
-        yield "model", f"{config.model.source}: fetched or converted at the start; then its memory and sizes are known"
+        yield "model", f"{config.model.source}: fetched or read at the start; then its memory and sizes are known"
         return
     pages, size = engine["pages"], engine["page_bytes"]
     tokens = (pages - 1) * config.engine.block_size
-    weights = f"{engine['weight_bytes'] / GIB:.2f} GiB of weights"
+    weights = f"{engine['weight_bytes'] / GIB:.2f} GiB of weights, {engine['weight_bits']:.3g} bits each"
     yield "model", f"{config.model.source} ({engine['architecture']}), {weights}"
     yield "page pool", f"{pages} pages, {pages * size / GIB:.2f} GiB now: KV of {tokens} tokens, less resident adapters"
     yield "context", f"{engine['max_model_len']} tokens, so that {tokens // engine['max_model_len']} of the longest fit"

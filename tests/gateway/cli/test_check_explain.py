@@ -17,6 +17,7 @@ ENGINE = {"device": "cpu", "dtype": "float32", "threads": 2}
 MODEL = {
     "architecture": "llama",
     "weight_bytes": 2**30,
+    "weight_bits": 16.0,
     "page_bytes": 2**20,
     "pages": 1025,
     "host_pages": 512,
@@ -47,7 +48,7 @@ def test_sizes_of_the_pool_are_given_in_tokens():
 
 def test_a_model_that_is_not_there_yet_has_no_sizes():
     facts, notes = explained()
-    assert facts["model"] == "embedded: fetched or converted at the start; then its memory and sizes are known"
+    assert facts["model"] == "embedded: fetched or read at the start; then its memory and sizes are known"
     assert "page pool" not in facts
     assert notes == ["The demo's public keys are accepted, on loopback only."]
 
@@ -81,12 +82,16 @@ def test_passwords_of_redis_are_not_shown(url, shown):
 
 def test_the_command_asks_the_engine(smollm2, tmp_path):
     file = tmp_path / "my.yaml"
-    file.write_text(json.dumps({"model": {"source": str(smollm2)}, "engine": {"device": "cpu", "dtype": "float32"}}))
+    file.write_text(
+        json.dumps(
+            {"model": {"source": str(smollm2)}, "engine": {"device": "cpu", "dtype": "float32", "weights": "int4"}}
+        )
+    )
     done = CliRunner().invoke(app, ["check", str(file), "--explain"], env={**os.environ, "COLUMNS": "200"})
     assert done.exit_code == 0, done.output
     assert "up to 32 at once: the default of every CPU, measured" in done.output
     assert "up to 256: the default of every CPU, measured" in done.output
-    assert "0.50 GiB of weights" in done.output
+    assert "0.09 GiB of weights, 5.74 bits each" in done.output
 
 
 @pytest.mark.parametrize(

@@ -53,12 +53,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Medians over the rounds of one case with one form of weights; `ratio` is its speed over bf16's."""
+    """Medians over the rounds of one case with one form of weights. `milliseconds` are those of a step in which all
+    streams decode, or of a prefill; `ratio` is the speed over bf16's, and `least` and `most` its extreme rounds."""
 
     case: str
     form: str
     milliseconds: float
-    """Of a step in which all streams decode, or of a prefill."""
     tokens_s: float
     ratio: float
     least: float

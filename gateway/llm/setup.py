@@ -68,7 +68,7 @@ class ModelOptions(TypedDict, total=False):
     tool_parser: ToolParserName
     reasoning_parser: ReasoningParserName
     data_dir: str | Path
-    """Folder for converted models and fetched adapters. The default is that of `loralane serve`."""
+    """Folder for prepared models and fetched adapters. The default is that of `loralane serve`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ async def _prepared(
 async def _prepare(
     launch: Launch, folders: Mapping[str, Path | None], engines: ModelEngines, stop: Stop, bar: StartBar
 ) -> list[Path]:
-    """Prepare one model after the other, because a conversion may take most of the machine's memory."""
+    """Prepare one model after the other, because each takes a processor for seconds."""
     found = []
     for name, settings in launch.config.served.items():
         folder = folders[name]

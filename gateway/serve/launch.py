@@ -29,7 +29,7 @@ class Launch:
 
     config: Config
     model_dir: Path | None
-    """Folder of the prepared model. None means that the model's source must be fetched or converted first, or that
+    """Folder of the prepared model. None means that the model's source must be fetched or read first, or that
     there are several models."""
     data_dir: Path
     engine: tuple[str, ...] = ENGINE

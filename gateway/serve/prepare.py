@@ -21,7 +21,7 @@ from gateway.serve.stopping import Stop
 
 def prepared_folder(model: str, data_dir: Path) -> Path | None:
     """Return the folder of a model (`model.source` of the configuration) that needs no preparation. None means that
-    `prepare` must fetch or convert the model, or report why it cannot be served."""
+    `prepare` must fetch the model or read its tokenizer, or report why it cannot be served."""
     with suppress(ModelNotFound, OSError):
         if (folder := find_prepared(model, data_dir)) is not None:
             return folder.resolve()
@@ -29,12 +29,13 @@ def prepared_folder(model: str, data_dir: Path) -> Path | None:
 
 
 async def prepare(model: str, data_dir: Path, stop: Stop, bar: StartBar) -> Path:
-    """Fetch or convert a model (`model.source` of the configuration) in a process of its own; returns the folder that
-    the engine reads. If the call is cancelled, the process is killed, and unfinished files are removed.
+    """Fetch a model (`model.source` of the configuration), or make the folder of a GGUF file, in a process of its own;
+    returns the folder that the engine reads. If the call is cancelled, the process is killed, and unfinished files are
+    removed.
 
     Args:
         stop: kills the process at a forced stop, and removes unfinished files.
-        bar: shows the progress of a conversion.
+        bar: shows the progress of a preparation.
 
     Raises:
         StartError: there is no such model, or it cannot be read; the message says why.
@@ -78,7 +79,7 @@ async def _follow(process: asyncio.subprocess.Process, bar: StartBar) -> _Outcom
         with suppress(ValueError):
             match json.loads(line):
                 case [str(what), int() | float() as share]:
-                    bar.report(StartStage.CONVERTING, what, share)
+                    bar.report(StartStage.PREPARING, what, share)
                 case {"folder": str(folder)}:
                     outcome.folder = Path(folder)
                 case {"error": str(error)}:
@@ -97,4 +98,4 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 def _end_of(process: asyncio.subprocess.Process) -> str:
     """Return a message on how a preparing process that printed no reason ended."""
     status = process.returncode or 0
-    return f"the conversion was killed by signal {-status}" if status < 0 else "the reason is above"
+    return f"the preparation of the model was killed by signal {-status}" if status < 0 else "the reason is above"

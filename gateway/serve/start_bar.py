@@ -1,4 +1,4 @@
-"""Progress bar for the start of a server, from the conversion of the model to the last adapter."""
+"""Progress bar for the start of a server, from the preparation of the model to the last adapter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOK_SECONDS = 0.2
 class StartStage(Enum):
     """Stage of a server's start. The members are in the order in which the stages follow each other."""
 
-    CONVERTING = auto()
+    PREPARING = auto()
     STARTING = auto()
     COMPILING = auto()
     LOADING = auto()
@@ -26,7 +26,7 @@ class StartStage(Enum):
     ADAPTERS = auto()
 
 
-SECONDS = dict(zip(StartStage, (10.0, 3.0, 1.0, 1.0, 0.25, 0.25, 0.5), strict=True))
+SECONDS = dict(zip(StartStage, (5.0, 3.0, 1.0, 1.0, 0.25, 0.25, 0.5), strict=True))
 """Typical duration of each stage in seconds (two cores, the embedded model), which gives the stage's share of the
 bar."""
 ENGINE_STAGES = {

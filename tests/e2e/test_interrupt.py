@@ -91,11 +91,11 @@ def test_a_second_ctrl_c_kills_what_has_not_ended(smollm2, tmp_path):
 
 
 @pytest.mark.parametrize(("moment", "presses"), [("begun", 1), ("a folder is there", 1), ("a folder is there", 2)])
-def test_ctrl_c_ends_a_conversion_and_leaves_nothing(tmp_path, moment, presses):
+def test_ctrl_c_ends_a_preparation_and_leaves_nothing(tmp_path, moment, presses):
     models = tmp_path / "data" / "models"
     with started(tmp_path, "--model", "embedded", *PORTS) as (process, log):
         children = family(process, "engine.model.prepare")
-        heard(process, log, "converting")
+        heard(process, log, "reading the tokenizer")
         while moment != "begun" and not list(models.glob(".*")):
             assert process.poll() is None, log.read_text()
             time.sleep(0.05)

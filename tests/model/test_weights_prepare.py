@@ -10,7 +10,7 @@ from rich.console import Console
 from safetensors import SafetensorError
 
 from engine.model.prepare import prepare_model
-from engine.process.model_source import ModelNotFound, converted_folder, find_prepared
+from engine.process.model_source import ModelNotFound, find_prepared, prepared_folder
 from tests.model.tiny_gguf import header
 
 QUIET = Console(quiet=True)
@@ -22,7 +22,7 @@ def test_a_hugging_face_folder_is_used_as_it_is(tmp_path):
     assert not (tmp_path / "data").exists()
 
 
-def test_a_converted_gguf_is_found_again(tmp_path, monkeypatch):
+def test_a_prepared_gguf_file_is_found_again(tmp_path, monkeypatch):
     gguf = tmp_path / "tiny.gguf"
     gguf.write_bytes(header([(1, 2)]))
     converted = []
@@ -45,12 +45,12 @@ def test_a_converted_gguf_is_found_again(tmp_path, monkeypatch):
     assert first != second
 
 
-def test_what_is_ready_is_found_without_a_conversion(tmp_path):
+def test_what_is_ready_is_found_without_a_preparation(tmp_path):
     gguf = tmp_path / "tiny.gguf"
     gguf.write_bytes(header([(1, 2)]))
     data = tmp_path / "data"
     assert find_prepared(str(gguf), data) is None
-    folder = converted_folder(gguf, data)
+    folder = prepared_folder(gguf, data)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     assert find_prepared(str(gguf), data) == find_prepared(str(tmp_path), data) == folder
@@ -60,7 +60,7 @@ def test_what_is_ready_is_found_without_a_conversion(tmp_path):
         find_prepared(__file__, data)
 
 
-def test_a_conversion_ends_with_standard_input_and_leaves_nothing(tmp_path):
+def test_a_preparation_ends_with_standard_input_and_leaves_nothing(tmp_path):
     program = f"""if True:
         import sys, time
         from pathlib import Path

@@ -29,16 +29,16 @@ def shown(*reports):
 
 def test_stages_follow_each_other_and_the_bar_never_goes_back():
     assert shown(
-        (StartStage.CONVERTING, "converting", 0.5),
+        (StartStage.PREPARING, "converting", 0.5),
         (StartStage.STARTING, "starting the engine"),
-        (StartStage.CONVERTING, "late", 0.0),
+        (StartStage.PREPARING, "late", 0.0),
         (StartStage.LOADING, "loading weights: 30 of 30", 1.0),
         (StartStage.ADAPTERS, "loading adapters: 4 of 4", 1.0),
     ) == [
-        (31, "converting"),
-        (62, "starting the engine"),
-        (62, "late"),
-        (94, "loading weights: 30 of 30"),
+        (23, "converting"),
+        (45, "starting the engine"),
+        (45, "late"),
+        (91, "loading weights: 30 of 30"),
         (100, "loading adapters: 4 of 4"),
     ]
 
@@ -88,8 +88,8 @@ async def test_a_converters_progress_is_shown_and_its_folder_is_known():
     outcome, seen = await followed(CONVERTER)
     assert (outcome.folder, outcome.error) == (Path("/data/models/tiny"), "")
     assert seen == [
-        (StartStage.CONVERTING, "reading the tokenizer", 0.0),
-        (StartStage.CONVERTING, "writing safetensors", 0.95),
+        (StartStage.PREPARING, "reading the tokenizer", 0.0),
+        (StartStage.PREPARING, "writing safetensors", 0.95),
     ]
 
 

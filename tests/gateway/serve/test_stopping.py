@@ -243,7 +243,7 @@ def test_what_a_process_has_not_finished_is_found_by_its_number(tmp_path):
 
 
 @pytest.mark.parametrize("moment", ["being started", "running"])
-async def test_a_converter_does_not_outlive_an_interrupted_start(tmp_path, monkeypatch, moment):
+async def test_a_preparation_does_not_outlive_an_interrupted_start(tmp_path, monkeypatch, moment):
     real, born = asyncio.create_subprocess_exec, []
     models = tmp_path / "models"
 
@@ -265,7 +265,7 @@ async def test_a_converter_does_not_outlive_an_interrupted_start(tmp_path, monke
     assert not models.exists() or list(models.iterdir()) == []
 
 
-async def test_a_forced_stop_kills_the_converter(tmp_path, monkeypatch):
+async def test_a_forced_stop_kills_the_preparation(tmp_path, monkeypatch):
     real, kills = asyncio.create_subprocess_exec, []
 
     async def start(*command, **options):
@@ -277,7 +277,7 @@ async def test_a_forced_stop_kills_the_converter(tmp_path, monkeypatch):
             kills.append(kill)
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
-    with pytest.raises(StartError, match="cannot be served: the conversion was killed by signal 9"):
+    with pytest.raises(StartError, match="cannot be served: the preparation of the model was killed by signal 9"):
         await prepare.prepare("model", tmp_path, Forced(), StartBar.hidden())
     for kill in kills:
         kill()  # the process has ended, and its number may be another one's by now
@@ -299,7 +299,7 @@ async def test_an_engine_that_ends_while_the_model_is_prepared_ends_the_start(tm
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-async def test_a_converter_that_is_killed_from_outside_leaves_nothing(tmp_path, monkeypatch, number):
+async def test_a_preparation_that_is_killed_from_outside_leaves_nothing(tmp_path, monkeypatch, number):
     real = asyncio.create_subprocess_exec
 
     async def start(*command, **options):
@@ -309,7 +309,7 @@ async def test_a_converter_that_is_killed_from_outside_leaves_nothing(tmp_path, 
         return process
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
-    with pytest.raises(StartError, match=f"the conversion was killed by signal {number:d}"):
+    with pytest.raises(StartError, match=f"the preparation of the model was killed by signal {number:d}"):
         await prepare.prepare("model", tmp_path, Stop(), StartBar.hidden())
     assert list((tmp_path / "models").iterdir()) == []
 

@@ -226,7 +226,9 @@ def test_memory_for_steps_is_reserved_without_graphs_too(on):
 
 def test_a_cpu_has_the_measured_sizes(monkeypatch):
     monkeypatch.setattr(sizes, "free_host_bytes", lambda: 16 * GIB)
-    sized = fill_sizes(EngineConfig("m", num_pages=100), spec_of("0.5B"), torch.device("cpu"), torch.float32)
+    sized = fill_sizes(
+        EngineConfig("m", load_format="dummy", num_pages=100), spec_of("0.5B"), torch.device("cpu"), torch.float32
+    )
     config = sized.config
     assert (config.max_seqs, config.token_budget, config.host_adapter_gb, sized.reserved) == (32, 256, 2.0, 0)
     with capture_logs() as logged:
@@ -238,7 +240,7 @@ def test_a_cpu_has_the_measured_sizes(monkeypatch):
 
 @pytest.mark.parametrize(("given", "expected"), [({"max_seqs": 512}, (512, 512)), ({"token_budget": 16}, (16, 16))])
 def test_a_cpu_keeps_what_the_operator_sets(given, expected):
-    config = EngineConfig("m", num_pages=100, **given)
+    config = EngineConfig("m", load_format="dummy", num_pages=100, **given)
     config = fill_sizes(config, spec_of("0.5B"), torch.device("cpu"), torch.float32).config
     assert (config.max_seqs, config.token_budget) == expected
 

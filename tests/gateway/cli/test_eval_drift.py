@@ -17,7 +17,7 @@ MOST = {"auto": 0.05, "int8": 0.09, "int4": 0.09}
 
 
 def run(*arguments):
-    return CliRunner().invoke(app, ["eval", "drift", *arguments])
+    return CliRunner().invoke(app, ["eval", "drift", *arguments], env={"COLUMNS": "400"})
 
 
 def test_no_form_drifts_more_than_its_table_says(smollm2):

@@ -27,8 +27,6 @@ from lora_kernels.cpu.openmp import ITEM, TICKETS, Kernel
 from lora_kernels.cpu.quantized_panels import HALF_BITS, LINE, PANEL, PANEL_VECTORS, QUAD, PanelForm
 from lora_kernels.cpu.simd import F32, I32, I64, LANES, VEC, VEC_HALF, VEC_I16, VEC_I32, Emit, every
 
-TILE_ROWS = 8
-"""Most rows of a tile. Its sums of integers stay in registers, and those in fp32 in the first-level cache."""
 INT8_LIMIT = 127
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
 
@@ -64,7 +62,7 @@ def product_kernel(form: PanelForm, fmt: Format) -> Kernel:
     """Returns the kernel that multiplies panels of `form`, compiled on first use. Its results are in `fmt`; x is, too,
     unless products are in integers."""
 
-    size = fmt.size
+    size, most, pairs = fmt.size, form.most_rows, 2 in form.tiles
 
     def multiply(pointer):
         block = carray(pointer, 1)[0]
@@ -76,7 +74,7 @@ def product_kernel(form: PanelForm, fmt: Format) -> Kernel:
             bias, count = block.bias + 4 * PANEL * panel, block.features - PANEL * panel
             start = 0
             while start < block.rows:
-                rows = _tile_rows(block.rows - start)
+                rows = _tile_rows(block.rows - start, most, pairs)
                 x, out = block.x + start * block.x_row, block.out + start * block.out_row + size * PANEL * panel
                 _tile(form, fmt, rows, x, block.x_row, w, block.blocks, bias, out, block.out_row, count, ahead)
                 ahead = w
@@ -106,13 +104,13 @@ def code_kernel(form: PanelForm, fmt: Format) -> Kernel:
 
 
 @njit
-def _tile_rows(rows):
-    """Returns how many of `rows` rows the next tile has: a power of two, so that few tiles have to be compiled."""
-    if rows >= TILE_ROWS:
-        return TILE_ROWS
+def _tile_rows(rows, most, pairs):
+    """Returns how many of `rows` rows the next tile has: at most `most`, and one of `PanelForm.tiles`."""
+    if rows >= most:
+        return most
     if rows >= 4:
         return 4
-    return 2 if rows >= 2 else 1
+    return 2 if pairs and rows >= 2 else 1
 
 
 @njit
@@ -134,6 +132,8 @@ def _make_tile(rows: int) -> Any:
 
     def codegen(context, builder, signature, args):
         form, fmt = signature.args[0].of, signature.args[1].of
+        if rows not in form.tiles:
+            return  # never called
         _, _, x, x_row, w, blocks, bias, out, out_row, count, ahead = args
         tile = _Tile(Emit(builder), form, fmt, rows, x, x_row, blocks, _Panel(Emit(builder), form, w, blocks, ahead))
         tile.start(bias)

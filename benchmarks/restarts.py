@@ -293,7 +293,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.restarts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data-dir", type=Path, help="default: a new one, in which the model is converted first")
+    parser.add_argument("--data-dir", type=Path, help="default: a new one, in which the model is prepared first")
     parser.add_argument("--streams", type=int, default=200, help="different requests (default: %(default)s)")
     parser.add_argument("--kills", type=int, default=20, help="default: %(default)s")
     parser.add_argument("--stops", type=int, default=3, help="by SIGSTOP (default: %(default)s)")

@@ -238,7 +238,7 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", default="embedded", help="a model in the chat format of SmolLM2")
-    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ), help="of converted models")
+    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ), help="of prepared models")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32], help="requests at a time")
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS, help="what is asked for")
     parser.add_argument("--rounds", type=int, default=8, help="pairs of runs of each row, or of slices")

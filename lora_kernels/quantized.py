@@ -141,25 +141,20 @@ def stack(weights: Sequence[Weight]) -> list[Weight]:
     """Returns weights of the same inputs, one below the other, in as few pieces as there are runs of one coding."""
     stacked: list[Weight] = []
     for weight in weights:
-        last = stacked[-1] if stacked else None
-        if isinstance(weight, Tensor) and isinstance(last, Tensor):
-            stacked[-1] = torch.cat((last, weight))
-        elif _can_stack(last, weight):
-            stacked[-1] = _stacked(last, weight)  # type: ignore[arg-type]
-        else:
+        joined = _stacked(stacked[-1], weight) if stacked else None
+        if joined is None:
             stacked.append(weight)
+        else:
+            stacked[-1] = joined
     return stacked
 
 
-def _can_stack(above: Weight | None, below: Weight) -> bool:
-    if not (isinstance(above, QuantizedWeight) and isinstance(below, QuantizedWeight)):
-        return False
-    if above.coding != below.coding or (above.order is None) != (below.order is None):
-        return False
-    return above.order is None or torch.equal(above.order, below.order)  # type: ignore[arg-type]
-
-
-def _stacked(above: QuantizedWeight, below: QuantizedWeight) -> QuantizedWeight:
+def _stacked(above: Weight, below: Weight) -> Weight | None:
+    """Returns two weights as one, or None if they differ in coding or in the order of inputs."""
+    if isinstance(above, Tensor) or isinstance(below, Tensor):
+        return torch.cat((above, below)) if isinstance(above, Tensor) and isinstance(below, Tensor) else None
+    if above.coding != below.coding or not _same_order(above.order, below.order):
+        return None
     return replace(
         above,
         codes=torch.cat((above.codes, below.codes)),
@@ -169,8 +164,22 @@ def _stacked(above: QuantizedWeight, below: QuantizedWeight) -> QuantizedWeight:
     )
 
 
+def _same_order(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other or (one is not None and other is not None and torch.equal(one, other))
+
+
 def _joined(above: Tensor | None, below: Tensor | None) -> Tensor | None:
     return None if above is None or below is None else torch.cat((above, below))
+
+
+def pack_halves(numbers: Tensor) -> Tensor:
+    """Returns numbers of 4 bits, uint8 [rows, columns], two to a byte, the first in the lower bits."""
+    return numbers[:, 0::2] | numbers[:, 1::2] << 4
+
+
+def unpack_halves(data: Tensor) -> Tensor:
+    """Returns the numbers that `pack_halves` packed."""
+    return torch.stack((data & 15, data >> 4), dim=2).flatten(1)
 
 
 def find_coding(coding: Coding, width: int) -> Coding | None:
@@ -199,15 +208,15 @@ def _quantize(weight: Tensor, coding: Coding) -> tuple[Tensor, Tensor, Tensor]:
     """Returns codes [rows, width], and scales and minima [rows, groups] in fp16, of fp32 rows."""
     rows, width = weight.shape
     groups = weight.view(rows, -1, coding.group)
-    best = _candidate(groups, coding, 1.0)
-    least = _error(groups, coding, *best)
+    codes, scales, minima = _candidate(groups, coding, 1.0)
+    least = _error(groups, coding, codes, scales, minima)
     for shrink in SHRINKS[1:] if coding.bits < 8 else ():
         found = _candidate(groups, coding, shrink)
         error = _error(groups, coding, *found)
         better = error < least
         least = torch.where(better, error, least)
-        best = tuple(torch.where(better[..., None], new, old) for new, old in zip(found, best, strict=True))  # type: ignore[assignment]
-    codes, scales, minima = best
+        pairs = zip(found, (codes, scales, minima), strict=True)
+        codes, scales, minima = (torch.where(better[..., None], new, old) for new, old in pairs)
     return codes.to(torch.uint8).view(rows, width), scales[..., 0].half(), minima[..., 0].half()
 
 

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from tempfile import mkdtemp
 
 import torch
 from rich.console import Console
@@ -19,7 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from engine.model.gguf import read_once
 from engine.model.prepare import prepare_model
-from engine.process.files import default_data_dir, filling, partial_prefix
+from engine.process.files import appearing, default_data_dir
 from engine.process.model_source import GGUF_NAME
 
 
@@ -35,24 +34,16 @@ def dense_folder(model: str, data_dir: Path, console: Console) -> Path:
 
 
 def _write(folder: Path, out: Path) -> None:
-    """Writes `out` whole or not at all. If another process has written it meanwhile, that one is kept."""
     disable_progress_bar()
-    partial = Path(mkdtemp(prefix=partial_prefix(out.name, os.getpid()), dir=out.parent))
-    try:
-        with filling(partial), read_once():
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, gguf_file=GGUF_NAME, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
-            )
-            model.save_pretrained(partial)
+    with appearing(out) as written, read_once():
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, gguf_file=GGUF_NAME, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+        )
+        model.save_pretrained(written)
         for file in folder.iterdir():
             if file.name not in ("config.json", GGUF_NAME):
-                shutil.copy(file, partial)
-        _drop_quantization(partial / "config.json")
-        partial.chmod(0o755)
-        if not (out / "config.json").is_file():
-            os.replace(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+                shutil.copy(file, written)
+        _drop_quantization(written / "config.json")
 
 
 def _drop_quantization(config_file: Path) -> None:

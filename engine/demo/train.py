@@ -179,7 +179,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Folder to write; without it, the one the demo serves.")] = None,
     steps: Annotated[int, typer.Option(min=0, help=f"Optimiser steps; 0: {STEPS}, or {TOOLS_STEPS} for tools.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Conversations of one step of a character.")] = 8,
-    data_dir: Annotated[Path | None, typer.Option(help="Keeps converted models.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Keeps prepared models.")] = None,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: PyTorch's own choice.")] = 0,
 ) -> None:
     """Train the demo adapter NAME and write it as a PEFT folder."""

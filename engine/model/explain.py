@@ -17,10 +17,8 @@ from engine.model.arena import page_shape
 from engine.model.kernels import attention_wish
 from engine.model.memory import count_host_pages, count_pages, pick_device, pick_dtype
 from engine.model.sizes import (
-    count_weight_bytes,
     count_weights,
     fill_sizes,
-    find_kept_codings,
     has_fp8_kv,
     max_model_len,
     stores_fp8,
@@ -54,13 +52,12 @@ def explain(config: EngineConfig) -> dict[str, Any]:
     require_attention(attention_wish(config, spec), device, dtype, spec.head_dim)
     open_weights(Path(config.model), spec, config.load_format)  # reads the headers, and refuses what cannot be served
     sized = fill_sizes(config, spec, device, dtype)
-    weight_bytes = count_weight_bytes(spec, dtype, find_kept_codings(config, spec, device))
     page_bytes = page_shape(spec, config.block_size, fp8_kv).elements * dtype.itemsize
-    pages = count_pages(config, page_bytes, device, weight_bytes + sized.reserved)
+    pages = count_pages(config, page_bytes, device, sized.weight_bytes + sized.reserved)
     return found | {
         "architecture": spec.model_type,
-        "weight_bytes": weight_bytes,
-        "weight_bits": 8 * weight_bytes / count_weights(spec),
+        "weight_bytes": sized.weight_bytes,
+        "weight_bits": 8 * sized.weight_bytes / count_weights(spec),
         "page_bytes": page_bytes,
         "pages": pages,
         "host_pages": count_host_pages(config, page_bytes),

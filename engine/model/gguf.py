@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -19,8 +18,8 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.logging import disable_progress_bar
 
-from engine.process.files import filling, partial_prefix, remove_abandoned
-from engine.process.model_source import GGUF_NAME
+from engine.process.files import appearing
+from engine.process.model_source import GGUF_NAME, is_broken
 
 RUST_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 """Finds the OS error number in messages of safetensors and tokenizers, whose exceptions are of their own types."""
@@ -35,8 +34,7 @@ OnProgress = Callable[[str, float], object]
 
 def prepare_gguf(file: Path, out: Path, on_progress: OnProgress) -> None:
     """Writes the folder `out`: config.json, tokenizer and chat template, and a link to `file`, which must stay where it
-    is. `out` appears whole or not at all. If another process has created it meanwhile, that folder is kept. Removes the
-    folders beside `out` that processes left unfinished when they ended.
+    is (see `appearing`).
 
     Args:
         on_progress: called with the current activity and the fraction of all work that is done, from 0 to 1.
@@ -46,20 +44,16 @@ def prepare_gguf(file: Path, out: Path, on_progress: OnProgress) -> None:
         OSError: the system refuses an operation, for example because the disk is full.
     """
     disable_progress_bar()  # the caller shows the progress
-    out.parent.mkdir(parents=True, exist_ok=True)
-    remove_abandoned(out.parent)
-    partial = Path(tempfile.mkdtemp(prefix=partial_prefix(out.name, os.getpid()), dir=out.parent))
+    if is_broken(out / GGUF_NAME):  # the file was moved since the folder was made
+        shutil.rmtree(out)
     try:
-        with filling(partial), read_once():
-            _write(file, partial, on_progress)
-            _publish(partial, out)
+        with appearing(out) as folder, read_once():
+            _write(file, folder, on_progress)
     except Exception as error:
         found = RUST_OS_ERROR.search(str(error))
         if found is None or isinstance(error, OSError):
             raise
         raise OSError(int(found[1]), os.strerror(int(found[1])), str(out.parent)) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 class QuickReader(gguf.GGUFReader):
@@ -106,15 +100,3 @@ def _write(file: Path, out: Path, on_progress: OnProgress) -> None:
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, config.model_type)]
     config.save_pretrained(out)
     (out / GGUF_NAME).symlink_to(file.resolve())
-
-
-def _publish(partial: Path, out: Path) -> None:
-    partial.chmod(0o755)
-    link = out / GGUF_NAME
-    if link.is_symlink() and not link.exists():  # the file was moved since the folder was made
-        shutil.rmtree(out)
-    try:
-        os.replace(partial, out)
-    except OSError:
-        if not link.exists():
-            raise

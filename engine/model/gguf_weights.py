@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.model.gguf_blocks import BLOCK_TYPES, read_blocks
+from engine.model.gguf_blocks import BLOCK_TYPES, BlockType, read_blocks
 from engine.model.gguf_header import StoredTensor, read_tensors
 from engine.model.spec import ModelSpec
 from lora_kernels.quantized import Coding, QuantizedWeight, Weight
@@ -57,8 +57,10 @@ class GgufFile:
         return {hub_name(name): stored.shape for name, stored in self._tensors.items() if name not in IGNORED}
 
     def coding(self, name: str) -> Coding | None:
-        """Returns how a tensor's weights are coded once they are read; None means that they are not quantised."""
-        kind = BLOCK_TYPES.get(self._tensors[gguf_name(name)].kind)
+        """Returns how a tensor's weights are coded once they are read; None means that they are not quantised, or that
+        there is no such tensor."""
+        stored = self._tensors.get(gguf_name(name))
+        kind = _block_type(stored) if stored else None
         return kind.coding if kind else None
 
     def read(self, name: str) -> Weight:
@@ -74,29 +76,39 @@ class GgufFile:
         if stored.kind in FLOATS:
             dtype = FLOATS[stored.kind]
             return self._bytes(name, stored, prod(stored.shape) * dtype.itemsize).view(dtype).view(stored.shape)
-        kind = BLOCK_TYPES.get(stored.kind)
-        if kind is None or len(stored.shape) != 2 or stored.shape[1] % kind.inputs:
+        kind = _block_type(stored)
+        if kind is None:
             return self._dequantized(name, stored)
-        size = prod(stored.shape) // kind.inputs * kind.num_bytes
-        return read_blocks(self._bytes(name, stored, size).view(-1, kind.num_bytes), kind, stored.shape)
+        outputs, inputs = stored.shape
+        blocks = self._bytes(name, stored, outputs * inputs // kind.inputs * kind.num_bytes).view(-1, kind.num_bytes)
+        return read_blocks(blocks, kind, (outputs, inputs))
 
     def _dequantized(self, name: str, stored: StoredTensor) -> Tensor:
         """Returns a tensor of another block type as fp32."""
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants  # takes a second, and is needed rarely
 
+        unknown = f"tensor {name} of {self._path.name} is of type {stored.kind} of ggml, which cannot be read"
+        if stored.kind not in set(GGMLQuantizationType):
+            raise ValueError(unknown)
+        kind = GGMLQuantizationType(stored.kind)
+        inputs, size = GGML_QUANT_SIZES[kind]
+        rows = self._bytes(name, stored, prod(stored.shape) // inputs * size).view(*stored.shape[:-1], -1)
         try:
-            kind = GGMLQuantizationType(stored.kind)
-            inputs, size = GGML_QUANT_SIZES[kind]
-            rows = self._bytes(name, stored, prod(stored.shape) // inputs * size).view(*stored.shape[:-1], -1)
             return torch.from_numpy(quants.dequantize(rows.numpy(), kind))
-        except (ValueError, NotImplementedError) as error:
-            raise ValueError(f"tensor {name} of {self._path.name} is of a type that cannot be read: {error}") from error
+        except NotImplementedError as error:  # a type that the package names, but cannot dequantise
+            raise ValueError(unknown) from error
 
     def _bytes(self, name: str, stored: StoredTensor, size: int) -> Tensor:
         data = np.fromfile(self._path, np.uint8, size, offset=stored.place)
         if len(data) < size:
             raise ValueError(f"{self._path.name} ends before tensor {name} does: it is damaged")
         return torch.from_numpy(data)
+
+
+def _block_type(stored: StoredTensor) -> BlockType | None:
+    """Returns the type of a tensor's blocks, if its weights are read as they are."""
+    kind = BLOCK_TYPES.get(stored.kind)
+    return kind if kind and len(stored.shape) == 2 and stored.shape[1] % kind.inputs == 0 else None
 
 
 def gguf_name(name: str) -> str:

@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
-import os
+import hashlib
 import re
 from pathlib import Path
 
+import structlog
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from engine.model.weights import WeightSource
-from lora_kernels.quantized import INT4, INT8, Coding, QuantizedWeight, Weight, find_coding, quantize
+from engine.process.files import replacing
+from lora_kernels.quantized import (
+    INT4,
+    INT8,
+    Coding,
+    QuantizedWeight,
+    Weight,
+    find_coding,
+    pack_halves,
+    quantize,
+    unpack_halves,
+)
+
+log = structlog.get_logger("engine")
 
 ENDS = re.compile(r"(?:lm_head|embed_tokens)\.weight")
 """Finds the names of the embedding and the head, which have 8 bits in any case: they decide which token is next."""
 LINEARS = re.compile(r"_proj\.weight")
-HALF_BITS = 4
 VERSION = 1
 """Version of quantisation. A change makes the engine quantise again what it kept."""
+
+
+def kept_folder(state_dir: Path, model: Path) -> Path:
+    """Returns the folder in `state_dir` for the quantised weights of a model's folder: another one if a file of weights
+    has another name, size or time of its last change."""
+    digest = hashlib.sha256()
+    for path in sorted(model.glob("*.safetensors")):
+        stat = path.stat()
+        digest.update(f"{path.name}:{stat.st_size}:{stat.st_mtime_ns};".encode())
+    return state_dir / "weights" / f"{model.name}-{digest.hexdigest()[:12]}"
 
 
 def quantized_source(source: WeightSource, weights: str, folder: Path | None) -> WeightSource:
@@ -26,7 +49,7 @@ def quantized_source(source: WeightSource, weights: str, folder: Path | None) ->
 
     Args:
         weights: `int8` or `int4`.
-        folder: where results are kept, for weights with the same content. None means that they are not kept.
+        folder: where results are kept (see `kept_folder`). None means that they are not kept.
 
     Raises:
         ValueError: from the source, if a weight is quantised already or has numbers that are not finite.
@@ -73,22 +96,25 @@ def _load(file: Path) -> QuantizedWeight | None:
         return None
     bits, group, zero = (int(number) for number in found["coding"])
     codes = found["codes"]
-    if bits == HALF_BITS:
-        codes = torch.stack((codes & 15, codes >> HALF_BITS), dim=2).flatten(1)
+    if bits == INT4.bits:
+        codes = unpack_halves(codes)
     coding = Coding(bits, group, None if zero < 0 else zero)
     return QuantizedWeight(coding, codes, found["scales"], found.get("minima"))
 
 
 def _save(file: Path, weight: QuantizedWeight) -> None:
-    """Writes a weight so that it appears whole or not at all. Raises OSError if the disk refuses."""
+    """Keeps a weight. Errors are only logged: the next start then quantises it again."""
     coding, codes = weight.coding, weight.codes
-    if coding.bits == HALF_BITS:
-        codes = codes[:, 0::2] | codes[:, 1::2] << HALF_BITS
     zero = -1 if coding.zero is None else coding.zero
-    tensors = {"coding": torch.tensor([coding.bits, coding.group, zero]), "codes": codes, "scales": weight.scales}
+    tensors = {
+        "coding": torch.tensor([coding.bits, coding.group, zero]),
+        "codes": pack_halves(codes) if coding.bits == INT4.bits else codes,
+        "scales": weight.scales,
+    }
     if weight.minima is not None:
         tensors["minima"] = weight.minima
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f"{file.name}.{os.getpid()}")
-    save_file(tensors, partial)
-    os.replace(partial, file)
+    try:
+        with replacing(file) as temporary:
+            save_file(tensors, temporary)
+    except (OSError, SafetensorError) as error:
+        log.warning("quantised_weight_unsaved", path=str(file), error=str(error))

@@ -37,7 +37,7 @@ from engine.model.page_uses import PageUses, used_pages
 from engine.model.peft_dora import base_linears
 from engine.model.peft_loader import TargetShapes
 from engine.model.pooler import Pooler
-from engine.model.quantize import quantized_source
+from engine.model.quantize import kept_folder, quantized_source
 from engine.model.sampling import HeldTokens, Sample, make_sampler
 from engine.model.scorer import PromptScorer
 from engine.model.sizes import fill_sizes, has_fp8_kv, max_model_len, stores_fp8
@@ -148,7 +148,7 @@ class ModelRunner:
             backend = thread.submit(load_kernels, config, self.spec, self.device, self.dtype, progress)
             source = open_weights(folder, self.spec, config.load_format, config.seed, self.device)
             if config.weights != "auto":
-                kept = Path(config.state_dir, "weights", self.model_hash) if config.state_dir else None
+                kept = kept_folder(Path(config.state_dir), folder) if config.state_dir else None
                 source = quantized_source(source, config.weights, kept)
             layers = self.spec.layers
             self._decoder = build_decoder(

@@ -37,11 +37,13 @@ class Sized:
     Attributes:
         config: the configuration, with `max_seqs`, `token_budget` and `host_adapter_gb` set.
         reasons: the reason for each of these settings, by its name.
+        weight_bytes: bytes of the weights in memory.
         reserved: bytes of a GPU's memory, besides weights and pages, that steps are expected to need.
     """
 
     config: EngineConfig
     reasons: dict[str, str]
+    weight_bytes: int = 0
     reserved: int = 0
 
     def tell(self) -> None:
@@ -58,14 +60,16 @@ def fill_sizes(config: EngineConfig, spec: ModelSpec, device: torch.device, dtyp
     weight_bytes = count_weight_bytes(spec, dtype, find_kept_codings(config, spec, device))
     if device.type == "cpu":
         pool = count_pages(config, page_bytes, device, weight_bytes) * page_bytes
-        return with_sizes(config, device, cpu_sizes(chosen), weight_bytes + pool)
+        sized = with_sizes(config, device, cpu_sizes(chosen), weight_bytes + pool)
+        return replace(sized, weight_bytes=weight_bytes)
     from engine.model.graph_plan import expected_bytes, row_bytes  # a machine without CUDA may have no triton
 
     model = Model(weight_bytes, dtype.itemsize, page_bytes // config.block_size, row_bytes(spec, dtype))
     expected = partial(expected_bytes, config, spec, dtype, device, max_model_len(config, spec))
     steps = gpu_sizes(find_gpu(device, dtype), model, chosen, expected)
     sized = with_sizes(config, device, steps)
-    return replace(sized, reserved=expected(sized.config.max_seqs, sized.config.token_budget))
+    reserved = expected(sized.config.max_seqs, sized.config.token_budget)
+    return replace(sized, weight_bytes=weight_bytes, reserved=reserved)
 
 
 def with_sizes(config: EngineConfig, device: torch.device, steps: StepSizes, host_bytes: int = 0) -> Sized:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -37,6 +39,40 @@ def remove_partials(data_dir: Path, pid: int) -> None:
     """Remove the unfinished model folders of process `pid`, which has ended. Errors are ignored."""
     for folder in partials(data_dir, pid):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def appearing(out: Path) -> Iterator[Path]:
+    """Yield an empty folder, which becomes the folder `out` when the block ends: `out` appears whole or not at all. If
+    another process has made it meanwhile, that one is kept. Removes the folders beside `out` that processes left
+    unfinished when they ended. Raises OSError if the system refuses an operation."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(out.parent)
+    partial = Path(tempfile.mkdtemp(prefix=partial_prefix(out.name, os.getpid()), dir=out.parent))
+    try:
+        with filling(partial):
+            yield partial
+            partial.chmod(0o755)
+            try:
+                os.replace(partial, out)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def replacing(file: Path) -> Iterator[Path]:
+    """Yield the path of a file to be written, which replaces `file` at once when the block ends, and is removed if the
+    block fails. Creates the parent folder. Raises OSError if the system refuses an operation."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f"{file.name}.{os.getpid()}")
+    try:
+        yield temporary
+        os.replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -70,10 +70,11 @@ def find_prepared(model: str, data_dir: Path) -> Path | None:
 def is_prepared(folder: Path) -> bool:
     """Return whether the engine can read a folder: it has a configuration, and what its link names, if it has one, is
     still there."""
-    return (folder / "config.json").is_file() and not _is_broken(folder / GGUF_NAME)
+    return (folder / "config.json").is_file() and not is_broken(folder / GGUF_NAME)
 
 
-def _is_broken(link: Path) -> bool:
+def is_broken(link: Path) -> bool:
+    """Return whether a link to a GGUF file names one that is no longer there."""
     return link.is_symlink() and not link.exists()
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 
 import structlog
 
 from engine.core.step_time import StepTimeModel
+from engine.process.files import replacing
 
 log = structlog.get_logger("engine")
 
@@ -39,10 +39,8 @@ class StepStore:
 
     def save(self, saved: dict[str, object]) -> None:
         """Atomically replace the file with `saved`, the output of `StepTimeModel.to_json()`. Errors are only logged."""
-        temporary = self._path.with_suffix(f".{os.getpid()}")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(saved))
-            temporary.replace(self._path)
+            with replacing(self._path) as file:
+                file.write_text(json.dumps(saved))
         except OSError as error:
             log.warning("step_time_unsaved", path=str(self._path), error=str(error))

@@ -231,8 +231,9 @@ class ResumingStream:
             self._produced += event.tokens
             self._scored_bytes += len(event.prompt_logprobs)
         self._device = max(self._device, self._device_before + events[-1].device_seconds)
-        if events[-1].proposals:
-            self._proposals = sum_proposals(self._proposals_before, events[-1].proposals)
+        if latest := events[-1].proposals:
+            before = self._proposals_before
+            self._proposals = sum_proposals(before, latest) if before else latest
         if not self._times_before or self._first is None:
             self._first = self._first or events[0]
             return events

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -15,11 +16,13 @@ from lora_kernels.cpu.simd import F32 as FLOAT
 from lora_kernels.cpu.simd import I16, I32, I64, LANES, VEC, VEC_HALF, VEC_I16, VEC_I32, Emit, every, vector
 
 
-class Constant:
-    """A value that is a constant to numba functions: its type carries the value, by its `name`, which must differ for
-    different values, and stay the same in every process, because compiled functions are kept by it."""
+class Constant(ABC):
+    """A value that is a constant to numba functions: its type carries the value."""
 
-    name: str
+    @abstractmethod
+    def key(self) -> str:
+        """Returns a text that differs for different values, and is the same in every process, because compiled
+        functions are kept by it."""
 
 
 class Format(Constant):
@@ -28,6 +31,9 @@ class Format(Constant):
     def __init__(self, name: str, size: int) -> None:
         self.name = name
         self.size = size
+
+    def key(self) -> str:
+        return self.name
 
 
 F32, BF16, F16 = Format("f32", 4), Format("bf16", 2), Format("f16", 2)
@@ -38,7 +44,7 @@ class _ConstantType(types.Type):
     """The numba type of one `Constant`, which it holds as `of`. numba distinguishes types by their names."""
 
     def __init__(self, of: Constant) -> None:
-        super().__init__(name=f"{type(of).__name__}({of.name})")
+        super().__init__(name=f"{type(of).__name__}({of.key()})")
         self.of: Any = of
 
 

@@ -22,13 +22,10 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from lora_kernels.cpu import simd
-from lora_kernels.cpu.formats import Format, emit_load, emit_load_number, emit_store
+from lora_kernels.cpu.formats import Format, emit_load_number, emit_store
 from lora_kernels.cpu.openmp import ITEM, TICKETS, Kernel
 from lora_kernels.cpu.quantized_panels import HALF_BITS, LINE, PANEL, PANEL_VECTORS, QUAD, PanelForm
-from lora_kernels.cpu.simd import F32, I32, I64, LANES, VEC, VEC_HALF, VEC_I16, VEC_I32, Emit, every
-
-INT8_LIMIT = 127
-_BYTES = ir.VectorType(ir.IntType(8), LANES)
+from lora_kernels.cpu.simd import F32, I32, I64, LANES, VEC, VEC_BYTES, VEC_HALF, VEC_I16, VEC_I32, Emit, every
 
 
 class QuantizedBlock(ctypes.Structure):
@@ -40,15 +37,6 @@ class QuantizedBlock(ctypes.Structure):
         *TICKETS,
         *((name, ctypes.c_int64) for name in ("panels", "w", "panel_bytes", "blocks", "bias", "features")),
         *((name, ctypes.c_int64) for name in ("rows", "x", "x_row", "out", "out_row")),
-    ]
-
-
-class CodeBlock(ctypes.Structure):
-    """Argument block of the coding of activations: addresses, and strides in bytes."""
-
-    _fields_ = [
-        *TICKETS,
-        *((name, ctypes.c_int64) for name in ("rows", "item_rows", "x", "x_row", "blocks", "out", "out_row")),
     ]
 
 
@@ -82,25 +70,6 @@ def product_kernel(form: PanelForm, fmt: Format) -> Kernel:
             panel = following
 
     return Kernel(multiply, QuantizedBlock)
-
-
-@cache
-def code_kernel(form: PanelForm, fmt: Format) -> Kernel:
-    """Returns the kernel that codes rows of activations in `fmt` in blocks of `form`, compiled on first use."""
-
-    size, width = fmt.size, form.block
-
-    def code(pointer):
-        block = carray(pointer, 1)[0]
-        item = simd.take_ticket(pointer, ITEM)
-        while item * block.item_rows < block.rows:
-            for row in range(item * block.item_rows, min((item + 1) * block.item_rows, block.rows)):
-                x, out = block.x + row * block.x_row, block.out + row * block.out_row
-                for n in range(block.blocks):
-                    _code(form, fmt, x + n * width * size, out + n * width, out + block.blocks * width + 8 * n)
-            item = simd.take_ticket(pointer, ITEM)
-
-    return Kernel(code, CodeBlock)
 
 
 @njit
@@ -187,7 +156,7 @@ class _Panel:
             return self._halves(plane, group)
         for v, unit in enumerate(self._halves(units, emit.builder.udiv(group, ir.Constant(I64, shared)))):
             place = emit.offset(plane, (group, PANEL), (LANES, v))
-            multiple = emit.builder.sext(emit.builder.load(emit.at(place, _BYTES), align=1), VEC_I32)
+            multiple = emit.builder.sext(emit.builder.load(emit.at(place, VEC_BYTES), align=1), VEC_I32)
             found.append(emit.builder.fmul(emit.builder.sitofp(multiple, VEC), unit))
         return found
 
@@ -311,38 +280,3 @@ class _Tile:
 
 
 _tile_1, _tile_2, _tile_4, _tile_8 = (_make_tile(rows) for rows in (1, 2, 4, 8))
-
-
-@intrinsic
-def _code(typingctx, form, fmt, x, codes, facts):
-    """Codes a block of activations in `fmt` at `x`: writes one byte each to `codes`, and to `facts` the scale (fp32),
-    which is the largest magnitude divided by 127, and the sum of the codes (int32). If a number is not finite, the
-    scale is not either, so that the row's result shows it."""
-
-    def codegen(context, builder, signature, args):
-        form, fmt = signature.args[0].of, signature.args[1].of
-        _, _, x, codes, facts = args
-        emit = Emit(builder)
-        places = range(0, form.block, LANES)
-        values = [emit_load(emit, fmt, emit.offset(x, (1, place * fmt.size))) for place in places]
-        # Magnitudes are compared as integers: then infinity is larger than all numbers, and NaN larger than infinity.
-        sizes = [builder.and_(builder.bitcast(value, VEC_I32), every(0x7FFFFFFF, VEC_I32)) for value in values]
-        largest = sizes[0]
-        for size in sizes[1:]:
-            largest = builder.select(builder.icmp_signed(">", size, largest), size, largest)
-        top = builder.bitcast(emit.call("llvm.vector.reduce.smax.v16i32", I32, largest), F32)
-        inverse = builder.fdiv(ir.Constant(F32, float(INT8_LIMIT)), top)
-        is_normal = builder.fcmp_ordered("<", ir.Constant(F32, 1e-30), top)
-        factor = emit.splat(builder.select(is_normal, inverse, ir.Constant(F32, 0.0)))
-        total = every(0, VEC_I32)
-        for place, value in zip(places, values, strict=True):
-            whole = emit.call("llvm.rint.v16f32", VEC, builder.fmul(value, factor))
-            code = builder.fptosi(whole, VEC_I32)
-            builder.store(builder.trunc(code, _BYTES), emit.at(emit.offset(codes, (1, place)), _BYTES), align=1)
-            total = builder.add(total, code)
-        scale = builder.fmul(top, ir.Constant(F32, 1 / INT8_LIMIT))
-        builder.store(scale, emit.at(facts, F32), align=4)
-        count = emit.call("llvm.vector.reduce.add.v16i32", I32, total)
-        builder.store(count, emit.at(emit.offset(facts, (4, 1)), I32), align=4)
-
-    return types.void(form, fmt, types.int64, types.int64, types.int64), codegen

@@ -8,13 +8,8 @@ import torch
 from torch import Tensor
 
 from lora_kernels.cpu.formats import FORMATS
-from lora_kernels.cpu.numba_quantized_gemm import (
-    CodeBlock,
-    QuantizedBlock,
-    code_kernel,
-    has_integer_products,
-    product_kernel,
-)
+from lora_kernels.cpu.numba_activations import CodeBlock, code_kernel
+from lora_kernels.cpu.numba_quantized_gemm import QuantizedBlock, has_integer_products, product_kernel
 from lora_kernels.cpu.numba_quantized_rows import RowsBlock, rows_kernel
 from lora_kernels.cpu.openmp import team
 from lora_kernels.cpu.quantized_panels import PANEL, PanelForm, pack
@@ -25,11 +20,10 @@ CODED_NUMBERS = 4096
 
 
 class Panels:
-    """A quantised weight [out_features, in_features], packed; in a linear layer of several, its first output is
-    `start`."""
+    """A quantised weight [out_features, in_features], packed."""
 
-    def __init__(self, weight: QuantizedWeight, start: int = 0) -> None:
-        self.coding, (self.features, self.width), self.start = weight.coding, weight.shape, start
+    def __init__(self, weight: QuantizedWeight) -> None:
+        self.coding, (self.features, self.width) = weight.coding, weight.shape
         self.memory = pack(weight)
         self.order = weight.order
 
@@ -76,19 +70,16 @@ class QuantizedLinear:
     """
 
     def __init__(self, weights: Sequence[QuantizedWeight], bias: Tensor | None, dtype: torch.dtype) -> None:
-        self._dtype, self._format, self._team = dtype, FORMATS[dtype], team()
-        self._width = weights[0].shape[1]
+        self._dtype, self._team, self._width = dtype, team(), weights[0].shape[1]
         self._features = sum(weight.shape[0] for weight in weights)
         integers = dtype != torch.float32 and has_integer_products()
-        self.panels: list[Panels] = []
+        bias = torch.zeros(self._features) if bias is None else bias
+        self.panels = [Panels(weight) for weight in weights]
         self._parts: list[_Part] = []
         start = 0
-        for weight in weights:
-            panels = Panels(weight, start)
+        for panels in self.panels:
+            self._parts.append(_Part(panels, PanelForm(panels.coding, integers), bias, start, dtype))
             start += panels.features
-            self.panels.append(panels)
-            part = None if bias is None else bias[panels.start : start]
-            self._parts.append(_Part(panels, PanelForm(weight.coding, integers), part, self._features, dtype))
 
     @property
     def nbytes(self) -> int:
@@ -115,13 +106,13 @@ class QuantizedLinear:
 
 
 class _Part:
-    """The part of a linear layer that one piece of its weight computes."""
+    """The part of a linear layer that one piece of its weight computes: the outputs from `start` on. `bias` is that of
+    the whole layer, [out_features]."""
 
-    def __init__(self, panels: Panels, form: PanelForm, bias: Tensor | None, features: int, dtype: torch.dtype) -> None:
-        self._panels, self._form, self._team = panels, form, team()
+    def __init__(self, panels: Panels, form: PanelForm, bias: Tensor, start: int, dtype: torch.dtype) -> None:
+        self._panels, self._start, self._team = panels, start, team()
         self._bias = torch.zeros(len(panels.memory) * PANEL)
-        if bias is not None:
-            self._bias[: panels.features] = bias
+        self._bias[: panels.features] = bias[start : start + panels.features]
         self.key = form.block if form.integers else 0, 0 if panels.order is None else id(panels)
         blocks = panels.width // form.block
         fmt = FORMATS[dtype]
@@ -133,7 +124,7 @@ class _Part:
             blocks=blocks,
             bias=self._bias.data_ptr(),
             features=panels.features,
-            out_row=features * dtype.itemsize,
+            out_row=len(bias) * dtype.itemsize,
         )
         self._coding = CodeBlock(
             item_rows=max(1, CODED_NUMBERS // panels.width),
@@ -158,5 +149,5 @@ class _Part:
         """Writes the part's columns of `out`."""
         block = self._block
         block.rows, block.x, block.x_row = len(x), x.data_ptr(), x.stride(0) * x.element_size()
-        block.out = out.data_ptr() + self._panels.start * out.element_size()
+        block.out = out.data_ptr() + self._start * out.element_size()
         self._team.run(self._product, block, block.panels if len(x) else 0)

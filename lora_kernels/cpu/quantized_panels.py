@@ -40,8 +40,7 @@ class PanelForm(Constant):
     coding: Coding
     integers: bool
 
-    @property
-    def name(self) -> str:  # type: ignore[override]
+    def key(self) -> str:
         return f"{self.coding}, {self.integers}"
 
     @property

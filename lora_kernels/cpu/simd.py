@@ -20,7 +20,7 @@ LANES = 16
 
 BYTE, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 VEC, VEC_I16, VEC_I32 = ir.VectorType(F32, LANES), ir.VectorType(I16, LANES), ir.VectorType(I32, LANES)
-VEC_HALF = ir.VectorType(ir.HalfType(), LANES)
+VEC_HALF, VEC_BYTES = ir.VectorType(ir.HalfType(), LANES), ir.VectorType(BYTE, LANES)
 
 
 class _Vector(types.Type):
@@ -246,30 +246,20 @@ def write_f32(typingctx, address, number):
     return types.void(types.int64, types.float32), codegen
 
 
-@intrinsic
-def read_i8(typingctx, address):
-    """Returns the signed byte at an address."""
+def _make_reader(of: Any) -> Any:
+    """Makes an intrinsic that returns the signed integer of type `of` at a byte address."""
 
     def codegen(context, builder, signature, args):
-        return builder.sext(builder.load(Emit(builder).at(args[0], BYTE), align=1), I64)
+        return builder.sext(builder.load(Emit(builder).at(args[0], of), align=of.width // 8), I64)
 
-    return types.int64(types.int64), codegen
+    @intrinsic
+    def read(typingctx, address):
+        return types.int64(types.int64), codegen
 
-
-@intrinsic
-def read_i32(typingctx, address):
-    def codegen(context, builder, signature, args):
-        return builder.sext(builder.load(Emit(builder).at(args[0], I32), align=4), I64)
-
-    return types.int64(types.int64), codegen
+    return read
 
 
-@intrinsic
-def read_i64(typingctx, address):
-    def codegen(context, builder, signature, args):
-        return builder.load(Emit(builder).at(args[0], I64), align=8)
-
-    return types.int64(types.int64), codegen
+read_i8, read_i32, read_i64 = _make_reader(BYTE), _make_reader(I32), _make_reader(I64)
 
 
 @intrinsic

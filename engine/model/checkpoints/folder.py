@@ -84,12 +84,7 @@ def _find_layers(section: Json, stored: StoredTensors, expected: Mapping[str, Sh
             f"weights quantised by {method!r} cannot be read: choose a GGUF file, a checkpoint of {known}, or the "
             "original weights, which engine.weights quantises"
         )
-    family, found = FAMILIES[method](section, stored), {}
-    for name, shape in expected.items():
-        if (
-            name.endswith(END)
-            and len(shape) == 2
-            and (layer := family.find(name.removesuffix(END), (shape[0], shape[1])))
-        ):
-            found[name] = layer
-    return found
+    family = FAMILIES[method](section, stored)
+    matrices = {name: (shape[0], shape[1]) for name, shape in expected.items() if len(shape) == 2}
+    found = {name: family.find(name.removesuffix(END), shape) for name, shape in matrices.items()}
+    return {name: layer for name, layer in found.items() if layer}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.model.checkpoints.stored import Shape, StoredTensors, WeightsError
-from lora_kernels.quantized import GROUPS, Coding, QuantizedWeight, Weight, find_coding
+from lora_kernels.quantized import GROUPS, Coding, QuantizedWeight, Weight, find_coding, unpack_halves
 
 Json = Mapping[str, Any]
 PRECISION = 2.0**-10
@@ -89,7 +89,7 @@ def unpack(packed: Tensor, bits: int) -> Tensor:
     """Returns the numbers of 4 or 8 bits that int32 [rows, words] hold, those in lower bits first, as uint8 [rows,
     words * 32 / bits]."""
     data = packed.contiguous().view(torch.uint8)
-    return data if bits == 8 else torch.stack((data & 15, data >> 4), dim=2).flatten(1)
+    return data if bits == 8 else unpack_halves(data)
 
 
 def order_of(name: str, groups: Tensor, size: int) -> Tensor | None:

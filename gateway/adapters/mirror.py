@@ -244,7 +244,8 @@ class AdapterMirror:
                 except ApiError as error:
                     self.record_error(name, error)
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(changed.wait(), delay)
+                        async with asyncio.timeout(delay):
+                            await changed.wait()
                     delay = min(2 * delay, LAST_RETRY_SECONDS)
         finally:
             del self._bringing[name]

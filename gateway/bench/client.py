@@ -191,7 +191,8 @@ class Client:
     async def __aenter__(self) -> Client:
         limit = min(self._timeout_s, CONNECT_SECONDS)
         try:
-            _, writer = await asyncio.wait_for(asyncio.open_connection(self._host, self._port), limit)
+            async with asyncio.timeout(limit):
+                _, writer = await asyncio.open_connection(self._host, self._port)
         except TimeoutError as error:
             raise TimeoutError(f"no connection within {limit:g} s") from error
         self._address = writer.get_extra_info("peername")[0]

@@ -69,7 +69,8 @@ async def _until(due: float, stop: asyncio.Event) -> bool:
     delay = due - time.perf_counter()
     if delay > 0:
         with suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), delay)
+            async with asyncio.timeout(delay):
+                await stop.wait()
     return not stop.is_set()
 
 

@@ -63,7 +63,8 @@ class RayProcess:
         self._connected = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run(), name="ray-process")
         try:
-            await asyncio.wait_for(asyncio.shield(self._connected), CONNECT_SECONDS)
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await asyncio.shield(self._connected)
         except BaseException as error:
             await self.__aexit__()
             if isinstance(error, TimeoutError):
@@ -138,7 +139,8 @@ async def _stopped(process: Process) -> None:
     assert process.stdin is not None
     process.stdin.close()
     try:
-        await asyncio.wait_for(process.wait(), STOP_SECONDS)
+        async with asyncio.timeout(STOP_SECONDS):
+            await process.wait()
     except TimeoutError:
         process.kill()
         await process.wait()

@@ -249,7 +249,8 @@ class EnginePool:
             await self._lanes.apply(engine.client)
             engine.known_life = engine.life
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(engine.told.wait(), FIRST_NEWS_SECONDS)
+            async with asyncio.timeout(FIRST_NEWS_SECONDS):
+                await engine.told.wait()
         await engine.client.check_connected()
 
     def _heard(self, engine: PooledEngine, message: pb.EngineNews) -> None:

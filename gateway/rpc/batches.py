@@ -174,7 +174,8 @@ class BatchesService(pb_grpc.BatchesServicer):
     async def _stopping(self, seconds: float) -> bool:
         """Wait `seconds` or until the server begins to stop; return whether it is stopping."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._closing.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
         return self._closing.is_set()
 
     async def _told(self, batch: Batch) -> pb.Batch:

@@ -226,7 +226,8 @@ class EngineSupervisor:
             return
         process.terminate()
         try:
-            await asyncio.wait_for(process.wait(), self.stop_seconds)
+            async with asyncio.timeout(self.stop_seconds):
+                await process.wait()
         except TimeoutError:
             self.kill()
             await process.wait()

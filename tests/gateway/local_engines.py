@@ -90,7 +90,8 @@ class Engines:
 
     async def close(self):
         for pool in self.pools:
-            await pool.close()
+            async with asyncio.timeout(60):
+                await pool.close()
         for name in tuple(self.running):
             await self.stop(name)
 

@@ -103,6 +103,26 @@ async def test_an_engine_that_dies_at_the_end_of_its_filling_does_not_join(engin
     assert joined == ["filled"]
 
 
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_pool_closes_also_as_the_first_news_of_an_engine_arrive(engines, monkeypatch, turns):
+    told, waiting = asyncio.Event(), asyncio.Event()
+
+    async def wait():
+        waiting.set()
+        return await told.wait()
+
+    pool = await engines.pool("a")
+    monkeypatch.setattr(pool, "_heard", lambda engine, message: None)
+    await pool.add("b", engines.start("b").target)
+    monkeypatch.setattr(pool._engines["b"].told, "wait", wait)
+    await asyncio.wait_for(waiting.wait(), 60)
+    closing = asyncio.create_task(pool.close())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    told.set()
+    await asyncio.wait_for(closing, 20)
+
+
 async def test_a_successor_that_knows_no_predecessor_ends_the_wait_for_its_report(engines):
     pool = await engines.pool("a", "b")
     await engines.stop("a")

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from engine.demo.questions import plain_pairs
 from gateway.cli.options import console
+from gateway.core.errors import ApiError
 from gateway.terminal.output import atomic_file, check_writable, exit_with_error, print_wide
 
 HELP = """Print how far forms of a model's weights move its log-probabilities from those of the same weights in fp32.
@@ -62,7 +63,7 @@ def drift(
         if not pieces:
             exit_with_error(f"{text} is empty")
         found = list(measure(model, chosen, dict(map(_named, adapter or ())), pieces))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ApiError) as error:
         exit_with_error(str(error))
     if json_file is not None:
         with atomic_file(json_file) as target:

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from gateway.cli import eval_drift
 from gateway.cli.eval_drift import EXACT, Drift, drift_table, split
 from gateway.cli.main import app
+from gateway.core.errors import invalid_request
 
 
 def run(*arguments):
@@ -38,6 +39,16 @@ def test_wrong_arguments_are_refused_before_a_model_is_loaded(tmp_path):
         refused = run(*arguments)
         assert refused.exit_code == 1, refused.output
         assert reason in " ".join(refused.output.split())
+
+
+def test_an_adapter_that_cannot_be_served_is_an_error_without_a_traceback(monkeypatch):
+    def score(*arguments):
+        raise invalid_request("the adapter cannot be served: it has no adapter_config.json", "lora_path")
+
+    monkeypatch.setattr(eval_drift, "_score", score)
+    refused = run("some/model", "--adapter", "support=some/folder")
+    assert (refused.exit_code, refused.output.count("no adapter_config.json")) == (1, 1)
+    assert isinstance(refused.exception, SystemExit)
 
 
 def test_texts_are_cut_into_pieces():

@@ -43,6 +43,7 @@ def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
         vocab_size=runner.vocab_size,
         page_bytes=runner.page_bytes,
         hidden_size=runner.spec.hidden_size,
+        weights=runner.weights,
     )
     return core, runner, info
 
@@ -54,7 +55,9 @@ def build_fake(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
     config = replace(config.sized(CPU_SEQS, CPU_TOKENS), host_adapter_gb=adapter_gb)
     core = core_config(config, config.num_pages or 4096, 4096, config.max_model_len or 2048, ())
     executor = FakeExecutor()
-    info = pb.EngineInfo(model=config.model, model_hash="fake", device="none", dtype="none", backend="fake")
+    info = pb.EngineInfo(
+        model=config.model, model_hash="fake", device="none", dtype="none", backend="fake", weights="none"
+    )
     info.vocab_size, info.hidden_size = executor.vocab_size, FAKE_HIDDEN
     return core, executor, info
 

@@ -24,7 +24,7 @@ from engine.model.sizes import (
     stores_fp8,
 )
 from engine.model.spec import read_spec
-from engine.model.weights import open_weights
+from engine.model.weights import name_weights, open_weights
 from engine.process.cores import usable_cores
 from lora_kernels.attention_choice import require_attention
 
@@ -56,6 +56,7 @@ def explain(config: EngineConfig) -> dict[str, Any]:
     pages = count_pages(config, page_bytes, device, sized.weight_bytes + sized.reserved)
     return found | {
         "architecture": spec.model_type,
+        "weights": name_weights(Path(config.model), spec, config.load_format, config.weights, dtype),
         "weight_bytes": sized.weight_bytes,
         "weight_bits": 8 * sized.weight_bytes / count_weights(spec),
         "page_bytes": page_bytes,

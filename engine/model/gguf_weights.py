@@ -63,13 +63,22 @@ class GgufFile:
         kind = _block_type(stored) if stored else None
         return kind.coding if kind else None
 
+    def form(self, name: str) -> str | None:
+        """Returns the name in ggml of a tensor's type; None means that it is not quantised, or that there is no such
+        tensor."""
+        stored = self._tensors.get(gguf_name(name))
+        if stored is None or stored.kind in FLOATS:
+            return None
+        known = BLOCK_TYPES.get(stored.kind)
+        return known.name if known else _name_of_type(stored.kind)
+
     def read(self, name: str) -> Weight:
         """Reads a tensor. Raises ValueError, which names it, if the file ends before it or it is of an unknown type."""
         stored = self._tensors[gguf_name(name)]
         weight = self._read(name, stored)
-        if self._spec.model_type not in TURNED_TYPES or not TURNED.search(name):
+        if not is_turned(name, self._spec.model_type):
             return weight
-        rows = _turned_back(stored.shape[0], self._spec.head_dim)
+        rows = turned_back(stored.shape[0], self._spec.head_dim)
         return weight.select(rows) if isinstance(weight, QuantizedWeight) else weight[rows]
 
     def _read(self, name: str, stored: StoredTensor) -> Weight:
@@ -105,6 +114,12 @@ class GgufFile:
         return torch.from_numpy(data)
 
 
+def _name_of_type(kind: int) -> str:
+    from gguf import GGMLQuantizationType  # takes a second, and is needed rarely
+
+    return GGMLQuantizationType(kind).name if kind in set(GGMLQuantizationType) else f"type-{kind}"
+
+
 def _block_type(stored: StoredTensor) -> BlockType | None:
     """Returns the type of a tensor's blocks, if its weights are read as they are."""
     kind = BLOCK_TYPES.get(stored.kind)
@@ -128,6 +143,12 @@ def hub_name(name: str) -> str:
     return f"{FROM_WHOLE[module]}.{kind}" if module in FROM_WHOLE else name
 
 
-def _turned_back(outputs: int, head_dim: int) -> Tensor:
+def is_turned(name: str, model_type: str) -> bool:
+    """Returns whether GGUF files have the outputs of a projection, or of its LoRA's B, in another order (see
+    `TURNED`)."""
+    return model_type in TURNED_TYPES and TURNED.search(name) is not None
+
+
+def turned_back(outputs: int, head_dim: int) -> Tensor:
     """Returns which rows of the file the rows of Hugging Face's order are, int64 [outputs]."""
     return torch.arange(outputs).view(-1, head_dim // 2, 2).transpose(1, 2).flatten()

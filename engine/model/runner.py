@@ -45,7 +45,7 @@ from engine.model.spec import read_spec
 from engine.model.steps import Steps, forward_over, plan_graphs
 from engine.model.submitted import CudaClock, HostClock, SubmittedStep, WorkClock
 from engine.model.warm_up import LOGPROBS, StepLimits, warm_up
-from engine.model.weights import WeightSource, open_weights
+from engine.model.weights import WeightSource, name_weights, open_weights
 from engine.process.cores import usable_cores
 from lora_kernels.pinned import upload_ring
 
@@ -64,6 +64,7 @@ class ModelRunner:
         num_host_pages: number of host pages that the `saves` of plans may use.
         max_model_len: maximum number of tokens of one sequence.
         captured: CUDA graphs of steps, and what capturing them took. None means that no steps are captured.
+        weights: name of the format of the weights (see `name_weights`).
         model_hash: hash that is stable across restarts, and differs for different weights (see `hash_model`).
     """
 
@@ -83,6 +84,7 @@ class ModelRunner:
         self.block_size = config.block_size
         self.max_model_len = max_model_len(config, self.spec)
         self.model_hash = hash_model(folder, f"{config.load_format}:{config.seed}:{config.weights}")
+        self.weights = name_weights(folder, self.spec, config.load_format, config.weights, self.dtype)
         source = self._load_model(config, folder, progress)
         packing_kernels = load_ahead(self.dtype, fp8=fp8)
         targets = TargetShapes(

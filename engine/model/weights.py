@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping
+from math import prod
 from pathlib import Path
 
 import torch
@@ -20,6 +22,7 @@ from lora_kernels.quantized import Coding, Weight
 KV_SCALE = re.compile(r"model\.layers\.\d+\.self_attn\.(?:(?:attn\.)?[kqv]_scale|k_proj\.k_scale|v_proj\.v_scale)")
 """Names of scales for attention in FP8, in checkpoints of llm-compressor, vLLM and ModelOpt."""
 CPU = torch.device("cpu")
+DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 WeightSource = Callable[[str], Weight]
 """Maps the name of a parameter to its tensor, in the dtype in which it is stored, or to its quantised form."""
 
@@ -50,6 +53,26 @@ def find_codings(folder: Path, spec: ModelSpec, load_format: str) -> Callable[[s
     """Returns a function that says how the weights of a parameter are coded where the folder stores them; None means
     that they are not quantised. Raises ValueError if a GGUF file is damaged, or WeightsError as `open_weights` does."""
     return (lambda name: None) if load_format == "dummy" else _open(folder, spec).coding
+
+
+def name_weights(folder: Path, spec: ModelSpec, load_format: str, weights: str, dtype: torch.dtype) -> str:
+    """Returns the name of the format of a model's weights: of the matrices that are quantised, or else of `dtype`.
+
+    Args:
+        weights: `engine.weights`; anything but `auto` is the name.
+
+    Raises:
+        ValueError: in the cases of `find_codings`.
+    """
+    if weights != "auto":
+        return weights
+    sizes = Counter[str]()
+    if load_format != "dummy":
+        stored = _open(folder, spec)
+        for name, shape in parameter_shapes(spec).items():
+            if form := stored.form(name):
+                sizes[form] += prod(shape)
+    return "+".join(form for form, _ in sizes.most_common()) or DTYPE_NAMES[dtype]
 
 
 def _open(folder: Path, spec: ModelSpec) -> GgufFile | Folder:

@@ -265,7 +265,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class EngineInfo(_message.Message):
-    __slots__ = ("model", "model_hash", "architecture", "device", "dtype", "backend", "max_model_len", "vocab_size", "num_pages", "block_size", "max_seqs", "page_bytes", "life", "previous", "protocol", "share_prefixes", "hidden_size")
+    __slots__ = ("model", "model_hash", "architecture", "device", "dtype", "backend", "max_model_len", "vocab_size", "num_pages", "block_size", "max_seqs", "page_bytes", "life", "previous", "protocol", "share_prefixes", "hidden_size", "weights")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_HASH_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -283,6 +283,7 @@ class EngineInfo(_message.Message):
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SHARE_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     model: str
     model_hash: str
     architecture: str
@@ -300,7 +301,8 @@ class EngineInfo(_message.Message):
     protocol: int
     share_prefixes: bool
     hidden_size: int
-    def __init__(self, model: _Optional[str] = ..., model_hash: _Optional[str] = ..., architecture: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., backend: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., block_size: _Optional[int] = ..., max_seqs: _Optional[int] = ..., page_bytes: _Optional[int] = ..., life: _Optional[str] = ..., previous: _Optional[_Union[PreviousLife, _Mapping]] = ..., protocol: _Optional[int] = ..., share_prefixes: _Optional[bool] = ..., hidden_size: _Optional[int] = ...) -> None: ...
+    weights: str
+    def __init__(self, model: _Optional[str] = ..., model_hash: _Optional[str] = ..., architecture: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., backend: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., block_size: _Optional[int] = ..., max_seqs: _Optional[int] = ..., page_bytes: _Optional[int] = ..., life: _Optional[str] = ..., previous: _Optional[_Union[PreviousLife, _Mapping]] = ..., protocol: _Optional[int] = ..., share_prefixes: _Optional[bool] = ..., hidden_size: _Optional[int] = ..., weights: _Optional[str] = ...) -> None: ...
 
 class PreviousLife(_message.Message):
     __slots__ = ("life", "crashed", "request_ids")

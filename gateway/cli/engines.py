@@ -86,7 +86,7 @@ def _set(url: str, key: str, request: pb.SetEngineRequest) -> None:
 
 def engines_table(engines: Iterable[pb.EngineOverview]) -> Table:
     table = Table(box=None)
-    for title in ("model", "engine", "state", "device"):
+    for title in ("model", "engine", "state", "device", "weights"):
         table.add_column(title, no_wrap=True)
     for title in ("running", "waiting", "wait", "free pages", "adapters"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -94,7 +94,8 @@ def engines_table(engines: Iterable[pb.EngineOverview]) -> Table:
     for engine in engines:
         style = "" if engine.state == "serving" else "yellow"
         table.add_row(
-            *(Text(engine.base_model), Text(engine.name), Text(engine.state, style=style), Text(engine.device)),
+            *(Text(engine.base_model), Text(engine.name), Text(engine.state, style=style)),
+            *(Text(engine.device), Text(engine.weights)),
             *(f"{engine.running:,}", f"{engine.waiting:,}", f"{engine.predicted_wait_seconds:.2f} s"),
             *(f"{engine.free_pages:,} of {engine.total_pages:,}", f"{engine.adapters_on_device:,}"),
             Text(engine.problem),

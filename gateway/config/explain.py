@@ -80,7 +80,8 @@ def _engine(config: ModelSettings, engine: Mapping[str, Any]) -> Iterator[tuple[
         return
     pages, size = engine["pages"], engine["page_bytes"]
     tokens = (pages - 1) * config.engine.block_size
-    weights = f"{engine['weight_bytes'] / GIB:.2f} GiB of weights, {engine['weight_bits']:.3g} bits each"
+    gib, bits = engine["weight_bytes"] / GIB, engine["weight_bits"]
+    weights = f"{gib:.2f} GiB of weights ({engine['weights']}), {bits:.3g} bits each"
     yield "model", f"{config.model.source} ({engine['architecture']}), {weights}"
     yield "page pool", f"{pages} pages, {pages * size / GIB:.2f} GiB now: KV of {tokens} tokens, less resident adapters"
     yield "context", f"{engine['max_model_len']} tokens, so that {tokens // engine['max_model_len']} of the longest fit"

@@ -62,6 +62,8 @@ class EngineOverview(Struct, frozen=True):
     """`configuration`, `operator` or `ray`. Only engines of the latter two can be removed."""
     notice: str = ""
     """What the operator who has just changed the engine should know; empty otherwise."""
+    weights: str = ""
+    """Format of the weights, such as Q4_K+Q6_K, gptq-4bit-g128, int8 or bf16; empty until the engine was reached."""
 
 
 class PooledEngine:
@@ -129,6 +131,7 @@ class PooledEngine:
             adapters_on_device=len(self._on_device),
             predicted_wait_seconds=news.wait_seconds,
             added_by=self.added_by,
+            weights=info.weights,
         )
 
     def lose(self) -> None:
@@ -190,6 +193,6 @@ def mismatch(engine: PooledEngine, others: Sequence[PooledEngine]) -> str:
     info = engine.client.info
     if twin := next((other.name for other in others if other.life == info.life), ""):
         return f"it is the same process as {twin}"
-    names = ("model_hash", "dtype", "vocab_size", "max_model_len")
+    names = ("model_hash", "weights", "dtype", "vocab_size", "max_model_len")
     pairs = [(name, getattr(others[0].client.info, name), getattr(info, name)) for name in names]
-    return "; ".join(f"it has another {name} ({theirs}, not {ours})" for name, ours, theirs in pairs if ours != theirs)
+    return "; ".join(f"it differs in {name} ({theirs}, not {ours})" for name, ours, theirs in pairs if ours != theirs)

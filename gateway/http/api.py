@@ -287,7 +287,8 @@ class HttpApi:
 
     def _model(self, card: ModelCard) -> Json:
         """Return a model's entry in OpenAI's model list. `root` is the adapter's name for an alias and the base model's
-        name otherwise; `parent` is the base model, or None for the base model itself."""
+        name otherwise; `parent` is the base model, or None for the base model itself. `weights` is the format of the
+        base model's weights."""
         base, adapter = card.model.name, card.adapter
         is_alias = adapter is not None and card.name in adapter.aliases
         return {
@@ -298,6 +299,7 @@ class HttpApi:
             "root": adapter.name if adapter and is_alias else base,
             "parent": base if adapter else None,
             "max_model_len": card.model.engine.info.max_model_len,
+            "weights": card.model.engine.info.weights,
         }
 
     def _tenant(self, request: Request) -> Principal:

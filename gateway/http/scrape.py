@@ -77,4 +77,4 @@ async def _snapshot(model: ServedModel) -> EngineSnapshot:
         stats = await model.engine.stats() if model.engine.ready else None
     except EngineUnavailable:
         stats = None
-    return EngineSnapshot(model.name, stats, model.adapters.names)
+    return EngineSnapshot(model.name, model.engine.info, stats, model.adapters.names)

@@ -94,6 +94,8 @@ class EngineSnapshot:
 
     model: str
     """Name of the base model."""
+    info: pb.EngineInfo
+    """Empty until an engine was reached."""
     stats: pb.EngineStats | None
     """None means that there is no engine now; then only that is reported."""
     names: Mapping[str, Sequence[str]]
@@ -103,6 +105,7 @@ class EngineSnapshot:
         """Yield the metrics, whose samples have the label MODEL only if they are metrics of vLLM's."""
         yield _gauge("loralane_engine_up", "1 while the engine answers.", float(self.stats is not None))
         if self.stats is not None:
+            yield _description(self.info)
             yield from _lane_metrics(self.stats)
             yield from _tenant_metrics(self.stats.tenants)
             yield from _plain_metrics(self.stats)
@@ -140,6 +143,13 @@ def by_model(families: Mapping[str, Iterable[Metric]]) -> Iterator[Metric]:
             into = combined.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             into.samples += [sample._replace(labels={MODEL: model, **sample.labels}) for sample in family.samples]
     yield from combined.values()
+
+
+def _description(info: pb.EngineInfo) -> Metric:
+    labels = ("architecture", "device", "dtype", "weights")
+    family = GaugeMetricFamily("loralane_engine_info", "1; labels describe the engine and its model.", labels=labels)
+    family.add_metric([getattr(info, label) for label in labels], 1)
+    return family
 
 
 def _lane_metrics(stats: pb.EngineStats) -> Iterator[Metric]:

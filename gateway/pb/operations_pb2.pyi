@@ -89,7 +89,7 @@ class ListEnginesResponse(_message.Message):
     def __init__(self, engines: _Optional[_Iterable[_Union[EngineOverview, _Mapping]]] = ...) -> None: ...
 
 class EngineOverview(_message.Message):
-    __slots__ = ("name", "address", "state", "problem", "model", "device", "life", "running", "waiting", "streams", "free_pages", "total_pages", "adapters_on_device", "predicted_wait_seconds", "base_model", "added_by", "notice")
+    __slots__ = ("name", "address", "state", "problem", "model", "device", "life", "running", "waiting", "streams", "free_pages", "total_pages", "adapters_on_device", "predicted_wait_seconds", "base_model", "added_by", "notice", "weights")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,7 @@ class EngineOverview(_message.Message):
     BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
     ADDED_BY_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     state: str
@@ -124,7 +125,8 @@ class EngineOverview(_message.Message):
     base_model: str
     added_by: str
     notice: str
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., problem: _Optional[str] = ..., model: _Optional[str] = ..., device: _Optional[str] = ..., life: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., streams: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., adapters_on_device: _Optional[int] = ..., predicted_wait_seconds: _Optional[float] = ..., base_model: _Optional[str] = ..., added_by: _Optional[str] = ..., notice: _Optional[str] = ...) -> None: ...
+    weights: str
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., problem: _Optional[str] = ..., model: _Optional[str] = ..., device: _Optional[str] = ..., life: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., streams: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., adapters_on_device: _Optional[int] = ..., predicted_wait_seconds: _Optional[float] = ..., base_model: _Optional[str] = ..., added_by: _Optional[str] = ..., notice: _Optional[str] = ..., weights: _Optional[str] = ...) -> None: ...
 
 class AddEngineRequest(_message.Message):
     __slots__ = ("engine", "address", "model")

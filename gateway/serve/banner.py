@@ -103,7 +103,7 @@ def _model_facts(model: ServedModel) -> dict[str, str]:
     info = model.engine.info
     gib = info.num_pages * info.page_bytes / 2**30
     return {
-        "base model": f"{model.name}  ({info.architecture}, {info.dtype} on {info.device})",
+        "base model": f"{model.name}  ({info.architecture}, {info.weights}, {info.dtype} on {info.device})",
         "adapters": ", ".join(sorted(model.adapters.records)) or "none yet",
         "context": f"{info.max_model_len} tokens, {info.max_seqs} sequences at once",
         "page pool": f"{info.num_pages} pages of {info.block_size} tokens, {gib:.1f} GiB, for KV and adapters",

@@ -145,7 +145,13 @@ class FakeEngine:
 
     def __init__(self, tokenizer: Tokenizer | None = None) -> None:
         self.tokenizer = tokenizer or tiny_tokenizer()
-        facts = {"max_model_len": CONTEXT, "vocab_size": 260, "hidden_size": FAKE_HIDDEN, "dtype": "float32"}
+        facts = {
+            "max_model_len": CONTEXT,
+            "vocab_size": 260,
+            "hidden_size": FAKE_HIDDEN,
+            "dtype": "float32",
+            "weights": "Q4_1",
+        }
         self.info = pb.EngineInfo(model=BASE, model_hash="abc", **facts)
         self.ready = True
         self.reply: Callable[[Request], str] = lambda request: "Hello, world!"

@@ -52,7 +52,14 @@ class LocalEngine:
         self.name = name
         self.executor = SlowExecutor()
         self.engine = Engine(EngineState.create(config), self.executor)
-        facts = {"model": "fake", "model_hash": "a", "life": f"life-{name}", "num_pages": 1000, "block_size": 16}
+        facts = {
+            "model": "fake",
+            "model_hash": "a",
+            "life": f"life-{name}",
+            "num_pages": 1000,
+            "block_size": 16,
+            "weights": "bf16",
+        }
         info = pb.EngineInfo(**facts | {"protocol": PROTOCOL, "max_model_len": 4000, "max_seqs": 16} | described)
         service = EngineService(self.engine, info)
         self.target = EngineTarget(address or f"unix:{folder / name}.sock")

@@ -164,35 +164,46 @@ def write_module(folder, section, tensors, name="model.layers.0.mlp.up_proj"):
 NAME = "model.layers.0.mlp.up_proj.weight"
 IN_SCALES = {"in_scales": True}
 FORMS = {
-    "gptq": (gptq, {}, Coding(4, 32, 8)),
-    "gptq_v2": (gptq, {"v2": True, "sym": False, "size": 64}, Coding(4, 64, **IN_SCALES)),
-    "gptq_8": (gptq, {"bits": 8, "size": 128, "sym": False}, Coding(8, 128, **IN_SCALES)),
-    "gptq_whole": (gptq, {"size": 192, "group_size": -1}, Coding(4, 64, 8)),
-    "gptq_act": (gptq, {"act_order": True, "sym": False}, Coding(4, 32, **IN_SCALES)),
-    "awq": (awq, {"size": 64}, Coding(4, 64, **IN_SCALES)),
-    "packed": (ct_packed, {}, Coding(4, 32, **IN_SCALES)),
-    "packed_8": (ct_packed, {"bits": 8, "size": 64, "symmetric": True, "act_order": True}, Coding(8, 64, 128)),
-    "packed_channel": (ct_packed, {"size": 192, "strategy": "channel"}, Coding(4, 64, **IN_SCALES)),
-    "int8": (ct_int8, {}, Coding(8, 64, 128)),
-    "int8_tensor": (ct_int8, {"strategy": "tensor"}, Coding(8, 64, 128)),
-    "int8_zeros": (ct_int8, {"symmetric": False}, Coding(8, 64, **IN_SCALES)),
-    "float_tensor": (ct_float, {"strategy": "tensor"}, None),
-    "float_channel": (ct_float, {"strategy": "channel"}, None),
-    "float_block": (ct_float, {"strategy": "block"}, None),
-    "fp8_block": (fp8_block, {}, None),
-    "fp8_tensor": (fp8_scale, {"grid": (1, 1), "stored": ()}, None),
-    "fp8_channel": (fp8_scale, {"grid": (136, 1), "stored": (136,)}, None),
+    "gptq": (gptq, {}, Coding(4, 32, 8), "gptq-4bit-g32"),
+    "gptq_v2": (gptq, {"v2": True, "sym": False, "size": 64}, Coding(4, 64, **IN_SCALES), "gptq-4bit-g64"),
+    "gptq_8": (gptq, {"bits": 8, "size": 128, "sym": False}, Coding(8, 128, **IN_SCALES), "gptq-8bit"),
+    "gptq_whole": (gptq, {"size": 192, "group_size": -1}, Coding(4, 64, 8), "gptq-4bit"),
+    "gptq_act": (gptq, {"act_order": True, "sym": False}, Coding(4, 32, **IN_SCALES), "gptq-4bit-g32"),
+    "awq": (awq, {"size": 64}, Coding(4, 64, **IN_SCALES), "awq-4bit-g64"),
+    "packed": (ct_packed, {}, Coding(4, 32, **IN_SCALES), "compressed-tensors-4bit-g32"),
+    "packed_8": (
+        ct_packed,
+        {"bits": 8, "size": 64, "symmetric": True, "act_order": True},
+        Coding(8, 64, 128),
+        "compressed-tensors-8bit-g64",
+    ),
+    "packed_channel": (
+        ct_packed,
+        {"size": 192, "strategy": "channel"},
+        Coding(4, 64, **IN_SCALES),
+        "compressed-tensors-4bit",
+    ),
+    "int8": (ct_int8, {}, Coding(8, 64, 128), "compressed-tensors-8bit"),
+    "int8_tensor": (ct_int8, {"strategy": "tensor"}, Coding(8, 64, 128), "compressed-tensors-8bit"),
+    "int8_zeros": (ct_int8, {"symmetric": False}, Coding(8, 64, **IN_SCALES), "compressed-tensors-8bit"),
+    "float_tensor": (ct_float, {"strategy": "tensor"}, None, "compressed-tensors-fp8"),
+    "float_channel": (ct_float, {"strategy": "channel"}, None, "compressed-tensors-fp8"),
+    "float_block": (ct_float, {"strategy": "block"}, None, "compressed-tensors-fp8"),
+    "fp8_block": (fp8_block, {}, None, "fp8"),
+    "fp8_tensor": (fp8_scale, {"grid": (1, 1), "stored": ()}, None, "fp8"),
+    "fp8_channel": (fp8_scale, {"grid": (136, 1), "stored": (136,)}, None, "fp8"),
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_weights_are_what_the_format_says(tmp_path, form):
-    make, settings, coding = FORMS[form]
+    make, settings, coding, name = FORMS[form]
     shape = (136, 128 if form == "gptq_8" else 192)
     section, tensors, weights = make(np.random.default_rng(0), shape, **settings)
     write_module(tmp_path, section, tensors)
     folder = Folder(tmp_path, {NAME: shape})
     assert (folder.shapes, folder.coding(NAME)) == ({NAME: shape}, coding)
+    assert (folder.form(NAME), folder.form("model.norm.weight")) == (name, None)
     found = folder.read(NAME)
     assert isinstance(found, torch.Tensor) == (coding is None)
     torch.testing.assert_close(dense(found), weights, rtol=2e-7, atol=0)

@@ -13,7 +13,7 @@ from engine.model.decoder import build_decoder
 from engine.model.gguf_blocks import BLOCK_TYPES, read_blocks
 from engine.model.sizes import count_weight_bytes, find_kept_codings
 from engine.model.spec import read_spec
-from engine.model.weights import WeightsError, open_weights
+from engine.model.weights import WeightsError, name_weights, open_weights
 from engine.process.model_source import GGUF_NAME, find_prepared, is_prepared
 from lora_kernels.linear import quantized_form
 from lora_kernels.quantized import dense
@@ -133,6 +133,7 @@ def test_memory_is_counted_and_taken_as_the_file_has_it(tiny):
     taken = sum(quantized_form(linear).nbytes for linear in (decoder.head, *linears))
     assert counted <= 1.1 * size
     assert counted <= taken <= 1.2 * counted, "panels of 48 outputs pad these tiny weights"
+    assert name_weights(folder, spec, "auto", "auto", torch.float32) == "Q4_1+Q4_K+Q6_K+Q8_0"
     with pytest.raises(ValueError, match=r"engine\.weights int4 is for a CPU, not for cuda"):
         find_kept_codings(EngineConfig(str(folder), weights="int4"), spec, torch.device("cuda"))
 
@@ -160,6 +161,7 @@ def test_other_types_are_dequantised_and_damage_is_told(tmp_path):
     write_gguf(model, tmp_path, {"blk.0.ffn_up.weight": (raw, Kind.TQ2_0)})
     name, spec = "model.layers.0.mlp.up_proj.weight", read_spec(tmp_path)
     found = open_weights(tmp_path, spec)(name)
+    assert "TQ2_0" in name_weights(tmp_path, spec, "auto", "auto", torch.float32).split("+")
     assert torch.equal(found, torch.from_numpy(gguf.quants.dequantize(raw, Kind.TQ2_0)))
     file = tmp_path / GGUF_NAME
     source = open_weights(tmp_path, spec)

@@ -259,7 +259,7 @@ def test_describes_itself(runner, config, folder):
     assert (runner.vocab_size, runner.max_model_len, runner.num_pages, runner.block_size) == (97, 128, 40, BLOCK)
     assert runner.page_bytes == 2 * 2 * BLOCK * 2 * 16 * 4
     assert runner.eos_token_ids == (2, 3)
-    assert (runner.device.type, runner.dtype) == ("cpu", torch.float32)
+    assert (runner.device.type, runner.dtype, runner.weights) == ("cpu", torch.float32, "fp32")
     assert runner.model_hash == ModelRunner(config).model_hash
 
 

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.model.checkpoints.layers import Json, Layer, integer_coding, integer_weight, parts_of
+from engine.model.checkpoints.layers import Json, Layer, integer_coding, integer_form, integer_weight, parts_of
 from engine.model.checkpoints.stored import FLOATS, StoredTensors, WeightsError
 from lora_kernels.quantized import Coding, QuantizedWeight
 
@@ -41,7 +41,7 @@ class Awq:
         self._stored.require(f"{module}.qzeros", ("I32",), (width // size, features // 8))
         self._stored.require(f"{module}.scales", FLOATS, (width // size, features))
         parts = parts_of(module, self._stored, ("qweight", "qzeros", "scales"))
-        return Layer(parts, coding, partial(self._read, module, coding))
+        return Layer(integer_form(BITS, size, width), parts, coding, partial(self._read, module, coding))
 
     def _read(self, module: str, coding: Coding) -> QuantizedWeight:
         codes, zeros = (_unpack(self._stored.read(f"{module}.{part}")) for part in ("qweight", "qzeros"))

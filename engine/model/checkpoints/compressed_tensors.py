@@ -23,6 +23,7 @@ from engine.model.checkpoints.layers import (
     Layer,
     grid_shapes,
     integer_coding,
+    integer_form,
     integer_weight,
     order_of,
     parts_of,
@@ -101,7 +102,8 @@ class CompressedTensors:
         if f"{module}.weight_g_idx" in self._stored:
             self._stored.require(f"{module}.weight_g_idx", ("I32", "I64"), (shape[1],))
         parts = parts_of(module, self._stored, PARTS)
-        return Layer(parts, coding, partial(self._read, module, weight, coding, shape, grid))
+        form = integer_form(scheme.bits, size, shape[1])
+        return Layer(form, parts, coding, partial(self._read, module, weight, coding, shape, grid))
 
     def _read(
         self, module: str, weight: str, coding: Coding, shape: tuple[int, int], grid: tuple[int, int]

@@ -38,7 +38,9 @@ class Folder:
 
     def __init__(self, folder: Path, expected: Mapping[str, Shape]) -> None:
         self._stored = StoredTensors(folder)
-        self._layers = _find_layers(_read_section(folder), self._stored, expected)
+        section = _read_section(folder)
+        self._family = section.get("quant_method", "")
+        self._layers = _find_layers(section, self._stored, expected)
         for name in expected:
             if name not in self._layers and self._stored.dtype(name) not in (None, *FLOATS):
                 raise WeightsError(
@@ -60,6 +62,13 @@ class Folder:
     def coding(self, name: str) -> Coding | None:
         """Returns how a parameter's weights are coded once they are read; None means that they are not quantised."""
         return self._layers[name].coding if name in self._layers else None
+
+    def form(self, name: str) -> str | None:
+        """Returns the name of a parameter's format, such as `gptq-4bit-g128`; None means that it is not quantised."""
+        if name not in self._layers:
+            return None
+        form = self._layers[name].form
+        return form if form in self._family else f"{self._family}-{form}"
 
     def read(self, name: str) -> Weight:
         """Reads a parameter. Raises WeightsError, which names a tensor, if its numbers cannot be right."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.model.checkpoints.layers import Json, Layer, grid_shapes, parts_of
 from engine.model.checkpoints.stored import FLOATS, StoredTensors
 
-E4M3 = "F8_E4M3"
+FORM, E4M3 = "fp8", "F8_E4M3"
 SCALES = ("weight_scale_inv", "weight_scale")
 PARTS = ("weight", *SCALES, "weight_zero_point", "input_scale", "input_scale_ub", "output_scale")
 
@@ -44,7 +44,8 @@ def fp8_layer(stored: StoredTensors, module: str, shape: tuple[int, int], block:
     scale = next((name for part in SCALES if (name := f"{module}.{part}") in stored), f"{module}.{SCALES[1]}")
     stored.require(f"{module}.weight", (E4M3,), shape)
     stored.require(scale, (*FLOATS, "F8_E8M0"), *grid_shapes(*grid))
-    return Layer(parts_of(module, stored, PARTS), None, partial(_read, stored, f"{module}.weight", scale, block, grid))
+    read = partial(_read, stored, f"{module}.weight", scale, block, grid)
+    return Layer(FORM, parts_of(module, stored, PARTS), None, read)
 
 
 def _read(stored: StoredTensors, name: str, scale: str, block: tuple[int, int], grid: tuple[int, int]) -> Tensor:

@@ -12,7 +12,16 @@ from functools import partial
 
 from torch import Tensor
 
-from engine.model.checkpoints.layers import Json, Layer, integer_coding, integer_weight, order_of, parts_of, unpack
+from engine.model.checkpoints.layers import (
+    Json,
+    Layer,
+    integer_coding,
+    integer_form,
+    integer_weight,
+    order_of,
+    parts_of,
+    unpack,
+)
 from engine.model.checkpoints.stored import FLOATS, StoredTensors, WeightsError
 from lora_kernels.quantized import Coding, QuantizedWeight
 
@@ -48,7 +57,8 @@ class Gptq:
         if sorts:
             self._stored.require(f"{module}.g_idx", ("I32",), (width,))
         parts = parts_of(module, self._stored, ("qweight", "qzeros", "scales", "g_idx"))
-        return Layer(parts, coding, partial(self._read, module, coding, size if sorts else 0))
+        read = partial(self._read, module, coding, size if sorts else 0)
+        return Layer(integer_form(bits, size, width), parts, coding, read)
 
     def _settings(self, module: str) -> Json:
         """Returns the section with what GPTQModel's `dynamic`, whose keys are regular expressions, changes for a

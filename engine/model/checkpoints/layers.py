@@ -21,9 +21,10 @@ PRECISION = 2.0**-10
 
 
 class Layer(NamedTuple):
-    """The quantised weight of a linear layer: the names of its tensors, what it is coded as (None if it is read as a
-    tensor), and the function that reads it."""
+    """The quantised weight of a linear layer: the name of its format within its family, the names of its tensors, what
+    it is coded as (None if it is read as a tensor), and the function that reads it."""
 
+    form: str
     parts: set[str]
     coding: Coding | None
     read: Callable[[], Weight]
@@ -40,6 +41,11 @@ class Family(Protocol):
 def parts_of(module: str, stored: StoredTensors, names: tuple[str, ...]) -> set[str]:
     """Returns those tensors of a module that are stored."""
     return {name for part in names if (name := f"{module}.{part}") in stored}
+
+
+def integer_form(bits: int, size: int, width: int) -> str:
+    """Returns the name of weights of `bits` whose `width` inputs share scales in groups of `size`: `4bit-g128`."""
+    return f"{bits}bit" if size == width else f"{bits}bit-g{size}"
 
 
 def integer_coding(name: str, width: int, bits: int, size: int, symmetric: bool) -> Coding:

@@ -197,6 +197,8 @@ class Model(Struct):
     root: str
     parent: str | None
     max_model_len: int
+    weights: str = ""
+    """Format of the base model's weights, such as Q4_K+Q6_K, gptq-4bit-g128, int8 or bf16."""
 
 
 class Models(Struct):

@@ -16,6 +16,7 @@ from gateway.config.whole import demo_config
 ENGINE = {"device": "cpu", "dtype": "float32", "threads": 2}
 MODEL = {
     "architecture": "llama",
+    "weights": "bf16",
     "weight_bytes": 2**30,
     "weight_bits": 16.0,
     "page_bytes": 2**20,
@@ -91,7 +92,7 @@ def test_the_command_asks_the_engine(smollm2, tmp_path):
     assert done.exit_code == 0, done.output
     assert "up to 32 at once: the default of every CPU, measured" in done.output
     assert "up to 256: the default of every CPU, measured" in done.output
-    assert "0.09 GiB of weights, 5.74 bits each" in done.output
+    assert "0.09 GiB of weights (int4), 5.74 bits each" in done.output
 
 
 @pytest.mark.parametrize(

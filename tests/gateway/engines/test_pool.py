@@ -100,13 +100,15 @@ async def test_an_engine_stops_once_it_is_empty(engines):
 
 
 async def test_an_engine_of_another_model_gets_no_requests(engines):
-    engines.start("other", model_hash="b")
+    engines.start("other", model_hash="b", weights="int8")
     pool = await engines.pool("a")
     await pool.add("other", engines.running["other"].target)
     await until(lambda: pool.overviews()[1].problem)
     overview = pool.overviews()[1]
     assert overview.state == "mismatched"
-    assert "model_hash" in overview.problem
+    assert "model_hash (b, not a)" in overview.problem
+    assert "weights (int8, not bf16)" in overview.problem
+    assert overview.weights == "int8"
     for number in range(8):
         answer = Answer(pool, ask(f"r{number}"))
         await answer.whole()

@@ -146,6 +146,7 @@ async def test_openai_client_models(gateway_app):
     assert set(models) == {BASE, "pirate", "captain"}
     assert (pirate.id, pirate.object, pirate.owned_by) == ("pirate", "model", "loralane")
     assert (pirate.parent, pirate.max_model_len, models[BASE].parent) == (BASE, 256, None)
+    assert pirate.weights == models[BASE].weights == "Q4_1"
 
 
 async def test_a_chat_in_full(gateway_app):

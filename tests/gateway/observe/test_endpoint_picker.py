@@ -29,7 +29,7 @@ def scrape(*adapters, most=2, **figures):
     """Return the samples of an engine's /metrics, parsed from its text as a picker does."""
     stats = pb.EngineStats(adapters=adapters, max_resident_adapters=most, total_pages=100, **figures)
     registry = CollectorRegistry()
-    registry.register(EngineMetrics([EngineSnapshot("base", stats, NAMES)], ()))
+    registry.register(EngineMetrics([EngineSnapshot("base", pb.EngineInfo(), stats, NAMES)], ()))
     families = text_string_to_metric_families(generate_latest(registry).decode())
     return [Sample(s.name, s.labels, s.value) for family in families for s in family.samples]
 

@@ -240,7 +240,7 @@ def test_tenants_beyond_the_bound_share_a_label():
     metrics = Metrics({BASE: DEFAULT_GOALS})
     for number in range(MAX_TENANTS + 5):
         metrics.finished(record(tenant=f"t{number}", submitted=11.0, prompt_tokens=1, finish="stop"))
-    found = samples(metrics.render([EngineSnapshot(BASE, None, {})], "redis").decode())
+    found = samples(metrics.render([EngineSnapshot(BASE, pb.EngineInfo(), None, {})], "redis").decode())
     prompts = {
         dict(labels)["tenant"]: value
         for (name, labels), value in found.items()

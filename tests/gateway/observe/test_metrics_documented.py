@@ -244,7 +244,7 @@ def test_dashboards_do_not_count_an_engine_once_for_each_gateway_that_uses_it(pa
     stats = pb.EngineStats(
         lanes=[pb.LaneStats()], tenants=[pb.TenantStats(tenant="acme")], adapters=[pb.AdapterStats(adapter="a")]
     )
-    told = EngineSnapshot("tiny", stats, {"a": ["pirate"]}).families()
+    told = EngineSnapshot("tiny", pb.EngineInfo(), stats, {"a": ["pirate"]}).families()
     of_engines = {exposed_name(family) for family in told}
     found = [
         (aggregation, name, expr)

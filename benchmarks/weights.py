@@ -3,7 +3,8 @@
 Engines over the same model, one for each form of its weights, compute the same requests in turn, so that all meet the
 same machine. There is no gateway. `stored` reads a GGUF file as it is; `bf16` has its weights dequantised, from which
 `int8` and `int4` are quantised. Decoding is measured by the steps in which all streams decode, prefill by one prompt of
-512 tokens. Ratios are medians over rounds, each of which has every form once.
+512 tokens. Ratios are medians over rounds, each of which has every form once. With `--llama-cpp`, the library llama.cpp
+computes the same cases from the same GGUF file; it samples nothing, and has no adapters that differ by sequence.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ import json
 import os
 import random
 import statistics
+import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, Protocol
 
+import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -35,6 +40,7 @@ from engine.model.prepare import prepare_model
 from engine.model.runner import ModelRunner
 from engine.model.sizes import count_weight_bytes, find_kept_codings
 from engine.process.files import default_data_dir
+from engine.process.model_source import GGUF_NAME
 
 FORMS = ("bf16", "stored", "int8", "int4")
 PROMPT, TOKENS, PREFILL = 64, 32, 512
@@ -65,8 +71,21 @@ class Outcome:
     most: float
 
 
+class Form(Protocol):
+    """A form of the weights that can compute cases. `weight_bytes` are 0 if they are not known."""
+
+    weight_bytes: int
+    has_adapters: bool
+
+    def run(self, case: Case, rng: random.Random) -> float:
+        """Returns the seconds of the case: of the median step that decodes, or of a prefill. Prompts are new ones."""
+        ...
+
+
 class Served:
     """An engine over one form of the weights, with its adapters loaded."""
+
+    has_adapters = True
 
     def __init__(self, form: str, folder: Path, state: Path, adapters: Sequence[Path]) -> None:
         weights = form if form in ("int8", "int4") else "auto"
@@ -87,7 +106,6 @@ class Served:
         self.adapters = [self.engine.load_adapter(str(path)).adapter_hash for path in adapters]
 
     def run(self, case: Case, rng: random.Random) -> float:
-        """Returns the seconds of the case: of the median step that decodes, or of a prefill. Prompts are new ones."""
         for number in range(max(case.streams, 1)):
             self._submit(str(number), case, number, rng)
         steps: list[float] = []
@@ -108,10 +126,42 @@ class Served:
         self.engine.inbox.put(Submit(Request(name, prompt, params, adapter)))
 
 
-def measure(served: dict[str, Served], case: Case, rounds: int) -> list[Outcome]:
+class LlamaCpp:
+    """llama.cpp in a process of another Python, over a GGUF file."""
+
+    weight_bytes = 0
+    has_adapters = False
+
+    def __init__(self, python: Path, gguf: Path, streams: int) -> None:
+        worker = Path(__file__).with_name("llama_cpp_worker.py")
+        words = [python, worker, gguf.resolve(), streams, PREFILL, torch.get_num_threads()]
+        self._process = subprocess.Popen(
+            list(map(str, words)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        self.version = self._answer()["version"]
+
+    def run(self, case: Case, rng: random.Random) -> float:
+        prompt = PROMPT if case.streams else PREFILL
+        order = {"streams": case.streams, "prompt": prompt, "tokens": TOKENS, "seed": rng.randrange(1 << 30)}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        return float(self._answer())
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        if not (line := self._process.stdout.readline()):
+            raise SystemExit("llama.cpp has ended: does the Python of --llama-cpp have llama-cpp-python?")
+        return json.loads(line)
+
+
+def measure(served: dict[str, Form], case: Case, rounds: int) -> list[Outcome]:
     """Returns an outcome for each form. A first round is not counted: it records tapes."""
-    seconds: dict[str, list[float]] = {form: [] for form in served}
-    forms = list(served)
+    forms = [form for form, one in served.items() if one.has_adapters or not case.adapters]
+    seconds: dict[str, list[float]] = {form: [] for form in forms}
     for number in range(rounds + 1):
         for form in forms[number % len(forms) :] + forms[: number % len(forms)]:
             took = served[form].run(case, random.Random(number))
@@ -127,8 +177,8 @@ def measure(served: dict[str, Served], case: Case, rounds: int) -> list[Outcome]
     return outcomes
 
 
-def report(outcomes: Sequence[Outcome], served: dict[str, Served]) -> Table:
-    sizes = ", ".join(f"{form} {one.weight_bytes / 1e6:.0f} MB" for form, one in served.items())
+def report(outcomes: Sequence[Outcome], served: dict[str, Form]) -> Table:
+    sizes = ", ".join(f"{form} {one.weight_bytes / 1e6:.0f} MB" for form, one in served.items() if one.weight_bytes)
     table = Table(title=f"Forms of weights: {sizes}")
     for column in ("", "weights", "ms", "tokens/s", "over bf16", "of rounds"):
         table.add_column(column, justify="right" if column not in ("", "weights") else "left")
@@ -147,16 +197,24 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32], help="requests at a time")
     parser.add_argument("--adapters", type=int, default=8, help="adapters of rank 8 of the case with adapters")
     parser.add_argument("--rounds", type=int, default=7, help="runs of each case and form")
+    parser.add_argument(
+        "--llama-cpp", type=Path, metavar="PYTHON", help="a Python with llama-cpp-python"
+    )
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     console = Console()
     stored, dense = (prepare(args.model, args.data_dir, console) for prepare in (prepare_model, dense_folder))
-    with TemporaryDirectory(prefix="loralane-weights-") as scratch:
+    with ExitStack() as stack:
+        scratch = stack.enter_context(TemporaryDirectory(prefix="loralane-weights-"))
         adapters = list(write_adapters(stored, Path(scratch), [RANK] * args.adapters).values())
-        served = {
+        served: dict[str, Form] = {
             form: Served(form, stored if form == "stored" else dense, args.data_dir / "engine", adapters)
             for form in track(FORMS, "Loading", console=console)
         }
+        if args.llama_cpp:
+            peer = LlamaCpp(args.llama_cpp, stored / GGUF_NAME, max(args.streams))
+            stack.callback(peer.close)
+            served[f"llama.cpp {peer.version}"] = peer
         cases = [Case(f"{streams} streams", streams) for streams in args.streams]
         if args.adapters:
             most = max(args.streams)

@@ -22,7 +22,7 @@ def demo(smollm2):
     engine = replace(config.engine, dtype="float32", memory_gb=0.5, threads=1, device="cpu")
     http = replace(config.http, port=0, first_token_timeout_s=600.0)
     redis = replace(config.redis, timeout_ms=30_000.0)  # a busy machine is not without one
-    lanes = LanesConfig(interactive=InteractiveLane(max_requests=200))
+    lanes = LanesConfig(interactive=InteractiveLane(max_requests=120))
     return replace(config, engine=engine, http=http, grpc=replace(config.grpc, port=0), redis=redis, lanes=lanes)
 
 

@@ -24,16 +24,14 @@ from engine.demo.characters import CHARACTERS
 from engine.engine import Engine
 from engine.model.runner import ModelRunner
 
-NUM_TOKENS = 20
+NUM_TOKENS = 16
 TOP = 5
 """Alternatives a token that are compared."""
 QUESTIONS = (
     "What is the capital of France?",
     "How do I make a cup of tea?",
-    "Tell me about the moon.",
     "Why is the sky blue?",
     "Give me three good habits for a healthy life, and say why each of them matters.",
-    "Who wrote Romeo and Juliet?",
 )
 BASE = None
 ADAPTERS = {name: DEMO_ADAPTERS[name] for name in CHARACTERS}
@@ -165,15 +163,15 @@ def test_fp32_is_token_exact(fp32, reference, prompts, model):
 def random_prompts(smollm2):
     """What no model expects: its probabilities are flat there, and rounding moves them most."""
     rng, vocab = random.Random(0), AutoTokenizer.from_pretrained(smollm2).vocab_size
-    return [[rng.randrange(vocab) for _ in range(rng.randint(8, 48))] for _ in range(4)]
+    return [[rng.randrange(vocab) for _ in range(rng.randint(8, 48))] for _ in range(3)]
 
 
 def test_bf16_is_as_close_as_hugging_faces_own(smollm2, prompts, random_prompts, reference):
     """On chats and on random prompts, by the mean and by the largest error, over many tokens in a roomy pool."""
-    asked = [*prompts[:4], *random_prompts]
-    _, answers = run_engine(smollm2, asked, "bfloat16", num_pages=128, repeats=1, num_tokens=32)
+    asked = [*prompts[:3], *random_prompts]
+    _, answers = run_engine(smollm2, asked, "bfloat16", num_pages=128, repeats=1, num_tokens=24)
     peer = Reference(smollm2, torch.bfloat16)
-    for kind, indices in (("chats", range(4)), ("random prompts", range(4, 8))):
+    for kind, indices in (("chats", range(3)), ("random prompts", range(3, 6))):
         ours, theirs = [], []
         for model in (BASE, *ADAPTERS):
             for answer in (answers[f"{model}/{index}/0"] for index in indices):

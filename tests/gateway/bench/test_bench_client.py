@@ -20,6 +20,12 @@ pytestmark = pytest.mark.slow
 PROMPT = (5, 6, 7)
 
 
+@pytest.fixture(autouse=True)
+def no_full_collections(monkeypatch):
+    """The command collects all garbage before it measures: in a process that has run hundreds of tests, for seconds."""
+    monkeypatch.setattr("gateway.bench.drive.gc.collect", lambda: 0)
+
+
 @pytest.fixture(scope="module")
 def server():
     with fake_server() as fake:

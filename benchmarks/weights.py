@@ -197,9 +197,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32], help="requests at a time")
     parser.add_argument("--adapters", type=int, default=8, help="adapters of rank 8 of the case with adapters")
     parser.add_argument("--rounds", type=int, default=7, help="runs of each case and form")
-    parser.add_argument(
-        "--llama-cpp", type=Path, metavar="PYTHON", help="a Python with llama-cpp-python"
-    )
+    parser.add_argument("--llama-cpp", type=Path, metavar="PYTHON", help="a Python with llama-cpp-python")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     console = Console()

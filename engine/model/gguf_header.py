@@ -1,4 +1,4 @@
-"""Reads the header of a GGUF file to find out which tensors it holds and where, without reading the rest of the file.
+"""Reads the header of a GGUF file: its values, which tensors it holds, and where, without reading the rest of the file.
 
 Source: the specification of GGUF in the repository of ggml (docs/gguf.md).
 """
@@ -14,13 +14,15 @@ from typing import BinaryIO, NamedTuple
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 BEGINNINGS = [MAGIC + struct.pack("<I", version) for version in VERSIONS]
-FIXED_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Size in bytes of a metadata value by its type, for integers, floats and booleans."""
+NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""How the module struct names a metadata value by its type, for integers, floats and booleans."""
+FIXED_BYTES = {kind: struct.calcsize(f"<{name}") for kind, name in NUMBERS.items()}
 STRING, ARRAY = 8, 9
 MOST_DIMENSIONS = 4
-ALIGNMENT, ALIGNMENT_KEY = 32, b"general.alignment"
+ALIGNMENT, ALIGNMENT_KEY = 32, "general.alignment"
 """Default of the alignment of tensors, in bytes, and the key of the metadata that changes it."""
-UINT32 = 4
+Value = str | int | float | None
+"""A metadata value. None means that it is an array, which is not read."""
 
 
 class StoredTensor(NamedTuple):
@@ -31,25 +33,36 @@ class StoredTensor(NamedTuple):
     place: int
 
 
+class Header(NamedTuple):
+    """The header of a GGUF file: metadata values and tensors, by their names."""
+
+    values: dict[str, Value]
+    tensors: dict[str, StoredTensor]
+
+
 def read_tensors(gguf: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a GGUF file by their names. Raises ValueError if the file is no GGUF file of version 2 or
-    3, or is damaged."""
+    """Return the tensors of a GGUF file by their names. Raises ValueError as `read_header` does."""
     with gguf.open("rb") as file:
-        if file.read(len(MAGIC) + 4) not in BEGINNINGS:
-            raise ValueError(f"{gguf} is no GGUF file of version {' or '.join(map(str, VERSIONS))}")
-        try:
-            return _Header(file).tensors()
-        except (EOFError, KeyError, UnicodeDecodeError) as error:
-            raise ValueError(f"{gguf} is a damaged GGUF file") from error
+        return read_header(file, os.fstat(file.fileno()).st_size, str(gguf)).tensors
 
 
-class _Header:
-    """Reads a header from an open file, from behind its version. Raises EOFError or KeyError if the file is damaged."""
+def read_header(file: BinaryIO, size: int, name: str) -> Header:
+    """Return the header of an open file, whose first `size` bytes hold it. Raises ValueError, which names the file
+    `name`, if it is no GGUF file of version 2 or 3, or is damaged."""
+    if file.read(len(MAGIC) + 4) not in BEGINNINGS:
+        raise ValueError(f"{name} is no GGUF file of version {' or '.join(map(str, VERSIONS))}")
+    try:
+        return _HeaderReader(file, size).read()
+    except (EOFError, KeyError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{name} is a damaged GGUF file") from error
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._size = os.fstat(file.fileno()).st_size
-        self._alignment = ALIGNMENT
+
+class _HeaderReader:
+    """Reads a header of at most `size` bytes from an open file, from behind its version. Raises EOFError, KeyError,
+    UnicodeDecodeError or RecursionError if the file is damaged."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._size = file, size
 
     def bytes(self, size: int) -> bytes:
         found = self._file.read(min(size, self._size))
@@ -61,21 +74,25 @@ class _Header:
         """Read a little-endian unsigned integer. `kind` is I for 32 bits, Q for 64 bits."""
         return int(struct.unpack(f"<{kind}", self.bytes(struct.calcsize(f"<{kind}")))[0])
 
-    def tensors(self) -> dict[str, StoredTensor]:
+    def read(self) -> Header:
         num_tensors, num_values = self.number("Q"), self.number("Q")
-        for _ in range(num_values):
-            self._value()
+        values = dict(self._value() for _ in range(num_values))
         described = [self._tensor() for _ in range(num_tensors)]
-        end = self._file.tell()
-        data = end + -end % self._alignment
-        return {name: stored._replace(place=data + stored.place) for name, stored in described}
+        alignment, end = values.get(ALIGNMENT_KEY), self._file.tell()
+        data = end + -end % (alignment if isinstance(alignment, int) and alignment > 0 else ALIGNMENT)
+        tensors = {name: stored._replace(place=data + stored.place) for name, stored in described}
+        if len(tensors) < len(described):
+            raise KeyError("two tensors have one name")
+        return Header(values, tensors)
 
-    def _value(self) -> None:
-        key, kind = self.bytes(self.number("Q")), self.number("I")
-        if key == ALIGNMENT_KEY and kind == UINT32:
-            self._alignment = self.number("I") or ALIGNMENT
-        else:
-            self._skip_value(kind)
+    def _value(self) -> tuple[str, Value]:
+        key, kind = self.bytes(self.number("Q")).decode(), self.number("I")
+        if kind == STRING:
+            return key, self.bytes(self.number("Q")).decode(errors="replace")
+        if kind in NUMBERS:
+            return key, struct.unpack(f"<{NUMBERS[kind]}", self.bytes(FIXED_BYTES[kind]))[0]
+        self._skip_value(kind)
+        return key, None
 
     def _tensor(self) -> tuple[str, StoredTensor]:
         """Read the description of a tensor (name, dimensions, type, offset)."""

@@ -15,7 +15,7 @@ import torch
 from engine.executor.base import HostAdapter
 from engine.model.host_memory import Blob, HostMemory
 from engine.model.host_store import PackedAdapter
-from engine.model.peft_folder import PeftFolder, ReadBuffer, read_peft
+from engine.model.peft_folder import PeftFolder, ReadBuffer, read_adapter
 from engine.model.peft_loader import LoadedAdapter, TargetShapes, check_peft
 from engine.model.recipes import Recipe, Recipes
 from lora_kernels.layout import AdapterLayout, pack_adapter, plan_layout
@@ -96,9 +96,9 @@ class Packer:
         return self._all_recipes if self._kernels is not None and self._kernels.is_set() else None
 
     def read(self, path: str) -> PeftFolder:
-        """Reads an adapter folder; its tensors are not checked yet. The result is valid until this thread reads another
-        folder. Raises AdapterError if the folder cannot be read or its configuration cannot be served."""
-        return read_peft(Path(path), self._shapes.max_file_bytes, self._buffer)
+        """Reads an adapter (see `read_adapter`); its tensors are not checked yet. The result is valid until this thread
+        reads another one. Raises AdapterError if it cannot be read or its configuration cannot be served."""
+        return read_adapter(Path(path), self._shapes.max_file_bytes, self._shapes.gguf, self._buffer)
 
     def check(self, folder: PeftFolder) -> HostAdapter:
         """Checks an adapter's tensors, and returns its hash, largest rank, changed projections and packed size. Raises

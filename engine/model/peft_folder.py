@@ -1,4 +1,4 @@
-"""Reads the two files of an adapter folder once, so that the bytes that are hashed are the bytes that are served."""
+"""Reads an adapter's files once, so that the bytes that are hashed are the bytes that are served."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
+from engine.model.gguf_adapter import GgufBase, from_gguf
 from engine.model.peft_config import AdapterError, PeftSettings, parse_config
+from engine.process.adapter_files import CONFIG_FILE, GGUF_END, WEIGHTS_FILE, find_gguf
 
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLE_FILE = "adapter_model.bin"
 MAX_CONFIG_BYTES = 1 << 20
-MAX_HEADER_BYTES = 16 << 20
 ID_CHARS = 32
 MAX_KEPT_BYTES = 64 << 20
 """Maximum size of a thread's buffer. Larger files are read into memory of their own."""
@@ -29,7 +28,8 @@ class PeftFolder:
 
     Attributes:
         adapter_hash: content hash of the configuration fields that affect the computation, and of the weights file.
-        data: the weights file, read-only. In a `ReadBuffer`, it is valid until the thread reads the next file into it.
+        data: the weights file, read-only; of a GGUF file, its tensors as PEFT would write them. In a `ReadBuffer`, it
+            is valid until the thread reads the next file into it.
     """
 
     adapter_hash: str
@@ -54,21 +54,43 @@ class ReadBuffer(threading.local):
         return self._kept[:num_bytes].data
 
 
-def read_peft(path: Path, max_bytes: int, buffer: ReadBuffer | None = None) -> PeftFolder:
-    """Reads and hashes an adapter folder whose weights file has at most `max_bytes`; its tensors are not checked.
+def read_adapter(path: Path, max_bytes: int, base: GgufBase, buffer: ReadBuffer | None = None) -> PeftFolder:
+    """Reads and hashes an adapter whose weights file has at most `max_bytes`; its tensors are not checked.
 
     Args:
+        path: a folder that PEFT wrote, a folder with one GGUF file, or a GGUF file.
+        base: what a GGUF file's form depends on.
         buffer: the buffer into which the weights are read. None means memory of their own.
 
     Raises:
-        AdapterError: `path` is no adapter folder, a file is unreadable, too large or a link out of it, or the
+        AdapterError: `path` is no adapter, a file is unreadable, too large or a link out of it, or the
             configuration cannot be parsed or served. The cause of the error is the OSError, if there was one.
     """
+    if file := _gguf_file(path):
+        return _read_gguf(file, max_bytes, base, buffer or ReadBuffer())
     settings = parse_config(bytes(_read(path, CONFIG_FILE, MAX_CONFIG_BYTES, ReadBuffer())))
     data = _read(path, WEIGHTS_FILE, max_bytes, buffer or ReadBuffer())
     digest = blake3(settings.canonical() + b"\0")
     digest.update(data)
     return PeftFolder(digest.hexdigest()[:ID_CHARS], settings, data)
+
+
+def _gguf_file(path: Path) -> Path | None:
+    """Returns what `find_gguf` returns, and raises AdapterError in its place."""
+    try:
+        return find_gguf(path)
+    except OSError as error:
+        raise AdapterError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise AdapterError(str(error)) from error
+
+
+def _read_gguf(file: Path, max_bytes: int, base: GgufBase, buffer: ReadBuffer) -> PeftFolder:
+    data = _read(file.parent, file.name, max_bytes, buffer)
+    settings, tensors = from_gguf(data, file.name, base, max_bytes)
+    digest = blake3(GGUF_END.encode() + b"\0")
+    digest.update(data)
+    return PeftFolder(digest.hexdigest()[:ID_CHARS], settings, tensors)
 
 
 def _read(folder: Path, name: str, limit: int, buffer: ReadBuffer) -> memoryview:
@@ -110,7 +132,9 @@ def _roots(folder: Path) -> tuple[Path, ...]:
 
 def _missing(folder: Path, name: str) -> str:
     if not folder.is_dir():
-        return f"{folder} is not a folder: an adapter is a folder with {CONFIG_FILE} and {WEIGHTS_FILE}"
+        return f"{folder} is not a folder: an adapter is a folder with {CONFIG_FILE} and {WEIGHTS_FILE}, or a GGUF file"
+    if name.endswith(GGUF_END):
+        return f"{folder / name} does not exist"
     if name == WEIGHTS_FILE and (folder / PICKLE_FILE).exists():
         return (
             f"{folder} has {PICKLE_FILE} but no {WEIGHTS_FILE}: pickle files can run code and are never opened; "

@@ -18,9 +18,11 @@ import torch
 from safetensors import SafetensorError, deserialize
 from torch import Tensor
 
+from engine.model.gguf_adapter import MAX_HEADER_BYTES, GgufBase
 from engine.model.peft_config import AdapterError, PeftSettings
 from engine.model.peft_dora import BaseLinears, Block, fold_magnitude
-from engine.model.peft_folder import CONFIG_FILE, MAX_HEADER_BYTES, WEIGHTS_FILE, PeftFolder, read_peft
+from engine.model.peft_folder import PeftFolder, read_adapter
+from engine.process.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from lora_kernels.layout import MAX_RANK
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -32,6 +34,7 @@ KEY = re.compile(
 )
 
 MAGNITUDE = "magnitude_vector"
+NO_GGUF = GgufBase()
 Place = tuple[int, int]
 """A projection: (layer, target index)."""
 Raw = Mapping[str, Any]
@@ -50,6 +53,7 @@ class TargetShapes:
         widths: int32 [targets, 2]. (in_features, out_features) of each projection.
         base_linears: the projections' base weights, which DoRA needs for its norms.
         base_names: names and paths of the base model; used only to make messages clearer.
+        gguf: what the form of adapters in GGUF files depends on.
     """
 
     layers: int
@@ -57,6 +61,7 @@ class TargetShapes:
     widths: npt.NDArray[np.int32]
     base_linears: BaseLinears
     base_names: tuple[str, ...] = ()
+    gguf: GgufBase = NO_GGUF
 
     @property
     def max_file_bytes(self) -> int:
@@ -101,9 +106,9 @@ class LoadedAdapter:
 
 
 def load_peft(path: Path, shapes: TargetShapes) -> LoadedAdapter:
-    """Reads and checks an adapter folder, and returns its weights as fp32 blocks. Raises AdapterError if the folder
-    does not hold a LoRA adapter that fits the model and can be served as PEFT would serve it."""
-    return check_peft(read_peft(path, shapes.max_file_bytes), shapes)
+    """Reads and checks an adapter (see `read_adapter`), and returns its weights as fp32 blocks. Raises AdapterError if
+    it is no LoRA adapter that fits the model and can be served as PEFT would serve it."""
+    return check_peft(read_adapter(path, shapes.max_file_bytes, shapes.gguf), shapes)
 
 
 def check_peft(folder: PeftFolder, shapes: TargetShapes) -> LoadedAdapter:

@@ -22,6 +22,7 @@ from engine.model.arena import Arena, page_shape
 from engine.model.batch import BatchState, HostBatch
 from engine.model.decoder import build_decoder
 from engine.model.fetcher import Fetcher, start_threads
+from engine.model.gguf_adapter import GgufBase
 from engine.model.grammar import GrammarRoom
 from engine.model.grammar_compiler import Compiler
 from engine.model.host_memory import PagedMemory, allocate_pages
@@ -88,7 +89,12 @@ class ModelRunner:
         source = self._load_model(config, folder, progress)
         packing_kernels = load_ahead(self.dtype, fp8=fp8)
         targets = TargetShapes(
-            self.spec.layers, TARGETS, target_widths(self.spec), base_linears(self.spec, source), (folder.name,)
+            self.spec.layers,
+            TARGETS,
+            target_widths(self.spec),
+            base_linears(self.spec, source),
+            (folder.name,),
+            GgufBase(self.spec.model_type, self.spec.head_dim),
         )
         shape = page_shape(self.spec, config.block_size, has_fp8_kv(config, self.dtype, self.device))
         kv_codings = None

@@ -12,16 +12,17 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 
 import structlog
 
+from engine.process.adapter_files import PEFT_FILES, find_gguf
+
 MOST_LOST = 3
 """Unfinished loads after which an adapter is refused. The first may be the fault of another adapter that was loaded at
 the same time; two more are not."""
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 log = structlog.get_logger("engine")
 
@@ -113,13 +114,20 @@ def _name(path: str) -> str:
     """Return the name of an adapter's count file: a digest of the path and of the sizes and modification times of its
     files, so that replaced files start with a count of 0."""
     digest = blake2b(os.fsencode(path), digest_size=16)
-    for name in ADAPTER_FILES:
+    for file in _files(Path(path)):
         try:
-            status = os.stat(Path(path) / name)
+            status = os.stat(file)
         except (OSError, ValueError):
             continue
-        digest.update(f"{name} {status.st_size} {status.st_mtime_ns} ".encode())
+        digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns} ".encode())
     return digest.hexdigest()
+
+
+def _files(path: Path) -> tuple[Path, ...]:
+    with suppress(OSError, ValueError):
+        if file := find_gguf(path):
+            return (file,)
+    return tuple(path / name for name in PEFT_FILES)
 
 
 def _read_all(folder: Path) -> dict[Path, int]:

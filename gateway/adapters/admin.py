@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from engine.process.adapter_files import CONFIG_FILE, find_gguf
 from gateway.adapters.mirror import AdapterFetcher
 from gateway.adapters.names import AdapterNames, NameLocks
 from gateway.adapters.registry import AdapterRegistry
@@ -24,8 +25,6 @@ from gateway.adapters.status import AdapterStatus
 from gateway.config.models import served_name
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.routing import find_adapter
-
-CONFIG_FILE = "adapter_config.json"
 
 
 class _PeftConfig(Struct):
@@ -116,11 +115,9 @@ class AdapterAdmin:
         wanted = await asyncio.to_thread(_base_model_of, folder)
         found = [registry for base, registry in self._registries.items() if wanted and self._is_named(base, wanted)]
         if len(found) != 1:
-            told = f"says {wanted!r}" if wanted else "names none"
+            told = f"the adapter's {CONFIG_FILE} says {wanted!r}" if wanted else "the adapter names none"
             choices = ", ".join(self._registries)
-            raise invalid_request(
-                f"set base_model to one of {choices}: the adapter's {CONFIG_FILE} {told}", "base_model"
-            )
+            raise invalid_request(f"set base_model to one of {choices}: {told}", "base_model")
         return found[0]
 
     def _is_named(self, base: str, wanted: str) -> bool:
@@ -131,11 +128,13 @@ class AdapterAdmin:
 
 
 def _base_model_of(folder: Path) -> str:
-    """Return the base model that an adapter's own configuration names; empty if it names none. Raises ApiError
-    (INVALID_REQUEST) if that cannot be read."""
+    """Return the base model that an adapter's own configuration names; empty if it names none, as GGUF files do not.
+    Raises ApiError (INVALID_REQUEST) if that cannot be read."""
     try:
+        if find_gguf(folder):
+            return ""
         return msgspec.json.decode((folder / CONFIG_FILE).read_bytes(), type=_PeftConfig).base_model_name_or_path or ""
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise _unreadable(error) from error
 
 

@@ -1,4 +1,4 @@
-"""Fetches an adapter's two files from the Hugging Face Hub or an object store. All calls block and run in threads."""
+"""Fetches an adapter's files from the Hugging Face Hub or an object store. All calls block and run in threads."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import BinaryIO
 import fsspec
 from huggingface_hub import HfApi, snapshot_download
 
+from engine.process.adapter_files import CONFIG_FILE, GGUF_END, PEFT_FILES, only_gguf
 from gateway.core.errors import ApiError, invalid_request
 
-FILES = ("adapter_config.json", "adapter_model.safetensors")
 CHUNK_BYTES = 4 << 20
 REASON_CHARS = 300
 INSTALL = "pip install 'loralane[remote]'"
@@ -45,20 +45,19 @@ class FetchLimits:
 
 
 def fetch_hub(repo: str, revision: str | None, cache: Path, bounds: FetchLimits, endpoint: str | None) -> Path:
-    """Download an adapter's two files from the repository `repo` of the Hugging Face Hub at `endpoint` (None: the
-    default one), at `revision` (None: the default branch). Return the snapshot's folder below `cache`. Blocks. Raises
-    ApiError (INVALID_REQUEST) with the reason for every failure. `bounds` is checked only before the download."""
+    """Download PEFT's two files, or else the only GGUF file, from the repository `repo` of the Hugging Face Hub at
+    `endpoint` (None: the default one), at `revision` (None: the default branch). Return the snapshot's folder below
+    `cache`. Blocks. Raises ApiError (INVALID_REQUEST) with the reason for every failure. `bounds` is checked only
+    before the download."""
     source = repo if revision is None else f"{repo}@{revision}"
     try:
         info = HfApi(endpoint=endpoint).model_info(repo, revision=revision, files_metadata=True, timeout=bounds.seconds)
         sizes = {item.rfilename: item.size or 0 for item in info.siblings or ()}
-        for name in FILES:
-            if name not in sizes:
-                raise _failed(source, f"it has no {name}")
-        bounds.check(source, sum(sizes[name] for name in FILES))
+        files = _files_of(source, list(sizes))
+        bounds.check(source, sum(sizes[name] for name in files))
         return Path(
             snapshot_download(
-                repo, revision=info.sha, allow_patterns=list(FILES), cache_dir=cache, endpoint=endpoint, max_workers=1
+                repo, revision=info.sha, allow_patterns=list(files), cache_dir=cache, endpoint=endpoint, max_workers=1
             )
         ).resolve()
     except ApiError:
@@ -67,10 +66,21 @@ def fetch_hub(repo: str, revision: str | None, cache: Path, bounds: FetchLimits,
         raise _failed(source, _reason(error)) from error
 
 
+def _files_of(source: str, names: list[str]) -> tuple[str, ...]:
+    """Return the files to download from a repository whose files have these names. Raises ApiError or ValueError if
+    they make no adapter, or several."""
+    if CONFIG_FILE not in names and (gguf := only_gguf(source, names)):
+        return (gguf.name,)
+    if missing := [name for name in PEFT_FILES if name not in names]:
+        raise _failed(source, f"it has no {missing[0]}")
+    return PEFT_FILES
+
+
 def fetch_url(url: str, cache: Path, bounds: FetchLimits) -> Path:
-    """Download an adapter's two files from below a URL. Return their folder in `cache`, which is named by the hash of
-    their content and reused if it exists. Blocks. Raises ApiError (INVALID_REQUEST) with the reason if the download
-    fails or exceeds the time or size of `bounds`, and OSError if no folder can be made in `cache`."""
+    """Download PEFT's two files from below a URL, or the GGUF file that it names. Return their folder in `cache`, which
+    is named by the hash of their content and reused if it exists. Blocks. Raises ApiError (INVALID_REQUEST) with the
+    reason if the download fails or exceeds the time or size of `bounds`, and OSError if no folder can be made in
+    `cache`."""
     partial_copy = cache / f".{uuid.uuid4().hex}"
     partial_copy.mkdir(parents=True)
     try:
@@ -90,13 +100,15 @@ def fetch_url(url: str, cache: Path, bounds: FetchLimits) -> Path:
 
 
 def _copy(url: str, folder: Path, bounds: FetchLimits) -> str:
-    """Copy both files from below `url` to `folder`. Return the SHA-256, in hex, of the hashes of their contents. Raises
+    """Copy the files of a URL to `folder`. Return the SHA-256, in hex, of the hashes of their contents. Raises
     ApiError if a limit is exceeded, and what the storage library raises."""
     # A cached instance would answer from listings it made before the files were replaced.
     system, path = fsspec.url_to_fs(url, skip_instance_cache=True)
     digest, copied = hashlib.sha256(), 0
-    for name in FILES:
-        with system.open(f"{path.rstrip('/')}/{name}", "rb") as source, (folder / name).open("wb") as file:
+    parent, _, last = path.rstrip("/").rpartition("/")
+    place, files = (parent, (last,)) if last.endswith(GGUF_END) else (f"{parent}/{last}", PEFT_FILES)
+    for name in files:
+        with system.open(f"{place}/{name}", "rb") as source, (folder / name).open("wb") as file:
             copied = _copy_file(source, file, url, copied, bounds)
         with (folder / name).open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())

@@ -1,5 +1,5 @@
-"""Finds adapters in folders below the configured roots and, where an operator allows it, on the Hugging Face Hub and in
-object stores. Fetched adapters become local folders."""
+"""Finds adapters in folders and GGUF files below the configured roots and, where an operator allows it, on the Hugging
+Face Hub and in object stores. Fetched adapters become local folders."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
+from engine.process.adapter_files import is_place
 from gateway.adapters.fetch import FetchLimits, fetch_hub, fetch_url
 from gateway.config.sections import AdaptersConfig
 from gateway.core.errors import ApiError, invalid_request
@@ -28,38 +29,38 @@ Work = Callable[[], Path]
 
 
 class LocalSources:
-    """Finds adapters in local folders below the given roots, and in single folders given by path."""
+    """Finds adapters in local folders and GGUF files below the given roots, and in single ones given by path."""
 
     def __init__(self, roots: Collection[Path], folders: Collection[Path] = ()) -> None:
         """
         Args:
             roots: folders below which adapters may lie.
-            folders: further folders with one adapter each. No other folder is ever read.
+            folders: further folders with one adapter each, or GGUF files. No other folder is ever read.
         """
         self._roots = tuple(root.resolve() for root in roots)
         self._folders = frozenset(folder.resolve() for folder in folders)
 
     async def fetch(self, source: str) -> Path:
-        """Return the folder of an adapter after resolving symbolic links. `source` is absolute, or relative to a root.
-        Raises ApiError (INVALID_REQUEST) if it is neither below a root nor a single folder, or is relative and
+        """Return the folder or file of an adapter after resolving symbolic links. `source` is absolute, or relative to
+        a root. Raises ApiError (INVALID_REQUEST) if it is neither below a root nor a single one, or is relative and
         missing."""
         return self.confine(source)
 
     def confine(self, source: str) -> Path:
-        """Return the folder of an adapter as `fetch` does, without awaiting. An absolute path need not exist."""
+        """Return the place of an adapter as `fetch` does, without awaiting. An absolute path need not exist."""
         with suppress(OSError, ValueError, RuntimeError):  # too long a name, a null byte, a loop of links
             for root in self._roots:
                 folder = (root / source).resolve()
-                if folder.is_relative_to(root) and (folder.is_dir() or Path(source).is_absolute()):
+                if folder.is_relative_to(root) and (is_place(folder) or Path(source).is_absolute()):
                     return folder
             if Path(source).is_absolute() and (folder := Path(source).resolve()) in self._folders:
                 return folder
-        raise _refused(f"{source!r} is not a folder below a configured adapter root")
+        raise _refused(f"{source!r} is not a folder below a configured adapter root, nor a GGUF file there")
 
 
 class AdapterSources:
-    """Makes adapters in folders, on the Hugging Face Hub and at URLs available. Concurrent requests for a source share
-    a fetch.
+    """Makes adapters in folders and files, on the Hugging Face Hub and at URLs available. Concurrent requests for a
+    source share a fetch.
 
     Local folders are served from where they are. Everything else is fetched anew for each load or reload.
     """
@@ -86,9 +87,9 @@ class AdapterSources:
         self._config, self._cache = config, cache
 
     async def fetch(self, source: str) -> Path:
-        """Return a local folder that holds the adapter at `source`: a folder, absolute or relative to a root; a hub id,
-        `org/name` or `org/name@revision`; or a URL. Hub ids and URLs are downloaded. If the caller is cancelled, the
-        download goes on.
+        """Return a local folder or GGUF file that holds the adapter at `source`: such a place, absolute or relative to
+        a root; a hub id, `org/name` or `org/name@revision`; or a URL. Hub ids and URLs are downloaded. If the caller is
+        cancelled, the download goes on.
 
         Raises ApiError (INVALID_REQUEST) if the source is not allowed, does not exist, is too large or takes too long.
         """
@@ -110,7 +111,7 @@ class AdapterSources:
         (INVALID_REQUEST) if the configuration does not allow the URL or hub id."""
         if "://" in source and not source.startswith(FILE_URL):
             return self._url_work(source)
-        if (hub_id := HUB_ID.fullmatch(source)) and self._config.hub and not self._is_folder(source):
+        if (hub_id := HUB_ID.fullmatch(source)) and self._config.hub and not self._is_local(source):
             return self._hub_work(hub_id["repo"], hub_id["revision"])
         return None
 
@@ -129,9 +130,9 @@ class AdapterSources:
     def _bounds(self) -> FetchLimits:
         return FetchLimits.within(self._config.fetch_timeout_s, int(self._config.max_fetch_gb * 2**30))
 
-    def _is_folder(self, source: str) -> bool:
+    def _is_local(self, source: str) -> bool:
         try:
-            return self._local.confine(source).is_dir()
+            return is_place(self._local.confine(source))
         except ApiError:
             return False
 

@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from engine.process.adapter_files import is_place
 from gateway.cli.http import AdminClient
 from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl, AsJson, console, grpc_target, until_interrupted
 from gateway.pb import adapters_pb2 as pb
@@ -106,7 +107,7 @@ def show(name: Name, as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: Ad
 @app.command()
 def load(
     name: Annotated[str, typer.Argument(help="Name to serve the adapter under.")],
-    path: Annotated[str, typer.Argument(help="PEFT folder below an adapter root, or a Hugging Face id or URL.")],
+    path: Annotated[str, typer.Argument(help="PEFT folder or GGUF file below an adapter root, or a hub id or URL.")],
     replace_loaded: Annotated[bool, typer.Option("--replace", help="Replace the version served now.")] = False,
     tenant: Annotated[list[str] | None, typer.Option(help="Tenant that may use it; repeatable; default: all.")] = None,
     base_model: Annotated[
@@ -116,7 +117,7 @@ def load(
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Load an adapter while serving: `loralane adapters load support ./loras/support`."""
-    folder = str(Path(path).resolve()) if Path(path).is_dir() else path
+    folder = str(Path(path).resolve()) if is_place(Path(path)) else path
     with _admin(url, key) as client:
         adapter = client.load(name, folder, replace=replace_loaded, tenants=tenant or (), base_model=base_model)
     console.print(f"[green]{name}[/green] serves {adapter.version} (rank {adapter.rank}, {adapter.bytes / 1e6:.1f} MB)")

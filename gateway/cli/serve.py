@@ -32,7 +32,7 @@ def serve(
     ] = None,
     lora: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=DIR", help="Adapter to load at start: its name and PEFT folder; repeatable."),
+        typer.Option(metavar="NAME=PATH", help="Adapter to load at start: PEFT folder or GGUF file; repeatable."),
     ] = None,
     adapter_root: Annotated[
         list[Path] | None, typer.Option(help="Folder below which adapters may be loaded while serving; repeatable.")
@@ -138,7 +138,7 @@ def _with_adapters(config: Config, lora: list[str], roots: list[Path]) -> Config
     for item in lora:
         name, separator, folder = item.partition("=")
         if not (separator and name and folder):
-            raise ConfigError(f"--lora wants NAME=DIR, not {item!r}")
+            raise ConfigError(f"--lora wants NAME=PATH, not {item!r}")
         preload[name] = Path(folder).expanduser().resolve()
     all_roots = (*config.adapters.roots, *(root.expanduser().resolve() for root in roots))
     return replace(config, adapters=replace(config.adapters, preload=preload, roots=all_roots))

@@ -129,7 +129,7 @@ class ModelSettings:
     """Which engines serve the model."""
     lanes: LanesConfig = field(default_factory=LanesConfig)
     preload: Mapping[str, Path] = field(default_factory=dict)
-    """Adapters to load at start: PEFT folders by served name."""
+    """Adapters to load at start: PEFT folders or GGUF files by served name."""
 
     def engine_config(self, folder: Path | None, state_dir: Path | None = None) -> EngineConfig:
         """Return the complete configuration of an engine process: the section `engine`, with the lanes' goals.

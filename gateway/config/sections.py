@@ -55,7 +55,7 @@ class AdaptersConfig:
     roots: tuple[Path, ...] = ()
     """Folders below which adapters may be loaded at runtime, in addition to `adapters` in the data directory."""
     preload: Mapping[str, Path] = field(default_factory=dict)
-    """Adapters to load at start: PEFT folders by served name."""
+    """Adapters to load at start: PEFT folders or GGUF files by served name."""
     drain_seconds: float = 30.0
     """Seconds that running requests of an adapter that is unloaded have before they are aborted."""
     load_timeout_s: float = 300.0

@@ -1,4 +1,4 @@
-"""Adapters that requests name by their folders."""
+"""Adapters that requests name by their folders or GGUF files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import re
 from pathlib import Path
 
+from engine.process.adapter_files import is_place
 from gateway.adapters.registry import AdapterRegistry
 from gateway.core.errors import invalid_request
 
@@ -37,8 +38,10 @@ class AdapterFolders:
 
 
 def _check_folder(adapter: str | Path) -> None:
-    if not Path(adapter).expanduser().is_dir():
-        raise invalid_request(f"{str(adapter)!r} is neither the name of an adapter nor a folder", "adapter")
+    if not is_place(Path(adapter).expanduser()):
+        raise invalid_request(
+            f"{str(adapter)!r} is neither the name of an adapter nor a folder or GGUF file", "adapter"
+        )
 
 
 def folder_name(path: str | Path) -> str:
@@ -49,6 +52,7 @@ def folder_name(path: str | Path) -> str:
 
 
 def adapter_source(place: str | Path) -> str:
-    """Return an adapter's source as registries take it: the absolute path of a folder, or else a Hugging Face id."""
+    """Return an adapter's source as registries take it: the absolute path of a folder or GGUF file, or else a Hugging
+    Face id."""
     folder = Path(place).expanduser()
-    return str(folder.resolve()) if isinstance(place, Path) or folder.is_dir() else place
+    return str(folder.resolve()) if isinstance(place, Path) or is_place(folder) else place

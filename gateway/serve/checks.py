@@ -1,4 +1,4 @@
-"""Checks data directory, ports, certificates and adapter folders before a start spends minutes on loading a model."""
+"""Checks data directory, ports, certificates and adapters before a start spends minutes on loading a model."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+from engine.process.adapter_files import CONFIG_FILE, find_gguf
 from gateway.config.file import ConfigError
 from gateway.config.whole import Config
 from gateway.redis.server import StoreStartError, created_folder, locked_folder
@@ -87,7 +88,12 @@ def _port_problems(config: Config) -> Iterator[str]:
 
 
 def _adapter_problems(config: Config) -> Iterator[str]:
-    for name, folder in config.preloaded().items():
-        if not (folder / "adapter_config.json").is_file():
-            what = "has no adapter_config.json" if folder.is_dir() else "is no folder"
-            yield f"adapter {name}: {folder} {what}"
+    for name, place in config.preloaded().items():
+        try:
+            file = find_gguf(place) or place / CONFIG_FILE
+        except (OSError, ValueError) as error:
+            yield f"adapter {name}: {error}"
+            continue
+        if not file.is_file():
+            what = f"has no {CONFIG_FILE}" if place.is_dir() else "is no folder and no GGUF file"
+            yield f"adapter {name}: {place} {what}"

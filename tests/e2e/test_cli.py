@@ -45,7 +45,7 @@ def test_check_accepts_and_names_what_is_wrong(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--lora", "nodir"], "NAME=DIR"),
+        (["--lora", "nodir"], "NAME=PATH"),
         (["--dtype", "int3"], "bfloat16"),
         (["--model", "no/such/folder/here"], "no/such/folder/here"),
     ],

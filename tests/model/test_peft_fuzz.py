@@ -1,4 +1,4 @@
-"""Spoiled adapter folders against the whole engine: refused with a reason, they load nothing and leak nothing.
+"""Spoiled adapters against the whole engine: refused with a reason, they load nothing and leak nothing.
 
 Every example is a sequence of sound and spoiled folders. A refusal must leave host memory, pages, known adapters and
 open files as they were; a folder that a flipped bit left sound may load, and is unloaded again.
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from gguf_adapters import write_gguf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peft_folders import TARGETS, base_model, save_adapter
@@ -39,7 +40,7 @@ def adapter_files_open() -> list[str]:
     """Return the open files of adapters; what tests before this one left behind is closed whenever it is collected."""
     links = [f"/dev/fd/{entry}" for entry in os.listdir("/dev/fd")]
     names = [os.readlink(link) for link in links if os.path.islink(link)]
-    return sorted(name for name in names if WEIGHTS in name or CONFIG in name)
+    return sorted(name for name in names if name.endswith((WEIGHTS, CONFIG, ".gguf")))
 
 
 @dataclass
@@ -99,7 +100,7 @@ def sound(tmp_path_factory) -> dict[str, Path]:
     return folders
 
 
-NAMED = (CONFIG, WEIGHTS, PICKLE, "lora_", "base_model", "model.layers.", *FIELDS)
+NAMED = (CONFIG, WEIGHTS, PICKLE, ".gguf", "lora_", "base_model", "model.layers.", *FIELDS)
 """Files, tensors, modules and fields that a reason may point to; or the reason begins with an unknown key."""
 
 
@@ -144,6 +145,20 @@ def test_spoiled_folders_leave_nothing_behind(data, server, sound, tmp_path_fact
     finally:
         server.unload_all()
     assert server.footprint() == empty
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_spoiled_gguf_files_leave_nothing_behind(data, server, sound, tmp_path_factory):
+    file = write_gguf(sound["plain"], tmp_path_factory.mktemp("spoiled") / "adapter.gguf")
+    content = bytearray(file.read_bytes())
+    reach = data.draw(st.sampled_from((200, 2000, len(content))))
+    for _ in range(data.draw(st.integers(0, 4))):
+        content[data.draw(st.integers(0, reach - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    length = data.draw(st.just(len(content)) | st.integers(0, len(content) - 1))
+    file.write_bytes(content[:length])
+    assert load_spoiled(server, file) is not None or length == len(content)
+    shutil.rmtree(file.parent)
 
 
 def test_sound_adapters_answer_the_same_after_spoiled_ones(server, sound, tmp_path):

@@ -51,6 +51,23 @@ def test_an_adapter_is_refused_when_too_many_of_its_loads_never_ended(tmp_path):
     load(counts, path)
 
 
+@pytest.mark.parametrize("names", [("adapter_model.safetensors",), ("a.gguf",)])
+def test_replaced_files_are_tried_again(tmp_path, names):
+    counts, folder = tmp_path / "counts", tmp_path / "adapter"
+    folder.mkdir()
+    files = [folder / name for name in names]
+    for path in (folder, *(file for file in files if file.suffix == ".gguf")):
+        for file in files:
+            file.write_bytes(b"deadly")
+        for _ in range(MOST_LOST):
+            die_while_loading(counts, path)
+        with pytest.raises(ValueError, match=f"ended {MOST_LOST} times"):
+            load(counts, path)
+        for file in files:
+            file.write_bytes(b"mended it")
+        load(counts, path)
+
+
 def test_a_load_that_ends_takes_its_count_back_however_it_ends(tmp_path):
     die_while_loading(tmp_path / "counts", "/adapter")
     with pytest.raises(OSError, match="unreadable"), LoadAttempts(tmp_path / "counts").counted("/adapter"):

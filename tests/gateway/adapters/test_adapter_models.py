@@ -167,6 +167,16 @@ async def test_what_still_drains_does_not_decide_which_model_a_load_is_for(valke
         await unloading
 
 
+async def test_a_gguf_file_names_no_model(valkey, tmp_path):
+    (tmp_path / "tone.gguf").touch()
+    async with open_gateway(valkey, tmp_path) as gateway:
+        with pytest.raises(ApiError) as caught:
+            await gateway.admin.to_load("tone", str(tmp_path / "tone.gguf"))
+        assert caught.value.message == "set base_model to one of large, small: the adapter names none"
+        registry = await gateway.admin.to_load("tone", str(tmp_path / "tone.gguf"), base_model="small")
+        assert registry is gateway.models["small"]
+
+
 async def test_a_name_that_another_gateway_gave_to_another_model_is_refused(valkey, tmp_path):
     source = str(write_adapter(tmp_path, "tone"))
     async with open_gateway(valkey, tmp_path) as one, open_gateway(valkey, tmp_path) as two:

@@ -12,8 +12,8 @@ import fsspec
 import pytest
 from fake_hub import REPO, fake_hub
 
+from engine.process.adapter_files import PEFT_FILES
 from gateway.adapters import fetch as adapter_fetch
-from gateway.adapters.fetch import FILES
 from gateway.adapters.sources import AdapterSources
 from gateway.config.sections import AdaptersConfig
 from gateway.core.errors import ApiError, Fault
@@ -94,6 +94,20 @@ async def test_folders_below_a_root(make, root, tmp_path):
         assert await sources.fetch(source) == root / "tone"
     (tmp_path / "link").symlink_to(root)
     assert await sources.fetch(str(tmp_path / "link" / "tone")) == root / "tone"
+
+
+async def test_gguf_files_below_a_root(make, root, tmp_path):
+    (root / "tone.gguf").touch()
+    (tmp_path / "preloaded.gguf").touch()
+    (tmp_path / "other.gguf").touch()
+    sources = make(preload={"a": tmp_path / "preloaded.gguf"})
+    for source in ("tone.gguf", str(root / "tone.gguf"), f"file://{root / 'tone.gguf'}"):
+        assert await sources.fetch(source) == root / "tone.gguf"
+    assert await sources.fetch(str(tmp_path / "preloaded.gguf")) == tmp_path / "preloaded.gguf"
+    (root / "link.gguf").symlink_to(tmp_path / "other.gguf")
+    (root / "tone.bin").touch()
+    for source in (str(tmp_path / "other.gguf"), "link.gguf", "absent.gguf", "tone.bin"):
+        assert "nor a GGUF file there" in await refusal(sources, source)
 
 
 async def test_what_was_preloaded_is_a_root_and_so_is_the_cache(make, cache, tmp_path):
@@ -179,6 +193,15 @@ async def test_what_the_hub_has_not(make, hub):
     assert f"'{REPO}' cannot be fetched: it has no adapter_model.safetensors" == await refusal(sources, REPO)
 
 
+async def test_the_only_gguf_file_of_a_repository_is_fetched(make, hub):
+    gguf = {"tone-f16.gguf": b"GGUF", "README.md": b"# Tone", "more/other.gguf": b"GGUF"}
+    hub.revisions |= {"one": gguf, "several": {**gguf, "tone-q8_0.gguf": b"GGUF"}, "both": {**CONTENT, **gguf}}
+    sources = make(hub.url)
+    assert files_of(await sources.fetch(f"{REPO}@one")) == {"tone-f16.gguf": b"GGUF"}
+    assert files_of(await sources.fetch(f"{REPO}@both")) == CONTENT
+    assert f"{REPO}@several has 2 GGUF files: name" in await refusal(sources, f"{REPO}@several")
+
+
 async def test_a_hub_repository_too_large_is_not_downloaded(make, hub):
     hub.sizes["adapter_model.safetensors"] = 1 << 40
     assert "adapters.max_fetch_gb" in await refusal(make(hub.url), REPO)
@@ -195,6 +218,13 @@ async def test_a_url_is_fetched_with_its_two_files_only(make, bucket, cache):
     assert folder.parent == cache / "urls"
     assert leftovers(cache) == []
     assert await make().fetch(f"{url}/") == folder
+
+
+async def test_a_url_may_name_a_gguf_file(make, bucket, cache):
+    url = f"{bucket('tone', {'a.gguf': b'GGUF', 'b.gguf': b'other', **CONTENT})}/a.gguf"
+    folder = await make().fetch(url)
+    assert files_of(folder) == {"a.gguf": b"GGUF"}
+    assert folder.parent == cache / "urls"
 
 
 async def test_content_names_the_folder(make, bucket):
@@ -236,7 +266,7 @@ async def test_no_url_is_allowed_unless_configured(make, bucket):
     assert "adapters.urls" in await refusal(make(urls=()), bucket("tone"))
 
 
-@pytest.mark.parametrize("missing", FILES)
+@pytest.mark.parametrize("missing", PEFT_FILES)
 async def test_a_url_with_a_missing_file(missing, make, bucket, cache):
     url = bucket("tone", {name: data for name, data in CONTENT.items() if name != missing})
     message = await refusal(make(), url)

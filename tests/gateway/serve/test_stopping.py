@@ -191,7 +191,7 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path):
     one, two, three, four = str(caught.value).splitlines()
     assert one.startswith(f"cannot listen on 127.0.0.1:{port}: ")
     assert two.startswith("grpc.tls.cert: cannot read ")
-    assert three == f"adapter a: {tmp_path}/absent is no folder"
+    assert three == f"adapter a: {tmp_path}/absent is no folder and no GGUF file"
     assert four == f"adapter b: {tmp_path} has no adapter_config.json"
 
 

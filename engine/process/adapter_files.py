@@ -1,0 +1,40 @@
+"""Names the files that make an adapter: the two of a folder that PEFT wrote, or a GGUF file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+PEFT_FILES = (CONFIG_FILE, WEIGHTS_FILE)
+GGUF_END = ".gguf"
+
+
+def is_place(path: Path) -> bool:
+    """Return whether an adapter may lie at this path: it is a folder, or a file whose name is that of a GGUF file."""
+    return os.path.isdir(path) or (path.suffix == GGUF_END and os.path.isfile(path))
+
+
+def find_gguf(path: Path) -> Path | None:
+    """Return the GGUF file that an adapter's path names, whether or not it exists: the path itself, or the only such
+    file of a folder without a configuration of PEFT's. None means that there is none.
+
+    Raises:
+        ValueError: the folder has several.
+        OSError: the folder cannot be read.
+    """
+    if path.suffix == GGUF_END and not os.path.isdir(path):
+        return path
+    if os.path.exists(path / CONFIG_FILE) or not os.path.isdir(path):
+        return None
+    return only_gguf(path, os.listdir(path))
+
+
+def only_gguf(place: Path | str, names: list[str]) -> Path | None:
+    """Return the GGUF file among the names of a place's files. None means that there is none. Raises ValueError if
+    there are several."""
+    found = sorted(name for name in names if name.endswith(GGUF_END) and "/" not in name)
+    if len(found) > 1:
+        raise ValueError(f"{place} has {len(found)} GGUF files: name the one to be loaded, such as {found[0]}")
+    return Path(place, found[0]) if found else None

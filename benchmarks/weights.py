@@ -134,7 +134,7 @@ class LlamaCpp:
 
     def __init__(self, python: Path, gguf: Path, streams: int) -> None:
         worker = Path(__file__).with_name("llama_cpp_worker.py")
-        words = [python, worker, gguf.resolve(), streams, PREFILL, torch.get_num_threads()]
+        words = [python, "-P", worker, gguf.resolve(), streams, PREFILL, torch.get_num_threads()]
         self._process = subprocess.Popen(
             list(map(str, words)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
@@ -154,7 +154,10 @@ class LlamaCpp:
     def _answer(self) -> Any:
         assert self._process.stdout is not None
         if not (line := self._process.stdout.readline()):
-            raise SystemExit("llama.cpp has ended: does the Python of --llama-cpp have llama-cpp-python?")
+            code = self._process.wait()
+            raise SystemExit(
+                f"llama.cpp ended with {code}: is llama-cpp-python installed there, and built for this CPU?"
+            )
         return json.loads(line)
 
 

@@ -17,7 +17,8 @@ from engine.sim.synthetic import (
     with_tenants,
     with_tide,
 )
-from engine.sim.traces import Trace, cut, read_trace, scale_rate
+from engine.sim.trace_formats import Trace
+from engine.sim.traces import cut, read_trace, scale_rate
 from engine.sim.workload import Backlog, Workload
 
 DEFAULT_SECONDS = 600.0
@@ -102,7 +103,8 @@ class Scenario:
         trace = with_adapters(trace, self.adapters, self.zipf, self.seed)
         if self.crowd is not None:
             trace = with_flash_crowd(trace, self.crowd, self.adapters // 2, self.seed)
-        return Workload(trace, trace[-1].time, self.backlog, self.adapters, self.zipf, self.seed, self.predicted)
+        adapters = self.adapters or 1 + max(arrival.adapter for arrival in trace)
+        return Workload(trace, trace[-1].time, self.backlog, adapters, self.zipf, self.seed, self.predicted)
 
     def _arrivals(self) -> Trace:
         if self.trace is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from engine.sim.trace_formats import FORMATS
 from gateway.bench.spec import parse_lane, parse_range
 from gateway.terminal.output import LOCAL_URL, check_writable, exit_with_error, integer_parser
 
@@ -61,7 +62,7 @@ def serve(
     lanes: Lanes = None,
     models: Models = None,
     zipf: Annotated[float | None, typer.Option(min=0, help="Draw models by a Zipf law of this exponent.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Azure CSV, Mooncake JSON lines or VTC arena CSV.")] = None,
+    trace: Annotated[Path | None, typer.Option(help=f"{FORMATS}.")] = None,
     rate_scale: Annotated[float, typer.Option(min=1e-6, help="Replay it this many times as fast.")] = 1.0,
     duration: Annotated[float | None, typer.Option(min=0, help="Seconds after which no request arrives.")] = None,
     seed: Annotated[int, typer.Option(parser=integer_parser(), help="Of arrivals, lengths, prompts and models.")] = 0,

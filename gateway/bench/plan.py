@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, cycle
 
 from engine.sim.synthetic import Zipf, gap
-from engine.sim.traces import BLOCK_TOKENS, Arrival
+from engine.sim.trace_formats import BLOCK_TOKENS, Arrival
 from gateway.bench.spec import MAX_REQUESTS, LaneSpec, Lengths, SpecError
 
 INPUTS, OUTPUTS = Lengths(64, 256), Lengths(64, 64)

@@ -22,6 +22,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "check": ("gateway.cli.check", "check"),
     "chat": ("gateway.cli.chat", "chat"),
     "simulate": ("gateway.cli.simulate", "simulate"),
+    "analyze": ("gateway.cli.analyze", "analyze"),
     "usage": ("gateway.cli.usage", "usage"),
     "adapters": ("gateway.cli.adapters", "app"),
     "limits": ("gateway.cli.limits", "app"),

@@ -24,6 +24,7 @@ from engine.sim.run import Setup, Stalled
 from engine.sim.scenario import Scenario
 from engine.sim.synthetic import FlashCrowd, Shares, Sizes
 from engine.sim.tables import comparison_tables, goals_table, tenant_table
+from engine.sim.trace_formats import FORMATS
 from engine.sim.workload import Backlog
 from gateway.cli.simulate_cluster import Cluster, compare_routers, shown_progress
 from gateway.config.whole import load_config
@@ -65,7 +66,7 @@ class Modes:
 
 
 def simulate(
-    trace: Annotated[Path | None, typer.Option(help="Trace: Azure, Mooncake or VTC arena; default: random.")] = None,
+    trace: Annotated[Path | None, typer.Option(help=f"{FORMATS}; default: random.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML of `serve`, for sizes, lanes and scheduling.")] = None,
     device: Annotated[str, typer.Option(help=f"Cost model: {', '.join(device_names())} or a JSON file.")] = "h100-8b",
     policy: Annotated[list[str] | None, typer.Option(help=f"Policy to run: {', '.join(POLICIES)}; repeatable.")] = None,

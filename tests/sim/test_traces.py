@@ -9,7 +9,8 @@ import pytest
 
 from engine.core.types import Lane
 from engine.sim.synthetic import RANKS, Sizes, adapter_ranks, arrivals, with_adapters, with_batch_share, with_tenants
-from engine.sim.traces import BLOCK_TOKENS, Arrival, cut, read_trace, scale_rate
+from engine.sim.trace_formats import BLOCK_TOKENS, Arrival
+from engine.sim.traces import cut, read_trace, scale_rate
 from engine.sim.workload import Backlog, RequestMaker, Workload, backlog_arrivals
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
@@ -56,6 +57,33 @@ def test_mooncake_blocks_become_shared_tokens(mooncake):
     assert not set(first[BLOCK_TOKENS:]) & set(second)
 
 
+def test_burst_gpt_without_its_failures(tmp_path):
+    path = tmp_path / "burst.csv"
+    path.write_text(
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,1087,230,1317,Conversation log\n118,ChatGPT,9,0,9,API log\n"
+    )
+    assert read_trace(path) == [Arrival(0.0, 472, 18, "ChatGPT"), Arrival(40.0, 1087, 230, "GPT-4")]
+
+
+def test_serve_gen(tmp_path):
+    path = tmp_path / "workload.csv"
+    path.write_text("request_id,timestamp,input_tokens,output_tokens\n0,0.25,1024,87.0\n1,1.5,12,1\n")
+    assert read_trace(path) == [Arrival(0.0, 1024, 87), Arrival(1.25, 12, 1)]
+
+
+def test_the_input_of_a_batch_job(tmp_path):
+    path = tmp_path / "batch.jsonl"
+    body = {"model": "pirate", "messages": [{"role": "user", "content": "x" * 400}], "max_tokens": 16}
+    bodies = [body, {"model": "base", "prompt": "", "seed": 1}, body | {"max_completion_tokens": 8}]
+    path.write_text("".join(json.dumps({"custom_id": "1", "body": one}) + "\n" for one in bodies))
+    first, second, third = read_trace(path)
+    assert (first.time, first.lane, first.output_tokens, first.adapter) == (0.0, Lane.BATCH, 16, 0)
+    assert 100 <= first.prompt_tokens <= 115
+    assert (second.prompt_tokens, second.output_tokens, second.adapter) == (1, 256, 1)
+    assert (third.output_tokens, third.adapter) == (8, 0)
+
+
 def test_no_request_is_without_a_token_and_blocks_are_named_from_0(tmp_path):
     azure, mooncake = tmp_path / "azure.csv", tmp_path / "mooncake.jsonl"
     azure.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:47.2500000,0,-4\n")
@@ -78,8 +106,9 @@ def test_prompts_without_blocks_share_nothing():
         ("", "is no trace"),
         ("req_time_s,client\n1,2\n", "prompt_len"),
         ("req_time_s,client,prompt_len,output_len\n", "no requests"),
-        ('{"timestamp": 1}\n', "input_length"),
-        ('{"timestamp": 1, "input_length": "10", "output_length": 1, "hash_ids": []}\n', "TypeError"),
+        ('{"timestamp": 1}\n', "known formats are"),
+        ('{"timestamp": 1, "input_length": 1}\n', "output_length"),
+        ('{"timestamp": 1, "input_length": "10", "output_length": 1, "hash_ids": []}\n', "interpreted as an integer"),
         ("req_time_s,client,prompt_len,output_len\nnan,1,1,1\n", "not finite"),
     ],
 )

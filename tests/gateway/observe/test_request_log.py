@@ -13,6 +13,7 @@ from grpc_app import as_key, ask, keys, until
 
 from engine.core.types import Lane, TokenEvent
 from engine.process.lossy_log import write_last_lines
+from engine.sim.traces import read_trace
 from gateway.observe.request_log import LONGEST_NAME, RequestLog, log_fields
 from gateway.pb.generation_pb2_grpc import GenerationStub
 from gateway.requests.record import RequestRecord
@@ -209,6 +210,21 @@ async def test_grpc_is_logged_alike(logged, method, message, metadata, status, e
 def record(**fields) -> RequestRecord:
     values = {"id": "1", "request_id": "r", "tenant": "acme", "key_id": "k", "model": "poet", "lane_asked": None}
     return RequestRecord(**{**values, "lane": Lane.INTERACTIVE, "started": 10.0, **fields})
+
+
+def test_the_log_can_be_read_as_a_trace(tmp_path):
+    path = tmp_path / "requests.log"
+    whole = {"started": 10.0, "prompt_tokens": 7, "completion_tokens": 5, "ended": 12.0, "finish": "stop"}
+    with path.open("w") as file:
+        log = RequestLog(file)
+        log.finished(record(**whole, adapter="poet", cached={0: 4}))
+        log.finished(record(**whole | {"lane": Lane.BATCH}))
+        log.finished(record(**whole, error_code="engine_error"))
+        write_last_lines()
+        file.write('{"event": "engine_ready"}\nWARNING: another line\n')
+    poet, base = read_trace(path)
+    assert (poet.prompt_tokens, poet.output_tokens, poet.cached_tokens, poet.tenant) == (7, 5, 4, "acme")
+    assert (poet.adapter, poet.lane, base.adapter, base.lane) == (0, Lane.INTERACTIVE, -1, Lane.BATCH)
 
 
 def test_a_request_is_one_line_of_numbers():

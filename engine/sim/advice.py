@@ -1,0 +1,110 @@
+"""Settings of an engine that follow from what its traffic looks like."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.core.config import CoreConfig
+from engine.executor.cost import DeviceSpec
+from engine.sim.analysis import Analysis
+from engine.sim.capacity import Demand, Steady, mixed_step_s, prefill_s, serve
+
+LENGTH_MARGIN = 1.1
+"""Multiple of the 99th percentile of whole lengths that sequences may have."""
+LENGTH_STEP = 64
+TTFT_MARGIN, ITL_MARGIN = 1.5, 2.0
+"""Multiples of the seconds that a long prompt takes alone, and of a step that only decodes, that goals should leave."""
+RANK = 16
+"""Assumed rank of adapters, as traces do not say it."""
+HOLDING_S = 600.0
+"""Seconds for which an adapter should stay in host memory: one of `engine.sim.analysis.WINDOWS`."""
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    name: str
+    """Dotted name in a configuration file, such as `engine.max_model_len`."""
+    value: float | int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    steady: Steady | None
+    """The device at the busiest minute's rate. None means that all requests arrive at once."""
+    settings: list[Setting]
+    notes: list[str]
+
+
+def demand_of(found: Analysis, core: CoreConfig) -> Demand:
+    """Return the average request of a trace, for an engine whose pages hold what the prefix cache holds."""
+    cached = found.reuse.share_with(core.num_pages * core.block_size)
+    rank = RANK if found.popularity and found.popularity.share > 0.5 else 0
+    prompt, output = found.prompt.mean, found.output.mean
+    return Demand(prompt * (1 - cached), output, prompt + output / 2, rank)
+
+
+def advise(found: Analysis, device: DeviceSpec, core: CoreConfig) -> Advice:
+    """Return the settings for an engine on a device, and what an operator should know besides."""
+    steady = serve(device, core, demand_of(found, core), found.busiest) if found.busiest else None
+    settings = [*_lengths(found, core), *_goals(found, device, core, steady), *_adapters(found, device)]
+    return Advice(steady, settings, list(_notes(found, device, core, steady)))
+
+
+def round_up(value: float) -> float:
+    """Return a positive value rounded up to two significant digits."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return float(f"{math.ceil(value / unit - 1e-9) * unit:.6g}")
+
+
+def _lengths(found: Analysis, core: CoreConfig) -> Iterator[Setting]:
+    wanted = math.ceil(found.whole.p99 * LENGTH_MARGIN / LENGTH_STEP) * LENGTH_STEP
+    reason = f"{LENGTH_MARGIN} times the 99th percentile of prompt and answer together, {found.whole.p99:,} tokens"
+    if wanted > core.max_model_len:
+        wanted, reason = core.max_model_len, f"all that the device's file allows; {reason} would be {wanted:,}"
+    yield Setting("engine.max_model_len", wanted, reason)
+
+
+def _goals(found: Analysis, device: DeviceSpec, core: CoreConfig, steady: Steady | None) -> Iterator[Setting]:
+    """Yield the goals of interactive work that have to be wider than those of `core`, as no schedule can meet those."""
+    if steady is None or "interactive" not in found.lanes:
+        return
+    demand, longest = demand_of(found, core), min(found.prompt.p99, core.max_model_len)
+    alone = prefill_s(device, core, longest, demand.rank)
+    if TTFT_MARGIN * alone > core.interactive.ttft_s:
+        reason = f"a prompt of the 99th percentile, {longest:,} tokens, takes {alone:.3g} s alone"
+        yield Setting("lanes.interactive.ttft_s", round_up(TTFT_MARGIN * alone), reason)
+    decode = mixed_step_s(device, core, demand, steady.seqs, 0)
+    if ITL_MARGIN * decode > core.interactive.itl_s:
+        reason = f"a step of {steady.seqs} decodes, without a prompt, takes {decode:.3g} s"
+        yield Setting("lanes.interactive.itl_s", round_up(ITL_MARGIN * decode), reason)
+
+
+def _adapters(found: Analysis, device: DeviceSpec) -> Iterator[Setting]:
+    if found.popularity is None:
+        return
+    count = found.popularity.working[HOLDING_S]
+    size = count * device.adapter_pages(RANK) * device.page_bytes / GIB
+    reason = f"up to {count:,} adapters within {HOLDING_S / 60:.0f} minutes, if they have rank {RANK}"
+    yield Setting("engine.host_adapter_gb", round_up(max(size, 0.1)), reason)
+
+
+def _notes(found: Analysis, device: DeviceSpec, core: CoreConfig, steady: Steady | None) -> Iterator[str]:
+    if steady is not None and not steady.is_enough:
+        needed = math.ceil((found.busiest or 0.0) / steady.rate)
+        yield (
+            f"one {device.name} serves {steady.rate:.3g} of the {found.busiest:.3g} requests a second of the busiest "
+            f"minute: {needed} engines are needed"
+        )
+    if found.reuse.curve:
+        held = core.num_pages * core.block_size
+        yield (
+            f"of the {found.reuse.share:.0%} of prompt tokens that were computed before, the {held:,} tokens of an "
+            f"engine's pages find {found.reuse.share_with(held):.0%} at most; nine tenths of them need "
+            f"{found.reuse.tokens_for(0.9):,} tokens"
+        )
+    if found.whole.most > core.max_model_len:
+        yield f"the longest request has {found.whole.most:,} tokens; the device's file allows {core.max_model_len:,}"

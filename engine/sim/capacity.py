@@ -1,0 +1,106 @@
+"""What a device serves in steady state, by arithmetic: the cost of an average step, without simulating single ones.
+
+While S sequences decode, each of them ends after `output` steps, and another one's prompt is computed for it, so that
+S / (output x the mean step) requests end a second. Prompts come in chunks as large as the token budget allows: some
+steps have one, and the others only decode. A step's cost is not linear, so that their mean is not that of a mean step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from engine.core.config import CoreConfig
+from engine.executor.cost import DeviceSpec, StepWork
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """An average request. Sizes are in tokens."""
+
+    prompt: float
+    """Prompt tokens that are computed, without those of the prefix cache."""
+    output: float
+    held: float
+    """Tokens of context that a request holds on average while it decodes, with those of the prefix cache."""
+    rank: int = 0
+    """Rank of its adapter; 0 means the base model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """A device that serves a demand at some rate. Times are in seconds."""
+
+    seqs: int
+    """Sequences that decode at a time."""
+    step_s: float
+    """Duration of an average step, which is the mean ITL."""
+    rate: float
+    """Requests a second that the device serves with so many sequences."""
+    is_enough: bool
+    """True means that the device serves the rate that was asked for."""
+
+
+def most_seqs(core: CoreConfig, demand: Demand) -> int:
+    """Return the number of sequences that decode at a time at most: by `max_seqs`, the token budget and the pages."""
+    pages = math.ceil(demand.held / core.block_size)
+    return max(1, min(core.max_seqs, core.token_budget, core.num_pages // pages))
+
+
+def serve(device: DeviceSpec, core: CoreConfig, demand: Demand, rate: float) -> Steady:
+    """Return the fewest sequences with which a device serves `rate` requests a second or, if it cannot, those with
+    which it serves the most."""
+    low, high = 1, most_seqs(core, demand)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _rate(device, core, demand, middle) >= rate else (middle + 1, high)
+    served = _rate(device, core, demand, low)
+    return Steady(low, _step_s(device, core, demand, low), served, served >= rate)
+
+
+def mixed_step_s(device: DeviceSpec, core: CoreConfig, demand: Demand, seqs: int, prompt: int) -> float:
+    """Return the duration of a step of `seqs` decodes beside `prompt` tokens of a prompt, or as many of them as the
+    token budget has room for."""
+    return device.cost.seconds(_work(demand, seqs, min(prompt, max(0, core.token_budget - seqs))))
+
+
+def prefill_s(device: DeviceSpec, core: CoreConfig, tokens: int, rank: int = 0) -> float:
+    """Return the seconds that a prompt takes alone, in chunks of the token budget."""
+    seconds, start = 0.0, 0
+    while start < tokens:
+        chunk = min(core.token_budget, tokens - start)
+        pairs = chunk * start + chunk**2 / 2
+        lora = {"adapters": 1, "adapter_ranks": rank, "lora_rows": rank * chunk} if rank else {}
+        seconds += device.cost.seconds(StepWork(prefill_tokens=chunk, prefill_attention=pairs, samples=1, **lora))
+        start += chunk
+    return seconds
+
+
+def _rate(device: DeviceSpec, core: CoreConfig, demand: Demand, seqs: int) -> float:
+    return seqs / (demand.output * _step_s(device, core, demand, seqs))
+
+
+def _step_s(device: DeviceSpec, core: CoreConfig, demand: Demand, seqs: int) -> float:
+    """Return the mean duration of steps of `seqs` decodes, some of which have a chunk of a prompt."""
+    needed = seqs / demand.output * demand.prompt
+    chunk = min(demand.prompt, max(1, core.token_budget - seqs))
+    share = needed / chunk if chunk else 0.0
+    if share >= 1:
+        return device.cost.seconds(_work(demand, seqs, needed))
+    plain, mixed = (device.cost.seconds(_work(demand, seqs, prefill)) for prefill in (0.0, chunk))
+    return (1 - share) * plain + share * mixed
+
+
+def _work(demand: Demand, seqs: int, prefill: float) -> StepWork:
+    """Return the work of a step of `seqs` decodes and `prefill` tokens of prompts, which have half of their context
+    before them on average. All sequences have adapters of their own if the demand has a rank."""
+    tokens = seqs + prefill
+    lora = {"adapters": seqs, "adapter_ranks": seqs * demand.rank, "lora_rows": round(tokens * demand.rank)}
+    return StepWork(
+        prefill_tokens=round(prefill),
+        decode_tokens=seqs,
+        decode_context=round(seqs * demand.held),
+        prefill_attention=prefill * demand.prompt / 2,
+        samples=seqs,
+        **(lora if demand.rank else {}),
+    )

@@ -63,6 +63,7 @@ def _submit(state: EngineState, request: Request) -> None:
     known = [*request.prompt_ids, *request.produced]
     proposer = proposer_for(state.config, request, state.answers)
     seq = Sequence(request, known, realm=realm, num_scored=request.num_scored, proposer=proposer)
+    seq.drafting = state.drafts.begin(request.adapter_hash)
     seq.lane = state.waiting.order.lane(seq)
     # A request that an earlier engine process accepted is not refused now: its client was told that it runs.
     refusal = (None if request.moves else turn_away(state, seq)) or _make_place(state, seq)

@@ -44,6 +44,7 @@ def leftovers(state: EngineState) -> list[str]:
 
 def _pages(state: EngineState) -> Iterator[str]:
     owners: Counter[PageId] = Counter(page for seq in state.sequences.values() for page in seq.pages)
+    owners.update(page for seq in state.sequences.values() for page in seq.drafting.pages)
     owners.update(page for adapter in state.adapters.values() for page in adapter.pages)
     pool = state.pool
     for page in range(1, pool.num_pages):
@@ -94,8 +95,10 @@ def _sequences(state: EngineState) -> Iterator[str]:
         computable = seq.num_tokens - bool(seq.num_pending)  # the newest pending token cannot be computed yet
         if len(seq.pages) < config.pages_for(seq.num_computed) or seq.num_computed > computable:
             yield f"sequence {seq.id} has computed more than its pages or tokens hold"
+        if seq.drafting.num_held > len(seq.drafting.pages) * config.draft_block:
+            yield f"the draft model holds more of sequence {seq.id} than its pages"
     for seq in state.waiting:
-        if seq.pages or seq.num_computed:
+        if seq.pages or seq.num_computed or seq.drafting.pages:
             yield f"waiting sequence {seq.id} holds pages"
     yield from _pending(state)
 

@@ -88,6 +88,7 @@ class Clearing:
         self.preempted[victim.id] = victim
         self.causes.append(cause)
         self._pages.give_back(reversed(self._held(victim)))
+        self._pages.end_draft(victim)
         chunk = self._chunks.pop(victim.id, None)
         if chunk:
             self._budget.take_back(victim, chunk.start, chunk.num_tokens)

@@ -62,6 +62,8 @@ def commit(state: EngineState, plan: StepPlan) -> None:
     because the plan was made to fit this state."""
     state.now, state.in_flight = plan.now, plan
     _note_saves(state, plan)
+    for request_id in plan.undrafted:
+        _release_pages(state, state.sequences[request_id].drafting.clear())
     for request_id, cause in zip(plan.preempted, plan.causes, strict=True):
         seq = state.sequences[request_id]
         _preempt(state, seq)
@@ -80,6 +82,9 @@ def commit(state: EngineState, plan: StepPlan) -> None:
     state.counters.pages_restored += len(plan.restores)
     for chunk in plan.chunks:
         _advance(state, chunk)
+    for ask in plan.drafts:
+        state.pool.acquire(ask.new_pages)
+        state.sequences[ask.request_id].drafting.pages.extend(ask.new_pages)
     state.under_way.append(follow(plan, state.sequences))
     state.released.clear()
     state.prefix.decay(plan.now - state.config.scheduling.hold_s, state.most_held)
@@ -96,7 +101,16 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
     wants_batch = state.may_start(Lane.BATCH) or any(s.lane is Lane.BATCH for s in state.running.values())
     began = step.plan.now if result.seconds is None else now - result.seconds
     refused = count_refused(step.plan, result) if state.config.speculation else {}
-    state.ledger.settle(step, state.adapters, began, now, refused, wants_batch=wants_batch, launched=result.launched)
+    state.ledger.settle(
+        step,
+        state.adapters,
+        began,
+        now,
+        refused,
+        wants_batch=wants_batch,
+        launched=result.launched,
+        draft_seconds=result.draft_seconds,
+    )
     update_need(state, now)
     note_loads(state, step.plan.loads, result.load_seconds)
     count_proposed(state, step)
@@ -147,6 +161,7 @@ def _stop_running(state: EngineState, seq: Sequence) -> None:
     del state.running[seq.id]
     state.prefix.break_promises(seq.page_keys, seq.id)
     _release_pages(state, seq.pages)
+    _release_pages(state, seq.drafting.clear())
     seq.pages, seq.num_computed = [], 0
     use_adapter(state, seq, running=-1)
 
@@ -280,6 +295,7 @@ def finish(state: EngineState, seq: Sequence, event: TokenEvent) -> None:
     state.host.demote(seq.page_keys[: seq.num_saved])
     if seq.proposer is not None:
         seq.proposer.end(seq.tokens)
+        state.drafts.end(seq.request.adapter_hash, seq.drafting)
     del state.sequences[seq.id]
     state.suspects.pop(seq.id, None)
     use_adapter(state, seq, live=-1)

@@ -268,6 +268,8 @@ class CoreConfig:
     """True means that tenants share cached prefixes, which may let a tenant find out what other tenants have asked."""
     speculation: bool = False
     """True means that steps may compute proposed tokens (see proposals.py). The executor must support them."""
+    draft_block: int = 0
+    """Tokens of the draft model's KV in a page; 0 means that there is no draft model."""
     interactive: LaneGoals = INTERACTIVE_GOALS
     batch: LaneGoals = BATCH_GOALS
     scheduling: Scheduling = Scheduling()
@@ -276,7 +278,8 @@ class CoreConfig:
         _check(self, 1, "block_size", "max_seqs", "max_model_len", "token_budget", "max_resident_adapters")
         _check(self, 1, "max_waiting")
         _check(self, 1, "max_fetches", "prefetch_window", "max_preparations", "grammar_bytes")
-        _check(self, 0, "host_pages", "min_kv_pages", "max_adapter_pages", "host_adapter_bytes", "fetch_backoff_s")
+        _check(self, 0, "draft_block", "host_pages", "min_kv_pages", "max_adapter_pages")
+        _check(self, 0, "host_adapter_bytes", "fetch_backoff_s")
         if not self.adapter_half_life_s > 0:
             raise ValueError(f"adapter_half_life_s must be positive, not {self.adapter_half_life_s}")
         if self.num_pages < 2:

@@ -8,6 +8,7 @@ from itertools import islice
 from engine.core.adapter_budget import AdapterBudget, Room
 from engine.core.adapters import Adapter
 from engine.core.clearing import Clearing
+from engine.core.draft_asks import ask_drafts
 from engine.core.fetch_budget import FetchBudget
 from engine.core.grammar_budget import GrammarBudget
 from engine.core.page_budget import PageBudget
@@ -22,6 +23,7 @@ from engine.core.types import (
     AdapterHash,
     Admission,
     Cause,
+    DraftAsk,
     HostPageId,
     Lane,
     PageCopy,
@@ -151,12 +153,11 @@ class Draft:
         self._adapters.evict_closed()
         self._fetches.drop_closed()
         self._budget.move_pages(self._host.checkpoint(self._clearing.preempted))
-        if self._config.speculation:
-            add_proposals(self._state, self._chunks, self._budget, self._pages)
+        drafts, drafting_s = self._speculate() if self._config.speculation else ((), 0.0)
         features = self._budget.features
         return StepPlan(
             now=self._now,
-            predicted=self._state.ledger.model.predict(features) if self._chunks else 0.0,
+            predicted=self._state.ledger.model.predict(features) + drafting_s if self._chunks else 0.0,
             features=features,
             alone=self._budget.alone,
             saves=tuple(self._host.saved.values()),
@@ -177,7 +178,20 @@ class Draft:
             restores=tuple(self._restores),
             admitted=tuple(self._admitted.values()),
             chunks=tuple(self._chunks.values()),
+            undrafted=tuple(name for name in self._pages.undrafted if name not in self._clearing.preempted),
+            drafts=drafts,
         )
+
+    def _speculate(self) -> tuple[tuple[DraftAsk, ...], float]:
+        """Add proposals to the chunks, and return what the draft model, if there is one, shall do after the step, with
+        its predicted seconds."""
+        alone = self._state.ledger.model.predict(self._budget.features)
+        add_proposals(self._state, self._chunks, self._budget, self._pages)
+        if not self._config.draft_block:
+            return (), 0.0
+        drafts, seconds = ask_drafts(self._state, self._chunks, self._budget, self._pages, alone)
+        self._budget.alone += seconds if self._budget.alone else 0.0
+        return drafts, seconds
 
     def _schedule(self, seq: Sequence, start: int, num_tokens: int, new_pages: tuple[PageId, ...]) -> None:
         samples = start + num_tokens == len(seq.tokens) + seq.num_pending

@@ -126,12 +126,14 @@ class Ledger:
         *,
         wants_batch: bool,
         launched: bool,
+        draft_seconds: float = 0.0,
     ) -> None:
         """Learn from a step that lasted from `began` to `now`, in seconds on the engine's clock: train the step-time
         model, charge the device seconds to tenants, lanes and sequences by their parts of the step, and update the
         prices and `batch_share`. A step without chunks or duration is ignored. `refused` has the number of refused
         proposals of each request that had any; `wants_batch` tells whether there is batch work, running or waiting to
-        start; `launched` whether the step was launched kernel by kernel."""
+        start; `launched` whether the step was launched kernel by kernel; `draft_seconds` how much of the duration was
+        drafting, for which the sequences that were drafted for are charged in equal parts."""
         plan, seconds = step.plan, now - began
         if seconds <= 0 or not plan.chunks:
             return
@@ -141,9 +143,11 @@ class Ledger:
         self.predicted_seconds += plan.predicted
         self.actual_seconds += seconds if plan.predicted else 0.0
         self._alone_now, self._longer_now = plan.alone, plan.predicted / plan.alone if plan.alone else 0.0
+        draft_seconds = min(draft_seconds, seconds / 2)
         charges = list(self._charges(step, adapters, refused))
+        charges += self._draft_charges(step, draft_seconds)
         whole = sum(charge.weight for charge in charges)
-        self.model.observe(plan.features._replace(launched=float(launched)), seconds)
+        self.model.observe(plan.features._replace(launched=float(launched)), seconds - draft_seconds)
         if whole:
             self._charge(charges, seconds / whole)
             batch = sum(charge.weight for charge in charges if charge.seq.request.lane is not Lane.INTERACTIVE)
@@ -232,6 +236,11 @@ class Ledger:
             yield Charge(account, seq, tokens, chunk.is_decode, weight, weight * unpaid / chunk.num_tokens)
         for load in plan.loads:
             seq, weight = step.sequences[load.request_id], model.prices.page * len(load.pages)
+            yield Charge(self.accounts.get(seq.request.lane, seq.request.tenant), seq, 0, False, weight, weight)
+
+    def _draft_charges(self, step: StepUnderWay, seconds: float) -> Iterator[Charge]:
+        for ask in step.plan.drafts if seconds else ():
+            seq, weight = step.sequences[ask.request_id], seconds / len(step.plan.drafts)
             yield Charge(self.accounts.get(seq.request.lane, seq.request.tenant), seq, 0, False, weight, weight)
 
     def _charge(self, charges: Iterable[Charge], scale: float) -> None:

@@ -6,17 +6,24 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
 
+from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.types import Lane, PageId
+
+DRAFT_RESERVE = 16
+"""One page of as many stays unused when the draft model takes pages, so that sequences that grow do not take them away
+again at once."""
 
 
 class PageBudget:
     """Allocates pages to one plan: free pages first, then pages that the plan has freed, then the pages of idle cached
-    prefixes, the oldest first. The state's pool is not changed. A lower lane may not take idle prefixes of a higher
-    one, unless no sequence runs at all: then nothing is protected from a sequence that could not start otherwise."""
+    prefixes, the oldest first, then those of the draft model. The state's pool is not changed. A lower lane may not
+    take idle prefixes of a higher one, unless no sequence runs at all: then nothing is protected from a sequence that
+    could not start otherwise."""
 
     def __init__(self, state: EngineState) -> None:
         self._prefix = state.prefix
+        self._num_pages = state.config.num_pages
         self._refs = state.pool.refs
         self._refs_change: Counter[PageId] = Counter()
         self._returned: dict[PageId, None] = {}
@@ -31,9 +38,18 @@ class PageBudget:
         """Lanes whose idle pages each lane may take, in the order in which the pages are taken."""
         self.dropped: dict[PageId, None] = {}
         """Pages that were taken and must be dropped from the prefix cache (an ordered set)."""
+        self._drafted = _drafted(state) if state.config.draft_block else {}
+        """Pages of the draft model by request id, in the reverse of the order in which they are taken."""
+        self._drafted_left = sum(map(len, self._drafted.values()))
+        self.undrafted: list[str] = []
+        """Requests whose pages of the draft model were taken."""
 
     def available(self, lane: Lane) -> int:
         """Return the number of pages that `take` could still take for a lane."""
+        return self._unused(lane) + self._drafted_left
+
+    def _unused(self, lane: Lane) -> int:
+        """Return the number of pages that `take` could still take for a lane without those of the draft model."""
         idle = sum([self._idle_left[other] for other in self._sources[lane]])
         return self._free_left + len(self._returned) + idle
 
@@ -44,6 +60,20 @@ class PageBudget:
     def take_free(self, count: int, lane: Lane) -> tuple[PageId, ...]:
         """Take at most `count` pages for `lane`, only from those that hold nothing, and return their ids."""
         return self.take(min(count, self._free_left), lane)
+
+    def take_for_draft(self, count: int) -> tuple[PageId, ...] | None:
+        """Take `count` pages for the draft model, with a batch sequence's permission to take idle prefixes, and return
+        their ids. Returns None if this plan took pages from the draft model, or would leave less than its reserve."""
+        reserve = self._num_pages // DRAFT_RESERVE
+        if count and (self.undrafted or self._unused(Lane.BATCH) < count + reserve):
+            return None
+        return self.take(count, Lane.BATCH)
+
+    def end_draft(self, seq: Sequence) -> None:
+        """Return the pages that the draft model has for a sequence that is preempted."""
+        pages = self._drafted.pop(seq.id, [])
+        self._drafted_left -= len(pages)
+        self.give_back(pages)
 
     def share(self, pages: list[PageId]) -> None:
         """Add a reference to each of these pages, found in the prefix cache, so that they can no longer be taken."""
@@ -87,6 +117,8 @@ class PageBudget:
         return self._refs[page] + self._refs_change[page]
 
     def _take_one(self, lane: Lane) -> PageId:
+        if self._drafted_left and not self._unused(lane):
+            self._undraft()
         if self._free_left:
             self._free_left -= 1
             page = next(self._free)
@@ -101,3 +133,15 @@ class PageBudget:
             self.dropped[page] = None
         self._refs_change[page] += 1
         return page
+
+    def _undraft(self) -> None:
+        request_id, pages = self._drafted.popitem()
+        self._drafted_left -= len(pages)
+        self.give_back(pages)
+        self.undrafted.append(request_id)
+
+
+def _drafted(state: EngineState) -> dict[str, list[PageId]]:
+    """Return the pages of the draft model by request id, those of batch work last."""
+    running = sorted(state.running.values(), key=lambda seq: seq.lane)
+    return {seq.id: seq.drafting.pages for seq in running if seq.drafting.pages}

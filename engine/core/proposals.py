@@ -1,10 +1,10 @@
 """Speculation: chooses how many proposed tokens a step computes, and learns how many are accepted.
 
-A decoding sequence may have proposals after its newest token: those that its grammar forces, then what its proposer
-guesses. The step computes them like further decodes and samples from every row; the tokens up to the first that differs
-from its proposal are kept (see executor/verify.py). What is kept equals what single steps would have sampled, also of
-forced tokens, because a model may choose other tokens for the same text. Sequences, pages, prefix keys and counts
-therefore know accepted tokens only, and later steps overwrite the KV of refused ones.
+A decoding sequence may have proposals after its newest token: those that its grammar forces, then what its proposer or
+the draft model guesses. The step computes them like further decodes and samples from every row; the tokens up to the
+first that differs from its proposal are kept (see executor/verify.py). What is kept equals what single steps would have
+sampled, also of forced tokens, because a model may choose other tokens for the same text. Sequences, pages, prefix keys
+and counts therefore know accepted tokens only, and later steps overwrite the KV of refused ones.
 
 A step gets a proposal if it raises the tokens that the step is expected to yield per predicted second: small steps
 mostly wait for weights, so that more rows are almost free, and large ones do not.
@@ -16,10 +16,11 @@ from collections.abc import Iterator, Mapping
 from itertools import repeat
 
 from engine.core.config import CoreConfig
+from engine.core.drafting import DRAFT, FIRST_ACCEPTANCE, updated
 from engine.core.page_budget import PageBudget
 from engine.core.prediction import Prediction
 from engine.core.proposer import AnswerMemories, Guess, PromptLookup, Proposer
-from engine.core.sequence import FIRST_ACCEPTANCE, Sequence
+from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.step_budget import StepBudget
 from engine.core.types import Request, ScheduledChunk, StepPlan, StepResult
@@ -30,13 +31,11 @@ MOST_DECODES = 16
 reading weights, so that a fuller batch would pay for each further row, and for looking for proposals."""
 MOST_PROPOSED = 16
 """Maximum number of proposals of a sequence in a step: one page, and few enough to be found in microseconds."""
-NEWEST_PROPOSAL = 1 / 8
-"""Weight of the newest proposal in `Sequence.acceptance`, which follows a passage that repeats within a few steps."""
 GRAMMAR = "grammar"
 """Name of the grammar as a proposer, in counts of proposals."""
 RECOVERY = 1 / 256
-"""Part of the way back to `FIRST_ACCEPTANCE` that `Sequence.acceptance` goes in a step without proposals, so that a
-sequence whose proposals were refused is tried again."""
+"""Part of the way back to `FIRST_ACCEPTANCE` that an acceptance goes in a step without proposals, so that a sequence
+whose proposals were refused is tried again."""
 PROBE_EVERY, PROBE_ROWS = 64, 4
 """In one of `PROBE_EVERY` steps, `PROBE_ROWS` proposals are made whatever they are predicted to cost: from steps of one
 size only, the model cannot tell the price of a row from the constant."""
@@ -85,27 +84,42 @@ def _sources(seq: Sequence, guess: Guess, count: int) -> tuple[str, ...]:
 
 
 def _guesses(state: EngineState, chunks: Mapping[str, ScheduledChunk]) -> Iterator[tuple[Sequence, Guess]]:
-    """Yield the sequences that may have proposals in a step, with their proposals: sequences of the first lane that run
-    already. Proposals stop one short of the last token that the request's limit and the context allow, because that one
-    is sampled."""
+    """Yield the sequences that may have proposals in a step, with their proposals. These stop one short of the last
+    token that the request's limit and the context allow, because that one is sampled."""
+    for seq, proposer, left in speculating(state, chunks):
+        if left > 1 and (guess := _guess(seq, proposer, min(left - 1, MOST_PROPOSED))).tokens:
+            yield seq, guess
+
+
+def speculating(state: EngineState, chunks: Mapping[str, ScheduledChunk]) -> Iterator[tuple[Sequence, Proposer, int]]:
+    """Yield the sequences of a decoding step that may have proposals, with their proposers and the numbers of tokens
+    that the requests' limits and the context still allow: sequences of the first lane that run already."""
     owners = [state.sequences[request_id] for request_id in chunks]
     lane = min(seq.lane for seq in owners)
     for seq in owners:
         has_token = seq.id in state.running and chunks[seq.id].samples and seq.is_scored
-        if seq.proposer is None or seq.lane is not lane or not has_token:
-            continue
-        left = min(seq.request.params.max_tokens - seq.num_generated, state.config.max_model_len - len(seq.tokens))
-        if left > 1 and (guess := _guess(seq, seq.proposer, min(left - 1, MOST_PROPOSED))).tokens:
-            yield seq, guess
+        if seq.proposer is not None and seq.lane is lane and has_token:
+            left = min(seq.request.params.max_tokens - seq.num_generated, state.config.max_model_len - len(seq.tokens))
+            yield seq, seq.proposer, left
 
 
 def _guess(seq: Sequence, proposer: Proposer, most: int) -> Guess:
-    """Return at most `most` proposals for a sequence: tokens that its grammar forces, then those of `proposer`."""
-    if not seq.forced:
-        return proposer.propose(seq.tokens, most)
+    """Return at most `most` proposals for a sequence: tokens that its grammar forces, then those of `proposer` or of
+    the draft model."""
     forced = seq.forced[:most]
-    guess = proposer.propose([*seq.tokens, *forced], most - len(forced))
-    return guess._replace(tokens=(*forced, *guess.tokens))
+    known = [*seq.tokens, *forced] if forced else seq.tokens
+    guess = _better(seq, proposer.propose(known, most - len(forced)), most)
+    return guess._replace(tokens=(*forced, *guess.tokens)) if forced else guess
+
+
+def _better(seq: Sequence, guess: Guess, most: int) -> Guess:
+    """Return `guess`, of the tokens after those that the grammar forces, or the draft model's guess where more of its
+    guesses are accepted. If both begin alike, `guess` is the better one, because it may go on further."""
+    drafting, forced = seq.drafting, len(seq.forced)
+    drafted = drafting.tokens[forced:most]
+    if not drafted or drafting.tokens[:forced] != seq.forced or guess.tokens[: len(drafted)] == drafted:
+        return guess
+    return Guess(drafted, DRAFT) if drafting.acceptance > seq.acceptance or not guess.tokens else guess
 
 
 def _worthwhile(
@@ -119,7 +133,7 @@ def _worthwhile(
         return {}
     seconds, bound = model.predict(budget.features), budget.bound
     free = PROBE_ROWS if state.counters.steps % PROBE_EVERY == 0 else 0
-    likely = [(gain, seq) for seq, guess in guesses.items() for gain in _gains(seq, len(guess.tokens))]
+    likely = [(gain, seq) for seq, guess in guesses.items() for gain in _gains(seq, guess)]
     likely.sort(key=lambda one: one[0], reverse=True)
     counts: dict[Sequence, int] = {}
     for number, (gain, seq) in enumerate(likely[: max(0, budget.tokens_left)]):
@@ -132,11 +146,12 @@ def _worthwhile(
     return counts
 
 
-def _gains(seq: Sequence, count: int) -> Iterator[float]:
-    """Yield the probability that each of `count` proposals is accepted."""
-    forced = min(len(seq.forced), count)
+def _gains(seq: Sequence, guess: Guess) -> Iterator[float]:
+    """Yield the probability that each proposal is accepted."""
+    forced = min(len(seq.forced), len(guess.tokens))
+    acceptance = (seq.drafting if guess.proposer == DRAFT else seq).acceptance
     yield from repeat(1.0, forced)
-    yield from (seq.acceptance**place for place in range(1, 1 + count - forced))
+    yield from (acceptance**place for place in range(1, 1 + len(guess.tokens) - forced))
 
 
 def count_refused(plan: StepPlan, result: StepResult) -> dict[str, int]:
@@ -158,32 +173,42 @@ def count_proposed(state: EngineState, step: StepUnderWay) -> None:
 
 
 def note_proposals(state: EngineState, step: StepUnderWay, refused: Mapping[str, int], result: StepResult) -> None:
-    """Learn from a step whose tokens have been appended: update the acceptance of its sequences, note which tokens are
-    forced to follow, and show the proposers the new tokens. `refused` is what `count_refused` returned for `result`."""
-    forced = dict(result.forced)
+    """Learn from a step whose tokens have been appended: update the acceptances of its sequences, note which tokens are
+    forced to follow, show the proposers the new tokens, and take those that were drafted. `refused` is what
+    `count_refused` returned for `result`."""
+    forced, drafted = dict(result.forced), {one.request_id: one for one in result.drafted}
     for chunk in step.plan.chunks:
         seq = step.sequences[chunk.request_id]
         if seq.proposer is None:
             continue
-        if chunk.proposals:
-            _note_accepted(seq, len(chunk.proposals), refused[chunk.request_id])
-        elif chunk.is_decode:
-            seq.acceptance += RECOVERY * (FIRST_ACCEPTANCE - seq.acceptance)
+        if chunk.is_decode:
+            _note_accepted(seq, chunk.sources, refused.get(chunk.request_id, 0))
         seq.forced = forced.get(seq.id, ())
         seq.proposer.learn(seq.tokens, INDEXED)
+        seq.drafting.follow(seq.tokens)
+        if seq.id in drafted and state.running.get(seq.id) is seq:
+            seq.drafting.take(drafted[seq.id])
+    if result.drafted:
+        state.drafts.costs.observe(result.drafted, result.draft_seconds)
 
 
-def _note_accepted(seq: Sequence, count: int, refused: int) -> None:
-    """Update the acceptance of a sequence by `count` proposals, of which the last `refused` were refused: one more than
-    there are if its grammar failed. Those that the grammar forced tell nothing of the proposer."""
-    guessed = count - len(seq.forced)
-    if refused <= guessed and guessed > 0:
-        seq.acceptance = _updated(seq.acceptance, guessed - refused, is_refused=refused > 0)
+def _note_accepted(seq: Sequence, sources: tuple[str, ...], refused: int) -> None:
+    """Update the acceptances of a sequence by proposals from `sources`, of which the last `refused` were refused: one
+    more than there are if its grammar failed. Those that the grammar forced tell nothing of a proposer."""
+    guessed, drafting = len(sources) - sources.count(GRAMMAR), seq.drafting
+    if sources[-1:] == (DRAFT,):
+        drafting.is_tried, drafting.acceptance = True, _judged(drafting.acceptance, guessed, refused)
+        seq.acceptance = _recovered(seq.acceptance)
+    else:
+        seq.acceptance = _judged(seq.acceptance, guessed, refused) if sources else _recovered(seq.acceptance)
+        drafting.acceptance = _recovered(drafting.acceptance)
 
 
-def _updated(acceptance: float, accepted: int, *, is_refused: bool) -> float:
-    """Return the moving average after `accepted` proposals and, if `is_refused`, one that was refused. Those after a
-    refused one tell nothing."""
-    keep = 1 - NEWEST_PROPOSAL
-    acceptance = 1 - (1 - acceptance) * keep**accepted
-    return acceptance * keep if is_refused else acceptance
+def _judged(acceptance: float, guessed: int, refused: int) -> float:
+    if not guessed or refused > guessed:
+        return acceptance
+    return updated(acceptance, guessed - refused, is_refused=refused > 0)
+
+
+def _recovered(acceptance: float) -> float:
+    return acceptance + RECOVERY * (FIRST_ACCEPTANCE - acceptance)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.core.drafting import FIRST_ACCEPTANCE, Drafting
 from engine.core.proposal_tally import ProposalTally
 from engine.core.proposer import Proposer
 from engine.core.types import Lane, PageId, PrefixKey, Request
@@ -14,9 +15,6 @@ happened some tokens after the last one that the gateway received: the events of
 TRIAL_TOKENS_HELD = 32
 """Replaces `TRIAL_TOKENS` for a request with `whole` set: its tokens are held back, so that a crash loses more of
 them."""
-
-FIRST_ACCEPTANCE = 0.5
-"""`Sequence.acceptance` before any proposal."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +62,8 @@ class Sequence:
     forced: tuple[int, ...] = ()
     """Tokens that the sequence's grammar forces to follow the known ones, as far as the executor has told."""
     acceptance: float = FIRST_ACCEPTANCE
-    """Share of the proposals that were accepted, among those whose predecessors were: a moving average."""
+    """Share of `proposer`'s proposals that were accepted, among those whose predecessors were: a moving average."""
+    drafting: Drafting = field(default_factory=Drafting)
     tally: ProposalTally = field(default_factory=ProposalTally)
 
     @property

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from engine.core.adapter_tiers import AdapterTiers
 from engine.core.adapters import Adapter
 from engine.core.config import CoreConfig
+from engine.core.drafting import DraftRecord
 from engine.core.grammars import Grammars
 from engine.core.ledger import Ledger
 from engine.core.pages import PagePool
@@ -64,6 +65,7 @@ class EngineState:
     grammars: Grammars = field(default_factory=Grammars)
     answers: AnswerMemories = field(default_factory=AnswerMemories)
     """Recent answers by grammars, from which proposals are made."""
+    drafts: DraftRecord = field(default_factory=DraftRecord)
     sequences: dict[str, Sequence] = field(default_factory=dict)
     """Sequences of all live requests, waiting or running, by request id."""
     running: dict[str, Sequence] = field(default_factory=dict)

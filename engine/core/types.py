@@ -258,6 +258,30 @@ class ScheduledChunk(NamedTuple):
         return count * self.start + count * (count + 1) // 2
 
 
+class DraftAsk(NamedTuple):
+    """Instruction of a plan to guess a sequence's next tokens with the draft model, once the step has sampled its
+    tokens. The draft model computes those of the known tokens that it does not hold, but at most `most` of them; if it
+    then holds them all, it guesses as many tokens as `guesses` says, greedily, one after the other."""
+
+    request_id: str
+    most: int
+    guesses: int
+    new_pages: tuple[PageId, ...]
+    """Pages to append to the sequence's pages of the draft model's KV."""
+
+
+class Drafted(NamedTuple):
+    """Result of a `DraftAsk`."""
+
+    request_id: str
+    num_computed: int
+    """Number of known tokens that the draft model computed."""
+    num_held: int
+    """Number of leading tokens whose KV the draft model now holds, including those of `tokens` but the last."""
+    tokens: tuple[int, ...]
+    """The guesses; none if the draft model does not hold all known tokens yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterLoad:
     """Instruction of a plan to copy an adapter from host memory into the given device pages before the step
@@ -293,11 +317,11 @@ class PageCopy(NamedTuple):
 class StepPlan:
     """The work of one step. An executor must perform it in this order: save pages, restore pages, release requests,
     evict adapters, load adapters, drop host copies, cancel and start fetches, forget and prepare grammars, admit
-    sequences, compute chunks. The plan fits the state that it was made for, so committing it cannot fail. Page ids
-    freed by `released` or `evicted` may be reused by `loads`, `restores`, `admitted` and `chunks` of the same plan; the
-    pages that `saves` copies are still intact when the step begins, and no host page is both saved to and restored
-    from. Fetches and preparations of grammars are only started by the step: they continue concurrently with this step
-    and later ones."""
+    sequences, compute chunks, draft. The plan fits the state that it was made for, so committing it cannot fail. Page
+    ids freed by `released`, `undrafted` or `evicted` may be reused by `loads`, `restores`, `admitted`, `chunks` and
+    `drafts` of the same plan; the pages that `saves` copies are still intact when the step begins, and no host page is
+    both saved to and restored from. Fetches and preparations of grammars are only started by the step: they continue
+    concurrently with this step and later ones."""
 
     now: float = 0.0
     """When the plan was made, in seconds on the engine's clock."""
@@ -336,6 +360,11 @@ class StepPlan:
     restores: tuple[PageCopy, ...] = ()
     admitted: tuple[Admission, ...] = ()
     chunks: tuple[ScheduledChunk, ...] = ()
+    undrafted: tuple[str, ...] = ()
+    """Requests that go on running, and whose pages of the draft model's KV are needed for something else: the draft
+    model forgets them before the step begins."""
+    drafts: tuple[DraftAsk, ...] = ()
+    """Sequences of `chunks` that sample, for which the draft model guesses the tokens after the sampled ones."""
 
     @property
     def num_tokens(self) -> int:
@@ -394,6 +423,10 @@ class StepResult:
     forced: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Id of a request with a grammar that sampled a token, and the tokens that the grammar forces to follow, if there
     are any. Executors whose plans have no proposals leave it empty."""
+    drafted: tuple[Drafted, ...] = ()
+    """Results of the plan's `drafts`, except for requests that have ended or whose grammar failed."""
+    draft_seconds: float = 0.0
+    """The part of the step's device time, in seconds, that drafting took."""
     load_seconds: tuple[float, ...] = ()
     """Duration in seconds of the copy of each adapter in the plan's `loads`."""
     seconds: float | None = None

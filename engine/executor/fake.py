@@ -10,7 +10,7 @@ import math
 import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -19,6 +19,8 @@ from engine.core.commands import AdapterFetched, GrammarReady
 from engine.core.types import (
     AdapterHash,
     Admission,
+    DraftAsk,
+    Drafted,
     Launch,
     PageId,
     PooledVector,
@@ -69,21 +71,30 @@ def fake_row(adapter_hash: AdapterHash | None, tokens: Sequence[int], width: int
     return row
 
 
+def num_alike(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return the number of leading tokens that two sequences have in common."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
 @dataclass(slots=True)
 class FakeSequence:
     """The state of an admitted request in a `FakeExecutor`, until a plan releases it. `tokens` are the admitted tokens
-    and those sampled since; `pages` are all pages that plans gave it."""
+    and those sampled since; `pages` are all pages that plans gave it. `held` and `draft_pages` are the tokens that the
+    draft model holds and its pages."""
 
     admission: Admission
     tokens: list[int]
     pages: list[PageId]
+    held: list[int] = field(default_factory=list)
+    draft_pages: list[PageId] = field(default_factory=list)
 
 
 class FakeExecutor:
     """A deterministic executor that takes no time. Any path is an adapter of rank 8 that takes `adapter_pages` and
     `adapter_bytes`, with a digest of the folder's name as its hash.
 
-    A plan's fetches and grammar preparations are answered when it is submitted; the rest is executed in `collect`.
+    A plan's fetches and grammar preparations are answered when it is submitted; the rest is executed in `collect`. Its
+    draft model guesses every token right, but for those at every fifth place.
     """
 
     def __init__(
@@ -118,18 +129,23 @@ class FakeExecutor:
         for admission in plan.admitted:
             pages = list(admission.pages)
             self.sequences[admission.request_id] = FakeSequence(admission, list(admission.tokens), pages)
+        for request_id in plan.undrafted:
+            seq = self.sequences[request_id]
+            seq.held, seq.draft_pages = [], []
         for chunk in plan.chunks:
             self.sequences[chunk.request_id].pages.extend(chunk.new_pages)
         ended = [chunk.request_id for chunk in plan.chunks if chunk.samples]
         asks = {request_id: self.sequences[request_id].admission.pooling for request_id in ended}
+        sampled = [
+            token
+            for chunk in plan.chunks
+            if chunk.samples and self._generates(chunk.request_id)
+            for token in self._sample(chunk)
+        ]
         return StepResult(
             scored=tuple(filter(None, map(self._score, plan.chunks))),
-            sampled=tuple(
-                token
-                for chunk in plan.chunks
-                if chunk.samples and self._generates(chunk.request_id)
-                for token in self._sample(chunk)
-            ),
+            sampled=tuple(sampled),
+            drafted=tuple(map(self._draft, plan.drafts)),
             pooled=tuple(self._pool(request_id, pooling) for request_id, pooling in asks.items() if pooling),
             load_seconds=(0.0,) * len(plan.loads),
         )
@@ -172,6 +188,25 @@ class FakeExecutor:
         prompt = list(admission.tokens[: admission.num_prompt])
         rows = islice(fake_rows(admission.adapter_hash, prompt, width), start, stop)
         return PromptRows(chunk.request_id, start, b"".join(rows))
+
+    def _draft(self, ask: DraftAsk) -> Drafted:
+        """Compute known tokens that the draft model does not hold, and guess the next ones."""
+        seq = self.sequences[ask.request_id]
+        seq.draft_pages += ask.new_pages
+        del seq.held[num_alike(seq.held, seq.tokens) :]
+        computed = seq.tokens[len(seq.held) :][: ask.most]
+        seq.held += computed
+        guesses = self.guess(seq, ask.guesses) if len(seq.held) == len(seq.tokens) else []
+        seq.held += guesses[:-1]
+        return Drafted(ask.request_id, len(computed), len(seq.held), tuple(guesses))
+
+    def guess(self, seq: FakeSequence, count: int) -> list[int]:
+        """Return the draft model's guesses of the next `count` tokens."""
+        known, admission = list(seq.tokens), seq.admission
+        for _ in range(count):
+            token = fake_token(admission.adapter_hash, admission.params.seed, known, self.vocab_size)
+            known.append((token + (len(known) % 5 == 0)) % self.vocab_size)
+        return known[len(seq.tokens) :]
 
     def _sample(self, chunk: ScheduledChunk) -> list[SampledToken]:
         """Sample from every row of a chunk as if its proposals were right, and append the tokens that are kept."""

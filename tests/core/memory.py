@@ -12,7 +12,7 @@ from engine.core.grammars import Grammar, GrammarKind
 from engine.core.state import EngineState
 from engine.core.types import Lane, Request, SamplingParams
 from engine.engine import Engine
-from engine.executor.fake import FakeExecutor, fake_token
+from engine.executor.fake import FakeExecutor, fake_token, num_alike
 
 ADAPTERS = {"a": 1, "b": 2, "c": 5}
 """Their pages, and their bytes packed."""
@@ -28,7 +28,7 @@ class MemoryExecutor(FakeExecutor):
         super().__init__(vocab_size, overlaps=overlaps)
         self.forces = forces
         """Function of a request's name and known tokens -> the tokens that its grammar forces. None: it has none."""
-        self.size = config.block_size
+        self.size, self.draft_size = config.block_size, config.draft_block
         self.slots = {}
         self.host = {}
         self.resident = {}
@@ -107,6 +107,18 @@ class MemoryExecutor(FakeExecutor):
             self.packed.add(adapter_hash)
         more = {AdapterFetched: (0.001,), FetchFailed: ("it is gone",), FetchCancelled: ()}[kind]
         self.report(kind(adapter_hash, *more))
+
+    def _draft(self, ask):
+        seq = self.sequences[ask.request_id]
+        right = num_alike(seq.held, seq.tokens)
+        drafted = super()._draft(ask)
+        assert len(drafted.tokens) == ask.guesses, "the draft model lacks more tokens than was planned for"
+        for position in range(drafted.num_held):
+            slot = seq.draft_pages[position // self.draft_size], position % self.draft_size
+            held = "draft", seq.admission.adapter_hash, tuple(seq.held[: position + 1])
+            assert position >= right or self.slots[slot] == held, "the draft model reads KV that is not its own"
+            self.slots[slot] = held
+        return drafted
 
     def _compute(self, chunk, num_sampled):
         seq = self.sequences[chunk.request_id]

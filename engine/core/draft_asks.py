@@ -1,0 +1,197 @@
+"""Chooses for which sequences the draft model guesses tokens in a step, and how many for the next step to verify.
+
+The draft model guesses where the next step is expected to yield more tokens per predicted second with the guesses than
+without, drafting included. A sequence that it holds little of must first be worth computing its tokens. Where proposals
+of other kinds are accepted more often, and wherever these stay silent (see proposals.py), nothing is drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Items
+from typing import NamedTuple
+
+from engine.core.drafting import DRAFT, SHORT, DraftPrices, work_of
+from engine.core.page_budget import PageBudget
+from engine.core.proposals import MOST_DECODES, speculating
+from engine.core.sequence import Sequence
+from engine.core.state import EngineState
+from engine.core.step_budget import StepBudget
+from engine.core.types import DraftAsk, ScheduledChunk
+
+MOST_DRAFTED = 8
+"""Maximum number of tokens that are guessed for a sequence in a step: of nine guesses in a row, even a model that is
+right nine times of ten gets the last one right four times of ten."""
+MOST_CAUGHT_UP = 256
+"""Maximum number of tokens that the draft model computes in chunks in a step, over all sequences."""
+FIRST_SHARE = 0.25
+"""What a pass or a row of the draft model is taken to cost until it is measured, as a share of what the step or a
+decode costs."""
+PROBE_EVERY, PROBE_DRAFTED = 256, 2
+"""In one of `PROBE_EVERY` steps, `PROBE_DRAFTED` tokens are guessed for one sequence whatever they are predicted to
+cost, because prices that were measured once in a bad moment would otherwise stay for ever."""
+
+
+class Candidate(NamedTuple):
+    """A sequence that the draft model may guess for.
+
+    Attributes:
+        length: maximum number of its known tokens after the step.
+        missing: maximum number of them that the draft model will have to compute.
+        most: maximum number of tokens to guess.
+    """
+
+    seq: Sequence
+    length: int
+    missing: int
+    most: int
+
+    @property
+    def is_short(self) -> bool:
+        return self.missing <= SHORT
+
+
+class Wanted(NamedTuple):
+    """What the draft model shall do for a sequence: compute at most `most` known tokens, and guess the next ones."""
+
+    candidate: Candidate
+    most: int
+    guesses: int
+
+
+class Choice(NamedTuple):
+    """How many tokens are guessed for each sequence, and the expected tokens and the seconds of the next step, drafting
+    included."""
+
+    counts: dict[Sequence, int]
+    tokens: float
+    seconds: float
+
+
+def ask_drafts(
+    state: EngineState,
+    chunks: Mapping[str, ScheduledChunk],
+    budget: StepBudget,
+    pages: PageBudget,
+    alone: float,
+) -> tuple[tuple[DraftAsk, ...], float]:
+    """Return what the draft model shall do after a step with these chunks, and its predicted seconds. `alone` is the
+    predicted seconds of the step without proposals, which the next step is taken to resemble; `budget` bounds the time,
+    and `pages` gives pages."""
+    if not (0 < len(chunks) <= MOST_DECODES and budget.is_decoding):
+        return (), 0.0
+    prices, proposed = _prices(state, alone), sum(len(chunk.proposals) for chunk in chunks.values())
+    room = budget.bound - state.ledger.model.predict(budget.features)
+    candidates = sorted(_candidates(state, chunks), key=lambda one: one.missing)
+    wanted = _worthwhile(state, candidates, Chooser(budget, prices, len(chunks), alone, proposed), room)
+    asks = tuple(ask for one in wanted if (ask := _ask(state, pages, one)) is not None)
+    return asks, prices.seconds(work_of([(ask.most, ask.guesses) for ask in asks]))
+
+
+def _worthwhile(state: EngineState, candidates: Items[Candidate], chooser: Chooser, room: float) -> list[Wanted]:
+    """Return what the draft model shall do in `room` seconds: nothing before the step-time model is warm."""
+    if not (candidates and state.ledger.model.is_warm):
+        return []
+    counts = chooser.choose([one for one in candidates if one.is_short], room).counts
+    wanted = [Wanted(one, one.missing, counts[one.seq]) for one in candidates if one.seq in counts]
+    if not wanted and state.counters.steps % PROBE_EVERY == 0:
+        first = candidates[0]
+        return [Wanted(first, min(first.missing, MOST_CAUGHT_UP), min(PROBE_DRAFTED, first.most))]
+    spent = chooser.prices.seconds(work_of([(one.most, one.guesses) for one in wanted]))
+    return [*wanted, *_behind(state, candidates, chooser, room - spent)]
+
+
+def _prices(state: EngineState, alone: float) -> DraftPrices:
+    if state.drafts.costs.is_known:
+        return state.drafts.costs.prices
+    prices = state.ledger.model.prices
+    return DraftPrices(FIRST_SHARE * alone, FIRST_SHARE * prices.decode, FIRST_SHARE * prices.prefill)
+
+
+def _candidates(state: EngineState, chunks: Mapping[str, ScheduledChunk]) -> Iterator[Candidate]:
+    """Yield the sequences that may have proposals, unless what was proposed for them in this step is more likely to be
+    right than what the draft model guesses. The step may accept all of its proposals or none."""
+    for seq, _, left in speculating(state, chunks):
+        chunk, drafting = chunks[seq.id], seq.drafting
+        is_drafted = chunk.sources[-1:] == (DRAFT,)
+        if left < 3 or (chunk.sources and not is_drafted and seq.acceptance >= drafting.acceptance):
+            continue
+        length = len(seq.tokens) + 1 + len(chunk.proposals)
+        held = drafting.num_held if is_drafted else min(drafting.num_held, len(seq.tokens))
+        yield Candidate(seq, length, max(2, length - held), min(left - 2, MOST_DRAFTED))
+
+
+class Chooser(NamedTuple):
+    """Chooses numbers of guesses for a step like one with `tokens` decodes that takes `alone` seconds, at the given
+    prices. `budget` is that of the present step, which has `proposed` proposals."""
+
+    budget: StepBudget
+    prices: DraftPrices
+    tokens: int
+    alone: float
+    proposed: int
+
+    def choose(self, candidates: Items[Candidate], room: float) -> Choice:
+        """Guess one token more of those sequences for which it pays, as long as it pays for the pass that they share
+        and drafting stays within `room`, in seconds."""
+        counts, tokens, seconds, number = dict[Sequence, int](), float(self.tokens), self.alone, 0
+        for depth in range(1, MOST_DRAFTED + 1):
+            gain, cost, chosen = 0.0, self.prices.one_pass, list[Sequence]()
+            for one in candidates:
+                more, price = one.seq.drafting.acceptance**depth, self._row(one.seq, number + len(chosen))
+                if depth <= one.most and counts.get(one.seq, 0) == depth - 1 and more * seconds > tokens * price:
+                    gain, cost = gain + more, cost + price
+                    chosen.append(one.seq)
+            room -= self.prices.one_pass + self.prices.row * len(chosen)
+            if gain * seconds <= tokens * cost or room < 0:
+                break
+            tokens, seconds, number = tokens + gain, seconds + cost, number + len(chosen)
+            counts.update(dict.fromkeys(chosen, depth))
+        return Choice(counts, tokens, seconds)
+
+    def gain(self, one: Candidate, expected: float, room: float) -> tuple[int, float]:
+        """Return how many tokens would be guessed for one sequence alone, and the seconds that this would save until
+        its end, which is `expected` tokens away, if the draft model held it."""
+        choice = self.choose([one], room)
+        more, cost = choice.tokens - self.tokens, choice.seconds - self.alone
+        saved = more * self.alone / self.tokens - cost
+        return choice.counts.get(one.seq, 0), saved * expected / (1 + more)
+
+    def _row(self, seq: Sequence, number: int) -> float:
+        """Return the seconds of a row of the draft model, and of verifying the guess as number `number` of a step."""
+        return self.prices.row + self.budget.row_price(seq, len(seq.tokens), number - self.proposed)
+
+
+def _behind(state: EngineState, candidates: Items[Candidate], chooser: Chooser, room: float) -> Iterator[Wanted]:
+    """Yield sequences whose known tokens the draft model should compute in a chunk: as many as fit into `room` seconds,
+    into what the step takes anyway and into `MOST_CAUGHT_UP`."""
+    price = chooser.prices.token
+    seconds = min(room, chooser.alone)
+    left = int(min(MOST_CAUGHT_UP, seconds / price if price else MOST_CAUGHT_UP))
+    for one in candidates:
+        if one.is_short or left <= SHORT:
+            continue
+        count, saved = chooser.gain(one, _expected(state, one.seq), room)
+        if saved > price * one.missing:
+            most = min(one.missing, left)
+            left -= most
+            yield Wanted(one, most, count)
+
+
+def _expected(state: EngineState, seq: Sequence) -> float:
+    """Return the expected number of tokens until a sequence ends."""
+    request = seq.request
+    share = state.ledger.used_share
+    expected = request.params.max_tokens * share if request.expected_tokens is None else request.expected_tokens
+    return max(0.0, expected - seq.num_generated)
+
+
+def _ask(state: EngineState, pages: PageBudget, wanted: Wanted) -> DraftAsk | None:
+    """Return the ask for a sequence, with pages for it; None if these are not at hand. Guesses follow only where all
+    known tokens are computed."""
+    one, most = wanted.candidate, wanted.most
+    count = wanted.guesses if most >= one.missing else 0
+    held = one.length - one.missing + most + max(0, count - 1)
+    missing = -(-held // state.config.draft_block) - len(one.seq.drafting.pages)
+    new = None if one.seq.id in pages.undrafted else pages.take_for_draft(max(0, missing))
+    return None if new is None else DraftAsk(one.seq.id, most, count, new)

@@ -1,0 +1,161 @@
+"""What the engine knows of its draft model: per sequence what it holds and has guessed, and for all what it costs.
+
+A draft model is a small model that guesses the next tokens of sequences, one after the other, for the large one to
+verify (speculative decoding, Leviathan et al., ICML 2023). Its KV is in pages of the same pool, of which a sequence
+gets some when it is first drafted for. These pages are worth less than any other use of them: they go to whatever else
+needs pages, before anything is preempted.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import NamedTuple
+
+from engine.core.least_squares import Matrix, non_negative_solution
+from engine.core.types import AdapterHash, Drafted, PageId
+
+DRAFT = "draft"
+"""Name of the draft model as a proposer, in counts of proposals."""
+FIRST_ACCEPTANCE = 0.5
+"""Acceptance before any proposal."""
+NEWEST_PROPOSAL = 1 / 8
+"""Weight of the newest proposal in an acceptance, which follows a passage that repeats within a few steps."""
+SHORT = 4
+"""Maximum number of a sequence's known tokens that the draft model computes row by row, like decodes; it computes more
+of them as a chunk. After a step it lacks one or two."""
+NEWEST_SEQUENCE, RETRY, MOST_ADAPTERS = 1 / 4, 1 / 64, 1024
+"""Weight of the newest sequence in the acceptance that an adapter's sequences begin with, part of the way back to
+`FIRST_ACCEPTANCE` that it goes with each of them, and maximum number of adapters for which it is kept."""
+FORGETTING, KNOWN_AFTER = 0.98, 4
+"""Factor by which `DraftCosts` discounts an observation with each later one, and number of them from which on it
+predicts."""
+RIDGE = 1e-6
+
+
+def updated(acceptance: float, accepted: int, *, is_refused: bool) -> float:
+    """Return an acceptance, which is a moving average, after `accepted` proposals and, if `is_refused`, one that was
+    refused. Those after a refused one tell nothing."""
+    keep = 1 - NEWEST_PROPOSAL
+    acceptance = 1 - (1 - acceptance) * keep**accepted
+    return acceptance * keep if is_refused else acceptance
+
+
+@dataclass(slots=True)
+class Drafting:
+    """What the draft model holds of a sequence and has guessed for it."""
+
+    pages: list[PageId] = field(default_factory=list)
+    """Pages of the draft model's KV, which no other sequence shares."""
+    num_held: int = 0
+    """Number of leading tokens whose KV is in `pages`, including those of `tokens` that the draft model computed."""
+    tokens: tuple[int, ...] = ()
+    """Guesses of the tokens after the first `num_known` ones."""
+    num_known: int = 0
+    acceptance: float = FIRST_ACCEPTANCE
+    """Share of the draft model's proposals that were accepted, among those whose predecessors were: a moving
+    average."""
+    is_tried: bool = False
+    """Whether a step has verified proposals of the draft model for the sequence."""
+
+    def follow(self, known: Sequence[int]) -> None:
+        """Take note of the sequence's tokens after a step: the guesses are of no more use, and of their KV, that of the
+        right ones remains."""
+        new = known[self.num_known : self.num_known + len(self.tokens)]
+        right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(new, self.tokens, strict=False)))
+        self.num_held = min(self.num_held, self.num_known + right)
+        self.tokens, self.num_known = (), len(known)
+
+    def take(self, drafted: Drafted) -> None:
+        """Take what the draft model returned, after `follow`."""
+        self.num_held, self.tokens = drafted.num_held, drafted.tokens
+
+    def clear(self) -> list[PageId]:
+        """Forget all but the acceptance, because the draft model does, and return the pages, which are free now."""
+        pages, self.pages = self.pages, []
+        self.num_held, self.tokens = 0, ()
+        return pages
+
+
+class DraftPrices(NamedTuple):
+    """Seconds that drafting takes for each pass over the draft model's weights, each row that is computed one by one,
+    and each token that is computed in a chunk."""
+
+    one_pass: float
+    row: float
+    token: float
+
+    def seconds(self, work: tuple[int, int, int]) -> float:
+        """Return the predicted seconds of what `work_of` counts."""
+        return sum(price * count for price, count in zip(self, work, strict=True))
+
+
+def work_of(sequences: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
+    """Return the numbers of passes, of rows and of tokens in chunks for sequences that are given by the numbers of
+    their known tokens to compute and of those to guess. The pass that computes known tokens makes the first guesses."""
+    passes = max((max(1, guessed) for _, guessed in sequences), default=0)
+    rows = sum((known if known <= SHORT else 0) + max(0, guessed - 1) for known, guessed in sequences)
+    return passes, rows, sum(known for known, _ in sequences if known > SHORT)
+
+
+class DraftCosts:
+    """Predicts the seconds of drafting: a model of its own, so that it changes nothing of what is known about steps.
+    Like the step-time model, it uses recursive least squares on relative errors."""
+
+    def __init__(self) -> None:
+        self._normal: Matrix = [[0.0] * 3 for _ in range(3)]
+        self._right = [0.0] * 3
+        self._prices = [0.0] * 3
+        self._seen = 0
+
+    @property
+    def is_known(self) -> bool:
+        return self._seen >= KNOWN_AFTER
+
+    @property
+    def prices(self) -> DraftPrices:
+        return DraftPrices(*self._prices)
+
+    def observe(self, drafted: Sequence[Drafted], seconds: float) -> None:
+        """Learn from one step's drafting, which took `seconds`."""
+        work = work_of([(one.num_computed, len(one.tokens)) for one in drafted])
+        if seconds <= 0:
+            return
+        for i, term in enumerate(work):
+            self._normal[i] = [
+                have * FORGETTING + term * other / seconds**2 for have, other in zip(self._normal[i], work, strict=True)
+            ]
+            self._right[i] = self._right[i] * FORGETTING + term / seconds
+        self._seen += 1
+        normal = [list(row) for row in self._normal]
+        for i, row in enumerate(normal):
+            row[i] += RIDGE * max(one[j] for j, one in enumerate(self._normal))
+        self._prices = non_negative_solution(normal, self._right, self._prices)
+
+
+class DraftRecord:
+    """What the engine has learned of its draft model: `costs`, and which share of its proposals is accepted, by
+    adapter."""
+
+    def __init__(self) -> None:
+        self.costs = DraftCosts()
+        self._acceptances: OrderedDict[AdapterHash | None, float] = OrderedDict()
+
+    def begin(self, adapter_hash: AdapterHash | None) -> Drafting:
+        """Return the record of a new sequence, whose acceptance is what earlier ones with its adapter ended with, a
+        little nearer to `FIRST_ACCEPTANCE`, so that the draft model is tried again by and by."""
+        return Drafting(acceptance=self._note(adapter_hash, FIRST_ACCEPTANCE, RETRY))
+
+    def end(self, adapter_hash: AdapterHash | None, drafting: Drafting) -> None:
+        """Learn from a sequence that has ended, if it was drafted for."""
+        if drafting.is_tried:
+            self._note(adapter_hash, drafting.acceptance, NEWEST_SEQUENCE)
+
+    def _note(self, adapter_hash: AdapterHash | None, acceptance: float, weight: float) -> float:
+        before = self._acceptances.pop(adapter_hash, FIRST_ACCEPTANCE)
+        self._acceptances[adapter_hash] = before + weight * (acceptance - before)
+        if len(self._acceptances) > MOST_ADAPTERS:
+            self._acceptances.popitem(last=False)
+        return self._acceptances[adapter_hash]

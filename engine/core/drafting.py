@@ -58,7 +58,7 @@ class Drafting:
     """Share of the draft model's proposals that were accepted, among those whose predecessors were: a moving
     average."""
     is_tried: bool = False
-    """Whether a step has verified proposals of the draft model for the sequence."""
+    """True once a step has verified proposals of the draft model for the sequence."""
 
     def follow(self, known: Sequence[int]) -> None:
         """Take note of the sequence's tokens after a step: the guesses are of no more use, and of their KV, that of the

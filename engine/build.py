@@ -32,7 +32,7 @@ def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
     runner.start_grammar_workers()
     config = runner.config
     core = core_config(config, runner.num_pages, runner.num_host_pages, runner.max_model_len, runner.eos_token_ids)
-    core = replace(core, speculation=core.speculation and runner.proposes)
+    core = replace(core, speculation=core.speculation and runner.proposes, draft_block=runner.draft_block)
     info = pb.EngineInfo(
         model=config.model,
         model_hash=runner.model_hash,
@@ -83,7 +83,7 @@ def core_config(
         eos_token_ids=eos_token_ids,
         prefix_caching=config.prefix_caching,
         share_prefixes=config.share_prefixes,
-        speculation=config.speculation == "auto",
+        speculation=config.speculation != "off",
         host_pages=host_pages,
         interactive=config.interactive,
         batch=config.batch,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field, replace
 from math import inf
+from pathlib import Path
 from typing import Any, Literal
 
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals, Scheduling
@@ -17,7 +18,20 @@ KV_DTYPES = ("auto", "fp8")
 ATTENTIONS = ("auto", "triton", "flashinfer")
 SPECULATIONS = ("off", "auto")
 WEIGHTS = ("auto", "int8", "int4")
-NESTED = {"interactive": LaneGoals, "batch": LaneGoals, "scheduling": Scheduling}
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """Speculation with a draft model."""
+
+    draft_model: Path
+    """A folder of a smaller model with the same vocabulary, which also guesses tokens; prepared like `model`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "draft_model", Path(self.draft_model))  # a string, where it comes from JSON
+
+
+NESTED = {"interactive": LaneGoals, "batch": LaneGoals, "scheduling": Scheduling, "speculation": Speculation}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +103,10 @@ class EngineConfig:
     share_prefixes: bool = False
     """Tenants reuse each other's cached prefixes. A tenant may then find out from cached_tokens and latencies what
     other tenants have sent."""
-    speculation: Literal["off", "auto"] = "auto"
+    speculation: Literal["off", "auto"] | Speculation = "auto"
     """`auto` lets steps verify several proposed tokens of a request where that is predicted to yield more tokens per
-    second. On a GPU nothing is proposed. `off` computes one token of a request per step."""
+    second. On a GPU nothing is proposed. `off` computes one token of a request per step. A `Speculation` is `auto` with
+    a draft model, for a CPU."""
     threads: int = 0
     """Number of CPU threads that compute one operation. 0 means every core that this process may use."""
     seed: int = 0
@@ -112,8 +127,9 @@ class EngineConfig:
             "kv_dtype": KV_DTYPES,
             "weights": WEIGHTS,
             "attention": ATTENTIONS,
-            "speculation": SPECULATIONS,
         }
+        if not isinstance(self.speculation, Speculation):
+            choices["speculation"] = SPECULATIONS
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"engine.{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
@@ -138,11 +154,19 @@ class EngineConfig:
         return replace(self, max_seqs=seqs, token_budget=self.token_budget or max(tokens, seqs))
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        return json.dumps(asdict(self), default=str)
+
+    @property
+    def draft_config(self) -> EngineConfig | None:
+        """The configuration by which the draft model is loaded; None means that there is none."""
+        if not isinstance(self.speculation, Speculation):
+            return None
+        return replace(self, model=str(self.speculation.draft_model), speculation="off")
 
     @classmethod
     def from_json(cls, text: str) -> EngineConfig:
         """Return the configuration that `to_json` wrote. Raises ValueError for malformed JSON or a value out of range,
         TypeError for an unknown or missing name or a value of another type."""
         values: dict[str, Any] = json.loads(text)
-        return cls(**values | {name: kind(**values[name]) for name, kind in NESTED.items() if name in values})
+        nested = {name: kind for name, kind in NESTED.items() if isinstance(values.get(name), dict)}
+        return cls(**values | {name: kind(**values[name]) for name, kind in nested.items()})

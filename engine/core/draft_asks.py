@@ -114,11 +114,11 @@ def _candidates(state: EngineState, chunks: Mapping[str, ScheduledChunk]) -> Ite
     for seq, _, left in speculating(state, chunks):
         chunk, drafting = chunks[seq.id], seq.drafting
         is_drafted = chunk.sources[-1:] == (DRAFT,)
-        if left < 3 or (chunk.sources and not is_drafted and seq.acceptance >= drafting.acceptance):
+        length, most = len(seq.tokens) + 1 + len(chunk.proposals), left - len(chunk.proposals) - 2
+        if most < 1 or (chunk.sources and not is_drafted and seq.acceptance >= drafting.acceptance):
             continue
-        length = len(seq.tokens) + 1 + len(chunk.proposals)
         held = drafting.num_held if is_drafted else min(drafting.num_held, len(seq.tokens))
-        yield Candidate(seq, length, max(2, length - held), min(left - 2, MOST_DRAFTED))
+        yield Candidate(seq, length, max(2, length - held), min(most, MOST_DRAFTED))
 
 
 class Chooser(NamedTuple):

@@ -50,6 +50,7 @@ class Arena:
 
     Args:
         kv_codings: how each layer's K and V are stored, for pages with `shape.fp8_kv`. None means as they are.
+        pages: pages of another model's arena to use, [num_pages, at least shape.elements]. None means pages of its own.
 
     Raises:
         ValueError: The pool is so large that `table` could not address all of it.
@@ -64,17 +65,22 @@ class Arena:
         device: torch.device,
         fp8_adapters: bool = False,
         kv_codings: tuple[KvCoding, ...] | None = None,
+        pages: Tensor | None = None,
     ) -> None:
         if num_pages * shape.elements > MAX_ELEMENTS:
             raise ValueError(
                 f"at most {MAX_ELEMENTS // shape.elements} pages can hold adapters; lower engine.num_pages"
             )
         self.shape = shape
-        self.pages = zeros(num_pages * shape.elements, dtype, device).view(num_pages, shape.elements)
-        self._populating = populate(self.pages)
-        self.table = LoraTable(max_adapters, shape.layers, len(TARGETS), shape.elements, device, fp8_adapters)
+        self._populating = None
+        if pages is None:
+            pages = zeros(num_pages * shape.elements, dtype, device).view(num_pages, shape.elements)
+            self._populating = populate(pages)
+        self.pages = pages
+        self.table = LoraTable(max_adapters, shape.layers, len(TARGETS), pages.shape[1], device, fp8_adapters)
         split = (shape.layers, 2, shape.block_size, shape.kv_heads, shape.head_dim)
-        by_layer = (self.pages.view(torch.float8_e4m3fn) if shape.fp8_kv else self.pages).unflatten(1, split)
+        of_kv = pages.view(torch.float8_e4m3fn) if shape.fp8_kv else pages[:, : shape.elements]
+        by_layer = of_kv.unflatten(1, split)
         self._kv = tuple(by_layer[:, layer] for layer in range(shape.layers))
         self._kv_codings = kv_codings or (None,) * shape.layers
         self.copies = make_copies(self.pages)

@@ -209,6 +209,17 @@ class BatchState:
             self.tokens[line, self.num_tokens[line]] = token
             self.num_tokens[line] += 1
 
+    def known(self, request_id: str) -> Ints:
+        """Returns a view of a running request's known tokens, int32 [num_known]."""
+        line = self._lines[request_id]
+        return self.tokens[line, : self.num_tokens[line]]
+
+    def rewrite(self, request_id: str, start: int, tokens: Ints) -> None:
+        """Replaces a running request's tokens from position `start` on by `tokens`."""
+        line, end = self._lines[request_id], start + len(tokens)
+        self.tokens[line, start:end] = tokens
+        self.num_tokens[line] = end
+
     def gather(self, chunks: Sequence[ScheduledChunk]) -> HostBatch:
         """Appends each chunk's new pages to its request's block table, and returns the rows of the step that computes
         `chunks` (not empty): one-token chunks first, then longer ones, each of the two groups ordered by adapter

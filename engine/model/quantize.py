@@ -11,7 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from engine.model.weights import WeightSource
+from engine.config import EngineConfig
+from engine.model.spec import ModelSpec
+from engine.model.weights import WeightSource, open_weights
 from engine.process.files import replacing
 from lora_kernels.quantized import (
     INT4,
@@ -42,6 +44,16 @@ def kept_folder(state_dir: Path, model: Path) -> Path:
         stat = path.stat()
         digest.update(f"{path.name}:{stat.st_size}:{stat.st_mtime_ns};".encode())
     return state_dir / "weights" / f"{model.name}-{digest.hexdigest()[:12]}"
+
+
+def open_source(config: EngineConfig, spec: ModelSpec, device: torch.device) -> WeightSource:
+    """Returns the weights of the configured model, quantised if so configured. Raises what `open_weights` raises."""
+    folder = Path(config.model)
+    source = open_weights(folder, spec, config.load_format, config.seed, device)
+    if config.weights == "auto":
+        return source
+    kept = kept_folder(Path(config.state_dir), folder) if config.state_dir else None
+    return quantized_source(source, config.weights, kept)
 
 
 def quantized_source(source: WeightSource, weights: str, folder: Path | None) -> WeightSource:

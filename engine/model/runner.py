@@ -21,6 +21,8 @@ from engine.executor.base import Claim, HostAdapter, Report
 from engine.model.arena import Arena, page_shape
 from engine.model.batch import BatchState, HostBatch
 from engine.model.decoder import build_decoder
+from engine.model.draft_folder import find_draft
+from engine.model.draft_model import load_draft, make_draft_model
 from engine.model.fetcher import Fetcher, start_threads
 from engine.model.gguf_adapter import GgufBase
 from engine.model.grammar import GrammarRoom
@@ -38,7 +40,7 @@ from engine.model.page_uses import PageUses, used_pages
 from engine.model.peft_dora import base_linears
 from engine.model.peft_loader import TargetShapes
 from engine.model.pooler import Pooler
-from engine.model.quantize import kept_folder, quantized_source
+from engine.model.quantize import open_source
 from engine.model.sampling import HeldTokens, Sample, make_sampler
 from engine.model.scorer import PromptScorer
 from engine.model.sizes import fill_sizes, has_fp8_kv, max_model_len, stores_fp8
@@ -46,7 +48,7 @@ from engine.model.spec import read_spec
 from engine.model.steps import Steps, forward_over, plan_graphs
 from engine.model.submitted import CudaClock, HostClock, SubmittedStep, WorkClock
 from engine.model.warm_up import LOGPROBS, StepLimits, warm_up
-from engine.model.weights import WeightSource, name_weights, open_weights
+from engine.model.weights import WeightSource, name_weights
 from engine.process.cores import usable_cores
 from lora_kernels.pinned import upload_ring
 
@@ -64,6 +66,7 @@ class ModelRunner:
         num_pages, block_size, page_bytes: number of pages, and tokens and bytes of each; page 0 is the null page.
         num_host_pages: number of host pages that the `saves` of plans may use.
         max_model_len: maximum number of tokens of one sequence.
+        draft_block: tokens of the draft model's KV in a page; 0 without a draft model.
         captured: CUDA graphs of steps, and what capturing them took. None means that no steps are captured.
         weights: name of the format of the weights (see `name_weights`).
         model_hash: hash that is stable across restarts, and differs for different weights (see `hash_model`).
@@ -86,7 +89,8 @@ class ModelRunner:
         self.max_model_len = max_model_len(config, self.spec)
         self.model_hash = hash_model(folder, f"{config.load_format}:{config.seed}:{config.weights}")
         self.weights = name_weights(folder, self.spec, config.load_format, config.weights, self.dtype)
-        source = self._load_model(config, folder, progress)
+        source = self._load_model(config, progress)
+        draft_decoder = load_draft(find_draft(config, self.spec, self.device), self.dtype, self.device)
         packing_kernels = load_ahead(self.dtype, fp8=fp8)
         targets = TargetShapes(
             self.spec.layers,
@@ -108,6 +112,8 @@ class ModelRunner:
         self._arena = Arena(
             shape, self.num_pages, config.max_resident_adapters, self.dtype, self.device, fp8, kv_codings
         )
+        self._draft_model = make_draft_model(draft_decoder, self._arena, self.backend, config, self.spec)
+        self.draft_block = self._draft_model.block
         self.num_host_pages = count_host_pages(config, self.page_bytes)
         adapter_pages, saved_pages = allocate_pages(
             config.host_adapter_gb, self.num_host_pages, shape.elements, self.dtype, self.device
@@ -150,14 +156,11 @@ class ModelRunner:
             lambda answer: self._report(answer),
         )
 
-    def _load_model(self, config: EngineConfig, folder: Path, progress: Progress) -> WeightSource:
+    def _load_model(self, config: EngineConfig, progress: Progress) -> WeightSource:
         """Sets `_decoder` and `backend`, and returns the weights of the folder."""
         with ThreadPoolExecutor(1, "kernels") as thread:  # Python loads kernels while torch copies weights
             backend = thread.submit(load_kernels, config, self.spec, self.device, self.dtype, progress)
-            source = open_weights(folder, self.spec, config.load_format, config.seed, self.device)
-            if config.weights != "auto":
-                kept = kept_folder(Path(config.state_dir), folder) if config.state_dir else None
-                source = quantized_source(source, config.weights, kept)
+            source = open_source(config, self.spec, self.device)
             layers = self.spec.layers
             self._decoder = build_decoder(
                 self.spec, source, self.dtype, self.device, lambda done: progress("loading weights", done, layers)
@@ -195,6 +198,8 @@ class ModelRunner:
         self._load(plan)
         self._fetch(plan)
         self._grammars.prepare(plan.forgotten, plan.prepared)
+        for request_id in plan.undrafted:
+            self._draft_model.forget(request_id)
         for admission in plan.admitted:
             self._admit(admission)
         batch = self._batch.gather(plan.chunks) if plan.chunks else None
@@ -209,7 +214,9 @@ class ModelRunner:
         scores = self._scorer.start(output.residual, batch.scored) if batch and output and batch.scored else None
         self._arena.copies.close()
         uses, ended = self._uses(plan, batch), self._clock.mark()
-        self._submitted.append(SubmittedStep(sample, begun, ended, uses, launched, vectors=vectors, scores=scores))
+        self._submitted.append(
+            SubmittedStep(sample, begun, ended, uses, launched, vectors=vectors, scores=scores, drafts=plan.drafts)
+        )
         return launch
 
     def _is_idle(self) -> bool:
@@ -257,12 +264,15 @@ class ModelRunner:
         step = self._submitted.popleft()
         self._read(step)
         seconds = self._clock.seconds(step.begun, step.ended)
+        drafted, draft_seconds = self._draft_model.follow(step, self._batch)
         return StepResult(
             sampled=step.followed,
             pooled=step.vectors.read() if step.vectors else (),
             scored=step.scores.read() if step.scores else (),
             failed=tuple((name, end.reason) for name, end in step.failed.items()),
             forced=self._forced(step) if self._speculates else (),
+            drafted=drafted,
+            draft_seconds=draft_seconds,
             load_seconds=self._arena.copies.finish(),
             seconds=seconds if self.overlaps else None,
             launched=step.launched and self.overlaps,
@@ -318,6 +328,7 @@ class ModelRunner:
             self._grammars.remove(request_id)
             self._pooler.remove(request_id)
             self._scorer.remove(request_id)
+            self._draft_model.forget(request_id)
         for step in self._submitted:
             step.released.add(request_id)
 

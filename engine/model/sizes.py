@@ -14,6 +14,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.model.arena import page_shape
+from engine.model.draft_folder import find_draft
 from engine.model.gpu_facts import count_gpus, find_gpu
 from engine.model.memory import count_pages, free_host_bytes
 from engine.model.quantize import coding_for
@@ -37,13 +38,14 @@ class Sized:
     Attributes:
         config: the configuration, with `max_seqs`, `token_budget` and `host_adapter_gb` set.
         reasons: the reason for each of these settings, by its name.
-        weight_bytes: bytes of the weights in memory.
+        weight_bytes, draft_bytes: bytes of the weights of the model and of the draft model, if any, in memory.
         reserved: bytes of a GPU's memory, besides weights and pages, that steps are expected to need.
     """
 
     config: EngineConfig
     reasons: dict[str, str]
     weight_bytes: int = 0
+    draft_bytes: int = 0
     reserved: int = 0
 
     def tell(self) -> None:
@@ -58,10 +60,14 @@ def fill_sizes(config: EngineConfig, spec: ModelSpec, device: torch.device, dtyp
     page_bytes = page_shape(spec, config.block_size, has_fp8_kv(config, dtype, device)).elements * dtype.itemsize
     chosen = chosen_sizes(config, page_bytes)
     weight_bytes = count_weight_bytes(spec, dtype, find_kept_codings(config, spec, device))
+    draft, draft_bytes = find_draft(config, spec, device), 0
+    if draft is not None:
+        draft_bytes = count_weight_bytes(draft.spec, dtype, find_kept_codings(*draft, device))
     if device.type == "cpu":
-        pool = count_pages(config, page_bytes, device, weight_bytes) * page_bytes
-        sized = with_sizes(config, device, cpu_sizes(chosen), weight_bytes + pool)
-        return replace(sized, weight_bytes=weight_bytes)
+        loaded = weight_bytes + draft_bytes
+        pool = count_pages(config, page_bytes, device, loaded) * page_bytes
+        sized = with_sizes(config, device, cpu_sizes(chosen), loaded + pool)
+        return replace(sized, weight_bytes=weight_bytes, draft_bytes=draft_bytes)
     from engine.model.graph_plan import expected_bytes, row_bytes  # a machine without CUDA may have no triton
 
     model = Model(weight_bytes, dtype.itemsize, page_bytes // config.block_size, row_bytes(spec, dtype))

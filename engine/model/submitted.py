@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from engine.core.types import SampledToken
+from engine.core.types import DraftAsk, SampledToken
 from engine.model.grammar import GrammarEnd
 from engine.model.page_uses import PageUses
 from engine.model.pooler import Vectors
@@ -77,6 +77,7 @@ class SubmittedStep:
         vectors: the step's vectors, which may be read once the device has passed `ended`. None: it completes none.
         scores: the step's logprobs of prompts, which may be read at the same time. None means that it has none.
         failed: the requests whose grammars these tokens cannot continue, once they have been read.
+        drafts: what the draft model is asked for once the tokens have been read.
     """
 
     sample: Sample | None
@@ -90,6 +91,7 @@ class SubmittedStep:
     is_read: bool = False
     vectors: Vectors | None = None
     scores: Scores | None = None
+    drafts: tuple[DraftAsk, ...] = ()
 
     def read(self) -> tuple[SampledToken, ...]:
         """Waits for the sampled tokens, and returns and keeps them; empty if the step samples none."""

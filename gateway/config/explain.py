@@ -83,6 +83,9 @@ def _engine(config: ModelSettings, engine: Mapping[str, Any]) -> Iterator[tuple[
     gib, bits = engine["weight_bytes"] / GIB, engine["weight_bits"]
     weights = f"{gib:.2f} GiB of weights ({engine['weights']}), {bits:.3g} bits each"
     yield "model", f"{config.model.source} ({engine['architecture']}), {weights}"
+    if "draft_block" in engine:
+        held = f"{engine['draft_block']} tokens of its KV in a page that nothing else needs"
+        yield "draft model", f"{engine['draft_bytes'] / GIB:.2f} GiB of weights, {held}"
     yield "page pool", f"{pages} pages, {pages * size / GIB:.2f} GiB now: KV of {tokens} tokens, less resident adapters"
     yield "context", f"{engine['max_model_len']} tokens, so that {tokens // engine['max_model_len']} of the longest fit"
     yield "preempted KV", f"{engine['host_pages']} pages of host memory, {engine['host_pages'] * size / GIB:.2f} GiB"

@@ -96,7 +96,7 @@ def schedules(draw):
     )
 
 
-def run(model, adapter_folders, schedule, core, overlaps=False):
+def run(model, adapter_folders, schedule, core, overlaps=False, **options):
     """({request id: (token, logprobs) of each token}, counters) of a fresh engine whose memory is full of garbage."""
     config = EngineConfig(
         str(model),
@@ -107,6 +107,7 @@ def run(model, adapter_folders, schedule, core, overlaps=False):
         swap_gb=(HOST_PAGES + 0.5) * PAGE_BYTES / 2**30,
         max_seqs=core.max_seqs,
         threads=1,
+        **options,
     )
     runner, ticks = ModelRunner(config), iter(range(10**9))
     runner.overlaps = overlaps

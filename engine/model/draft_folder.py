@@ -1,0 +1,68 @@
+"""Reads what the folder of a draft model says, and refuses a model that cannot guess for the large one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from tokenizers import Tokenizer
+
+from engine.config import EngineConfig
+from engine.model.spec import ModelSpec, read_spec
+
+TOKENIZER = "tokenizer.json"
+ALIGNED_BLOCK = 16
+"""Numbers of tokens in a page above this one are multiples of it."""
+
+
+class DraftFolder(NamedTuple):
+    """A draft model, the configuration by which it is loaded, and its shape."""
+
+    config: EngineConfig
+    spec: ModelSpec
+
+
+def find_draft(config: EngineConfig, spec: ModelSpec, device: torch.device) -> DraftFolder | None:
+    """Returns the configured draft model; None means that there is none. Raises ValueError if it cannot guess for the
+    model whose shape is `spec`, or the device is a GPU, whose steps are planned ahead."""
+    draft = config.draft_config
+    if draft is None:
+        return None
+    if device.type != "cpu":
+        raise ValueError(f"engine.speculation.draft_model is for a CPU, not for {device.type}: remove it")
+    folder = Path(draft.model)
+    try:
+        found = read_spec(folder)
+    except ValueError as error:
+        raise ValueError(f"engine.speculation.draft_model: {error}") from error
+    _check_vocabulary(folder, found, Path(config.model), spec)
+    return DraftFolder(draft, found)
+
+
+def _check_vocabulary(folder: Path, draft: ModelSpec, model: Path, spec: ModelSpec) -> None:
+    """Raises ValueError unless both models have the same tokens. Without tokenizers, their numbers are compared."""
+    if (folder / TOKENIZER).is_file() and (model / TOKENIZER).is_file():
+        ours, theirs = (Tokenizer.from_file(str(each / TOKENIZER)).get_vocab() for each in (model, folder))
+        if ours == theirs:
+            return
+        token = min(ours.items() ^ theirs.items(), key=lambda pair: pair[1])[0]
+        reason = f"for example in {token!r}: number {theirs.get(token)} in place of {ours.get(token)}"
+    elif draft.vocab_size == spec.vocab_size:
+        return
+    else:
+        reason = f"which has {draft.vocab_size} tokens in place of {spec.vocab_size}"
+    raise ValueError(f"engine.speculation.draft_model {folder} has not the vocabulary of the model, {reason}")
+
+
+def draft_block(spec: ModelSpec, page_elements: int) -> int:
+    """Returns how many tokens of a draft model's KV fit into a page of `page_elements`. Raises ValueError if none
+    does."""
+    of_token = 2 * spec.layers * spec.kv_heads * spec.head_dim
+    block = page_elements // of_token
+    if not block:
+        raise ValueError(
+            f"engine.speculation.draft_model has {of_token} numbers of KV a token, and a page has room for "
+            f"{page_elements}: choose a smaller draft model or raise engine.block_size"
+        )
+    return block if block < ALIGNED_BLOCK else block // ALIGNED_BLOCK * ALIGNED_BLOCK

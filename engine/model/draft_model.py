@@ -1,0 +1,168 @@
+"""The draft model: a second, smaller decoder on a CPU, whose KV is in pages of the same pool, guesses next tokens.
+
+It knows the requests that plans ask it to guess for, and compares what it holds of each with the request's known
+tokens, so that a guess that was refused costs nothing but its row. See engine/core/draft_asks.py for when it is asked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from engine.config import EngineConfig
+from engine.core.drafting import SHORT
+from engine.core.types import Admission, DraftAsk, Drafted, SamplingParams, ScheduledChunk
+from engine.model.arena import Arena, page_shape
+from engine.model.batch import BatchState, Ints
+from engine.model.decoder import Decoder, build_decoder
+from engine.model.draft_folder import DraftFolder, draft_block
+from engine.model.quantize import open_source
+from engine.model.sizes import max_model_len
+from engine.model.spec import ModelSpec
+from engine.model.steps import Forward, forward_over
+from engine.model.submitted import SubmittedStep
+from lora_kernels.backend import Backend
+
+
+class NoDraftModel:
+    """Stands in the place of a draft model where none is configured."""
+
+    block = 0
+
+    def forget(self, request_id: str) -> None:
+        """Does nothing."""
+
+    def follow(self, step: SubmittedStep, batch: BatchState) -> tuple[tuple[Drafted, ...], float]:
+        """Returns no guesses, and no seconds."""
+        return (), 0.0
+
+
+class DraftModel:
+    """Guesses the next tokens of requests, greedily.
+
+    Attributes:
+        block: number of tokens in a page.
+
+    Args:
+        forward: computes a step of the draft model over its view of the pages.
+        vocab_size, eos_token_ids: number of tokens that the large model knows, of which the draft model guesses no
+            others, and those after which it guesses none.
+        max_seqs, max_model_len: maximum number of requests, and of tokens of each.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        max_seqs: int,
+        max_model_len: int,
+        block: int,
+    ) -> None:
+        self.block = block
+        self._forward = forward
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._batch = BatchState(max_seqs, max_model_len, block)
+        self._held: dict[str, int] = {}
+        """Number of leading tokens of each request, those in `_batch`, whose KV the pages hold."""
+        self._no_tokens = torch.zeros(1, dtype=torch.int64)
+
+    def forget(self, request_id: str) -> None:
+        """Forgets a request, if it is known."""
+        if self._held.pop(request_id, None) is not None:
+            self._batch.release(request_id)
+
+    def follow(self, step: SubmittedStep, batch: BatchState) -> tuple[tuple[Drafted, ...], float]:
+        """Does what a step asks for, after its tokens, which `batch` knows: nothing for answers that ended with an EOS
+        token or by their grammars. Returns the guesses, and the seconds that they took."""
+        if not step.drafts:
+            return (), 0.0
+        started, last = time.perf_counter(), {token.request_id: token.token for token in step.tokens}
+        ended = {name for name, token in last.items() if token in self._eos_token_ids} | step.failed.keys()
+        asks = [ask for ask in step.drafts if ask.request_id not in ended]
+        drafted = self.draft(asks, batch.known) if asks else ()
+        return drafted, time.perf_counter() - started
+
+    @torch.inference_mode()
+    def draft(self, asks: Sequence[DraftAsk], known: Callable[[str], Ints]) -> tuple[Drafted, ...]:
+        """Computes known tokens and guesses the next ones, all requests in the same passes. `known` returns a request's
+        known tokens, int32 [num_known]."""
+        for ask in asks:
+            if ask.request_id not in self._held:
+                self._admit(ask.request_id)
+        chunks = [self._catch_up(ask, known(ask.request_id)) for ask in asks]
+        newest = self._compute(chunks)
+        guesses: dict[str, list[int]] = {ask.request_id: [] for ask in asks}
+        wanted = {ask.request_id: ask.guesses for ask, chunk in zip(asks, chunks, strict=True) if chunk.samples}
+        while True:
+            for request_id in wanted:
+                guesses[request_id].append(newest[request_id])
+            wanted = {name: count for name, count in wanted.items() if len(guesses[name]) < count}
+            if not wanted:
+                break
+            newest = self._compute([self._append(name, guesses[name][-1]) for name in wanted])
+        return tuple(
+            Drafted(ask.request_id, chunk.num_tokens, self._held[ask.request_id], tuple(guesses[ask.request_id]))
+            for ask, chunk in zip(asks, chunks, strict=True)
+        )
+
+    def _admit(self, request_id: str) -> None:
+        self._batch.admit(Admission(request_id, (), 0, 0, (), None, SamplingParams()), adapter_slot=-1)
+        self._held[request_id] = 0
+
+    def _catch_up(self, ask: DraftAsk, known: Ints) -> ScheduledChunk:
+        """Takes over the known tokens that the model is to compute, and returns their chunk. A few of them become rows
+        of their own, as proposals do, so that the pass is computed like a step of decodes."""
+        name, held = ask.request_id, self._batch.known(ask.request_id)[: self._held[ask.request_id]]
+        start = _num_alike(held, known)
+        end = min(len(known), start + ask.most)
+        self._batch.rewrite(name, start, known[start:end])
+        self._held[name] = end
+        samples = end == len(known) and ask.guesses > 0
+        rows = tuple(known[start + 1 : end].tolist()) if samples and end - start <= SHORT else ()
+        return ScheduledChunk(name, start, end - start, ask.new_pages, samples, rows)
+
+    def _append(self, request_id: str, token: int) -> ScheduledChunk:
+        place = self._held[request_id]
+        self._batch.rewrite(request_id, place, np.asarray([token], dtype=np.int32))
+        self._held[request_id] = place + 1
+        return ScheduledChunk(request_id, place, 1, (), samples=True)
+
+    def _compute(self, chunks: Sequence[ScheduledChunk]) -> dict[str, int]:
+        """Computes chunks, and returns the likeliest token after each that samples, by request id."""
+        batch = self._batch.gather(chunks)
+        logits = self._forward(batch.to_device(self._no_tokens)).logits[:, : self._vocab_size]
+        tokens = logits.float().numpy().argmax(-1).tolist() if batch.sample_ids else ()
+        return dict(zip(batch.sample_ids, tokens, strict=True))  # of several rows, the last one counts
+
+
+def _num_alike(one: Ints, other: Ints) -> int:
+    """Returns the number of leading tokens that two arrays have in common."""
+    count = min(len(one), len(other))
+    differs = one[:count] != other[:count]
+    return int(differs.argmax()) if differs.any() else count
+
+
+def load_draft(draft: DraftFolder | None, dtype: torch.dtype, device: torch.device) -> Decoder | None:
+    """Loads the weights of a draft model, if there is one."""
+    if draft is None:
+        return None
+    return build_decoder(draft.spec, open_source(draft.config, draft.spec, device), dtype, device)
+
+
+def make_draft_model(
+    decoder: Decoder | None, arena: Arena, backend: Backend, config: EngineConfig, spec: ModelSpec
+) -> DraftModel | NoDraftModel:
+    """Returns the draft model with these weights, if there are any, for the model of shape `spec`, whose pages `arena`
+    has."""
+    if decoder is None:
+        return NoDraftModel()
+    num_pages, elements = arena.pages.shape
+    shape = page_shape(decoder.spec, draft_block(decoder.spec, elements))
+    own = Arena(shape, num_pages, 1, arena.pages.dtype, arena.pages.device, pages=arena.pages)
+    forward, max_len = forward_over(decoder, own, backend), max_model_len(config, spec)
+    return DraftModel(forward, spec.vocab_size, spec.eos_token_ids, config.max_seqs, max_len, shape.block_size)

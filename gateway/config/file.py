@@ -206,7 +206,7 @@ def convert(value: Any, kind: Any, where: str, base: Path) -> Any:
     """
     if isinstance(value, Unresolved):
         raise ConfigError(value.problem)
-    if section := _section(kind):
+    if section := _section(kind, value):
         return None if value is None and section is not kind else build(section, value, where, base)
     if get_origin(kind) is tuple and is_dataclass(get_args(kind)[0]):
         if not isinstance(value, list):
@@ -224,7 +224,7 @@ def convert(value: Any, kind: Any, where: str, base: Path) -> Any:
 
     if missing := _unresolved(value):
         raise ConfigError("\n".join(missing))
-    if value is False and "off" in get_args(kind):
+    if value is False and "off" in _choices(kind):
         return "off"  # YAML 1.1 takes the word for a boolean
     if kind is Lane:
         return parse_lane(value, where)
@@ -241,10 +241,13 @@ def convert(value: Any, kind: Any, where: str, base: Path) -> Any:
         raise ConfigError(f"{where}: {error}".replace("`", "")) from error
 
 
-def _section(kind: Any) -> type | None:
-    """Return the dataclass D if the type `kind` is D or `D | None`, otherwise None."""
-    kinds = [each for each in get_args(kind) if each is not NoneType] if get_origin(kind) is UnionType else [kind]
-    return kinds[0] if len(kinds) == 1 and isinstance(kinds[0], type) and is_dataclass(kinds[0]) else None
+def _section(kind: Any, value: Any) -> type | None:
+    """Return the dataclass D if the type `kind` is D or `D | None`, or if it is another union with D and `value` is a
+    mapping, otherwise None."""
+    is_union = get_origin(kind) in (UnionType, Union)
+    kinds = [each for each in get_args(kind) if each is not NoneType] if is_union else [kind]
+    sections = [each for each in kinds if isinstance(each, type) and is_dataclass(each)]
+    return sections[0] if sections and (len(kinds) == 1 or isinstance(value, dict)) else None
 
 
 def _choices(kind: Any) -> list[str]:

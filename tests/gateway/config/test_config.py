@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Speculation
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals, Scheduling
 from engine.core.types import Lane
 from engine.rpc.target import EngineTarget, EngineTls, is_loopback
@@ -179,6 +180,24 @@ def test_the_engine_refuses_names_it_does_not_know(text):
 def test_speculation_is_a_word_although_yaml_reads_off_as_a_boolean(text, expected, load):
     loaded = load(f"engine: {{speculation: {text}}}")
     assert [one.engine.speculation for one in loaded.served.values()] == [expected]
+
+
+def test_speculation_may_name_a_draft_model(load):
+    [settings] = load("engine: {speculation: {draft_model: small}}").served.values()
+    speculation = settings.engine.speculation
+    assert isinstance(speculation, Speculation)
+    assert speculation.draft_model.is_absolute() and speculation.draft_model.name == "small"
+    assert EngineConfig.from_json(settings.engine.to_json()) == settings.engine
+    draft = settings.engine.draft_config
+    assert (draft.model, draft.speculation) == (str(speculation.draft_model), "off")
+    for text, problem in {
+        "{}": "engine.speculation.draft_model: is required",
+        "{draft: small}": "engine.speculation.draft: unknown key; did you mean draft_model?",
+        "{draft_model: 1}": "engine.speculation.draft_model: 1 is not a path",
+        "always": "engine.speculation: must be one of off, auto",
+    }.items():
+        with pytest.raises(ConfigError, match=re.escape(problem)):
+            load(f"engine: {{speculation: {text}}}")
 
 
 def test_references(load):

@@ -30,7 +30,7 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from engine.build import core_config
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Speculation
 from engine.core.commands import Submit
 from engine.core.grammars import Grammar, GrammarKind
 from engine.core.state import EngineState
@@ -149,10 +149,11 @@ class Pair:
         config = replace(runner.config, prefix_caching=False)
         self.runner = runner
         core = core_config(config, runner.num_pages, 0, runner.max_model_len, runner.eos_token_ids)
-        self.engines = {
-            name: Engine(EngineState.create(replace(core, speculation=name == "auto")), runner, clock=clock)
-            for name in ("off", "auto")
+        cores = {
+            "off": replace(core, speculation=False),
+            "auto": replace(core, speculation=True, draft_block=runner.draft_block),
         }
+        self.engines = {name: Engine(EngineState.create(one), runner, clock=clock) for name, one in cores.items()}
 
     def run(self, speculation: str, asked: Sequence[Request]) -> tuple[float, dict[str, list[int]]]:
         """Compute requests that arrive together. Returns the seconds that it took, and the tokens of each."""
@@ -244,13 +245,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8, help="pairs of runs of each row, or of slices")
     parser.add_argument("--schemas", type=int, help="ask for JSON by as many schemas instead")
     parser.add_argument("--lanes", type=float, help="send chats beside a batch instead, so many seconds in each slice")
+    parser.add_argument("--draft-model", type=Path, help="folder of a prepared draft model for auto")
     parser.add_argument("--processor-time", action="store_true", help="one thread, whose processor time is the clock")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     console = Console()
     folder = dense_folder(args.model, args.data_dir, console)
     threads = int(args.processor_time)
-    config = EngineConfig(str(folder), device="cpu", num_pages=1600, speculation="auto", threads=threads)
+    speculation: Any = Speculation(args.draft_model) if args.draft_model else "auto"
+    config = EngineConfig(str(folder), device="cpu", num_pages=1600, speculation=speculation, threads=threads)
     pair = Pair(ModelRunner(config), time.process_time if args.processor_time else time.perf_counter)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     outcomes = _measured(args, pair, tokenizer, console)

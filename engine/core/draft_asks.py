@@ -27,9 +27,9 @@ MOST_CAUGHT_UP = 256
 FIRST_SHARE = 0.25
 """What a pass or a row of the draft model is taken to cost until it is measured, as a share of what the step or a
 decode costs."""
-PROBE_EVERY, PROBE_DRAFTED = 256, 2
-"""In one of `PROBE_EVERY` steps, `PROBE_DRAFTED` tokens are guessed for one sequence whatever they are predicted to
-cost, because prices that were measured once in a bad moment would otherwise stay for ever."""
+PROBE_EVERY, PROBE_STEPS, PROBE_DRAFTED = 1024, 8, 2
+"""In `PROBE_STEPS` of `PROBE_EVERY` steps, `PROBE_DRAFTED` tokens are guessed for one sequence, or known ones computed,
+although they are predicted to cost too much: prices measured in a bad moment would otherwise stay for ever."""
 
 
 class Candidate(NamedTuple):
@@ -94,11 +94,12 @@ def _worthwhile(state: EngineState, candidates: Items[Candidate], chooser: Choos
         return []
     counts = chooser.choose([one for one in candidates if one.is_short], room).counts
     wanted = [Wanted(one, one.missing, counts[one.seq]) for one in candidates if one.seq in counts]
-    if not wanted and state.counters.steps % PROBE_EVERY == 0:
-        first = candidates[0]
-        return [Wanted(first, min(first.missing, MOST_CAUGHT_UP), min(PROBE_DRAFTED, first.most))]
     spent = chooser.prices.seconds(work_of([(one.most, one.guesses) for one in wanted]))
-    return [*wanted, *_behind(state, candidates, chooser, room - spent)]
+    wanted += _behind(state, candidates, chooser, room - spent)
+    if wanted or state.counters.steps % PROBE_EVERY >= PROBE_STEPS:
+        return wanted
+    most = min(candidates[0].missing, _most_caught_up(chooser, room))
+    return [Wanted(candidates[0], most, min(PROBE_DRAFTED, candidates[0].most))] if most > 0 else []
 
 
 def _prices(state: EngineState, alone: float) -> DraftPrices:
@@ -163,11 +164,8 @@ class Chooser(NamedTuple):
 
 
 def _behind(state: EngineState, candidates: Items[Candidate], chooser: Chooser, room: float) -> Iterator[Wanted]:
-    """Yield sequences whose known tokens the draft model should compute in a chunk: as many as fit into `room` seconds,
-    into what the step takes anyway and into `MOST_CAUGHT_UP`."""
-    price = chooser.prices.token
-    seconds = min(room, chooser.alone)
-    left = int(min(MOST_CAUGHT_UP, seconds / price if price else MOST_CAUGHT_UP))
+    """Yield sequences whose known tokens the draft model should compute in a chunk."""
+    price, left = chooser.prices.token, _most_caught_up(chooser, room)
     for one in candidates:
         if one.is_short or left <= SHORT:
             continue
@@ -176,6 +174,13 @@ def _behind(state: EngineState, candidates: Items[Candidate], chooser: Chooser, 
             most = min(one.missing, left)
             left -= most
             yield Wanted(one, most, count)
+
+
+def _most_caught_up(chooser: Chooser, room: float) -> int:
+    """Return how many tokens the draft model may compute in chunks: as many as fit into `room` seconds, into what the
+    step takes anyway and into `MOST_CAUGHT_UP`."""
+    price, seconds = chooser.prices.token, min(room, chooser.alone)
+    return int(max(0.0, min(MOST_CAUGHT_UP, seconds / price if price else MOST_CAUGHT_UP)))
 
 
 def _expected(state: EngineState, seq: Sequence) -> float:

@@ -19,8 +19,8 @@ from engine.core.types import AdapterHash, Drafted, PageId
 
 DRAFT = "draft"
 """Name of the draft model as a proposer, in counts of proposals."""
-FIRST_ACCEPTANCE = 0.5
-"""Acceptance before any proposal."""
+FIRST_ACCEPTANCE, FIRST_DRAFTED = 0.5, 0.8
+"""Acceptance before any proposal, and before any of the draft model, which is trained to be right."""
 NEWEST_PROPOSAL = 1 / 8
 """Weight of the newest proposal in an acceptance, which follows a passage that repeats within a few steps."""
 SHORT = 4
@@ -28,10 +28,10 @@ SHORT = 4
 of them as a chunk. After a step it lacks one or two."""
 NEWEST_SEQUENCE, RETRY, MOST_ADAPTERS = 1 / 4, 1 / 64, 1024
 """Weight of the newest sequence in the acceptance that an adapter's sequences begin with, part of the way back to
-`FIRST_ACCEPTANCE` that it goes with each of them, and maximum number of adapters for which it is kept."""
-FORGETTING, KNOWN_AFTER = 0.98, 4
+`FIRST_DRAFTED` that it goes with each of them, and maximum number of adapters for which it is kept."""
+FORGETTING, KNOWN_AFTER = 0.95, 8
 """Factor by which `DraftCosts` discounts an observation with each later one, and number of them from which on it
-predicts."""
+predicts: the first ones take longer, because tapes are recorded."""
 RIDGE = 1e-6
 
 
@@ -54,7 +54,7 @@ class Drafting:
     tokens: tuple[int, ...] = ()
     """Guesses of the tokens after the first `num_known` ones."""
     num_known: int = 0
-    acceptance: float = FIRST_ACCEPTANCE
+    acceptance: float = FIRST_DRAFTED
     """Share of the draft model's proposals that were accepted, among those whose predecessors were: a moving
     average."""
     is_tried: bool = False
@@ -145,8 +145,8 @@ class DraftRecord:
 
     def begin(self, adapter_hash: AdapterHash | None) -> Drafting:
         """Return the record of a new sequence, whose acceptance is what earlier ones with its adapter ended with, a
-        little nearer to `FIRST_ACCEPTANCE`, so that the draft model is tried again by and by."""
-        return Drafting(acceptance=self._note(adapter_hash, FIRST_ACCEPTANCE, RETRY))
+        little nearer to `FIRST_DRAFTED`, so that the draft model is tried again by and by."""
+        return Drafting(acceptance=self._note(adapter_hash, FIRST_DRAFTED, RETRY))
 
     def end(self, adapter_hash: AdapterHash | None, drafting: Drafting) -> None:
         """Learn from a sequence that has ended, if it was drafted for."""
@@ -154,7 +154,7 @@ class DraftRecord:
             self._note(adapter_hash, drafting.acceptance, NEWEST_SEQUENCE)
 
     def _note(self, adapter_hash: AdapterHash | None, acceptance: float, weight: float) -> float:
-        before = self._acceptances.pop(adapter_hash, FIRST_ACCEPTANCE)
+        before = self._acceptances.pop(adapter_hash, FIRST_DRAFTED)
         self._acceptances[adapter_hash] = before + weight * (acceptance - before)
         if len(self._acceptances) > MOST_ADAPTERS:
             self._acceptances.popitem(last=False)

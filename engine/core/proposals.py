@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from itertools import repeat
 
 from engine.core.config import CoreConfig
-from engine.core.drafting import DRAFT, FIRST_ACCEPTANCE, updated
+from engine.core.drafting import DRAFT, FIRST_ACCEPTANCE, FIRST_DRAFTED, updated
 from engine.core.page_budget import PageBudget
 from engine.core.prediction import Prediction
 from engine.core.proposer import AnswerMemories, Guess, PromptLookup, Proposer
@@ -33,9 +33,9 @@ MOST_PROPOSED = 16
 """Maximum number of proposals of a sequence in a step: one page, and few enough to be found in microseconds."""
 GRAMMAR = "grammar"
 """Name of the grammar as a proposer, in counts of proposals."""
-RECOVERY = 1 / 256
-"""Part of the way back to `FIRST_ACCEPTANCE` that an acceptance goes in a step without proposals, so that a sequence
-whose proposals were refused is tried again."""
+RECOVERY, DRAFT_RECOVERY = 1 / 256, 1 / 1024
+"""Part of the way back to its first value that an acceptance goes in a step without proposals, so that a sequence whose
+proposals were refused is tried again: more rarely with the draft model, which then has to compute all tokens since."""
 PROBE_EVERY, PROBE_ROWS = 64, 4
 """In one of `PROBE_EVERY` steps, `PROBE_ROWS` proposals are made whatever they are predicted to cost: from steps of one
 size only, the model cannot tell the price of a row from the constant."""
@@ -198,17 +198,16 @@ def _note_accepted(seq: Sequence, sources: tuple[str, ...], refused: int) -> Non
     guessed, drafting = len(sources) - sources.count(GRAMMAR), seq.drafting
     if sources[-1:] == (DRAFT,):
         drafting.is_tried, drafting.acceptance = True, _judged(drafting.acceptance, guessed, refused)
-        seq.acceptance = _recovered(seq.acceptance)
+        seq.acceptance += RECOVERY * (FIRST_ACCEPTANCE - seq.acceptance)
+        return
+    drafting.acceptance += DRAFT_RECOVERY * (FIRST_DRAFTED - drafting.acceptance)
+    if sources:
+        seq.acceptance = _judged(seq.acceptance, guessed, refused)
     else:
-        seq.acceptance = _judged(seq.acceptance, guessed, refused) if sources else _recovered(seq.acceptance)
-        drafting.acceptance = _recovered(drafting.acceptance)
+        seq.acceptance += RECOVERY * (FIRST_ACCEPTANCE - seq.acceptance)
 
 
 def _judged(acceptance: float, guessed: int, refused: int) -> float:
     if not guessed or refused > guessed:
         return acceptance
     return updated(acceptance, guessed - refused, is_refused=refused > 0)
-
-
-def _recovered(acceptance: float) -> float:
-    return acceptance + RECOVERY * (FIRST_ACCEPTANCE - acceptance)

@@ -91,13 +91,13 @@ def measure(model: str, forms: Sequence[str], adapters: Mapping[str, str], piece
     """
     exact: dict[str, list[float]] = {}
     for form in track((EXACT, *forms), "Scoring", console=console, transient=True):
-        scores = _score(model, form, adapters, pieces)
+        scores = score(model, form, adapters, pieces)
         exact = exact or scores
         for name, own in scores.items():
-            yield _drift(form, name, own, exact[name])
+            yield compare(form, name, own, exact[name])
 
 
-def _score(model: str, form: str, adapters: Mapping[str, str], pieces: Sequence[str]) -> dict[str, list[float]]:
+def score(model: str, form: str, adapters: Mapping[str, str], pieces: Sequence[str]) -> dict[str, list[float]]:
     """Return the log-probability of each token of the pieces, but their first ones, for the base (named "") and each
     adapter."""
     from gateway.llm.llm import LLM  # its import takes seconds
@@ -114,7 +114,8 @@ def _score(model: str, form: str, adapters: Mapping[str, str], pieces: Sequence[
     return scores
 
 
-def _drift(form: str, adapter: str, own: Sequence[float], exact: Sequence[float]) -> Drift:
+def compare(form: str, adapter: str, own: Sequence[float], exact: Sequence[float]) -> Drift:
+    """Return how far the log-probabilities of a form, `own`, are from the exact ones."""
     moved = sorted(abs(ours - theirs) for ours, theirs in zip(own, exact, strict=True))
     mean, p99 = math.fsum(moved) / len(moved), moved[int(LARGE * (len(moved) - 1))]
     return Drift(form, adapter, len(own), mean, p99, moved[-1], math.exp(-math.fsum(own) / len(own)))

@@ -18,7 +18,7 @@ def run(*arguments):
 
 def test_figures_are_shown_and_written(tmp_path, monkeypatch):
     scores = {EXACT: [-1.0, -2.0], "int4": [-1.5, -1.75]}
-    monkeypatch.setattr(eval_drift, "_score", lambda model, form, adapters, pieces: {"": scores[form]})
+    monkeypatch.setattr(eval_drift, "score", lambda model, form, adapters, pieces: {"": scores[form]})
     done = run("some/model", "--forms", "int4", "--json", str(tmp_path / "found.json"))
     assert done.exit_code == 0, done.output
     exact, int4 = json.loads((tmp_path / "found.json").read_text())
@@ -45,7 +45,7 @@ def test_an_adapter_that_cannot_be_served_is_an_error_without_a_traceback(monkey
     def score(*arguments):
         raise invalid_request("the adapter cannot be served: it has no adapter_config.json", "lora_path")
 
-    monkeypatch.setattr(eval_drift, "_score", score)
+    monkeypatch.setattr(eval_drift, "score", score)
     refused = run("some/model", "--adapter", "support=some/folder")
     assert (refused.exit_code, refused.output.count("no adapter_config.json")) == (1, 1)
     assert isinstance(refused.exception, SystemExit)

@@ -199,4 +199,4 @@ def _ask(state: EngineState, pages: PageBudget, wanted: Wanted) -> DraftAsk | No
     held = one.length - one.missing + most + max(0, count - 1)
     missing = -(-held // state.config.draft_block) - len(one.seq.drafting.pages)
     new = None if one.seq.id in pages.undrafted else pages.take_for_draft(max(0, missing))
-    return None if new is None else DraftAsk(one.seq.id, most, count, new)
+    return None if new is None else DraftAsk(one.seq.id, most, count, new, one.seq.request.adapter_hash)

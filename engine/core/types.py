@@ -268,6 +268,8 @@ class DraftAsk(NamedTuple):
     guesses: int
     new_pages: tuple[PageId, ...]
     """Pages to append to the sequence's pages of the draft model's KV."""
+    adapter_hash: AdapterHash | None = None
+    """The sequence's adapter, whose part for the draft model, if it has one, guesses."""
 
 
 class Drafted(NamedTuple):

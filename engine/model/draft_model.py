@@ -8,17 +8,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from engine.config import EngineConfig
 from engine.core.drafting import SHORT
-from engine.core.types import Admission, DraftAsk, Drafted, SamplingParams, ScheduledChunk
+from engine.core.types import (
+    AdapterHash,
+    Admission,
+    DraftAsk,
+    Drafted,
+    PageId,
+    SamplingParams,
+    ScheduledChunk,
+)
 from engine.model.arena import Arena, page_shape
 from engine.model.batch import BatchState, Ints
 from engine.model.decoder import Decoder, build_decoder
 from engine.model.draft_folder import DraftFolder, draft_block
+from engine.model.host_store import PackedAdapter
+from engine.model.peft_loader import TargetShapes, target_shapes
 from engine.model.quantize import open_source
 from engine.model.sizes import max_model_len
 from engine.model.spec import ModelSpec
@@ -31,6 +43,12 @@ class NoDraftModel:
     """Stands in the place of a draft model where none is configured."""
 
     block = 0
+
+    def load(self, adapter: PackedAdapter | None, adapter_hash: AdapterHash, pages: tuple[PageId, ...]) -> None:
+        """Does nothing."""
+
+    def evict(self, adapter_hash: AdapterHash) -> None:
+        """Does nothing."""
 
     def forget(self, request_id: str) -> None:
         """Does nothing."""
@@ -47,7 +65,7 @@ class DraftModel:
         block: number of tokens in a page.
 
     Args:
-        forward: computes a step of the draft model over its view of the pages.
+        forward: computes a step of the draft model over `arena`, its view of the pages.
         vocab_size, eos_token_ids: number of tokens that the large model knows, of which the draft model guesses no
             others, and those after which it guesses none.
         max_seqs, max_model_len: maximum number of requests, and of tokens of each.
@@ -56,6 +74,7 @@ class DraftModel:
     def __init__(
         self,
         forward: Forward,
+        arena: Arena,
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         max_seqs: int,
@@ -64,12 +83,28 @@ class DraftModel:
     ) -> None:
         self.block = block
         self._forward = forward
+        self._arena = arena
+        self._adapters: set[AdapterHash] = set()
+        """Resident adapters that have a part for the draft model, by which it guesses for their requests."""
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._batch = BatchState(max_seqs, max_model_len, block)
         self._held: dict[str, int] = {}
         """Number of leading tokens of each request, those in `_batch`, whose KV the pages hold."""
         self._no_tokens = torch.zeros(1, dtype=torch.int64)
+
+    def load(self, adapter: PackedAdapter | None, adapter_hash: AdapterHash, pages: tuple[PageId, ...]) -> None:
+        """Copies what the adapter `adapter_hash` has for the draft model, if anything, into `pages`."""
+        if adapter is not None:
+            self._arena.load_adapter(adapter_hash, adapter.layout, adapter.blob, pages)
+            self._arena.copies.finish()
+            self._adapters.add(adapter_hash)
+
+    def evict(self, adapter_hash: AdapterHash) -> None:
+        """Evicts what an adapter has for the draft model, if anything."""
+        if adapter_hash in self._adapters:
+            self._adapters.remove(adapter_hash)
+            self._arena.evict_adapter(adapter_hash)
 
     def forget(self, request_id: str) -> None:
         """Forgets a request, if it is known."""
@@ -93,7 +128,7 @@ class DraftModel:
         known tokens, int32 [num_known]."""
         for ask in asks:
             if ask.request_id not in self._held:
-                self._admit(ask.request_id)
+                self._admit(ask)
         chunks = [self._catch_up(ask, known(ask.request_id)) for ask in asks]
         newest = self._compute(chunks)
         guesses: dict[str, list[int]] = {ask.request_id: [] for ask in asks}
@@ -110,9 +145,10 @@ class DraftModel:
             for ask, chunk in zip(asks, chunks, strict=True)
         )
 
-    def _admit(self, request_id: str) -> None:
-        self._batch.admit(Admission(request_id, (), 0, 0, (), None, SamplingParams()), adapter_slot=-1)
-        self._held[request_id] = 0
+    def _admit(self, ask: DraftAsk) -> None:
+        slot = self._arena.adapter_slot(ask.adapter_hash if ask.adapter_hash in self._adapters else None)
+        self._batch.admit(Admission(ask.request_id, (), 0, 0, (), None, SamplingParams()), slot)
+        self._held[ask.request_id] = 0
 
     def _catch_up(self, ask: DraftAsk, known: Ints) -> ScheduledChunk:
         """Takes over the known tokens that the model is to compute, and returns their chunk. A few of them become rows
@@ -147,22 +183,31 @@ def _num_alike(one: Ints, other: Ints) -> int:
     return int(differs.argmax()) if differs.any() else count
 
 
-def load_draft(draft: DraftFolder | None, dtype: torch.dtype, device: torch.device) -> Decoder | None:
+class LoadedDraft(NamedTuple):
+    """A draft model whose weights are loaded, and the projections of it that adapters may change."""
+
+    decoder: Decoder
+    shapes: TargetShapes
+
+
+def load_draft(draft: DraftFolder | None, dtype: torch.dtype, device: torch.device) -> LoadedDraft | None:
     """Loads the weights of a draft model, if there is one."""
     if draft is None:
         return None
-    return build_decoder(draft.spec, open_source(draft.config, draft.spec, device), dtype, device)
+    source = open_source(draft.config, draft.spec, device)
+    decoder = build_decoder(draft.spec, source, dtype, device)
+    return LoadedDraft(decoder, target_shapes(draft.spec, source, Path(draft.config.model).name))
 
 
 def make_draft_model(
-    decoder: Decoder | None, arena: Arena, backend: Backend, config: EngineConfig, spec: ModelSpec
+    draft: LoadedDraft | None, arena: Arena, backend: Backend, config: EngineConfig, spec: ModelSpec
 ) -> DraftModel | NoDraftModel:
-    """Returns the draft model with these weights, if there are any, for the model of shape `spec`, whose pages `arena`
-    has."""
-    if decoder is None:
+    """Returns the draft model, if there is one, for the model of shape `spec`, whose pages `arena` has."""
+    if draft is None:
         return NoDraftModel()
-    num_pages, elements = arena.pages.shape
-    shape = page_shape(decoder.spec, draft_block(decoder.spec, elements))
-    own = Arena(shape, num_pages, 1, arena.pages.dtype, arena.pages.device, pages=arena.pages)
-    forward, max_len = forward_over(decoder, own, backend), max_model_len(config, spec)
-    return DraftModel(forward, spec.vocab_size, spec.eos_token_ids, config.max_seqs, max_len, shape.block_size)
+    (num_pages, elements), own_spec = arena.pages.shape, draft.decoder.spec
+    shape = page_shape(own_spec, draft_block(own_spec, elements))
+    dtype, device = arena.pages.dtype, arena.pages.device
+    own = Arena(shape, num_pages, config.max_resident_adapters, dtype, device, pages=arena.pages)
+    forward, max_len = forward_over(draft.decoder, own, backend), max_model_len(config, spec)
+    return DraftModel(forward, own, spec.vocab_size, spec.eos_token_ids, config.max_seqs, max_len, shape.block_size)

@@ -14,7 +14,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.model.arena import page_shape
-from engine.model.draft_folder import draft_block, find_draft
+from engine.model.draft_folder import draft_block
 from engine.model.kernels import attention_wish
 from engine.model.memory import count_host_pages, count_pages, pick_device, pick_dtype
 from engine.model.sizes import (
@@ -55,9 +55,9 @@ def explain(config: EngineConfig) -> dict[str, Any]:
     sized = fill_sizes(config, spec, device, dtype)
     shape = page_shape(spec, config.block_size, fp8_kv)
     page_bytes = shape.elements * dtype.itemsize
-    if (draft := find_draft(config, spec, device)) is not None:
-        open_weights(Path(draft.config.model), draft.spec, config.load_format)
-        found |= {"draft_bytes": sized.draft_bytes, "draft_block": draft_block(draft.spec, shape.elements)}
+    if sized.draft is not None:
+        open_weights(Path(sized.draft.config.model), sized.draft.spec, config.load_format)
+        found |= {"draft_bytes": sized.draft_bytes, "draft_block": draft_block(sized.draft.spec, shape.elements)}
     pages = count_pages(config, page_bytes, device, sized.weight_bytes + sized.draft_bytes + sized.reserved)
     return found | {
         "architecture": spec.model_type,

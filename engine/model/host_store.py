@@ -12,11 +12,17 @@ from lora_kernels.layout import AdapterLayout
 
 @dataclass(frozen=True, slots=True)
 class PackedAdapter:
-    """A packed adapter. Its blob has the arena's dtype, and is pinned if a GPU copies from it."""
+    """A packed adapter. Its blob has the arena's dtype, and is pinned if a GPU copies from it. `draft` is what it has
+    for the draft model, if anything."""
 
     adapter_hash: AdapterHash
     layout: AdapterLayout
     blob: Blob
+    draft: PackedAdapter | None = None
+
+    @property
+    def blobs(self) -> tuple[Blob, ...]:
+        return (self.blob, *self.draft.blobs) if self.draft else (self.blob,)
 
 
 class HostStore:
@@ -31,7 +37,7 @@ class HostStore:
     @property
     def num_bytes(self) -> int:
         with self._lock:
-            return sum(adapter.blob.nbytes for adapter in self._adapters.values())
+            return sum(blob.nbytes for adapter in self._adapters.values() for blob in adapter.blobs)
 
     def put(self, adapter: PackedAdapter) -> None:
         with self._lock:
@@ -47,4 +53,5 @@ class HostStore:
         """Removes an adapter and frees its blob. Raises KeyError if the adapter is not in the store."""
         with self._lock:
             adapter = self._adapters.pop(adapter_hash)
-        self._memory.give(adapter.blob)
+        for blob in adapter.blobs:
+            self._memory.give(blob)

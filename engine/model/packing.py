@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +16,8 @@ import torch
 from engine.executor.base import HostAdapter
 from engine.model.host_memory import Blob, HostMemory
 from engine.model.host_store import PackedAdapter
-from engine.model.peft_folder import PeftFolder, ReadBuffer, read_adapter
+from engine.model.peft_config import AdapterError
+from engine.model.peft_folder import PeftFolder, ReadBuffer, read_adapter, read_draft
 from engine.model.peft_loader import LoadedAdapter, TargetShapes, check_peft
 from engine.model.recipes import Recipe, Recipes
 from lora_kernels.layout import AdapterLayout, pack_adapter, plan_layout
@@ -69,6 +71,8 @@ class Packer:
         memory: memory into which adapters are packed.
         kernels: from `load_ahead`.
         fp8: whether A and B are stored in e4m3, for which there are no recipes.
+        draft: packs adapters of the draft model into the same kind of pages. None means that there is no draft model,
+            and that what adapters have for one is only hashed.
     """
 
     def __init__(
@@ -80,8 +84,11 @@ class Packer:
         kernels: Event | None,
         *,
         fp8: bool = False,
+        draft: Packer | None = None,
     ) -> None:
         self._shapes = shapes
+        self._draft = draft
+        self._draft_buffer = ReadBuffer()
         self._page_elems = page_elems
         self._dtype = dtype
         self._memory = memory
@@ -98,11 +105,24 @@ class Packer:
     def read(self, path: str) -> PeftFolder:
         """Reads an adapter (see `read_adapter`); its tensors are not checked yet. The result is valid until this thread
         reads another one. Raises AdapterError if it cannot be read or its configuration cannot be served."""
-        return read_adapter(Path(path), self._shapes.max_file_bytes, self._shapes.gguf, self._buffer)
+        folder = read_adapter(Path(path), self._shapes.max_file_bytes, self._shapes.gguf, self._buffer)
+        shapes = (self._draft or self)._shapes
+        draft = read_draft(Path(path), shapes.max_file_bytes, shapes.gguf, self._draft_buffer)
+        return folder.with_draft(draft) if draft else folder
 
     def check(self, folder: PeftFolder) -> HostAdapter:
         """Checks an adapter's tensors, and returns its hash, largest rank, changed projections and packed size. Raises
         AdapterError if the adapter cannot be served."""
+        host = self._check(folder)
+        if folder.draft is None or self._draft is None:
+            return host
+        try:
+            draft = self._draft.check(folder.draft)
+        except AdapterError as error:
+            raise AdapterError(f"its adapter of the draft model cannot be served: {error}") from error.__cause__
+        return replace(host, num_pages=host.num_pages + draft.num_pages, num_bytes=host.num_bytes + draft.num_bytes)
+
+    def _check(self, folder: PeftFolder) -> HostAdapter:
         recipes = self._recipes
         recipe = recipes.known(folder) if recipes else None
         if recipe is not None and self._is_sound(recipe, folder.data):
@@ -128,6 +148,16 @@ class Packer:
     def pack(self, folder: PeftFolder) -> PackedAdapter:
         """Allocates a blob in host memory, packs an adapter into it, and returns it with its layout. `folder` must have
         been checked, now or when it was loaded. The blob is freed if packing fails."""
+        packed = self._pack(folder)
+        if folder.draft is None or self._draft is None:
+            return packed
+        try:
+            return replace(packed, draft=self._draft.pack(folder.draft))
+        except BaseException:
+            self._memory.give(packed.blob)
+            raise
+
+    def _pack(self, folder: PeftFolder) -> PackedAdapter:
         recipes = self._recipes
         recipe = recipes.find(folder) if recipes else None
         if recipe is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from engine.model.peft_config import AdapterError, PeftSettings, parse_config
 from engine.process.adapter_files import CONFIG_FILE, GGUF_END, WEIGHTS_FILE, find_gguf
 
 PICKLE_FILE = "adapter_model.bin"
+DRAFT_FOLDER = "draft"
+"""Subfolder of an adapter's folder with an adapter of the draft model, which is used for the adapter's requests."""
 MAX_CONFIG_BYTES = 1 << 20
 ID_CHARS = 32
 MAX_KEPT_BYTES = 64 << 20
@@ -30,11 +32,18 @@ class PeftFolder:
         adapter_hash: content hash of the configuration fields that affect the computation, and of the weights file.
         data: the weights file, read-only; of a GGUF file, its tensors as PEFT would write them. In a `ReadBuffer`, it
             is valid until the thread reads the next file into it.
+        draft: the adapter of the draft model in the folder's subfolder `draft`. None means that there is none.
     """
 
     adapter_hash: str
     settings: PeftSettings
     data: memoryview
+    draft: PeftFolder | None = None
+
+    def with_draft(self, draft: PeftFolder) -> PeftFolder:
+        """Returns a copy with the adapter of the draft model, by which the content hash differs."""
+        both = f"{self.adapter_hash}/{draft.adapter_hash}".encode()
+        return replace(self, adapter_hash=blake3(both).hexdigest()[:ID_CHARS], draft=draft)
 
 
 class ReadBuffer(threading.local):
@@ -73,6 +82,17 @@ def read_adapter(path: Path, max_bytes: int, base: GgufBase, buffer: ReadBuffer 
     digest = blake3(settings.canonical() + b"\0")
     digest.update(data)
     return PeftFolder(digest.hexdigest()[:ID_CHARS], settings, data)
+
+
+def read_draft(path: Path, max_bytes: int, base: GgufBase, buffer: ReadBuffer) -> PeftFolder | None:
+    """Reads the adapter of the draft model that the adapter at `path` has, as `read_adapter` does. None means that it
+    has none."""
+    folder = path / DRAFT_FOLDER
+    if not os.path.isdir(folder):
+        return None
+    if not Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(path)):
+        raise AdapterError(f"{folder} is a link that leaves the adapter's folder; copy the folder into it")
+    return read_adapter(folder, max_bytes, base, buffer)
 
 
 def _gguf_file(path: Path) -> Path | None:

@@ -19,9 +19,12 @@ from safetensors import SafetensorError, deserialize
 from torch import Tensor
 
 from engine.model.gguf_adapter import MAX_HEADER_BYTES, GgufBase
+from engine.model.lora import TARGETS, target_widths
 from engine.model.peft_config import AdapterError, PeftSettings
-from engine.model.peft_dora import BaseLinears, Block, fold_magnitude
+from engine.model.peft_dora import BaseLinears, Block, base_linears, fold_magnitude
 from engine.model.peft_folder import PeftFolder, read_adapter
+from engine.model.spec import ModelSpec
+from engine.model.weights import WeightSource
 from engine.process.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from lora_kernels.layout import MAX_RANK
 
@@ -40,7 +43,7 @@ Place = tuple[int, int]
 Raw = Mapping[str, Any]
 """A tensor as it is stored in the file: dtype name, shape, data."""
 
-__all__ = ["AdapterError", "LoadedAdapter", "TargetShapes", "check_peft", "load_peft", "pair_tensors"]
+__all__ = ["AdapterError", "LoadedAdapter", "TargetShapes", "check_peft", "load_peft", "pair_tensors", "target_shapes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,12 @@ class TargetShapes:
         """Maps the path of every adaptable module to (layer, target index), in the order in which they are computed."""
         places = ((layer, target) for layer in range(self.layers) for target in range(len(self.targets)))
         return {self.module(place): place for place in places}
+
+
+def target_shapes(spec: ModelSpec, source: WeightSource, name: str) -> TargetShapes:
+    """Returns the projections of a model of this shape, whose weights `source` reads and whose folder has this name."""
+    linears, gguf = base_linears(spec, source), GgufBase(spec.model_type, spec.head_dim)
+    return TargetShapes(spec.layers, TARGETS, target_widths(spec), linears, (name,), gguf)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

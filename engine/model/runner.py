@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -21,10 +22,8 @@ from engine.executor.base import Claim, HostAdapter, Report
 from engine.model.arena import Arena, page_shape
 from engine.model.batch import BatchState, HostBatch
 from engine.model.decoder import build_decoder
-from engine.model.draft_folder import find_draft
 from engine.model.draft_model import load_draft, make_draft_model
 from engine.model.fetcher import Fetcher, start_threads
-from engine.model.gguf_adapter import GgufBase
 from engine.model.grammar import GrammarRoom
 from engine.model.grammar_compiler import Compiler
 from engine.model.host_memory import PagedMemory, allocate_pages
@@ -32,13 +31,11 @@ from engine.model.host_pages import HostPages
 from engine.model.host_store import HostStore
 from engine.model.kernels import load_kernels
 from engine.model.kv_scales import find_kv_codings
-from engine.model.lora import TARGETS, target_widths
 from engine.model.masks import TokenMasks
 from engine.model.memory import Progress, count_host_pages, count_pages, pick_device, pick_dtype
 from engine.model.packing import Packer, load_ahead
 from engine.model.page_uses import PageUses, used_pages
-from engine.model.peft_dora import base_linears
-from engine.model.peft_loader import TargetShapes
+from engine.model.peft_loader import target_shapes
 from engine.model.pooler import Pooler
 from engine.model.quantize import open_source
 from engine.model.sampling import HeldTokens, Sample, make_sampler
@@ -90,16 +87,9 @@ class ModelRunner:
         self.model_hash = hash_model(folder, f"{config.load_format}:{config.seed}:{config.weights}")
         self.weights = name_weights(folder, self.spec, config.load_format, config.weights, self.dtype)
         source = self._load_model(config, progress)
-        draft_decoder = load_draft(find_draft(config, self.spec, self.device), self.dtype, self.device)
+        draft = load_draft(sized.draft, self.dtype, self.device)
         packing_kernels = load_ahead(self.dtype, fp8=fp8)
-        targets = TargetShapes(
-            self.spec.layers,
-            TARGETS,
-            target_widths(self.spec),
-            base_linears(self.spec, source),
-            (folder.name,),
-            GgufBase(self.spec.model_type, self.spec.head_dim),
-        )
+        targets = target_shapes(self.spec, source, folder.name)
         shape = page_shape(self.spec, config.block_size, has_fp8_kv(config, self.dtype, self.device))
         kv_codings = None
         if shape.fp8_kv:
@@ -112,7 +102,7 @@ class ModelRunner:
         self._arena = Arena(
             shape, self.num_pages, config.max_resident_adapters, self.dtype, self.device, fp8, kv_codings
         )
-        self._draft_model = make_draft_model(draft_decoder, self._arena, self.backend, config, self.spec)
+        self._draft_model = make_draft_model(draft, self._arena, self.backend, config, self.spec)
         self.draft_block = self._draft_model.block
         self.num_host_pages = count_host_pages(config, self.page_bytes)
         adapter_pages, saved_pages = allocate_pages(
@@ -146,7 +136,8 @@ class ModelRunner:
         self._host = HostStore(memory)
         self._report: Report = lambda _: None
         self._loaders = start_threads(config.fetch_threads, "load")
-        self._packer = Packer(targets, shape.elements, self.dtype, memory, packing_kernels, fp8=fp8)
+        packs = partial(Packer, page_elems=shape.elements, dtype=self.dtype, memory=memory, kernels=packing_kernels)
+        self._packer = packs(targets, fp8=fp8, draft=packs(draft.shapes) if draft else None)
         self._fetcher = Fetcher(self._packer, self._host, lambda answer: self._report(answer), config.fetch_threads)
         self._compiler = Compiler(folder, self.vocab_size, self.eos_token_ids, speculates=self._speculates)
         self._grammars = GrammarRoom(
@@ -195,6 +186,7 @@ class ModelRunner:
             self._release(request_id)
         for adapter_hash in plan.evicted:
             self._arena.evict_adapter(adapter_hash)
+            self._draft_model.evict(adapter_hash)
         self._load(plan)
         self._fetch(plan)
         self._grammars.prepare(plan.forgotten, plan.prepared)
@@ -339,8 +331,11 @@ class ModelRunner:
             return
         used = used_pages([*(step.uses for step in self._submitted), PageUses(plan.saves)], self.num_pages)
         for load in plan.loads:
-            adapter, busy = self._host.get(load.adapter_hash), used[np.asarray(load.pages, dtype=np.int64)]
-            self._arena.load_adapter(load.adapter_hash, adapter.layout, adapter.blob, load.pages, busy)
+            adapter = self._host.get(load.adapter_hash)
+            pages, more = load.pages[: adapter.layout.num_pages], load.pages[adapter.layout.num_pages :]
+            busy = used[np.asarray(pages, dtype=np.int64)]
+            self._arena.load_adapter(load.adapter_hash, adapter.layout, adapter.blob, pages, busy)
+            self._draft_model.load(adapter.draft, load.adapter_hash, more)
 
     def _uses(self, plan: StepPlan, batch: HostBatch | None) -> PageUses:
         copies = (*plan.saves, *plan.restores)

@@ -14,7 +14,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.model.arena import page_shape
-from engine.model.draft_folder import find_draft
+from engine.model.draft_folder import DraftFolder, find_draft
 from engine.model.gpu_facts import count_gpus, find_gpu
 from engine.model.memory import count_pages, free_host_bytes
 from engine.model.quantize import coding_for
@@ -38,7 +38,8 @@ class Sized:
     Attributes:
         config: the configuration, with `max_seqs`, `token_budget` and `host_adapter_gb` set.
         reasons: the reason for each of these settings, by its name.
-        weight_bytes, draft_bytes: bytes of the weights of the model and of the draft model, if any, in memory.
+        weight_bytes, draft_bytes: bytes of the weights of the model and of the draft model in memory.
+        draft: the draft model. None means that there is none.
         reserved: bytes of a GPU's memory, besides weights and pages, that steps are expected to need.
     """
 
@@ -46,6 +47,7 @@ class Sized:
     reasons: dict[str, str]
     weight_bytes: int = 0
     draft_bytes: int = 0
+    draft: DraftFolder | None = None
     reserved: int = 0
 
     def tell(self) -> None:
@@ -67,7 +69,7 @@ def fill_sizes(config: EngineConfig, spec: ModelSpec, device: torch.device, dtyp
         loaded = weight_bytes + draft_bytes
         pool = count_pages(config, page_bytes, device, loaded) * page_bytes
         sized = with_sizes(config, device, cpu_sizes(chosen), loaded + pool)
-        return replace(sized, weight_bytes=weight_bytes, draft_bytes=draft_bytes)
+        return replace(sized, weight_bytes=weight_bytes, draft_bytes=draft_bytes, draft=draft)
     from engine.model.graph_plan import expected_bytes, row_bytes  # a machine without CUDA may have no triton
 
     model = Model(weight_bytes, dtype.itemsize, page_bytes // config.block_size, row_bytes(spec, dtype))

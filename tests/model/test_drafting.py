@@ -6,6 +6,7 @@ from unittest.mock import patch
 import pytest
 from test_preemption import BIG_CORE, HOST_PAGES, Arrival, Schedule, compare, run
 from test_proposals import SCHEDULE, adapter_folders, everything, plain  # noqa: F401
+from tiny_adapters import save_adapter
 from tiny_llama import save_llama
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -71,6 +72,64 @@ def test_a_model_that_equals_the_large_one_is_right(tiny_llama, other_llama):
     assert counters.steps < 20
     _, counters = drafted(tiny_llama, other_llama, {}, schedule, BIG_CORE)
     assert counters.accepted_tokens < 0.1 * counters.proposed_tokens
+
+
+@pytest.fixture
+def paired(tmp_path):
+    """Return the folders of two adapters, the same but for that the first has a part for the draft model, too."""
+    folders = {"paired": tmp_path / "paired", "single": tmp_path / "single"}
+    for folder in folders.values():
+        save_adapter(folder, 4, seed=7)
+    save_adapter(folders["paired"] / "draft", 4, seed=7)
+    return folders
+
+
+def test_an_adapters_part_for_the_draft_model_guesses_for_its_requests(tiny_llama, paired):
+    shares = {}
+    for name in paired:
+        asked = [greedy(number)._replace(adapter_hash=(name, None)[number % 2]) for number in range(2, 6)]
+        schedule = Schedule(tuple(Arrival(0, request) for request in asked), 0, 0, 0, 0, True)
+        expected, _ = run(tiny_llama, paired, schedule, BIG_CORE)
+        streams, counters = drafted(tiny_llama, tiny_llama, paired, schedule, BIG_CORE)
+        compare(schedule, expected, streams)
+        shares[name] = counters.accepted_tokens / counters.proposed_tokens
+    assert shares["paired"] > 0.95
+    assert shares["single"] < 0.8
+
+
+def test_adapters_with_parts_for_the_draft_model_make_way_for_each_other(tiny_llama, paired):
+    names = ("paired", "single", None)
+    asked = [greedy(number)._replace(adapter_hash=names[number % 3]) for number in range(2, 8)]
+    schedule = Schedule(tuple(Arrival(number, request) for number, request in enumerate(asked)), 0, 0, 0, 0, True)
+    expected, _ = run(tiny_llama, paired, schedule, BIG_CORE)
+    streams, counters = drafted(
+        tiny_llama, tiny_llama, paired, schedule, replace(BIG_CORE, max_resident_adapters=1, host_adapter_bytes=10**5)
+    )
+    compare(schedule, expected, streams)
+    assert counters.adapter_evictions > 1
+
+
+def test_an_adapter_is_its_part_for_the_draft_model_too(tiny_llama, paired):
+    """It has pages and a hash of its own, which do not say whether the engine has a draft model."""
+    drafting = config(tiny_llama, tiny_llama)
+    engines = [ModelRunner(each) for each in (drafting, replace(drafting, speculation="auto"))]
+    found = [
+        {name: engine.load_host(str(folder), lambda host: False) for name, folder in paired.items()}
+        for engine in engines
+    ]
+    assert found[0]["paired"].num_pages == 2 * found[0]["single"].num_pages
+    assert found[0]["paired"].num_bytes == 2 * found[0]["single"].num_bytes
+    assert found[1]["paired"].num_pages == found[1]["single"].num_pages
+    for host, other in zip(found[0].values(), found[1].values(), strict=True):
+        assert host.adapter_hash == other.adapter_hash
+    assert len({host.adapter_hash for host in found[0].values()}) == 2
+    (paired["single"] / "draft").symlink_to(paired["paired"] / "draft")
+    with pytest.raises(ValueError, match=r"draft is a link that leaves the adapter's folder"):
+        engines[0].load_host(str(paired["single"]), lambda host: False)
+    weights = paired["paired"] / "draft" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4])
+    with pytest.raises(ValueError, match="its adapter of the draft model cannot be served"):
+        engines[0].load_host(str(paired["paired"]), lambda host: False)
 
 
 def test_the_engine_chooses_by_what_it_measures(tiny_llama):

@@ -100,7 +100,7 @@ def test_an_adapters_part_for_the_draft_model_guesses_for_its_requests(tiny_llam
 def test_adapters_with_parts_for_the_draft_model_make_way_for_each_other(tiny_llama, paired):
     names = ("paired", "single", None)
     asked = [greedy(number)._replace(adapter_hash=names[number % 3]) for number in range(2, 8)]
-    schedule = Schedule(tuple(Arrival(number, request) for number, request in enumerate(asked)), 0, 0, 0, 0, True)
+    schedule = Schedule(tuple(Arrival(14 * place, one) for place, one in enumerate(asked)), 0, 0, 0, 0, True)
     expected, _ = run(tiny_llama, paired, schedule, BIG_CORE)
     streams, counters = drafted(
         tiny_llama, tiny_llama, paired, schedule, replace(BIG_CORE, max_resident_adapters=1, host_adapter_bytes=10**5)

@@ -145,7 +145,6 @@ class HttpApi:
         self._max_body_bytes = max_body_bytes
         self._tokens = TokensApi(gateway, self._tenant, max_body_bytes)
         self._ping_seconds = ping_seconds
-        self._started = int(time.time())
         self._document = _document(surface)
         self._files = FilesApi(files, self._authenticate) if files else None
         self._responses = responses
@@ -286,20 +285,17 @@ class HttpApi:
         return understood
 
     def _model(self, card: ModelCard) -> Json:
-        """Return a model's entry in OpenAI's model list. `root` is the adapter's name for an alias and the base model's
-        name otherwise; `parent` is the base model, or None for the base model itself. `weights` is the format of the
-        base model's weights."""
-        base, adapter = card.model.name, card.adapter
-        is_alias = adapter is not None and card.name in adapter.aliases
+        """Return a model's entry in OpenAI's model list. `weights` is the format of the base model's weights."""
+        info = card.model.engine.info
         return {
             "id": card.name,
             "object": "model",
-            "created": int(adapter.created) if adapter else self._started,
+            "created": card.created,
             "owned_by": "loralane",
-            "root": adapter.name if adapter and is_alias else base,
-            "parent": base if adapter else None,
-            "max_model_len": card.model.engine.info.max_model_len,
-            "weights": card.model.engine.info.weights,
+            "root": card.root,
+            "parent": card.parent,
+            "max_model_len": info.max_model_len,
+            "weights": info.weights,
         }
 
     def _tenant(self, request: Request) -> Principal:

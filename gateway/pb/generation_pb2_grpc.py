@@ -64,6 +64,11 @@ class GenerationStub:
                 request_serializer=loralane_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
                 response_deserializer=loralane_dot_v1_dot_generation__pb2.TokenizeResponse.FromString,
                 _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/loralane.v1.Generation/ListModels',
+                request_serializer=loralane_dot_v1_dot_generation__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=loralane_dot_v1_dot_generation__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServicer:
@@ -111,6 +116,13 @@ class GenerationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListModels(self, request, context):
+        """Lists the models that the caller may name: each base model, its adapters, then their aliases.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -143,6 +155,11 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.Tokenize,
                     request_deserializer=loralane_dot_v1_dot_generation__pb2.TokenizeRequest.FromString,
                     response_serializer=loralane_dot_v1_dot_generation__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=loralane_dot_v1_dot_generation__pb2.ListModelsRequest.FromString,
+                    response_serializer=loralane_dot_v1_dot_generation__pb2.ListModelsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -307,6 +324,33 @@ class Generation:
             '/loralane.v1.Generation/Tokenize',
             loralane_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
             loralane_dot_v1_dot_generation__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loralane.v1.Generation/ListModels',
+            loralane_dot_v1_dot_generation__pb2.ListModelsRequest.SerializeToString,
+            loralane_dot_v1_dot_generation__pb2.ListModelsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,22 @@ class ModelCard:
     adapter: AdapterRecord | None = None
     """Adapter behind the name; None means the base model. For an alias, `name` differs from the adapter's name."""
 
+    @property
+    def root(self) -> str:
+        """The adapter's name if this is an alias, the base model's name otherwise."""
+        is_alias = self.adapter is not None and self.name in self.adapter.aliases
+        return self.adapter.name if self.adapter and is_alias else self.model.name
+
+    @property
+    def parent(self) -> str | None:
+        """The base model's name, or None for the base model itself."""
+        return self.model.name if self.adapter else None
+
+    @property
+    def created(self) -> int:
+        """When the adapter was first loaded or the gateway began to serve the base model, in Unix seconds."""
+        return int(self.adapter.created if self.adapter else self.model.created)
+
 
 class ServedModel:
     """One base model: its names, its engine (or a pool of engines), its tokenizer, its adapters and its lanes."""
@@ -55,6 +72,7 @@ class ServedModel:
         self.heartbeat = Heartbeat(engine)
         self.lane_capacity = settings.lane_capacity
         """Maximum number of answers in progress, by lane. A lane that is missing has no limit."""
+        self.created = time.time()
         self._in_lane = {lane: Shares() for lane in Lane}
 
     @property

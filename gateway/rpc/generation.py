@@ -16,6 +16,7 @@ from gateway.openai.tools import text_content, tool_call_reader
 from gateway.pb import generation_pb2 as pb
 from gateway.pb import generation_pb2_grpc as pb_grpc
 from gateway.requests.prompt_scores import off_the_loop
+from gateway.requests.served_model import ModelCard
 from gateway.requests.service import Gateway
 from gateway.requests.types import Generation
 from gateway.rpc.calls import RpcCall, respond, respond_authenticated
@@ -76,6 +77,16 @@ class GenerationService(pb_grpc.GenerationServicer):
         self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext
     ) -> pb.TokenizeResponse:
         return await respond_authenticated(context, self._keys, partial(self._tokenize, request))
+
+    async def ListModels(  # noqa: N802
+        self, request: pb.ListModelsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListModelsResponse:
+        return await respond_authenticated(context, self._keys, self._list_models)
+
+    async def _list_models(self, call: RpcCall, principal: Principal) -> pb.ListModelsResponse:
+        """Return the models that the caller's tenant may name. Raises ApiError (FORBIDDEN): it is an administrator."""
+        cards = self._gateway.models.cards(principal.as_tenant().tenant)
+        return pb.ListModelsResponse(models=map(_model_to_pb, cards))
 
     async def _generate(self, request: pb.GenerateRequest, call: RpcCall) -> pb.GenerateResponse:
         async with self._admitted(request, call, GENERATE) as (generation, read, token_text):
@@ -143,3 +154,15 @@ class GenerationService(pb_grpc.GenerationServicer):
         async with self._gateway.generate(principal, wanted) as generation:
             await call.open(generation.admitted.headers())
             yield generation, calls.read if calls else text_content, model.tokenizer.token_text
+
+
+def _model_to_pb(card: ModelCard) -> pb.Model:
+    info = card.model.engine.info
+    return pb.Model(
+        id=card.name,
+        root=card.root,
+        parent=card.parent or "",
+        created=card.created,
+        max_model_len=info.max_model_len,
+        weights=info.weights,
+    )

@@ -303,6 +303,9 @@ async def test_the_same_over_grpc(tmp_path, valkey):
         for method in methods(admin=False):
             assert (await refused(method.call(channel, as_key("admin")))).code == "PERMISSION_DENIED", method.path
         stub = GenerationStub(channel)
+        for key, hidden in (("acme", set()), ("globex", {"poet"})):
+            answer = await stub.ListModels(pb.ListModelsRequest(), metadata=as_key(key))
+            assert {model.id for model in answer.models} == {BASE, "pirate", "poet", "captain"} - hidden
         told = []
         for name in (FORBIDDEN, UNKNOWN):
             for call, request in (

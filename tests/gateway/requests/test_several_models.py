@@ -16,7 +16,7 @@ from gateway.adapters.names import AdapterNames
 from gateway.core.errors import ApiError, Fault
 from gateway.pb import adapters_pb2 as adapters
 from gateway.pb import operations_pb2 as operations
-from gateway.pb.generation_pb2 import TokenizeRequest
+from gateway.pb.generation_pb2 import ListModelsRequest, TokenizeRequest
 from gateway.pb.operations_pb2_grpc import LaneAdminStub, RequestAdminStub
 from gateway.requests.admission import ServiceSettings
 
@@ -315,6 +315,15 @@ async def test_grpc_serves_and_administers_both_models(tmp_path):
         assert (choice.text, "".join(token.token for token in choice.logprobs[:-1])) == (HELLO, HELLO)
         tokens = await api.generation.Tokenize(TokenizeRequest(model=SMALL, prompt="hi"), metadata=as_key())
         assert tokens.max_model_len == SMALL_CONTEXT
+        listed = (await api.generation.ListModels(ListModelsRequest(), metadata=as_key())).models
+        async with api.gateway_app.client() as client:
+            cards = (await client.get("/v1/models")).json()["data"]
+        facts = ("id", "root", "created", "max_model_len", "weights")
+        assert [[getattr(one, fact) for fact in facts] for one in listed] == [
+            [card[fact] for fact in facts] for card in cards
+        ]
+        assert [one.parent or None for one in listed] == [card["parent"] for card in cards]
+        assert {one.id for one in listed} >= {BASE, SMALL, "pirate", "mate"}
         source = str(made_for(tmp_path, "cook", SMALL))
         load = adapters.LoadAdapterRequest(name="cook", path=source)
         assert (await api.admin.Load(load, metadata=as_key("admin"))).base_model == SMALL

@@ -287,9 +287,10 @@ async def test_a_key_is_required_everywhere(api, metadata):
         api.generation.Generate(ask(), metadata=metadata),
         api.generation.GenerateStream(ask(), metadata=metadata).read(),
         api.generation.Tokenize(pb.TokenizeRequest(model="tiny", prompt="x"), metadata=metadata),
+        api.generation.ListModels(pb.ListModelsRequest(), metadata=metadata),
         api.admin.List(adapters_pb2.ListAdaptersRequest(), metadata=metadata),
     )
-    assert [(await refused(call)).code for call in calls] == ["UNAUTHENTICATED"] * 4
+    assert [(await refused(call)).code for call in calls] == ["UNAUTHENTICATED"] * 5
 
 
 async def test_an_exhausted_limit_tells_the_wait_and_the_rates(api):

@@ -193,6 +193,9 @@ def mismatch(engine: PooledEngine, others: Sequence[PooledEngine]) -> str:
     info = engine.client.info
     if twin := next((other.name for other in others if other.life == info.life), ""):
         return f"it is the same process as {twin}"
-    names = ("model_hash", "weights", "dtype", "vocab_size", "max_model_len")
-    pairs = [(name, getattr(others[0].client.info, name), getattr(info, name)) for name in names]
+    first = others[0].client.info
+    names = ["model_hash", "dtype", "vocab_size", "max_model_len"]
+    if info.weights and first.weights:  # engines of older versions do not name them
+        names.append("weights")
+    pairs = [(name, getattr(first, name), getattr(info, name)) for name in names]
     return "; ".join(f"it differs in {name} ({theirs}, not {ours})" for name, ours, theirs in pairs if ours != theirs)

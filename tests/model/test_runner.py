@@ -267,7 +267,9 @@ def test_the_model_hash_follows_the_weights(config, tmp_path):
     shutil.copy(f"{config.model}/config.json", tmp_path)
     dummy = replace(config, model=str(tmp_path), load_format="dummy")
     hashes = {ModelRunner(replace(dummy, seed=seed)).model_hash for seed in (0, 0, 1)}
-    assert len(hashes | {ModelRunner(config).model_hash}) == 3
+    quantised = ModelRunner(replace(dummy, weights="int8"))
+    assert quantised.weights == "int8"
+    assert len(hashes | {ModelRunner(config).model_hash, quantised.model_hash}) == 4
 
 
 def test_progress_is_told(config):

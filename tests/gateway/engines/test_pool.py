@@ -115,6 +115,13 @@ async def test_an_engine_of_another_model_gets_no_requests(engines):
         assert answer.engines in (["a"], [""])
 
 
+async def test_an_engine_that_does_not_name_its_weights_is_no_other(engines):
+    engines.start("older", weights="")
+    pool = await engines.pool("a")
+    await pool.add("older", engines.running["older"].target)
+    await asyncio.wait_for(pool.wait_serving(2), 60)
+
+
 async def test_an_engine_of_another_protocol_gets_no_requests_and_is_shown_and_logged_once(engines, monkeypatch):
     monkeypatch.setattr("engine.rpc.link.REFUSED_SECONDS", 0.01)
     asked, describe = [], EngineService.Describe

@@ -109,6 +109,8 @@ class RooflineCost:
     kv_bytes_per_token: float
     adapter_bytes_per_rank: float
     page_bytes: float
+    exchange_s_per_token: float = 0.0
+    """Seconds in which devices that share each layer sum their results for one token."""
 
     def seconds(self, work: StepWork) -> float:
         copies = work.pages_copied * self.page_bytes / self.copy_bytes_per_s
@@ -123,7 +125,8 @@ class RooflineCost:
             work.adapter_ranks * self.adapter_bytes_per_rank / bandwidth,
             work.lora_rows * self.flop_per_lora_row / speed,
         )
-        return self.step_overhead_s + linear + decode_attention + prefill_attention + adapters + copies
+        exchange = work.tokens * self.exchange_s_per_token
+        return self.step_overhead_s + linear + decode_attention + prefill_attention + adapters + exchange + copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +172,8 @@ def read_device(path: Path) -> DeviceSpec:
 def _cost(document: Mapping[str, Any]) -> CostModel:
     kind, values = document["kind"], document["cost"]
     if kind == "roofline":
-        return RooflineCost(**{item.name: (document | values)[item.name] for item in fields(RooflineCost)})
+        known = document | values
+        return RooflineCost(**{item.name: known[item.name] for item in fields(RooflineCost) if item.name in known})
     if kind == "linear":
         small, large = (tuple(values[name][term] for term in TERMS) for name in ("small", "large"))
         return LinearCost(values["small_step"], small, large)

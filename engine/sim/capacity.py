@@ -25,6 +25,9 @@ class Demand:
     """Tokens of context that a request holds on average while it decodes, with those of the prefix cache."""
     rank: int = 0
     """Rank of its adapter; 0 means the base model."""
+    reserved: float = 0.0
+    """Tokens whose pages it takes from its start to its end, on a server that reserves them. 0 means that it takes
+    pages as it grows: those of `held` on average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Steady:
 
 def most_seqs(core: CoreConfig, demand: Demand) -> int:
     """Return the number of sequences that decode at a time at most: by `max_seqs`, the token budget and the pages."""
-    pages = math.ceil(demand.held / core.block_size)
+    pages = math.ceil((demand.reserved or demand.held) / core.block_size)
     return max(1, min(core.max_seqs, core.token_budget, core.num_pages // pages))
 
 

@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "chat": ("gateway.cli.chat", "chat"),
     "simulate": ("gateway.cli.simulate", "simulate"),
     "analyze": ("gateway.cli.analyze", "analyze"),
+    "plan": ("gateway.cli.plan", "plan"),
     "usage": ("gateway.cli.usage", "usage"),
     "adapters": ("gateway.cli.adapters", "app"),
     "limits": ("gateway.cli.limits", "app"),

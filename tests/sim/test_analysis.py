@@ -108,13 +108,13 @@ def test_what_a_server_found_in_its_cache_is_believed():
     assert (reuse.share, reuse.share_with(10)) == (0.16, 0.16)
 
 
-@pytest.mark.parametrize(("name", "rate", "prompt", "output"), [("h100-8b", 20, 800, 200), ("cpu-smollm2", 1, 100, 40)])
+@pytest.mark.parametrize(("name", "rate", "prompt", "output"), [("h100-8b", 10, 800, 100), ("cpu-smollm2", 1, 100, 40)])
 def test_the_arithmetic_agrees_with_the_simulator(name, rate, prompt, output):
     device = find_device(name)
     core = CoreConfig(**device.engine)
     steady = serve(device, core, Demand(prompt, output, prompt + output / 2), rate)
     assert steady.is_enough
-    trace = arrivals(rate, 120, Sizes(prompt, prompt), Sizes(output, output))
+    trace = arrivals(rate, 60, Sizes(prompt, prompt), Sizes(output, output))
     report = simulate(Setup(device, core), Workload(trace, trace[-1].time))
     itl = report.lanes["interactive"].tpot.p50
     assert itl == pytest.approx(steady.step_s, rel=0.25)

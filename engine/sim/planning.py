@@ -1,0 +1,172 @@
+"""Finds the devices that serve a model's traffic within goals, first by arithmetic, then on the real scheduler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from engine.core.config import CoreConfig, LaneGoals
+from engine.executor.cost import DeviceSpec, RooflineCost
+from engine.sim.accelerators import ACCELERATORS, FORMS, device_of, fits, weight_bytes
+from engine.sim.analysis import Analysis
+from engine.sim.capacity import Demand, Steady, mixed_step_s, prefill_s, serve
+from engine.sim.report import Report
+from engine.sim.run import Progress, Setup, simulate
+from engine.sim.scenario import Scenario
+from engine.sim.shapes import Shape
+
+HEADROOM = 0.85
+"""Share of what a device can serve, and of its pages, that a plan uses."""
+MAX_SEQS, TOKEN_BUDGET = 512, 4096
+RANKS = (1, 2, 4, 8)
+"""Numbers of devices that may share each layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a plan has to serve.
+
+    Attributes:
+        shape: the model.
+        traffic: figures of the requests.
+        rate: requests a second of all engines.
+        goals: latency goals of interactive work, in seconds.
+        rank: rank of the requests' adapters; 0 means the base model.
+    """
+
+    shape: Shape
+    traffic: Analysis
+    rate: float
+    goals: LaneGoals
+    rank: int = 0
+
+    def demand(self, cached: float = 0.0) -> Demand:
+        """Return the average request, of whose prompt a share is `cached`."""
+        prompt, output = self.traffic.prompt.mean, self.traffic.output.mean
+        return Demand(prompt * (1 - cached), output, prompt + output / 2, self.rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Engines of one kind that serve the traffic by arithmetic.
+
+    Attributes:
+        accelerator, form: names of the device and of the weights' form.
+        ranks: devices that share each layer of an engine.
+        engines: number of engines.
+        device, core: an engine's description and settings.
+        steady: an engine at its share of the traffic.
+        most: an engine at the highest rate that it serves.
+        cost: of all devices an hour. None means that no price is known.
+    """
+
+    accelerator: str
+    form: str
+    ranks: int
+    engines: int
+    device: DeviceSpec
+    core: CoreConfig
+    steady: Steady
+    most: Steady
+    cost: float | None
+
+    @property
+    def devices(self) -> int:
+        return self.engines * self.ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A candidate whose traffic was simulated, and whether the share of tokens in time meets the goals."""
+
+    candidate: Candidate
+    report: Report
+    is_enough: bool
+
+
+def candidates(
+    wish: Wish, accelerators: Sequence[str], forms: Sequence[str], prices: Mapping[str, float]
+) -> list[Candidate]:
+    """Return the engines of each kind that serve the traffic by arithmetic: those with the lowest cost first, or if a
+    price is missing, those with the fewest devices. `prices` has the price of a device an hour by its name."""
+    kinds = ((name, form, ranks) for name in accelerators for form in forms for ranks in RANKS)
+    found = [one for kind in kinds for one in _candidate(wish, *kind, prices)]
+    is_priced = all(one.cost is not None for one in found)
+    return sorted(found, key=lambda one: (one.cost if is_priced else one.devices, one.devices, one.steady.step_s))
+
+
+def _candidate(wish: Wish, accelerator: str, form: str, ranks: int, prices: Mapping[str, float]) -> Iterator[Candidate]:
+    """Yield the candidate of one kind, if the model fits and tokens can be in time however many engines there are."""
+    if not fits(wish.shape, FORMS[form], ACCELERATORS[accelerator], ranks):
+        return
+    sizes = {"max_seqs": MAX_SEQS, "token_budget": TOKEN_BUDGET}
+    device = device_of(wish.shape, FORMS[form], ACCELERATORS[accelerator], ranks, **sizes)
+    core = replace(CoreConfig(**device.engine), interactive=wish.goals)
+    if core.num_pages * core.block_size < wish.traffic.whole.most or not _in_time(wish, device, core):
+        return
+    demand = wish.demand(wish.traffic.reuse.share_with(core.num_pages * core.block_size))
+    most = serve(device, core, demand, math.inf)
+    engines = max(1, math.ceil(wish.rate / (HEADROOM * most.rate)))
+    while (steady := serve(device, core, demand, wish.rate / engines / HEADROOM)).step_s > wish.goals.itl_s:
+        engines += 1
+    price = prices.get(accelerator)
+    cost = None if price is None else engines * ranks * price
+    yield Candidate(accelerator, form, ranks, engines, device, core, steady, most, cost)
+
+
+def _in_time(wish: Wish, device: DeviceSpec, core: CoreConfig) -> bool:
+    """Return whether an engine without other requests meets the goals: the TTFT for a prompt of the 90th percentile,
+    and the ITL for one decode."""
+    alone = prefill_s(device, core, wish.traffic.prompt.p90, wish.rank)
+    return alone <= wish.goals.ttft_s and mixed_step_s(device, core, wish.demand(), 1, 0) <= wish.goals.itl_s
+
+
+def try_out(candidate: Candidate, wish: Wish, scenario: Scenario, progress: Progress = lambda _: None) -> Plan:
+    """Simulate an engine's share of the traffic on the real scheduler. The goals are met if the wished share of first
+    tokens and of gaps is in time, and no request is refused."""
+    share = wish.rate / candidate.engines / (wish.traffic.rate or wish.rate)
+    report = simulate(Setup(candidate.device, candidate.core), scenario.workload(share), progress)
+    lane = report.lanes["interactive"]
+    shares = [share for share in (lane.ttft_attainment, lane.itl_attainment) if share is not None]
+    return Plan(candidate, report, min(shares, default=0.0) >= wish.goals.attainment and not lane.refused)
+
+
+def with_engines(candidate: Candidate, wish: Wish, engines: int) -> Candidate:
+    """Return the candidate with another number of engines."""
+    demand = wish.demand(wish.traffic.reuse.share_with(candidate.core.num_pages * candidate.core.block_size))
+    steady = serve(candidate.device, candidate.core, demand, wish.rate / engines / HEADROOM)
+    cost = candidate.cost and candidate.cost / candidate.engines * engines
+    return replace(candidate, engines=engines, steady=steady, cost=cost)
+
+
+def binds(candidate: Candidate, demand: Demand) -> str:
+    """Return what keeps an engine from serving more: `KV memory`, `max_seqs`, `arithmetic` or `memory bandwidth`."""
+    core, cost = candidate.core, candidate.device.cost
+    if candidate.most.seqs >= core.num_pages * core.block_size // max(1, math.ceil(demand.held)):
+        return "KV memory"
+    if candidate.most.seqs >= core.max_seqs:
+        return "max_seqs"
+    assert isinstance(cost, RooflineCost)
+    tokens = candidate.most.seqs * (1 + demand.prompt / demand.output)
+    products = tokens * cost.flop_per_token / (cost.flop_per_s * cost.flop_reached)
+    return "arithmetic" if products > candidate.most.step_s / 2 else "memory bandwidth"
+
+
+def sequences(candidate: Candidate, tokens: float) -> int:
+    """Return how many sequences of so many tokens fit into an engine's pages, with headroom."""
+    pages = math.ceil(tokens / candidate.core.block_size)
+    return int(HEADROOM * candidate.core.num_pages / pages)
+
+
+def adapters_beside(candidate: Candidate, demand: Demand, rank: int) -> tuple[int, int]:
+    """Return how many adapters of a rank fit into an engine's pages beside the KV of `steady`, and into host memory."""
+    core = candidate.core
+    kv = candidate.steady.seqs * math.ceil(demand.held / core.block_size)
+    each = candidate.device.adapter_pages(rank)
+    return max(0, core.num_pages - kv) // each, core.host_adapter_bytes // (each * candidate.device.page_bytes)
+
+
+def weights_of(candidate: Candidate, shape: Shape) -> float:
+    """Return the bytes of an engine's weights."""
+    return weight_bytes(shape, FORMS[candidate.form])

@@ -1,0 +1,259 @@
+"""`loralane plan`: which devices serve a model's traffic within its goals, and what that costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.progress import Progress, TaskID
+from rich.table import Table
+
+from engine.core.config import LaneGoals
+from engine.sim.accelerators import ACCELERATORS, FORMS
+from engine.sim.analysis import analyze
+from engine.sim.compare import Run, run_all
+from engine.sim.planning import (
+    HEADROOM,
+    Candidate,
+    Plan,
+    Wish,
+    adapters_beside,
+    binds,
+    candidates,
+    sequences,
+    try_out,
+    weights_of,
+    with_engines,
+)
+from engine.sim.plot import PlotUnavailable, check_available, draw
+from engine.sim.run import Setup, Stalled
+from engine.sim.scenario import Scenario
+from engine.sim.shapes import SHAPES, find_shape
+from engine.sim.synthetic import RANKS, Sizes
+from engine.sim.tables import duration
+from engine.sim.trace_formats import FORMATS
+from gateway.cli.simulate_cluster import shown_progress
+from gateway.terminal.output import check_writable, exit_with_error, integer_parser, print_wide
+
+console = Console()
+MEAN_RANK = round(sum(RANKS) / len(RANKS))
+MOST_SHOWN, MOST_TRIALS = 6, 8
+"""Candidates that the table shows, and simulations until goals are met."""
+PLOT_RATES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25)
+"""Rates of the plot, as multiples of what an engine serves by arithmetic."""
+GIB = 1 << 30
+MILLION = 1e6
+
+
+def plan(
+    model: Annotated[str, typer.Argument(help=f"Folder, config.json, GGUF file, or one of {', '.join(SHAPES)}.")],
+    device: Annotated[list[str] | None, typer.Option(help=f"Device: {', '.join(ACCELERATORS)}; repeatable.")] = None,
+    weights: Annotated[list[str] | None, typer.Option(help=f"Form: {', '.join(FORMS)}; repeatable.")] = None,
+    trace: Annotated[Path | None, typer.Option(help=f"Traffic: {FORMATS}.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests per second; default: the trace's busiest, or 1.")] = None,
+    prompt: Annotated[str, typer.Option(help="Without a trace: prompt tokens, LOW-HIGH.")] = "256-1024",
+    output: Annotated[str, typer.Option(help="Without a trace: output tokens, LOW-HIGH.")] = "64-256",
+    cv: Annotated[float, typer.Option(help="Without a trace: variation of gaps; 1: Poisson, 4: bursty.")] = 1.0,
+    adapters: Annotated[int, typer.Option(parser=integer_parser(), help="Adapters, of ranks 4 to 64.")] = 0,
+    zipf: Annotated[float, typer.Option(help="Zipf exponent of the adapters' popularity.")] = 1.0,
+    ttft: Annotated[float, typer.Option(help="Goal in seconds: first token.")] = 0.5,
+    itl: Annotated[float, typer.Option(help="Goal in seconds: gap between tokens.")] = 0.1,
+    attainment: Annotated[float, typer.Option(help="Share of tokens that should be in time.")] = 0.99,
+    price: Annotated[list[str] | None, typer.Option(metavar="DEVICE=AMOUNT", help="Price of a device-hour.")] = None,
+    duration_s: Annotated[float, typer.Option("--duration", help="Seconds of traffic that are simulated.")] = 60.0,
+    settings: Annotated[Path | None, typer.Option(help="File for the engine's settings, as YAML.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="File for a plot of latency over throughput.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures, as JSON.")] = None,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+) -> None:
+    """Find the devices that serve a model's traffic within its goals: the cheapest if prices are given, and otherwise
+    the fewest. Candidates are computed from data sheets, and the best one is simulated on the real scheduler.
+
+    - `loralane plan llama-3.1-8b --rate 20`
+    - `loralane plan llama-3.1-70b --device h100 --device a100 --price h100=2.5 --price a100=1.3`
+    - `loralane plan ./my-model --trace requests.log --adapters 500 --ttft 0.3 --settings engine.yaml --plot knee.png`
+    """
+    with _failures():
+        names, forms = (
+            _known(device or ["h100"], ACCELERATORS, "--device"),
+            _known(weights or ["bf16"], FORMS, "--weights"),
+        )
+        prices = dict(_price(text) for text in price or ())
+        _check_outputs(settings, plot, json_file)
+        scenario = Scenario(
+            trace, rate or 1.0, cv, Sizes.parse(prompt), Sizes.parse(output), seconds=duration_s, adapters=adapters,
+            zipf=zipf, seed=seed,
+        )  # fmt: skip
+        traffic = analyze((replace(scenario, seconds=None) if trace else scenario).workload().trace)
+        wanted = rate or (traffic.busiest if trace else None) or 1.0
+        wish = Wish(find_shape(model), traffic, wanted, LaneGoals(ttft, itl, attainment), MEAN_RANK if adapters else 0)
+        found = candidates(wish, names, forms, prices)
+        if not found:
+            raise ValueError("no device is large and fast enough: widen the goals, or name other devices or weights")
+        print_wide(_candidates_table(wish, found[:MOST_SHOWN]))
+        best = _simulated(found, wish, scenario)
+        if plot is not None:
+            _plot(best.candidate, wish, scenario, plot)
+    print_wide(_plan_table(best, wish))
+    if not best.is_enough:
+        console.print(f"[yellow]note: {MOST_TRIALS} simulations met the goals with none of these[/yellow]")
+    if best.candidate.ranks > 1:
+        console.print("[yellow]note: this release serves a model on one device; it does not share layers[/yellow]")
+    if settings is not None:
+        settings.write_text(yaml.safe_dump(_settings(best.candidate, wish), sort_keys=False))
+    if json_file is not None:
+        json_file.write_text(json.dumps(_document(best, found), indent=2) + "\n")
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Context manager that prints an expected error of the block, and ends the command with status 1."""
+    try:
+        yield
+    except (ValueError, OSError, PlotUnavailable, Stalled) as error:
+        exit_with_error(str(error))
+
+
+def _known(names: list[str], known: Mapping[str, Any], option: str) -> list[str]:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{option}: {name!r} is none of {', '.join(known)}")
+    return names
+
+
+def _price(text: str) -> tuple[str, float]:
+    name, _, amount = text.partition("=")
+    try:
+        value = float(amount)
+    except ValueError:
+        value = -1.0
+    if name not in ACCELERATORS or not 0 <= value < float("inf"):
+        raise ValueError(f"--price must be DEVICE=AMOUNT, such as h100=2.5, not {text!r}")
+    return name, value
+
+
+def _check_outputs(settings: Path | None, plot: Path | None, json_file: Path | None) -> None:
+    for path, option in ((settings, "--settings"), (plot, "--plot"), (json_file, "--json")):
+        if path is not None:
+            check_writable(path, option)
+    if plot is not None:
+        check_available(plot)
+
+
+def _simulated(found: list[Candidate], wish: Wish, scenario: Scenario) -> Plan:
+    """Simulate the first candidate with more and more engines until the goals are met, and return the last plan."""
+    candidate = found[0]
+    with Progress(console=console, transient=True) as bars:
+        for trial in range(MOST_TRIALS):
+            task = bars.add_task(f"{candidate.engines} engines", total=1.0)
+            plan = try_out(candidate, wish, scenario, partial(_advance, bars, task))
+            if plan.is_enough or trial == MOST_TRIALS - 1:
+                break
+            candidate = with_engines(candidate, wish, candidate.engines + max(1, candidate.engines // 8))
+    return plan
+
+
+def _advance(bars: Progress, task: TaskID, part: float) -> None:
+    bars.update(task, completed=part)
+
+
+def _plot(candidate: Candidate, wish: Wish, scenario: Scenario, out: Path) -> None:
+    setup, served = Setup(candidate.device, candidate.core), candidate.most.rate / (wish.traffic.rate or 1.0)
+    runs = [Run(f"{part:g}x", setup, scenario.workload(part * served)) for part in PLOT_RATES]
+    with shown_progress(run.name for run in runs) as advance:
+        reports = run_all(runs, 1, advance)
+    line = [(part, reports[f"{part:g}x"]) for part in PLOT_RATES]
+    draw(
+        {candidate.device.name: line},
+        f"{candidate.device.description}, {candidate.most.rate:.3g} requests/s at 1x",
+        out,
+    )
+
+
+def _candidates_table(wish: Wish, found: list[Candidate]) -> Table:
+    table = Table(title=f"{wish.shape.name}, {wish.rate:,.3g} requests/s, by arithmetic")
+    columns = (
+        "engines",
+        "device",
+        "weights",
+        "tokens/s each",
+        "decodes at once",
+        "mean ITL",
+        "binds",
+        "an hour",
+        "a million tokens",
+    )
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("device", "weights", "binds") else "right")
+    for one in found:
+        hour = "-" if one.cost is None else f"{one.cost:,.2f}"
+        tokens = f"{one.most.rate * wish.traffic.output.mean:,.0f}"
+        each = (str(one.steady.seqs), duration(one.steady.step_s), binds(one, wish.demand()))
+        table.add_row(str(one.engines), one.device.name, one.form, tokens, *each, hour, _per_million(one, wish))
+    return table
+
+
+def _per_million(candidate: Candidate, wish: Wish) -> str:
+    """Return the price of a million output tokens at the wished rate."""
+    if candidate.cost is None:
+        return "-"
+    return f"{candidate.cost / (wish.rate * wish.traffic.output.mean * 3600) * MILLION:,.3f}"
+
+
+def _plan_table(plan: Plan, wish: Wish) -> Table:
+    one, report, shape, traffic = plan.candidate, plan.report, wish.shape, wish.traffic
+    lane, kv = report.lanes["interactive"], shape.kv_bytes(FORMS[one.form].kv_bytes)
+    table = Table(title=f"{one.engines} x {one.device.description}", show_header=False)
+    lengths = {"mean": traffic.whole.mean, "p99": traffic.whole.p99, f"{shape.max_position:,}": shape.max_position}
+    fit = {name: f"{sequences(one, tokens):,}" for name, tokens in lengths.items()}
+    rows = [
+        ("weights", f"{weights_of(one, shape) / GIB:,.1f} GiB"),
+        ("KV of a token", f"{kv / 1024:,.0f} KiB"),
+        ("tokens in pages", f"{one.core.num_pages * one.core.block_size:,}"),
+        (
+            f"sequences that fit, {1 - HEADROOM:.0%} spare",
+            ", ".join(f"{count} ({name})" for name, count in fit.items()),
+        ),
+        ("if each had the full length preallocated", fit[f"{shape.max_position:,}"]),
+        ("requests/s, at most", f"{one.most.rate:,.3g} each"),
+        ("what binds", binds(one, wish.demand())),
+        ("simulated: TTFT p50, p99", f"{duration(lane.ttft.p50)}, {duration(lane.ttft.p99)}"),
+        ("simulated: ITL p50, p99", f"{duration(lane.itl.p50)}, {duration(lane.itl.p99)}"),
+        ("in time: first tokens, gaps", f"{lane.ttft_attainment or 0:.2%}, {lane.itl_attainment or 0:.2%}"),
+        ("device busy", f"{report.busy:.0%}"),
+    ]
+    if wish.rank:
+        beside, host = adapters_beside(one, wish.demand(), wish.rank)
+        rows.append((f"adapters of rank {wish.rank}", f"{beside:,} in pages beside KV, {host:,} in host memory"))
+    if one.cost is not None:
+        rows.append(("price", f"{one.cost:,.2f} an hour, {_per_million(one, wish)} a million output tokens"))
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _settings(candidate: Candidate, wish: Wish) -> dict[str, Any]:
+    """Return sections of a configuration file for an engine of the plan."""
+    engine: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "max_seqs": candidate.core.max_seqs}
+    engine |= {"token_budget": candidate.core.token_budget, "replicas": candidate.engines}
+    if FORMS[candidate.form].is_fp8:
+        engine |= {"kv_dtype": "fp8"}  # the weights are those of an FP8 checkpoint
+    elif candidate.form != "bf16":
+        engine |= {"weights": candidate.form}
+    goals = {"ttft_s": wish.goals.ttft_s, "itl_s": wish.goals.itl_s, "attainment": wish.goals.attainment}
+    return {"engine": engine, "lanes": {"interactive": goals}}
+
+
+def _document(plan: Plan, found: list[Candidate]) -> dict[str, Any]:
+    return {
+        "plan": {**asdict(plan.candidate), "report": asdict(plan.report), "is_enough": plan.is_enough},
+        "candidates": [asdict(candidate) for candidate in found],
+    }

@@ -1,0 +1,53 @@
+"""`loralane plan`: its tables and files, and what it refuses."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli.main import app
+from gateway.config.whole import load_config
+
+SMALL = ("--rate", "2", "--duration", "10", "--prompt", "50-100", "--output", "5-20")
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["plan", *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+def test_a_plan_with_its_files(tmp_path):
+    settings, figures = tmp_path / "engine.yaml", tmp_path / "plan.json"
+    done = run(
+        "llama-3.1-8b", *SMALL, "--weights", "fp8", "--price", "h100=2", "--settings", settings, "--json", figures
+    )
+    assert done.exit_code == 0, done.output
+    assert "1 x llama-3.1-8b in fp8 on h100" in done.output
+    assert "2.00 an hour" in done.output and "simulated: TTFT" in done.output
+    document = json.loads(figures.read_text())
+    assert document["plan"]["is_enough"] and document["plan"]["cost"] == 2.0
+    engine = load_config(settings, {}).default_model.engine
+    assert (engine.kv_dtype, engine.max_seqs) == ("fp8", 512)
+
+
+def test_adapters_and_devices_that_share_layers_are_told():
+    done = run("llama-3.1-70b", *SMALL, "--adapters", "20")
+    assert done.exit_code == 0, done.output
+    assert "adapters of rank 25" in done.output
+    assert "it does not share layers" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["llama-9"], "no model 'llama-9'"),
+        (["llama-3.1-8b", "--device", "abacus"], "--device: 'abacus' is none of"),
+        (["llama-3.1-8b", "--weights", "int3"], "--weights: 'int3' is none of"),
+        (["llama-3.1-8b", "--price", "h100=cheap"], "--price must be DEVICE=AMOUNT"),
+        (["llama-3.1-8b", "--itl", "0.0001"], "widen the goals"),
+        (["llama-3.1-8b", "--json", "nowhere/x.json"], "--json nowhere/x.json"),
+    ],
+)
+def test_what_cannot_be_planned(arguments, reason):
+    done = run(*arguments, "--duration", "10")
+    assert done.exit_code == 1
+    assert reason in " ".join(done.output.split())

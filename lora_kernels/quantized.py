@@ -103,20 +103,35 @@ class QuantizedWeight:
         codes = self.codes.view(*self.scales.shape, self.coding.group).float()
         if self.minima is None:
             codes -= self.coding.zero or 0
-        scales = self._in_units(self.scales, 0)
+        scales, minima = self.fp32_scales()
         weights = codes * scales[..., None]
-        if self.minima is not None:
-            minima = self._in_units(self.minima, 1)
-            weights += (minima * scales if self.coding.in_scales else minima)[..., None]
+        if minima is not None:
+            weights += minima[..., None]
         weights = weights.view(self.shape)
         if self.order is not None:
             weights = torch.empty_like(weights).index_copy_(1, self.order, weights)
         return weights.to(dtype)
 
+    def fp32_scales(self) -> tuple[Tensor, Tensor | None]:
+        """Returns scales and minima, in fp32 and not as multiples of anything, [out_features, in_features / group].
+        Minima are None if the coding has a zero."""
+        scales = self._in_units(self.scales, 0)
+        if self.minima is None:
+            return scales, None
+        minima = self._in_units(self.minima, 1)
+        return scales, minima * scales if self.coding.in_scales else minima
+
     def _in_units(self, numbers: Tensor, side: int) -> Tensor:
         if self.units is None:
             return numbers.float()
         return numbers.float() * self.units[:, :, side].float().repeat_interleave(self.coding.shared, dim=1)
+
+    def to(self, device: torch.device) -> QuantizedWeight:
+        """Returns the weight on a device."""
+        minima, units, order = (
+            None if tensor is None else tensor.to(device) for tensor in (self.minima, self.units, self.order)
+        )
+        return QuantizedWeight(self.coding, self.codes.to(device), self.scales.to(device), minima, units, order)
 
     def select(self, rows: Tensor) -> QuantizedWeight:
         """Returns the weight of the outputs that `rows` (int64) lists, in that order."""

@@ -21,10 +21,11 @@ PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "A": (
         ("correct_kernels",),
         ("correct_sampler", "correct_flashinfer"),
+        ("correct_quantized",),
         ("correct_engine",),
         *((f"kernel_tests {part}/4",) for part in range(4)),
     ),
-    "B": (("kernels_lora", "kernels_attention", "kernels_rest"),),
+    "B": (("kernels_lora", "kernels_attention", "kernels_rest", "kernels_quantized"),),
     "C": (("peers_lora", "peers_attention", "flashinfer_steps"),),
     "D": (("decoding",),),
     "E": (("device_lanes",),),

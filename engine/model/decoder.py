@@ -19,7 +19,7 @@ from engine.model.rope import Angles, angles
 from engine.model.spec import ModelSpec
 from engine.model.weights import WeightSource
 from lora_kernels.backend import AttentionBatch, Backend
-from lora_kernels.linear import Embedding, Linear, make_embedding, make_linear
+from lora_kernels.linear import Embedding, Linear, kept_bits, make_embedding, make_linear
 from lora_kernels.pointwise import HeadNorms
 from lora_kernels.quantized import QuantizedWeight, Weight, dense
 
@@ -147,8 +147,8 @@ def build_decoder(
 
     def get(name: str) -> Weight:
         weight = source(name)
-        if isinstance(weight, QuantizedWeight) and device.type == "cpu":
-            return weight
+        if isinstance(weight, QuantizedWeight) and kept_bits(weight.coding, device, dtype):
+            return weight.to(device)
         return dense(weight).to(device=device, dtype=dtype)
 
     embed = get("model.embed_tokens.weight")

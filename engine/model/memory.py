@@ -55,6 +55,7 @@ def count_host_pages(config: EngineConfig, page_bytes: int) -> int:
 
 def _default_budget(device: torch.device, reserved: int, machine_share: float) -> int:
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what torch keeps of loading the weights is free for pages
         return int(DEVICE_SHARE * (torch.cuda.mem_get_info(device)[0] - reserved))
     return int(machine_share * min(HOST_LIMIT, HOST_SHARE * max(0, free_host_bytes() - reserved)))
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from engine.config import EngineConfig
 from engine.model.spec import ModelSpec
-from engine.model.weights import WeightSource, open_weights
+from engine.model.weights import CPU, WeightSource, open_weights
 from engine.process.files import replacing
 from lora_kernels.quantized import (
     INT4,
@@ -53,15 +53,18 @@ def open_source(config: EngineConfig, spec: ModelSpec, device: torch.device) -> 
     if config.weights == "auto":
         return source
     kept = kept_folder(Path(config.state_dir), folder) if config.state_dir else None
-    return quantized_source(source, config.weights, kept)
+    return quantized_source(source, config.weights, kept, device)
 
 
-def quantized_source(source: WeightSource, weights: str, folder: Path | None) -> WeightSource:
+def quantized_source(
+    source: WeightSource, weights: str, folder: Path | None, device: torch.device = CPU
+) -> WeightSource:
     """Returns a source that quantises what `source` reads: weights of linear layers, the embedding and the head.
 
     Args:
         weights: `int8` or `int4`.
         folder: where results are kept (see `kept_folder`). None means that they are not kept.
+        device: where weights are quantised.
 
     Raises:
         ValueError: from the source, if a weight is quantised already or has numbers that are not finite.
@@ -73,7 +76,7 @@ def quantized_source(source: WeightSource, weights: str, folder: Path | None) ->
             return source(name)
         file = folder / f"{name}.{coding.bits}.v{VERSION}.safetensors" if folder else None
         kept = _load(file) if file else None
-        return kept if kept is not None else _quantize(name, source(name), coding, file)
+        return kept if kept is not None else _quantize(name, source(name), coding, file, device)
 
     return read
 
@@ -85,7 +88,7 @@ def coding_for(name: str, weights: str) -> Coding | None:
     return (INT4 if weights == "int4" else INT8) if LINEARS.search(name) else None
 
 
-def _quantize(name: str, weight: Weight, coding: Coding, file: Path | None) -> Weight:
+def _quantize(name: str, weight: Weight, coding: Coding, file: Path | None, device: torch.device) -> Weight:
     if isinstance(weight, QuantizedWeight):
         raise ValueError(f"{name} is quantised already: engine.weights must be auto for this checkpoint")
     fitting = find_coding(coding, weight.shape[1])
@@ -93,7 +96,7 @@ def _quantize(name: str, weight: Weight, coding: Coding, file: Path | None) -> W
         return weight
     if not weight.isfinite().all():
         raise ValueError(f"{name} has numbers that are not finite")
-    quantized = quantize(weight, fitting)
+    quantized = quantize(weight.to(device), fitting)
     if file:
         _save(file, quantized)
     return quantized

@@ -94,7 +94,6 @@ class ModelRunner:
         kv_codings = None
         if shape.fp8_kv:
             kv_codings = find_kv_codings(folder, config.load_format, self._decoder, self.dtype, self.max_model_len)
-            torch.cuda.empty_cache()  # the page pool takes what is free
         self.page_bytes = shape.elements * self.dtype.itemsize
         graphs = plan_graphs(config, self.spec, shape, self.dtype, self.device, self.backend, self.max_model_len)
         reserved = graphs.reserved if graphs else sized.reserved

@@ -21,12 +21,12 @@ from engine.model.quantize import coding_for
 from engine.model.spec import ModelSpec
 from engine.model.weights import find_codings, parameter_shapes
 from engine.sizing import GIB, HOST_SHARE, SET, Chosen, Model, StepSizes, adapter_bytes, cpu_sizes, gpu_sizes
-from lora_kernels.quantized import Coding
+from lora_kernels.linear import kept_bits
 
 log = structlog.get_logger("sizes")
 
-Codings = Callable[[str], Coding | None]
-"""Maps the name of a parameter to the coding of its weights, or to None if they are not quantised."""
+Bits = Callable[[str], float]
+"""Maps the name of a parameter to the bits that each of its weights takes in memory."""
 
 DEFAULT_MAX_MODEL_LEN = 8192
 
@@ -61,10 +61,10 @@ def fill_sizes(config: EngineConfig, spec: ModelSpec, device: torch.device, dtyp
     or a GPU has too little memory; the message says what to do."""
     page_bytes = page_shape(spec, config.block_size, has_fp8_kv(config, dtype, device)).elements * dtype.itemsize
     chosen = chosen_sizes(config, page_bytes)
-    weight_bytes = count_weight_bytes(spec, dtype, find_kept_codings(config, spec, device))
+    weight_bytes = count_weight_bytes(spec, find_kept_bits(config, spec, device, dtype))
     draft, draft_bytes = find_draft(config, spec, device), 0
     if draft is not None:
-        draft_bytes = count_weight_bytes(draft.spec, dtype, find_kept_codings(*draft, device))
+        draft_bytes = count_weight_bytes(draft.spec, find_kept_bits(*draft, device, dtype))
     if device.type == "cpu":
         loaded = weight_bytes + draft_bytes
         pool = count_pages(config, page_bytes, device, loaded) * page_bytes
@@ -100,30 +100,29 @@ def chosen_sizes(config: EngineConfig, page_bytes: int) -> Chosen:
     return Chosen(config.max_seqs, config.token_budget, pool, config.interactive.itl_s)
 
 
-def find_kept_codings(config: EngineConfig, spec: ModelSpec, device: torch.device) -> Codings:
-    """Returns a function that says how the weights of a parameter are coded in memory. Raises ValueError if
-    `engine.weights` is configured for a GPU, or a GGUF file is damaged."""
-    if config.weights != "auto":
-        if device.type != "cpu":
-            raise ValueError(f"engine.weights {config.weights} is for a CPU, not for {device.type}: it must be auto")
-        return lambda name: coding_for(name, config.weights)
-    if device.type != "cpu":
-        return lambda name: None  # a GPU computes with dequantised weights
-    return find_codings(Path(config.model), spec, config.load_format)
+def find_kept_bits(config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Bits:
+    """Returns a function that says how many bits each weight of a parameter takes in the device's memory. Raises
+    ValueError if a GGUF file is damaged."""
+    if config.weights == "auto":
+        coding = find_codings(Path(config.model), spec, config.load_format)
+    else:
+        coding = partial(coding_for, weights=config.weights)
+
+    def bits(name: str) -> float:
+        found = coding(name)
+        kept = kept_bits(found, device, dtype) if found else None
+        return kept or 8 * dtype.itemsize
+
+    return bits
 
 
 def count_weights(spec: ModelSpec) -> int:
     return sum(map(prod, parameter_shapes(spec).values()))
 
 
-def count_weight_bytes(spec: ModelSpec, dtype: torch.dtype, coding: Codings = lambda name: None) -> int:
-    """Returns the bytes of all weights in memory: those that `coding` names a coding for, quantised, others in
-    `dtype`."""
-    bits = (
-        prod(shape) * (found.bits_per_weight if (found := coding(name)) else 8 * dtype.itemsize)
-        for name, shape in parameter_shapes(spec).items()
-    )
-    return int(sum(bits) / 8)
+def count_weight_bytes(spec: ModelSpec, bits: Bits) -> int:
+    """Returns the bytes of all weights in memory, of which each takes the `bits` of its parameter."""
+    return int(sum(prod(shape) * bits(name) for name, shape in parameter_shapes(spec).items()) / 8)
 
 
 def stores_fp8(adapter_dtype: str, device: torch.device, dtype: torch.dtype) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 from dataclasses import replace
 from importlib import import_module
+from unittest.mock import patch
 
 import torch
 from dora_checks import ALL, SHAPE, dora_case
@@ -12,7 +13,8 @@ from kernel_cases import attention_case, lora_case
 from triton.runtime import JITFunction
 
 import lora_kernels.gpu
-from lora_kernels.gpu import triton_dora
+from lora_kernels.gpu import quantized_linear, triton_dora
+from lora_kernels.gpu.quantized_linear import DeviceLinear
 from lora_kernels.gpu.triton_attention import PagedAttention
 from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.gpu.triton_context import FP8
@@ -23,6 +25,7 @@ from lora_kernels.gpu.triton_pointwise import TritonPointwise
 from lora_kernels.gpu.triton_prefill_plan import PrefillTuning
 from lora_kernels.gpu.triton_sampling import SampledRows, SamplingTiles, sample
 from lora_kernels.pointwise import HeadNorms
+from lora_kernels.quantized import Coding, quantize
 from lora_kernels.sampling_words import SlotWords
 
 BF16, VOCAB = torch.bfloat16, 9000
@@ -47,6 +50,7 @@ def launch_all(*, fp8: bool, early: bool = True) -> None:
     _launch_lora(fp8=fp8, early=early)
     _launch_attention(fp8=fp8)
     _launch_sampling()
+    _launch_quantized()
 
 
 def _launch_pointwise() -> None:
@@ -84,3 +88,10 @@ def _launch_sampling() -> None:
     for any_filters in (False, True):
         ids = sample(logits, rows, words, last, any_filters, SamplingTiles())
     logprobs(logits, slots, torch.zeros_like(ids), 5)
+
+
+def _launch_quantized() -> None:
+    linear = DeviceLinear([quantize(torch.ones(200, 256), Coding(4, 64, 8))], None, BF16)
+    with patch.object(quantized_linear, "LARGEST_TILED", 8):
+        for rows in (3, 9):
+            linear(torch.zeros(rows, 256, dtype=BF16))

@@ -17,6 +17,7 @@ from typing import Any
 
 import compile_attention
 import compile_lora
+import compile_quantized
 import compile_step
 import triton
 from triton.backends.compiler import GPUTarget
@@ -44,6 +45,7 @@ POINTERS = {
     "scales_ptr": "fp32",
     "slots_ptr": "i64",
     **compile_step.POINTERS,
+    **compile_quantized.POINTERS,
 }
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 """Shared memory a program may have (CUDA programming guide, technical specifications by compute capability)."""
@@ -68,6 +70,7 @@ def cases(capability: int) -> Iterator[Case]:
         )
     yield from compile_attention.cases(capability)
     yield from compile_step.cases(capability)
+    yield from compile_quantized.cases(capability)
 
 
 def compile_for(

@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.model.checkpoints.folder import Folder
 from engine.model.decoder import build_decoder
 from engine.model.lora import TARGETS
-from engine.model.sizes import count_weight_bytes, find_kept_codings
+from engine.model.sizes import count_weight_bytes, find_kept_bits
 from engine.model.spec import read_spec
 from engine.model.weights import WeightsError, open_weights, read_kv_scales
 from lora_kernels.linear import quantized_form
@@ -21,6 +21,7 @@ from lora_kernels.quantized import Coding, dense
 from tests.model.test_decoder import CPU, Replay, random_adapter, save_model
 
 SIZE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+GPU = torch.device("cuda")
 TOKENS = [[(7 * place + 3 * index) % 97 for place in range(20 + 9 * index)] for index in range(2)]
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
@@ -258,10 +259,13 @@ def test_memory_is_counted_as_quantised(tmp_path):
     model = save_model("llama", tmp_path, **SIZE)
     quantise(model, tmp_path, ct_packed)
     spec = read_spec(tmp_path)
-    plain = count_weight_bytes(spec, torch.bfloat16)
-    counted = count_weight_bytes(spec, torch.bfloat16, find_kept_codings(EngineConfig(str(tmp_path)), spec, CPU))
+    plain = count_weight_bytes(spec, lambda name: 16)
+    config, bf16 = EngineConfig(str(tmp_path)), torch.bfloat16
+    counted = count_weight_bytes(spec, find_kept_bits(config, spec, CPU, bf16))
     linears = sum(weight.numel() for name, weight in model.named_parameters() if "_proj.weight" in name)
     assert plain - counted == linears * (16 - 5) // 8
+    assert counted == count_weight_bytes(spec, find_kept_bits(config, spec, GPU, bf16))
+    assert 2 * plain == count_weight_bytes(spec, find_kept_bits(config, spec, GPU, torch.float32))
     taken = build_decoder(spec, open_weights(tmp_path, spec), torch.float32, CPU).layers[0].down
     assert quantized_form(taken).nbytes >= 256 * 256 * 5 // 8
 

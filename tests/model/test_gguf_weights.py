@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as Kind
 from engine.config import EngineConfig
 from engine.model.decoder import build_decoder
 from engine.model.gguf_blocks import BLOCK_TYPES, read_blocks
-from engine.model.sizes import count_weight_bytes, find_kept_codings
+from engine.model.sizes import count_weight_bytes, find_kept_bits
 from engine.model.spec import read_spec
 from engine.model.weights import WeightsError, name_weights, open_weights
 from engine.process.model_source import GGUF_NAME, find_prepared, is_prepared
@@ -127,15 +127,13 @@ def test_logits_are_those_of_the_dequantised_weights(tiny):
 def test_memory_is_counted_and_taken_as_the_file_has_it(tiny):
     folder, _ = tiny
     spec, size = read_spec(folder), (folder / GGUF_NAME).stat().st_size
-    counted = count_weight_bytes(spec, torch.bfloat16, find_kept_codings(EngineConfig(str(folder)), spec, CPU))
+    counted = count_weight_bytes(spec, find_kept_bits(EngineConfig(str(folder)), spec, CPU, torch.bfloat16))
     decoder = build_decoder(spec, open_weights(folder, spec), torch.float32, CPU)
     linears = [part for layer in decoder.layers for part in (layer.qkv, layer.o, layer.gate_up, layer.down)]
     taken = sum(quantized_form(linear).nbytes for linear in (decoder.head, *linears))
     assert counted <= 1.1 * size
     assert counted <= taken <= 1.2 * counted, "panels of 48 outputs pad these tiny weights"
     assert name_weights(folder, spec, "auto", "auto", torch.float32) == "Q4_1+Q4_K+Q6_K+Q8_0"
-    with pytest.raises(ValueError, match=r"engine\.weights int4 is for a CPU, not for cuda"):
-        find_kept_codings(EngineConfig(str(folder), weights="int4"), spec, torch.device("cuda"))
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def on(monkeypatch):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, free))
         monkeypatch.setattr(sizes, "free_host_bytes", lambda: 512 * GIB)
         monkeypatch.setattr(sizes, "count_gpus", lambda: 1)
-        return fill_sizes(EngineConfig(model, **config), spec_of(model), CUDA, BF16)
+        return fill_sizes(EngineConfig(model, load_format="dummy", **config), spec_of(model), CUDA, BF16)
 
     return size
 
@@ -113,7 +113,7 @@ def on(monkeypatch):
 def costs_of(model):
     spec = spec_of(model)
     token_bytes = page_shape(spec, 16).elements * 2 // 16
-    return Model(count_weight_bytes(spec, BF16), 2, token_bytes, row_bytes(spec, BF16))
+    return Model(count_weight_bytes(spec, lambda name: 16), 2, token_bytes, row_bytes(spec, BF16))
 
 
 @pytest.mark.parametrize(("gpu", "model", "fits"), PAIRS)

@@ -1,0 +1,105 @@
+"""Section A: linear layers of quantised weights at the 8B shape, against products of the dequantised weight in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.correct_kernels import LEAST_S, relative_error
+from benchmarks.gpu.journal import Journal
+from benchmarks.gpu.shapes import groups_of, model_dtype, model_spec
+from lora_kernels.gpu.quantized_linear import DeviceEmbedding, DeviceLinear
+from lora_kernels.gpu.quantized_weights import pack
+from lora_kernels.quantized import INT4, INT8, Coding, QuantizedWeight
+
+Check = Callable[[], float | None]
+"""Returns a relative error, or None if bits were compared. Raises AssertionError if the check fails."""
+TABLE = "quantised weights at the 8B shape"
+CODINGS = {
+    "4 bits of 128": Coding(4, 128, 8),
+    "4 bits of 128, zeros": Coding(4, 128, in_scales=True),
+    "int4": INT4,
+    "int8": INT8,
+}
+ROWS = (1, 16, 64, 200, 300)
+
+
+def run(journal: Journal) -> None:
+    for name, check in quantized_checks(journal.tiny, torch.device(journal.device)):
+        with journal.case(name, LEAST_S):
+            journal.row(TABLE, name, **{"relative error": check()})
+
+
+def quantized_checks(tiny: bool, device: torch.device) -> Iterator[tuple[str, Check]]:
+    """Yield (name, check): of all codings' products in each group of the model, of embeddings, bits and graphs."""
+    dtype, rows = model_dtype(tiny), (1, 3) if tiny else ROWS
+    shapes = {group.name: (sum(group.out_features), group.in_features) for group in groups_of(model_spec(tiny))}
+    if tiny:
+        shapes = {"o": (130, 256)}
+    for form, coding in CODINGS.items():
+        for name, shape in shapes.items():
+            weight = random_weight(coding, shape, device)
+            yield f"{form}, {name}", partial(check_products, weight, rows, dtype)
+        yield f"{form}, embedding", partial(check_embedding, weight, dtype)
+        yield f"{form}, bits of a row", partial(check_bits, weight, rows[:-1], dtype)
+        if device.type == "cuda":
+            yield f"{form}, replayed", partial(check_replay, weight, dtype)
+
+
+def random_weight(coding: Coding, shape: tuple[int, int], device: torch.device) -> QuantizedWeight:
+    """Return a weight of random codes, and of zeros or minima where the coding has them."""
+    generator = torch.Generator(device).manual_seed(0)
+    groups = shape[0], shape[1] // coding.group
+    codes = torch.randint(0, 1 << coding.bits, shape, dtype=torch.uint8, device=device, generator=generator)
+    scales = (torch.rand(groups, device=device, generator=generator) * 0.01 + 0.001).half()
+    if coding.zero is not None:
+        return QuantizedWeight(coding, codes, scales)
+    zeros = torch.randint(0, 1 << coding.bits, groups, device=device, generator=generator).half()
+    return QuantizedWeight(coding, codes, scales, -zeros if coding.in_scales else -zeros * scales)
+
+
+def inputs(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.randn(rows, width, device=device, generator=torch.Generator(device).manual_seed(1)).to(dtype)
+
+
+def check_products(weight: QuantizedWeight, rows: tuple[int, ...], dtype: torch.dtype) -> float:
+    """Return the largest relative error over numbers of rows."""
+    linear, exact, device = DeviceLinear([weight], None, dtype), weight.dequantize(), weight.codes.device
+    errors = []
+    for count in rows:
+        x = inputs(count, weight.shape[1], dtype, device)
+        errors.append(relative_error(linear(x), x.float() @ exact.T, dtype))
+    return max(errors)
+
+
+def check_embedding(weight: QuantizedWeight, dtype: torch.dtype) -> float:
+    ids = torch.tensor([0, 5, weight.shape[0] - 1, 5], device=weight.codes.device)
+    return relative_error(DeviceEmbedding(pack(weight), dtype)(ids), weight.dequantize()[ids], dtype)
+
+
+def check_bits(weight: QuantizedWeight, rows: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Check that rows have the same bits in tiles of any height."""
+    linear, x = DeviceLinear([weight], None, dtype), inputs(max(rows), weight.shape[1], dtype, weight.codes.device)
+    among = linear(x)
+    for count in rows:
+        alone = linear(x[:count])
+        assert torch.equal(alone, among[:count]), f"{int((alone != among[:count]).sum())} numbers differ, {count} rows"
+
+
+def check_replay(weight: QuantizedWeight, dtype: torch.dtype) -> None:
+    """Check that a captured layer computes other inputs right, with few rows and with many."""
+    linear, device = DeviceLinear([weight], None, dtype), weight.codes.device
+    for rows in (16, 300):
+        x = inputs(rows, weight.shape[1], dtype, device)
+        linear(x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = linear(x)
+        x.mul_(-2)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, linear(x)), f"{rows} rows differ"

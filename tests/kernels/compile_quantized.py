@@ -1,0 +1,31 @@
+"""What `compile_worker` compiles of quantised weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from lora_kernels.gpu.quantized_linear import BLOCK_N, LEAST_ROWS, MOST_ROWS, SUM_BLOCK, launch_options
+from lora_kernels.gpu.triton_quantized import dequantise_kernel, product_kernel, split_sum_kernel
+
+POINTERS = {
+    "packed_ptr": "i16",
+    "group_scales_ptr": "fp16",
+    "group_offsets_ptr": "fp16",
+    "bias_ptr": "bf16",
+    "split_sums_ptr": "fp32",
+}
+FORMS = {"4 bits of 128": (4, 128, 1), "4 bits of 32": (4, 32, 2), "8 bits of 32": (8, 32, 0)}
+
+
+def cases(capability: int) -> Iterator[tuple[str, Any, dict[str, Any], dict[str, int]]]:
+    for form, (bits, group, offsets) in FORMS.items():
+        weight = {"BITS": bits, "GROUP": group, "OFFSETS": offsets}
+        for height in (LEAST_ROWS, MOST_ROWS):
+            tile = {"HAS_BIAS": True, "SPLITS": 1, "BLOCK_N": BLOCK_N, "BLOCK_M": height}
+            yield f"product {form}, {height} rows", product_kernel, {**weight, **tile}, launch_options(height)
+        lookup = {"HAS_IDS": True, "BLOCK_N": 1}
+        yield f"dequantise {form}, ids", dequantise_kernel, {**weight, **lookup}, {"num_warps": 1}
+        block = {"HAS_IDS": False, "BLOCK_N": BLOCK_N}
+        yield f"dequantise {form}", dequantise_kernel, {**weight, **block}, {"num_warps": 4}
+    yield "split sum", split_sum_kernel, {"HAS_BIAS": True, "SPLITS": 8, "BLOCK": SUM_BLOCK}, {"num_warps": 4}

@@ -26,7 +26,7 @@ GPU_TESTS := tests/kernels $(addprefix tests/model/test_,$(addsuffix .py,adapter
 GPU_TEST_TOOLS := pytest pytest-asyncio pytest-xdist hypothesis jsonschema psutil
 
 .PHONY: help setup setup-dev serve test test-fast test-clients test-gpu-versions lint format bench bench-adapters
-.PHONY: bench-many-adapters bench-lanes bench-embeddings
+.PHONY: bench-many-adapters bench-lanes bench-embeddings bench-baselines
 .PHONY: bench-batches bench-batch-job bench-gateway bench-limits bench-hostile bench-neighbours bench-restarts bench-start
 .PHONY: bench-drift bench-gpu bench-planning bench-router bench-speculation bench-weights
 .PHONY: screenshots chaos soak proto audit wheel-check clean-data clean
@@ -152,6 +152,9 @@ bench-planning: setup-dev  ## What planning a step costs, against what runs and 
 
 bench-speculation: setup-dev  ## Tokens per second with and without proposed tokens, for 1, 8 and 32 streams
 	$(BIN)/python -m benchmarks.speculation $(ARGS)
+
+bench-baselines: setup-dev  ## Static, dynamic and continuous batching, and orders, on one engine (ARGS="--plot curve.png")
+	$(BIN)/python -m benchmarks.baselines $(ARGS)
 
 bench-weights: setup-dev  ## Speed of quantised weights beside bf16
 	$(BIN)/python -m benchmarks.weights $(ARGS)

@@ -17,7 +17,7 @@ ADAPTER_DTYPES = ("auto", "fp8")
 KV_DTYPES = ("auto", "fp8")
 ATTENTIONS = ("auto", "triton", "flashinfer")
 SPECULATIONS = ("off", "auto")
-WEIGHTS = ("auto", "int8", "int4")
+WEIGHTS = ("auto", "int8", "int4", "fp8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,8 @@ class EngineConfig:
     """`auto` is cuda if the machine has a GPU, otherwise cpu."""
     weights: str = "auto"
     """`auto` keeps weights as the checkpoint has them; `int8` and `int4` quantise those of one in 16 or 32 bits when
-    it is loaded, in groups of 32 inputs. With `int4`, the embedding and the head have 8 bits."""
+    it is loaded, in groups of 32 inputs. With `int4`, the embedding and the head have 8 bits. `fp8` quantises linear
+    layers but the head and multiplies in FP8, on a GPU of compute capability 8.9 or above."""
     adapter_dtype: str = "auto"
     """`auto` stores adapters in dtype; `fp8` stores them in e4m3 with a scale for each rank, which takes half the pages
     and needs a GPU."""

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lora_kernels.quantized import Coding, QuantizedWeight, Weight, dense, stack
+from lora_kernels.quantized import AnyCoding, Coding, Fp8Weight, QuantizedWeight, Weight, dense, stack
 
 if TYPE_CHECKING:
     from lora_kernels.cpu.quantized_linear import QuantizedLinear
@@ -46,12 +46,12 @@ def make_linear(
         bias: [out_features], or None.
         dtype: dtype of inputs and outputs. None means that of the weight, which is then a tensor.
     """
-    pieces = stack([weights] if isinstance(weights, Tensor | QuantizedWeight) else weights)
-    quantized = [piece for piece in pieces if isinstance(piece, QuantizedWeight)]
-    if quantized and on_gpu(quantized[0]):
+    pieces = stack([weights] if isinstance(weights, Tensor | QuantizedWeight | Fp8Weight) else weights)
+    if any(on_gpu(piece) for piece in pieces if not isinstance(piece, Tensor)):
         from lora_kernels.gpu.quantized_linear import DeviceLinear
 
         return DeviceLinear(pieces, bias, dtype or torch.bfloat16)
+    quantized = [piece for piece in pieces if isinstance(piece, QuantizedWeight)]
     if quantized and len(quantized) == len(pieces) and can_keep(quantized[0], dtype):
         from lora_kernels.cpu.quantized_linear import QuantizedLinear
 
@@ -75,18 +75,21 @@ def make_embedding(weight: Weight, head: Linear, dtype: torch.dtype, *, tied: bo
     return lambda token_ids, out=None: torch.index_select(rows, 0, token_ids, out=out)
 
 
-def on_gpu(weight: QuantizedWeight) -> bool:
-    return weight.codes.device.type == "cuda"
+def on_gpu(weight: QuantizedWeight | Fp8Weight) -> bool:
+    return weight.device.type == "cuda"
 
 
 def can_keep(weight: QuantizedWeight, dtype: torch.dtype | None) -> bool:
     """Returns whether a quantised weight is computed with as it is where it is, with inputs in `dtype`."""
-    return kept_bits(weight.coding, weight.codes.device, dtype) is not None
+    return kept_bits(weight.coding, weight.device, dtype) is not None
 
 
-def kept_bits(coding: Coding, device: torch.device, dtype: torch.dtype | None) -> float | None:
-    """Returns the bits of a device's memory that a quantised weight takes which is computed with as it is: on a CPU
-    with numba, and on a GPU in a 16-bit dtype. None means that it is dequantised."""
+def kept_bits(coding: AnyCoding, device: torch.device, dtype: torch.dtype | None) -> float | None:
+    """Returns the bits of a device's memory that a quantised weight takes which is computed with as it is, with inputs
+    in `dtype`. None means that it is dequantised. A CPU with numba keeps codes of integers, a GPU most of them in a
+    16-bit dtype, and FP8 if it multiplies it."""
+    if not isinstance(coding, Coding):
+        return coding.bits_per_weight if multiplies_fp8(device, dtype) else None
     if device.type == "cpu":
         return coding.bits_per_weight if find_spec("numba") else None
     if dtype not in (torch.bfloat16, torch.float16):
@@ -94,6 +97,11 @@ def kept_bits(coding: Coding, device: torch.device, dtype: torch.dtype | None) -
     from lora_kernels.gpu.quantized_weights import stored_bits  # a machine without CUDA may have no triton
 
     return stored_bits(coding)
+
+
+def multiplies_fp8(device: torch.device, dtype: torch.dtype | None) -> bool:
+    """Returns whether a device has products of FP8 with results in `dtype`: torch's are in bf16."""
+    return device.type == "cuda" and dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def quantized_form(linear: Linear) -> QuantizedLinear | None:

@@ -49,6 +49,17 @@ class Coding:
         return self.bits + numbers * one / self.group
 
 
+@dataclass(frozen=True, slots=True)
+class Fp8Coding:
+    """How weights are coded in FP8: in e4m3, with an fp32 scale for each output."""
+
+    bits_per_weight: float = 8.0
+
+
+AnyCoding = Coding | Fp8Coding
+FP8 = Fp8Coding()
+LARGEST_FP8 = 448.0
+"""Largest number of e4m3."""
 INT8, INT4 = Coding(8, 32, 128), Coding(4, 32)
 """The codings of `quantize`. For INT8 they are those of GGUF's Q8_0, for INT4 of Q4_1."""
 
@@ -92,6 +103,10 @@ class QuantizedWeight:
         """[out_features, in_features]."""
         features, width = self.codes.shape
         return features, width
+
+    @property
+    def device(self) -> torch.device:
+        return self.codes.device
 
     @property
     def nbytes(self) -> int:
@@ -140,16 +155,51 @@ class QuantizedWeight:
         return replace(self, codes=self.codes[rows], scales=self.scales[rows], minima=minima, units=units)
 
 
-Weight = Tensor | QuantizedWeight
+@dataclass(frozen=True, slots=True, eq=False)
+class Fp8Weight:
+    """A weight [out_features, in_features] in FP8.
+
+    Attributes:
+        numbers: e4m3 [out_features, in_features].
+        scales: fp32 [out_features], by which numbers are multiplied.
+    """
+
+    numbers: Tensor
+    scales: Tensor
+
+    @property
+    def coding(self) -> Fp8Coding:
+        return FP8
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[out_features, in_features]."""
+        features, width = self.numbers.shape
+        return features, width
+
+    @property
+    def device(self) -> torch.device:
+        return self.numbers.device
+
+    def to(self, device: torch.device) -> Fp8Weight:
+        """Returns the weight on a device."""
+        return Fp8Weight(self.numbers.to(device), self.scales.to(device))
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Returns the weights, computed in fp32 and rounded to `dtype`, [out_features, in_features]."""
+        return self.numbers.float().mul_(self.scales[:, None]).to(dtype)
+
+
+Weight = Tensor | QuantizedWeight | Fp8Weight
 """A weight [out_features, in_features] in the form in which it is stored."""
 
 
 def dense(weight: Weight, dtype: torch.dtype | None = None) -> Tensor:
     """Returns a weight as a tensor, in `dtype` if it is given, else fp32 for a quantised one and unchanged for
     another."""
-    if isinstance(weight, QuantizedWeight):
-        return weight.dequantize(dtype or torch.float32)
-    return weight if dtype is None else weight.to(dtype)
+    if isinstance(weight, Tensor):
+        return weight if dtype is None else weight.to(dtype)
+    return weight.dequantize(dtype or torch.float32)
 
 
 def stack(weights: Sequence[Weight]) -> list[Weight]:
@@ -168,6 +218,8 @@ def _stacked(above: Weight, below: Weight) -> Weight | None:
     """Returns two weights as one, or None if they differ in coding or in the order of inputs."""
     if isinstance(above, Tensor) or isinstance(below, Tensor):
         return torch.cat((above, below)) if isinstance(above, Tensor) and isinstance(below, Tensor) else None
+    if isinstance(above, Fp8Weight) or isinstance(below, Fp8Weight):
+        return _stacked_fp8(above, below)
     if above.coding != below.coding or not _same_order(above.order, below.order):
         return None
     return replace(
@@ -177,6 +229,13 @@ def _stacked(above: Weight, below: Weight) -> Weight | None:
         minima=_joined(above.minima, below.minima),
         units=_joined(above.units, below.units),
     )
+
+
+def _stacked_fp8(above: Weight, below: Weight) -> Fp8Weight | None:
+    if not (isinstance(above, Fp8Weight) and isinstance(below, Fp8Weight)):
+        return None
+    bits = torch.cat((above.numbers.view(torch.uint8), below.numbers.view(torch.uint8)))
+    return Fp8Weight(bits.view(torch.float8_e4m3fn), torch.cat((above.scales, below.scales)))
 
 
 def _same_order(one: Tensor | None, other: Tensor | None) -> bool:
@@ -195,6 +254,13 @@ def pack_halves(numbers: Tensor) -> Tensor:
 def unpack_halves(data: Tensor) -> Tensor:
     """Returns the numbers that `pack_halves` packed."""
     return torch.stack((data & 15, data >> 4), dim=2).flatten(1)
+
+
+def quantize_fp8(weight: Tensor) -> Fp8Weight:
+    """Returns a weight [out_features, in_features] of finite numbers in FP8: the largest of each output becomes the
+    largest of e4m3."""
+    scales = weight.float().abs().amax(1).clamp_(min=torch.finfo(torch.float32).tiny) / LARGEST_FP8
+    return Fp8Weight((weight / scales[:, None]).to(torch.float8_e4m3fn), scales)
 
 
 def find_coding(coding: Coding, width: int) -> Coding | None:

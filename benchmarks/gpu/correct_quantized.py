@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -11,9 +11,11 @@ from torch import Tensor
 from benchmarks.gpu.correct_kernels import LEAST_S, relative_error
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.shapes import groups_of, model_dtype, model_spec
+from lora_kernels.gpu.coded_rows import code_rows
 from lora_kernels.gpu.quantized_linear import DeviceEmbedding, DeviceLinear
 from lora_kernels.gpu.quantized_weights import pack
-from lora_kernels.quantized import INT4, INT8, Coding, QuantizedWeight
+from lora_kernels.linear import multiplies_fp8
+from lora_kernels.quantized import INT4, INT8, Coding, Fp8Weight, QuantizedWeight, quantize_fp8
 
 Check = Callable[[], float | None]
 """Returns a relative error, or None if bits were compared. Raises AssertionError if the check fails."""
@@ -47,6 +49,34 @@ def quantized_checks(tiny: bool, device: torch.device) -> Iterator[tuple[str, Ch
         yield f"{form}, bits of a row", partial(check_bits, weight, rows[:-1], dtype)
         if device.type == "cuda":
             yield f"{form}, replayed", partial(check_replay, weight, dtype)
+    yield from fp8_checks(shapes, rows, dtype, device)
+
+
+def fp8_checks(
+    shapes: Mapping[str, tuple[int, int]], rows: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Iterator[tuple[str, Check]]:
+    """Yield (name, check) of linear layers in FP8, on a GPU that has products of FP8."""
+    if not multiplies_fp8(device, dtype):
+        return
+    for name, shape in shapes.items():
+        weight = random_fp8(shape, device)
+        yield f"fp8, {name}", partial(check_fp8, weight, rows, dtype)
+    yield "fp8, replayed", partial(check_replay, weight, dtype)
+
+
+def random_fp8(shape: tuple[int, int], device: torch.device) -> Fp8Weight:
+    return quantize_fp8(torch.randn(shape, device=device, generator=torch.Generator(device).manual_seed(0)) * 0.02)
+
+
+def check_fp8(weight: Fp8Weight, rows: Sequence[int], dtype: torch.dtype) -> float:
+    """Return the largest relative error over numbers of rows, of products of activations as they are coded."""
+    linear, exact, errors = DeviceLinear([weight], None, dtype), weight.dequantize(), []
+    for count in rows:
+        x = inputs(count, weight.shape[1], dtype, weight.device)
+        codes, scales = code_rows(x, torch.float8_e4m3fn)
+        torch.testing.assert_close(codes.float() * scales, x.float(), rtol=2.0**-4, atol=float(scales.max()) * 2.0**-9)
+        errors.append(relative_error(linear(x), (codes.float() * scales) @ exact.T, dtype))
+    return max(errors)
 
 
 def random_weight(coding: Coding, shape: tuple[int, int], device: torch.device) -> QuantizedWeight:
@@ -89,9 +119,9 @@ def check_bits(weight: QuantizedWeight, rows: tuple[int, ...], dtype: torch.dtyp
         assert torch.equal(alone, among[:count]), f"{int((alone != among[:count]).sum())} numbers differ, {count} rows"
 
 
-def check_replay(weight: QuantizedWeight, dtype: torch.dtype) -> None:
+def check_replay(weight: QuantizedWeight | Fp8Weight, dtype: torch.dtype) -> None:
     """Check that a captured layer computes other inputs right, with few rows and with many."""
-    linear, device = DeviceLinear([weight], None, dtype), weight.codes.device
+    linear, device = DeviceLinear([weight], None, dtype), weight.device
     for rows in (16, 300):
         x = inputs(rows, weight.shape[1], dtype, device)
         linear(x)

@@ -21,7 +21,7 @@ from engine.model.weights import WeightSource
 from lora_kernels.backend import AttentionBatch, Backend
 from lora_kernels.linear import Embedding, Linear, kept_bits, make_embedding, make_linear
 from lora_kernels.pointwise import HeadNorms
-from lora_kernels.quantized import QuantizedWeight, Weight, dense
+from lora_kernels.quantized import Weight, dense
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def build_decoder(
 
     def get(name: str) -> Weight:
         weight = source(name)
-        if isinstance(weight, QuantizedWeight) and kept_bits(weight.coding, device, dtype):
+        if not isinstance(weight, Tensor) and kept_bits(weight.coding, device, dtype):
             return weight.to(device)
         return dense(weight).to(device=device, dtype=dtype)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.model.gguf_blocks import BLOCK_TYPES, BlockType, read_blocks
 from engine.model.gguf_header import StoredTensor, read_tensors
 from engine.model.spec import ModelSpec
-from lora_kernels.quantized import Coding, QuantizedWeight, Weight
+from lora_kernels.quantized import Coding, QuantizedWeight, Weight, dense
 
 FLOATS = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 """Dtypes of tensors that are not quantised, by their numbers in ggml."""
@@ -79,7 +79,7 @@ class GgufFile:
         if not is_turned(name, self._spec.model_type):
             return weight
         rows = turned_back(stored.shape[0], self._spec.head_dim)
-        return weight.select(rows) if isinstance(weight, QuantizedWeight) else weight[rows]
+        return weight.select(rows) if isinstance(weight, QuantizedWeight) else dense(weight)[rows]
 
     def _read(self, name: str, stored: StoredTensor) -> Weight:
         if stored.kind in FLOATS:

@@ -10,20 +10,25 @@ import structlog
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.model.spec import ModelSpec
 from engine.model.weights import CPU, WeightSource, open_weights
 from engine.process.files import replacing
 from lora_kernels.quantized import (
+    FP8,
     INT4,
     INT8,
+    AnyCoding,
     Coding,
     QuantizedWeight,
     Weight,
+    dense,
     find_coding,
     pack_halves,
     quantize,
+    quantize_fp8,
     unpack_halves,
 )
 
@@ -62,7 +67,7 @@ def quantized_source(
     """Returns a source that quantises what `source` reads: weights of linear layers, the embedding and the head.
 
     Args:
-        weights: `int8` or `int4`.
+        weights: `int8`, `int4` or `fp8`.
         folder: where results are kept (see `kept_folder`). None means that they are not kept.
         device: where weights are quantised.
 
@@ -74,6 +79,8 @@ def quantized_source(
         coding = coding_for(name, weights)
         if coding is None:
             return source(name)
+        if not isinstance(coding, Coding):
+            return quantize_fp8(_plain(name, source(name)).to(device))
         file = folder / f"{name}.{coding.bits}.v{VERSION}.safetensors" if folder else None
         kept = _load(file) if file else None
         return kept if kept is not None else _quantize(name, source(name), coding, file, device)
@@ -81,25 +88,35 @@ def quantized_source(
     return read
 
 
-def coding_for(name: str, weights: str) -> Coding | None:
-    """Returns the coding of a parameter's weights under `int8` or `int4`; None means that they are not quantised."""
+def coding_for(name: str, weights: str) -> AnyCoding | None:
+    """Returns the coding of a parameter's weights under `int8`, `int4` or `fp8`; None means that they are not
+    quantised, as are the embedding and the head under `fp8`."""
+    if weights == "fp8":
+        return FP8 if LINEARS.search(name) else None
     if ENDS.search(name):
         return INT8
     return (INT4 if weights == "int4" else INT8) if LINEARS.search(name) else None
 
 
 def _quantize(name: str, weight: Weight, coding: Coding, file: Path | None, device: torch.device) -> Weight:
-    if isinstance(weight, QuantizedWeight):
-        raise ValueError(f"{name} is quantised already: engine.weights must be auto for this checkpoint")
-    fitting = find_coding(coding, weight.shape[1])
+    plain = _plain(name, weight)
+    fitting = find_coding(coding, plain.shape[1])
     if fitting is None:
-        return weight
-    if not weight.isfinite().all():
-        raise ValueError(f"{name} has numbers that are not finite")
-    quantized = quantize(weight.to(device), fitting)
+        return plain
+    quantized = quantize(plain.to(device), fitting)
     if file:
         _save(file, quantized)
     return quantized
+
+
+def _plain(name: str, weight: Weight) -> Tensor:
+    """Returns a weight that is not quantised in integers, as a tensor. Raises ValueError for others."""
+    if isinstance(weight, QuantizedWeight):
+        raise ValueError(f"{name} is quantised already: engine.weights must be auto for this checkpoint")
+    plain = dense(weight)
+    if not plain.isfinite().all():
+        raise ValueError(f"{name} has numbers that are not finite")
+    return plain
 
 
 def _load(file: Path) -> QuantizedWeight | None:

@@ -21,7 +21,7 @@ from engine.model.quantize import coding_for
 from engine.model.spec import ModelSpec
 from engine.model.weights import find_codings, parameter_shapes
 from engine.sizing import GIB, HOST_SHARE, SET, Chosen, Model, StepSizes, adapter_bytes, cpu_sizes, gpu_sizes
-from lora_kernels.linear import kept_bits
+from lora_kernels.linear import kept_bits, multiplies_fp8
 
 log = structlog.get_logger("sizes")
 
@@ -102,7 +102,12 @@ def chosen_sizes(config: EngineConfig, page_bytes: int) -> Chosen:
 
 def find_kept_bits(config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Bits:
     """Returns a function that says how many bits each weight of a parameter takes in the device's memory. Raises
-    ValueError if a GGUF file is damaged."""
+    ValueError if a GGUF file is damaged, or FP8 is configured and the device has no products of FP8."""
+    if config.weights == "fp8" and not multiplies_fp8(device, dtype):
+        raise ValueError(
+            "engine.weights fp8 needs a GPU of compute capability 8.9 or later and bfloat16, "
+            f"not {device.type}, {dtype}"
+        )
     if config.weights == "auto":
         coding = find_codings(Path(config.model), spec, config.load_format)
     else:

@@ -17,7 +17,7 @@ from engine.model.checkpoints.stored import Shape, StoredTensors, WeightsError
 from engine.model.gguf_weights import GgufFile
 from engine.model.spec import ModelSpec
 from engine.process.model_source import GGUF_NAME
-from lora_kernels.quantized import Coding, Weight
+from lora_kernels.quantized import AnyCoding, Weight
 
 KV_SCALE = re.compile(r"model\.layers\.\d+\.self_attn\.(?:(?:attn\.)?[kqv]_scale|k_proj\.k_scale|v_proj\.v_scale)")
 """Names of scales for attention in FP8, in checkpoints of llm-compressor, vLLM and ModelOpt."""
@@ -49,7 +49,7 @@ def open_weights(
     return stored.read
 
 
-def find_codings(folder: Path, spec: ModelSpec, load_format: str) -> Callable[[str], Coding | None]:
+def find_codings(folder: Path, spec: ModelSpec, load_format: str) -> Callable[[str], AnyCoding | None]:
     """Returns a function that says how the weights of a parameter are coded where the folder stores them; None means
     that they are not quantised. Raises ValueError if a GGUF file is damaged, or WeightsError as `open_weights` does."""
     return (lambda name: None) if load_format == "dummy" else _open(folder, spec).coding

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from lora_kernels.gpu.fp8_linear import Fp8Part, can_multiply
 from lora_kernels.gpu.launch import with_constants
 from lora_kernels.gpu.quantized_weights import DeviceWeight, pack, stored_bits
 from lora_kernels.gpu.triton_quantized import product_kernel, split_sum_kernel
-from lora_kernels.quantized import QuantizedWeight, Weight
+from lora_kernels.quantized import Fp8Weight, QuantizedWeight, Weight, dense
 
 LARGEST_TILED = 256
 """Most rows that `product_kernel` computes. For more, dequantising a weight costs less than the products gain by
@@ -27,57 +30,59 @@ LEAST_ROWS, MOST_ROWS = 16, 64
 """Rows of the lowest and the highest tile."""
 
 
+Part = Callable[[Tensor], Tensor]
+"""Computes the outputs [num_rows, features] of a piece of a weight from [num_rows, in_features], contiguous."""
+
+
 class DeviceLinear:
     """A linear layer, [num_rows, in_features] -> [num_rows, out_features], whose weight is quantised at least in part.
 
-    Its launches depend on the number of rows only, so that they can be captured in a CUDA graph. A row has the same
-    bits among up to `LARGEST_TILED` rows; cuBLAS multiplies more.
+    Its launches depend on the number of rows only, so that they can be captured in a CUDA graph. With codes of
+    integers, a row has the same bits among up to `LARGEST_TILED` rows; cuBLAS multiplies more.
 
     Args:
         weights: pieces of the weight, one below the other, on the GPU. Pieces of codings that a GPU cannot compute with
             are dequantised.
         bias: [out_features], or None.
-        dtype: bf16 or fp16, of inputs and outputs.
+        dtype: bf16 or fp16, of inputs and outputs; bf16 if a piece is in FP8.
     """
 
     def __init__(self, weights: Sequence[Weight], bias: Tensor | None, dtype: torch.dtype) -> None:
-        self._features = sum(weight.shape[0] for weight in weights)
         biases = [None] * len(weights) if bias is None else bias.split([weight.shape[0] for weight in weights])
         self.parts = [_make_part(weight, part, dtype) for weight, part in zip(weights, biases, strict=True)]
 
     def __call__(self, x: Tensor) -> Tensor:
         """Returns the output, a new tensor."""
         x = x.contiguous()
-        out = x.new_empty(len(x), self._features)
-        start = 0
-        for part in self.parts if len(x) else ():
-            part.multiply(x, out[:, start : start + part.features])
-            start += part.features
-        return out
+        if len(self.parts) == 1:
+            return self.parts[0](x)
+        return torch.cat([part(x) for part in self.parts], dim=1)
 
 
 class QuantizedPart:
-    """The outputs of one quantised piece of a weight. `bias` is [features], or None."""
+    """A piece of a weight in codes of integers. `bias` is [features], or None."""
 
     def __init__(self, weight: DeviceWeight, bias: Tensor | None) -> None:
-        self.weight, self.features, self._bias = weight, weight.features, bias
+        self.weight, self._bias = weight, bias
         tiles = -(-weight.features // BLOCK_N)
         self._splits = max(1, min(MOST_SPLITS, PROGRAMS // tiles, len(weight.words)))
 
-    def multiply(self, x: Tensor, out: Tensor) -> None:
-        """Writes the outputs of `x`, contiguous [num_rows, width], to `out`, [num_rows, features]."""
-        if self.weight.order is not None:
-            x = x.index_select(1, self.weight.order)
+    def __call__(self, x: Tensor) -> Tensor:
+        """Returns the outputs, [num_rows, features], of `x`, contiguous [num_rows, width]."""
+        weight, out = self.weight, x.new_empty(len(x), self.weight.features)
+        if weight.order is not None:
+            x = x.index_select(1, weight.order)
         if len(x) > LARGEST_TILED:
             self._multiply_dense(x, out)
-        elif self._splits == 1:
-            self._launch(x, out, out.stride(0))
-        else:
-            sums = torch.empty(self._splits * len(x), self.features, dtype=torch.float32, device=x.device)
-            self._launch(x, sums, self.features)
+        elif len(x) and self._splits == 1:
+            self._launch(x, out)
+        elif len(x):
+            sums = x.new_empty(self._splits * len(x), weight.features, dtype=torch.float32)
+            self._launch(x, sums)
             self._add_up(sums, out)
+        return out
 
-    def _launch(self, x: Tensor, out: Tensor, stride: int) -> None:
+    def _launch(self, x: Tensor, out: Tensor) -> None:
         weight, rows = self.weight, len(x)
         height = min(MOST_ROWS, max(LEAST_ROWS, 1 << (rows - 1).bit_length()))
         kernel = with_constants(
@@ -90,37 +95,26 @@ class QuantizedPart:
             **launch_options(height),
         )
         bias = weight.words if self._bias is None else self._bias
-        grid = -(-self.features // BLOCK_N) * -(-rows // height), self._splits
-        sizes = (rows, self.features, weight.width, len(weight.words), x.stride(0), stride)
+        grid = -(-weight.features // BLOCK_N) * -(-rows // height), self._splits
+        sizes = (rows, weight.features, weight.width, len(weight.words), x.stride(0))
         kernel(grid, x, *weight.tensors, bias, out, *sizes)
 
     def _add_up(self, sums: Tensor, out: Tensor) -> None:
         kernel = with_constants(
             split_sum_kernel, HAS_BIAS=self._bias is not None, SPLITS=self._splits, BLOCK=SUM_BLOCK, num_warps=4
         )
-        bias, grid = sums if self._bias is None else self._bias, (len(out), -(-self.features // SUM_BLOCK))
-        kernel(grid, sums, bias, out, len(out), self.features, out.stride(0))
+        bias, grid = sums if self._bias is None else self._bias, (len(out), -(-out.shape[1] // SUM_BLOCK))
+        kernel(grid, sums, bias, out, len(out), out.shape[1])
 
     def _multiply_dense(self, x: Tensor, out: Tensor) -> None:
         step = max(BLOCK_N, SCRATCH_BYTES // (self.weight.width * x.element_size()) // BLOCK_N * BLOCK_N)
-        for first in range(0, self.features, step):
-            count = min(step, self.features - first)
-            bias = None if self._bias is None else self._bias[first : first + count]
-            DensePart(self.weight.dequantize(first, count, x.dtype), bias).multiply(x, out[:, first : first + count])
-
-
-class DensePart:
-    """The outputs of a piece of a weight that is a tensor, [features, width]. `bias` is [features], or None."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.features, self._weight, self._bias = len(weight), weight, bias
-
-    def multiply(self, x: Tensor, out: Tensor) -> None:
-        """Writes the outputs of `x`, [num_rows, width], to `out`, [num_rows, features]."""
-        if self._bias is None:
-            torch.mm(x, self._weight.T, out=out)
-        else:
-            torch.addmm(self._bias, x, self._weight.T, out=out)
+        for first in range(0, self.weight.features, step):
+            piece = slice(first, min(first + step, self.weight.features))
+            weight = self.weight.dequantize(first, piece.stop - first, x.dtype)
+            if self._bias is None:
+                torch.mm(x, weight.T, out=out[:, piece])
+            else:
+                torch.addmm(self._bias[piece], x, weight.T, out=out[:, piece])
 
 
 class DeviceEmbedding:
@@ -149,9 +143,9 @@ def launch_options(height: int) -> dict[str, int]:
     return {"num_warps": 4, "num_stages": 5 if height < MOST_ROWS else 4}
 
 
-def _make_part(weight: Weight, bias: Tensor | None, dtype: torch.dtype) -> QuantizedPart | DensePart:
-    if isinstance(weight, Tensor):
-        return DensePart(weight.to(dtype), bias)
-    if stored_bits(weight.coding) is None:
-        return DensePart(weight.dequantize(dtype), bias)
-    return QuantizedPart(pack(weight), bias)
+def _make_part(weight: Weight, bias: Tensor | None, dtype: torch.dtype) -> Part:
+    if isinstance(weight, Fp8Weight) and can_multiply(weight):
+        return Fp8Part(weight, bias)
+    if isinstance(weight, QuantizedWeight) and stored_bits(weight.coding) is not None:
+        return QuantizedPart(pack(weight), bias)
+    return partial(F.linear, weight=dense(weight, dtype), bias=bias)

@@ -50,7 +50,6 @@ def product_kernel(
     width,
     spans,
     x_stride,
-    out_stride,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     OFFSETS: tl.constexpr,
@@ -86,7 +85,7 @@ def product_kernel(
                 total = tl.dot(weights, x, total, input_precision="ieee")
     if HAS_BIAS and SPLITS == 1:
         total += tl.load(bias_ptr + inside).to(tl.float32)[:, None]
-    at = out_ptr + (split * rows + m).to(tl.int64)[:, None] * out_stride + n[None, :]
+    at = out_ptr + (split * rows + m).to(tl.int64)[:, None] * features + n[None, :]
     tl.store(at, tl.trans(total).to(out_ptr.dtype.element_ty), mask=(m < rows)[:, None] & (n < features)[None, :])
 
 
@@ -97,7 +96,6 @@ def split_sum_kernel(
     out_ptr,
     rows,
     features,
-    out_stride,
     HAS_BIAS: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -111,7 +109,7 @@ def split_sum_kernel(
         total += tl.load(split_sums_ptr + (split * rows + row).to(tl.int64) * features + n, mask=mask, other=0.0)
     if HAS_BIAS:
         total += tl.load(bias_ptr + n, mask=mask, other=0.0).to(tl.float32)
-    at = out_ptr + row.to(tl.int64) * out_stride + n
+    at = out_ptr + row.to(tl.int64) * features + n
     tl.store(at, total.to(out_ptr.dtype.element_ty), mask=mask)
 
 

@@ -14,6 +14,7 @@ from triton.runtime import JITFunction
 
 import lora_kernels.gpu
 from lora_kernels.gpu import quantized_linear, triton_dora
+from lora_kernels.gpu.coded_rows import code_rows
 from lora_kernels.gpu.quantized_linear import DeviceLinear
 from lora_kernels.gpu.triton_attention import PagedAttention
 from lora_kernels.gpu.triton_backend import TritonBackend
@@ -50,7 +51,7 @@ def launch_all(*, fp8: bool, early: bool = True) -> None:
     _launch_lora(fp8=fp8, early=early)
     _launch_attention(fp8=fp8)
     _launch_sampling()
-    _launch_quantized()
+    _launch_quantized(fp8=fp8)
 
 
 def _launch_pointwise() -> None:
@@ -90,7 +91,8 @@ def _launch_sampling() -> None:
     logprobs(logits, slots, torch.zeros_like(ids), 5)
 
 
-def _launch_quantized() -> None:
+def _launch_quantized(*, fp8: bool) -> None:
+    code_rows(torch.zeros(3, 64, dtype=BF16), FP8 if fp8 else torch.int8)
     linear = DeviceLinear([quantize(torch.ones(200, 256), Coding(4, 64, 8))], None, BF16)
     with patch.object(quantized_linear, "LARGEST_TILED", 8):
         for rows in (3, 9):

@@ -82,7 +82,12 @@ def compile_for(
         full: attention in fp32.
     """
     signature, attrs = {}, {}
-    pointers = POINTERS | ({"kv_ptr": "fp8e4nv"} if constants.get("FP8") else {}) | (FULL_POINTERS if full else {})
+    pointers = (
+        POINTERS
+        | {"codes_ptr": "i8" if constants.get("ROUNDS") else "fp8e4nv"}
+        | ({"kv_ptr": "fp8e4nv"} if constants.get("FP8") else {})
+        | (FULL_POINTERS if full else {})
+    )
     for index, name in enumerate(kernel.arg_names):
         if name in constants:
             signature[name] = "constexpr"

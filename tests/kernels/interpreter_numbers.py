@@ -1,8 +1,8 @@
 """Triton's interpreter with the arithmetic of tensor cores.
 
-It multiplies bf16 as if its bits were integers, cuts fp32 off where a GPU rounds it to bf16, and leaves the order of a
-product's sums to BLAS, which takes another for another shape. Here every element of a product is a function of its own
-row and column alone, summed in the order of the inner dimension, as one instruction after the other does it.
+It multiplies bf16 as if its bits were integers, cuts fp32 off where a GPU rounds it to bf16 or e4m3, and leaves the
+order of a product's sums to BLAS, which takes another for another shape. Here every element of a product is a function
+of its own row and column alone, summed in the order of the inner dimension, as one instruction after the other does it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ def round_to_nearest(values: np.ndarray, source: Any, target: Any, mode: Any) ->
     if (source, target) == (tl.float32, tl.bfloat16):
         bits = torch.from_numpy(np.ascontiguousarray(values).view(np.float32)).bfloat16().view(torch.int16)
         return bits.numpy().view(np.uint16)
+    if (source, target) == (tl.float32, tl.float8e4nv):
+        numbers = torch.from_numpy(np.ascontiguousarray(values).view(np.float32))
+        return numbers.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
     return convert(values, source, target, mode)
 
 

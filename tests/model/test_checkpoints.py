@@ -17,7 +17,7 @@ from engine.model.sizes import count_weight_bytes, find_kept_bits
 from engine.model.spec import read_spec
 from engine.model.weights import WeightsError, open_weights, read_kv_scales
 from lora_kernels.linear import quantized_form
-from lora_kernels.quantized import Coding, dense
+from lora_kernels.quantized import FP8, Coding, QuantizedWeight, dense
 from tests.model.test_decoder import CPU, Replay, random_adapter, save_model
 
 SIZE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -187,12 +187,12 @@ FORMS = {
     "int8": (ct_int8, {}, Coding(8, 64, 128), "compressed-tensors-8bit"),
     "int8_tensor": (ct_int8, {"strategy": "tensor"}, Coding(8, 64, 128), "compressed-tensors-8bit"),
     "int8_zeros": (ct_int8, {"symmetric": False}, Coding(8, 64, **IN_SCALES), "compressed-tensors-8bit"),
-    "float_tensor": (ct_float, {"strategy": "tensor"}, None, "compressed-tensors-fp8"),
-    "float_channel": (ct_float, {"strategy": "channel"}, None, "compressed-tensors-fp8"),
+    "float_tensor": (ct_float, {"strategy": "tensor"}, FP8, "compressed-tensors-fp8"),
+    "float_channel": (ct_float, {"strategy": "channel"}, FP8, "compressed-tensors-fp8"),
     "float_block": (ct_float, {"strategy": "block"}, None, "compressed-tensors-fp8"),
     "fp8_block": (fp8_block, {}, None, "fp8"),
-    "fp8_tensor": (fp8_scale, {"grid": (1, 1), "stored": ()}, None, "fp8"),
-    "fp8_channel": (fp8_scale, {"grid": (136, 1), "stored": (136,)}, None, "fp8"),
+    "fp8_tensor": (fp8_scale, {"grid": (1, 1), "stored": ()}, FP8, "fp8"),
+    "fp8_channel": (fp8_scale, {"grid": (136, 1), "stored": (136,)}, FP8, "fp8"),
 }
 
 
@@ -207,6 +207,7 @@ def test_weights_are_what_the_format_says(tmp_path, form):
     assert (folder.form(NAME), folder.form("model.norm.weight")) == (name, None)
     found = folder.read(NAME)
     assert isinstance(found, torch.Tensor) == (coding is None)
+    assert not isinstance(found, QuantizedWeight) or isinstance(coding, Coding)
     torch.testing.assert_close(dense(found), weights, rtol=2e-7, atol=0)
 
 

@@ -6,12 +6,14 @@ import torch
 from engine.config import EngineConfig
 from engine.model.decoder import build_decoder
 from engine.model.quantize import quantized_source
+from engine.model.sizes import find_kept_bits
 from engine.model.spec import read_spec
 from engine.model.weights import open_weights
 from lora_kernels.linear import quantized_form
-from lora_kernels.quantized import QuantizedWeight, dense
+from lora_kernels.quantized import Fp8Weight, QuantizedWeight, dense
 from tests.model.test_decoder import CPU, Replay, save_model
 
+BF16 = torch.bfloat16
 TOKENS = [[(7 * place + 3 * index) % 97 for place in range(20 + 9 * index)] for index in range(3)]
 
 
@@ -23,7 +25,7 @@ def dequantized(model, source):
     return model
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("weights", ["int8", "int4", "fp8"])
 @pytest.mark.parametrize("family", ["llama_tied", "qwen2"])
 def test_logits_are_those_of_the_dequantised_weights(tmp_path, family, weights):
     model = save_model(family, tmp_path / "model")
@@ -32,13 +34,31 @@ def test_logits_are_those_of_the_dequantised_weights(tmp_path, family, weights):
     run = Replay(tmp_path / "model")
     run.decoder = build_decoder(spec, source, torch.float32, CPU)
     linears = [part for layer in run.decoder.layers for part in (layer.qkv, layer.o, layer.gate_up, layer.down)]
-    assert all(quantized_form(linear) for linear in (run.decoder.head, *linears))
+    forms = [quantized_form(linear) for linear in (run.decoder.head, *linears)]
+    assert not any(forms) if weights == "fp8" else all(forms), "a CPU computes with dequantised FP8"
     found = run.run(TOKENS)
     reference = dequantized(model, source)
     for (index, position), row in found.items():
         with torch.inference_mode():
             expected = reference(torch.tensor([TOKENS[index]])).logits[0, position]
         torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_fp8_takes_a_byte_for_a_weight_where_it_is_multiplied(tmp_path, monkeypatch):
+    save_model("llama", tmp_path)
+    spec, config, cuda = read_spec(tmp_path), EngineConfig(str(tmp_path), weights="fp8"), torch.device("cuda")
+    refusal = r"engine\.weights fp8 needs a GPU of compute capability 8\.9 or later and bfloat16, not"
+    for capability, device, dtype in (((9, 0), CPU, BF16), ((8, 0), cuda, BF16), ((9, 0), cuda, torch.float16)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        with pytest.raises(ValueError, match=rf"{refusal} {device.type}, {dtype}"):
+            find_kept_bits(config, spec, device, dtype)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
+    bits = find_kept_bits(config, spec, cuda, BF16)
+    assert [bits(name) for name in ("lm_head.weight", "model.layers.0.mlp.up_proj.weight")] == [16, 8]
+    weight = quantized_source(open_weights(tmp_path, spec), "fp8", None)("model.layers.0.mlp.up_proj.weight")
+    assert isinstance(weight, Fp8Weight)
+    plain = open_weights(tmp_path, spec)("model.layers.0.mlp.up_proj.weight")
+    assert 0.01 < (dense(weight) - plain).norm() / plain.norm() < 0.04
 
 
 def test_results_are_kept_and_read_again(tmp_path):
@@ -73,5 +93,5 @@ def test_weights_that_cannot_be_quantised_are_refused():
         quantized_source({name: weight + float("inf")}.__getitem__, "int8", None)(name)
     narrow = torch.ones(4, 40)
     assert quantized_source({name: narrow}.__getitem__, "int8", None)(name) is narrow
-    with pytest.raises(ValueError, match="weights must be one of auto, int8, int4"):
+    with pytest.raises(ValueError, match="weights must be one of auto, int8, int4, fp8"):
         EngineConfig("model", weights="int3")

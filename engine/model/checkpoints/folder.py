@@ -12,7 +12,7 @@ from engine.model.checkpoints.fp8 import Fp8
 from engine.model.checkpoints.gptq import Gptq
 from engine.model.checkpoints.layers import Family, Json, Layer
 from engine.model.checkpoints.stored import FLOATS, Shape, StoredTensors, WeightsError
-from lora_kernels.quantized import Coding, Weight
+from lora_kernels.quantized import AnyCoding, Weight
 
 FAMILIES: dict[str, Callable[[Json, StoredTensors], Family]] = {
     "gptq": Gptq,
@@ -59,7 +59,7 @@ class Folder:
         """The shapes of parameters, by name, and of tensors that belong to none."""
         return self._shapes
 
-    def coding(self, name: str) -> Coding | None:
+    def coding(self, name: str) -> AnyCoding | None:
         """Returns how a parameter's weights are coded once they are read; None means that they are not quantised."""
         return self._layers[name].coding if name in self._layers else None
 

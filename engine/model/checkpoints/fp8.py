@@ -1,8 +1,8 @@
 """Checkpoints in FP8: weights in e4m3, and scales by which they are multiplied.
 
 A module has `weight` (e4m3 [out_features, in_features]) and `weight_scale_inv`, which despite its name is a factor, or
-`weight_scale`: one for each block of `weight_block_size`, for each output, or for all. Weights become tensors, whose
-numbers are exact but for fp32's rounding. Source: the model cards and code of DeepSeek-V3, transformers'
+`weight_scale`: one for each block of `weight_block_size`, for each output, or for all. Weights with blocks become
+tensors, whose numbers are exact but for fp32's rounding. Source: the model cards and code of DeepSeek-V3, transformers'
 finegrained_fp8.py.
 """
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine.model.checkpoints.layers import Json, Layer, grid_shapes, parts_of
 from engine.model.checkpoints.stored import FLOATS, StoredTensors
+from lora_kernels.quantized import FP8, Fp8Weight
 
 FORM, E4M3 = "fp8", "F8_E4M3"
 SCALES = ("weight_scale_inv", "weight_scale")
@@ -44,11 +45,17 @@ def fp8_layer(stored: StoredTensors, module: str, shape: tuple[int, int], block:
     scale = next((name for part in SCALES if (name := f"{module}.{part}") in stored), f"{module}.{SCALES[1]}")
     stored.require(f"{module}.weight", (E4M3,), shape)
     stored.require(scale, (*FLOATS, "F8_E8M0"), *grid_shapes(*grid))
-    read = partial(_read, stored, f"{module}.weight", scale, block, grid)
-    return Layer(FORM, parts_of(module, stored, PARTS), None, read)
+    by_outputs = block[1] >= shape[1] and block[0] in (1, shape[0])
+    read = partial(_read if by_outputs else _read_blocks, stored, f"{module}.weight", scale, block, grid)
+    return Layer(FORM, parts_of(module, stored, PARTS), FP8 if by_outputs else None, read)
 
 
-def _read(stored: StoredTensors, name: str, scale: str, block: tuple[int, int], grid: tuple[int, int]) -> Tensor:
+def _read(stored: StoredTensors, name: str, scale: str, block: tuple[int, int], grid: tuple[int, int]) -> Fp8Weight:
+    numbers = stored.read(name)
+    return Fp8Weight(numbers, stored.read(scale).float().view(-1).expand(len(numbers)).contiguous())
+
+
+def _read_blocks(stored: StoredTensors, name: str, scale: str, block: tuple[int, int], grid: tuple[int, int]) -> Tensor:
     weight = stored.read(name).float()
     factors = stored.read(scale).float().view(grid).repeat_interleave(block[1], dim=1)[:, : weight.shape[1]]
     return weight.mul_(factors.repeat_interleave(block[0], dim=0)[: len(weight)])

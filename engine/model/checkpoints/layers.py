@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.model.checkpoints.stored import Shape, StoredTensors, WeightsError
-from lora_kernels.quantized import GROUPS, Coding, QuantizedWeight, Weight, find_coding, unpack_halves
+from lora_kernels.quantized import GROUPS, AnyCoding, Coding, QuantizedWeight, Weight, find_coding, unpack_halves
 
 Json = Mapping[str, Any]
 PRECISION = 2.0**-10
@@ -26,7 +26,7 @@ class Layer(NamedTuple):
 
     form: str
     parts: set[str]
-    coding: Coding | None
+    coding: AnyCoding | None
     read: Callable[[], Weight]
 
 

@@ -1,0 +1,26 @@
+"""Rows of activations in 8 bits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lora_kernels.gpu.launch import with_constants
+from lora_kernels.gpu.triton_coding import code_rows_kernel
+from lora_kernels.quantized import LARGEST_FP8
+
+LARGEST = {torch.float8_e4m3fn: LARGEST_FP8, torch.int8: 127.0}
+"""Largest code of each dtype."""
+BLOCK = 4096
+
+
+def code_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Returns rows [num_rows, width], contiguous, in 8 bits: codes in `dtype` (e4m3 or int8), of the same shape, and
+    scales, fp32 [num_rows, 1], by which they are multiplied. The largest number of a row gets the largest code. A row
+    with a number that is not finite gets a scale of NaN."""
+    codes, scales = torch.empty_like(x, dtype=dtype), x.new_empty(len(x), 1, dtype=torch.float32)
+    if len(x):
+        rounds = not dtype.is_floating_point
+        kernel = with_constants(code_rows_kernel, LARGEST=LARGEST[dtype], ROUNDS=rounds, BLOCK=BLOCK, num_warps=8)
+        kernel((len(x),), x, codes, scales, x.shape[1])
+    return codes, scales

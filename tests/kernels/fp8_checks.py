@@ -70,7 +70,7 @@ def products_are_those_of_the_codes() -> None:
 
 
 def pieces_are_stacked_or_dequantised() -> None:
-    """Of the pieces, one has too odd a shape for FP8 products, and one is a tensor."""
+    """One of the pieces has too odd a shape for FP8 products, and one is a tensor."""
     pieces, x = [fp8_weight(), fp8_weight(9, seed=1), rows_of(2)], rows_of(3)
     found = products(*pieces)(x).float()
     plain = torch.cat([piece if isinstance(piece, Tensor) else piece.dequantize() for piece in pieces])

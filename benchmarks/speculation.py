@@ -254,7 +254,8 @@ def main() -> None:
     threads = int(args.processor_time)
     speculation: Any = Speculation(args.draft_model) if args.draft_model else "auto"
     config = EngineConfig(str(folder), device="cpu", num_pages=1600, speculation=speculation, threads=threads)
-    pair = Pair(ModelRunner(config), time.process_time if args.processor_time else time.perf_counter)
+    clock = time.process_time if args.processor_time else time.perf_counter
+    pair = Pair(ModelRunner(config, clock=clock), clock)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     outcomes = _measured(args, pair, tokenizer, console)
     if args.json:

@@ -6,7 +6,6 @@ tokens, so that a guess that was refused costs nothing but its row. See engine/c
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -69,6 +68,7 @@ class DraftModel:
         vocab_size, eos_token_ids: number of tokens that the large model knows, of which the draft model guesses no
             others, and those after which it guesses none.
         max_seqs, max_model_len: maximum number of requests, and of tokens of each.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -80,8 +80,10 @@ class DraftModel:
         max_seqs: int,
         max_model_len: int,
         block: int,
+        clock: Callable[[], float],
     ) -> None:
         self.block = block
+        self._clock = clock
         self._forward = forward
         self._arena = arena
         self._adapters: set[AdapterHash] = set()
@@ -116,11 +118,11 @@ class DraftModel:
         token or by their grammars. Returns the guesses, and the seconds that they took."""
         if not step.drafts:
             return (), 0.0
-        started, last = time.perf_counter(), {token.request_id: token.token for token in step.tokens}
+        started, last = self._clock(), {token.request_id: token.token for token in step.tokens}
         ended = {name for name, token in last.items() if token in self._eos_token_ids} | step.failed.keys()
         asks = [ask for ask in step.drafts if ask.request_id not in ended]
         drafted = self.draft(asks, batch.known) if asks else ()
-        return drafted, time.perf_counter() - started
+        return drafted, self._clock() - started
 
     @torch.inference_mode()
     def draft(self, asks: Sequence[DraftAsk], known: Callable[[str], Ints]) -> tuple[Drafted, ...]:
@@ -200,9 +202,15 @@ def load_draft(draft: DraftFolder | None, dtype: torch.dtype, device: torch.devi
 
 
 def make_draft_model(
-    draft: LoadedDraft | None, arena: Arena, backend: Backend, config: EngineConfig, spec: ModelSpec
+    draft: LoadedDraft | None,
+    arena: Arena,
+    backend: Backend,
+    config: EngineConfig,
+    spec: ModelSpec,
+    clock: Callable[[], float],
 ) -> DraftModel | NoDraftModel:
-    """Returns the draft model, if there is one, for the model of shape `spec`, whose pages `arena` has."""
+    """Returns the draft model, if there is one, for the model of shape `spec`, whose pages `arena` has. Its work is
+    measured by `clock`."""
     if draft is None:
         return NoDraftModel()
     (num_pages, elements), own_spec = arena.pages.shape, draft.decoder.spec
@@ -210,4 +218,5 @@ def make_draft_model(
     dtype, device = arena.pages.dtype, arena.pages.device
     own = Arena(shape, num_pages, config.max_resident_adapters, dtype, device, pages=arena.pages)
     forward, max_len = forward_over(draft.decoder, own, backend), max_model_len(config, spec)
-    return DraftModel(forward, own, spec.vocab_size, spec.eos_token_ids, config.max_seqs, max_len, shape.block_size)
+    sizes = config.max_seqs, max_len, shape.block_size
+    return DraftModel(forward, own, spec.vocab_size, spec.eos_token_ids, *sizes, clock)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -69,7 +69,13 @@ class ModelRunner:
         model_hash: hash that is stable across restarts, and differs for different weights (see `hash_model`).
     """
 
-    def __init__(self, config: EngineConfig, on_progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        on_progress: Progress | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`clock`, in seconds, measures what drafting takes of the steps' duration, which the engine measures."""
         # torch's own default respects affinity and hyperthreads, but not CPU quotas.
         torch.set_num_threads(config.threads or min(torch.get_num_threads(), usable_cores()))
         folder, progress = Path(config.model), on_progress or (lambda *_: None)
@@ -101,7 +107,7 @@ class ModelRunner:
         self._arena = Arena(
             shape, self.num_pages, config.max_resident_adapters, self.dtype, self.device, fp8, kv_codings
         )
-        self._draft_model = make_draft_model(draft, self._arena, self.backend, config, self.spec)
+        self._draft_model = make_draft_model(draft, self._arena, self.backend, config, self.spec, clock)
         self.draft_block = self._draft_model.block
         self.num_host_pages = count_host_pages(config, self.page_bytes)
         adapter_pages, saved_pages = allocate_pages(

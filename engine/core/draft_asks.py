@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
+from math import ceil
 from typing import NamedTuple
 
-from engine.core.drafting import DRAFT, SHORT, DraftPrices, work_of
+from engine.core.drafting import DRAFT, DraftPrices, work_of
 from engine.core.page_budget import PageBudget
 from engine.core.proposals import MOST_DECODES, speculating
 from engine.core.sequence import Sequence
@@ -22,8 +23,15 @@ from engine.core.types import DraftAsk, ScheduledChunk
 MOST_DRAFTED = 8
 """Maximum number of tokens that are guessed for a sequence in a step: of nine guesses in a row, even a model that is
 right nine times of ten gets the last one right four times of ten."""
-MOST_CAUGHT_UP = 256
-"""Maximum number of tokens that the draft model computes in chunks in a step, over all sequences."""
+SHORT = 4
+"""Number of known tokens up to which it goes without saying that the draft model computes them for its guesses. After a
+step it lacks one or two."""
+MOST_CAUGHT_UP = 32
+"""Maximum number of tokens that the draft model computes in a step of sequences of which it lacks more: about as many
+as make the pass take twice as long."""
+BEGIN_AFTER = 8
+"""Number of tokens of an answer after which the draft model begins to compute its known tokens: by then it shows
+whether other proposals, which cost nothing, are right, and the shortest answers have ended."""
 FIRST_SHARE = 0.25
 """What a pass or a row of the draft model is taken to cost until it is measured, as a share of what the step or a
 decode costs."""
@@ -39,16 +47,22 @@ class Candidate(NamedTuple):
         length: maximum number of its known tokens after the step.
         missing: maximum number of them that the draft model will have to compute.
         most: maximum number of tokens to guess.
+        other: acceptance of what is proposed in any case.
     """
 
     seq: Sequence
     length: int
     missing: int
     most: int
+    other: float
 
     @property
     def is_short(self) -> bool:
         return self.missing <= SHORT
+
+    def gain(self, place: int) -> float:
+        """Return the expected number of tokens that guess number `place` yields, which is 0 beyond `most`."""
+        return self.seq.drafting.acceptance**place - self.other**place if place <= self.most else 0.0
 
 
 class Wanted(NamedTuple):
@@ -103,23 +117,24 @@ def _worthwhile(state: EngineState, candidates: Items[Candidate], chooser: Choos
 
 
 def _prices(state: EngineState, alone: float) -> DraftPrices:
-    if state.drafts.costs.is_known:
-        return state.drafts.costs.prices
     prices = state.ledger.model.prices
-    return DraftPrices(FIRST_SHARE * alone, FIRST_SHARE * prices.decode, FIRST_SHARE * prices.prefill)
+    first = DraftPrices(FIRST_SHARE * alone, FIRST_SHARE * prices.decode)
+    return state.drafts.costs.prices(first) if state.ledger.model.is_warm else first
 
 
 def _candidates(state: EngineState, chunks: Mapping[str, ScheduledChunk]) -> Iterator[Candidate]:
     """Yield the sequences that may have proposals, unless what was proposed for them in this step is more likely to be
-    right than what the draft model guesses. The step may accept all of its proposals or none."""
+    right than what the draft model guesses. The step may accept all of its proposals or none. Other proposals than the
+    draft model's, which cost nothing, are taken to be made for the next step, too."""
     for seq, _, left in speculating(state, chunks):
         chunk, drafting = chunks[seq.id], seq.drafting
         is_drafted = chunk.sources[-1:] == (DRAFT,)
         length, most = len(seq.tokens) + 1 + len(chunk.proposals), left - len(chunk.proposals) - 2
-        if most < 1 or (chunk.sources and not is_drafted and seq.acceptance >= drafting.acceptance):
+        other = seq.acceptance if chunk.sources and not is_drafted else 0.0
+        if most < 1 or other >= drafting.acceptance:
             continue
         held = drafting.num_held if is_drafted else min(drafting.num_held, len(seq.tokens))
-        yield Candidate(seq, length, max(2, length - held), min(most, MOST_DRAFTED))
+        yield Candidate(seq, length, max(2, length - held), min(most, MOST_DRAFTED), other)
 
 
 class Chooser(NamedTuple):
@@ -133,30 +148,31 @@ class Chooser(NamedTuple):
     proposed: int
 
     def choose(self, candidates: Items[Candidate], room: float) -> Choice:
-        """Guess one token more of those sequences for which it pays, as long as it pays for the pass that they share
-        and drafting stays within `room`, in seconds."""
+        """Guess one token more of those sequences for which the row pays, pass by pass within `room` seconds, and
+        choose the number of passes after which the most tokens per second are expected."""
         counts, tokens, seconds, number = dict[Sequence, int](), float(self.tokens), self.alone, 0
+        best = Choice({}, tokens, seconds)
         for depth in range(1, MOST_DRAFTED + 1):
-            gain, cost, chosen = 0.0, self.prices.one_pass, list[Sequence]()
+            chosen, seconds = 0, seconds + self.prices.one_pass
             for one in candidates:
-                more, price = one.seq.drafting.acceptance**depth, self._row(one.seq, number + len(chosen))
-                if depth <= one.most and counts.get(one.seq, 0) == depth - 1 and more * seconds > tokens * price:
-                    gain, cost = gain + more, cost + price
-                    chosen.append(one.seq)
-            room -= self.prices.one_pass + self.prices.row * len(chosen)
-            if gain * seconds <= tokens * cost or room < 0:
+                more, price = one.gain(depth), self._row(one.seq, number)
+                if counts.get(one.seq, 0) == depth - 1 and more * self.alone > self.tokens * price:
+                    tokens, seconds, number, chosen = tokens + more, seconds + price, number + 1, chosen + 1
+                    counts[one.seq] = depth
+            room -= self.prices.one_pass + self.prices.row * chosen
+            if not chosen or room < 0:
                 break
-            tokens, seconds, number = tokens + gain, seconds + cost, number + len(chosen)
-            counts.update(dict.fromkeys(chosen, depth))
-        return Choice(counts, tokens, seconds)
+            if tokens * best.seconds > best.tokens * seconds:
+                best = Choice(dict(counts), tokens, seconds)
+        return best
 
-    def gain(self, one: Candidate, expected: float, room: float) -> tuple[int, float]:
-        """Return how many tokens would be guessed for one sequence alone, and the seconds that this would save until
-        its end, which is `expected` tokens away, if the draft model held it."""
+    def saved(self, one: Candidate, expected: float, room: float) -> float:
+        """Return the seconds that guesses for one sequence alone would save until its end, which is `expected` tokens
+        away, if the draft model held it."""
         choice = self.choose([one], room)
         more, cost = choice.tokens - self.tokens, choice.seconds - self.alone
         saved = more * self.alone / self.tokens - cost
-        return choice.counts.get(one.seq, 0), saved * expected / (1 + more)
+        return saved * expected / (1 + more)
 
     def _row(self, seq: Sequence, number: int) -> float:
         """Return the seconds of a row of the draft model, and of verifying the guess as number `number` of a step."""
@@ -164,23 +180,23 @@ class Chooser(NamedTuple):
 
 
 def _behind(state: EngineState, candidates: Items[Candidate], chooser: Chooser, room: float) -> Iterator[Wanted]:
-    """Yield sequences whose known tokens the draft model should compute in a chunk."""
-    price, left = chooser.prices.token, _most_caught_up(chooser, room)
+    """Yield sequences of which the draft model lacks many tokens, and should compute as many as fit."""
+    left = _most_caught_up(chooser, room)
     for one in candidates:
-        if one.is_short or left <= SHORT:
+        if one.is_short or left <= 0 or one.seq.num_generated < BEGIN_AFTER:
             continue
-        count, saved = chooser.gain(one, _expected(state, one.seq), room)
-        if saved > price * one.missing:
+        saved = chooser.saved(one, _expected(state, one.seq), room)
+        if saved > chooser.prices.seconds((ceil(one.missing / MOST_CAUGHT_UP), one.missing)):
             most = min(one.missing, left)
-            left -= most
-            yield Wanted(one, most, count)
+            left, room = left - most, room - chooser.prices.row * most
+            counts = chooser.choose([one], room).counts if most == one.missing else {}
+            yield Wanted(one, most, counts.get(one.seq, 0))
 
 
 def _most_caught_up(chooser: Chooser, room: float) -> int:
-    """Return how many tokens the draft model may compute in chunks: as many as fit into `room` seconds, into what the
-    step takes anyway and into `MOST_CAUGHT_UP`."""
-    price, seconds = chooser.prices.token, min(room, chooser.alone)
-    return int(max(0.0, min(MOST_CAUGHT_UP, seconds / price if price else MOST_CAUGHT_UP)))
+    """Return how many tokens of one pass fit into `room` seconds, at most `MOST_CAUGHT_UP`."""
+    row, seconds = chooser.prices.row, room - chooser.prices.one_pass
+    return int(max(0.0, min(MOST_CAUGHT_UP, seconds / row if row else MOST_CAUGHT_UP)))
 
 
 def _expected(state: EngineState, seq: Sequence) -> float:

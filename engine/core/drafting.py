@@ -23,15 +23,12 @@ FIRST_ACCEPTANCE, FIRST_DRAFTED = 0.5, 0.8
 """Acceptance before any proposal, and before any of the draft model, which is trained to be right."""
 NEWEST_PROPOSAL = 1 / 8
 """Weight of the newest proposal in an acceptance, which follows a passage that repeats within a few steps."""
-SHORT = 4
-"""Maximum number of a sequence's known tokens that the draft model computes row by row, like decodes; it computes more
-of them as a chunk. After a step it lacks one or two."""
 NEWEST_SEQUENCE, RETRY, MOST_ADAPTERS = 1 / 4, 1 / 64, 1024
 """Weight of the newest sequence in the acceptance that an adapter's sequences begin with, part of the way back to
 `FIRST_DRAFTED` that it goes with each of them, and maximum number of adapters for which it is kept."""
-FORGETTING, KNOWN_AFTER = 0.95, 8
-"""Factor by which `DraftCosts` discounts an observation with each later one, and number of them from which on it
-predicts: the first ones take longer, because tapes are recorded."""
+FORGETTING, FIRST_WORK = 0.95, ((1, 1), (4, 8), (1, 32))
+"""Factor by which `DraftCosts` discounts an observation with each later one, and numbers of passes and rows that it
+begins with."""
 RIDGE = 1e-6
 
 
@@ -80,24 +77,21 @@ class Drafting:
 
 
 class DraftPrices(NamedTuple):
-    """Seconds that drafting takes for each pass over the draft model's weights, each row that is computed one by one,
-    and each token that is computed in a chunk."""
+    """Seconds that drafting takes for each pass over the draft model's weights and each row that passes compute."""
 
     one_pass: float
     row: float
-    token: float
 
-    def seconds(self, work: tuple[int, int, int]) -> float:
-        """Return the predicted seconds of what `work_of` counts."""
-        return sum(price * count for price, count in zip(self, work, strict=True))
+    def seconds(self, work: tuple[int, int]) -> float:
+        """Return the predicted seconds of numbers of passes and rows."""
+        return self.one_pass * work[0] + self.row * work[1]
 
 
-def work_of(sequences: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
-    """Return the numbers of passes, of rows and of tokens in chunks for sequences that are given by the numbers of
-    their known tokens to compute and of those to guess. The pass that computes known tokens makes the first guesses."""
+def work_of(sequences: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Return the numbers of passes and rows for sequences that are given by the numbers of their known tokens to
+    compute and of those to guess. The pass that computes known tokens makes the first guesses."""
     passes = max((max(1, guessed) for _, guessed in sequences), default=0)
-    rows = sum((known if known <= SHORT else 0) + max(0, guessed - 1) for known, guessed in sequences)
-    return passes, rows, sum(known for known, _ in sequences if known > SHORT)
+    return passes, sum(known + max(0, guessed - 1) for known, guessed in sequences)
 
 
 class DraftCosts:
@@ -105,22 +99,26 @@ class DraftCosts:
     Like the step-time model, it uses recursive least squares on relative errors."""
 
     def __init__(self) -> None:
-        self._normal: Matrix = [[0.0] * 3 for _ in range(3)]
-        self._right = [0.0] * 3
-        self._prices = [0.0] * 3
-        self._seen = 0
+        self._normal: Matrix = [[0.0] * 2 for _ in range(2)]
+        self._right = [0.0] * 2
+        self._prices = [0.0] * 2
+        self._is_begun = False
 
-    @property
-    def is_known(self) -> bool:
-        return self._seen >= KNOWN_AFTER
-
-    @property
-    def prices(self) -> DraftPrices:
-        return DraftPrices(*self._prices)
+    def prices(self, first: DraftPrices) -> DraftPrices:
+        """Return the prices. At the first call, they are `first`, as if work of the sizes `FIRST_WORK` had been
+        observed: observations of one size, of which there may be many, do not tell passes from rows."""
+        if not self._is_begun:
+            self._is_begun = True
+            for work in FIRST_WORK:
+                self._note(work, first.seconds(work))
+        one_pass, row = self._prices
+        return DraftPrices(one_pass, row)
 
     def observe(self, drafted: Sequence[Drafted], seconds: float) -> None:
         """Learn from one step's drafting, which took `seconds`."""
-        work = work_of([(one.num_computed, len(one.tokens)) for one in drafted])
+        self._note(work_of([(one.num_computed, len(one.tokens)) for one in drafted]), seconds)
+
+    def _note(self, work: tuple[int, int], seconds: float) -> None:
         if seconds <= 0:
             return
         for i, term in enumerate(work):
@@ -128,7 +126,6 @@ class DraftCosts:
                 have * FORGETTING + term * other / seconds**2 for have, other in zip(self._normal[i], work, strict=True)
             ]
             self._right[i] = self._right[i] * FORGETTING + term / seconds
-        self._seen += 1
         normal = [list(row) for row in self._normal]
         for i, row in enumerate(normal):
             row[i] += RIDGE * max(one[j] for j, one in enumerate(self._normal))

@@ -214,6 +214,10 @@ class BatchState:
         line = self._lines[request_id]
         return self.tokens[line, : self.num_tokens[line]]
 
+    def add_pages(self, request_id: str, pages: Sequence[PageId]) -> None:
+        """Appends pages to a running request's block table."""
+        self._add_pages(self._lines[request_id], pages)
+
     def rewrite(self, request_id: str, start: int, tokens: Ints) -> None:
         """Replaces a running request's tokens from position `start` on by `tokens`."""
         line, end = self._lines[request_id], start + len(tokens)

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from engine.config import EngineConfig
-from engine.core.drafting import SHORT
 from engine.core.types import (
     AdapterHash,
     Admission,
@@ -120,6 +119,8 @@ class DraftModel:
             return (), 0.0
         started, last = self._clock(), {token.request_id: token.token for token in step.tokens}
         ended = {name for name, token in last.items() if token in self._eos_token_ids} | step.failed.keys()
+        for ask in step.drafts:
+            self._give_pages(ask)
         asks = [ask for ask in step.drafts if ask.request_id not in ended]
         drafted = self.draft(asks, batch.known) if asks else ()
         return drafted, self._clock() - started
@@ -128,41 +129,42 @@ class DraftModel:
     def draft(self, asks: Sequence[DraftAsk], known: Callable[[str], Ints]) -> tuple[Drafted, ...]:
         """Computes known tokens and guesses the next ones, all requests in the same passes. `known` returns a request's
         known tokens, int32 [num_known]."""
-        for ask in asks:
-            if ask.request_id not in self._held:
-                self._admit(ask)
         chunks = [self._catch_up(ask, known(ask.request_id)) for ask in asks]
         newest = self._compute(chunks)
         guesses: dict[str, list[int]] = {ask.request_id: [] for ask in asks}
-        wanted = {ask.request_id: ask.guesses for ask, chunk in zip(asks, chunks, strict=True) if chunk.samples}
-        while True:
-            for request_id in wanted:
-                guesses[request_id].append(newest[request_id])
-            wanted = {name: count for name, count in wanted.items() if len(guesses[name]) < count}
-            if not wanted:
-                break
-            newest = self._compute([self._append(name, guesses[name][-1]) for name in wanted])
+        wanted = {ask.request_id: ask.guesses for ask in asks if self._holds_all(ask.request_id, known)}
+        for number in range(1, 1 + max(wanted.values(), default=0)):
+            wanted = {name: count for name, count in wanted.items() if count >= number}
+            for name in wanted:
+                guesses[name].append(newest[name])
+            more = [self._append(name, newest[name]) for name, count in wanted.items() if count > number]
+            newest = self._compute(more) if more else {}
         return tuple(
             Drafted(ask.request_id, chunk.num_tokens, self._held[ask.request_id], tuple(guesses[ask.request_id]))
             for ask, chunk in zip(asks, chunks, strict=True)
         )
 
-    def _admit(self, ask: DraftAsk) -> None:
+    def _give_pages(self, ask: DraftAsk) -> None:
+        """Adds an ask's pages to its request, which is admitted if it is not known."""
+        if ask.request_id in self._held:
+            self._batch.add_pages(ask.request_id, ask.new_pages)
+            return
         slot = self._arena.adapter_slot(ask.adapter_hash if ask.adapter_hash in self._adapters else None)
-        self._batch.admit(Admission(ask.request_id, (), 0, 0, (), None, SamplingParams()), slot)
+        self._batch.admit(Admission(ask.request_id, (), 0, 0, ask.new_pages, None, SamplingParams()), slot)
         self._held[ask.request_id] = 0
 
     def _catch_up(self, ask: DraftAsk, known: Ints) -> ScheduledChunk:
-        """Takes over the known tokens that the model is to compute, and returns their chunk. A few of them become rows
-        of their own, as proposals do, so that the pass is computed like a step of decodes."""
+        """Takes over the known tokens that the model is to compute, and returns their chunk. They become rows of their
+        own, as proposals do, so that the pass is computed, and replayed from a tape, like a step of decodes."""
         name, held = ask.request_id, self._batch.known(ask.request_id)[: self._held[ask.request_id]]
         start = _num_alike(held, known)
         end = min(len(known), start + ask.most)
         self._batch.rewrite(name, start, known[start:end])
         self._held[name] = end
-        samples = end == len(known) and ask.guesses > 0
-        rows = tuple(known[start + 1 : end].tolist()) if samples and end - start <= SHORT else ()
-        return ScheduledChunk(name, start, end - start, ask.new_pages, samples, rows)
+        return ScheduledChunk(name, start, end - start, (), True, tuple(known[start + 1 : end].tolist()))
+
+    def _holds_all(self, request_id: str, known: Callable[[str], Ints]) -> bool:
+        return self._held[request_id] == len(known(request_id))
 
     def _append(self, request_id: str, token: int) -> ScheduledChunk:
         place = self._held[request_id]

@@ -8,7 +8,7 @@ compressed-tensors are all of these forms.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -26,14 +26,16 @@ AT_A_TIME = 1 << 18
 class Coding:
     """How weights are coded: in `bits` (4, 5, 6 or 8) each, in groups of `group` inputs. `zero` is the code of weight
     0; None means that each group has a minimum, which is a multiple of its scale if `in_scales` is True. Scales and
-    minima are fp16 numbers or, if `shared` is not 0, multiples of fp16 units that so many groups share. Raises
-    ValueError for another number of bits or size of a group."""
+    minima are fp16 numbers or, if `shared` is not 0, multiples of fp16 units that so many groups share. `by_rows` means
+    that all groups of an output have one scale, and that the weights were made for activations in 8 bits with a scale
+    for each row. Raises ValueError for another number of bits or size of a group."""
 
     bits: int
     group: int
     zero: int | None = None
     in_scales: bool = False
     shared: int = 0
+    by_rows: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.bits not in (4, 5, 6, 8):

@@ -26,6 +26,7 @@ CODINGS = {
     "int4": INT4,
     "int8": INT8,
 }
+BY_ROWS = Coding(8, 128, 128, by_rows=True)
 ROWS = (1, 16, 64, 200, 300)
 
 
@@ -49,6 +50,12 @@ def quantized_checks(tiny: bool, device: torch.device) -> Iterator[tuple[str, Ch
         yield f"{form}, bits of a row", partial(check_bits, weight, rows[:-1], dtype)
         if device.type == "cuda":
             yield f"{form}, replayed", partial(check_replay, weight, dtype)
+    if device.type == "cuda":
+        for name, shape in shapes.items():
+            weight = random_weight(BY_ROWS, shape, device)
+            yield f"int8 by rows, {name}", partial(check_int8, weight, rows, dtype)
+        yield "int8 by rows, bits of a row", partial(check_bits, weight, rows, dtype)
+        yield "int8 by rows, replayed", partial(check_replay, weight, dtype)
     yield from fp8_checks(shapes, rows, dtype, device)
 
 
@@ -69,13 +76,32 @@ def random_fp8(shape: tuple[int, int], device: torch.device) -> Fp8Weight:
 
 
 def check_fp8(weight: Fp8Weight, rows: Sequence[int], dtype: torch.dtype) -> float:
-    """Return the largest relative error over numbers of rows, of products of activations as they are coded."""
+    return check_coded(weight, rows, dtype, torch.float8_e4m3fn, 2.0**-4, 2.0**-9)
+
+
+def check_int8(weight: QuantizedWeight, rows: Sequence[int], dtype: torch.dtype) -> float:
+    return check_coded(weight, rows, dtype, torch.int8, 0.0, 0.501)
+
+
+def check_coded(
+    weight: Fp8Weight | QuantizedWeight,
+    rows: Sequence[int],
+    dtype: torch.dtype,
+    codes_dtype: torch.dtype,
+    rtol: float,
+    atol: float,
+) -> float:
+    """Return the largest relative error over numbers of rows, of products of activations as they are coded. `rtol`, and
+    `atol` in scales of a row, bound the error of a coded activation."""
     linear, exact, errors = DeviceLinear([weight], None, dtype), weight.dequantize(), []
     for count in rows:
         x = inputs(count, weight.shape[1], dtype, weight.device)
-        codes, scales = code_rows(x, torch.float8_e4m3fn)
-        torch.testing.assert_close(codes.float() * scales, x.float(), rtol=2.0**-4, atol=float(scales.max()) * 2.0**-9)
-        errors.append(relative_error(linear(x), (codes.float() * scales) @ exact.T, dtype))
+        codes, scales = code_rows(x, codes_dtype)
+        coded = codes.float() * scales
+        assert ((coded - x.float()).abs() <= rtol * x.float().abs() + atol * scales).all(), (
+            "activations are coded wrong"
+        )
+        errors.append(relative_error(linear(x), coded @ exact.T, dtype))
     return max(errors)
 
 
@@ -85,6 +111,8 @@ def random_weight(coding: Coding, shape: tuple[int, int], device: torch.device) 
     groups = shape[0], shape[1] // coding.group
     codes = torch.randint(0, 1 << coding.bits, shape, dtype=torch.uint8, device=device, generator=generator)
     scales = (torch.rand(groups, device=device, generator=generator) * 0.01 + 0.001).half()
+    if coding.by_rows:
+        scales = scales[:, :1].expand(groups).contiguous()
     if coding.zero is not None:
         return QuantizedWeight(coding, codes, scales)
     zeros = torch.randint(0, 1 << coding.bits, groups, device=device, generator=generator).half()

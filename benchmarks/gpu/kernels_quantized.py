@@ -6,15 +6,23 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu.correct_quantized import inputs, random_fp8, random_weight
+from benchmarks.gpu.correct_quantized import BY_ROWS, inputs, random_fp8, random_weight
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.shapes import groups_of, model_dtype, model_spec
 from benchmarks.gpu.timing import memory_bandwidth, time_calls
-from lora_kernels.gpu.quantized_linear import DeviceLinear, QuantizedPart
+from lora_kernels.gpu.quantized_linear import DeviceLinear
+from lora_kernels.gpu.quantized_weights import stored_bits
 from lora_kernels.linear import Linear, make_linear, multiplies_fp8
 from lora_kernels.quantized import FP8, INT4, INT8, AnyCoding, Coding
 
-FORMS = {"bf16": None, "4 bits of 128": Coding(4, 128, 8), "int4": INT4, "int8": INT8, "fp8": FP8}
+FORMS = {
+    "bf16": None,
+    "4 bits of 128": Coding(4, 128, 8),
+    "int4": INT4,
+    "int8": INT8,
+    "int8 by rows": BY_ROWS,
+    "fp8": FP8,
+}
 ROWS = (1, 16, 64, 256, 2048)
 LAYERS = 4
 """Layers that are timed, so that no cache holds their weights."""
@@ -26,7 +34,9 @@ def run(journal: Journal) -> None:
     bandwidth, spec = memory_bandwidth(device, journal.tiny), model_spec(journal.tiny)
     shapes = {group.name: (sum(group.out_features), group.in_features) for group in groups_of(spec)}
     for form, coding in FORMS.items():
-        if coding is FP8 and not multiplies_fp8(device, model_dtype(journal.tiny)):
+        if (coding is FP8 and not multiplies_fp8(device, model_dtype(journal.tiny))) or (
+            coding is BY_ROWS and journal.tiny
+        ):
             continue
         for name, shape in {"o": (130, 256)}.items() if journal.tiny else shapes.items():
             with journal.case(f"{form}, {name}", LEAST_S):
@@ -53,5 +63,6 @@ def make_layer(
         return make_linear(weight), weight.nbytes
     if not isinstance(coding, Coding):
         return DeviceLinear([random_fp8(shape, device)], None, dtype), shape[0] * shape[1]
+    bits = stored_bits(coding)
     linear = DeviceLinear([random_weight(coding, shape, device)], None, dtype)
-    return linear, sum(part.weight.nbytes for part in linear.parts if isinstance(part, QuantizedPart))
+    return linear, round(shape[0] * shape[1] * (bits or 16) / 8)

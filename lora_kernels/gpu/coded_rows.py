@@ -14,11 +14,13 @@ LARGEST = {torch.float8_e4m3fn: LARGEST_FP8, torch.int8: 127.0}
 BLOCK = 4096
 
 
-def code_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Returns rows [num_rows, width], contiguous, in 8 bits: codes in `dtype` (e4m3 or int8), of the same shape, and
-    scales, fp32 [num_rows, 1], by which they are multiplied. The largest number of a row gets the largest code. A row
-    with a number that is not finite gets a scale of NaN."""
-    codes, scales = torch.empty_like(x, dtype=dtype), x.new_empty(len(x), 1, dtype=torch.float32)
+def code_rows(x: Tensor, dtype: torch.dtype, least: int = 0) -> tuple[Tensor, Tensor]:
+    """Returns rows [num_rows, width], contiguous, in 8 bits: codes in `dtype` (e4m3 or int8), of the same shape but at
+    least `least` rows, the last of which may hold anything, and scales, fp32 [num_rows, 1], by which they are
+    multiplied. The largest number of a row gets the largest code. A row with a number that is not finite gets a scale
+    of NaN."""
+    codes = x.new_empty(max(len(x), least), x.shape[1], dtype=dtype)
+    scales = x.new_empty(len(x), 1, dtype=torch.float32)
     if len(x):
         rounds = not dtype.is_floating_point
         kernel = with_constants(code_rows_kernel, LARGEST=LARGEST[dtype], ROUNDS=rounds, BLOCK=BLOCK, num_warps=8)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lora_kernels.gpu.fp8_linear import Fp8Part, can_multiply
+from lora_kernels.gpu.int8_linear import Int8Part, has_integer_products
 from lora_kernels.gpu.launch import with_constants
 from lora_kernels.gpu.quantized_weights import DeviceWeight, pack, stored_bits
 from lora_kernels.gpu.triton_quantized import product_kernel, split_sum_kernel
@@ -146,6 +147,8 @@ def launch_options(height: int) -> dict[str, int]:
 def _make_part(weight: Weight, bias: Tensor | None, dtype: torch.dtype) -> Part:
     if isinstance(weight, Fp8Weight) and can_multiply(weight):
         return Fp8Part(weight, bias)
+    if isinstance(weight, QuantizedWeight) and has_integer_products(weight):
+        return Int8Part(weight, bias)
     if isinstance(weight, QuantizedWeight) and stored_bits(weight.coding) is not None:
         return QuantizedPart(pack(weight), bias)
     return partial(F.linear, weight=dense(weight, dtype), bias=bias)

@@ -30,6 +30,8 @@ def stored_bits(coding: Coding) -> float | None:
     """Returns the bits of device memory that a weight takes, with its part of the scale and the offset, but without
     padding. None means that a GPU does not compute with such weights as they are."""
     bits = word_bits(coding)
+    if coding.by_rows:
+        return bits
     return None if bits is None else bits + 16 * (2 if offset_kind(coding) else 1) / coding.group
 
 

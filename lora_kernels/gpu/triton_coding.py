@@ -1,4 +1,4 @@
-"""Codes rows of activations in 8 bits, with a scale for each row."""
+"""Codes rows of activations in 8 bits, with a scale for each row, and scales their products."""
 
 from __future__ import annotations
 
@@ -29,3 +29,28 @@ def code_rows_kernel(
         if ROUNDS:
             code = tl.floor(code + 0.5)
         tl.store(codes_ptr + start + k, code.to(codes_ptr.dtype.element_ty), mask=k < width)
+
+
+@triton.jit
+def scale_sums_kernel(
+    int_sums_ptr,
+    row_scales_ptr,
+    feature_scales_ptr,
+    bias_ptr,
+    out_ptr,
+    features,
+    out_stride,
+    HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Computes out[row, feature] = sum * row's scale * feature's scale + bias, for a block of features."""
+    row = tl.program_id(0)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = n < features
+    total = tl.load(int_sums_ptr + row.to(tl.int64) * features + n, mask=mask, other=0).to(tl.float32) * tl.load(
+        row_scales_ptr + row
+    )
+    total *= tl.load(feature_scales_ptr + n, mask=mask, other=0.0)
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + n, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row.to(tl.int64) * out_stride + n, total.to(out_ptr.dtype.element_ty), mask=mask)

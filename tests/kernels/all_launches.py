@@ -92,8 +92,11 @@ def _launch_sampling() -> None:
 
 
 def _launch_quantized(*, fp8: bool) -> None:
-    code_rows(torch.zeros(3, 64, dtype=BF16), FP8 if fp8 else torch.int8)
     linear = DeviceLinear([quantize(torch.ones(200, 256), Coding(4, 64, 8))], None, BF16)
     with patch.object(quantized_linear, "LARGEST_TILED", 8):
         for rows in (3, 9):
             linear(torch.zeros(rows, 256, dtype=BF16))
+    by_rows = replace(quantize(torch.ones(32, 64), Coding(8, 64, 128)), coding=Coding(8, 64, 128, by_rows=True))
+    DeviceLinear([by_rows], None, BF16)(torch.zeros(3, 64, dtype=BF16))
+    if fp8:
+        code_rows(torch.zeros(3, 64, dtype=BF16), FP8)

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from lora_kernels.gpu.coded_rows import BLOCK, LARGEST
+from lora_kernels.gpu.int8_linear import BLOCK as INT8_BLOCK
 from lora_kernels.gpu.quantized_linear import BLOCK_N, LEAST_ROWS, MOST_ROWS, SUM_BLOCK, launch_options
-from lora_kernels.gpu.triton_coding import code_rows_kernel
+from lora_kernels.gpu.triton_coding import code_rows_kernel, scale_sums_kernel
 from lora_kernels.gpu.triton_quantized import dequantise_kernel, product_kernel, split_sum_kernel
 
 POINTERS = {
@@ -15,7 +16,7 @@ POINTERS = {
     "group_scales_ptr": "fp16",
     "group_offsets_ptr": "fp16",
     "bias_ptr": "bf16",
-    "row_scales_ptr": "fp32",
+    **dict.fromkeys(("row_scales_ptr", "feature_scales_ptr"), "fp32"),
     "split_sums_ptr": "fp32",
 }
 FORMS = {"4 bits of 128": (4, 128, 1), "4 bits of 32": (4, 32, 2), "8 bits of 32": (8, 32, 0)}
@@ -36,4 +37,5 @@ def cases(capability: int) -> Iterator[tuple[str, Any, dict[str, Any], dict[str,
         if capability >= 89 or coding["ROUNDS"]:
             name = "code int8" if coding["ROUNDS"] else "code fp8"
             yield name, code_rows_kernel, coding, {"num_warps": 8}
+    yield "scale sums", scale_sums_kernel, {"HAS_BIAS": True, "BLOCK": INT8_BLOCK}, {"num_warps": 4}
     yield "split sum", split_sum_kernel, {"HAS_BIAS": True, "SPLITS": 8, "BLOCK": SUM_BLOCK}, {"num_warps": 4}

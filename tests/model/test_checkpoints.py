@@ -82,8 +82,8 @@ def awq(rng, shape, size=32):
     return section, tensors | {"scales": made.scales.T.contiguous()}, made.weights
 
 
-def compressed(form, weights, **more):
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+def compressed(form, weights, inputs=None, **more):
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
     section = {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}}
     return section | {"ignore": ["lm_head"]} | more
 
@@ -106,7 +106,7 @@ def ct_packed(rng, shape, bits=4, size=32, symmetric=False, act_order=False, str
     return compressed("pack-quantized", section), tensors, made.weights
 
 
-def ct_int8(rng, shape, strategy="channel", symmetric=True):
+def ct_int8(rng, shape, strategy="channel", symmetric=True, inputs=None):
     made = integers(rng, shape, 8, shape[1], symmetric)
     scales, weights = made.scales.bfloat16().half(), None
     zeros = torch.from_numpy(made.zeros)
@@ -121,7 +121,7 @@ def ct_int8(rng, shape, strategy="channel", symmetric=True):
     if not symmetric:
         tensors["weight_zero_point"] = (zeros - 128).to(torch.int8)
     section = {"num_bits": 8, "type": "int", "symmetric": symmetric, "strategy": strategy}
-    return compressed("int-quantized", section), tensors, weights.float()
+    return compressed("int-quantized", section, inputs), tensors, weights.float()
 
 
 def float8(rng, shape, grid, block=None):
@@ -185,6 +185,12 @@ FORMS = {
         "compressed-tensors-4bit",
     ),
     "int8": (ct_int8, {}, Coding(8, 64, 128), "compressed-tensors-8bit"),
+    "int8_rows": (
+        ct_int8,
+        {"inputs": {"num_bits": 8, "type": "int", "dynamic": True}},
+        Coding(8, 64, 128, by_rows=True),
+        "compressed-tensors-8bit",
+    ),
     "int8_tensor": (ct_int8, {"strategy": "tensor"}, Coding(8, 64, 128), "compressed-tensors-8bit"),
     "int8_zeros": (ct_int8, {"symmetric": False}, Coding(8, 64, **IN_SCALES), "compressed-tensors-8bit"),
     "float_tensor": (ct_float, {"strategy": "tensor"}, FP8, "compressed-tensors-fp8"),
@@ -230,7 +236,7 @@ MODELS = {
     "gptq": lambda rng, shape: gptq(rng, shape, sym=False, act_order=True),
     "awq": awq,
     "packed": ct_packed,
-    "int8": ct_int8,
+    "int8": lambda rng, shape: ct_int8(rng, shape, inputs={"num_bits": 8, "type": "int"}),
     "fp8": fp8_block,
 }
 

@@ -4,13 +4,15 @@ Groups of the section of config.json name targets, which are modules, their clas
 modules' weights are quantised. A module has `weight_scale` (one for each group of inputs, each output, or all) and
 `weight_packed` (int32 [out_features, in_features * bits / 32]) or `weight` (int8 or e4m3 [out_features, in_features]);
 weights that are not symmetric have `weight_zero_point`, and groups whose inputs are no neighbours `weight_g_idx`.
-Activations, which such a checkpoint may be made to quantise as well, are not quantised as it says. Source: the package
+Activations, which such a checkpoint may be made to quantise as well, are not quantised as it says, except that a GPU
+codes them in 8 bits with a scale for each row, if weights in integers were made for that. Source: the package
 compressed-tensors.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -43,7 +45,8 @@ STRATEGIES = ("tensor", "channel", "group", "block")
 
 class Scheme(NamedTuple):
     """How the weights of a group of modules are quantised: in packed integers, integers or e4m3; `size` is the number
-    of inputs that share a scale, 0 for all, and `rows` of outputs, 0 for all."""
+    of inputs that share a scale, 0 for all, and `rows` of outputs, 0 for all. `codes_rows` says that activations have
+    integers of 8 bits, too."""
 
     packed: bool
     is_float: bool
@@ -51,6 +54,7 @@ class Scheme(NamedTuple):
     symmetric: bool
     size: int
     rows: int
+    codes_rows: bool
 
     def size_for(self, shape: tuple[int, int]) -> tuple[int, int]:
         """Returns the numbers of outputs and inputs that share a scale."""
@@ -87,6 +91,8 @@ class CompressedTensors:
     def _integers(self, module: str, weight: str, shape: tuple[int, int], scheme: Scheme) -> Layer:
         rows, size = scheme.size_for(shape)
         coding = integer_coding(weight, shape[1], scheme.bits, size, scheme.symmetric)
+        if scheme.codes_rows and coding.bits == 8 and coding.zero is not None and size == shape[1]:
+            coding = replace(coding, by_rows=True)
         grid = shape[0] // rows, shape[1] // size
         if scheme.packed:
             self._stored.require(weight, ("I32",), (shape[0], _words(shape[1], coding.bits)))
@@ -157,7 +163,9 @@ def _scheme(group: Json, form: str) -> Scheme | None:
     rows, columns = {"tensor": (0, 0), "channel": (1, 0), "group": (1, size), "block": (0, 0)}[strategy]
     if strategy == "block":
         rows, columns = weights["block_structure"]
-    return Scheme(form == FORMATS[0], is_float, bits, bool(weights.get("symmetric", True)), columns, rows)
+    inputs = group.get("input_activations") or {}
+    codes_rows = (inputs.get("num_bits"), inputs.get("type", "int")) == (8, "int")
+    return Scheme(form == FORMATS[0], is_float, bits, bool(weights.get("symmetric", True)), columns, rows, codes_rows)
 
 
 def _find_target(module: str, kind: str, targets: tuple[str, ...]) -> str | None:

@@ -74,6 +74,18 @@ def test_a_model_that_equals_the_large_one_is_right(tiny_llama, other_llama):
     assert counters.accepted_tokens < 0.1 * counters.proposed_tokens
 
 
+def test_an_eos_token_that_ends_nothing_ends_no_drafting(tiny_llama):
+    """The step after which nothing is guessed has pages for the next ones."""
+    params = SamplingParams(60, temperature=0.9, seed=5, logit_bias=((2, 4.0),), ignore_eos=True, logprobs=97)
+    schedule = Schedule((Arrival(0, Request("r", (5, 9, 17), params)),), 0, 0, 0, 0, True)
+    expected, _ = run(tiny_llama, {}, schedule, BIG_CORE)
+    streams, counters = drafted(tiny_llama, tiny_llama, {}, schedule, BIG_CORE)
+    tokens = [token for token, _ in expected["r"]]
+    assert 5 < tokens.count(2) < 55
+    assert [token for token, _ in streams["r"]] == tokens
+    assert counters.proposed_tokens > 20
+
+
 @pytest.fixture
 def paired(tmp_path):
     """Return the folders of two adapters, the same but for that the first has a part for the draft model, too."""

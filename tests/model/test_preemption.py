@@ -128,6 +128,7 @@ def run(model, adapter_folders, schedule, core, overlaps=False, **options):
         if step > schedule.arrivals[-1].step and not engine.state.has_work:
             break
     assert leftovers(engine.state) == []
+    assert not runner._arena.pages[0].any()
     return streams, engine.state.counters
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Items
 from math import ceil
 from typing import NamedTuple
 
-from engine.core.drafting import DRAFT, DraftPrices, work_of
+from engine.core.drafting import DRAFT, FIRST_ACCEPTANCE, DraftPrices, work_of
 from engine.core.page_budget import PageBudget
 from engine.core.proposals import MOST_DECODES, speculating
 from engine.core.sequence import Sequence
@@ -29,7 +29,7 @@ step it lacks one or two."""
 MOST_CAUGHT_UP = 32
 """Maximum number of tokens that the draft model computes in a step of sequences of which it lacks more: about as many
 as make the pass take twice as long."""
-BEGIN_AFTER = 8
+BEGIN_AFTER = 16
 """Number of tokens of an answer after which the draft model begins to compute its known tokens: by then it shows
 whether other proposals, which cost nothing, are right, and the shortest answers have ended."""
 FIRST_SHARE = 0.25
@@ -180,10 +180,12 @@ class Chooser(NamedTuple):
 
 
 def _behind(state: EngineState, candidates: Items[Candidate], chooser: Chooser, room: float) -> Iterator[Wanted]:
-    """Yield sequences of which the draft model lacks many tokens, and should compute as many as fit."""
+    """Yield sequences of which the draft model lacks many tokens, and should compute as many as fit: not those whose
+    other proposals have been right more often than not of late."""
     left = _most_caught_up(chooser, room)
     for one in candidates:
-        if one.is_short or left <= 0 or one.seq.num_generated < BEGIN_AFTER:
+        is_begun = one.seq.num_generated >= BEGIN_AFTER and one.seq.acceptance <= FIRST_ACCEPTANCE
+        if one.is_short or left <= 0 or not is_begun:
             continue
         saved = chooser.saved(one, _expected(state, one.seq), room)
         if saved > chooser.prices.seconds((ceil(one.missing / MOST_CAUGHT_UP), one.missing)):
@@ -200,11 +202,13 @@ def _most_caught_up(chooser: Chooser, room: float) -> int:
 
 
 def _expected(state: EngineState, seq: Sequence) -> float:
-    """Return the expected number of tokens until a sequence ends."""
+    """Return the expected number of tokens until a sequence ends, without those that other proposals will yield if they
+    yield the same share as before."""
     request = seq.request
     share = state.ledger.used_share
     expected = request.params.max_tokens * share if request.expected_tokens is None else request.expected_tokens
-    return max(0.0, expected - seq.num_generated)
+    others = sum(one.accepted for one in seq.tally.counts if one.proposer != DRAFT)
+    return max(0.0, expected - seq.num_generated) * (1 - others / max(1, seq.num_generated))
 
 
 def _ask(state: EngineState, pages: PageBudget, wanted: Wanted) -> DraftAsk | None:

@@ -21,14 +21,14 @@ from gateway.terminal.output import atomic_file, check_writable, exit_with_error
 HELP = """Print how far forms of a model's weights move its log-probabilities from those of the same weights in fp32.
 
 Each form is loaded in this process in turn, without a server, and scores the tokens of a text. `auto` are the weights
-as they are stored, and `int8` and `int4` quantise them. Perplexity is that of the text.
+as they are stored, and `int8`, `int4` and, on a GPU, `fp8` quantise them. Perplexity is that of the text.
 
 - `loralane eval drift` measures the demo's model
 - `loralane eval drift ./llama --forms auto,int8,int4 --adapter support=./adapters/support --text tickets.txt`
 """
 EXACT = "fp32"
 """Name of the form to which the others are compared."""
-FORMS = ("auto", "int8", "int4")
+FORMS = ("auto", "int8", "int4", "fp8")
 PIECE = 1200
 """Characters of a text that are scored as one prompt: some 300 tokens."""
 LARGE = 0.99
@@ -48,7 +48,7 @@ class Drift(Struct, frozen=True):
 
 def drift(
     model: Annotated[str, typer.Argument(help="As for serve --model.")] = "embedded",
-    forms: Annotated[str, typer.Option(metavar="A,B,...", help="Forms of weights: auto, int8, int4.")] = "auto",
+    forms: Annotated[str, typer.Option(metavar="A,B,...", help="Forms of weights: auto, int8, int4, fp8.")] = "auto",
     adapter: Annotated[list[str] | None, typer.Option(metavar="NAME=FOLDER", help="Adapter; repeatable.")] = None,
     text: Annotated[Path | None, typer.Option(help="Text to score; default: questions and answers.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the figures here.")] = None,

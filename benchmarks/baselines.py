@@ -216,7 +216,7 @@ def judge(regime: str, rate: float, jobs: Sequence[Job], progress: dict[str, Pro
 
 
 def report(outcomes: Sequence[Outcome]) -> Table:
-    table = Table(title="Batching and order on one engine")
+    table = Table(title="Batching and order on one engine; latencies are those of the interactive third")
     for column in ("requests/s", "regime", "tokens/s", "TTFT p50, s", "TTFT p99, s", "E2E p50, s", "padding"):
         table.add_column(column, justify="left" if column == "regime" else "right")
     for one in outcomes:
@@ -253,6 +253,8 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="also draw the figures here")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
+    if args.requests < 1 or not all(0 < rate < math.inf for rate in args.rates):
+        parser.error("--requests and --rates must be positive, and --rates finite")
     console = Console()
     bench = Bench(prepare_model(args.model, args.data_dir, console), args.data_dir / "engine")
     runs = [(rate, regime) for rate in (math.inf, *args.rates) for regime in args.regimes]

@@ -21,7 +21,7 @@ MOST_TOKENS = 512
 
 
 class Context:
-    """A model with a context of `streams` sequences of `length` tokens, computed by two threads."""
+    """A model with a context of `streams` sequences of `length` tokens, computed by `threads` threads."""
 
     def __init__(self, path: str, streams: int, length: int, threads: int) -> None:
         lib.llama_backend_init()
@@ -35,6 +35,8 @@ class Context:
         params.n_batch = params.n_ubatch = MOST_TOKENS
         params.n_threads = params.n_threads_batch = threads
         self._context = lib.llama_init_from_model(self._model, params)
+        if not self._context or streams > MOST_TOKENS:
+            raise ValueError(f"llama.cpp has no context for {streams} sequences")
         self._batch = lib.llama_batch_init(MOST_TOKENS, 0, 1)
         self.vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))
 

@@ -74,7 +74,7 @@ FORMS: Mapping[str, Form] = {
 def fits(shape: Shape, form: Form, accelerator: Accelerator, ranks: int) -> bool:
     """Return whether a model can be served by `ranks` devices: its heads can be divided among them, they have FP8 if it
     is needed, and there is room for at least a sequence of 1,024 tokens."""
-    if shape.heads % ranks or (form.is_fp8 and not accelerator.flop8_per_s):
+    if shape.heads % ranks or shape.kv_heads % ranks or (form.is_fp8 and not accelerator.flop8_per_s):
         return False
     return pool_bytes(shape, form, accelerator, ranks) >= 1024 * shape.kv_bytes(form.kv_bytes)
 

@@ -12,7 +12,7 @@ from engine.sim.analysis import Analysis
 from engine.sim.capacity import Demand, Steady, mixed_step_s, prefill_s, serve
 
 LENGTH_MARGIN = 1.1
-"""Multiple of the 99th percentile of whole lengths that sequences may have."""
+"""Multiple of the 99th percentile of whole lengths that sequences may have at least."""
 LENGTH_STEP = 64
 TTFT_MARGIN, ITL_MARGIN = 1.5, 2.0
 """Multiples of the seconds that a long prompt takes alone, and of a step that only decodes, that goals should leave."""
@@ -61,10 +61,13 @@ def round_up(value: float) -> float:
 
 
 def _lengths(found: Analysis, core: CoreConfig) -> Iterator[Setting]:
-    wanted = math.ceil(found.whole.p99 * LENGTH_MARGIN / LENGTH_STEP) * LENGTH_STEP
+    usual, most = found.whole.p99 * LENGTH_MARGIN, found.whole.most
+    wanted = math.ceil(max(usual, most) / LENGTH_STEP) * LENGTH_STEP
     reason = f"{LENGTH_MARGIN} times the 99th percentile of prompt and answer together, {found.whole.p99:,} tokens"
+    if most > usual:
+        reason = f"the longest prompt and answer together, {most:,} tokens"
     if wanted > core.max_model_len:
-        wanted, reason = core.max_model_len, f"all that the device's file allows; {reason} would be {wanted:,}"
+        wanted, reason = core.max_model_len, f"all that the engine allows; {reason}, would be {wanted:,}"
     yield Setting("engine.max_model_len", wanted, reason)
 
 
@@ -97,14 +100,14 @@ def _notes(found: Analysis, device: DeviceSpec, core: CoreConfig, steady: Steady
         needed = math.ceil((found.busiest or 0.0) / steady.rate)
         yield (
             f"one {device.name} serves {steady.rate:.3g} of the {found.busiest:.3g} requests a second of the busiest "
-            f"minute: {needed} engines are needed"
+            f"minute: at least {needed} engines are needed"
         )
     if found.reuse.curve:
         held = core.num_pages * core.block_size
         yield (
-            f"of the {found.reuse.share:.0%} of prompt tokens that were computed before, the {held:,} tokens of an "
-            f"engine's pages find {found.reuse.share_with(held):.0%} at most; nine tenths of them need "
-            f"{found.reuse.tokens_for(0.9):,} tokens"
+            f"{found.reuse.share:.0%} of all prompt tokens were computed before: a prefix cache of the {held:,} tokens "
+            f"of an engine's pages finds {found.reuse.share_with(held):.0%} of all, and nine tenths of those computed "
+            f"before need one of {found.reuse.tokens_for(0.9):,}"
         )
     if found.whole.most > core.max_model_len:
-        yield f"the longest request has {found.whole.most:,} tokens; the device's file allows {core.max_model_len:,}"
+        yield f"the longest request has {found.whole.most:,} tokens; the engine allows {core.max_model_len:,}"

@@ -14,6 +14,8 @@ from engine.sim.reuse import Reuse, measure_reuse
 from engine.sim.trace_formats import Trace
 
 MINUTE = 60.0
+SHORTEST = 1.0
+"""Seconds that a trace lasts at least if it has a rate."""
 WINDOWS = (60.0, 600.0)
 """Windows in seconds for which an adapter that was asked for counts as part of the working set."""
 MOST_ZIPF = 10.0
@@ -63,9 +65,9 @@ class Analysis:
     seconds: float
     """Seconds from the first arrival to the last."""
     rate: float | None
-    """Mean arrivals a second. None means that all arrive at once."""
+    """Mean arrivals a second. None means that all arrive within `SHORTEST`."""
     busiest: float | None
-    """Arrivals a second of the busiest minute."""
+    """Arrivals a second of the busiest minute. None means that all arrive within `SHORTEST`."""
     cv: float | None
     """Coefficient of variation of the gaps between arrivals: 1 is a Poisson process, more is bursty."""
     prompt: Spread
@@ -90,8 +92,8 @@ def analyze(trace: Trace) -> Analysis:
     return Analysis(
         requests=len(trace),
         seconds=seconds,
-        rate=(len(trace) - 1) / seconds if seconds else None,
-        busiest=_busiest(times) if seconds else None,
+        rate=(len(trace) - 1) / seconds if seconds >= SHORTEST else None,
+        busiest=_busiest(times) if seconds >= SHORTEST else None,
         cv=_variation([after - before for before, after in pairwise(times)]),
         prompt=Spread.of(arrival.prompt_tokens for arrival in trace),
         output=Spread.of(arrival.output_tokens for arrival in trace),
@@ -105,11 +107,11 @@ def analyze(trace: Trace) -> Analysis:
 
 def _busiest(times: Sequence[float]) -> float:
     """Return the most arrivals a second within any minute, or within the whole trace if it is shorter. `times`
-    ascend."""
+    ascend; of a window's two ends, only the later one belongs to it."""
     window = min(MINUTE, times[-1] - times[0])
     most = first = 0
     for last, time in enumerate(times):
-        while times[first] < time - window:
+        while times[first] <= time - window:
             first += 1
         most = max(most, last - first + 1)
     return most / window

@@ -45,9 +45,11 @@ class Steady:
 
 
 def most_seqs(core: CoreConfig, demand: Demand) -> int:
-    """Return the number of sequences that decode at a time at most: by `max_seqs`, the token budget and the pages."""
+    """Return the number of sequences that decode at a time at most: by `max_seqs`, the pages, and the token budget,
+    which has to have room for the prompts of the sequences that follow, too."""
     pages = math.ceil((demand.reserved or demand.held) / core.block_size)
-    return max(1, min(core.max_seqs, core.token_budget, core.num_pages // pages))
+    budgeted = core.token_budget / (1 + demand.prompt / demand.output)
+    return max(1, min(core.max_seqs, int(budgeted), core.num_pages // pages))
 
 
 def serve(device: DeviceSpec, core: CoreConfig, demand: Demand, rate: float) -> Steady:
@@ -59,6 +61,16 @@ def serve(device: DeviceSpec, core: CoreConfig, demand: Demand, rate: float) -> 
         low, high = (low, middle) if _rate(device, core, demand, middle) >= rate else (middle + 1, high)
     served = _rate(device, core, demand, low)
     return Steady(low, _step_s(device, core, demand, low), served, served >= rate)
+
+
+def rate_within(device: DeviceSpec, core: CoreConfig, demand: Demand, step_s: float) -> float:
+    """Return the highest rate, in requests a second, at which an average step takes at most `step_s` seconds, or that
+    of one sequence at a time if its steps are longer."""
+    low, high = 1, most_seqs(core, demand)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if _step_s(device, core, demand, middle) <= step_s else (low, middle - 1)
+    return _rate(device, core, demand, low)
 
 
 def mixed_step_s(device: DeviceSpec, core: CoreConfig, demand: Demand, seqs: int, prompt: int) -> float:

@@ -10,7 +10,7 @@ from engine.core.config import CoreConfig, LaneGoals
 from engine.executor.cost import DeviceSpec, RooflineCost
 from engine.sim.accelerators import ACCELERATORS, FORMS, device_of, fits, weight_bytes
 from engine.sim.analysis import Analysis
-from engine.sim.capacity import Demand, Steady, mixed_step_s, prefill_s, serve
+from engine.sim.capacity import Demand, Steady, mixed_step_s, prefill_s, rate_within, serve
 from engine.sim.report import Report
 from engine.sim.run import Progress, Setup, simulate
 from engine.sim.scenario import Scenario
@@ -41,8 +41,9 @@ class Wish:
     goals: LaneGoals
     rank: int = 0
 
-    def demand(self, cached: float = 0.0) -> Demand:
-        """Return the average request, of whose prompt a share is `cached`."""
+    def demand(self, core: CoreConfig) -> Demand:
+        """Return the average request, for an engine whose pages hold what the prefix cache holds."""
+        cached = self.traffic.reuse.share_with(core.num_pages * core.block_size)
         prompt, output = self.traffic.prompt.mean, self.traffic.output.mean
         return Demand(prompt * (1 - cached), output, prompt + output / 2, self.rank)
 
@@ -89,11 +90,19 @@ def candidates(
     wish: Wish, accelerators: Sequence[str], forms: Sequence[str], prices: Mapping[str, float]
 ) -> list[Candidate]:
     """Return the engines of each kind that serve the traffic by arithmetic: those with the lowest cost first, or if a
-    price is missing, those with the fewest devices. `prices` has the price of a device an hour by its name."""
+    price is missing, those with the fewest devices; of equal ones, those that share layers among fewer. `prices` has
+    the price of a device an hour by its name. Raises ValueError if a request is longer than the model allows."""
+    if wish.traffic.whole.most > wish.shape.max_position:
+        raise ValueError(
+            f"the longest request has {wish.traffic.whole.most:,} tokens, and {wish.shape.name} computes "
+            f"{wish.shape.max_position:,} at most"
+        )
     kinds = ((name, form, ranks) for name in accelerators for form in forms for ranks in RANKS)
     found = [one for kind in kinds for one in _candidate(wish, *kind, prices)]
     is_priced = all(one.cost is not None for one in found)
-    return sorted(found, key=lambda one: (one.cost if is_priced else one.devices, one.devices, one.steady.step_s))
+    return sorted(
+        found, key=lambda one: (one.cost if is_priced else one.devices, one.devices, one.ranks, one.steady.step_s)
+    )
 
 
 def _candidate(wish: Wish, accelerator: str, form: str, ranks: int, prices: Mapping[str, float]) -> Iterator[Candidate]:
@@ -105,11 +114,11 @@ def _candidate(wish: Wish, accelerator: str, form: str, ranks: int, prices: Mapp
     core = replace(CoreConfig(**device.engine), interactive=wish.goals)
     if core.num_pages * core.block_size < wish.traffic.whole.most or not _in_time(wish, device, core):
         return
-    demand = wish.demand(wish.traffic.reuse.share_with(core.num_pages * core.block_size))
+    demand = wish.demand(core)
     most = serve(device, core, demand, math.inf)
-    engines = max(1, math.ceil(wish.rate / (HEADROOM * most.rate)))
-    while (steady := serve(device, core, demand, wish.rate / engines / HEADROOM)).step_s > wish.goals.itl_s:
-        engines += 1
+    highest = rate_within(device, core, demand, wish.goals.itl_s)
+    engines = max(1, math.ceil(wish.rate / (HEADROOM * highest)))
+    steady = serve(device, core, demand, wish.rate / engines / HEADROOM)
     price = prices.get(accelerator)
     cost = None if price is None else engines * ranks * price
     yield Candidate(accelerator, form, ranks, engines, device, core, steady, most, cost)
@@ -119,22 +128,23 @@ def _in_time(wish: Wish, device: DeviceSpec, core: CoreConfig) -> bool:
     """Return whether an engine without other requests meets the goals: the TTFT for a prompt of the 90th percentile,
     and the ITL for one decode."""
     alone = prefill_s(device, core, wish.traffic.prompt.p90, wish.rank)
-    return alone <= wish.goals.ttft_s and mixed_step_s(device, core, wish.demand(), 1, 0) <= wish.goals.itl_s
+    return alone <= wish.goals.ttft_s and mixed_step_s(device, core, wish.demand(core), 1, 0) <= wish.goals.itl_s
 
 
 def try_out(candidate: Candidate, wish: Wish, scenario: Scenario, progress: Progress = lambda _: None) -> Plan:
     """Simulate an engine's share of the traffic on the real scheduler. The goals are met if the wished share of first
-    tokens and of gaps is in time, and no request is refused."""
-    share = wish.rate / candidate.engines / (wish.traffic.rate or wish.rate)
-    report = simulate(Setup(candidate.device, candidate.core), scenario.workload(share), progress)
-    lane = report.lanes["interactive"]
+    tokens and of gaps is in time, and no request is refused. Raises ValueError if no request is interactive."""
+    rate_scale = wish.rate / candidate.engines / (wish.traffic.rate or wish.rate)
+    report = simulate(Setup(candidate.device, candidate.core), scenario.workload(rate_scale), progress)
+    if (lane := report.lanes.get("interactive")) is None:
+        raise ValueError("no simulated request is interactive: a plan is for the goals of those")
     shares = [share for share in (lane.ttft_attainment, lane.itl_attainment) if share is not None]
     return Plan(candidate, report, min(shares, default=0.0) >= wish.goals.attainment and not lane.refused)
 
 
 def with_engines(candidate: Candidate, wish: Wish, engines: int) -> Candidate:
     """Return the candidate with another number of engines."""
-    demand = wish.demand(wish.traffic.reuse.share_with(candidate.core.num_pages * candidate.core.block_size))
+    demand = wish.demand(candidate.core)
     steady = serve(candidate.device, candidate.core, demand, wish.rate / engines / HEADROOM)
     cost = candidate.cost and candidate.cost / candidate.engines * engines
     return replace(candidate, engines=engines, steady=steady, cost=cost)
@@ -143,7 +153,7 @@ def with_engines(candidate: Candidate, wish: Wish, engines: int) -> Candidate:
 def binds(candidate: Candidate, demand: Demand) -> str:
     """Return what keeps an engine from serving more: `KV memory`, `max_seqs`, `arithmetic` or `memory bandwidth`."""
     core, cost = candidate.core, candidate.device.cost
-    if candidate.most.seqs >= core.num_pages * core.block_size // max(1, math.ceil(demand.held)):
+    if candidate.most.seqs >= core.num_pages // math.ceil(demand.held / core.block_size):
         return "KV memory"
     if candidate.most.seqs >= core.max_seqs:
         return "max_seqs"

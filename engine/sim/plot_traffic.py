@@ -1,4 +1,4 @@
-"""Plots of recorded traffic: arrivals over time, and lengths of prompts and answers."""
+"""Plots of recorded traffic: lengths of prompts and answers, and what prefix caches find."""
 
 from __future__ import annotations
 

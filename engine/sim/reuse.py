@@ -27,8 +27,8 @@ class Reuse:
     prompt tokens that it finds. Empty for a trace without blocks."""
 
     def share_with(self, tokens: int) -> float:
-        """Return the share that a cache of so many tokens finds. Where that is not known, it is the share of a cache
-        without bounds."""
+        """Return the share of all prompt tokens that a cache of so many tokens finds: that of the largest size of the
+        curve that is not larger. For a trace without blocks, it is the share that the trace says."""
         return max((share for size, share in self.curve.items() if size <= tokens), default=self._least)
 
     @property

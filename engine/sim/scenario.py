@@ -23,6 +23,7 @@ from engine.sim.workload import Backlog, Workload
 
 DEFAULT_SECONDS = 600.0
 """Default length of a synthetic trace in seconds."""
+MAX_ADAPTERS = 100_000
 MIN_RATE_SCALE, MAX_RATE_SCALE = 1e-6, 1e6
 TIDE_DEPTH = 0.8
 """Share of the peak's rate that is missing at the lowest point of a tide, as between a day and its night."""
@@ -69,6 +70,8 @@ class Scenario:
         for name in ("tenants", "adapters", "zipf", "batch_share"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be finite and not negative, not {getattr(self, name)}")
+        if self.adapters > MAX_ADAPTERS:
+            raise ValueError(f"adapters must be at most {MAX_ADAPTERS:,}, not {self.adapters:,}")
         if self.seconds is not None and not 0 < self.seconds < math.inf:
             raise ValueError(f"the duration must be finite and positive, not {self.seconds:g}")
         if self.crowd is not None and not self.adapters:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,10 @@ from typing import Any
 from engine.model.gguf_header import read_header
 
 CONFIG = "config.json"
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Fields of config.json that say how many experts a layer has."""
+MOST = (1 << 31) - 1
+"""Largest size that is believed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,28 +94,38 @@ def find_shape(model: str) -> Shape:
         )
     name = path.parent.name if path.name == CONFIG else path.stem
     try:
-        return _gguf_shape(path, name) if path.suffix == ".gguf" else _shape(name, json.loads(path.read_text()))
+        return _gguf_shape(path, name) if path.suffix == ".gguf" else _config_shape(path, name)
     except KeyError as error:
         raise ValueError(f"{path} has no {error}: the sizes of this model are not known") from error
 
 
-def _shape(name: str, config: Mapping[str, Any]) -> Shape:
+def _config_shape(path: Path, name: str) -> Shape:
     """Return the shape that a config.json describes. Raises KeyError, which names the field that it lacks, and
-    ValueError if the model has experts."""
-    if config.get("num_experts") or config.get("num_local_experts"):
-        raise ValueError(f"{name} has experts; only dense models can be planned")
-    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    ValueError if it is not JSON, a size is not a positive integer or the model has experts."""
+    try:
+        config = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} is no JSON object")
+    _check_dense(name, [config.get(field) for field in EXPERTS])
+
+    def size(field: str, default: int | None = None) -> int:
+        value = config[field] if default is None else config.get(field) or default
+        return _positive(value, f"{path}: {field}")
+
+    heads, hidden = size("num_attention_heads"), size("hidden_size")
     return Shape(
         name,
-        config["num_hidden_layers"],
+        size("num_hidden_layers"),
         hidden,
-        config["intermediate_size"],
+        size("intermediate_size"),
         heads,
-        config.get("num_key_value_heads") or heads,
-        config.get("head_dim") or hidden // heads,
-        config["vocab_size"],
+        size("num_key_value_heads", heads),
+        size("head_dim", hidden // heads),
+        size("vocab_size"),
         bool(config.get("tie_word_embeddings", False)),
-        config["max_position_embeddings"],
+        size("max_position_embeddings"),
     )
 
 
@@ -121,11 +135,9 @@ def _gguf_shape(path: Path, name: str) -> Shape:
     kind = header.values["general.architecture"]
 
     def size(key: str) -> int:
-        value = header.values[f"{kind}.{key}"]
-        if not isinstance(value, int):
-            raise ValueError(f"{path}: {kind}.{key} is {value!r}, not a number")
-        return value
+        return _positive(header.values[f"{kind}.{key}"], f"{path}: {kind}.{key}")
 
+    _check_dense(name, [header.values.get(f"{kind}.expert_count")])
     heads, hidden = size("attention.head_count"), size("embedding_length")
     has_dim, is_tied = f"{kind}.attention.key_length" in header.values, "output.weight" not in header.tensors
     return Shape(
@@ -140,3 +152,15 @@ def _gguf_shape(path: Path, name: str) -> Shape:
         is_tied,
         size("context_length"),
     )
+
+
+def _check_dense(name: str, experts: Sequence[Any]) -> None:
+    """Raise ValueError if one of the numbers of experts is not 0 or None."""
+    if any(experts):
+        raise ValueError(f"{name} has experts; only dense models can be planned")
+
+
+def _positive(value: Any, name: str) -> int:
+    if type(value) is not int or not 0 < value <= MOST:
+        raise ValueError(f"{name} must be an integer from 1 to {MOST:,}, not {str(value)[:40]}")
+    return value

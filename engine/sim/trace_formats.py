@@ -17,6 +17,8 @@ BYTES_PER_TOKEN = 4
 """Estimated bytes of text in a token, for files that have texts instead of numbers of tokens."""
 DEFAULT_ANSWER = 256
 """Estimated tokens of an answer, for requests in batch files that set no limit."""
+MOST_TOKENS = 1 << 31
+"""Tokens that no prompt or answer has."""
 
 
 class Arrival(NamedTuple):
@@ -39,7 +41,8 @@ class Arrival(NamedTuple):
 Trace = list[Arrival]
 """Requests in order of arrival; the first arrival of a recorded trace is at 0."""
 Reader = Callable[[Iterable[str]], Iterator[Arrival]]
-"""Reads the lines of a file. Raises KeyError, TypeError, ValueError, OverflowError or csv.Error if one is malformed."""
+"""Reads the lines of a file. Raises KeyError, TypeError, ValueError, OverflowError, RecursionError or csv.Error if one
+is malformed."""
 
 
 def find_reader(head: str) -> Reader | None:
@@ -85,20 +88,22 @@ def _mooncake(lines: Iterable[str]) -> Iterator[Arrival]:
 
 
 def _request_log(lines: Iterable[str]) -> Iterator[Arrival]:
-    """Read the request log of a gateway. Requests that ended with an error are left out, and so are other log lines."""
+    """Read the log of a gateway, of whose lines those of finished requests count: not those of other events, nor of
+    requests that ended with an error."""
     number = _numbers()
     for row in _objects(line for line in lines if line.startswith("{")):
         if row.get("event") != "request" or row["error"] or not row["completion_tokens"]:
             continue
         ended = datetime.fromisoformat(row["timestamp"]).timestamp()
+        prompt = _count(row["prompt_tokens"])
         yield Arrival(
             time=ended - (row["duration_ms"] or 0.0) / 1000,
-            prompt_tokens=_count(row["prompt_tokens"]),
+            prompt_tokens=prompt,
             output_tokens=_count(row["completion_tokens"]),
-            tenant=row["tenant"] or "trace",
+            tenant=str(row["tenant"] or "trace"),
             lane=Lane.BATCH if row["lane"] == "batch" else Lane.INTERACTIVE,
             adapter=number(row["adapter"]) if row["adapter"] else -1,
-            cached_tokens=operator.index(row["cached_tokens"]),
+            cached_tokens=min(prompt, max(0, operator.index(row["cached_tokens"]))),
         )
 
 
@@ -108,6 +113,8 @@ def _openai_batch(lines: Iterable[str]) -> Iterator[Arrival]:
     number = _numbers()
     for row in _objects(lines):
         body = row["body"]
+        if not isinstance(body, dict):
+            raise TypeError("a body is no object")
         text = json.dumps(body.get("messages") or body.get("prompt") or body.get("input") or "", ensure_ascii=False)
         limit = body.get("max_completion_tokens") or body.get("max_tokens") or body.get("max_output_tokens")
         output = _count(limit or DEFAULT_ANSWER)
@@ -132,7 +139,9 @@ def _numbers() -> Callable[[Any], int]:
 
 def _count(tokens: int) -> int:
     """Return a number of tokens, at least 1, because recorders write 0 for sizes that they did not see. Raises
-    TypeError if it is not an integer."""
+    TypeError if it is not an integer, and ValueError if it is not below `MOST_TOKENS`."""
+    if operator.index(tokens) >= MOST_TOKENS:
+        raise ValueError(f"a length must be below {MOST_TOKENS:,} tokens")
     return max(1, operator.index(tokens))
 
 
@@ -143,7 +152,7 @@ CSV_READERS: Mapping[str, Reader] = {
     "input_tokens": _serve_gen,
 }
 """Column that only tables of this format have -> its reader."""
-JSON_READERS: Mapping[str, Reader] = {"input_length": _mooncake, "custom_id": _openai_batch, "limiter_ms": _request_log}
+JSON_READERS: Mapping[str, Reader] = {"input_length": _mooncake, "custom_id": _openai_batch, "event": _request_log}
 """Field that only lines of this format have -> its reader."""
 FORMATS = "Azure, Mooncake, VTC arena, BurstGPT, ServeGen, OpenAI's batches, or our request log"
 """The formats, for help and errors."""

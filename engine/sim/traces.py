@@ -28,13 +28,14 @@ def read_trace(path: Path) -> Trace:
             arrivals = sorted(read(file), key=lambda arrival: arrival.time)
     except KeyError as error:
         raise ValueError(f"{path} is no trace: a row has no {error}") from error
-    except (TypeError, ValueError, OverflowError, csv.Error) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError, csv.Error) as error:
         raise ValueError(f"{path} is no trace: {error}") from error
     if not arrivals:
         raise ValueError(f"{path} holds no requests")
-    if not all(math.isfinite(arrival.time) for arrival in arrivals):
-        raise ValueError(f"{path} has a time that is not finite")
-    return [arrival._replace(time=arrival.time - arrivals[0].time) for arrival in arrivals]
+    trace = [arrival._replace(time=arrival.time - arrivals[0].time) for arrival in arrivals]
+    if not all(math.isfinite(arrival.time) for arrival in trace):
+        raise ValueError(f"{path} has times that are not finite")
+    return trace
 
 
 def scale_rate(trace: Trace, factor: float) -> Trace:

@@ -40,7 +40,7 @@ def analyze(
     ] = "h100-8b",
     config: Annotated[Path | None, typer.Option(help="YAML of `serve`, whose sizes replace the device's.")] = None,
     settings: Annotated[Path | None, typer.Option(help="File for the settings, as YAML; for one trace.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="File for a plot of arrivals and lengths.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="File for a plot of lengths and prefix caches.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures, as JSON.")] = None,
 ) -> None:
     """Print what recorded traffic looks like: arrivals, lengths, shared prefixes, adapters, lanes and tenants; and the
@@ -79,7 +79,7 @@ def _check_outputs(files: list[Path], settings: Path | None, plot: Path | None, 
     if settings is not None and len(files) > 1:
         raise ValueError("--settings is for one trace: name one file")
     if len({_label(file) for file in files}) < len(files):
-        raise ValueError("two files have the same name")
+        raise ValueError("two traces have the same name, without folder and suffix")
     for path, option in ((settings, "--settings"), (plot, "--plot"), (json_file, "--json")):
         if path is not None:
             check_writable(path, option)

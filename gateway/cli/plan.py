@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -18,7 +19,7 @@ from rich.table import Table
 
 from engine.core.config import LaneGoals
 from engine.sim.accelerators import ACCELERATORS, FORMS
-from engine.sim.analysis import analyze
+from engine.sim.analysis import Analysis, analyze
 from engine.sim.compare import Run, run_all
 from engine.sim.planning import (
     HEADROOM,
@@ -38,13 +39,15 @@ from engine.sim.run import Setup, Stalled
 from engine.sim.scenario import Scenario
 from engine.sim.shapes import SHAPES, find_shape
 from engine.sim.synthetic import RANKS, Sizes
-from engine.sim.tables import duration
+from engine.sim.tables import MISSING, duration
 from engine.sim.trace_formats import FORMATS
 from gateway.cli.simulate_cluster import shown_progress
 from gateway.terminal.output import check_writable, exit_with_error, integer_parser, print_wide
 
 console = Console()
 MEAN_RANK = round(sum(RANKS) / len(RANKS))
+DEFAULT_RATE = 1.0
+"""Requests a second without a trace."""
 MOST_SHOWN, MOST_TRIALS = 6, 8
 """Candidates that the table shows, and simulations until goals are met."""
 PLOT_RATES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25)
@@ -82,19 +85,18 @@ def plan(
     - `loralane plan ./my-model --trace requests.log --adapters 500 --ttft 0.3 --settings engine.yaml --plot knee.png`
     """
     with _failures():
-        names, forms = (
-            _known(device or ["h100"], ACCELERATORS, "--device"),
-            _known(weights or ["bf16"], FORMS, "--weights"),
-        )
+        names = _known(device or ["h100"], ACCELERATORS, "--device")
+        forms = _known(weights or ["bf16"], FORMS, "--weights")
         prices = dict(_price(text) for text in price or ())
         _check_outputs(settings, plot, json_file)
         scenario = Scenario(
-            trace, rate or 1.0, cv, Sizes.parse(prompt), Sizes.parse(output), seconds=duration_s, adapters=adapters,
-            zipf=zipf, seed=seed,
+            trace, DEFAULT_RATE if rate is None else rate, cv, Sizes.parse(prompt), Sizes.parse(output),
+            seconds=duration_s, adapters=adapters, zipf=zipf, seed=seed,
         )  # fmt: skip
         traffic = analyze((replace(scenario, seconds=None) if trace else scenario).workload().trace)
-        wanted = rate or (traffic.busiest if trace else None) or 1.0
-        wish = Wish(find_shape(model), traffic, wanted, LaneGoals(ttft, itl, attainment), MEAN_RANK if adapters else 0)
+        wanted = _rate(rate, traffic if trace else None)
+        rank = MEAN_RANK if traffic.popularity else 0
+        wish = Wish(find_shape(model), traffic, wanted, LaneGoals(ttft, itl, attainment), rank)
         found = candidates(wish, names, forms, prices)
         if not found:
             raise ValueError("no device is large and fast enough: widen the goals, or name other devices or weights")
@@ -104,7 +106,9 @@ def plan(
             _plot(best.candidate, wish, scenario, plot)
     print_wide(_plan_table(best, wish))
     if not best.is_enough:
-        console.print(f"[yellow]note: {MOST_TRIALS} simulations met the goals with none of these[/yellow]")
+        console.print(
+            f"[yellow]note: the goals were met in none of {MOST_TRIALS} simulations with more and more engines[/yellow]"
+        )
     if best.candidate.ranks > 1:
         console.print("[yellow]note: this release serves a model on one device; it does not share layers[/yellow]")
     if settings is not None:
@@ -126,7 +130,18 @@ def _known(names: list[str], known: Mapping[str, Any], option: str) -> list[str]
     for name in names:
         if name not in known:
             raise ValueError(f"{option}: {name!r} is none of {', '.join(known)}")
-    return names
+    return list(dict.fromkeys(names))
+
+
+def _rate(asked: float | None, recorded: Analysis | None) -> float:
+    """Return the rate to plan for: what is asked for, else that of the recorded traffic's busiest minute. Raises
+    ValueError if it is not positive and finite, or if the requests of a trace arrive at once."""
+    if recorded is not None and recorded.busiest is None:
+        raise ValueError("the requests of the trace arrive at once, without a rate that a plan could be made for")
+    rate = asked if asked is not None else recorded.busiest if recorded is not None else DEFAULT_RATE
+    if rate is None or not 0 < rate < math.inf:
+        raise ValueError(f"--rate must be positive and finite, not {rate}")
+    return rate
 
 
 def _price(text: str) -> tuple[str, float]:
@@ -194,9 +209,9 @@ def _candidates_table(wish: Wish, found: list[Candidate]) -> Table:
     for column in columns:
         table.add_column(column, justify="left" if column in ("device", "weights", "binds") else "right")
     for one in found:
-        hour = "-" if one.cost is None else f"{one.cost:,.2f}"
+        hour = MISSING if one.cost is None else f"{one.cost:,.2f}"
         tokens = f"{one.most.rate * wish.traffic.output.mean:,.0f}"
-        each = (str(one.steady.seqs), duration(one.steady.step_s), binds(one, wish.demand()))
+        each = (str(one.steady.seqs), duration(one.steady.step_s), binds(one, wish.demand(one.core)))
         table.add_row(str(one.engines), one.device.name, one.form, tokens, *each, hour, _per_million(one, wish))
     return table
 
@@ -204,7 +219,7 @@ def _candidates_table(wish: Wish, found: list[Candidate]) -> Table:
 def _per_million(candidate: Candidate, wish: Wish) -> str:
     """Return the price of a million output tokens at the wished rate."""
     if candidate.cost is None:
-        return "-"
+        return MISSING
     return f"{candidate.cost / (wish.rate * wish.traffic.output.mean * 3600) * MILLION:,.3f}"
 
 
@@ -224,14 +239,14 @@ def _plan_table(plan: Plan, wish: Wish) -> Table:
         ),
         ("if each had the full length preallocated", fit[f"{shape.max_position:,}"]),
         ("requests/s, at most", f"{one.most.rate:,.3g} each"),
-        ("what binds", binds(one, wish.demand())),
+        ("what binds", binds(one, wish.demand(one.core))),
         ("simulated: TTFT p50, p99", f"{duration(lane.ttft.p50)}, {duration(lane.ttft.p99)}"),
         ("simulated: ITL p50, p99", f"{duration(lane.itl.p50)}, {duration(lane.itl.p99)}"),
-        ("in time: first tokens, gaps", f"{lane.ttft_attainment or 0:.2%}, {lane.itl_attainment or 0:.2%}"),
+        ("in time: first tokens, gaps", f"{_share(lane.ttft_attainment)}, {_share(lane.itl_attainment)}"),
         ("device busy", f"{report.busy:.0%}"),
     ]
     if wish.rank:
-        beside, host = adapters_beside(one, wish.demand(), wish.rank)
+        beside, host = adapters_beside(one, wish.demand(one.core), wish.rank)
         rows.append((f"adapters of rank {wish.rank}", f"{beside:,} in pages beside KV, {host:,} in host memory"))
     if one.cost is not None:
         rows.append(("price", f"{one.cost:,.2f} an hour, {_per_million(one, wish)} a million output tokens"))
@@ -240,14 +255,18 @@ def _plan_table(plan: Plan, wish: Wish) -> Table:
     return table
 
 
+def _share(part: float | None) -> str:
+    return MISSING if part is None else f"{part:.2%}"
+
+
 def _settings(candidate: Candidate, wish: Wish) -> dict[str, Any]:
     """Return sections of a configuration file for an engine of the plan."""
     engine: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "max_seqs": candidate.core.max_seqs}
     engine |= {"token_budget": candidate.core.token_budget, "replicas": candidate.engines}
-    if FORMS[candidate.form].is_fp8:
-        engine |= {"kv_dtype": "fp8"}  # the weights are those of an FP8 checkpoint
-    elif candidate.form != "bf16":
+    if candidate.form != "bf16":
         engine |= {"weights": candidate.form}
+    if FORMS[candidate.form].is_fp8:
+        engine |= {"kv_dtype": "fp8"}
     goals = {"ttft_s": wish.goals.ttft_s, "itl_s": wish.goals.itl_s, "attainment": wish.goals.attainment}
     return {"engine": engine, "lanes": {"interactive": goals}}
 

@@ -10,7 +10,7 @@ from engine.core.config import CoreConfig
 from engine.core.types import Lane
 from engine.sim.advice import advise, round_up
 from engine.sim.analysis import Spread, analyze, fit_zipf
-from engine.sim.capacity import Demand, most_seqs, prefill_s, serve
+from engine.sim.capacity import Demand, most_seqs, prefill_s, rate_within, serve
 from engine.sim.device import find_device
 from engine.sim.plot_traffic import draw_traffic, tokens_label
 from engine.sim.reuse import measure_reuse
@@ -30,7 +30,7 @@ def test_lengths():
 def test_arrivals():
     regular = analyze([Arrival(float(second), 10, 5) for second in range(121)])
     assert (regular.rate, regular.cv) == (1.0, 0.0)
-    assert regular.busiest == pytest.approx(61 / 60)
+    assert regular.busiest == 1.0
     crowd = [Arrival(100 + number / 10, 1, 1) for number in range(100)]
     busy = analyze([Arrival(0.0, 1, 1), *crowd, Arrival(300.0, 1, 1)])
     assert busy.busiest == pytest.approx(100 / 60)
@@ -41,6 +41,7 @@ def test_arrivals():
 def test_arrivals_all_at_once_have_no_rate():
     found = analyze([Arrival(0.0, 10, 5, lane=Lane.BATCH)] * 3)
     assert (found.rate, found.busiest, found.cv, found.lanes) == (None, None, None, {"batch": 3})
+    assert analyze([Arrival(0.0, 1, 1), Arrival(1e-320, 1, 1)]).busiest is None, "it would be infinite"
     device = find_device("h100-8b")
     advice = advise(found, device, CoreConfig(**device.engine))
     assert advice.steady is None
@@ -125,10 +126,30 @@ def test_more_than_a_device_serves():
     core = CoreConfig(**device.engine)
     demand = Demand(2000, 100, 2050)
     most = serve(device, core, demand, 1e6)
-    assert not most.is_enough and most.seqs == most_seqs(core, demand) == core.num_pages // 129
+    assert not most.is_enough and most.seqs == most_seqs(core, demand)
+    assert 20 < core.token_budget - 21 * most.seqs + 21 <= 41, "a step computes no more tokens than the budget"
+    assert most_seqs(core, Demand(500, 1000, 1000)) == core.max_seqs
+    assert most_seqs(core, Demand(5000, 5000, 7500)) == core.num_pages // 469
     assert serve(device, core, demand, 0.9 * most.rate).is_enough
     found = analyze(arrivals(2 * most.rate, 100, Sizes(2000, 2000), Sizes(100, 100)))
     assert any("engines are needed" in note for note in advise(found, device, core).notes)
+
+
+def test_the_rate_within_a_goal_is_the_highest():
+    device = find_device("h100-8b")
+    core = CoreConfig(**device.engine)
+    demand = Demand(500, 200, 600)
+    rate = rate_within(device, core, demand, 0.02)
+    assert serve(device, core, demand, 0.999 * rate).step_s <= 0.02 < serve(device, core, demand, 1.01 * rate).step_s
+    alone = rate_within(device, core, demand, 1e-9)
+    assert serve(device, core, demand, alone).seqs == 1
+
+
+def test_no_recorded_request_is_longer_than_the_advice():
+    device = find_device("h100-8b")
+    trace = [Arrival(float(second), 5000 if second == 7 else 100, 20) for second in range(1000)]
+    [length] = advise(analyze(trace), device, CoreConfig(**device.engine)).settings
+    assert (length.value, length.reason) == (5056, "the longest prompt and answer together, 5,020 tokens")
 
 
 def test_goals_are_advised_where_those_at_hand_cannot_be_met():

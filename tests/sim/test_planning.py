@@ -48,12 +48,21 @@ def test_a_shape_is_read_from_a_folder_a_file_and_a_gguf_file(tmp_path):
     ("config", "reason"),
     [
         ({**LLAMA, "num_experts": 8}, "has experts"),
+        ({**LLAMA, "n_routed_experts": 8}, "has experts"),
+        ({**LLAMA, "hidden_size": "4096"}, "hidden_size must be an integer"),
+        ({**LLAMA, "num_attention_heads": 0}, "num_attention_heads must be an integer from 1"),
+        ({**LLAMA, "num_key_value_heads": -8}, "num_key_value_heads must be"),
+        ({**LLAMA, "vocab_size": 10**400}, "vocab_size must be"),
+        ([LLAMA], "no JSON object"),
         ({name: value for name, value in LLAMA.items() if name != "vocab_size"}, "vocab_size"),
     ],
 )
 def test_a_model_whose_sizes_are_not_known_is_refused(tmp_path, config, reason):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=reason):
+        find_shape(str(tmp_path))
+    (tmp_path / "config.json").write_bytes(b"\x81{")
+    with pytest.raises(ValueError, match="is not JSON"):
         find_shape(str(tmp_path))
     with pytest.raises(ValueError, match="no model 'llama-9'"):
         find_shape("llama-9")
@@ -66,6 +75,7 @@ def test_what_fits_on_a_device():
     assert not fits(large, FORMS["bf16"], ACCELERATORS["h100"], 1)
     assert fits(large, FORMS["fp8"], ACCELERATORS["h100"], 2)
     assert not fits(small, FORMS["fp8"], ACCELERATORS["a100"], 1), "it has no FP8"
+    assert not fits(replace(small, kv_heads=4), FORMS["bf16"], ACCELERATORS["h100"], 8), "KV heads are not copied"
     assert not fits(SHAPES["smollm2-135m"], FORMS["bf16"], ACCELERATORS["h100"], 2), "nine heads are odd"
 
 
@@ -85,7 +95,29 @@ def test_engines_grow_with_the_rate_and_with_stricter_goals():
     strict = candidates(wish(rate=200.0, goals=LaneGoals(0.5, 0.012)), ["h100"], ["bf16"], {})
     assert strict and strict[0].devices > many.devices
     assert all(one.steady.step_s <= 0.012 for one in strict)
+    assert all(
+        one.steady.step_s > 0.012 for one in (with_engines(one, wish(rate=200.0), one.engines - 1) for one in strict)
+    )
     assert candidates(wish(goals=LaneGoals(0.5, 0.001)), ["h100"], ["bf16"], {}) == []
+
+
+def test_long_prompts_with_answers_of_one_token_are_planned():
+    """A step with such a prompt takes longer than the goal for gaps, however many engines there are."""
+    short = Scenario(rate=1.0, prompt=Sizes(4000, 4000), output=Sizes(1, 1), seconds=30.0)
+    found = candidates(wish(goals=LaneGoals(5.0, 0.05), rate=1000.0, scenario=short), ["h100"], ["bf16"], {})
+    assert found and found[0].engines > 50
+
+
+def test_the_longest_request_has_to_be_one_that_the_model_computes():
+    with pytest.raises(ValueError, match="computes 900 at most"):
+        candidates(replace(wish(), shape=replace(SHAPES["llama-3.1-8b"], max_position=900)), ["h100"], ["bf16"], {})
+
+
+def test_batch_work_alone_has_no_goals():
+    wanted = wish()
+    best = candidates(wanted, ["h100"], ["bf16"], {})[0]
+    with pytest.raises(ValueError, match="no simulated request is interactive"):
+        try_out(best, wanted, replace(SCENARIO, batch_share=1.0))
 
 
 def test_the_plan_is_tried_on_the_real_scheduler():
@@ -101,12 +133,12 @@ def test_the_plan_is_tried_on_the_real_scheduler():
 def test_sequences_adapters_and_what_binds():
     one = candidates(wish(rank=16), ["h100"], ["bf16"], {})[0]
     assert sequences(one, 16) == int(0.85 * one.core.num_pages)
-    beside, host = adapters_beside(one, wish(rank=16).demand(), 16)
+    beside, host = adapters_beside(one, wish(rank=16).demand(one.core), 16)
     pages = one.device.adapter_pages(16)
     assert 0 < beside * pages <= one.core.num_pages
     assert host == one.core.host_adapter_bytes // (pages * one.device.page_bytes)
-    assert binds(one, wish().demand()) == "max_seqs"
+    assert binds(one, wish().demand(one.core)) == "max_seqs"
     long = Scenario(rate=1.0, prompt=Sizes(8000, 8000), output=Sizes(50, 50), seconds=30.0)
     wanted = wish(goals=LaneGoals(5.0, 0.5), rate=1.0, scenario=long)
     [tight] = candidates(wanted, ["l4"], ["int4"], {})[:1]
-    assert binds(tight, wanted.demand()) == "KV memory"
+    assert binds(tight, wanted.demand(tight.core)) == "KV memory"

@@ -110,6 +110,11 @@ def test_prompts_without_blocks_share_nothing():
         ('{"timestamp": 1, "input_length": 1}\n', "output_length"),
         ('{"timestamp": 1, "input_length": "10", "output_length": 1, "hash_ids": []}\n', "interpreted as an integer"),
         ("req_time_s,client,prompt_len,output_len\nnan,1,1,1\n", "not finite"),
+        ("req_time_s,client,prompt_len,output_len\n-1e308,1,1,1\n1e308,1,1,1\n", "not finite"),
+        ("req_time_s,client,prompt_len,output_len\n0,1,99999999999,1\n", "a length must be below"),
+        ('{"custom_id": "1", "body": "hello"}\n', "a body is no object"),
+        pytest.param('{"a":' * 100_000, "recursion", id="nested too deep"),
+        ('{"event": "size"}\n', "no requests"),
     ],
 )
 def test_what_is_no_trace_is_named(tmp_path, text, words):
@@ -118,6 +123,15 @@ def test_what_is_no_trace_is_named(tmp_path, text, words):
     with pytest.raises(ValueError, match=words) as caught:
         read_trace(path)
     assert str(path) in str(caught.value)
+
+
+def test_the_log_of_a_gateway_begins_with_lines_of_other_events(tmp_path):
+    path = tmp_path / "requests.log"
+    line = {"event": "request", "timestamp": "2026-11-27T03:00:01Z", "duration_ms": 1000.0, "error": None}
+    line |= {"prompt_tokens": 20, "completion_tokens": 5, "cached_tokens": 32, "tenant": "acme", "lane": "batch"}
+    rows = [{"event": "size", "value": 32}, line | {"adapter": "pirate"}, line | {"adapter": None, "error": "aborted"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + "Traceback\n")
+    assert read_trace(path) == [Arrival(0.0, 20, 5, "acme", Lane.BATCH, 0, cached_tokens=20)]
 
 
 def test_scaling_and_cutting():

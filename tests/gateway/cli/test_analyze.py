@@ -37,7 +37,7 @@ def test_figures_settings_and_their_file(trace, tmp_path):
     ("options", "reason"),
     [
         (["missing.csv"], "missing.csv"),
-        (["{trace}", "{trace}"], "two files have the same name"),
+        (["{trace}", "{trace}"], "two traces have the same name"),
         (["{trace}", "other.csv", "--settings", "s.yaml"], "--settings is for one trace"),
         (["{trace}", "--device", "abacus"], "no device 'abacus'"),
         (["{trace}", "--json", "nowhere/x.json"], "--json nowhere/x.json"),

@@ -26,7 +26,7 @@ def test_a_plan_with_its_files(tmp_path):
     document = json.loads(figures.read_text())
     assert document["plan"]["is_enough"] and document["plan"]["cost"] == 2.0
     engine = load_config(settings, {}).default_model.engine
-    assert (engine.kv_dtype, engine.max_seqs) == ("fp8", 512)
+    assert (engine.weights, engine.kv_dtype, engine.max_seqs) == ("fp8", "fp8", 512)
 
 
 def test_adapters_and_devices_that_share_layers_are_told():
@@ -44,6 +44,9 @@ def test_adapters_and_devices_that_share_layers_are_told():
         (["llama-3.1-8b", "--weights", "int3"], "--weights: 'int3' is none of"),
         (["llama-3.1-8b", "--price", "h100=cheap"], "--price must be DEVICE=AMOUNT"),
         (["llama-3.1-8b", "--itl", "0.0001"], "widen the goals"),
+        (["llama-3.1-8b", "--rate", "0"], "the rate must be positive"),
+        (["llama-3.1-8b", "--rate", "inf"], "the rate must be positive"),
+        (["llama-3.1-8b", "--adapters", "1000000000"], "adapters must be at most 100,000"),
         (["llama-3.1-8b", "--json", "nowhere/x.json"], "--json nowhere/x.json"),
     ],
 )
@@ -51,3 +54,18 @@ def test_what_cannot_be_planned(arguments, reason):
     done = run(*arguments, "--duration", "10")
     assert done.exit_code == 1
     assert reason in " ".join(done.output.split())
+
+
+def test_a_trace_gives_the_rate_unless_its_requests_arrive_at_once(tmp_path):
+    trace = tmp_path / "trace.csv"
+    head = "req_time_s,client,prompt_len,output_len\n"
+    trace.write_text(head + "0,1,9,9\n0,1,9,9\n")
+    done = run("llama-3.1-8b", "--trace", trace)
+    assert done.exit_code == 1 and "arrive at once" in " ".join(done.output.split())
+    trace.write_text(head + "0,1,9,1\n2,1,9,1\n4,1,9,1\n")
+    done = run("llama-3.1-8b", "--trace", trace, "--device", "l4", "--device", "l4")
+    assert done.exit_code == 0, done.output
+    assert "0.5 requests/s, by arithmetic" in done.output
+    assert "100.00%, -" in done.output, "answers of one token have no gaps"
+    done = run("llama-3.1-8b", "--trace", trace, "--rate", "nan")
+    assert done.exit_code == 1 and "--rate must be positive and finite" in done.output

@@ -4,6 +4,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
+import torch
 from test_preemption import BIG_CORE, HOST_PAGES, Arrival, Schedule, compare, run
 from test_proposals import SCHEDULE, adapter_folders, everything, plain  # noqa: F401
 from tiny_adapters import save_adapter
@@ -17,8 +18,10 @@ from engine.core.config import Scheduling
 from engine.core.draft_asks import Wanted
 from engine.core.proposer import Guess, PromptLookup
 from engine.core.types import Request, SamplingParams
+from engine.model.draft_folder import find_draft
 from engine.model.explain import explain
 from engine.model.runner import ModelRunner
+from engine.model.spec import read_spec
 
 DRAFT_BLOCK = 4
 TIGHT = {"num_pages": 70, "max_seqs": 4, "host_pages": HOST_PAGES, "scheduling": Scheduling(preemption="swap")}
@@ -174,6 +177,8 @@ def test_a_draft_model_that_cannot_guess_is_refused_by_name(tmp_path):
         ModelRunner(config(model, empty))
     with pytest.raises(ValueError, match=r"draft_model .*draft has not the vocabulary .* 98 tokens in place of 97"):
         ModelRunner(config(model, draft))
+    with pytest.raises(ValueError, match=r"draft_model is for a CPU, not for cuda: remove it"):
+        find_draft(config(model, model), read_spec(model), torch.device("cuda"))
     save_tokenizer(model, ["a", "b", "c"])
     save_tokenizer(draft, ["a", "c", "b"])
     with pytest.raises(ValueError, match=r"'[bc]': number [12] in place of [12]"):

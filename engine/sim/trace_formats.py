@@ -154,5 +154,5 @@ CSV_READERS: Mapping[str, Reader] = {
 """Column that only tables of this format have -> its reader."""
 JSON_READERS: Mapping[str, Reader] = {"input_length": _mooncake, "custom_id": _openai_batch, "event": _request_log}
 """Field that only lines of this format have -> its reader."""
-FORMATS = "Azure, Mooncake, VTC arena, BurstGPT, ServeGen, OpenAI's batches, or our request log"
+FORMATS = "Azure, Mooncake, VTC arena, BurstGPT, ServeGen, OpenAI's batches, or a gateway's log"
 """The formats, for help and errors."""

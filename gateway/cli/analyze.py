@@ -46,9 +46,9 @@ def analyze(
     """Print what recorded traffic looks like: arrivals, lengths, shared prefixes, adapters, lanes and tenants; and the
     settings that follow for a device.
 
-    - `loralane analyze requests.log` reads the request log that a gateway writes to standard output
+    - `loralane analyze gateway.log` reads the requests in what a gateway has written to standard output
     - `loralane analyze azure.csv mooncake.jsonl --plot traffic.png`
-    - `loralane analyze requests.log --device cpu-smollm2 --settings advised.yaml`
+    - `loralane analyze gateway.log --device cpu-smollm2 --settings advised.yaml`
     """
     try:
         _check_outputs(files, settings, plot, json_file)

@@ -82,7 +82,7 @@ def plan(
 
     - `loralane plan llama-3.1-8b --rate 20`
     - `loralane plan llama-3.1-70b --device h100 --device a100 --price h100=2.5 --price a100=1.3`
-    - `loralane plan ./my-model --trace requests.log --adapters 500 --ttft 0.3 --settings engine.yaml --plot knee.png`
+    - `loralane plan ./my-model --trace gateway.log --adapters 500 --ttft 0.3 --settings engine.yaml --plot knee.png`
     """
     with _failures():
         names = _known(device or ["h100"], ACCELERATORS, "--device")

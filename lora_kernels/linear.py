@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lora_kernels.quantized import AnyCoding, Coding, Fp8Weight, QuantizedWeight, Weight, dense, stack
+from lora_kernels.fp8 import Fp8Weight
+from lora_kernels.quantized import AnyCoding, Coding, QuantizedWeight, Weight, dense, stack
 
 if TYPE_CHECKING:
     from lora_kernels.cpu.quantized_linear import QuantizedLinear

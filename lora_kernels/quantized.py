@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from lora_kernels.fp8 import Fp8Coding, Fp8Weight
+
 GROUPS = (16, 32, 64, 128)
 """Numbers of inputs that may share a scale."""
 SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8)
@@ -51,17 +53,7 @@ class Coding:
         return self.bits + numbers * one / self.group
 
 
-@dataclass(frozen=True, slots=True)
-class Fp8Coding:
-    """How weights are coded in FP8: in e4m3, with an fp32 scale for each output."""
-
-    bits_per_weight: float = 8.0
-
-
 AnyCoding = Coding | Fp8Coding
-FP8 = Fp8Coding()
-LARGEST_FP8 = 448.0
-"""Largest number of e4m3."""
 INT8, INT4 = Coding(8, 32, 128), Coding(4, 32)
 """The codings of `quantize`. For INT8 they are those of GGUF's Q8_0, for INT4 of Q4_1."""
 
@@ -157,41 +149,6 @@ class QuantizedWeight:
         return replace(self, codes=self.codes[rows], scales=self.scales[rows], minima=minima, units=units)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Fp8Weight:
-    """A weight [out_features, in_features] in FP8.
-
-    Attributes:
-        numbers: e4m3 [out_features, in_features].
-        scales: fp32 [out_features], by which numbers are multiplied.
-    """
-
-    numbers: Tensor
-    scales: Tensor
-
-    @property
-    def coding(self) -> Fp8Coding:
-        return FP8
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """[out_features, in_features]."""
-        features, width = self.numbers.shape
-        return features, width
-
-    @property
-    def device(self) -> torch.device:
-        return self.numbers.device
-
-    def to(self, device: torch.device) -> Fp8Weight:
-        """Returns the weight on a device."""
-        return Fp8Weight(self.numbers.to(device), self.scales.to(device))
-
-    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Returns the weights, computed in fp32 and rounded to `dtype`, [out_features, in_features]."""
-        return self.numbers.float().mul_(self.scales[:, None]).to(dtype)
-
-
 Weight = Tensor | QuantizedWeight | Fp8Weight
 """A weight [out_features, in_features] in the form in which it is stored."""
 
@@ -220,8 +177,10 @@ def _stacked(above: Weight, below: Weight) -> Weight | None:
     """Returns two weights as one, or None if they differ in coding or in the order of inputs."""
     if isinstance(above, Tensor) or isinstance(below, Tensor):
         return torch.cat((above, below)) if isinstance(above, Tensor) and isinstance(below, Tensor) else None
+    if isinstance(above, Fp8Weight) and isinstance(below, Fp8Weight):
+        return above.above(below)
     if isinstance(above, Fp8Weight) or isinstance(below, Fp8Weight):
-        return _stacked_fp8(above, below)
+        return None
     if above.coding != below.coding or not _same_order(above.order, below.order):
         return None
     return replace(
@@ -231,13 +190,6 @@ def _stacked(above: Weight, below: Weight) -> Weight | None:
         minima=_joined(above.minima, below.minima),
         units=_joined(above.units, below.units),
     )
-
-
-def _stacked_fp8(above: Weight, below: Weight) -> Fp8Weight | None:
-    if not (isinstance(above, Fp8Weight) and isinstance(below, Fp8Weight)):
-        return None
-    bits = torch.cat((above.numbers.view(torch.uint8), below.numbers.view(torch.uint8)))
-    return Fp8Weight(bits.view(torch.float8_e4m3fn), torch.cat((above.scales, below.scales)))
 
 
 def _same_order(one: Tensor | None, other: Tensor | None) -> bool:
@@ -256,13 +208,6 @@ def pack_halves(numbers: Tensor) -> Tensor:
 def unpack_halves(data: Tensor) -> Tensor:
     """Returns the numbers that `pack_halves` packed."""
     return torch.stack((data & 15, data >> 4), dim=2).flatten(1)
-
-
-def quantize_fp8(weight: Tensor) -> Fp8Weight:
-    """Returns a weight [out_features, in_features] of finite numbers in FP8: the largest of each output becomes the
-    largest of e4m3."""
-    scales = weight.float().abs().amax(1).clamp_(min=torch.finfo(torch.float32).tiny) / LARGEST_FP8
-    return Fp8Weight((weight / scales[:, None]).to(torch.float8_e4m3fn), scales)
 
 
 def find_coding(coding: Coding, width: int) -> Coding | None:

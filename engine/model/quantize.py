@@ -16,8 +16,8 @@ from engine.config import EngineConfig
 from engine.model.spec import ModelSpec
 from engine.model.weights import CPU, WeightSource, open_weights
 from engine.process.files import replacing
+from lora_kernels.fp8 import FP8, quantize_fp8
 from lora_kernels.quantized import (
-    FP8,
     INT4,
     INT8,
     AnyCoding,
@@ -28,7 +28,6 @@ from lora_kernels.quantized import (
     find_coding,
     pack_halves,
     quantize,
-    quantize_fp8,
     unpack_halves,
 )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lora_kernels.fp8 import LARGEST_FP8
 from lora_kernels.gpu.launch import with_constants
 from lora_kernels.gpu.triton_coding import code_rows_kernel
-from lora_kernels.quantized import LARGEST_FP8
 
 LARGEST = {torch.float8_e4m3fn: LARGEST_FP8, torch.int8: 127.0}
 """Largest code of each dtype."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lora_kernels.fp8 import Fp8Weight
 from lora_kernels.gpu.coded_rows import code_rows
-from lora_kernels.quantized import Fp8Weight
 
 UNIT = 16
 """Numbers of outputs and inputs of which FP8 products need multiples."""

@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lora_kernels.fp8 import Fp8Weight
 from lora_kernels.gpu.fp8_linear import Fp8Part, can_multiply
 from lora_kernels.gpu.int8_linear import Int8Part, has_integer_products
 from lora_kernels.gpu.launch import with_constants
 from lora_kernels.gpu.quantized_weights import DeviceWeight, pack, stored_bits
 from lora_kernels.gpu.triton_quantized import product_kernel, split_sum_kernel
-from lora_kernels.quantized import Fp8Weight, QuantizedWeight, Weight, dense
+from lora_kernels.quantized import QuantizedWeight, Weight, dense
 
 LARGEST_TILED = 256
 """Most rows that `product_kernel` computes. For more, dequantising a weight costs less than the products gain by

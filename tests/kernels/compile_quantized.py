@@ -7,7 +7,8 @@ from typing import Any
 
 from lora_kernels.gpu.coded_rows import BLOCK, LARGEST
 from lora_kernels.gpu.int8_linear import BLOCK as INT8_BLOCK
-from lora_kernels.gpu.quantized_linear import BLOCK_N, LEAST_ROWS, MOST_ROWS, SUM_BLOCK, launch_options
+from lora_kernels.gpu.quantized_linear import BLOCK_N, LEAST_ROWS, MOST_ROWS, MOST_SPLITS, SUM_BLOCK, launch_options
+from lora_kernels.gpu.quantized_weights import BLOCK_N as FEATURES
 from lora_kernels.gpu.triton_coding import code_rows_kernel, scale_sums_kernel
 from lora_kernels.gpu.triton_quantized import dequantise_kernel, product_kernel, split_sum_kernel
 
@@ -31,7 +32,7 @@ def cases(capability: int) -> Iterator[tuple[str, Any, dict[str, Any], dict[str,
             yield f"product {form}, {height} rows", product_kernel, {**weight, **tile}, launch_options(height)
         lookup = {"HAS_IDS": True, "BLOCK_N": 1}
         yield f"dequantise {form}, ids", dequantise_kernel, {**weight, **lookup}, {"num_warps": 1}
-        block = {"HAS_IDS": False, "BLOCK_N": BLOCK_N}
+        block = {"HAS_IDS": False, "BLOCK_N": FEATURES}
         yield f"dequantise {form}", dequantise_kernel, {**weight, **block}, {"num_warps": 4}
     for dtype, largest in LARGEST.items():
         coding = {"LARGEST": largest, "ROUNDS": not dtype.is_floating_point, "BLOCK": BLOCK}
@@ -39,4 +40,4 @@ def cases(capability: int) -> Iterator[tuple[str, Any, dict[str, Any], dict[str,
             name = "code int8" if coding["ROUNDS"] else "code fp8"
             yield name, code_rows_kernel, coding, {"num_warps": 8}
     yield "scale sums", scale_sums_kernel, {"HAS_BIAS": True, "BLOCK": INT8_BLOCK}, {"num_warps": 4}
-    yield "split sum", split_sum_kernel, {"HAS_BIAS": True, "SPLITS": 8, "BLOCK": SUM_BLOCK}, {"num_warps": 4}
+    yield "split sum", split_sum_kernel, {"HAS_BIAS": True, "SPLITS": MOST_SPLITS, "BLOCK": SUM_BLOCK}, {"num_warps": 4}

@@ -10,10 +10,10 @@ import torch
 from interpreter_numbers import tensor_cores
 from torch import Tensor
 
+from lora_kernels.fp8 import Fp8Weight, quantize_fp8
 from lora_kernels.gpu.coded_rows import code_rows
 from lora_kernels.gpu.fp8_linear import Fp8Part
 from lora_kernels.gpu.quantized_linear import DeviceLinear
-from lora_kernels.quantized import Fp8Weight, quantize_fp8
 
 BF16, FEATURES, WIDTH = torch.bfloat16, 48, 5000 // 16 * 16
 CODE = 2.0**-4

@@ -16,8 +16,9 @@ from engine.model.lora import TARGETS
 from engine.model.sizes import count_weight_bytes, find_kept_bits
 from engine.model.spec import read_spec
 from engine.model.weights import WeightsError, open_weights, read_kv_scales
+from lora_kernels.fp8 import FP8
 from lora_kernels.linear import quantized_form
-from lora_kernels.quantized import FP8, Coding, QuantizedWeight, dense
+from lora_kernels.quantized import Coding, QuantizedWeight, dense
 from tests.model.test_decoder import CPU, Replay, random_adapter, save_model
 
 SIZE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -9,8 +9,9 @@ from engine.model.quantize import quantized_source
 from engine.model.sizes import find_kept_bits
 from engine.model.spec import read_spec
 from engine.model.weights import open_weights
+from lora_kernels.fp8 import Fp8Weight
 from lora_kernels.linear import quantized_form
-from lora_kernels.quantized import Fp8Weight, QuantizedWeight, dense
+from lora_kernels.quantized import QuantizedWeight, dense
 from tests.model.test_decoder import CPU, Replay, save_model
 
 BF16 = torch.bfloat16

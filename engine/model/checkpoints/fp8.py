@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.model.checkpoints.layers import Json, Layer, grid_shapes, parts_of
 from engine.model.checkpoints.stored import FLOATS, StoredTensors
-from lora_kernels.quantized import FP8, Fp8Weight
+from lora_kernels.fp8 import FP8, Fp8Weight
 
 FORM, E4M3 = "fp8", "F8_E4M3"
 SCALES = ("weight_scale_inv", "weight_scale")

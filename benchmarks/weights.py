@@ -203,6 +203,8 @@ def main() -> None:
     parser.add_argument("--llama-cpp", type=Path, metavar="PYTHON", help="a Python with llama-cpp-python")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
+    if min(*args.streams, args.rounds) < 1 or args.adapters < 0:
+        parser.error("--streams and --rounds must be positive, and --adapters not negative")
     console = Console()
     stored, dense = (prepare(args.model, args.data_dir, console) for prepare in (prepare_model, dense_folder))
     with ExitStack() as stack:

@@ -165,7 +165,7 @@ def read_device(path: Path) -> DeviceSpec:
             disk_bytes_per_s=document["disk_bytes_per_s"],
             engine=document["engine"],
         )
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} does not describe a device: {error!r}") from error
 
 

@@ -22,7 +22,8 @@ class Demand:
     """Prompt tokens that are computed, without those of the prefix cache."""
     output: float
     held: float
-    """Tokens of context that a request holds on average while it decodes, with those of the prefix cache."""
+    """Tokens of context that a request holds on average while it decodes: its prompt, with those of the prefix cache,
+    and half of its output."""
     rank: int = 0
     """Rank of its adapter; 0 means the base model."""
     reserved: float = 0.0
@@ -107,15 +108,16 @@ def _step_s(device: DeviceSpec, core: CoreConfig, demand: Demand, seqs: int) -> 
 
 
 def _work(demand: Demand, seqs: int, prefill: float) -> StepWork:
-    """Return the work of a step of `seqs` decodes and `prefill` tokens of prompts, which have half of their context
-    before them on average. All sequences have adapters of their own if the demand has a rank."""
-    tokens = seqs + prefill
+    """Return the work of a step of `seqs` decodes and `prefill` tokens of prompts, which have before them, on average,
+    half of the computed prompt and what the prefix cache holds. All sequences have adapters of their own if the demand
+    has a rank."""
+    tokens, before = seqs + prefill, demand.held - demand.output / 2 - demand.prompt / 2
     lora = {"adapters": seqs, "adapter_ranks": seqs * demand.rank, "lora_rows": round(tokens * demand.rank)}
     return StepWork(
         prefill_tokens=round(prefill),
         decode_tokens=seqs,
         decode_context=round(seqs * demand.held),
-        prefill_attention=prefill * demand.prompt / 2,
+        prefill_attention=prefill * before,
         samples=seqs,
         **(lora if demand.rank else {}),
     )

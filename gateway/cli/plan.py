@@ -105,12 +105,8 @@ def plan(
         if plot is not None:
             _plot(best.candidate, wish, scenario, plot)
     print_wide(_plan_table(best, wish))
-    if not best.is_enough:
-        console.print(
-            f"[yellow]note: the goals were met in none of {MOST_TRIALS} simulations with more and more engines[/yellow]"
-        )
-    if best.candidate.ranks > 1:
-        console.print("[yellow]note: this release serves a model on one device; it does not share layers[/yellow]")
+    for note in _notes(best):
+        console.print(f"[yellow]note: {note}[/yellow]")
     if settings is not None:
         settings.write_text(yaml.safe_dump(_settings(best.candidate, wish), sort_keys=False))
     if json_file is not None:
@@ -257,6 +253,13 @@ def _plan_table(plan: Plan, wish: Wish) -> Table:
 
 def _share(part: float | None) -> str:
     return MISSING if part is None else f"{part:.2%}"
+
+
+def _notes(plan: Plan) -> Iterator[str]:
+    if not plan.is_enough:
+        yield f"the goals were met in none of {MOST_TRIALS} simulations with more and more engines"
+    if plan.candidate.ranks > 1:
+        yield "this release serves a model on one device; it does not share layers"
 
 
 def _settings(candidate: Candidate, wish: Wish) -> dict[str, Any]:

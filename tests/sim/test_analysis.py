@@ -10,7 +10,7 @@ from engine.core.config import CoreConfig
 from engine.core.types import Lane
 from engine.sim.advice import advise, round_up
 from engine.sim.analysis import Spread, analyze, fit_zipf
-from engine.sim.capacity import Demand, most_seqs, prefill_s, rate_within, serve
+from engine.sim.capacity import Demand, mixed_step_s, most_seqs, prefill_s, rate_within, serve
 from engine.sim.device import find_device
 from engine.sim.plot_traffic import draw_traffic, tokens_label
 from engine.sim.reuse import measure_reuse
@@ -133,6 +133,19 @@ def test_more_than_a_device_serves():
     assert serve(device, core, demand, 0.9 * most.rate).is_enough
     found = analyze(arrivals(2 * most.rate, 100, Sizes(2000, 2000), Sizes(100, 100)))
     assert any("engines are needed" in note for note in advise(found, device, core).notes)
+
+
+def test_computed_prompts_attend_to_what_the_prefix_cache_holds():
+    device = find_device("h100-8b")
+    core = CoreConfig(**device.engine)
+
+    def chunk_s(cached):
+        demand = Demand(1000, 100, cached + 1050)
+        return mixed_step_s(device, core, demand, 1, 1000) - mixed_step_s(device, core, demand, 1, 0)
+
+    cost = device.cost
+    pairs = 1000 * 20_000 * cost.flop_per_attention_pair / (cost.flop_per_s * cost.flop_reached)
+    assert chunk_s(20_000) - chunk_s(0) == pytest.approx(pairs)
 
 
 def test_the_rate_within_a_goal_is_the_highest():

@@ -10,6 +10,7 @@ from engine.core.config import CoreConfig
 from engine.executor.cost import DeviceSpec
 from engine.sim.analysis import Analysis
 from engine.sim.capacity import Demand, Steady, mixed_step_s, prefill_s, serve
+from engine.sizing import GIB
 
 LENGTH_MARGIN = 1.1
 """Multiple of the 99th percentile of whole lengths that sequences may have at least."""
@@ -20,7 +21,6 @@ RANK = 16
 """Assumed rank of adapters, as traces do not say it."""
 HOLDING_S = 600.0
 """Seconds for which an adapter should stay in host memory: one of `engine.sim.analysis.WINDOWS`."""
-GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)

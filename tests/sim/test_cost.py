@@ -64,6 +64,9 @@ def test_unknown_and_broken_devices_are_named(tmp_path):
     path.write_text('{"name": "x"}')
     with pytest.raises(ValueError, match="description"):
         read_device(path)
+    path.write_bytes(b"\x81{")
+    with pytest.raises(ValueError, match="does not describe a device"):
+        read_device(path)
 
 
 def chunk(name, start, count, *, samples=True):

@@ -137,7 +137,7 @@ def errors(logprobs, answer):
 
 @pytest.fixture(scope="module")
 def fp32(smollm2, prompts):
-    return run_engine(smollm2, prompts, "float32", num_pages=32, repeats=2)
+    return run_engine(smollm2, prompts, "float32", num_pages=24, repeats=2)
 
 
 def test_the_pool_was_small_and_the_cache_was_hit(fp32):

@@ -218,9 +218,9 @@ def judge(regime: str, rate: float, jobs: Sequence[Job], progress: dict[str, Pro
 def report(outcomes: Sequence[Outcome]) -> Table:
     table = Table(title="Batching and order on one engine; latencies are those of the interactive third")
     for column in ("requests/s", "regime", "tokens/s", "TTFT p50, s", "TTFT p99, s", "E2E p50, s", "padding"):
-        table.add_column(column, justify="left" if column == "regime" else "right")
+        table.add_column(column, justify="left" if column == "regime" else "right", no_wrap=True)
     for one in outcomes:
-        rate = f"{one.rate:g}" if math.isfinite(one.rate) else "all at once"
+        rate = f"{one.rate:g}" if math.isfinite(one.rate) else "all"
         times = (f"{value:.2f}" for value in (one.ttft_p50, one.ttft_p99, one.e2e_p50))
         table.add_row(rate, one.regime, f"{one.tokens_s:.0f}", *times, f"{one.padding:.0%}")
     return table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.core.draft import Draft
+from engine.core.planner import Planner
 from engine.core.policy import Policy
 from engine.core.state import EngineState
 from engine.core.types import Lane, LaneMode, StepPlan
@@ -17,20 +17,20 @@ def plan_step(state: EngineState, policy: Policy, now: float) -> StepPlan:
     if state.suspects and (trial := plan_trial(state, policy, now)) is not None:
         return trial
     has_suspects = bool(state.suspects)
-    draft = Draft(state, policy, now)
+    planner = Planner(state, policy, now)
     starting = [lane for lane in Lane if state.modes[lane] is not LaneMode.PAUSED]
     for lane in Lane:
-        draft.enter(lane)
+        planner.enter(lane)
         for seq in policy.order_running(state, lane):
             if not (has_suspects and seq.on_trial):
-                draft.advance(seq)
-        for seq in policy.order_waiting(state, lane, now) if draft.takes_new and lane in starting else ():
-            if not (has_suspects and seq.on_trial) and not draft.start(seq):
+                planner.advance(seq)
+        for seq in policy.order_waiting(state, lane, now) if planner.takes_new and lane in starting else ():
+            if not (has_suspects and seq.on_trial) and not planner.start(seq):
                 break
     for lane in starting:
-        draft.fetch_ahead(lane, policy.order_fetches(state, lane, now))
-        draft.prepare_ahead(lane, policy.order_fetches(state, lane, now))
-    return draft.finish()
+        planner.fetch_ahead(lane, policy.order_fetches(state, lane, now))
+        planner.prepare_ahead(lane, policy.order_fetches(state, lane, now))
+    return planner.finish()
 
 
 def plan_trial(state: EngineState, policy: Policy, now: float) -> StepPlan | None:
@@ -40,13 +40,13 @@ def plan_trial(state: EngineState, policy: Policy, now: float) -> StepPlan | Non
     on_trial = [seq for seq in state.suspects.values() if seq.on_trial]
     running = [seq for seq in on_trial if seq.id in state.running]
     for seq in running or on_trial:
-        draft = Draft(state, policy, now)
-        draft.enter(seq.lane)
+        planner = Planner(state, policy, now)
+        planner.enter(seq.lane)
         if running:
-            draft.advance(seq)
+            planner.advance(seq)
         elif state.modes[seq.lane] is not LaneMode.PAUSED:
-            draft.start(seq)
-        plan = draft.finish()
+            planner.start(seq)
+        plan = planner.finish()
         if plan.chunks or (running and seq.waits_for_token):
             return plan
     return None

@@ -24,8 +24,8 @@ from engine.core.types import AdapterHash, Lane
 
 
 class StepBudget:
-    """The tokens and the predicted time that one step has left; a `Draft` uses it for one plan. With `timed=False`, or
-    while the step-time model is cold (has seen too few steps), only tokens limit the step."""
+    """The tokens and the predicted time that one step has left; a `Planner` uses it for one plan. With `timed=False`,
+    or while the step-time model is cold (has seen too few steps), only tokens limit the step."""
 
     def __init__(self, state: EngineState, now: float, timed: bool) -> None:
         self._state = state

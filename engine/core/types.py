@@ -319,9 +319,9 @@ class PageCopy(NamedTuple):
 class StepPlan:
     """The work of one step. An executor must perform it in this order: save pages, restore pages, release requests,
     evict adapters, load adapters, drop host copies, cancel and start fetches, forget and prepare grammars, admit
-    sequences, compute chunks, draft. The plan fits the state that it was made for, so committing it cannot fail. Page
-    ids freed by `released`, `undrafted` or `evicted` may be reused by `loads`, `restores`, `admitted`, `chunks` and
-    `drafts` of the same plan; the pages that `saves` copies are still intact when the step begins, and no host page is
+    sequences, compute chunks, guess tokens. The plan fits the state that it was made for, so committing it cannot fail.
+    Page ids freed by `released`, `undrafted` or `evicted` may be reused by `loads`, `restores`, `admitted`, `chunks`
+    and `drafts` of this plan; the pages that `saves` copies are still intact when the step begins, and no host page is
     both saved to and restored from. Fetches and preparations of grammars are only started by the step: they continue
     concurrently with this step and later ones."""
 

@@ -130,10 +130,7 @@ class ModelRunner:
         forward = forward_over(self._decoder, self._arena, self.backend)
         self._steps = Steps(forward, self._sampler.last_tokens, captured)
         if self.device.type == "cuda":
-            limits = StepLimits(config.max_seqs, config.token_budget, self.max_model_len)
-            self._pooler.warm_up(self.dtype)
-            self._scorer.warm_up(self.dtype, self.spec.hidden_size, LOGPROBS)
-            warm_up(self.spec, self._steps, self._sampler, self._arena, limits, progress)
+            self._warm_up(progress)
         self._clock: WorkClock = CudaClock() if self.device.type == "cuda" else HostClock()
         self._submitted: deque[SubmittedStep] = deque()
         self._speculates = self.proposes and config.speculation != "off"
@@ -146,11 +143,15 @@ class ModelRunner:
         self._fetcher = Fetcher(self._packer, self._host, lambda answer: self._report(answer), config.fetch_threads)
         self._compiler = Compiler(folder, self.vocab_size, self.eos_token_ids, speculates=self._speculates)
         self._grammars = GrammarRoom(
-            self._compiler,
-            self.vocab_size,
-            self.eos_token_ids,
-            lambda answer: self._report(answer),
+            self._compiler, self.vocab_size, self.eos_token_ids, lambda answer: self._report(answer)
         )
+
+    def _warm_up(self, progress: Progress) -> None:
+        """Runs all kernels once, so that no request waits for their compilation."""
+        limits = StepLimits(self.config.max_seqs, self.config.token_budget, self.max_model_len)
+        self._pooler.warm_up(self.dtype)
+        self._scorer.warm_up(self.dtype, self.spec.hidden_size, LOGPROBS)
+        warm_up(self.spec, self._steps, self._sampler, self._arena, limits, progress)
 
     def _load_model(self, config: EngineConfig, progress: Progress) -> WeightSource:
         """Sets `_decoder` and `backend`, and returns the weights of the folder."""

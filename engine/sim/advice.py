@@ -39,17 +39,22 @@ class Advice:
     notes: list[str]
 
 
-def demand_of(found: Analysis, core: CoreConfig) -> Demand:
-    """Return the average request of a trace, for an engine whose pages hold what the prefix cache holds."""
+def demand_of(found: Analysis, core: CoreConfig, rank: int) -> Demand:
+    """Return the average request of a trace, with an adapter of this rank (0: the base), for an engine whose pages hold
+    what the prefix cache holds."""
     cached = found.reuse.share_with(core.num_pages * core.block_size)
-    rank = RANK if found.popularity and found.popularity.share > 0.5 else 0
     prompt, output = found.prompt.mean, found.output.mean
     return Demand(prompt * (1 - cached), output, prompt + output / 2, rank)
 
 
+def _usual(found: Analysis, core: CoreConfig) -> Demand:
+    """Return the average request, with an adapter if most requests ask for one."""
+    return demand_of(found, core, RANK if found.popularity and found.popularity.share > 0.5 else 0)
+
+
 def advise(found: Analysis, device: DeviceSpec, core: CoreConfig) -> Advice:
     """Return the settings for an engine on a device, and what an operator should know besides."""
-    steady = serve(device, core, demand_of(found, core), found.busiest) if found.busiest else None
+    steady = serve(device, core, _usual(found, core), found.busiest) if found.busiest else None
     settings = [*_lengths(found, core), *_goals(found, device, core, steady), *_adapters(found, device)]
     return Advice(steady, settings, list(_notes(found, device, core, steady)))
 
@@ -75,7 +80,7 @@ def _goals(found: Analysis, device: DeviceSpec, core: CoreConfig, steady: Steady
     """Yield the goals of interactive work that have to be wider than those of `core`, as no schedule can meet those."""
     if steady is None or "interactive" not in found.lanes:
         return
-    demand, longest = demand_of(found, core), min(found.prompt.p99, core.max_model_len)
+    demand, longest = _usual(found, core), min(found.prompt.p99, core.max_model_len)
     alone = prefill_s(device, core, longest, demand.rank)
     if TTFT_MARGIN * alone > core.interactive.ttft_s:
         reason = f"a prompt of the 99th percentile, {longest:,} tokens, takes {alone:.3g} s alone"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from engine.core.config import CoreConfig, LaneGoals
 from engine.executor.cost import DeviceSpec, RooflineCost
 from engine.sim.accelerators import ACCELERATORS, FORMS, device_of, fits, weight_bytes
+from engine.sim.advice import demand_of
 from engine.sim.analysis import Analysis
 from engine.sim.capacity import Demand, Steady, mixed_step_s, prefill_s, rate_within, serve
 from engine.sim.report import Report
@@ -42,10 +43,8 @@ class Wish:
     rank: int = 0
 
     def demand(self, core: CoreConfig) -> Demand:
-        """Return the average request, for an engine whose pages hold what the prefix cache holds."""
-        cached = self.traffic.reuse.share_with(core.num_pages * core.block_size)
-        prompt, output = self.traffic.prompt.mean, self.traffic.output.mean
-        return Demand(prompt * (1 - cached), output, prompt + output / 2, self.rank)
+        """Return the average request, for an engine with these settings."""
+        return demand_of(self.traffic, core, self.rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class Candidate:
         device, core: an engine's description and settings.
         steady: an engine at its share of the traffic.
         most: an engine at the highest rate that it serves.
-        cost: of all devices an hour. None means that no price is known.
+        price: of a device an hour. None means that it is not known.
     """
 
     accelerator: str
@@ -70,11 +69,16 @@ class Candidate:
     core: CoreConfig
     steady: Steady
     most: Steady
-    cost: float | None
+    price: float | None
 
     @property
     def devices(self) -> int:
         return self.engines * self.ranks
+
+    @property
+    def cost(self) -> float | None:
+        """Price of all devices an hour."""
+        return None if self.price is None else self.devices * self.price
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +123,7 @@ def _candidate(wish: Wish, accelerator: str, form: str, ranks: int, prices: Mapp
     highest = rate_within(device, core, demand, wish.goals.itl_s)
     engines = max(1, math.ceil(wish.rate / (HEADROOM * highest)))
     steady = serve(device, core, demand, wish.rate / engines / HEADROOM)
-    price = prices.get(accelerator)
-    cost = None if price is None else engines * ranks * price
-    yield Candidate(accelerator, form, ranks, engines, device, core, steady, most, cost)
+    yield Candidate(accelerator, form, ranks, engines, device, core, steady, most, prices.get(accelerator))
 
 
 def _in_time(wish: Wish, device: DeviceSpec, core: CoreConfig) -> bool:
@@ -146,8 +148,7 @@ def with_engines(candidate: Candidate, wish: Wish, engines: int) -> Candidate:
     """Return the candidate with another number of engines."""
     demand = wish.demand(candidate.core)
     steady = serve(candidate.device, candidate.core, demand, wish.rate / engines / HEADROOM)
-    cost = candidate.cost and candidate.cost / candidate.engines * engines
-    return replace(candidate, engines=engines, steady=steady, cost=cost)
+    return replace(candidate, engines=engines, steady=steady)
 
 
 def binds(candidate: Candidate, demand: Demand) -> str:

@@ -96,8 +96,8 @@ def _latency_rows(lane: str) -> list[tuple[str, Cell]]:
     ]
     return [
         *rows,
-        ("TTFT within goal", _of(lane, lambda group: _share(group.ttft_attainment))),
-        ("ITL within goal", _of(lane, lambda group: _share(group.itl_attainment))),
+        ("TTFT within goal", _of(lane, lambda group: share(group.ttft_attainment))),
+        ("ITL within goal", _of(lane, lambda group: share(group.itl_attainment))),
     ]
 
 
@@ -111,7 +111,7 @@ def _scheduling_rows(lanes: Sequence[str]) -> list[tuple[str, Cell]]:
         ("time to yield p99", lambda report: duration(report.time_to_yield.p99)),
         ("tokens a decode", _tokens_per_decode),
         ("proposed tokens accepted", _accepted),
-        ("prediction error, median", lambda report: _share(report.prediction_error)),
+        ("prediction error, median", lambda report: share(report.prediction_error)),
         ("adapter loads", lambda report: f"{report.adapter_loads:,}"),
         ("adapter evictions", lambda report: f"{report.adapter_evictions:,}"),
         ("adapter fetches", lambda report: f"{report.adapter_fetches:,}"),
@@ -139,7 +139,7 @@ def _accepted(report: Report) -> str:
     return f"{report.accepted_tokens / report.proposed_tokens:.1%}" if report.proposed_tokens else MISSING
 
 
-def _share(value: float | None) -> str:
+def share(value: float | None) -> str:
     return MISSING if value is None else f"{value:.2%}"
 
 

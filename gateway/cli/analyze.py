@@ -19,13 +19,13 @@ from engine.sim.advice import Advice, advise
 from engine.sim.analysis import Analysis, Spread
 from engine.sim.analysis import analyze as analysis_of
 from engine.sim.device import device_names
-from engine.sim.plot import PlotUnavailable, check_available
 from engine.sim.plot_traffic import draw_traffic
 from engine.sim.tables import MISSING, side_by_side
 from engine.sim.trace_formats import FORMATS
 from engine.sim.traces import read_trace
+from gateway.cli.outputs import check_outputs, failures
 from gateway.cli.simulate import make_setup
-from gateway.terminal.output import check_writable, exit_with_error, print_wide
+from gateway.terminal.output import print_wide
 
 console = Console()
 MOST_TENANTS = 3
@@ -50,8 +50,9 @@ def analyze(
     - `loralane analyze azure.csv mooncake.jsonl --plot traffic.png`
     - `loralane analyze gateway.log --device cpu-smollm2 --settings advised.yaml`
     """
-    try:
-        _check_outputs(files, settings, plot, json_file)
+    with failures():
+        _check_names(files, settings)
+        check_outputs({"--settings": settings, "--json": json_file}, plot)
         setup = make_setup(device, config, os.environ)
         found = {
             _label(file): analysis_of(read_trace(file))
@@ -60,8 +61,6 @@ def analyze(
         advice = {name: advise(one, setup.device, setup.core) for name, one in found.items()}
         if plot is not None:
             draw_traffic(found, plot)
-    except (ValueError, OSError, PlotUnavailable) as error:
-        exit_with_error(str(error))
     print_wide(side_by_side("Traffic", found, ROWS))
     for name, one in advice.items():
         print_wide(_advice_table(f"Settings for {name} on {setup.device.name}", one))
@@ -74,17 +73,12 @@ def analyze(
         json_file.write_text(json.dumps(document, indent=2) + "\n")
 
 
-def _check_outputs(files: list[Path], settings: Path | None, plot: Path | None, json_file: Path | None) -> None:
-    """Check, before reading, that the output files can be written. Raises ValueError or PlotUnavailable."""
+def _check_names(files: list[Path], settings: Path | None) -> None:
+    """Raise ValueError if two traces would have the same name, or if settings are asked for of several traces."""
     if settings is not None and len(files) > 1:
         raise ValueError("--settings is for one trace: name one file")
     if len({_label(file) for file in files}) < len(files):
         raise ValueError("two traces have the same name, without folder and suffix")
-    for path, option in ((settings, "--settings"), (plot, "--plot"), (json_file, "--json")):
-        if path is not None:
-            check_writable(path, option)
-    if plot is not None:
-        check_available(plot)
 
 
 def _label(file: Path) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -34,15 +33,17 @@ from engine.sim.planning import (
     weights_of,
     with_engines,
 )
-from engine.sim.plot import PlotUnavailable, check_available, draw
-from engine.sim.run import Setup, Stalled
+from engine.sim.plot import draw
+from engine.sim.run import Setup
 from engine.sim.scenario import Scenario
 from engine.sim.shapes import SHAPES, find_shape
 from engine.sim.synthetic import RANKS, Sizes
-from engine.sim.tables import MISSING, duration
+from engine.sim.tables import MISSING, duration, share
 from engine.sim.trace_formats import FORMATS
+from engine.sizing import GIB
+from gateway.cli.outputs import check_outputs, failures
 from gateway.cli.simulate_cluster import shown_progress
-from gateway.terminal.output import check_writable, exit_with_error, integer_parser, print_wide
+from gateway.terminal.output import integer_parser, print_wide
 
 console = Console()
 MEAN_RANK = round(sum(RANKS) / len(RANKS))
@@ -52,7 +53,6 @@ MOST_SHOWN, MOST_TRIALS = 6, 8
 """Candidates that the table shows, and simulations until goals are met."""
 PLOT_RATES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25)
 """Rates of the plot, as multiples of what an engine serves by arithmetic."""
-GIB = 1 << 30
 MILLION = 1e6
 
 
@@ -84,11 +84,11 @@ def plan(
     - `loralane plan llama-3.1-70b --device h100 --device a100 --price h100=2.5 --price a100=1.3`
     - `loralane plan ./my-model --trace gateway.log --adapters 500 --ttft 0.3 --settings engine.yaml --plot knee.png`
     """
-    with _failures():
+    with failures():
         names = _known(device or ["h100"], ACCELERATORS, "--device")
         forms = _known(weights or ["bf16"], FORMS, "--weights")
         prices = dict(_price(text) for text in price or ())
-        _check_outputs(settings, plot, json_file)
+        check_outputs({"--settings": settings, "--json": json_file}, plot)
         scenario = Scenario(
             trace, DEFAULT_RATE if rate is None else rate, cv, Sizes.parse(prompt), Sizes.parse(output),
             seconds=duration_s, adapters=adapters, zipf=zipf, seed=seed,
@@ -107,19 +107,10 @@ def plan(
     print_wide(_plan_table(best, wish))
     for note in _notes(best):
         console.print(f"[yellow]note: {note}[/yellow]")
-    if settings is not None:
+    if settings is not None and best.candidate.ranks == 1:
         settings.write_text(yaml.safe_dump(_settings(best.candidate, wish), sort_keys=False))
     if json_file is not None:
         json_file.write_text(json.dumps(_document(best, found), indent=2) + "\n")
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    """Context manager that prints an expected error of the block, and ends the command with status 1."""
-    try:
-        yield
-    except (ValueError, OSError, PlotUnavailable, Stalled) as error:
-        exit_with_error(str(error))
 
 
 def _known(names: list[str], known: Mapping[str, Any], option: str) -> list[str]:
@@ -151,14 +142,6 @@ def _price(text: str) -> tuple[str, float]:
     return name, value
 
 
-def _check_outputs(settings: Path | None, plot: Path | None, json_file: Path | None) -> None:
-    for path, option in ((settings, "--settings"), (plot, "--plot"), (json_file, "--json")):
-        if path is not None:
-            check_writable(path, option)
-    if plot is not None:
-        check_available(plot)
-
-
 def _simulated(found: list[Candidate], wish: Wish, scenario: Scenario) -> Plan:
     """Simulate the first candidate with more and more engines until the goals are met, and return the last plan."""
     candidate = found[0]
@@ -182,28 +165,16 @@ def _plot(candidate: Candidate, wish: Wish, scenario: Scenario, out: Path) -> No
     with shown_progress(run.name for run in runs) as advance:
         reports = run_all(runs, 1, advance)
     line = [(part, reports[f"{part:g}x"]) for part in PLOT_RATES]
-    draw(
-        {candidate.device.name: line},
-        f"{candidate.device.description}, {candidate.most.rate:.3g} requests/s at 1x",
-        out,
-    )
+    title = f"{candidate.device.description}, {candidate.most.rate:.3g} requests/s at 1x"
+    draw({candidate.device.name: line}, title, out)
 
 
 def _candidates_table(wish: Wish, found: list[Candidate]) -> Table:
     table = Table(title=f"{wish.shape.name}, {wish.rate:,.3g} requests/s, by arithmetic")
-    columns = (
-        "engines",
-        "device",
-        "weights",
-        "tokens/s each",
-        "decodes at once",
-        "mean ITL",
-        "binds",
-        "an hour",
-        "a million tokens",
-    )
-    for column in columns:
+    for column in ("engines", "device", "weights", "tokens/s each", "decodes at once", "mean ITL", "binds"):
         table.add_column(column, justify="left" if column in ("device", "weights", "binds") else "right")
+    for column in ("an hour", "a million tokens"):
+        table.add_column(column, justify="right")
     for one in found:
         hour = MISSING if one.cost is None else f"{one.cost:,.2f}"
         tokens = f"{one.most.rate * wish.traffic.output.mean:,.0f}"
@@ -238,7 +209,7 @@ def _plan_table(plan: Plan, wish: Wish) -> Table:
         ("what binds", binds(one, wish.demand(one.core))),
         ("simulated: TTFT p50, p99", f"{duration(lane.ttft.p50)}, {duration(lane.ttft.p99)}"),
         ("simulated: ITL p50, p99", f"{duration(lane.itl.p50)}, {duration(lane.itl.p99)}"),
-        ("in time: first tokens, gaps", f"{_share(lane.ttft_attainment)}, {_share(lane.itl_attainment)}"),
+        ("in time: first tokens, gaps", f"{share(lane.ttft_attainment)}, {share(lane.itl_attainment)}"),
         ("device busy", f"{report.busy:.0%}"),
     ]
     if wish.rank:
@@ -251,15 +222,11 @@ def _plan_table(plan: Plan, wish: Wish) -> Table:
     return table
 
 
-def _share(part: float | None) -> str:
-    return MISSING if part is None else f"{part:.2%}"
-
-
 def _notes(plan: Plan) -> Iterator[str]:
     if not plan.is_enough:
         yield f"the goals were met in none of {MOST_TRIALS} simulations with more and more engines"
     if plan.candidate.ranks > 1:
-        yield "this release serves a model on one device; it does not share layers"
+        yield "this release serves a model on one device; it does not share layers, and --settings writes no file"
 
 
 def _settings(candidate: Candidate, wish: Wish) -> dict[str, Any]:
@@ -276,6 +243,10 @@ def _settings(candidate: Candidate, wish: Wish) -> dict[str, Any]:
 
 def _document(plan: Plan, found: list[Candidate]) -> dict[str, Any]:
     return {
-        "plan": {**asdict(plan.candidate), "report": asdict(plan.report), "is_enough": plan.is_enough},
-        "candidates": [asdict(candidate) for candidate in found],
+        "plan": {**_figures(plan.candidate), "report": asdict(plan.report), "is_enough": plan.is_enough},
+        "candidates": [_figures(candidate) for candidate in found],
     }
+
+
+def _figures(candidate: Candidate) -> dict[str, Any]:
+    return {**asdict(candidate), "cost": candidate.cost}

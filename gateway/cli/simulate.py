@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,18 +17,19 @@ from engine.core.config import POLICIES, SCHEDULERS, CoreConfig
 from engine.sim.compare import Run, plan_runs, run_all, run_name, under
 from engine.sim.device import device_names, find_device
 from engine.sim.goals import Judged, judge
-from engine.sim.plot import PlotUnavailable, check_available, draw
+from engine.sim.plot import draw
 from engine.sim.report import Report
-from engine.sim.run import Setup, Stalled
+from engine.sim.run import Setup
 from engine.sim.scenario import Scenario
 from engine.sim.synthetic import FlashCrowd, Shares, Sizes
 from engine.sim.tables import comparison_tables, goals_table, tenant_table
 from engine.sim.trace_formats import FORMATS
 from engine.sim.workload import Backlog
+from gateway.cli.outputs import check_outputs, failures
 from gateway.cli.simulate_cluster import Cluster, compare_routers, shown_progress
 from gateway.config.whole import load_config
 from gateway.simulation.compare import ROUTERS
-from gateway.terminal.output import check_writable, exit_with_error, integer_parser, print_wide
+from gateway.terminal.output import integer_parser, print_wide
 
 console = Console()
 
@@ -112,8 +112,10 @@ def simulate(
     - `loralane simulate --trace azure.csv --policy lanes --policy fcfs --rates 0.5,1,2,4 --plot curve.png`
     - `loralane simulate --rate 60 --adapters 2000 --replicas 8 --router ours --router hash --kill 60`
     """
-    with _failures():
-        _check_outputs(json_file, plot, goals=goals)
+    with failures():
+        check_outputs({"--json": json_file}, plot)
+        if plot is not None and goals:
+            raise ValueError("--goals and --plot exclude each other: goals are judged at one rate")
         sizes = Sizes.parse(batch_prompt), Sizes.parse(batch_output)
         backlog = Backlog(batch_backlog, *sizes, batch_deadline) if batch_backlog else None
         crowd = FlashCrowd.parse(flash_crowd) if flash_crowd else None
@@ -139,19 +141,6 @@ def simulate(
             workload = scenario.workload(rate_scale)
             reports = _run(plan_runs(setup, workload, modes.policies, modes.schedulers, goals=goals), jobs)
     _tell(setup, scenario, reports, json_file, goals=goals)
-
-
-def _check_outputs(json_file: Path | None, plot: Path | None, *, goals: bool) -> None:
-    """Check, before simulating, that the output files can be written. Raises ValueError if one cannot, or if --goals
-    and --plot are both given, and PlotUnavailable if a plot cannot be drawn."""
-    if json_file is not None:
-        check_writable(json_file, "--json")
-    if plot is None:
-        return
-    if goals:
-        raise ValueError("--goals and --plot exclude each other: goals are judged at one rate")
-    check_writable(plot, "--plot")
-    check_available(plot)
 
 
 def make_setup(device: str, config: Path | None, env: Mapping[str, str]) -> Setup:
@@ -209,7 +198,7 @@ def _tell(setup: Setup, scenario: Scenario, reports: dict[str, Report], json_fil
     judged = judge(setup, reports) if goals else []
     _show(setup, scenario, reports, judged)
     if json_file is not None:
-        with _failures():
+        with failures():
             _write_json(json_file, setup, scenario, reports, judged)
 
 
@@ -238,13 +227,3 @@ def _write_json(path: Path, setup: Setup, scenario: Scenario, reports: dict[str,
         ],
     }
     path.write_text(json.dumps(document, indent=2) + "\n")
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    """Context manager that prints a ValueError, OSError, PlotUnavailable or Stalled of the block and ends the command
-    with status 1."""
-    try:
-        yield
-    except (ValueError, OSError, PlotUnavailable, Stalled) as error:
-        exit_with_error(str(error))

@@ -267,6 +267,17 @@ def run_all(engine, requests, adapters=ADAPTERS):
     return events
 
 
+def run(engine, *requests):
+    """Submit requests, and run the engine until all have ended; returns the events."""
+    events = []
+    for one in requests:
+        engine.inbox.put(Submit(one))
+    while engine.state.has_work or engine.inbox._commands:
+        events += engine.step()
+        assert violations(engine.state) == []
+    return events
+
+
 def tokens_of(events, name):
     return [token for event in events if event.request_id == name for token in event.tokens]
 

@@ -128,7 +128,7 @@ def test_a_request_tells_how_long_it_waited_for_its_adapter():
 
 
 def test_a_long_queue_of_missing_adapters_is_not_searched_to_its_end(monkeypatch):
-    monkeypatch.setattr("engine.core.draft.MOST_PASSED_OVER", 5)
+    monkeypatch.setattr("engine.core.planner.MOST_PASSED_OVER", 5)
     stepped = FetchingEngine({f"a{number}": 2 for number in range(20)})
     for number in range(20):
         stepped.submit(f"r{number}", 20, 2, adapter_hash=f"a{number}")

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core import draft_asks, proposals
-from engine.core.check import violations
 from engine.core.commands import Submit
 from engine.core.config import PREEMPTIONS, CoreConfig, LaneGoals, Scheduling
 from engine.core.draft_asks import MOST_CAUGHT_UP, PROBE_STEPS, Wanted
@@ -25,6 +24,7 @@ from tests.core.memory import (
     expected_tokens,
     make_engine,
     request,
+    run,
     serve,
     tokens_of,
 )
@@ -48,7 +48,7 @@ def verify_all(state, guesses, budget, tokens):
 
 @contextmanager
 def always():
-    """Draft and verify whatever it costs."""
+    """Context manager in which the engine drafts and verifies at any predicted cost."""
     verifies = patch.object(proposals, "_worthwhile", verify_all)
     with verifies, patch.object(draft_asks, "_worthwhile", everything), no_lookups():
         yield
@@ -83,16 +83,6 @@ def test_preempted_sequences_are_drafted_for_again(preemption):
     assert 0 < counters.accepted_tokens < counters.proposed_tokens
     for number, (_, prompt, *_) in enumerate(asked):
         assert tokens_of(events, f"r{number}") == expected_tokens(request("r", prompt, seed=3), 18)
-
-
-def run(engine, *requests):
-    events = []
-    for one in requests:
-        engine.inbox.put(Submit(one))
-    while engine.state.has_work or engine.inbox._commands:
-        events += engine.step()
-        assert violations(engine.state) == []
-    return events
 
 
 def test_several_tokens_come_with_a_step_and_are_counted():

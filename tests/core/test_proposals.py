@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core import apply, proposals
-from engine.core.check import violations
 from engine.core.commands import Submit
 from engine.core.config import PREEMPTIONS, CoreConfig, LaneGoals, Scheduling
 from engine.core.grammars import Grammar, GrammarKind
@@ -36,6 +35,7 @@ from tests.core.memory import (
     expected_tokens,
     make_engine,
     request,
+    run,
     serve,
     tokens_of,
     told,
@@ -157,16 +157,6 @@ def test_forced_tokens_come_first_and_say_nothing_of_the_proposer():
         assert engine.state.counters.accepted_tokens == 2 * (engine.state.counters.steps - 1)
         events += run(engine)
     assert tokens_of(events, "r") == expected_tokens(asked, 30)
-
-
-def run(engine, *requests):
-    events = []
-    for one in requests:
-        engine.inbox.put(Submit(one))
-    while engine.state.has_work or engine.inbox._commands:
-        events += engine.step()
-        assert violations(engine.state) == []
-    return events
 
 
 def test_a_chunk_ends_at_max_tokens_and_at_the_end_of_the_context():

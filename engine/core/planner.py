@@ -1,4 +1,4 @@
-"""A plan under construction: it tracks what it has allocated and freed so far, so that each addition still fits."""
+"""Builds a plan: it tracks what the plan has allocated and freed so far, so that each addition still fits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MOST_PASSED_OVER = 256
 each costs microseconds, and a queue may hold a hundred thousand."""
 
 
-class Draft:
+class Planner:
     """Builds one StepPlan from a state and a policy, and changes neither. For each lane, the caller calls `enter`, then
     `advance` for running and `start` for waiting sequences; then `fetch_ahead` and `prepare_ahead` prepare later
     starts, and `finish` returns the plan."""

@@ -21,17 +21,15 @@ LEAST_WEIGHT = 1e-6
 
 
 def fitted(state: EngineState, request: Request) -> Request:
-    """Return the request with `max_tokens` and `expected_tokens` cut to the available room, if `max_tokens` is only a
-    ceiling (`expected_tokens` is set); otherwise the request itself. Neither is cut below `min_tokens`, nor below one
-    token more than an earlier engine process produced, and a lower `expected_tokens` is raised to that. `refuse`
-    decides afterwards whether the cut request can run."""
+    """Return the request with `max_tokens` cut to the available room, if it is only a ceiling (`expected_tokens` is
+    set); otherwise the request itself. It is not cut below `min_tokens`, nor below one token more than an earlier
+    engine process produced. `refuse` decides afterwards whether the cut request can run."""
     if request.expected_tokens is None:
         return request
     params, most = request.params, _longest(state, request.adapter_hash) - len(request.prompt_ids)
     least = max(params.min_tokens, len(request.produced) + 1)
     max_tokens = min(params.max_tokens, max(least, most))
-    expected = min(max_tokens, max(least, request.expected_tokens))
-    return request._replace(params=params._replace(max_tokens=max_tokens), expected_tokens=expected)
+    return request._replace(params=params._replace(max_tokens=max_tokens))
 
 
 def _longest(state: EngineState, adapter_hash: AdapterHash | None) -> int:
@@ -124,7 +122,8 @@ def unpinnable(state: EngineState, adapter: Adapter) -> str:
     for seq in state.sequences.values():
         own = 0 if seq.request.adapter_hash == adapter.adapter_hash else _own_pages(state, seq.request.adapter_hash)
         most = len(seq.request.prompt_ids) + seq.request.params.max_tokens
-        needed = min(most, max(seq.expected_length, seq.num_tokens + 1))
+        expected = most if seq.request.expected_tokens is None else seq.expected_length
+        needed = min(most, max(expected, seq.num_tokens + 1))
         if not _fits_beside(config, held, own, config.pages_for(needed)):
             return f"pinned adapters would take {held.pinned_pages} pages, too many for request {seq.id}; try later"
     return ""
@@ -215,6 +214,5 @@ def _batch_wait(state: EngineState, lane: Lane, deadline: float | None) -> float
 
 def _waiting_work(state: EngineState, lane: Lane) -> float:
     """Return the device seconds that all waiting requests of a lane will cost."""
-    waiting, ledger = state.waiting, state.ledger
-    outputs = waiting.num_outputs[lane] * ledger.used_share + waiting.num_expected[lane]
-    return ledger.price(waiting.num_tokens[lane], outputs)
+    waiting = state.waiting
+    return state.ledger.price(waiting.num_tokens[lane], waiting.num_outputs[lane])

@@ -253,7 +253,6 @@ def _append(state: EngineState, seq: Sequence, sample: SampledToken, now: float)
             _register(state, seq, seq.num_computed - 1)
         state.outbox.append(event)
     else:
-        state.ledger.note_end(seq)
         finish(state, seq, event)
 
 
@@ -293,6 +292,8 @@ def finish(state: EngineState, seq: Sequence, event: TokenEvent) -> None:
     else:
         _stop_waiting(state, seq)
     state.host.demote(seq.page_keys[: seq.num_saved])
+    if seq.num_generated > len(seq.request.produced):
+        state.lengths.learn(seq.request, seq.num_generated)
     if seq.proposer is not None:
         seq.proposer.end(seq.tokens)
         state.drafts.end(seq.request.adapter_hash, seq.drafting)

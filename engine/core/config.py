@@ -176,6 +176,9 @@ class Scheduling:
     priority_s: float = 10.0
     """Seconds of waiting time that one level of `priority` is worth. Priorities order the requests of a tenant, and a
     waiting request of low priority eventually goes before newer requests of high priority."""
+    sjf_stretch: float = 1000.0
+    """Under `sjf`, a request goes before those that arrive later than this multiple of its predicted device seconds
+    after it, however short they are, so that a long one is not starved."""
     adapter_age_s: float = 2.0
     """Once a request has waited this many seconds for an adapter, no more sequences start with the resident adapter
     that is served most, until that adapter can be evicted. Copies in host memory that other requests wait for may be

@@ -187,7 +187,7 @@ def _behind(state: EngineState, candidates: Items[Candidate], chooser: Chooser, 
         is_begun = one.seq.num_generated >= BEGIN_AFTER and one.seq.acceptance <= FIRST_ACCEPTANCE
         if one.is_short or left <= 0 or not is_begun:
             continue
-        saved = chooser.saved(one, _expected(state, one.seq), room)
+        saved = chooser.saved(one, _expected(one.seq), room)
         if saved > chooser.prices.seconds((ceil(one.missing / MOST_CAUGHT_UP), one.missing)):
             most = min(one.missing, left)
             left, room = left - most, room - chooser.prices.row * most
@@ -201,14 +201,11 @@ def _most_caught_up(chooser: Chooser, room: float) -> int:
     return int(max(0.0, min(MOST_CAUGHT_UP, seconds / row if row else MOST_CAUGHT_UP)))
 
 
-def _expected(state: EngineState, seq: Sequence) -> float:
+def _expected(seq: Sequence) -> float:
     """Return the expected number of tokens until a sequence ends, without those that other proposals will yield if they
     yield the same share as before."""
-    request = seq.request
-    share = state.ledger.used_share
-    expected = request.params.max_tokens * share if request.expected_tokens is None else request.expected_tokens
     others = sum(one.accepted for one in seq.tally.counts if one.proposer != DRAFT)
-    return max(0.0, expected - seq.num_generated) * (1 - others / max(1, seq.num_generated))
+    return max(0.0, seq.expected_output - seq.num_generated) * (1 - others / max(1, seq.num_generated))
 
 
 def _ask(state: EngineState, pages: PageBudget, wanted: Wanted) -> DraftAsk | None:

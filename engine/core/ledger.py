@@ -72,7 +72,6 @@ class Ledger:
             work.
         wants_batch: whether there was batch work, running or waiting to start, when the last step was settled.
         courtesy: fraction, from 0 to 1, of its allowed stretch that batch work may use now.
-        used_share: fraction of `max_tokens` that answers use, smoothed.
         longest_prompt, longest_output: maximum number of tokens of the prompts and answers so far.
         need: device time that batch deadlines need, as a multiple of what batch work has been getting.
         need_known_until: when `need` may be computed again.
@@ -103,7 +102,6 @@ class Ledger:
         self.need_known_until = 0.0
         self.predicted_seconds = self.actual_seconds = 0.0
         self.longest_prompt = self.longest_output = 0
-        self.used_share = 1.0
         self._window = rules.floor_window_s
         self._batch_time = 0.0
         self._wanted_time = 0.0
@@ -159,17 +157,9 @@ class Ledger:
         return prefill_tokens * self.prefill_price + decode_tokens * self.decode_price
 
     def work_left(self, seq: Sequence) -> float:
-        """Return the device seconds that a sequence needs until its end. Its answer is assumed to have the expected
-        length or, if none is known, `used_share` of its `max_tokens`."""
-        expected = seq.request.expected_tokens
-        outputs = seq.request.params.max_tokens * self.used_share if expected is None else expected
-        least = float(seq.request.params.max_tokens > 0)
-        return self.price(seq.num_remaining, max(least, outputs - seq.num_generated))
-
-    def note_end(self, seq: Sequence) -> None:
-        """Update `used_share` from a sequence that has reached its end, unless its `max_tokens` is only a ceiling."""
-        if seq.request.expected_tokens is None:
-            self.used_share = _smooth(self.used_share, seq.num_generated / seq.request.params.max_tokens)
+        """Return the device seconds that a sequence needs until its predicted end."""
+        least = int(seq.request.params.max_tokens > 0)
+        return self.price(seq.num_remaining, max(least, seq.expected_output - seq.num_generated))
 
     def bound(self, max_seqs: int) -> float:
         """Return the theoretical bound of the service gap between two tenants, in device seconds divided by weight.

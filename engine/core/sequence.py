@@ -57,6 +57,10 @@ class Sequence:
     device_seconds: float = 0.0
     """The sequence's part of the device time of its steps, including tokens that were computed twice and proposals that
     were refused."""
+    expected_output: int = 0
+    """Predicted number of tokens of the answer (see answer_lengths.py)."""
+    expected_seconds: float = 0.0
+    """Device seconds that the request was predicted to take when it was submitted."""
     proposer: Proposer | None = None
     """Proposes the next tokens. None means that the sequence gets one token a step."""
     forced: tuple[int, ...] = ()
@@ -104,11 +108,8 @@ class Sequence:
 
     @property
     def expected_length(self) -> int:
-        """Number of tokens of prompt and answer, where the answer has `max_tokens` tokens or, if that is only a
-        ceiling, the expected number."""
-        request = self.request
-        expected = request.expected_tokens
-        return len(request.prompt_ids) + (request.params.max_tokens if expected is None else expected)
+        """Number of tokens of the prompt and the predicted answer."""
+        return len(self.request.prompt_ids) + self.expected_output
 
     @property
     def num_tokens(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from engine.core.adapter_tiers import AdapterTiers
 from engine.core.adapters import Adapter
+from engine.core.answer_lengths import AnswerLengths
 from engine.core.config import CoreConfig
 from engine.core.drafting import DraftRecord
 from engine.core.grammars import Grammars
@@ -65,6 +66,7 @@ class EngineState:
     grammars: Grammars = field(default_factory=Grammars)
     answers: AnswerMemories = field(default_factory=AnswerMemories)
     """Recent answers by grammars, from which proposals are made."""
+    lengths: AnswerLengths = field(default_factory=AnswerLengths)
     drafts: DraftRecord = field(default_factory=DraftRecord)
     sequences: dict[str, Sequence] = field(default_factory=dict)
     """Sequences of all live requests, waiting or running, by request id."""

@@ -195,8 +195,9 @@ class Request(NamedTuple):
     """True means that an engine process crashed while it computed this request. Its next tokens are therefore computed
     in steps without other requests (see `Sequence.on_trial`)."""
     expected_tokens: int | None = None
-    """Probable length of the answer in tokens, where `max_tokens` is only a ceiling, which the engine may lower to fit
-    its memory. None means that the caller asked for exactly this `max_tokens`."""
+    """The gateway's guess of the answer's length in tokens, for an engine that has seen no such answer. It is set where
+    `max_tokens` is only a ceiling, which the engine may lower to fit its memory. None means that the caller asked for
+    this `max_tokens`."""
     cache_salt: str = ""
     """Only requests with the same salt may share cached prefixes. Empty means no salt, which is a salt of its own."""
     pooling: Pooling | None = None

@@ -36,7 +36,7 @@ def order_of(scheduling: Scheduling) -> Order:
     if scheduling.policy == "lanes":
         seconds = scheduling.priority_s
         return Order(lambda seq: seq.request.lane, lambda seq: seq.request.tenant, lambda seq: lanes_key(seq, seconds))
-    keys = {"fcfs": fcfs_key, "sjf": sjf_key, "priority": priority_key}
+    keys = {"fcfs": fcfs_key, "sjf": lambda seq: sjf_key(seq, scheduling.sjf_stretch), "priority": priority_key}
     return Order(lambda seq: Lane.INTERACTIVE, lambda seq: "", keys[scheduling.policy])
 
 
@@ -52,9 +52,10 @@ def fcfs_key(seq: Sequence) -> Key:
     return (seq.request.arrival, seq.id)
 
 
-def sjf_key(seq: Sequence) -> Key:
-    """Return the sort key of shortest job first: by `Sequence.expected_length`, then by arrival."""
-    return (float(seq.expected_length), seq.request.arrival, seq.id)
+def sjf_key(seq: Sequence, stretch: float) -> Key:
+    """Return the sort key of shortest job first: the arrival time plus `stretch` times the request's predicted device
+    seconds, so that only requests which arrive within that time go first."""
+    return (seq.request.arrival + stretch * seq.expected_seconds, seq.id)
 
 
 def priority_key(seq: Sequence) -> Key:
@@ -75,10 +76,7 @@ class WaitingQueue:
         self.num_tokens = dict.fromkeys(Lane, 0)
         """Number of known tokens (prompt and answer so far) of the waiting sequences, by lane."""
         self.num_outputs = dict.fromkeys(Lane, 0)
-        """Number of tokens that waiting sequences with a requested `max_tokens` may still generate, by lane."""
-        self.num_expected = dict.fromkeys(Lane, 0)
-        """Number of tokens that waiting sequences whose `max_tokens` is a ceiling will probably still generate, by
-        lane."""
+        """Predicted number of tokens that waiting sequences will still generate, by lane."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -112,8 +110,7 @@ class WaitingQueue:
 
     def _count_in(self, seq: Sequence, sign: int) -> None:
         self._count += sign
-        outputs = self.num_outputs if seq.request.expected_tokens is None else self.num_expected
-        outputs[seq.lane] += sign * max(0, seq.expected_length - seq.num_tokens)
+        self.num_outputs[seq.lane] += sign * max(0, seq.expected_length - seq.num_tokens)
         self.num_tokens[seq.lane] += sign * seq.num_tokens
 
     def last(self, above: Lane) -> Sequence | None:

@@ -124,7 +124,7 @@ class _Cluster:
         self._workload = workload
         self._chooser = chooser
         self._collector = Collector(setup.core, workload.horizon if workload.backlog else math.inf)
-        self._make = RequestMaker(workload.predicted, workload.seed)
+        self._make = RequestMaker(workload.predicted, workload.seed, limited=workload.limited)
         self._trace = deque(workload.trace)
         self._backlog = backlog_arrivals(workload, workload.backlog) if workload.backlog else iter(())
         self._changes = deque(changes)

@@ -39,8 +39,14 @@ class Histogram:
         for index in sorted(self.bins):
             left -= self.bins[index]
             if left <= 0:
-                return math.exp((index + 0.5) / BINS_PER_E)
+                return _middle(index)
         return None
+
+    @property
+    def mean(self) -> float | None:
+        """Mean duration in seconds, to the width of a bin. None means that there are no durations."""
+        count = self.count
+        return sum(number * _middle(index) for index, number in self.bins.items()) / count if count else None
 
     @classmethod
     def merged(cls, parts: Iterable[Histogram]) -> Histogram:
@@ -48,6 +54,10 @@ class Histogram:
         for part in parts:
             whole.bins.update(part.bins)
         return whole
+
+
+def _middle(index: int) -> float:
+    return math.exp((index + 0.5) / BINS_PER_E)
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:

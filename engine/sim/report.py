@@ -17,8 +17,9 @@ from engine.sim.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Median, 90th and 99th percentile of durations in seconds. None means that nothing was measured."""
+    """Mean, median, 90th and 99th percentile of durations in seconds. None means that nothing was measured."""
 
+    mean: float | None
     p50: float | None
     p90: float | None
     p99: float | None
@@ -26,11 +27,12 @@ class Percentiles:
     @classmethod
     def of(cls, values: Iterable[float]) -> Percentiles:
         ordered = sorted(values)
-        return cls(percentile(ordered, 0.5), percentile(ordered, 0.9), percentile(ordered, 0.99))
+        mean = sum(ordered) / len(ordered) if ordered else None
+        return cls(mean, *(percentile(ordered, share) for share in (0.5, 0.9, 0.99)))
 
     @classmethod
     def of_histogram(cls, histogram: Histogram) -> Percentiles:
-        return cls(histogram.percentile(0.5), histogram.percentile(0.9), histogram.percentile(0.99))
+        return cls(histogram.mean, *map(histogram.percentile, (0.5, 0.9, 0.99)))
 
 
 @dataclass(frozen=True, slots=True)

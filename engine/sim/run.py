@@ -91,7 +91,7 @@ class _Run:
         self.collector = Collector(setup.core, workload.horizon if workload.backlog else math.inf)
         self.engine = make_engine(setup, workload, self.clock, self.collector.step, self._rest)
         self._workload = workload
-        self._make = RequestMaker(workload.predicted, workload.seed)
+        self._make = RequestMaker(workload.predicted, workload.seed, limited=workload.limited)
         self._trace = iter(workload.trace)
         self._next: Arrival | None = next(self._trace, None)
         self._backlog = backlog_arrivals(workload, workload.backlog) if workload.backlog else iter(())

@@ -65,6 +65,8 @@ class Scenario:
     seed: int = 0
     predicted: Shares | None = None
     """Share of each answer's tokens that its prediction has right. None means that requests have no predictions."""
+    limited: bool = True
+    """True means that each request's `max_tokens` is the length of its answer, False that answers end by themselves."""
 
     def __post_init__(self) -> None:
         for name in ("tenants", "adapters", "zipf", "batch_share"):
@@ -107,7 +109,8 @@ class Scenario:
         if self.crowd is not None:
             trace = with_flash_crowd(trace, self.crowd, self.adapters // 2, self.seed)
         adapters = self.adapters or 1 + max(arrival.adapter for arrival in trace)
-        return Workload(trace, trace[-1].time, self.backlog, adapters, self.zipf, self.seed, self.predicted)
+        horizon, backlog = trace[-1].time, self.backlog
+        return Workload(trace, horizon, backlog, adapters, self.zipf, self.seed, self.predicted, self.limited)
 
     def _arrivals(self) -> Trace:
         if self.trace is not None:

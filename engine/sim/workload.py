@@ -20,6 +20,9 @@ range."""
 NEVER_SAMPLED = -1
 """Token id in predictions where they are wrong."""
 BATCH_TENANT = "batch"
+NO_LIMIT, FIRST_GUESS = 1 << 20, 1024
+"""`max_tokens` of requests whose answers end by themselves, which the engine cuts to the context, and their number of
+tokens that a gateway without experience expects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,9 @@ class Workload:
     seed: int = 0
     predicted: Shares | None = None
     """Share of each answer's tokens that a prediction has right. None means that requests have no predictions."""
+    limited: bool = True
+    """True means that each request's `max_tokens` is the length of its answer. False means that answers end by
+    themselves, so that the scheduler does not know their lengths."""
 
     def only(self, lane: Lane) -> Workload:
         """Return the part of this workload that belongs to one lane, with the same horizon: its requests of the trace
@@ -76,27 +82,36 @@ class RequestMaker:
     """Makes requests, including their prompts, from arrivals when they are submitted. Ids count up, and each prompt is
     new except for its shared blocks. `deadline_s` is in seconds from the arrival."""
 
-    def __init__(self, predicted: Shares | None = None, seed: int = 0) -> None:
+    def __init__(self, predicted: Shares | None = None, seed: int = 0, *, limited: bool = True) -> None:
         """`predicted` is the share of an answer's tokens that its prediction has right, at random places; None means
-        that there are no predictions."""
+        that there are no predictions. `limited` is that of a `Workload`."""
         self._made = 0
         self._unique = FIRST_UNIQUE
         self._predicted = predicted
         self._rng = Random(seed)
+        self._limited = limited
 
     def __call__(self, arrival: Arrival, deadline_s: float | None = None) -> Request:
         self._made += 1
         return Request(
             id=f"r{self._made}",
             prompt_ids=self._prompt(arrival),
-            params=SamplingParams(max_tokens=arrival.output_tokens, ignore_eos=True, seed=self._made),
+            params=self._params(arrival),
             adapter_hash=None if arrival.adapter < 0 else adapter_hash(arrival.adapter),
             lane=arrival.lane,
             tenant=arrival.tenant,
             arrival=arrival.time,
             deadline=None if deadline_s is None else arrival.time + deadline_s,
             prediction=self._prediction(arrival),
+            expected_tokens=None if self._limited else FIRST_GUESS,
         )
+
+    def _params(self, arrival: Arrival) -> SamplingParams:
+        params = SamplingParams(max_tokens=arrival.output_tokens, ignore_eos=True, seed=self._made)
+        if self._limited:
+            return params
+        last = position_token(self._made, arrival.prompt_tokens + arrival.output_tokens - 1)
+        return params._replace(max_tokens=NO_LIMIT, stop_token_ids=(last,))
 
     def _prediction(self, arrival: Arrival) -> tuple[int, ...]:
         if self._predicted is None:

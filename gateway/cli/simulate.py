@@ -90,6 +90,7 @@ def simulate(
     predicted: Annotated[
         str | None, typer.Option(help="Speculate: share of each answer that its prediction has right, LOW-HIGH.")
     ] = None,
+    unlimited: Annotated[bool, typer.Option("--unlimited", help="No max_tokens: lengths must be predicted.")] = False,
     replicas: Annotated[int, typer.Option(min=1, help="Number of engines, each on such a device.")] = 1,
     router: Annotated[list[str] | None, typer.Option(help=f"Router: {', '.join(ROUTERS)}; repeatable.")] = None,
     kill: Annotated[float | None, typer.Option(help="Second at which one of the replicas dies.")] = None,
@@ -122,7 +123,7 @@ def simulate(
         scenario = Scenario(
             trace, rate, cv, Sizes.parse(prompt), Sizes.parse(output), seconds=duration, tenants=tenants,
             adapters=adapters, zipf=zipf, batch_share=batch_share, backlog=backlog, crowd=crowd, tide_s=tide, seed=seed,
-            predicted=Shares.parse(predicted) if predicted else None,
+            predicted=Shares.parse(predicted) if predicted else None, limited=not unlimited,
         )  # fmt: skip
         setup = replace(make_setup(device, config, os.environ), overlaps=overlap, host_s=host_ms / 1000)
         if predicted:

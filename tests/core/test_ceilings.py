@@ -93,15 +93,16 @@ def test_waits_are_predicted_from_what_is_expected(expected, refused):
     assert ("chat11" in stepped.ends and stepped.reason("chat11") == "queue_timeout") is refused
 
 
-def test_answers_under_a_ceiling_leave_the_used_share_alone():
+def test_what_is_expected_follows_the_answers_that_ended():
     stepped = SteppedEngine(num_pages=4000, max_model_len=10_000)
-    before = stepped.ledger.used_share
     for number in range(5):
         tokens = SamplingParams(CEILING, stop_token_ids=tuple(range(50_000)))
         stepped.send(Request(f"r{number}", (1, 2), tokens, expected_tokens=30))
     stepped.finish()
     assert {end.finish_reason for end in stepped.ends.values()} == {FinishReason.STOP}
-    assert stepped.ledger.used_share == before
+    stepped.send(Request("next", (1, 2), SamplingParams(CEILING), expected_tokens=30))
+    stepped.step()
+    assert stepped.state.sequences["next"].expected_output == 1
 
 
 def test_the_fair_bound_goes_by_the_longest_answer_there_was():
@@ -114,7 +115,7 @@ def test_the_fair_bound_goes_by_the_longest_answer_there_was():
 def test_shortest_job_first_goes_by_what_is_expected():
     stepped = SteppedEngine(num_pages=4000, max_model_len=10_000, max_seqs=1, scheduling=Scheduling(policy="sjf"))
     stepped.submit("running", 20, 50)
-    stepped.step()
+    stepped.step(3)
     stepped.submit("asked", 20, 100)
     stepped.submit("open", 20, 110, expected_tokens=30)
     stepped.finish()

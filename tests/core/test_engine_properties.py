@@ -267,7 +267,7 @@ class CoreMachine(RuleBasedStateMachine):
         assert set(self.ended) == set(self.requests)
         assert leftovers(self.state) == []
         waiting = self.state.waiting
-        assert not any((*waiting.num_tokens.values(), *waiting.num_outputs.values(), *waiting.num_expected.values()))
+        assert not any((*waiting.num_tokens.values(), *waiting.num_outputs.values()))
         assert self.executor.sequences == {}
         assert not self.executor.preparing and not self.executor.prepared
         assert not self.executor.fetching and not self.state.tiers.fetching

@@ -1,5 +1,6 @@
 """Whole simulations on a toy device: what policies are for, and what reports must add up to."""
 
+import random
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -48,6 +49,19 @@ def test_every_mode_finishes_every_request(make_setup, policy, scheduler):
     assert lane.prompt_tokens == sum(arrival.prompt_tokens for arrival in workload.trace)
     assert lane.ttft.p50 <= lane.ttft.p90 <= lane.ttft.p99 <= lane.e2e.p99
     assert 0 < report.busy <= 1
+
+
+def test_predicted_lengths_order_jobs_almost_as_well_as_known_ones(make_setup):
+    """Two applications, with short and with long answers, that only the lengths of their prompts tell apart."""
+    rng = random.Random(1)
+    kinds = [(rng.choice([(8, 4), (32, 60)])) for _ in range(240)]
+    trace = [Arrival(0.05 * number, *kind) for number, kind in enumerate(kinds)]
+    fcfs, unknown, known = (
+        simulate(make_setup(policy=policy), Workload(trace, 12.0, limited=limited)).lanes["interactive"]
+        for policy, limited in (("fcfs", False), ("sjf", False), ("sjf", True))
+    )
+    assert fcfs.generated_tokens == unknown.generated_tokens == sum(output for _, output in kinds)
+    assert unknown.e2e.mean < min(1.2 * known.e2e.mean, 0.7 * fcfs.e2e.mean)
 
 
 @pytest.mark.parametrize("backlog", [None, BACKLOG])

@@ -107,10 +107,10 @@ def documented() -> list[tuple[str, str, frozenset[str]]]:
     """Name, type and labels of every metric: those of its row, and those that its table's head names for all rows."""
     found, common = [], frozenset[str]()
     for line in (ROOT / "docs" / "metrics.md").read_text().splitlines():
-        cells = [cell.strip() for cell in CELL_EDGE.split(line)[1:-1]]
-        if line.startswith("| name |"):
+        cells = [cell.strip() for cell in CELL_EDGE.split(line)]
+        if line.startswith("name |"):
             common = frozenset(LABELLED.findall(cells[LABELS]))
-        elif line.startswith("| `"):
+        elif line.startswith("`") and " | " in line:
             labels = common | frozenset(LABELLED.findall(cells[LABELS]))
             found.append((cells[NAME].strip("`"), cells[TYPE], labels))
     return found

@@ -27,7 +27,7 @@ from engine.core.prefix import realm_of
 from engine.core.proposals import proposer_for
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import ErrorCode, FinishReason, Refusal, Request, TokenEvent
+from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, Request, TokenEvent
 
 
 def apply_commands(state: EngineState, commands: Iterable[Command]) -> None:
@@ -72,6 +72,7 @@ def _submit(state: EngineState, request: Request) -> None:
     if refusal is not None:
         state.outbox.append(TokenEvent(request.id, finish_reason=FinishReason.ERROR, refusal=refusal))
         return
+    seq.only_batch_delays = _only_batch_delays(state, seq)
     seq.due = request.arrival + goal_of(request.ttft, state.config.goals[request.lane].ttft_s)
     state.sequences[seq.id] = seq
     if request.suspect:
@@ -82,7 +83,15 @@ def _submit(state: EngineState, request: Request) -> None:
     state.waiting.add(seq)
     use_adapter(state, seq, live=1)
     state.grammars.use(request.params.grammar)
-    state.counters.prompt_tokens += len(request.prompt_ids)
+
+
+def _only_batch_delays(state: EngineState, seq: Sequence) -> bool:
+    """Return whether batch requests run and no interactive request but the new one waits for its first token."""
+    if seq.request.lane is not Lane.INTERACTIVE or state.waiting.count(Lane.INTERACTIVE):
+        return False
+    running = state.running.values()
+    begun = all(other.num_generated for other in running if other.request.lane is Lane.INTERACTIVE)
+    return begun and any(other.request.lane is Lane.BATCH for other in running)
 
 
 def _make_place(state: EngineState, seq: Sequence) -> Refusal | None:

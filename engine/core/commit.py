@@ -31,7 +31,7 @@ from engine.core.types import (
     StepResult,
     TokenEvent,
 )
-from engine.core.under_way import follow
+from engine.core.under_way import StepUnderWay, follow
 
 
 def abort_users(state: EngineState, adapter_hash: AdapterHash) -> int:
@@ -112,6 +112,7 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
         draft_seconds=result.draft_seconds,
     )
     update_need(state, now)
+    _measure(state, step, began)
     note_loads(state, step.plan.loads, result.load_seconds)
     count_proposed(state, step)
     for scored in result.scored:
@@ -137,6 +138,20 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
     events = list(state.outbox)
     state.outbox.clear()
     return events
+
+
+def _measure(state: EngineState, step: StepUnderWay, began: float) -> None:
+    """Count a step's size, and how long batch work delayed the interactive requests that it starts. The step began at
+    `began`, in seconds on the engine's clock."""
+    counters, plan = state.counters, step.plan
+    if plan.chunks:
+        counters.step_sequences.add(len(plan.chunks))
+        counters.step_tokens.add(plan.num_tokens)
+    for admission in plan.admitted:
+        seq = step.sequences.get(admission.request_id)
+        if seq is not None and seq.only_batch_delays:
+            seq.only_batch_delays = False
+            counters.yield_seconds.add(max(0.0, began - seq.request.arrival))
 
 
 def _note_saves(state: EngineState, plan: StepPlan) -> None:
@@ -188,7 +203,10 @@ def _admit(state: EngineState, admission: Admission) -> None:
     else:
         seq.num_cached = seq.num_computed
         state.counters.cached_tokens += seq.num_cached
+        state.counters.prompt_tokens += min(seq.num_cached, len(seq.request.prompt_ids))
         waits = (max(0.0, state.now - seq.request.arrival), adapter_wait(state, seq))
+        is_loaded = any(load.request_id == seq.id for load in state.in_flight.loads)
+        seq.only_batch_delays = seq.only_batch_delays and not (waits[1] or is_loaded)
         state.outbox.append(TokenEvent(seq.id, num_cached=seq.num_cached, wait=waits[0], adapter_wait=waits[1]))
 
 
@@ -206,8 +224,10 @@ def _advance(state: EngineState, chunk: ScheduledChunk) -> None:
     if chunk.new_pages:
         state.pool.acquire(chunk.new_pages)
         seq.pages.extend(chunk.new_pages)
-    before = seq.num_computed
+    before, prompt = seq.num_computed, len(seq.request.prompt_ids)
     seq.num_computed += chunk.num_tokens - len(chunk.proposals)
+    if before < prompt:
+        state.counters.prompt_tokens += max(0, min(seq.num_computed, prompt) - max(before, seq.num_paid))
     seq.num_pending += chunk.samples
     _register(state, seq, before)
 

@@ -109,7 +109,7 @@ def _worthwhile(state: EngineState, candidates: Items[Candidate], chooser: Choos
     counts = chooser.choose([one for one in candidates if one.is_short], room).counts
     wanted = [Wanted(one, one.missing, counts[one.seq]) for one in candidates if one.seq in counts]
     spent = chooser.prices.seconds(work_of([(one.most, one.guesses) for one in wanted]))
-    wanted += _behind(state, candidates, chooser, room - spent)
+    wanted += _behind(candidates, chooser, room - spent)
     if wanted or state.counters.steps % PROBE_EVERY >= PROBE_STEPS:
         return wanted
     most = min(candidates[0].missing, _most_caught_up(chooser, room))
@@ -179,7 +179,7 @@ class Chooser(NamedTuple):
         return self.prices.row + self.budget.row_price(seq, len(seq.tokens), number - self.proposed)
 
 
-def _behind(state: EngineState, candidates: Items[Candidate], chooser: Chooser, room: float) -> Iterator[Wanted]:
+def _behind(candidates: Items[Candidate], chooser: Chooser, room: float) -> Iterator[Wanted]:
     """Yield sequences of which the draft model lacks many tokens, and should compute as many as fit: not those whose
     other proposals have been right more often than not of late."""
     left = _most_caught_up(chooser, room)

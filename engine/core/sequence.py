@@ -61,6 +61,9 @@ class Sequence:
     """Predicted number of tokens of the answer (see answer_lengths.py)."""
     expected_seconds: float = 0.0
     """Device seconds that the request was predicted to take when it was submitted."""
+    only_batch_delays: bool = False
+    """True means that when this interactive request arrived, batch requests ran and all other interactive ones had
+    their first tokens, and that it has neither begun nor waited for an adapter since."""
     proposer: Proposer | None = None
     """Proposes the next tokens. None means that the sequence gets one token a step."""
     forced: tuple[int, ...] = ()

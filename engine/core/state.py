@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from engine.core.adapter_tiers import AdapterTiers
 from engine.core.adapters import Adapter
 from engine.core.answer_lengths import AnswerLengths
+from engine.core.buckets import SECONDS, SIZES, Buckets
 from engine.core.config import CoreConfig
 from engine.core.drafting import DraftRecord
 from engine.core.grammars import Grammars
@@ -46,6 +47,12 @@ class Counters:
     adapter_host_evictions: int = 0
     pages_saved: int = 0
     pages_restored: int = 0
+    step_sequences: Buckets = field(default_factory=lambda: Buckets(SIZES))
+    """Sequences in a step."""
+    step_tokens: Buckets = field(default_factory=lambda: Buckets(SIZES))
+    """Tokens that a step computes, with proposals."""
+    yield_seconds: Buckets = field(default_factory=lambda: Buckets(SECONDS))
+    """From the arrival of an interactive request that only batch work delays to the step that starts it."""
 
     @property
     def preemptions(self) -> int:

@@ -534,7 +534,7 @@ class AdapterStats(_message.Message):
     def __init__(self, adapter: _Optional[str] = ..., state: _Optional[str] = ..., pages: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., hits: _Optional[int] = ..., loads: _Optional[int] = ..., fetches: _Optional[int] = ..., last_load_seconds: _Optional[float] = ..., last_fetch_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., pinned: _Optional[bool] = ...) -> None: ...
 
 class EngineStats(_message.Message):
-    __slots__ = ("lanes", "adapters", "total_pages", "free_pages", "kv_pages", "cached_pages", "adapter_pages", "steps", "preemptions", "recomputed_tokens", "prompt_tokens", "cached_tokens", "generated_tokens", "adapter_loads", "adapter_evictions", "step_seconds", "violations", "tenants", "step_predicted_seconds_total", "step_actual_seconds_total", "step_error_median", "step_margin", "host_total_pages", "host_used_pages", "pages_saved", "pages_restored", "preemptions_by_cause", "batch_urgency", "batch_share", "adapter_host_total_bytes", "adapter_host_used_bytes", "adapter_fetches", "adapter_fetch_failures", "adapter_fetch_seconds", "adapter_load_seconds", "adapter_host_evictions", "max_resident_adapters", "late_steps", "host_bound_steps", "proposed_tokens", "accepted_tokens")
+    __slots__ = ("lanes", "adapters", "total_pages", "free_pages", "kv_pages", "cached_pages", "adapter_pages", "steps", "preemptions", "recomputed_tokens", "prompt_tokens", "cached_tokens", "generated_tokens", "adapter_loads", "adapter_evictions", "step_seconds", "violations", "tenants", "step_predicted_seconds_total", "step_actual_seconds_total", "step_error_median", "step_margin", "host_total_pages", "host_used_pages", "pages_saved", "pages_restored", "preemptions_by_cause", "batch_urgency", "batch_share", "adapter_host_total_bytes", "adapter_host_used_bytes", "adapter_fetches", "adapter_fetch_failures", "adapter_fetch_seconds", "adapter_load_seconds", "adapter_host_evictions", "max_resident_adapters", "late_steps", "host_bound_steps", "proposed_tokens", "accepted_tokens", "step_sequences", "step_tokens", "yield_seconds")
     class PreemptionsByCauseEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -583,6 +583,9 @@ class EngineStats(_message.Message):
     HOST_BOUND_STEPS_FIELD_NUMBER: _ClassVar[int]
     PROPOSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    YIELD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     lanes: _containers.RepeatedCompositeFieldContainer[LaneStats]
     adapters: _containers.RepeatedCompositeFieldContainer[AdapterStats]
     total_pages: int
@@ -624,7 +627,20 @@ class EngineStats(_message.Message):
     host_bound_steps: int
     proposed_tokens: int
     accepted_tokens: int
-    def __init__(self, lanes: _Optional[_Iterable[_Union[LaneStats, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterStats, _Mapping]]] = ..., total_pages: _Optional[int] = ..., free_pages: _Optional[int] = ..., kv_pages: _Optional[int] = ..., cached_pages: _Optional[int] = ..., adapter_pages: _Optional[int] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., adapter_loads: _Optional[int] = ..., adapter_evictions: _Optional[int] = ..., step_seconds: _Optional[float] = ..., violations: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[_Union[TenantStats, _Mapping]]] = ..., step_predicted_seconds_total: _Optional[float] = ..., step_actual_seconds_total: _Optional[float] = ..., step_error_median: _Optional[float] = ..., step_margin: _Optional[float] = ..., host_total_pages: _Optional[int] = ..., host_used_pages: _Optional[int] = ..., pages_saved: _Optional[int] = ..., pages_restored: _Optional[int] = ..., preemptions_by_cause: _Optional[_Mapping[str, int]] = ..., batch_urgency: _Optional[float] = ..., batch_share: _Optional[float] = ..., adapter_host_total_bytes: _Optional[int] = ..., adapter_host_used_bytes: _Optional[int] = ..., adapter_fetches: _Optional[int] = ..., adapter_fetch_failures: _Optional[int] = ..., adapter_fetch_seconds: _Optional[float] = ..., adapter_load_seconds: _Optional[float] = ..., adapter_host_evictions: _Optional[int] = ..., max_resident_adapters: _Optional[int] = ..., late_steps: _Optional[int] = ..., host_bound_steps: _Optional[int] = ..., proposed_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
+    step_sequences: Buckets
+    step_tokens: Buckets
+    yield_seconds: Buckets
+    def __init__(self, lanes: _Optional[_Iterable[_Union[LaneStats, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterStats, _Mapping]]] = ..., total_pages: _Optional[int] = ..., free_pages: _Optional[int] = ..., kv_pages: _Optional[int] = ..., cached_pages: _Optional[int] = ..., adapter_pages: _Optional[int] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., adapter_loads: _Optional[int] = ..., adapter_evictions: _Optional[int] = ..., step_seconds: _Optional[float] = ..., violations: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[_Union[TenantStats, _Mapping]]] = ..., step_predicted_seconds_total: _Optional[float] = ..., step_actual_seconds_total: _Optional[float] = ..., step_error_median: _Optional[float] = ..., step_margin: _Optional[float] = ..., host_total_pages: _Optional[int] = ..., host_used_pages: _Optional[int] = ..., pages_saved: _Optional[int] = ..., pages_restored: _Optional[int] = ..., preemptions_by_cause: _Optional[_Mapping[str, int]] = ..., batch_urgency: _Optional[float] = ..., batch_share: _Optional[float] = ..., adapter_host_total_bytes: _Optional[int] = ..., adapter_host_used_bytes: _Optional[int] = ..., adapter_fetches: _Optional[int] = ..., adapter_fetch_failures: _Optional[int] = ..., adapter_fetch_seconds: _Optional[float] = ..., adapter_load_seconds: _Optional[float] = ..., adapter_host_evictions: _Optional[int] = ..., max_resident_adapters: _Optional[int] = ..., late_steps: _Optional[int] = ..., host_bound_steps: _Optional[int] = ..., proposed_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., step_sequences: _Optional[_Union[Buckets, _Mapping]] = ..., step_tokens: _Optional[_Union[Buckets, _Mapping]] = ..., yield_seconds: _Optional[_Union[Buckets, _Mapping]] = ...) -> None: ...
+
+class Buckets(_message.Message):
+    __slots__ = ("bounds", "counts", "sum")
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    bounds: _containers.RepeatedScalarFieldContainer[float]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    sum: float
+    def __init__(self, bounds: _Optional[_Iterable[float]] = ..., counts: _Optional[_Iterable[int]] = ..., sum: _Optional[float] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ()

@@ -11,6 +11,7 @@ from itertools import chain, islice
 from typing import Any
 
 from engine.core.adapters import Adapter, HostCopy
+from engine.core.buckets import Buckets
 from engine.core.check import leftovers, violations
 from engine.core.report import LaneReport, TenantReport, lane_reports, tenant_reports
 from engine.core.sequence import Sequence
@@ -141,7 +142,13 @@ def _counters(state: EngineState) -> Figures:
         "adapter_loads",
     )
     moves = ("adapter_evictions", "pages_saved", "pages_restored")
-    return {name: getattr(state.counters, name) for name in (*names, *moves)}
+    spreads = ("step_sequences", "step_tokens", "yield_seconds")
+    counts = {name: getattr(state.counters, name) for name in (*names, *moves)}
+    return counts | {name: _buckets(getattr(state.counters, name)) for name in spreads}
+
+
+def _buckets(buckets: Buckets) -> pb.Buckets:
+    return pb.Buckets(bounds=buckets.bounds, counts=buckets.counts, sum=buckets.sum)
 
 
 def _preemptions(state: EngineState) -> Figures:

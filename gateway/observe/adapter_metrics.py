@@ -16,6 +16,8 @@ MAX_ADAPTERS = 100
 """Maximum number of adapters with a label of their own. A gateway's counts label the adapters that it sees first; later
 ones share `other`. An engine's gauges label the adapters that the most requests have used; the others are left out."""
 OTHER = "other"
+VERSION_DIGITS = 12
+"""Number of hexadecimal digits of an adapter's content hash that name its version."""
 
 
 class AdapterTraffic:
@@ -69,9 +71,9 @@ class AdapterTraffic:
 
 
 def adapter_gauges(stats: pb.EngineStats, names: Mapping[str, Sequence[str]]) -> Iterator[Metric]:
-    """Yield gauges of the tier, the copies to the device and the reads from disk of the `MAX_ADAPTERS` adapters that
-    the most requests used; counters would not do, as these adapters may change. `names` maps an adapter hash to all
-    its names; an adapter is reported under each of them."""
+    """Yield gauges of the tier, the version, the copies to the device and the reads from disk of the `MAX_ADAPTERS`
+    adapters that the most requests used; counters would not do, as these adapters may change. `names` maps an adapter
+    hash to all its names; an adapter is reported under each of them."""
     tier = GaugeMetricFamily("loralane_adapter_tier", "1 for the tier an adapter is in.", labels=["adapter", "tier"])
     copies = GaugeMetricFamily(
         "loralane_adapter_device_copies", "Times the adapter was copied to the device.", labels=["adapter"]
@@ -79,10 +81,14 @@ def adapter_gauges(stats: pb.EngineStats, names: Mapping[str, Sequence[str]]) ->
     reads = GaugeMetricFamily(
         "loralane_adapter_disk_reads", "Times the adapter was read from disk.", labels=["adapter"]
     )
+    info = GaugeMetricFamily(
+        "loralane_adapter_info", "1; `version` begins the adapter's content hash.", labels=["adapter", "version"]
+    )
     used = sorted(stats.adapters, key=lambda one: (-one.hits - one.loads, one.adapter))
     for one in used[:MAX_ADAPTERS]:
         for name in names.get(one.adapter, ()):
             tier.add_metric([name, one.state], 1)
             copies.add_metric([name], one.loads)
             reads.add_metric([name], one.fetches)
-    yield from (tier, copies, reads)
+            info.add_metric([name, one.adapter[:VERSION_DIGITS]], 1)
+    yield from (tier, copies, reads, info)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import accumulate, product
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from engine.core.types import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
@@ -42,7 +43,7 @@ COUNTERS = {
     "step_predicted_seconds_total": "Time the step-time model predicted for the steps it could predict.",
     "step_actual_seconds_total": "Time that the predicted steps took.",
     "recomputed_tokens": "Tokens computed again after a preemption.",
-    "prompt_tokens": "Prompt tokens of admitted requests.",
+    "prompt_tokens": "Prompt tokens computed, or found in the prefix cache.",
     "cached_tokens": "Prompt tokens found in the prefix cache.",
     "generated_tokens": "Tokens sampled.",
     "proposed_tokens": "Tokens that steps computed as proposals.",
@@ -62,6 +63,10 @@ GAUGES = {
     "step_margin": "Safety factor by which predicted step times are multiplied.",
     "batch_urgency": "Device time that batch deadlines need over what batch work gets; from 1 on they are at risk.",
     "batch_share": "Share of recent device time spent on batch work while there was any; 1 without batch work.",
+}
+HISTOGRAMS = {
+    "step_sequences": "Sequences in an engine step.",
+    "yield_seconds": "Time from an interactive arrival that only batch work delays to the step that starts it.",
 }
 TIERS = ("disk", "fetching", "host", "resident")
 MOVES = {"host": "adapter_fetch_seconds", "device": "adapter_load_seconds"}
@@ -114,7 +119,7 @@ class EngineSnapshot:
             yield from adapter_gauges(self.stats, self.names)
             yield from _vllm_metrics(self.stats, self.model)
             yield _sleep_state(self.model)
-            yield _iteration_tokens(self.stats, self.model)
+            yield from _histograms(self.stats, self.model)
             yield from lora_metrics(self.stats, self.names, self.model)
 
 
@@ -248,7 +253,7 @@ def _vllm_metrics(stats: pb.EngineStats, model: str) -> Iterator[Metric]:
         "kv_cache_usage_perc": ("Share of the pool that holds KV cache in use, from 0 to 1.", usage),
     }
     counters = {
-        "prompt_tokens": ("Prompt tokens of admitted requests.", stats.prompt_tokens),
+        "prompt_tokens": ("Prompt tokens computed, or found in the prefix cache.", stats.prompt_tokens),
         "prompt_tokens_cached": ("Prompt tokens found in the prefix cache.", stats.cached_tokens),
         "generation_tokens": ("Tokens sampled.", stats.generated_tokens),
         "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", stats.prompt_tokens),
@@ -272,14 +277,20 @@ def _sleep_state(model: str) -> Metric:
     return family
 
 
-def _iteration_tokens(stats: pb.EngineStats, model: str) -> Metric:
-    """Return a histogram whose count is the number of steps, which alone vLLM's dashboard reads, and whose sum is the
-    number of prompt tokens computed and tokens sampled. The engine does not report these for each step, so the only
-    bucket is +Inf."""
-    computed = stats.prompt_tokens - stats.cached_tokens + stats.generated_tokens
+def _histograms(stats: pb.EngineStats, model: str) -> Iterator[Metric]:
+    for name, help in HISTOGRAMS.items():
+        family = HistogramMetricFamily(f"loralane_{name}", help)
+        family.add_metric([], *_spread(getattr(stats, name)))
+        yield family
     family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens per engine step.", labels=LABELS)
-    family.add_metric([model, ENGINE], [("+Inf", stats.steps)], computed)
-    return family
+    family.add_metric([model, ENGINE], *_spread(stats.step_tokens))
+    yield family
+
+
+def _spread(buckets: pb.Buckets) -> tuple[list[tuple[str, float]], float]:
+    """Return the cumulative counts of a histogram by upper bound, and its sum."""
+    bounds = [*map(floatToGoString, buckets.bounds), "+Inf"]
+    return list(zip(bounds, accumulate(buckets.counts or [0]), strict=True)), buckets.sum
 
 
 def _lane(stats: pb.LaneStats | pb.TenantStats) -> str:

@@ -71,9 +71,11 @@ def test_the_engine_tells_of_the_adapters_that_were_used_most():
     ]
     names = {f"v{number}": [f"a{number}"] for number in range(MAX_ADAPTERS + 50)}
     names[f"v{MAX_ADAPTERS}"] = ["one", "two"]
-    tier, copies, reads = adapter_gauges(pb.EngineStats(adapters=adapters), names)
+    tier, copies, reads, info = adapter_gauges(pb.EngineStats(adapters=adapters), names)
     told = {sample.labels["adapter"]: sample.value for sample in copies.samples}
     assert len(told) == MAX_ADAPTERS + 1 and "a0" not in told and told["a149"] == 149
     assert told["one"] == told["two"] == MAX_ADAPTERS
     assert {sample.labels["tier"] for sample in tier.samples} == {"host"}
     assert {sample.value for sample in reads.samples} == {1}
+    assert len(info.samples) == MAX_ADAPTERS + 1
+    assert {"adapter": "one", "version": f"v{MAX_ADAPTERS}"} in [sample.labels for sample in info.samples]

@@ -63,6 +63,9 @@ async def gateway_app(tmp_path) -> GatewayApp:
         tenants=[pb.TenantStats(tenant="acme", device_seconds=1.0)],
         preemptions_by_cause={"pages": 3},
         steps=1,
+        step_sequences=pb.Buckets(counts=[1]),
+        step_tokens=pb.Buckets(counts=[1]),
+        yield_seconds=pb.Buckets(bounds=[0.1], counts=[0, 1], sum=0.2),
         adapter_loads=2,
         adapters=[
             pb.AdapterStats(adapter=version, state="resident", loads=2, fetches=1)
@@ -128,7 +131,7 @@ def test_names_of_counters_end_in_total_and_of_durations_in_seconds():
     for name, kind, _ in documented():
         if not name.startswith("vllm:"):
             assert name.endswith("_total") == (kind == "counter"), name
-            assert name.endswith("_seconds") or kind not in ("histogram", "summary"), name
+            assert name.endswith(("_seconds", "_sequences")) or kind not in ("histogram", "summary"), name
 
 
 async def test_all_that_was_promised_is_there(gateway_app):

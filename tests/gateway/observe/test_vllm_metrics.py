@@ -28,6 +28,7 @@ async def gateway_app(tmp_path):
         cached_tokens=30,
         generated_tokens=9,
         steps=12,
+        step_tokens=pb.Buckets(bounds=[1, 2, 4], counts=[5, 0, 3, 4], sum=49),
         preemptions_by_cause={"pages": 2, "adapter": 1},
     )
     async with gateway_app.client() as client:
@@ -85,6 +86,7 @@ async def test_the_values_are_those_of_the_requests(gateway_app):
     assert (value("prefix_cache_hits_total"), value("generation_tokens_total")) == (30, 9)
     assert value("prompt_tokens_cached_total") == 30
     assert (value("iteration_tokens_total_count"), value("iteration_tokens_total_sum")) == (12, 49)
+    assert [value("iteration_tokens_total_bucket", le=le) for le in ("1.0", "2.0", "4.0", "+Inf")] == [5, 5, 8, 12]
     assert value("num_preemptions_total") == 3
 
 

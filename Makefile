@@ -28,7 +28,7 @@ GPU_TEST_TOOLS := pytest pytest-asyncio pytest-xdist hypothesis jsonschema psuti
 .PHONY: help setup setup-dev serve test test-fast test-clients test-gpu-versions lint format bench bench-adapters
 .PHONY: bench-many-adapters bench-lanes bench-embeddings bench-baselines
 .PHONY: bench-batches bench-batch-job bench-gateway bench-limits bench-hostile bench-neighbours bench-restarts bench-start
-.PHONY: bench-drift bench-gpu bench-planning bench-router bench-speculation bench-weights
+.PHONY: bench-drift bench-gpu bench-planning bench-router bench-speculation bench-validation bench-weights
 .PHONY: screenshots chaos soak proto audit wheel-check clean-data clean
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -155,6 +155,9 @@ bench-speculation: setup-dev  ## Tokens per second with and without proposed tok
 
 bench-baselines: setup-dev  ## Static, dynamic and continuous batching, and orders, on one engine (ARGS="--plot curve.png")
 	$(BIN)/python -m benchmarks.baselines $(ARGS)
+
+bench-validation: setup-dev  ## Simulated figures over those of the engine on this machine, for eight workloads
+	$(BIN)/python -m benchmarks.validation $(ARGS)
 
 bench-weights: setup-dev  ## Speed of quantised weights beside bf16
 	$(BIN)/python -m benchmarks.weights $(ARGS)

@@ -25,8 +25,9 @@ from rich.table import Table
 from benchmarks.command import client_cores, make_parser, run, tell_of_missing_peer
 from benchmarks.peers import MODEL, Peer, VllmAdapters, loralane, vllm
 from benchmarks.server import pinned, running
-from benchmarks.workload import answered, requests, write_adapters
+from benchmarks.workload import answered, requests
 from engine.demo.dense import dense_folder
+from engine.demo.random_adapters import write_adapters
 from gateway.bench.client import Target
 from gateway.bench.document import versions
 from gateway.bench.measure import LaneResults, report

@@ -35,9 +35,10 @@ from benchmarks.command import client_cores, make_parser, run
 from benchmarks.figures import Figure, figures_table
 from benchmarks.peers import loralane
 from benchmarks.server import launched, pinned
-from benchmarks.workload import answered, write_adapters
+from benchmarks.workload import answered
 from engine.core.config import INTERACTIVE_GOALS
 from engine.demo.dense import dense_folder
+from engine.demo.random_adapters import write_adapters
 from gateway.bench.client import Target
 from gateway.bench.measure import report
 from gateway.bench.plan import BenchRequest

@@ -28,13 +28,13 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.workload import write_adapters
 from engine.build import core_config
 from engine.config import EngineConfig
 from engine.core.commands import Submit
 from engine.core.state import EngineState
 from engine.core.types import Request, SamplingParams
 from engine.demo.dense import dense_folder
+from engine.demo.random_adapters import write_adapters
 from engine.engine import Engine
 from engine.model.prepare import prepare_model
 from engine.model.runner import ModelRunner

@@ -110,6 +110,10 @@ class Scheduling:
     """A step without work of a higher lane lasts at most this multiple of a step of one decode, because a request that
     arrives has to wait for the step's end. Below 2 the weights are read for too few tokens; above 4 the wait is
     noticeable."""
+    yield_share: float = 0.01
+    """After a time without work of a higher lane, such a step may also last this share of that time: requests that come
+    so rarely wait for so little of it. Measured on a CPU, whose steps with prompts have a constant cost of their own:
+    batch work alone, with short answers, gets 2.6 times as many tokens a second as without this."""
     yield_bound_s: float = 0.25
     """Upper bound, in seconds, of a step without work of a higher lane, however slow the device is."""
     min_chunk: int = 16

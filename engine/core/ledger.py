@@ -73,6 +73,8 @@ class Ledger:
         wants_batch: whether there was batch work, running or waiting to start, when the last step was settled.
         courtesy: fraction, from 0 to 1, of its allowed stretch that batch work may use now.
         longest_prompt, longest_output: maximum number of tokens of the prompts and answers so far.
+        interactive_at: end of the last step with interactive work, or the beginning of the first step of all. None
+            means that there was none.
         need: device time that batch deadlines need, as a multiple of what batch work has been getting.
         need_known_until: when `need` may be computed again.
         predicted_seconds, actual_seconds: durations of all steps that had a prediction, summed.
@@ -98,6 +100,7 @@ class Ledger:
         self._tokens = self._late = 0
         """Interactive tokens of the last step other than first ones, and how many of them were late in a step shared
         with batch work."""
+        self.interactive_at: float | None = None
         self.need = 0.0
         self.need_known_until = 0.0
         self.predicted_seconds = self.actual_seconds = 0.0
@@ -135,6 +138,8 @@ class Ledger:
         plan, seconds = step.plan, now - began
         if seconds <= 0 or not plan.chunks:
             return
+        if self.interactive_at is None:
+            self.interactive_at = began
         if not self.wants_batch:  # time without batch work counts as if batch work had got all of it
             self._note_share(began - self._settled, began - self._settled)
         self.wants_batch, self._settled = wants_batch, now
@@ -150,6 +155,8 @@ class Ledger:
             self._charge(charges, seconds / whole)
             batch = sum(charge.weight for charge in charges if charge.seq.request.lane is not Lane.INTERACTIVE)
             self._was_shared = 0 < batch < whole
+            if batch < whole:
+                self.interactive_at = now
             self._note_share(batch * seconds / whole if wants_batch else seconds, seconds)
 
     def price(self, prefill_tokens: float, decode_tokens: float) -> float:

@@ -307,7 +307,7 @@ class StepBudget:
         if self._is_empty:
             if self._is_probe and not model.has_seen(1):
                 return 0.0
-            return min(rules.yield_bound_s / self._margin, self._one_decode * rules.yield_stretch)
+            return min(rules.yield_bound_s / self._margin, max(self._one_decode * rules.yield_stretch, self._patience))
         promise = min(self._slack, rules.yield_bound_s) / self._margin
         ledger, alone = self._state.ledger, self._before
         if self._owes_batch():
@@ -321,6 +321,12 @@ class StepBudget:
         else:
             courteous = max(alone * rules.itl_stretch, rules.tail_share * ledger.tail)
         return min(promise, alone + (courteous - alone) * ledger.courtesy)
+
+    @property
+    def _patience(self) -> float:
+        """Seconds that a step of batch work may last because no interactive request has come for long."""
+        quiet_since = self._state.ledger.interactive_at
+        return 0.0 if quiet_since is None else self._rules.yield_share * (self._now - quiet_since)
 
     @property
     def _is_probe(self) -> bool:

@@ -19,8 +19,10 @@ TERMS = (
     "adapters",
     "lora_rows",
     "pages_copied",
+    "prompts",
 )
-"""Terms of a linear model, each with a coefficient: `step` has the value 1, the others are fields of `StepWork`."""
+"""Terms of a linear model, each with a coefficient: `step` has the value 1, `prompts` the value 1 in steps with prompts
+(which a CPU computes kernel by kernel, and decodes alone from a tape), and the others are fields of `StepWork`."""
 
 
 class StepWork(NamedTuple):
@@ -59,17 +61,19 @@ class CostModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinearCost:
-    """A measured cost model: a step takes the sum of its TERMS, each times a coefficient (seconds per unit). `small`
-    has the coefficients, in the order of TERMS, of steps of at most `small_step` tokens, `large` those of the others. A
-    step without tokens takes only the time of its page copies."""
+    """A measured cost model, as engines learn it (`engine.core.step_time`): a step takes the sum of its TERMS, each
+    times a coefficient (seconds per unit), and of surcharges for many tokens. A step without tokens takes only the time
+    of its page copies."""
 
-    small_step: int
-    """Maximum number of tokens of a small step."""
-    small: tuple[float, ...]
-    large: tuple[float, ...]
+    coefficients: tuple[float, ...]
+    """Seconds per unit of each of the TERMS, in their order."""
+    beyond: tuple[tuple[int, float], ...] = ()
+    """Pairs of a number of tokens, and seconds for each further token of a step."""
 
     def seconds(self, work: StepWork) -> float:
-        coefficients = self.small if work.tokens <= self.small_step else self.large
+        coefficients, tokens = self.coefficients, work.tokens
+        if not tokens:
+            return coefficients[TERMS.index("pages_copied")] * work.pages_copied
         values = (
             1,
             work.prefill_tokens,
@@ -79,10 +83,10 @@ class LinearCost:
             work.adapters,
             work.lora_rows,
             work.pages_copied,
+            work.prefill_tokens > 0,
         )
-        if not work.tokens:
-            return coefficients[-1] * work.pages_copied
-        return sum([a * b for a, b in zip(coefficients, values, strict=True)])
+        linear = sum([a * b for a, b in zip(coefficients, values, strict=True)])
+        return linear + sum([price * (tokens - knot) for knot, price in self.beyond if tokens > knot])
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +179,8 @@ def _cost(document: Mapping[str, Any]) -> CostModel:
         known = document | values
         return RooflineCost(**{item.name: known[item.name] for item in fields(RooflineCost) if item.name in known})
     if kind == "linear":
-        small, large = (tuple(values[name][term] for term in TERMS) for name in ("small", "large"))
-        return LinearCost(values["small_step"], small, large)
+        beyond = tuple((int(knot), price) for knot, price in values["beyond"].items())
+        return LinearCost(tuple(values[term] for term in TERMS), beyond)
     raise ValueError(f"kind must be linear or roofline, not {kind!r}")
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from engine.core.config import CoreConfig
-from engine.executor.cost import DeviceSpec, LinearCost, RooflineCost, read_device
+from engine.executor.cost import TERMS, DeviceSpec, LinearCost, RooflineCost, read_device
 
 FOLDER = Path(__file__).parent / "devices"
 DIVISORS = ("memory_bytes_per_s", "memory_reached", "flop_per_s", "flop_reached", "copy_bytes_per_s")
@@ -60,5 +60,5 @@ def _figures(spec: DeviceSpec) -> Iterator[tuple[str, float]]:
     if isinstance(spec.cost, RooflineCost):
         yield from asdict(spec.cost).items()
     elif isinstance(spec.cost, LinearCost):
-        yield "small_step", spec.cost.small_step
-        yield from (("a coefficient", value) for value in (*spec.cost.small, *spec.cost.large))
+        yield from zip(TERMS, spec.cost.coefficients, strict=True)
+        yield from ((f"beyond {knot}", price) for knot, price in spec.cost.beyond)

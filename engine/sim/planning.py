@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.core.config import CoreConfig, LaneGoals
-from engine.executor.cost import DeviceSpec, RooflineCost
+from engine.executor.cost import DeviceSpec, RooflineCost, StepWork
 from engine.sim.accelerators import ACCELERATORS, FORMS, device_of, fits, weight_bytes
 from engine.sim.advice import demand_of
 from engine.sim.analysis import Analysis
@@ -20,6 +20,7 @@ from engine.sim.shapes import Shape
 HEADROOM = 0.85
 """Share of what a device can serve, and of its pages, that a plan uses."""
 MAX_SEQS, TOKEN_BUDGET = 512, 4096
+AS_MEASURED = "as measured"
 RANKS = (1, 2, 4, 8)
 """Numbers of devices that may share each layer."""
 
@@ -52,7 +53,7 @@ class Candidate:
     """Engines of one kind that serve the traffic by arithmetic.
 
     Attributes:
-        accelerator, form: names of the device and of the weights' form.
+        accelerator, form: names of the device and of the weights' form, which is AS_MEASURED of a measured device.
         ranks: devices that share each layer of an engine.
         engines: number of engines.
         device, core: an engine's description and settings.
@@ -91,30 +92,43 @@ class Plan:
 
 
 def candidates(
-    wish: Wish, accelerators: Sequence[str], forms: Sequence[str], prices: Mapping[str, float]
+    wish: Wish,
+    accelerators: Sequence[str],
+    forms: Sequence[str],
+    prices: Mapping[str, float],
+    measured: Sequence[DeviceSpec] = (),
 ) -> list[Candidate]:
     """Return the engines of each kind that serve the traffic by arithmetic: those with the lowest cost first, or if a
     price is missing, those with the fewest devices; of equal ones, those that share layers among fewer. `prices` has
-    the price of a device an hour by its name. Raises ValueError if a request is longer than the model allows."""
+    the price of a device an hour by its name, and `measured` devices on which the model itself was measured. Raises
+    ValueError if a request is longer than the model allows."""
     if wish.traffic.whole.most > wish.shape.max_position:
         raise ValueError(
             f"the longest request has {wish.traffic.whole.most:,} tokens, and {wish.shape.name} computes "
             f"{wish.shape.max_position:,} at most"
         )
     kinds = ((name, form, ranks) for name in accelerators for form in forms for ranks in RANKS)
-    found = [one for kind in kinds for one in _candidate(wish, *kind, prices)]
+    found = [one for kind in kinds for one in _described(wish, *kind, prices)]
+    for device in measured:
+        found += _candidate(wish, device, device.name, AS_MEASURED, 1, prices)
     is_priced = all(one.cost is not None for one in found)
     return sorted(
         found, key=lambda one: (one.cost if is_priced else one.devices, one.devices, one.ranks, one.steady.step_s)
     )
 
 
-def _candidate(wish: Wish, accelerator: str, form: str, ranks: int, prices: Mapping[str, float]) -> Iterator[Candidate]:
-    """Yield the candidate of one kind, if the model fits and tokens can be in time however many engines there are."""
-    if not fits(wish.shape, FORMS[form], ACCELERATORS[accelerator], ranks):
-        return
-    sizes = {"max_seqs": MAX_SEQS, "token_budget": TOKEN_BUDGET}
-    device = device_of(wish.shape, FORMS[form], ACCELERATORS[accelerator], ranks, **sizes)
+def _described(wish: Wish, accelerator: str, form: str, ranks: int, prices: Mapping[str, float]) -> Iterator[Candidate]:
+    """Yield the candidate of one kind by data sheets, if the model fits and tokens can be in time."""
+    if fits(wish.shape, FORMS[form], ACCELERATORS[accelerator], ranks):
+        sizes = {"max_seqs": MAX_SEQS, "token_budget": TOKEN_BUDGET}
+        device = device_of(wish.shape, FORMS[form], ACCELERATORS[accelerator], ranks, **sizes)
+        yield from _candidate(wish, device, accelerator, form, ranks, prices)
+
+
+def _candidate(
+    wish: Wish, device: DeviceSpec, accelerator: str, form: str, ranks: int, prices: Mapping[str, float]
+) -> Iterator[Candidate]:
+    """Yield the candidate of a device, if tokens can be in time however many engines there are."""
     core = replace(CoreConfig(**device.engine), interactive=wish.goals)
     if core.num_pages * core.block_size < wish.traffic.whole.most or not _in_time(wish, device, core):
         return
@@ -158,7 +172,9 @@ def binds(candidate: Candidate, demand: Demand) -> str:
         return "KV memory"
     if candidate.most.seqs >= core.max_seqs:
         return "max_seqs"
-    assert isinstance(cost, RooflineCost)
+    if not isinstance(cost, RooflineCost):
+        one = cost.seconds(StepWork(decode_tokens=1, samples=1))
+        return "arithmetic" if candidate.most.step_s > 2 * one else "memory bandwidth"
     tokens = candidate.most.seqs * (1 + demand.prompt / demand.output)
     products = tokens * cost.flop_per_token / (cost.flop_per_s * cost.flop_reached)
     return "arithmetic" if products > candidate.most.step_s / 2 else "memory bandwidth"
@@ -178,6 +194,13 @@ def adapters_beside(candidate: Candidate, demand: Demand, rank: int) -> tuple[in
     return max(0, core.num_pages - kv) // each, core.host_adapter_bytes // (each * candidate.device.page_bytes)
 
 
-def weights_of(candidate: Candidate, shape: Shape) -> float:
-    """Return the bytes of an engine's weights."""
-    return weight_bytes(shape, FORMS[candidate.form])
+def weights_of(candidate: Candidate, shape: Shape) -> float | None:
+    """Return the bytes of an engine's weights. None means that they are not known, because the device was measured."""
+    return None if candidate.form == AS_MEASURED else weight_bytes(shape, FORMS[candidate.form])
+
+
+def kv_bytes_of(candidate: Candidate, shape: Shape) -> float:
+    """Return the bytes of KV of a token."""
+    if candidate.form == AS_MEASURED:
+        return candidate.device.page_bytes / candidate.core.block_size
+    return shape.kv_bytes(FORMS[candidate.form].kv_bytes)

@@ -7,11 +7,12 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from engine.core.commands import AdapterFetched, AddAdapter, Submit
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
-from engine.core.types import Lane
+from engine.core.types import Lane, Request
 from engine.engine import Engine
 from engine.executor.cost import DeviceSpec
 from engine.executor.timed import StepObserver, TimedExecutor, VirtualClock, VirtualDisk
@@ -35,6 +36,18 @@ class Stalled(RuntimeError):
     """Raised if the engine does no step for `STALL_S` virtual seconds with work left; the message says how much."""
 
 
+class Clock(Protocol):
+    """A clock in seconds from the beginning of a run, which virtual time or sleeping advances."""
+
+    @property
+    def now(self) -> float: ...
+
+    def advance(self, seconds: float) -> None: ...
+
+    def advance_to(self, when: float) -> None:
+        """Return when the clock has reached `when`; it never goes backwards."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """The simulated engine and device that a workload runs on."""
@@ -52,7 +65,8 @@ def simulate(setup: Setup, workload: Workload, progress: Progress = lambda _: No
     ends when all requests have ended; with one, when the trace's last request has arrived and all interactive ones have
     ended. `progress` is called from time to time. Raises Stalled if no step is done for `STALL_S` with work left."""
     with no_collection():
-        run = _Run(setup, workload)
+        run = Run(setup.core, workload, clock := VirtualClock())
+        run.engine = make_engine(setup, workload, clock, run.collector.step, run.rest)
         run.to_end(progress)
     return make_report(run.engine.state, run.collector, run.clock.now, workload)
 
@@ -85,11 +99,14 @@ def make_engine(
     return engine
 
 
-class _Run:
-    def __init__(self, setup: Setup, workload: Workload) -> None:
-        self.clock = VirtualClock()
-        self.collector = Collector(setup.core, workload.horizon if workload.backlog else math.inf)
-        self.engine = make_engine(setup, workload, self.clock, self.collector.step, self._rest)
+class Run:
+    """Submits a workload's requests to an engine when they arrive, and collects what becomes of them. The engine and
+    its clock are virtual, or real ones (`engine.sim.replay`)."""
+
+    def __init__(self, core: CoreConfig, workload: Workload, clock: Clock) -> None:
+        self.clock = clock
+        self.collector = Collector(core, workload.horizon if workload.backlog else math.inf)
+        self.engine: Engine
         self._workload = workload
         self._make = RequestMaker(workload.predicted, workload.seed, limited=workload.limited)
         self._trace = iter(workload.trace)
@@ -107,8 +124,8 @@ class _Run:
                 progress(min(1.0, shown / whole))
         progress(1.0)
 
-    def _rest(self, seconds: float) -> None:
-        """Sleep of the engine: advance the virtual clock, and submit the requests that arrive meanwhile, so that the
+    def rest(self, seconds: float) -> None:
+        """Sleep of the engine: advance the clock, and submit the requests that arrive meanwhile, so that the
         next step can include them."""
         self.clock.advance(seconds)
         self._submit_arrived()
@@ -154,7 +171,9 @@ class _Run:
                 self._submit(next(self._backlog)._replace(time=now), backlog.deadline_s)
 
     def _submit(self, arrival: Arrival, deadline_s: float | None = None) -> None:
-        request = self._make(arrival, deadline_s)
+        self.submit(self._make(arrival, deadline_s))
+
+    def submit(self, request: Request) -> None:
         self.collector.submit(request)
         self.engine.inbox.put(Submit(request))
 

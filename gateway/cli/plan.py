@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
@@ -10,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import structlog
 import typer
 import yaml
 from rich.console import Console
@@ -20,7 +22,9 @@ from engine.core.config import LaneGoals
 from engine.sim.accelerators import ACCELERATORS, FORMS
 from engine.sim.analysis import Analysis, analyze
 from engine.sim.compare import Run, run_all
+from engine.sim.device import find_device
 from engine.sim.planning import (
+    AS_MEASURED,
     HEADROOM,
     Candidate,
     Plan,
@@ -28,6 +32,7 @@ from engine.sim.planning import (
     adapters_beside,
     binds,
     candidates,
+    kv_bytes_of,
     sequences,
     try_out,
     weights_of,
@@ -58,7 +63,12 @@ MILLION = 1e6
 
 def plan(
     model: Annotated[str, typer.Argument(help=f"Folder, config.json, GGUF file, or one of {', '.join(SHAPES)}.")],
-    device: Annotated[list[str] | None, typer.Option(help=f"Device: {', '.join(ACCELERATORS)}; repeatable.")] = None,
+    device: Annotated[
+        list[str] | None, typer.Option(help=f"Device: {', '.join(ACCELERATORS)}, or a file of --measure; repeatable.")
+    ] = None,
+    measure: Annotated[
+        Path | None, typer.Option(help="Measure this machine with the model, and write its figures to this file.")
+    ] = None,
     weights: Annotated[list[str] | None, typer.Option(help=f"Form: {', '.join(FORMS)}; repeatable.")] = None,
     trace: Annotated[Path | None, typer.Option(help=f"Traffic: {FORMATS}.")] = None,
     rate: Annotated[float | None, typer.Option(help="Requests per second; default: the trace's busiest, or 1.")] = None,
@@ -78,17 +88,24 @@ def plan(
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
 ) -> None:
     """Find the devices that serve a model's traffic within its goals: the cheapest if prices are given, and otherwise
-    the fewest. Candidates are computed from data sheets, and the best one is simulated on the real scheduler.
+    the fewest. Candidates are computed from data sheets or from what --measure found with this model, and the best one
+    is simulated on the real scheduler.
 
     - `loralane plan llama-3.1-8b --rate 20`
     - `loralane plan llama-3.1-70b --device h100 --device a100 --price h100=2.5 --price a100=1.3`
+    - `loralane plan embedded --measure my-machine.json --rate 2 --prompt 32-256 --output 16-96`
     - `loralane plan ./my-model --trace gateway.log --adapters 500 --ttft 0.3 --settings engine.yaml --plot knee.png`
     """
     with failures():
-        names = _known(device or ["h100"], ACCELERATORS, "--device")
+        check_outputs({"--settings": settings, "--json": json_file, "--measure": measure}, plot)
+        if measure is not None:
+            model = str(_measured(model, measure))
+            device = [*(device or ()), str(measure)]
+        known = [name for name in device or ["h100"] if not name.endswith(".json")]
+        names = _known(known, ACCELERATORS, "--device")
+        files = [find_device(name) for name in device or () if name.endswith(".json")]
         forms = _known(weights or ["bf16"], FORMS, "--weights")
         prices = dict(_price(text) for text in price or ())
-        check_outputs({"--settings": settings, "--json": json_file}, plot)
         scenario = Scenario(
             trace, DEFAULT_RATE if rate is None else rate, cv, Sizes.parse(prompt), Sizes.parse(output),
             seconds=duration_s, adapters=adapters, zipf=zipf, seed=seed,
@@ -97,7 +114,7 @@ def plan(
         wanted = _rate(rate, traffic if trace else None)
         rank = MEAN_RANK if traffic.popularity else 0
         wish = Wish(find_shape(model), traffic, wanted, LaneGoals(ttft, itl, attainment), rank)
-        found = candidates(wish, names, forms, prices)
+        found = candidates(wish, names, forms, prices, files)
         if not found:
             raise ValueError("no device is large and fast enough: widen the goals, or name other devices or weights")
         print_wide(_candidates_table(wish, found[:MOST_SHOWN]))
@@ -111,6 +128,18 @@ def plan(
         settings.write_text(yaml.safe_dump(_settings(best.candidate, wish), sort_keys=False))
     if json_file is not None:
         json_file.write_text(json.dumps(_document(best, found), indent=2) + "\n")
+
+
+def _measured(model: str, out: Path) -> Path:
+    """Measure this machine with a model, write the device's file, and return the model's folder."""
+    from engine.measure import measure_model  # it imports torch, which the rest of the command does without
+
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    with Progress(console=console, transient=True) as bars:
+        task = bars.add_task("measuring this machine", total=1.0)
+        folder, document = measure_model(model, out.stem, bars.console, partial(_advance, bars, task))
+    out.write_text(json.dumps(document, indent=2) + "\n")
+    return folder
 
 
 def _known(names: list[str], known: Mapping[str, Any], option: str) -> list[str]:
@@ -137,7 +166,7 @@ def _price(text: str) -> tuple[str, float]:
         value = float(amount)
     except ValueError:
         value = -1.0
-    if name not in ACCELERATORS or not 0 <= value < float("inf"):
+    if not name or not 0 <= value < float("inf"):
         raise ValueError(f"--price must be DEVICE=AMOUNT, such as h100=2.5, not {text!r}")
     return name, value
 
@@ -192,12 +221,12 @@ def _per_million(candidate: Candidate, wish: Wish) -> str:
 
 def _plan_table(plan: Plan, wish: Wish) -> Table:
     one, report, shape, traffic = plan.candidate, plan.report, wish.shape, wish.traffic
-    lane, kv = report.lanes["interactive"], shape.kv_bytes(FORMS[one.form].kv_bytes)
+    lane, kv, weights = report.lanes["interactive"], kv_bytes_of(one, shape), weights_of(one, shape)
     table = Table(title=f"{one.engines} x {one.device.description}", show_header=False)
     lengths = {"mean": traffic.whole.mean, "p99": traffic.whole.p99, f"{shape.max_position:,}": shape.max_position}
     fit = {name: f"{sequences(one, tokens):,}" for name, tokens in lengths.items()}
     rows = [
-        ("weights", f"{weights_of(one, shape) / GIB:,.1f} GiB"),
+        ("weights", one.form if weights is None else f"{weights / GIB:,.1f} GiB"),
         ("KV of a token", f"{kv / 1024:,.0f} KiB"),
         ("tokens in pages", f"{one.core.num_pages * one.core.block_size:,}"),
         (
@@ -231,12 +260,12 @@ def _notes(plan: Plan) -> Iterator[str]:
 
 def _settings(candidate: Candidate, wish: Wish) -> dict[str, Any]:
     """Return sections of a configuration file for an engine of the plan."""
-    engine: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "max_seqs": candidate.core.max_seqs}
-    engine |= {"token_budget": candidate.core.token_budget, "replicas": candidate.engines}
-    if candidate.form != "bf16":
-        engine |= {"weights": candidate.form}
-    if FORMS[candidate.form].is_fp8:
-        engine |= {"kv_dtype": "fp8"}
+    engine: dict[str, Any] = {"max_seqs": candidate.core.max_seqs, "token_budget": candidate.core.token_budget}
+    engine |= {"replicas": candidate.engines}
+    if candidate.form != AS_MEASURED:
+        engine |= {"device": "cuda", "dtype": "bfloat16"}
+        engine |= {"weights": candidate.form} if candidate.form != "bf16" else {}
+        engine |= {"kv_dtype": "fp8"} if FORMS[candidate.form].is_fp8 else {}
     goals = {"ttft_s": wish.goals.ttft_s, "itl_s": wish.goals.itl_s, "attainment": wish.goals.attainment}
     return {"engine": engine, "lanes": {"interactive": goals}}
 

@@ -32,6 +32,25 @@ def test_a_step_of_batch_work_alone_is_bounded():
     assert min(took) > 1.5 * (STEP + DECODE), "the bound is used"
 
 
+def test_batch_work_alone_takes_longer_steps_the_longer_no_interactive_request_has_come():
+    """A request that arrives waits at most for a hundredth of the time without one, until one arrives."""
+    stepped = busy_engine(token_budget=2048, max_seqs=64)
+    began = stepped.clock.now
+    for number in range(400):
+        stepped.batch(f"long{number}", 200, 4)
+    longest = 0.0
+    while stepped.clock.now < began + 12:
+        quiet = stepped.clock.now - stepped.state.ledger.interactive_at
+        stepped.step(1)
+        longest = max(longest, took := stepped.executor.plans[-1].predicted)
+        assert took <= 1.1 * max(3.0 * (STEP + DECODE), 0.01 * quiet)
+    assert longest > 5.0 * (STEP + DECODE), "the time is used"
+    stepped.submit("chat", 16, 2)
+    stepped.run_until(lambda: "chat" in stepped.ends)
+    stepped.step(5)
+    assert max(plan.predicted for plan in stepped.executor.plans[-5:]) <= 3.0 * (STEP + DECODE) * 1.1
+
+
 def test_the_bound_in_seconds_holds_on_a_slow_device():
     stepped = busy_engine(scheduling=Scheduling(yield_bound_s=0.02))
     assert max(plan.predicted for plan in stepped.executor.plans[-30:]) <= 0.02

@@ -6,13 +6,13 @@ from engine.core.config import CoreConfig, Scheduling
 from engine.executor.cost import DeviceSpec, LinearCost
 from engine.sim.run import Setup
 
-COST = (0.010, 0.001, 0.0005, 1e-7, 1e-7, 0.001, 1e-6, 0.0001)
+COST = (0.010, 0.001, 0.0005, 1e-7, 1e-7, 0.001, 1e-6, 0.0001, 0.0)
 
 
 @pytest.fixture
 def device():
     """A step takes 10 ms, a prompt token 1 ms, a decode 0.5 ms."""
-    return DeviceSpec("toy", "a toy", LinearCost(48, COST, COST), 0.02, 1000, 500, 1e6, {})
+    return DeviceSpec("toy", "a toy", LinearCost(COST), 0.02, 1000, 500, 1e6, {})
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from gateway.core.eta import BatchSpeed, OpenJob, eta_seconds
 
 pytestmark = pytest.mark.slow
 
-COST = (0.010, 0.001, 0.0005, 1e-7, 1e-7, 0.001, 1e-6, 0.0001)
+COST = (0.010, 0.001, 0.0005, 1e-7, 1e-7, 0.001, 1e-6, 0.0001, 0.0)
 """A step takes 10 ms, a token of a prompt 1 ms, a generated one 0.5 ms."""
 AT_ONCE = 12
 PROMPTS, OUTPUTS = Sizes(16, 64), Sizes(8, 40)
@@ -63,7 +63,7 @@ class Site:
     def __init__(self, jobs: list[Job], chats: float, horizon: float = 600.0, seed: int = 0) -> None:
         self.clock = VirtualClock()
         executor = TimedExecutor(
-            LinearCost(48, COST, COST), self.clock, VirtualDisk(self.clock, 1e9), {}, lambda *_: None, 0.02, seed
+            LinearCost(COST), self.clock, VirtualDisk(self.clock, 1e9), {}, lambda *_: None, 0.02, seed
         )
         config = CoreConfig(num_pages=2000, host_pages=500, max_seqs=8, token_budget=128)
         self.engine = Engine(EngineState.create(config), executor, clock=self.clock)

@@ -1,0 +1,216 @@
+"""Compares simulations with the engine itself: `make bench-validation`.
+
+The same workloads run on this machine's engine in real time and in the simulator, whose device is measured in the same
+minutes: each round measures closed loops (`engine.measure`) between the workloads, with other requests than theirs.
+The table shows simulated / real figures over all rounds. The last two rows are what `plan` computes by arithmetic for
+an engine that is always busy, with the base model and with 64 adapters.
+
+The speed of a shared machine drifts by more within a minute than a simulation errs, so that the figures of few rounds
+say more about the machine. `--check 0.05 0.15` fails if the median or the worst error is larger.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from engine.config import EngineConfig
+from engine.demo.random_adapters import write_adapters
+from engine.executor.cost import DeviceSpec, StepWork, read_device
+from engine.measure import Lesson, describe, full_steps, loops, open_engine
+from engine.model.prepare import prepare_model
+from engine.process.files import default_data_dir
+from engine.sim.capacity import Demand, serve
+from engine.sim.replay import RealEngine, replay
+from engine.sim.report import Report
+from engine.sim.run import Setup, simulate
+from engine.sim.scenario import Scenario
+from engine.sim.synthetic import Sizes
+from engine.sim.workload import Backlog, Workload
+
+MAX_LEN, NUM_PAGES = 2048, 2049
+ADAPTERS, RANKS = 64, (8, 16, 32, 64)
+LOOP_S = 2.0
+"""Seconds of each closed loop that is measured in a round."""
+BUSY_S = 30.0
+"""Seconds for which an engine is kept busy; the second half is measured."""
+CHAT = ("32-256", "16-96")
+FIGURES = ("tokens/s", "TTFT p50", "TTFT p90", "TPOT p50", "TPOT p90", "E2E p50")
+Figures = tuple[float, ...]
+
+
+def traffic(rate: float, seconds: float, sizes: tuple[str, str], seed: int, **options: Any) -> Workload:
+    prompt, output = (Sizes.parse(text) for text in sizes)
+    return Scenario(rate=rate, seconds=seconds, prompt=prompt, output=output, seed=seed, **options).workload()
+
+
+def at_once(workload: Workload) -> Workload:
+    return replace(workload, trace=[arrival._replace(time=0.0) for arrival in workload.trace], horizon=0.0)
+
+
+def make_workloads(seconds: float, seed: int) -> dict[str, Workload]:
+    """Return the eight workloads, whose rates suit an engine on two CPU cores."""
+    rng, backlog = Random(seed), Backlog(16, Sizes(64, 256), Sizes(64, 160))
+    shared = traffic(1.2, seconds, ("600-1200", "16-64"), seed)
+    return {
+        "chats": traffic(1, seconds, CHAT, seed),
+        "busy chats": traffic(3, seconds, CHAT, seed),
+        "bursts": traffic(2, seconds, CHAT, seed, cv=3),
+        "48 at once": at_once(traffic(48 / seconds, seconds, ("32-256", "16-128"), seed)),
+        "long prompts": traffic(0.5, seconds, ("512-1536", "8-32"), seed),
+        "64 adapters": traffic(2, seconds, CHAT, seed, adapters=ADAPTERS, zipf=1.0),
+        "beside a backlog": traffic(1, seconds, CHAT, seed, backlog=backlog),
+        "shared prefixes": replace(shared, trace=[one._replace(blocks=(rng.randrange(3),)) for one in shared.trace]),
+    }
+
+
+def figures(report: Report) -> Figures:
+    """Return the FIGURES of a report: those of the interactive lane, but for the throughput."""
+    lane = report.lanes["interactive"]
+    times = lane.ttft.p50, lane.ttft.p90, lane.tpot.p50, lane.tpot.p90, lane.e2e.p50
+    return (report.tokens_per_s, *(math.nan if value is None else value for value in times))
+
+
+def saturated(adapters: int, seed: int) -> Workload:
+    """Return a workload that keeps an engine busy: 48 requests at any time."""
+    return Workload([], BUSY_S, Backlog(48, Sizes.parse(CHAT[0]), Sizes.parse(CHAT[1])), adapters, 0.0, seed)
+
+
+class Tail:
+    """Counts the tokens of the second half of a run."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until, self._tokens, self._seconds = seconds / 2, 0, 0.0
+
+    def see(self, work: StepWork, seconds: float) -> None:
+        self._until -= seconds
+        if self._until < 0:
+            self._tokens, self._seconds = self._tokens + work.samples, self._seconds + seconds
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self._tokens / self._seconds
+
+
+def by_arithmetic(setup: Setup, rank: int) -> float:
+    """Return the tokens a second of `saturated`, as `plan` computes them."""
+    prompt, output = (sum(map(int, text.split("-"))) / 2 for text in CHAT)
+    demand = Demand(prompt, output, prompt + output / 2, rank)
+    return serve(setup.device, setup.core, demand, math.inf).rate * output
+
+
+class Rounds:
+    """Figures of all rounds, of the engine and of the simulation of the same workloads."""
+
+    def __init__(self, real: RealEngine, folders: Sequence[Path], seconds: float) -> None:
+        self._real, self._full, self._folders, self._seconds = real, full_steps(real), folders, seconds
+        self.lesson = Lesson()
+        self.measured: list[tuple[str, Workload, Figures]] = []
+
+    def run(self, seed: int) -> Iterator[str]:
+        """Run the workloads of a round, each after some of the closed loops; yield the name of what ran."""
+        workloads = make_workloads(self._seconds, seed)
+        if not seed:
+            workloads |= {"busy: base": saturated(0, seed), "busy: 64 adapters": saturated(ADAPTERS, seed)}
+        lessons = [(one, loop) for loop in loops(self._real.core, LOOP_S) for one in (self._real, self._full)]
+        Random(seed).shuffle(lessons)
+        for number, (name, workload) in enumerate(workloads.items()):
+            for one, loop in lessons[number :: len(workloads)]:
+                replay(one, replace(loop, seed=loop.seed + 1000 * seed), self.adapters(loop), self.lesson.see)
+            tail = Tail(BUSY_S)
+            report = replay(self._real, workload, self.adapters(workload), tail.see)
+            self.measured.append((name, workload, (tail.rate,) if workload.trace == [] else figures(report)))
+            yield name
+
+    def adapters(self, workload: Workload) -> Sequence[Path]:
+        return self._folders[: workload.adapters]
+
+    def compare(self, device: DeviceSpec) -> dict[str, tuple[Figures, Figures]]:
+        """Return real and simulated figures by workload: means over the rounds."""
+        setup = Setup(device, self._real.core)
+        pairs: dict[str, list[tuple[Figures, Figures]]] = defaultdict(list)
+        for name, workload, real in self.measured:
+            if workload.trace:
+                pairs[name].append((real, figures(simulate(setup, workload))))
+            else:
+                rank = sum(RANKS) // len(RANKS) if workload.adapters else 0
+                pairs[name].append((real, (by_arithmetic(setup, rank),)))
+        return {name: (_mean(one for one, _ in both), _mean(two for _, two in both)) for name, both in pairs.items()}
+
+
+def _mean(rows: Any) -> Figures:
+    return tuple(statistics.fmean(column) for column in zip(*rows, strict=True))
+
+
+def show(compared: dict[str, tuple[Figures, Figures]]) -> Table:
+    table = Table(title="simulated / real")
+    table.add_column("workload")
+    for name in FIGURES:
+        table.add_column(name, justify="right")
+    for name, (real, simulated) in compared.items():
+        cells = (f"{two / one:.2f} of {one:.3g}" for one, two in zip(real, simulated, strict=True))
+        table.add_row(name, *cells)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.validation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", default="embedded", help="a GGUF file, or `embedded`")
+    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ), help="of prepared models")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=12.0, help="of arrivals of each workload")
+    parser.add_argument("--json", type=Path, help="also write the figures and the device here")
+    parser.add_argument("--check", type=float, nargs=2, metavar=("MEDIAN", "WORST"), help="fail if errors are larger")
+    args = parser.parse_args()
+    console = Console()
+    folder = prepare_model(args.model, args.data_dir, console)
+    state = str(args.data_dir / "engine")
+    config = EngineConfig(str(folder), num_pages=NUM_PAGES, max_model_len=MAX_LEN, speculation="off", state_dir=state)
+    with open_engine(config) as (real, runner), tempfile.TemporaryDirectory(prefix="loralane-validation-") as scratch:
+        ranks = [RANKS[index % len(RANKS)] for index in range(ADAPTERS)]
+        rounds = Rounds(real, list(write_adapters(folder, Path(scratch), ranks).values()), args.seconds)
+        for loop in loops(real.core, 1.0):
+            replay(real, loop, rounds.adapters(loop))
+        for number in range(args.rounds):
+            for _ in track(rounds.run(number), f"round {number + 1} of {args.rounds}", total=10, console=console):
+                pass
+        document = describe("this machine", real.core, runner, rounds.lesson, 5e8)
+    compared = rounds.compare(_device(document))
+    console.print(show(compared))
+    errors = [abs(b / a - 1) for real_ones, others in compared.values() for a, b in zip(real_ones, others, strict=True)]
+    median, worst = statistics.median(errors), max(errors)
+    console.print(f"error: median {median:.1%}, worst {worst:.1%}; steps: {document['fit']}")
+    if args.json:
+        args.json.write_text(json.dumps({"device": document, "figures": FIGURES, "compared": compared}, indent=1))
+    if args.check and (median > args.check[0] or worst > args.check[1]):
+        raise SystemExit(1)
+
+
+def _device(document: dict[str, Any]) -> DeviceSpec:
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(document, file)
+        file.flush()
+        return read_device(Path(file.name))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""Measures how long the steps of an engine on this machine take, and describes it as a device for simulations.
+
+The engine computes closed loops of requests, with and without adapters, at each concurrency up to its maximum. A
+step-time model, as every engine has one, learns from all steps; its prices are the device's cost model. Run it on a
+machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from rich.console import Console
+
+from engine.build import core_config
+from engine.config import EngineConfig
+from engine.core.config import CoreConfig
+from engine.core.step_time import Prices, StepFeatures, StepTimeModel
+from engine.executor.cost import TERMS, StepWork
+from engine.process.files import default_data_dir
+from engine.sim.replay import RealEngine, replay
+from engine.sim.synthetic import Sizes
+from engine.sim.workload import Backlog, Workload
+
+KNOTS = (8, 32, 128, 512)
+"""Numbers of tokens of a step above which each further one may cost more."""
+SECONDS, WARM_SECONDS = 2.5, 1.0
+"""How long each closed loop runs, and before it, for the first time, without being measured."""
+PROMPT, OUTPUT = Sizes(16, 512), Sizes(8, 64)
+"""Sizes of the requests in tokens: short answers, so that many steps compute prompts beside decodes."""
+ADAPTER_RANKS = (8, 8, 16, 16, 32, 32, 64, 64)
+SIZES = ("num_pages", "host_pages", "block_size", "max_seqs", "max_model_len", "token_budget")
+SOURCES = {
+    "cost": "Learned by a step-time model from the steps of closed loops of requests, with and without adapters.",
+    "noise_sigma": "Spread of the same steps around what the model predicts.",
+    "disk_bytes_per_s": "Measured by reading and packing adapters, one after the other, from the page cache.",
+    "page_bytes": "As the engine reports it.",
+    "adapter_bytes_per_rank": "By the shapes of the model's seven projections.",
+    "engine": "Sizes that the engine chose for this machine.",
+}
+"""Sources of a measured device's figures."""
+MAD = 1.4826
+"""Ratio of the standard deviation of a normal distribution to its median absolute deviation."""
+
+
+@dataclass(slots=True)
+class Lesson:
+    """Steps that were measured, and what a step-time model learns from them."""
+
+    steps: list[tuple[StepFeatures, float]] = field(default_factory=list)
+    """Work and seconds of each step."""
+
+    def see(self, work: StepWork, seconds: float) -> None:
+        features = StepFeatures(
+            work.prefill_tokens,
+            work.decode_tokens,
+            work.decode_context,
+            work.prefill_attention,
+            work.adapters,
+            work.lora_rows,
+            work.pages_copied,
+            launched=float(work.prefill_tokens > 0),
+        )
+        self.steps.append((features, seconds))
+
+    def learned(self) -> StepTimeModel:
+        """Return a model that has learned from all steps in random order, so that it knows all kinds of steps before it
+        takes any for an outlier. All count alike."""
+        model = StepTimeModel(1.0, KNOTS, 1.0, 2.0)
+        for features, seconds in Random(0).sample(self.steps, len(self.steps)):
+            model.observe(features, seconds)
+        return model
+
+
+def cost_of(prices: Prices) -> dict[str, Any]:
+    """Return a cost model, as a device's file has it."""
+    flat = dict(zip(TERMS, (prices.step, *prices.linear[:7], prices.launch), strict=True))
+    beyond = {str(knot): float(f"{price:.4g}") for knot, price in zip(KNOTS, prices.beyond, strict=True)}
+    return {term: float(f"{price:.4g}") for term, price in flat.items()} | {"beyond": beyond}
+
+
+@contextmanager
+def open_engine(config: EngineConfig) -> Iterator[tuple[RealEngine, Any]]:
+    """Load a model, and yield the parts of an engine and its `ModelRunner`, which is closed afterwards."""
+    from engine.model.runner import ModelRunner
+
+    runner = ModelRunner(config)
+    try:
+        yield RealEngine(core_of(runner), runner, runner.vocab_size), runner
+    finally:
+        runner.close()
+
+
+def core_of(runner: Any) -> CoreConfig:
+    """Return the scheduler's settings for an engine with this `ModelRunner`."""
+    sizes = runner.num_pages, runner.num_host_pages, runner.max_model_len, runner.eos_token_ids
+    return core_config(runner.config, *sizes)
+
+
+def loops(core: CoreConfig, seconds: float) -> list[Workload]:
+    """Return closed loops of `seconds` seconds: at each power of 2 up to the maximum of sequences, without and with
+    adapters."""
+    most = min(core.max_seqs, core.usable_pages * core.block_size // (PROMPT.high + OUTPUT.high))
+    sizes = [size for power in range(most.bit_length()) if (size := 1 << power) < most] + [most]
+    longest = min(PROMPT.high, core.max_model_len - OUTPUT.high - 1)
+    prompt = Sizes(min(PROMPT.low, longest), longest)
+    return [
+        Workload([], seconds, Backlog(size, prompt, OUTPUT), adapters, zipf=0.0, seed=size)
+        for size in sizes
+        for adapters in (0, len(ADAPTER_RANKS))
+    ]
+
+
+def full_steps(real: RealEngine) -> RealEngine:
+    """Return the engine with an order in which prompts fill each step up to the token budget, however long it takes."""
+    return replace(real, core=replace(real.core, scheduling=replace(real.core.scheduling, policy="fcfs")))
+
+
+def measure_model(
+    model: str, name: str, console: Console, progress: Callable[[float], None] = lambda _: None
+) -> tuple[Path, dict[str, Any]]:
+    """Measure this machine with a model, and return the model's folder and the contents of a device's file. Raises
+    ValueError if there is no such model, or if the engine cannot serve it here.
+
+    Args:
+        model: a folder, a GGUF file, a hub id or `embedded` (see `prepare_model`).
+        console: shows the download, if there is one.
+        progress: is called with the share that is done.
+    """
+    from engine.model.prepare import prepare_model
+
+    folder = prepare_model(model, default_data_dir(os.environ), console)
+    return folder, measure_device(folder, name, progress)
+
+
+def measure_device(folder: Path, name: str, progress: Callable[[float], None] = lambda _: None) -> dict[str, Any]:
+    """Return the contents of the file of this machine, as measured with a prepared model's folder. Raises ValueError if
+    the engine cannot serve the model here."""
+    from engine.demo.random_adapters import write_adapters
+
+    state = str(default_data_dir(os.environ) / "engine")
+    lesson = Lesson()
+    with (
+        open_engine(EngineConfig(str(folder), speculation="off", state_dir=state)) as (real, runner),
+        tempfile.TemporaryDirectory(prefix="loralane-measure-") as scratch,
+    ):
+        adapters = list(write_adapters(folder, Path(scratch), ADAPTER_RANKS).values())
+        plan = [(real, loop, _forget) for loop in loops(real.core, WARM_SECONDS)]
+        plan += [(one, loop, lesson.see) for loop in loops(real.core, SECONDS) for one in (real, full_steps(real))]
+        for done, (one, loop, see) in enumerate(plan):
+            replay(one, loop, adapters if loop.adapters else (), see)
+            progress((done + 1) / len(plan))
+        return describe(name, real.core, runner, lesson, _disk_rate(runner, adapters))
+
+
+def _forget(work: StepWork, seconds: float) -> None:
+    """Learn nothing from a step, whose kernels may have been compiled or recorded in it."""
+
+
+def _disk_rate(runner: Any, folders: list[Path]) -> float:
+    """Return the rate, in bytes per second, of reading and packing adapters."""
+    began = time.perf_counter()
+    size = sum(runner.load_host(str(folder), lambda _: True).num_bytes for folder in folders)
+    return size / (time.perf_counter() - began)
+
+
+def describe(name: str, core: CoreConfig, runner: Any, lesson: Lesson, disk_bytes_per_s: float) -> dict[str, Any]:
+    """Return the contents of the file of a device: what `lesson` has learned, with its errors."""
+    from engine.model.lora import target_widths
+
+    model = lesson.learned()
+    errors = [math.log(seconds / model.predict(features)) for features, seconds in lesson.steps]
+    middle = statistics.median(errors)
+    ordered = sorted(abs(math.expm1(error)) for error in errors)
+    sizes = {size: getattr(core, size) for size in SIZES}
+    return {
+        "name": name,
+        "description": f"{runner.spec.architecture} ({runner.weights}) on {runner.device}, as measured",
+        "kind": "linear",
+        "noise_sigma": round(MAD * statistics.median(abs(error - middle) for error in errors), 4),
+        "page_bytes": runner.page_bytes,
+        "adapter_bytes_per_rank": int(target_widths(runner.spec).sum()) * runner.spec.layers * runner.dtype.itemsize,
+        "disk_bytes_per_s": float(f"{disk_bytes_per_s:.3g}"),
+        "engine": sizes
+        | {"max_resident_adapters": core.max_resident_adapters, "host_adapter_bytes": core.host_adapter_bytes},
+        "cost": cost_of(model.prices),
+        "fit": {
+            "steps": len(errors),
+            "median_error": round(statistics.median(ordered), 4),
+            "p95_error": round(ordered[int(0.95 * len(ordered))], 4),
+        },
+        "sources": SOURCES,
+    }

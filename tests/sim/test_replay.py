@@ -1,0 +1,89 @@
+"""Workloads in real time on an engine without a model, and devices that are described by what was measured."""
+
+from random import Random
+
+import pytest
+
+from engine.core.config import CoreConfig
+from engine.executor.cost import LinearCost, StepWork
+from engine.executor.fake import FakeExecutor
+from engine.measure import Lesson, cost_of, loops
+from engine.sim.replay import RealEngine, replay
+from engine.sim.synthetic import Sizes
+from engine.sim.trace_formats import Arrival
+from engine.sim.workload import Backlog, Workload
+
+CORE = CoreConfig(num_pages=200, host_pages=50, max_seqs=4, token_budget=64, max_model_len=512)
+
+
+@pytest.fixture
+def real():
+    executor = FakeExecutor()
+    return RealEngine(CORE, executor, executor.vocab_size)
+
+
+def test_every_request_of_a_trace_ends_and_every_step_is_seen(real):
+    trace = [Arrival(0.01 * number, 20 + number, 5) for number in range(6)]
+    steps = []
+    report = replay(real, Workload(trace, trace[-1].time), seen=lambda work, seconds: steps.append((work, seconds)))
+    lane = report.lanes["interactive"]
+    assert (lane.finished, lane.generated_tokens) == (6, 30)
+    assert report.seconds >= trace[-1].time
+    assert sum(work.prefill_tokens for work, _ in steps) == lane.prompt_tokens == sum(20 + n for n in range(6))
+    assert all(seconds > 0 for _, seconds in steps) and len(steps) == report.steps
+
+
+def test_a_backlog_is_aborted_at_its_end_and_leaves_the_executor_empty(real):
+    workload = Workload([], 0.1, Backlog(3, Sizes(8, 40), Sizes(4, 400)))
+    first, second = (replay(real, workload) for _ in range(2))
+    assert first.lanes["batch"].requests >= 3 and second.lanes["batch"].generated_tokens
+    assert not real.executor.sequences
+
+
+def test_what_a_device_costs_is_learned_from_its_steps():
+    """The last step of all is an outlier, from which little is learned."""
+    true = LinearCost((0.01, 4e-4, 3e-4, 3e-6, 1e-6, 1e-3, 6e-6, 1e-4, 8e-3), ((32, 5e-4),))
+    rng, lesson = Random(1), Lesson()
+    works = []
+    for _ in range(600):
+        prefill, decodes = rng.choice((0, 0, rng.randint(2, 250))), rng.randint(1, 32)
+        ranks, adapters = rng.choice((0, 8, 32)), rng.randint(1, 8)
+        works.append(
+            StepWork(
+                prefill,
+                decodes,
+                decodes * rng.randint(20, 900),
+                prefill * rng.randint(1, 500),
+                decodes,
+                adapters if ranks else 0,
+                ranks * adapters,
+                ranks * (prefill + decodes),
+                rng.choice((0, 0, 16)),
+            )
+        )
+    for work in works:
+        lesson.see(work, true.seconds(work) * rng.lognormvariate(0, 0.02))
+    lesson.see(works[-1], 40 * true.seconds(works[-1]))
+    learned = cost_of(lesson.learned().prices)
+    again = LinearCost(
+        tuple(value for name, value in learned.items() if name != "beyond"),
+        tuple((int(knot), price) for knot, price in learned["beyond"].items()),
+    )
+    errors = sorted(abs(again.seconds(work) / true.seconds(work) - 1) for work in works)
+    assert errors[len(errors) // 2] < 0.01 and errors[-10] < 0.05
+
+
+def test_closed_loops_reach_the_maximum_of_sequences_and_fit_into_the_pages():
+    sizes = {loop.backlog.size for loop in loops(CORE, 1.0)}
+    assert sizes == {1, 2, 4}
+    tight = CoreConfig(num_pages=80, host_pages=0, max_seqs=32, token_budget=64, max_model_len=512)
+    assert max(loop.backlog.size for loop in loops(tight, 1.0)) == 2
+    assert all(loop.backlog.prompt.high + loop.backlog.output.high < 512 for loop in loops(tight, 1.0))
+
+
+def test_steps_with_prompts_and_many_tokens_cost_more():
+    cost = LinearCost((1.0, 0.1, 0.2, 0, 0, 0, 0, 0.5, 3.0), ((4, 10.0),))
+    assert cost.seconds(StepWork(decode_tokens=2)) == pytest.approx(1.4)
+    assert cost.seconds(StepWork(prefill_tokens=3, decode_tokens=1)) == pytest.approx(1 + 0.3 + 0.2 + 3)
+    assert cost.seconds(StepWork(decode_tokens=6)) == pytest.approx(1 + 1.2 + 20)
+    assert cost.seconds(StepWork(pages_copied=4)) == 2.0

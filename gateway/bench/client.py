@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
+from gateway.bench.dataset import plain_text
 from gateway.bench.plan import BenchRequest
 from gateway.bench.stream import Chunk, Stream
 from gateway.terminal.tls import chosen_tls_files
@@ -45,6 +46,8 @@ class Target:
     extensions: bool = True
     """True means that requests have ignore_eos and return_token_ids. vLLM, SGLang and loralane know them; strict
     servers may refuse them."""
+    chat: bool = False
+    """True means that conversations go to /v1/chat/completions, instead of texts or ids to /v1/completions."""
 
     @property
     def address(self) -> tuple[str, int, bool]:
@@ -65,25 +68,33 @@ class Target:
         return {"authorization": f"Bearer {self.key}"} if self.key else {}
 
     def message(self, item: BenchRequest) -> bytes:
-        """Return the bytes of a whole HTTP request, headers and body, for a streamed greedy completion of `item`."""
+        """Return the bytes of a whole HTTP request, headers and body, for a streamed greedy answer to `item`."""
         body = msgspec.json.encode(self._body(item))
         headers = {"host": urlsplit(self.url).netloc, "content-type": "application/json", **self.headers}
         headers |= {"accept": "text/event-stream", "connection": "close", "content-length": str(len(body))}
-        lines = [f"POST {urlsplit(self.base).path}/v1/completions HTTP/1.1"]
+        endpoint = "chat/completions" if self.chat else "completions"
+        lines = [f"POST {urlsplit(self.base).path}/v1/{endpoint} HTTP/1.1"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         return "\r\n".join([*lines, "", ""]).encode() + body
 
     def _body(self, item: BenchRequest) -> dict[str, Any]:
         body = {
             "model": item.model,
-            "prompt": list(item.prompt),
-            "max_tokens": item.max_tokens,
+            **self._prompt(item),
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
         lane = LANE_FIELDS.get(item.lane, {}) if self.tiers else {}
         return body | lane | ({"ignore_eos": True, "return_token_ids": True} if self.extensions else {})
+
+    def _prompt(self, item: BenchRequest) -> dict[str, Any]:
+        if self.chat:
+            return {"messages": item.messages, "max_completion_tokens": item.max_tokens}
+        return {
+            "prompt": plain_text(item.messages) if item.messages else list(item.prompt),
+            "max_tokens": item.max_tokens,
+        }
 
 
 class Exchange(asyncio.Protocol):

@@ -1,4 +1,4 @@
-"""A run as a JSON document: settings, software versions, measurements per lane, and one row per request."""
+"""A run as a JSON document: settings, software versions, measurements of lanes and whole, and one row per request."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from importlib.metadata import version
 
 import msgspec
 
-from gateway.bench.measure import LaneResults, report, succeeded
+from gateway.bench.measure import Cost, LaneResults, cost, report, succeeded
 from gateway.bench.plan import Plan
 from gateway.bench.spec import SpecError
 from gateway.bench.speculation import Speculation
 from gateway.bench.stream import Stream
 
-FORMAT = "loralane-bench/1"
+FORMAT = "loralane-bench/2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Settings:
     """The whole configuration of a run, except for the API key.
 
     Raises:
-        SpecError: the timeout is not finite or not positive.
+        SpecError: the timeout or the price is out of range, or prompts of a chat are token ids.
     """
 
     url: str
@@ -37,8 +37,15 @@ class Settings:
     timeout_s: float = 600.0
     tiers: bool = True
     extensions: bool = True
+    chat: bool = False
+    price_per_hour: float | None = None
+    """Price of the measured server, in any currency. None means that tokens have no price."""
 
     def __post_init__(self) -> None:
+        if self.price_per_hour is not None and not 0 <= self.price_per_hour < math.inf:
+            raise SpecError(f"the price must be finite and not negative, not {self.price_per_hour}")
+        if self.chat and self.plan.dataset is None:
+            raise SpecError("a chat needs texts: give --dataset texts, or --dataset FILE")
         if not 0 < self.timeout_s < math.inf:
             raise SpecError(f"the timeout must be finite and positive, not {self.timeout_s}")
 
@@ -70,6 +77,9 @@ class Document:
     versions: dict[str, str]
     settings: Settings
     lanes: tuple[LaneResults, ...]
+    whole: LaneResults
+    """Results of all lanes together."""
+    cost: Cost | None
     requests: tuple[RequestRow, ...]
     speculation: Speculation | None = None
     """What speculation did, the warm-up included. None means nothing, or that the server does not tell."""
@@ -90,9 +100,11 @@ def document(settings: Settings, streams: Sequence[Stream], speculation: Specula
     for lane in settings.plan.lanes:
         own = [stream for stream in streams if stream.item.lane == lane.name]
         reports += [report(lane.name, own, lane.slo)] if own else []
+    whole = report("all", streams)
+    price = cost(whole, settings.price_per_hour) if settings.price_per_hour is not None else None
     rows = tuple(_row(stream) for stream in streams)
     when = datetime.now(UTC).isoformat(timespec="seconds")
-    return Document(FORMAT, when, versions(), settings, tuple(reports), rows, speculation)
+    return Document(FORMAT, when, versions(), settings, tuple(reports), whole, price, rows, speculation)
 
 
 def versions() -> dict[str, str]:
@@ -107,7 +119,7 @@ def versions() -> dict[str, str]:
 def _row(stream: Stream) -> RequestRow:
     item = stream.item
     base = RequestRow(
-        item.lane, item.model, stream.sent, len(item.prompt), stream.tokens, stream.e2e, error=stream.error
+        item.lane, item.model, stream.sent, stream.prompt_tokens, stream.tokens, stream.e2e, error=stream.error
     )
     if not succeeded(stream):
         return base

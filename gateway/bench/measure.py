@@ -1,4 +1,4 @@
-"""Measures a run lane by lane. Throughput and latency are separate figures and are never combined."""
+"""Measures a run lane by lane, and as a whole. Throughput and latency are separate figures and are never combined."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from gateway.bench.stream import Stream
 
 @dataclass(frozen=True, slots=True)
 class BenchPercentiles:
-    """Percentiles of latencies in seconds, linearly interpolated, and the number of samples."""
+    """Mean, standard deviation and percentiles of latencies in seconds, and the number of samples. Percentiles are
+    interpolated linearly."""
 
+    mean: float
+    std: float
     p50: float
     p90: float
+    p95: float
     p99: float
     samples: int
 
@@ -46,6 +50,8 @@ class LaneResults:
     """Span of the lane in seconds: from its first request to the end of its last answer."""
     requests_per_second: float
     output_tokens_per_second: float
+    prompt_tokens_per_second: float
+    """Prompt tokens that the server computed (not those of its prefix cache) per second of the span."""
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
@@ -65,17 +71,38 @@ class LaneResults:
     """None means that the lane has no objective."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What tokens cost on the measured server at a price, in the price's currency."""
+
+    price_per_hour: float
+    per_million_output: float
+    """Price of a million output tokens, with the prompts that belong to them."""
+    per_million: float
+    """Price of a million tokens, of prompts (cached ones, too) and answers."""
+
+
+def cost(found: LaneResults, price_per_hour: float) -> Cost | None:
+    """Return what tokens cost if the server always works as in `found`. None means that it generated nothing."""
+    if not found.output_tokens:
+        return None
+    per_token = price_per_hour / 3600 * found.seconds / found.output_tokens
+    share = found.output_tokens / (found.output_tokens + found.prompt_tokens)
+    return Cost(price_per_hour, per_token * 1e6, per_token * share * 1e6)
+
+
 def percentiles(samples: Sequence[float]) -> BenchPercentiles | None:
     if not samples:
         return None
-    p50, p90, p99 = np.percentile(samples, (50, 90, 99))
-    return BenchPercentiles(float(p50), float(p90), float(p99), len(samples))
+    p50, p90, p95, p99 = map(float, np.percentile(samples, (50, 90, 95, 99)))
+    return BenchPercentiles(float(np.mean(samples)), float(np.std(samples)), p50, p90, p95, p99, len(samples))
 
 
 def report(lane: str, streams: Sequence[Stream], slo: LatencyObjective | None = None) -> LaneResults:
     """Return the results of one lane, whose outcomes are `streams`, at least one. Without `slo` there is no goodput."""
     good = [stream for stream in streams if succeeded(stream)]
     seconds = max(stream.ended for stream in streams) - min(stream.sent for stream in streams)
+    prompt, cached = sum(stream.prompt_tokens for stream in good), sum(stream.cached or 0 for stream in good)
     tokens, chunks = sum(stream.tokens for stream in good), sum(len(stream.times) for stream in good)
     return LaneResults(
         lane=lane,
@@ -85,8 +112,9 @@ def report(lane: str, streams: Sequence[Stream], slo: LatencyObjective | None = 
         seconds=seconds,
         requests_per_second=len(good) / seconds,
         output_tokens_per_second=tokens / seconds,
-        prompt_tokens=sum(len(stream.item.prompt) for stream in good),
-        cached_tokens=sum(stream.cached or 0 for stream in good),
+        prompt_tokens_per_second=(prompt - cached) / seconds,
+        prompt_tokens=prompt,
+        cached_tokens=cached,
         output_tokens=tokens,
         asked_tokens=sum(stream.item.max_tokens for stream in good),
         tokens_per_chunk=tokens / chunks if chunks else 0.0,

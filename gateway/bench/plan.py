@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, cycle
 
 from engine.sim.synthetic import Zipf, gap
-from engine.sim.trace_formats import BLOCK_TOKENS, Arrival
+from engine.sim.trace_formats import Arrival
+from gateway.bench.dataset import OWN_TEXTS, Message, Sample
+from gateway.bench.prompts import OwnTexts, PromptSource, Samples, TokenIds
 from gateway.bench.spec import MAX_REQUESTS, LaneSpec, Lengths, SpecError
 
 INPUTS, OUTPUTS = Lengths(64, 256), Lengths(64, 64)
@@ -19,7 +20,8 @@ TRACE_BOUNDS = Lengths(1, 2**31)
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """A request to send: a prompt of token ids and the exact number of tokens to generate (`max_tokens`)."""
+    """A request to send: a prompt of token ids, or of messages, and the exact number of tokens to generate
+    (`max_tokens`)."""
 
     model: str
     prompt: Sequence[int]
@@ -27,6 +29,8 @@ class BenchRequest:
     lane: str = "default"
     at: float = 0.0
     """Arrival time: when to send the request, in seconds after the beginning of the run."""
+    messages: Sequence[Message] = ()
+    """Prompt as a conversation, instead of `prompt`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class Plan:
     earlier run's."""
     token_ids: tuple[int, int] = (1000, 30_000)
     """Range of token ids that prompts are drawn from; its end is excluded."""
+    dataset: str | None = None
+    """What prompts are made of: `OWN_TEXTS`, or the path of a data set. None means random token ids."""
 
     def __post_init__(self) -> None:
         names = [lane.name for lane in self.lanes]
@@ -78,26 +84,34 @@ class Plan:
             if value is not None and not 0 <= value < math.inf:
                 raise SpecError(f"{name} must be finite and not negative, not {value}")
 
-    def items(self, trace: Sequence[Arrival] = ()) -> list[BenchRequest]:
-        """Return all lanes' requests in order of arrival, up to `duration`. Lanes with no `n` or `rate` replay
-        `trace`."""
-        lanes = [self._lane(lane, trace) for lane in self.lanes]
+    def items(self, trace: Sequence[Arrival] = (), samples: Sequence[Sample] = ()) -> list[BenchRequest]:
+        """Return all lanes' requests in order of arrival, up to `duration`. Lanes with no `n` or `rate` replay `trace`.
+        `samples` are the prompts of the data set. Raises SpecError if a lane has no use for any of them."""
+        lanes = [self._lane(lane, trace, samples) for lane in self.lanes]
         return sorted(chain.from_iterable(lanes), key=lambda item: item.at)
 
-    def warmup(self, count: int) -> list[BenchRequest]:
+    def warmup(self, count: int, samples: Sequence[Sample] = ()) -> list[BenchRequest]:
         """Return `count` requests that arrive at once, with the lanes' lengths, models in turn, and prompts that the
         run does not send. Each lane makes up `count` of them, of which every `len(lanes)`-th is kept."""
         shapes = tuple(replace(lane, n=count, rate=None, start=0.0) for lane in self.lanes)
         other = replace(self, lanes=shapes, zipf=None, trace=None, duration=None, seed=self.seed + 1_000_003)
-        return other.items()[:: len(shapes)]
+        return other.items(samples=samples)[:: len(shapes)]
 
-    def _lane(self, lane: LaneSpec, trace: Sequence[Arrival]) -> Iterator[BenchRequest]:
-        models = self._models(lane)
-        prompts = self._rng(lane, f"prompts {self.prompts}")
+    def _lane(self, lane: LaneSpec, trace: Sequence[Arrival], samples: Sequence[Sample]) -> Iterator[BenchRequest]:
+        models, prompts = self._models(lane), self._prompts(lane, samples)
         for row in self._rows(lane, trace):
             if self.duration is not None and row.time > self.duration:
                 return
-            yield BenchRequest(next(models), self._prompt(row, prompts), row.output_tokens, lane.name, row.time)
+            prompt = prompts.draw(row)
+            yield BenchRequest(
+                next(models), prompt.token_ids, prompt.output_tokens, lane.name, row.time, prompt.messages
+            )
+
+    def _prompts(self, lane: LaneSpec, samples: Sequence[Sample]) -> PromptSource:
+        rng = self._rng(lane, f"prompts {self.prompts}")
+        if self.dataset is None:
+            return TokenIds(self.token_ids, rng)
+        return OwnTexts(rng) if self.dataset == OWN_TEXTS else Samples(samples, lane, rng)
 
     def _rows(self, lane: LaneSpec, trace: Sequence[Arrival]) -> Iterator[Arrival]:
         if lane.rate or lane.n:
@@ -115,15 +129,6 @@ class Plan:
         inputs, outputs = lane.inputs or INPUTS, lane.outputs or OUTPUTS
         for at in arrivals(lane, self._rng(lane, "arrivals")):
             yield Arrival(at, inputs.draw(lengths), outputs.draw(lengths))
-
-    def _prompt(self, row: Arrival, rng: random.Random) -> Sequence[int]:
-        """Return a prompt as an array of 32-bit ids, since the prompts of a trace together are many millions of ids.
-        First come the tokens of the trace's blocks, which depend on the blocks' ids only, so that requests share
-        prefixes as in the trace; the rest is drawn from `rng`."""
-        shared = [_tokens(random.Random(block), BLOCK_TOKENS, self.token_ids) for block in row.blocks]
-        ids = array("I", chain.from_iterable(shared))[: row.prompt_tokens]
-        ids.extend(_tokens(rng, row.prompt_tokens - len(ids), self.token_ids))
-        return ids
 
     def _models(self, lane: LaneSpec) -> Iterator[str]:
         if not self.zipf:
@@ -146,7 +151,3 @@ def arrivals(lane: LaneSpec, rng: random.Random) -> Iterator[float]:
             at += gap(lane.rate, lane.cv, rng)
         yield at
         count += 1
-
-
-def _tokens(rng: random.Random, count: int, token_ids: tuple[int, int]) -> Sequence[int]:
-    return rng.choices(range(*token_ids), k=max(0, count))

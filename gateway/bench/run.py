@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -14,10 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from engine.sim.traces import read_trace
 from gateway.bench.client import Target
+from gateway.bench.dataset import OWN_TEXTS, Sample, read_samples
 from gateway.bench.document import Document, Settings, document
 from gateway.bench.drive import drive
 from gateway.bench.measure import succeeded
-from gateway.bench.plan import BenchRequest
+from gateway.bench.plan import BenchRequest, Plan
 from gateway.bench.speculation import between, read_counts
 from gateway.bench.stream import Stream
 from gateway.serve.process import run_loop
@@ -26,6 +28,18 @@ from gateway.terminal.tls import chosen_tls_files
 
 REFRESH_SECONDS = 0.5
 """Seconds between redraws of the progress bar. A redraw takes a millisecond, in which no stream is read."""
+
+
+HINTS = {
+    "http 400": "if the server does not know ignore_eos or service_tier, use --no-extensions or --no-tier",
+    "http 422": "if the server does not know ignore_eos or service_tier, use --no-extensions or --no-tier",
+    "http 401": "give its API key with --key or LORALANE_API_KEY",
+    "http 403": "give its API key with --key or LORALANE_API_KEY",
+    "http 404": "name models that it serves with --models, or another endpoint with --endpoint",
+    "http 429": "the key's limits are too narrow for a benchmark: use another key, or --concurrency 1 --warmup 1",
+    "timeout": "the server is too slow for --timeout, or hangs: try --warmup 1",
+}
+"""Beginning of an error's kind -> what to do about it."""
 
 
 class BenchError(Exception):
@@ -46,25 +60,47 @@ def served_models(target: Target) -> list[str]:
         raise BenchError(f"{target.url} does not list its models: {error}") from error
 
 
-def run(settings: Settings, key: str, console: Console) -> Document:
-    """Make a run, with progress bars on `console`, and return its measurements. `key` is the API key. Raises BenchError
-    if no request arrives, every warm-up request fails or the server cannot be reached, ValueError or OSError for a
-    trace that cannot be read, ValueError for an invalid URL, and TlsFileError for unusable certificate files."""
-    target = Target(settings.url, key, settings.tiers, settings.extensions)
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished run: what was measured, and the outcome of each request."""
+
+    document: Document
+    streams: list[Stream]
+
+
+def run(settings: Settings, key: str, console: Console, label: str = "") -> Outcome:
+    """Make a run, with progress bars on `console` whose names begin with `label`. `key` is the API key. Raises
+    BenchError if no request arrives, every warm-up request fails or the server cannot be reached, ValueError or OSError
+    for a trace or data set that cannot be read, ValueError for an invalid URL, and TlsFileError for unusable
+    certificate files."""
+    target = Target(settings.url, key, settings.tiers, settings.extensions, settings.chat)
     plan = settings.plan
-    items = plan.items(read_trace(Path(plan.trace)) if plan.trace else ())
+    samples = plan_samples(plan)
+    items = plan.items(read_trace(Path(plan.trace)) if plan.trace else (), samples)
     if not items:
         raise BenchError("there is nothing to send: no request arrives within the duration")
+    warmup = plan.warmup(settings.warmup, samples) if settings.warmup else []
     before = read_counts(target)
-    streams = run_loop(_run(settings, target, items, console))
-    return document(settings, streams, between(before, read_counts(target)))
+    streams = run_loop(_run(settings, target, warmup, items, LaneProgressBars(items, console, label)))
+    return Outcome(document(settings, streams, between(before, read_counts(target))), streams)
 
 
-async def _run(settings: Settings, target: Target, items: Sequence[BenchRequest], console: Console) -> list[Stream]:
+def plan_samples(plan: Plan) -> Sequence[Sample]:
+    """Return the prompts of a plan's data set, if that is a file. Raises OSError or ValueError if it cannot be read."""
+    return read_samples(Path(plan.dataset)) if plan.dataset not in (None, OWN_TEXTS) else ()
+
+
+async def _run(
+    settings: Settings,
+    target: Target,
+    warmup: Sequence[BenchRequest],
+    items: Sequence[BenchRequest],
+    bars: LaneProgressBars,
+) -> list[Stream]:
     try:
-        if settings.warmup:
-            await warm_up(target, settings.plan.warmup(settings.warmup), settings.timeout_s)
-        async with LaneProgressBars(items, console) as bars:
+        if warmup:
+            await warm_up(target, warmup, settings.timeout_s)
+        async with bars:
             return await drive(
                 target, items, concurrency=settings.concurrency, timeout_s=settings.timeout_s, on_end=bars.count
             )
@@ -73,22 +109,24 @@ async def _run(settings: Settings, target: Target, items: Sequence[BenchRequest]
 
 
 async def warm_up(target: Target, items: Sequence[BenchRequest], timeout_s: float) -> None:
-    """Send the warm-up requests and wait for their ends. Raises BenchError if none of them succeeds."""
+    """Send the warm-up requests and wait for their ends. Raises BenchError if none of them succeeds; the message says
+    what to do about the usual reasons."""
     streams = await drive(target, items, timeout_s=timeout_s)
     if not any(succeeded(stream) for stream in streams):
         kinds = Counter(stream.error or "no tokens" for stream in streams)
-        raise BenchError(f"every warm-up request failed: {', '.join(kinds)}")
+        hints = {hint for kind in kinds for sign, hint in HINTS.items() if kind.startswith(sign)}
+        raise BenchError("; ".join([f"every warm-up request failed: {', '.join(kinds)}", *sorted(hints)]))
 
 
 class LaneProgressBars:
     """Progress bars of how many requests of each lane have ended, shown on a terminal between enter and exit of this
-    async context manager. `count` advances them."""
+    async context manager. `count` advances them. Their names are `label` and the lane."""
 
-    def __init__(self, items: Sequence[BenchRequest], console: Console) -> None:
+    def __init__(self, items: Sequence[BenchRequest], console: Console, label: str = "") -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, console=console, auto_refresh=False, disable=not console.is_terminal)
         lanes = Counter(item.lane for item in items)
-        self._tasks = {lane: self._progress.add_task(lane, total=count) for lane, count in lanes.items()}
+        self._tasks = {lane: self._progress.add_task(label + lane, total=count) for lane, count in lanes.items()}
         self._refresher: asyncio.Task[None] | None = None
 
     def count(self, stream: Stream) -> None:

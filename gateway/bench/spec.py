@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -123,6 +123,26 @@ def parse_lane(text: str) -> LaneSpec:
     limits = {key: values.pop(key) for key in ("ttft", "itl", "tpot") if key in values}
     renamed = {_FIELDS.get(key, key): value for key, value in values.items()}
     return LaneSpec(name.strip(), **renamed, slo=LatencyObjective(**limits))
+
+
+def override(lane: LaneSpec, burstiness: float | None, **limits_ms: float | None) -> LaneSpec:
+    """Return a lane with what options say instead of it; None keeps the lane's own.
+
+    Args:
+        lane: the lane.
+        burstiness: shape of the Gamma distribution of gaps between arrivals, as vLLM's `--burstiness`: 1 / CV^2.
+        limits_ms: limits of the objective in milliseconds: `ttft`, `itl`, `tpot`.
+
+    Raises:
+        SpecError: a value is not finite and positive, or the CV is out of range.
+    """
+    values = {"--burstiness": burstiness, **{f"--{name}-ms": limit for name, limit in limits_ms.items()}}
+    for name, value in values.items():
+        if value is not None and not 0 < value < math.inf:
+            raise SpecError(f"{name} must be finite and positive, not {value}")
+    limits = {name: limit / 1000 for name, limit in limits_ms.items() if limit is not None}
+    changed = replace(lane, slo=replace(lane.slo, **limits))
+    return changed if burstiness is None else replace(changed, cv=burstiness**-0.5)
 
 
 def parse_lengths(text: str) -> Lengths:

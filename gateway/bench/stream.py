@@ -10,16 +10,33 @@ import msgspec
 from gateway.bench.plan import BenchRequest
 
 
+class Delta(msgspec.Struct):
+    """What a chunk adds to an answer of a chat."""
+
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: Any = None
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.reasoning or self.reasoning_content or self.tool_calls)
+
+
 class Choice(msgspec.Struct):
     text: str = ""
+    delta: Delta | None = None
+    """None means that the answer is no chat's."""
     token_ids: list[int] | None = None
     finish_reason: str | None = None
 
     @property
     def tokens(self) -> int:
-        """Number of tokens: exact if the server sends token ids; else 1, or 0 for a chunk that only ends the stream."""
+        """Number of tokens: exact if the server sends token ids; else 1, or 0 for a chunk that only begins or ends the
+        stream."""
         if self.token_ids is not None:
             return len(self.token_ids)
+        if self.delta is not None:
+            return int(bool(self.delta))
         return int(bool(self.text) or self.finish_reason is None)
 
 
@@ -62,6 +79,11 @@ class Stream:
         """Number of output tokens: as the server's usage counts them or, without usage, as they arrived."""
         counted = self.usage.completion_tokens if self.usage else None
         return sum(self.chunk_tokens) if counted is None else counted
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Number of prompt tokens: as the server's usage counts them or, without usage, those that were sent."""
+        return (self.usage.prompt_tokens if self.usage else 0) or len(self.item.prompt)
 
     @property
     def cached(self) -> int | None:

@@ -43,6 +43,28 @@ class FakeServer:
             return Response("gone fishing", 500)
         return StreamingResponse(ANSWERS.get(body["model"], good)(body), media_type="text/event-stream")
 
+    async def chat(self, request: Request) -> Response:
+        body = await request.json()
+        self.bodies.append(body)
+        return StreamingResponse(chatting(body), media_type="text/event-stream")
+
+
+async def chatting(body: dict) -> AsyncIterator[bytes]:
+    """Stream the role, one token in each chunk, the end and the usage, as servers without token ids do."""
+    yield delta({"role": "assistant", "content": ""})
+    for _ in range(body["max_completion_tokens"]):
+        yield delta({"content": "x"})
+        await asyncio.sleep(0.001)
+    yield delta({}, "length")
+    counts = {"prompt_tokens": 9, "completion_tokens": body["max_completion_tokens"]}
+    yield b"data: " + json.dumps({"choices": [], "usage": counts}).encode() + b"\n\n"
+    yield b"data: [DONE]\n\n"
+
+
+def delta(added: dict, finish_reason: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": added, "finish_reason": finish_reason}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
 
 async def good(body: dict) -> AsyncIterator[bytes]:
     """Stream one token in each chunk, then the usage."""
@@ -122,6 +144,7 @@ def fake_server() -> Iterator[FakeServer]:
         Route("/v1/models", fake.models),
         Route("/metrics", fake.exposition),
         Route("/v1/completions", fake.completions, methods=["POST"]),
+        Route("/v1/chat/completions", fake.chat, methods=["POST"]),
     ]
     config = uvicorn.Config(Starlette(routes=routes), port=0, log_level="critical", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)

@@ -1,8 +1,10 @@
 """The load generator against a server on loopback that answers well and badly."""
 
 import asyncio
+import json
 import socket
 
+import msgspec
 import pytest
 from bench_server import FakeServer, chunk, fake_server
 from typer.testing import CliRunner
@@ -13,6 +15,7 @@ from gateway.bench.document import read
 from gateway.bench.drive import drive
 from gateway.bench.plan import BenchRequest
 from gateway.bench.speculation import Speculation
+from gateway.bench.sweep import Sweep
 from gateway.serve.process import run_loop
 
 pytestmark = pytest.mark.slow
@@ -191,6 +194,50 @@ def test_the_command_measures_and_writes(server, tmp_path):
     assert len(server.bodies) == 2 + 8  # warm-up requests are sent, and not in the document
 
 
+def test_a_chat_counts_neither_the_role_nor_the_end(server):
+    [stream] = send(
+        server,
+        BenchRequest("good", (), 5, "interactive", messages=({"role": "user", "content": "Hello"},)),
+        target=Target(server.url, chat=True, extensions=False),
+    )
+    assert (stream.error, stream.tokens, stream.prompt_tokens, sum(stream.chunk_tokens)) == (None, 5, 9, 5)
+    assert server.bodies[0] == {
+        "model": "good",
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_completion_tokens": 5,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "service_tier": "priority",
+        "priority": 0,
+    }
+
+
+def test_texts_are_completed_too(server):
+    turns = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"})
+    send(server, BenchRequest("good", (), 2, messages=turns))
+    assert server.bodies[0]["prompt"] == "Be brief.\n\nHello"
+
+
+def test_the_command_sweeps_rates_and_finds_the_knee(server, tmp_path):
+    files = {name: tmp_path / name for name in ("sweep.json", "results.jsonl", "knee.png")}
+    options = ["--url", server.url, "--endpoint", "chat", "--models", "good", "--warmup", "1", "--seed", "3"]
+    options += ["--rates", "200,400", "--lanes", "default:n=4,in=8-16,out=2", "--ttft-ms", "60000"]
+    options += ["--price-per-hour", "3.6", "--json", str(files["sweep.json"]), "--plot", str(files["knee.png"])]
+    result = CliRunner().invoke(app, ["serve", *options, "--vllm-json", str(files["results.jsonl"])])
+    assert result.exit_code == 0, result.output
+    assert "Knee: 400 requests/s" in result.output and "no higher rate was tried" in result.output
+    assert "400 requests/s: " in result.output and "100.0% within the goals" in result.output
+    written = msgspec.json.decode(files["sweep.json"].read_bytes(), type=Sweep)
+    assert (written.knee, [point.rate for point in written.points]) == (400.0, [200.0, 400.0])
+    assert all(point.document.cost for point in written.points)
+    lines = [json.loads(line) for line in files["results.jsonl"].read_text().splitlines()]
+    assert [(line["request_rate"], line["completed"]) for line in lines] == [(200.0, 4), (400.0, 4)]
+    assert files["knee.png"].stat().st_size > 1000
+    prompts = [body["messages"][0]["content"] for body in server.bodies]
+    assert len(set(prompts)) == 1 + 4 + 4  # no run finds prompts of another one in a prefix cache
+
+
 @pytest.mark.parametrize(
     "names",
     [
@@ -238,6 +285,17 @@ def test_the_command_replays_a_trace_to_the_first_model(server, tmp_path):
         (["--trace", "missing.csv"], "missing.csv"),
         (["--models", "full", "--lanes", "batch:n=1"], "every warm-up request failed: http 503 lane_queue_full"),
         (["--token-ids", "5"], "LOW-HIGH"),
+        (["--sweep"], "give --ttft-ms, --tpot-ms or --itl-ms"),
+        (["--sweep", "--rates", "1"], "leave out --rates"),
+        (["--plot", "x.png"], "add --rates 1,2,4 or --sweep"),
+        (["--rates", "1,x"], "such as 1,2,4"),
+        (["--rates", "1", "--trace", "x.csv"], "give the trace as --dataset"),
+        (["--rates", "1", "--share", "2"], "at most 1"),
+        (["--ttft-ms", "0"], "--ttft-ms must be finite and positive"),
+        (["--burstiness", "-1"], "--burstiness must be finite and positive"),
+        (["--price-per-hour", "-1"], "the price must be"),
+        (["--dataset", "missing.json"], "missing.json"),
+        (["--rates", "1", "--plot", "x.txt2"], "its suffix must be one of"),
         (["--lanes", "interactive:rate=1", "--duration", "0"], "nothing to send|would never end"),
     ],
 )

@@ -4,11 +4,13 @@ import msgspec
 import pytest
 
 from gateway.bench.document import Settings, document, read
-from gateway.bench.measure import busy_seconds, meets_objective, percentiles, report
+from gateway.bench.measure import busy_seconds, cost, meets_objective, percentiles, report
 from gateway.bench.plan import BenchRequest, Plan
+from gateway.bench.run import Outcome
 from gateway.bench.spec import LatencyObjective, parse_lane
 from gateway.bench.stream import PromptDetails, ReportedUsage, Stream
-from gateway.bench.tables import remarks
+from gateway.bench.tables import cost_line, remarks
+from gateway.bench.vllm_result import vllm_result
 
 
 def stream(ttft=0.1, gaps=(0.01, 0.01), sent=0.0, lane="interactive", error=None, per_chunk=1, asked=None):
@@ -24,7 +26,8 @@ def stream(ttft=0.1, gaps=(0.01, 0.01), sent=0.0, lane="interactive", error=None
 def test_percentiles_interpolate():
     assert percentiles([]) is None
     found = percentiles([float(value) for value in range(1, 102)])
-    assert (found.p50, found.p90, found.p99, found.samples) == (51.0, 91.0, 100.0, 101)
+    assert (found.p50, found.p90, found.p95, found.p99, found.samples) == (51.0, 91.0, 96.0, 100.0, 101)
+    assert (found.mean, found.std) == (51.0, pytest.approx(850**0.5))  # variance of 1..n: (n^2 - 1) / 12
     assert percentiles([1.0, 2.0]).p50 == 1.5
 
 
@@ -51,6 +54,11 @@ def test_a_lane_is_reported_over_its_own_span():
     assert found.requests_per_second == pytest.approx(0.5)
     assert (found.prompt_tokens, found.cached_tokens, found.output_tokens) == (8, 2, 4)
     assert found.itl.samples == 2
+    assert found.prompt_tokens_per_second == pytest.approx(6 / 4)  # those of the prefix cache are not computed
+    found = cost(found, 3.6)  # 0.001 a second
+    assert found.per_million_output == pytest.approx(1e6 * 0.001 * 4 / 4)
+    assert found.per_million == pytest.approx(1e6 * 0.001 * 4 / (4 + 8))
+    assert cost_line(found) == "Cost at 3.6 an hour: 1e+03 a million output tokens, 333 a million of all"
 
 
 def test_failures_count_as_such_and_as_nothing_else():
@@ -125,3 +133,41 @@ def test_what_spoils_a_comparison_is_remarked():
     assert "6 tokens came of the 60 asked for" in words
     assert "2.0 tokens a chunk" in words
     assert remarks([report("batch", [stream()])]) == []
+
+
+def test_a_run_is_written_as_vllm_writes_it():
+    """Figures by hand: prompts of 4 tokens, answers of 3 at 0.5, 0.7, 1.1 s and of 2 at 2.2, 2.3 s; one failure."""
+    lane = parse_lane("interactive:rate=2,n=3,cv=2,ttft=300ms")
+    streams = [
+        stream(ttft=0.5, gaps=(0.2, 0.4)),
+        stream(sent=2.0, ttft=0.2, gaps=(0.1,)),
+        stream(sent=2.5, error="timeout"),
+    ]
+    settings = Settings("http://x", Plan(("m",), (lane,)), concurrency=8)
+    found = vllm_result(Outcome(document(settings, streams), streams))
+    span = 2.5 + 0.12  # the failed request is the last to end
+    expected = {
+        "backend": "openai", "model_id": "m", "num_prompts": 3, "request_rate": 2.0, "burstiness": 0.25,
+        "max_concurrency": 8, "duration": span, "completed": 2, "failed": 1, "total_input_tokens": 8,
+        "total_output_tokens": 5, "request_throughput": 2 / span, "request_goodput": 1 / span,
+        "output_throughput": 5 / span, "total_token_throughput": 13 / span,
+        "mean_ttft_ms": 350, "median_ttft_ms": 350, "std_ttft_ms": 150, "p99_ttft_ms": 497,
+        "mean_tpot_ms": 200, "p90_tpot_ms": 280, "p99_tpot_ms": 298,
+        "mean_itl_ms": 700 / 3, "median_itl_ms": 200, "p95_itl_ms": 380,
+        "mean_e2el_ms": 700, "median_e2el_ms": 700,
+        "max_output_tokens_per_s": 2, "max_concurrent_requests": 1,
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    assert (found["output_lens"], found["input_lens"]) == ([3, 2, 0], [4, 4, 4])
+    assert found["ttfts"] == pytest.approx([0.5, 0.2, 0.1])
+    assert found["itls"][0] == pytest.approx([0.2, 0.4])
+    assert found["errors"] == ["", "", "timeout"]
+
+
+def test_a_run_without_answers_is_written_too():
+    failed = Stream(BenchRequest("m", (1,), 4), 0.0, 1.0, error="timeout")
+    settings = Settings("http://x", Plan(("m",), (parse_lane("default:n=1"),)), price_per_hour=1.0)
+    measured = document(settings, [failed])
+    found = vllm_result(Outcome(measured, [failed]))
+    assert (measured.cost, found["request_goodput"], found["request_rate"]) == (None, None, "inf")
+    assert (found["completed"], found["mean_ttft_ms"], found["p99_itl_ms"]) == (0, 0.0, 0.0)

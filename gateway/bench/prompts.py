@@ -1,0 +1,91 @@
+"""Makes the prompts of a run: random token ids, texts that the project writes, or prompts of a data set."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from itertools import chain
+from random import Random
+from typing import NamedTuple, Protocol
+
+from engine.sim.trace_formats import BLOCK_TOKENS, Arrival
+from gateway.bench.dataset import Message, Sample
+from gateway.bench.spec import LaneSpec, SpecError
+from gateway.bench.texts import write_question, write_text
+
+
+class Prompt(NamedTuple):
+    """A prompt, as token ids or else as messages, and the tokens to generate."""
+
+    token_ids: Sequence[int]
+    messages: Sequence[Message]
+    output_tokens: int
+
+
+class PromptSource(Protocol):
+    def draw(self, row: Arrival) -> Prompt:
+        """Return the prompt of a request with the sizes and shared blocks of `row`."""
+
+
+class TokenIds:
+    """Random ids of `low` to below `high`. Ids that stand for a trace's blocks depend on the blocks only, so that
+    requests share prefixes as in the trace."""
+
+    def __init__(self, token_ids: tuple[int, int], rng: Random) -> None:
+        self._range = range(*token_ids)
+        self._rng = rng
+
+    def draw(self, row: Arrival) -> Prompt:
+        """Return ids as an array of 32 bits each, since the prompts of a trace together are many millions of ids."""
+        shared = (self._ids(Random(block), BLOCK_TOKENS) for block in row.blocks)
+        ids = array("I", chain.from_iterable(shared))[: row.prompt_tokens]
+        ids.extend(self._ids(self._rng, row.prompt_tokens - len(ids)))
+        return Prompt(ids, (), row.output_tokens)
+
+    def _ids(self, rng: Random, count: int) -> Sequence[int]:
+        return rng.choices(self._range, k=max(0, count))
+
+
+class OwnTexts:
+    """English texts of about the lengths asked for, with a trace's blocks as texts that requests share."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+
+    def draw(self, row: Arrival) -> Prompt:
+        blocks = row.blocks[: row.prompt_tokens // BLOCK_TOKENS]
+        shared = [write_text(BLOCK_TOKENS, Random(block)) for block in blocks]
+        question = write_question(row.prompt_tokens - len(blocks) * BLOCK_TOKENS, self._rng)
+        return Prompt((), ({"role": "user", "content": " ".join([*shared, question])},), row.output_tokens)
+
+
+class Samples:
+    """Prompts of a data set in a random order, again and again. A lane's `in` leaves out those of other lengths (or
+    bounds them, where the file has only lengths), and its `out` bounds the answers. Raises SpecError if none is left.
+    """
+
+    def __init__(self, samples: Sequence[Sample], lane: LaneSpec, rng: Random) -> None:
+        fits = lane.inputs
+        self._samples = [one for one in samples if fits is None or not one.messages or _is_within(one, lane)]
+        if not self._samples:
+            raise SpecError(f"{lane.name}: no prompt of the data set has {fits} tokens; leave out in=, or widen it")
+        self._lane = lane
+        self._texts = OwnTexts(rng)
+        self._rng = rng
+        self._order: list[Sample] = []
+
+    def draw(self, row: Arrival) -> Prompt:
+        if not self._order:
+            self._order = self._rng.sample(self._samples, len(self._samples))
+        sample, lane = self._order.pop(), self._lane
+        output = row.output_tokens
+        if sample.output_tokens is not None:
+            output = lane.outputs.bound(sample.output_tokens) if lane.outputs else sample.output_tokens
+        if sample.messages:
+            return Prompt((), sample.messages, output)
+        length = lane.inputs.bound(sample.prompt_tokens) if lane.inputs else sample.prompt_tokens
+        return self._texts.draw(row._replace(prompt_tokens=length, output_tokens=output, blocks=()))
+
+
+def _is_within(sample: Sample, lane: LaneSpec) -> bool:
+    return lane.inputs is None or lane.inputs.bound(sample.prompt_tokens) == sample.prompt_tokens

@@ -70,6 +70,10 @@ def _prefix(state: EngineState) -> Iterator[str]:
                 yield f"page {page} is idle in lane {lane.name} and holds no prefix of it"
     if prefix.lane_of.keys() != prefix.key_of.keys():
         yield "the prefix cache knows lanes of pages it does not hold"
+    for request_id in prefix.tails.values():
+        seq = state.running.get(request_id)
+        if seq is None or seq.num_computed < len(seq.request.prompt_ids) - 1:
+            yield f"{request_id} offers the end of its prompt and has not computed it"
     for key, request_id in prefix.promised.items():
         if request_id not in state.running:
             yield f"page {key.hex()} is promised by {request_id}, which does not run"

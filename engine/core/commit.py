@@ -11,7 +11,7 @@ from engine.core.commit_adapters import (
     use_adapter,
 )
 from engine.core.config import goal_of
-from engine.core.prefix import page_keys
+from engine.core.prefix import page_keys, tail_key
 from engine.core.prompt_logprobs import row_bytes
 from engine.core.proposals import count_proposed, count_refused, note_proposals
 from engine.core.sequence import Sequence
@@ -175,6 +175,7 @@ def _stop_running(state: EngineState, seq: Sequence) -> None:
     cache become idle unless other sequences use them."""
     del state.running[seq.id]
     state.prefix.break_promises(seq.page_keys, seq.id)
+    _withdraw_tail(state, seq)
     _release_pages(state, seq.pages)
     _release_pages(state, seq.drafting.clear())
     seq.pages, seq.num_computed = [], 0
@@ -194,6 +195,7 @@ def _admit(state: EngineState, admission: Admission) -> None:
     state.pool.acquire(admission.pages)
     seq.pages, seq.num_computed = list(admission.pages), admission.num_computed
     _register(state, seq, 0)
+    _offer_tail(state, seq, 0)
     if state.config.prefix_caching:
         state.prefix.promise(seq.page_keys, seq.id)
     start_adapter(state, seq, state.in_flight)
@@ -228,6 +230,7 @@ def _advance(state: EngineState, chunk: ScheduledChunk) -> None:
     seq.num_computed += chunk.num_tokens - len(chunk.proposals)
     if before < prompt:
         state.counters.prompt_tokens += max(0, min(seq.num_computed, prompt) - max(before, seq.num_paid))
+        _offer_tail(state, seq, before)
     seq.num_pending += chunk.samples
     _register(state, seq, before)
 
@@ -242,6 +245,21 @@ def _register(state: EngineState, seq: Sequence, before: int) -> None:
     keys = page_keys(seq, last, size)
     for key, page in zip(keys[first:], seq.pages[first:], strict=False):
         state.prefix.register(key, page, seq.lane)
+
+
+def _offer_tail(state: EngineState, seq: Sequence, before: int) -> None:
+    """Let other sequences copy the page with the end of the sequence's prompt, if it was computed since `before` tokens
+    were: the steps that copy it run after the one that computes it."""
+    if state.config.prefix_caching and before < len(seq.request.prompt_ids) - 1 <= seq.num_computed:
+        key = tail_key(seq, state.config.block_size)
+        if key is not None:
+            state.prefix.tails[key] = seq.id
+
+
+def _withdraw_tail(state: EngineState, seq: Sequence) -> None:
+    key = tail_key(seq, state.config.block_size) if state.prefix.tails else None
+    if key is not None and state.prefix.tails.get(key) == seq.id:
+        del state.prefix.tails[key]
 
 
 def _append(state: EngineState, seq: Sequence, sample: SampledToken, now: float) -> None:

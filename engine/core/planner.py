@@ -13,7 +13,7 @@ from engine.core.fetch_budget import FetchBudget
 from engine.core.grammar_budget import GrammarBudget
 from engine.core.page_budget import PageBudget
 from engine.core.policy import Policy
-from engine.core.prefix import page_keys
+from engine.core.prefix import page_keys, tail_key
 from engine.core.proposals import add_proposals
 from engine.core.saves import Saves
 from engine.core.sequence import Sequence
@@ -27,6 +27,7 @@ from engine.core.types import (
     HostPageId,
     Lane,
     PageCopy,
+    PageFork,
     PageId,
     PrefixKey,
     ScheduledChunk,
@@ -69,6 +70,7 @@ class Planner:
         """Number of this lane's waiting sequences that were passed over because of their adapters or grammars."""
         self._promised: set[PrefixKey] = set()
         self._admitted: dict[str, Admission] = {}
+        self._forks: list[PageFork] = []
         self._restores: list[PageCopy] = []
 
     def enter(self, lane: Lane) -> None:
@@ -175,6 +177,7 @@ class Planner:
             prepared=tuple(self._grammars.prepared),
             prepared_for=tuple(request.id for request in self._grammars.prepared.values()),
             forgotten=tuple(self._state.grammars.forgotten),
+            forks=tuple(self._forks),
             restores=tuple(self._restores),
             admitted=tuple(self._admitted.values()),
             chunks=tuple(self._chunks.values()),
@@ -236,7 +239,8 @@ class Planner:
         self._pages.share(cached)
         to_load = _room_of(load) if load else Room(0)
         self._budget.move_pages(to_load.pages)
-        num_computed = known * self._config.block_size
+        tail = self._tail(seq, known)
+        num_computed = known * self._config.block_size if tail is None else len(seq.request.prompt_ids) - 1
         count = self._budget.grant(seq, num_computed, len(seq.tokens) - num_computed)
         missing = self._config.pages_for(len(seq.tokens)) - len(cached)
         need, cause = to_load.plus(Room(missing, slots=1)), Cause.ADAPTER if load else Cause.PAGES
@@ -253,6 +257,8 @@ class Planner:
             self._load(load, seq)
         new = self._pages.take(missing, self._clearing.takes_as(seq))
         self._restore(new, restorable)
+        if tail is not None:
+            self._forks.append(PageFork(tail, new[len(restorable)]))
         self._note_admitted(seq, num_computed, (*cached, *new))
         self._promised.update(keys[known:])
         if count:
@@ -293,6 +299,16 @@ class Planner:
         if owner is None or owner.id in self._clearing.preempted:
             return key in self._promised
         return owner.lane <= seq.lane
+
+    def _tail(self, seq: Sequence, known: int) -> PageId | None:
+        """Return the page of a running sequence that holds the end of the prompt of `seq`, if its KV is not known
+        beyond the prompt's full pages, of which `known` are known. None means that there is no such page."""
+        count = len(seq.request.prompt_ids) - 1
+        if not self._state.prefix.tails or known != count // self._config.block_size or seq.num_skippable < count:
+            return None
+        key = tail_key(seq, self._config.block_size)
+        owner = self._state.running.get(self._state.prefix.tails.get(key, "")) if key else None
+        return owner.pages[known] if owner else None  # where this plan preempts the owner, too: copies come first
 
     def _restore(self, pages: tuple[PageId, ...], host_pages: list[HostPageId]) -> None:
         self._restores += map(PageCopy, pages, host_pages)

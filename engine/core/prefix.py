@@ -51,6 +51,18 @@ def page_keys(seq: Sequence, num_full_pages: int, block_size: int) -> list[Prefi
     return keys[:num_full_pages]
 
 
+def tail_key(seq: Sequence, block_size: int) -> PrefixKey | None:
+    """Return the key of the prompt's tokens after its last full page, without the prompt's last token, which every
+    sequence computes to sample the next one. None means that there are none, or that the sequence shares no pages."""
+    count = len(seq.request.prompt_ids) - 1
+    full = count // block_size
+    if not seq.shares_pages or full * block_size == count:
+        return None
+    keys = page_keys(seq, full, block_size)
+    parent = keys[-1] if keys else root_key(seq.request.adapter_hash, seq.realm)
+    return next_key(parent, seq.tokens[full * block_size : count])
+
+
 def leading_pages(page_of: Mapping[PrefixKey, int], keys: Iterable[PrefixKey]) -> list[int]:
     """Return the pages, of the device or of the host, of the longest run of leading `keys` that `page_of` contains."""
     pages = []
@@ -77,6 +89,10 @@ class PrefixCache:
         self.promised: dict[PrefixKey, str] = {}
         """Keys of prompt pages that are being computed, with the id of the request that computes them. Other requests
         with the same prefix may wait for these pages."""
+        self.tails: dict[PrefixKey, str] = {}
+        """Keys of the ends of prompts (see `tail_key`), with the id of a running request in whose page their KV is. The
+        `n` answers of a prompt copy that page from the first of them. Sharing it until one of them writes would save
+        nothing, because each writes to it in its first step."""
 
     @property
     def num_idle(self) -> int:

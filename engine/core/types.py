@@ -316,14 +316,22 @@ class PageCopy(NamedTuple):
     host_page: HostPageId
 
 
+class PageFork(NamedTuple):
+    """Instruction of a plan to copy one device page to another, which a starting sequence goes on to fill."""
+
+    source: PageId
+    page: PageId
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The work of one step. An executor must perform it in this order: save pages, restore pages, release requests,
-    evict adapters, load adapters, drop host copies, cancel and start fetches, forget and prepare grammars, admit
-    sequences, compute chunks, guess tokens. The plan fits the state that it was made for, so committing it cannot fail.
-    Page ids freed by `released`, `undrafted` or `evicted` may be reused by `loads`, `restores`, `admitted`, `chunks`
-    and `drafts` of this plan; the pages that `saves` copies are still intact when the step begins, and no host page is
-    both saved to and restored from. Fetches and preparations of grammars are only started by the step: they continue
+    """The work of one step. An executor must perform it in this order: save pages, fork pages (reading all sources
+    before it writes), restore pages, release requests, evict adapters, load adapters, drop host copies, cancel and
+    start fetches, forget and prepare grammars, admit sequences, compute chunks, guess tokens. The plan fits the
+    state that it was made for, so committing it cannot fail. Page ids freed by `released`, `undrafted` or `evicted`
+    may be reused by `loads`, `restores`, `admitted`, `chunks` and `drafts` of this plan, or be the targets of
+    `forks`; the pages that `saves` and `forks` copy are still intact when the step begins, and no host page is both
+    saved to and restored from. Fetches and preparations of grammars are only started by the step: they continue
     concurrently with this step and later ones."""
 
     now: float = 0.0
@@ -360,6 +368,7 @@ class StepPlan:
     prepared_for: tuple[str, ...] = ()
     """Ids of requests, one for each grammar in `prepared`: their tenants are charged for the grammar's memory."""
     forgotten: tuple[Grammar, ...] = ()
+    forks: tuple[PageFork, ...] = ()
     restores: tuple[PageCopy, ...] = ()
     admitted: tuple[Admission, ...] = ()
     chunks: tuple[ScheduledChunk, ...] = ()

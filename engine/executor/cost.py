@@ -212,5 +212,5 @@ def measure(plan: StepPlan, live: Mapping[str, LiveSequence]) -> StepWork:
         if sequence.adapter_hash is not None:
             ranks[sequence.adapter_hash] = sequence.rank
             lora_rows += sequence.rank * count
-    copied = len(plan.saves) + len(plan.restores) + sum(len(load.pages) for load in plan.loads)
+    copied = len(plan.saves) + len(plan.forks) + len(plan.restores) + sum(len(load.pages) for load in plan.loads)
     return StepWork(prefill, decodes, context, attention, samples, len(ranks), sum(ranks.values()), lora_rows, copied)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.core.types import AdapterHash, PageId
@@ -17,6 +18,7 @@ from engine.model.page_uses import PageArray
 from engine.model.spec import ModelSpec
 from lora_kernels.backend import KvCoding
 from lora_kernels.layout import MAX_ELEMENTS, AdapterLayout, LoraTable
+from lora_kernels.pinned import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,11 @@ class Arena:
     def kv_coding(self, layer: int) -> KvCoding | None:
         """Returns how one layer's K and V are stored. None means as they are."""
         return self._kv_codings[layer]
+
+    def fork(self, forks: NDArray[np.int64]) -> None:
+        """Copies pages to others, in kernel order: `forks` is [number, 2], of sources and targets."""
+        sources, targets = upload(np.ascontiguousarray(forks.T), self.pages.device)
+        self.pages.index_copy_(0, targets, self.pages.index_select(0, sources))
 
     def load_adapter(
         self,

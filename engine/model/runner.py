@@ -13,6 +13,7 @@ from typing import cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.config import EngineConfig
@@ -187,7 +188,7 @@ class ModelRunner:
         already finished the previous plan, which is not collected yet, when the step's graph had been launched or its
         first kernel was about to be."""
         begun, started = self._clock.mark(), time.perf_counter()
-        self._host_pages.move(self._arena.pages, plan.saves, plan.restores)
+        self._move_pages(plan)
         for request_id in plan.released:
             self._release(request_id)
         for adapter_hash in plan.evicted:
@@ -320,6 +321,14 @@ class ModelRunner:
         for fetch in plan.fetches:
             self._fetcher.begin(fetch)
 
+    def _move_pages(self, plan: StepPlan) -> None:
+        """Starts the plan's saves, forks and restores, in this order."""
+        pages = self._arena.pages
+        if plan.forks:
+            self._host_pages.move(pages, plan.saves, ())
+            self._arena.fork(_forked(plan))
+        self._host_pages.move(pages, () if plan.forks else plan.saves, plan.restores)
+
     def _release(self, request_id: str) -> None:
         if self._batch.release(request_id):
             self._sampler.remove(request_id)
@@ -332,10 +341,11 @@ class ModelRunner:
 
     def _load(self, plan: StepPlan) -> None:
         """Starts the copies of a plan's adapters: at once, behind the steps under way, but for pages that these or the
-        plan's saves use. What earlier steps used is free, because their results have been collected."""
+        plan's saves and forks use. What earlier steps used is free, because their results have been collected."""
         if not plan.loads:
             return
-        used = used_pages([*(step.uses for step in self._submitted), PageUses(plan.saves)], self.num_pages)
+        own = PageUses(plan.saves, (_forked(plan),))
+        used = used_pages([*(step.uses for step in self._submitted), own], self.num_pages)
         for load in plan.loads:
             adapter = self._host.get(load.adapter_hash)
             pages, more = load.pages[: adapter.layout.num_pages], load.pages[adapter.layout.num_pages :]
@@ -346,9 +356,9 @@ class ModelRunner:
     def _uses(self, plan: StepPlan, batch: HostBatch | None) -> PageUses:
         copies = (*plan.saves, *plan.restores)
         if batch is None:
-            return PageUses(copies)
+            return PageUses(copies, (_forked(plan),))
         adapters = map(self._arena.adapter_pages, batch.segments.adapter_slots.tolist())
-        return PageUses(copies, (batch.block_tables, *adapters))
+        return PageUses(copies, (_forked(plan), batch.block_tables, *adapters))
 
     def _admit(self, admission: Admission) -> None:
         name, known = admission.request_id, (admission.tokens, admission.num_prompt)
@@ -360,6 +370,11 @@ class ModelRunner:
             self._pooler.add(name, admission.pooling, len(admission.tokens))
         if admission.params.prompt_logprobs is not None:
             self._scorer.add(name, admission.params, admission.tokens[: admission.num_prompt], admission.num_scored)
+
+
+def _forked(plan: StepPlan) -> NDArray[np.int64]:
+    """Returns the plan's forks as [number, 2]: sources and targets."""
+    return np.asarray(plan.forks, dtype=np.int64).reshape(-1, 2)
 
 
 def hash_model(folder: Path, salt: str) -> str:

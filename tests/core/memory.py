@@ -49,6 +49,9 @@ class MemoryExecutor(FakeExecutor):
     def compute(self, plan):
         for page, host_page in plan.saves:
             self.host[host_page] = [self.slots[page, i] for i in range(self.size)]
+        forked = [self._page(source) for source, _ in plan.forks]
+        for (_, page), held in zip(plan.forks, forked, strict=True):
+            self.slots.update({(page, i): one for i, one in enumerate(held)})
         for adapter_hash in plan.evicted:
             del self.resident[adapter_hash]
         for load in plan.loads:
@@ -65,6 +68,9 @@ class MemoryExecutor(FakeExecutor):
         forced = {name: self.forces(name, self.sequences[name].tokens) for name in sampled} if self.forces else {}
         failed = tuple((name, "too large") for name in failed)
         return replace(result, sampled=kept, failed=failed, forced=tuple(forced.items()))
+
+    def _page(self, page):
+        return [self.slots.get((page, i)) for i in range(self.size)]
 
     def fetch(self, plan):
         self.packed.difference_update(plan.host_dropped)

@@ -3,7 +3,8 @@
 One model on this machine's CPU computes the same requests, which arrive at the same times, under each regime; there is
 no gateway. Static batching waits for 16 requests, pads their prompts to the longest, computes every row until the
 longest answer ends, and then returns all answers. Dynamic batching does the same, but waits at most half a second.
-Continuous batching starts requests in any step, first come first served, shortest first, by priority, or by lanes.
+Continuous batching starts requests in any step, first come first served, shortest first, by priority, or by lanes;
+`predicted` is shortest first where requests set no maximum, so that the engine must predict their lengths.
 `preallocated` is continuous batching of as many requests as the same memory holds if each has its maximum length
 reserved.
 A third of the requests is interactive, with short answers.
@@ -27,8 +28,8 @@ from rich.table import Table
 
 from engine.build import core_config
 from engine.config import EngineConfig
-from engine.core.commands import Submit
-from engine.core.config import CoreConfig
+from engine.core.commands import Abort, Submit
+from engine.core.config import POLICIES, CoreConfig
 from engine.core.state import EngineState
 from engine.core.types import Lane, Request, SamplingParams
 from engine.engine import Engine
@@ -41,7 +42,9 @@ BATCH, WINDOW_S = 16, 0.5
 """Requests of a static batch, and seconds for which dynamic batching waits for more."""
 MAX_LEN, POOL_TOKENS = 512, 8192
 """Maximum length of a sequence, and tokens of KV for which there is memory."""
-REGIMES = ("static", "dynamic", "preallocated", "fcfs", "sjf", "priority", "lanes")
+REGIMES = ("static", "dynamic", "preallocated", "fcfs", "sjf", "predicted", "priority", "lanes")
+FIRST_GUESS = 1024
+"""Tokens of an answer that a gateway expects before it has seen any."""
 PAD = 0
 
 
@@ -113,18 +116,20 @@ class Bench:
     def run(self, regime: str, jobs: Sequence[Job]) -> tuple[dict[str, Progress], int]:
         """Compute jobs under a regime; return each one's progress, and the number of computed tokens."""
         windows = {"static": math.inf, "dynamic": WINDOW_S}
-        feed = Padded(jobs, windows[regime]) if regime in windows else Live(jobs)
+        never = self._core.eos_token_ids if regime == "predicted" else None
+        feed = Padded(jobs, windows[regime]) if regime in windows else Live(jobs, never)
         engine = Engine(EngineState.create(self._settings(regime)), self.runner)
         began, computed = time.perf_counter(), 0
         while not feed.is_done:
             now = time.perf_counter() - began
             for request in feed.due(now):
-                computed += len(request.prompt_ids) + request.params.max_tokens
+                computed += len(request.prompt_ids) + feed.outputs[request.id]
                 engine.inbox.put(Submit(request))
             events = engine.step()
             now = time.perf_counter() - began
             for event in events:
-                feed.note(event.request_id, len(event.tokens), event.finish_reason is not None, now)
+                if feed.note(event.request_id, len(event.tokens), event.finish_reason is not None, now):
+                    engine.inbox.put(Abort(event.request_id))
             if not engine.state.has_work:
                 time.sleep(0.001)
         while engine.state.released:  # the next engine needs all rows
@@ -132,16 +137,19 @@ class Bench:
         return feed.progress, computed
 
     def _settings(self, regime: str) -> CoreConfig:
-        policy = regime if regime in ("sjf", "priority", "lanes") else "fcfs"
+        policy = {"predicted": "sjf"}.get(regime, regime if regime in POLICIES else "fcfs")
         core = replace(self._core, scheduling=replace(self._core.scheduling, policy=policy))
         return replace(core, max_seqs=POOL_TOKENS // MAX_LEN) if regime == "preallocated" else core
 
 
 class Live:
-    """Submits each job when it arrives."""
+    """Submits each job when it arrives. If `never` has token ids, its request sets no maximum and never samples these
+    tokens, and it is aborted when its answer is long enough, as where a stop string is found."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    def __init__(self, jobs: Sequence[Job], never: Sequence[int] | None = None) -> None:
         self.progress = {job.name: Progress() for job in jobs}
+        self.outputs = {job.name: job.output for job in jobs}
+        self._never = never
         self._jobs = list(reversed(jobs))
         self._left = len(jobs)
 
@@ -153,14 +161,17 @@ class Live:
         requests = []
         while self._jobs and self._jobs[-1].arrival <= now:
             job = self._jobs.pop()
-            requests.append(make_request(job.name, job.prompt, job.output, job.lane))
+            request = make_request(job.name, job.prompt, job.output, job.lane)
+            requests.append(request if self._never is None else _unlimited(request, self._never))
         return requests
 
-    def note(self, name: str, tokens: int, ends: bool, now: float) -> None:
+    def note(self, name: str, tokens: int, ends: bool, now: float) -> bool:
+        """Take note of a job's tokens or end. Return whether its request should be aborted."""
         seen = self.progress[name]
         if tokens:
             seen.first, seen.last, seen.tokens = min(seen.first, now), now, seen.tokens + tokens
         self._left -= ends
+        return seen.tokens == self.outputs[name] and not ends
 
 
 class Padded:
@@ -169,6 +180,8 @@ class Padded:
 
     def __init__(self, jobs: Sequence[Job], window: float) -> None:
         self.progress = {job.name: Progress() for job in jobs}
+        self.outputs: dict[str, int] = {}
+        """Tokens that each submitted job's row computes."""
         self._jobs, self._window = list(jobs), window
         self._running: dict[str, Job] = {}
         self._open: set[str] = set()
@@ -187,21 +200,31 @@ class Padded:
         self._running = {job.name: job for job in arrived}
         self._open = set(self._running)
         longest, output = max(len(job.prompt) for job in arrived), max(job.output for job in arrived)
+        self.outputs |= dict.fromkeys(self._running, output)
         return [
             make_request(job.name, (PAD,) * (longest - len(job.prompt)) + job.prompt, output, Lane.BATCH)
             for job in arrived
         ]
 
-    def note(self, name: str, tokens: int, ends: bool, now: float) -> None:
+    def note(self, name: str, tokens: int, ends: bool, now: float) -> bool:
+        """Take note of a row's end. Returns False: rows end by themselves."""
         self._open -= {name} if ends else set()
         if ends and not self._open:
             for job in self._running.values():
                 self.progress[job.name] = Progress(now, now, job.output)
+        return False
 
 
 def make_request(name: str, prompt: tuple[int, ...], output: int, lane: Lane) -> Request:
     params = SamplingParams(output, temperature=0.0, ignore_eos=True)
     return Request(name, prompt, params, None, lane, arrival=time.monotonic())
+
+
+def _unlimited(request: Request, never: Sequence[int]) -> Request:
+    params = request.params._replace(
+        max_tokens=MAX_LEN - len(request.prompt_ids), ignore_eos=False, logit_bias=tuple((one, -100.0) for one in never)
+    )
+    return request._replace(params=params, expected_tokens=FIRST_GUESS)
 
 
 def judge(regime: str, rate: float, jobs: Sequence[Job], progress: dict[str, Progress], computed: int) -> Outcome:

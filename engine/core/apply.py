@@ -64,7 +64,7 @@ def _submit(state: EngineState, request: Request) -> None:
     proposer = proposer_for(state.config, request, state.answers)
     seq = Sequence(request, known, realm=realm, num_scored=request.num_scored, proposer=proposer)
     seq.expected_output = state.lengths.expect(request)
-    seq.expected_seconds = state.ledger.work_left(seq)
+    seq.expected_seconds = state.ledger.work_of(seq)
     seq.drafting = state.drafts.begin(request.adapter_hash)
     seq.lane = state.waiting.order.lane(seq)
     # A request that an earlier engine process accepted is not refused now: its client was told that it runs.

@@ -18,6 +18,8 @@ from engine.core.under_way import StepUnderWay
 
 SMOOTHING = 0.05
 """Weight of the newest step in a smoothed price, which thus averages over about twenty steps."""
+FIRST_PRICE = 1e-3
+"""Device seconds of a token before a price is known, as on a CPU."""
 LEAST_GROWTH = 0.001
 """Minimum growth of `Ledger.courtesy` per step, as an exponent of 2, for goals that allow no late token at all."""
 LEAST_COURTESY = 0.02
@@ -162,6 +164,11 @@ class Ledger:
     def price(self, prefill_tokens: float, decode_tokens: float) -> float:
         """Return the device seconds of the given numbers of prompt and answer tokens at the smoothed prices."""
         return prefill_tokens * self.prefill_price + decode_tokens * self.decode_price
+
+    def work_of(self, seq: Sequence) -> float:
+        """Return the device seconds that a new sequence is predicted to take. Before any token was decoded, each of its
+        tokens counts `FIRST_PRICE`, so that sequences are in order of length."""
+        return self.work_left(seq) if self.decode_price else FIRST_PRICE * seq.expected_length
 
     def work_left(self, seq: Sequence) -> float:
         """Return the device seconds that a sequence needs until its predicted end."""

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from benchmarks.baselines import BATCH, Job, Live, Padded, Progress, judge, make_jobs
+from benchmarks.baselines import BATCH, MAX_LEN, Job, Live, Padded, Progress, judge, make_jobs
 from engine.core.types import Lane
 
 
@@ -55,3 +55,12 @@ def test_padding_is_the_share_of_tokens_beyond_the_requests():
     progress = {"0": Progress(1.0, 2.0, 5), "1": Progress(1.0, 4.0, 10)}
     outcome = judge("static", 1.0, jobs, progress, computed=60)
     assert (outcome.tokens_s, outcome.ttft_p50, outcome.e2e_p50, outcome.padding) == (15 / 4.0, 1.0, 2.0, 0.25)
+
+
+def test_where_lengths_must_be_predicted_answers_are_ended_when_they_are_long_enough():
+    feed = Live([job(0)], never=(2, 3))
+    (request,) = feed.due(0.0)
+    assert request.params.max_tokens == MAX_LEN - 10 and not request.params.ignore_eos
+    assert [feed.note("0", 2, False, 1.0), feed.note("0", 3, False, 2.0)] == [False, True]
+    assert not feed.note("0", 0, True, 2.1)
+    assert feed.is_done and feed.progress["0"] == Progress(1.0, 2.0, 5)

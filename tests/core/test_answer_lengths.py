@@ -98,6 +98,14 @@ def order(stretch, later):
     return sorted((name for name in stepped.times if name != "running"), key=lambda name: stepped.times[name][0])
 
 
+def test_the_first_burst_is_in_order_of_length():
+    stepped = SteppedEngine(num_pages=4000, max_seqs=1, scheduling=Scheduling(policy="sjf"))
+    for number in (3, 1, 2):
+        stepped.submit(f"r{number}", 10 * number, 10 * number)
+    stepped.finish()
+    assert sorted(stepped.times, key=lambda name: stepped.times[name][0]) == ["r1", "r2", "r3"]
+
+
 def test_shortest_job_first_starves_no_long_one():
     assert order(1e6, later=0.1) == ["short0", "short1", "short2", "short3", "long"]
     assert order(1.0, later=1.0)[:2] == ["short0", "long"]

@@ -28,7 +28,13 @@ def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
     core's configuration, the executor, and the description of the engine for its gateways."""
     from engine.model.runner import ModelRunner
 
-    runner = ModelRunner(config, on_progress)
+    executor: Executor
+    if config.tensor_parallel > 1:
+        from engine.model.parallel.group import start_ranks
+
+        runner, executor = start_ranks(config, on_progress)
+    else:
+        runner = executor = ModelRunner(config, on_progress)
     runner.start_grammar_workers()
     config = runner.config
     core = core_config(config, runner.num_pages, runner.num_host_pages, runner.max_model_len, runner.eos_token_ids)
@@ -45,7 +51,7 @@ def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
         hidden_size=runner.spec.hidden_size,
         weights=runner.weights,
     )
-    return core, runner, info
+    return core, executor, info
 
 
 def build_fake(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig, Executor, pb.EngineInfo]:

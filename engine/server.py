@@ -12,12 +12,13 @@ import gc
 import logging
 import os
 import platform
+import signal
 import sys
 import threading
 import time
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from engine.build import Progress, build_fake, build_real, describe_sizes
 from engine.config import EngineConfig
 from engine.core.state import EngineState
 from engine.engine import Engine, EngineStopped
+from engine.executor.base import RankDied
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.process.cores import usable_cores
@@ -206,7 +208,7 @@ def main() -> None:
     config = EngineConfig.from_json(args.config)
     keep_compiled_kernels(config, os.environ)
     gc.disable()  # collections take 0.3 s of the imports
-    with in_use(Path(config.state_dir)) if config.state_dir else nullcontext():
+    with _ending_like_ranks(), in_use(Path(config.state_dir)) if config.state_dir else nullcontext():
         serve(
             config,
             target,
@@ -216,6 +218,21 @@ def main() -> None:
             pulse=args.pulse,
             previous=args.previous,
         )
+
+
+@contextmanager
+def _ending_like_ranks() -> Iterator[None]:
+    """End this process by the signal that has ended the process of another rank, if one has: what is known about the
+    death of an engine, and whether a request may have caused it, then holds for a rank's, too."""
+    try:
+        yield
+    except RankDied as error:
+        if not error.signal:
+            raise
+        log.error("ending", reason=str(error))
+        if error.signal != signal.SIGKILL:
+            signal.signal(error.signal, signal.SIG_DFL)
+        os.kill(os.getpid(), error.signal)
 
 
 def keep_compiled_kernels(config: EngineConfig, environment: MutableMapping[str, str]) -> None:

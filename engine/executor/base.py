@@ -9,6 +9,16 @@ from typing import Protocol
 from engine.core.commands import Answer
 from engine.core.types import AdapterHash, Launch, StepPlan, StepResult
 
+
+class RankDied(RuntimeError):
+    """One of the processes that compute a model together has ended, and with it the engine. `signal` is the number of
+    the signal that ended it; 0 means that none did."""
+
+    def __init__(self, message: str, signal: int = 0) -> None:
+        super().__init__(message)
+        self.signal = signal
+
+
 Report = Callable[[Answer], None]
 """Callback for the answers to adapter fetches and grammar preparations. The executor may call it from any thread."""
 

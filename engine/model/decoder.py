@@ -15,6 +15,9 @@ from torch import Tensor
 from engine.model.arena import Arena
 from engine.model.batch import BatchInput
 from engine.model.lora import LoraStep, ProjectionGroups, prepare_lora, projection_groups
+from engine.model.parallel.layers import SharedEmbedding, SharedHead
+from engine.model.parallel.ranks import ALONE, Ranks
+from engine.model.parallel.shard import Shard
 from engine.model.rope import Angles, angles
 from engine.model.spec import ModelSpec
 from engine.model.weights import WeightSource
@@ -63,7 +66,8 @@ class StepOutput(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Decoder:
     """A model's weights and its forward pass. `embed` looks up rows of [hidden_size], `inv_freq` is fp32
-    [head_dim / 2], `norm` (the final RMSNorm) [hidden_size]."""
+    [head_dim / 2], `norm` (the final RMSNorm) [hidden_size]. With several ranks, `spec` and the layers are this rank's
+    part of the model, and all ranks compute each pass together."""
 
     spec: ModelSpec
     groups: ProjectionGroups
@@ -72,6 +76,7 @@ class Decoder:
     layers: tuple[Layer, ...]
     norm: Tensor
     head: Linear
+    ranks: Ranks = ALONE
 
     def forward(self, batch: BatchInput, arena: Arena, backend: Backend, lora: LoraStep | None = None) -> Tensor:
         """Computes every row and writes its K and V to the arena. Returns the logits [num_samples, vocab_size] of
@@ -127,11 +132,11 @@ class Decoder:
         batch, angles = step.attention, step.angles
         query = step.backend.rotate_and_write(qkv, kv, batch, angles.cos, angles.sin, layer.head_norms, coding)
         out = step.backend.attention(query, kv, batch, self.spec.head_dim**-0.5, layer.window, coding).flatten(1)
-        return step.lora.apply(layer.o, out, layer.index, self.groups.o)
+        return self.ranks.sum(step.lora.apply(layer.o, out, layer.index, self.groups.o))
 
     def _feed_forward(self, layer: Layer, x: Tensor, step: Step) -> Tensor:
         inner = step.backend.pointwise.swiglu(step.lora.apply(layer.gate_up, x, layer.index, self.groups.gate_up))
-        return step.lora.apply(layer.down, inner, layer.index, self.groups.down)
+        return self.ranks.sum(step.lora.apply(layer.down, inner, layer.index, self.groups.down))
 
 
 def build_decoder(
@@ -140,10 +145,13 @@ def build_decoder(
     dtype: torch.dtype,
     device: torch.device,
     on_layer: Callable[[int], None] = lambda _: None,
+    ranks: Ranks = ALONE,
 ) -> Decoder:
     """Reads each weight once, layer by layer, converts it to the layout that is fastest on `device`, and to `dtype`
     unless it stays quantised, and returns the decoder. Calls `on_layer` after each layer with the number of layers that
-    are ready."""
+    are ready. `spec` and `source` are the whole model's, of which this rank's part is read."""
+    shard, whole = Shard(ranks.rank, ranks.size), spec
+    spec, source = shard.spec(spec), shard.source(source, spec)
 
     def get(name: str) -> Weight:
         weight = source(name)
@@ -154,6 +162,9 @@ def build_decoder(
     embed = get("model.embed_tokens.weight")
     head = make_linear(embed if spec.tied_embeddings else get("lm_head.weight"), dtype=dtype)
     embedding = make_embedding(embed, head, dtype, tied=spec.tied_embeddings)
+    if ranks.size > 1:
+        embedding = SharedEmbedding(embedding, shard.tokens(whole), ranks)
+        head = SharedHead(head, spec.vocab_size, ranks)
     del embed
     layers = []
     for index in range(spec.layers):
@@ -167,6 +178,7 @@ def build_decoder(
         layers=tuple(layers),
         norm=dense(get("model.norm.weight")),
         head=head,
+        ranks=ranks,
     )
 
 

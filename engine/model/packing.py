@@ -164,7 +164,10 @@ class Packer:
             return self._packed(folder.adapter_hash, recipe.layout, partial(self._follow, recipe, folder.data))
         loaded = check_peft(folder, self._shapes)
         layout = self._layout(loaded)
-        contents = pack_adapter(layout, loaded.blocks, self._page_elems, self._dtype, loaded.scales)
+        part = self._shapes.shard
+        blocks = {place: part.block(place[1], block) for place, block in loaded.blocks.items()}
+        scales = {place: part.scales(place[1], tile) for place, tile in loaded.scales.items()}
+        contents = pack_adapter(layout, blocks, self._page_elems, self._dtype, scales)
         return self._packed(folder.adapter_hash, layout, lambda blob: blob.fill(contents))
 
     def _packed(self, adapter_hash: str, layout: AdapterLayout, fill: Callable[[Blob], None]) -> PackedAdapter:
@@ -177,7 +180,7 @@ class Packer:
         return PackedAdapter(adapter_hash, layout, blob)
 
     def _layout(self, loaded: LoadedAdapter) -> AdapterLayout:
-        return plan_layout(loaded.ranks, self._shapes.widths, self._page_elems, loaded.scaled, self._fp8)
+        return plan_layout(loaded.ranks, self._shapes.packed_widths, self._page_elems, loaded.scaled, self._fp8)
 
     def _follow(self, recipe: Recipe, data: memoryview, blob: Blob) -> None:
         """Packs an adapter, whose weights file is `data`, into `blob` as its recipe says."""

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from engine.model.gguf_adapter import MAX_HEADER_BYTES, GgufBase
 from engine.model.lora import TARGETS, target_widths
+from engine.model.parallel.adapters import WHOLE_ADAPTERS, AdapterShard, shard_adapters
+from engine.model.parallel.shard import WHOLE, Shard
 from engine.model.peft_config import AdapterError, PeftSettings
 from engine.model.peft_dora import BaseLinears, Block, base_linears, fold_magnitude
 from engine.model.peft_folder import PeftFolder, read_adapter
@@ -57,6 +59,7 @@ class TargetShapes:
         base_linears: the projections' base weights, which DoRA needs for its norms.
         base_names: names and paths of the base model; used only to make messages clearer.
         gguf: what the form of adapters in GGUF files depends on.
+        shard: the part of checked adapters that this rank packs.
     """
 
     layers: int
@@ -65,6 +68,12 @@ class TargetShapes:
     base_linears: BaseLinears
     base_names: tuple[str, ...] = ()
     gguf: GgufBase = NO_GGUF
+    shard: AdapterShard = WHOLE_ADAPTERS
+
+    @property
+    def packed_widths(self) -> npt.NDArray[np.int32]:
+        """(in_features, out_features) of each projection's part that is packed, int32 [targets, 2]."""
+        return self.shard.widths(self.widths)
 
     @property
     def max_file_bytes(self) -> int:
@@ -82,10 +91,11 @@ class TargetShapes:
         return {self.module(place): place for place in places}
 
 
-def target_shapes(spec: ModelSpec, source: WeightSource, name: str) -> TargetShapes:
-    """Returns the projections of a model of this shape, whose weights `source` reads and whose folder has this name."""
+def target_shapes(spec: ModelSpec, source: WeightSource, name: str, shard: Shard = WHOLE) -> TargetShapes:
+    """Returns the projections of a model of this shape, whose weights `source` reads and whose folder has this name.
+    `shard` is this rank's part of the model; `spec` and `source` are the whole model's."""
     linears, gguf = base_linears(spec, source), GgufBase(spec.model_type, spec.head_dim)
-    return TargetShapes(spec.layers, TARGETS, target_widths(spec), linears, (name,), gguf)
+    return TargetShapes(spec.layers, TARGETS, target_widths(spec), linears, (name,), gguf, shard_adapters(shard, spec))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

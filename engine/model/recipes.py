@@ -104,22 +104,24 @@ class Recipes:
         ranks = np.zeros((self._shapes.layers, len(self._shapes.targets)), dtype=np.int32)
         for place, pair in pairs.items():
             ranks[place] = pair["A"]["shape"][0]
-        return plan_layout(ranks, self._shapes.widths, self._page_elems)
+        return plan_layout(ranks, self._shapes.packed_widths, self._page_elems)
 
     def _tiles(
         self, pairs: Mapping[Place, Mapping[str, Any]], settings: PeftSettings, layout: AdapterLayout, itemsize: int
     ) -> Iterator[tuple[tuple[int, ...], float]]:
         """Yields, for each tile, its row of `Recipe.tiles` and its scale. A's rows are copied as they are, B's columns
         become rows."""
+        widths = self._shapes.packed_widths.tolist()
         for (layer, target), pair in pairs.items():
-            rank, (width_in, width_out) = int(layout.ranks[layer, target]), self._shapes.widths[target].tolist()
+            rank, stride = int(layout.ranks[layer, target]), int(self._shapes.widths[target, 0])
+            (width_in, width_out), (skip_in, skip_out) = widths[target], self._shapes.shard.starts(target)
             scale = settings.scale_of(self._shapes.module((layer, target)))
             first_a, first_b = (pair[side]["data_offsets"][0] // itemsize for side in "AB")
             for tile, row in enumerate(range(0, rank, RANK_TILE)):
                 rows = min(RANK_TILE, rank - row)
                 to_a, to_b = layout.offsets[layer, target, (SIDE_A, SIDE_B), tile].tolist()
-                yield (first_a + row * width_in, width_in, 1, rows, width_in, to_a), 1.0
-                yield (first_b + row, 1, rank, rows, width_out, to_b), scale
+                yield (first_a + row * stride + skip_in, stride, 1, rows, width_in, to_a), 1.0
+                yield (first_b + row + skip_out * rank, 1, rank, rows, width_out, to_b), scale
 
 
 def _structure(folder: PeftFolder) -> Structure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.core.commands import AdapterFetched, FetchFailed
-from engine.core.types import Admission, Launch, StepPlan, StepResult
+from engine.core.types import AdapterFetch, AdapterHash, Admission, Launch, StepPlan, StepResult
 from engine.executor.base import Claim, HostAdapter, Report
 from engine.model.arena import Arena, page_shape
 from engine.model.batch import BatchState, HostBatch
@@ -36,12 +36,14 @@ from engine.model.masks import TokenMasks
 from engine.model.memory import Progress, count_host_pages, count_pages, pick_device, pick_dtype
 from engine.model.packing import Packer, load_ahead
 from engine.model.page_uses import PageUses, used_pages
+from engine.model.parallel.ranks import ALONE, Ranks, threads_of_rank
+from engine.model.parallel.shard import Shard
 from engine.model.peft_loader import target_shapes
 from engine.model.pooler import Pooler
 from engine.model.quantize import open_source
 from engine.model.sampling import HeldTokens, Sample, make_sampler
 from engine.model.scorer import PromptScorer
-from engine.model.sizes import fill_sizes, has_fp8_kv, max_model_len, stores_fp8
+from engine.model.sizes import agreed, fill_sizes, has_fp8_kv, max_model_len, stores_fp8
 from engine.model.spec import read_spec
 from engine.model.steps import Steps, forward_over, plan_graphs
 from engine.model.submitted import CudaClock, HostClock, SubmittedStep, WorkClock
@@ -51,6 +53,8 @@ from engine.process.cores import usable_cores
 from lora_kernels.pinned import upload_ring
 
 HASHED_BYTES, HASHED_PLACES = 1 << 16, 5
+OnTokens = Callable[[Sequence[tuple[str, int]]], None]
+"""Callback that gets (request id, token id) of sampled tokens once the host knows them."""
 
 
 class ModelRunner:
@@ -67,6 +71,8 @@ class ModelRunner:
         draft_block: tokens of the draft model's KV in a page; 0 without a draft model.
         captured: CUDA graphs of steps, and what capturing them took. None means that no steps are captured.
         weights: name of the format of the weights (see `name_weights`).
+        ranks: the ranks that run the model; this runner is one of them.
+        on_tokens: called when the host learns the tokens of a step.
         model_hash: hash that is stable across restarts, and differs for different weights (see `hash_model`).
     """
 
@@ -75,18 +81,26 @@ class ModelRunner:
         config: EngineConfig,
         on_progress: Progress | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """`clock`, in seconds, measures what drafting takes of the steps' duration, which the engine measures."""
+        """`clock`, in seconds, measures what drafting takes of the steps' duration, which the engine measures. `ranks`
+        are all that run the model; each needs a runner with the same configuration, to which the same plans are
+        submitted."""
         # torch's own default respects affinity and hyperthreads, but not CPU quotas.
-        torch.set_num_threads(config.threads or min(torch.get_num_threads(), usable_cores()))
+        threads = config.threads or min(torch.get_num_threads(), usable_cores())
+        torch.set_num_threads(threads_of_rank(threads, ranks.size))
+        self.ranks = ranks
+        config = config.of_rank()
         folder, progress = Path(config.model), on_progress or (lambda *_: None)
         self.spec = read_spec(folder)
+        shard = Shard(ranks.rank, ranks.size)
+        part = shard.spec(self.spec)
         self.device = pick_device(config.device)
         upload_ring(self.device)  # allocated here, because a GPU may stop when memory is pinned
         self.overlaps = config.overlap and self.device.type == "cuda"
         self.dtype = pick_dtype(config.dtype, self.device)
         fp8 = stores_fp8(config.adapter_dtype, self.device, self.dtype)
-        sized = fill_sizes(config, self.spec, self.device, self.dtype)
+        sized = agreed(fill_sizes(config, self.spec, self.device, self.dtype), ranks)
         sized.tell()
         self.config = config = sized.config
         self.block_size = config.block_size
@@ -96,21 +110,21 @@ class ModelRunner:
         source = self._load_model(config, progress)
         draft = load_draft(sized.draft, self.dtype, self.device)
         packing_kernels = load_ahead(self.dtype, fp8=fp8)
-        targets = target_shapes(self.spec, source, folder.name)
-        shape = page_shape(self.spec, config.block_size, has_fp8_kv(config, self.dtype, self.device))
+        targets = target_shapes(self.spec, source, folder.name, shard)
+        shape = page_shape(part, config.block_size, has_fp8_kv(config, self.dtype, self.device))
         kv_codings = None
         if shape.fp8_kv:
             kv_codings = find_kv_codings(folder, config.load_format, self._decoder, self.dtype, self.max_model_len)
         self.page_bytes = shape.elements * self.dtype.itemsize
-        graphs = plan_graphs(config, self.spec, shape, self.dtype, self.device, self.backend, self.max_model_len)
+        graphs = plan_graphs(config, part, shape, self.dtype, self.device, self.backend, self.max_model_len)
         reserved = graphs.reserved if graphs else sized.reserved
-        self.num_pages = count_pages(config, self.page_bytes, self.device, reserved)
+        num_pages = count_pages(config, self.page_bytes, self.device, reserved)
+        self.num_pages, self.num_host_pages = ranks.least([num_pages, count_host_pages(config, self.page_bytes)])
         self._arena = Arena(
             shape, self.num_pages, config.max_resident_adapters, self.dtype, self.device, fp8, kv_codings
         )
         self._draft_model = make_draft_model(draft, self._arena, self.backend, config, self.spec, clock)
         self.draft_block = self._draft_model.block
-        self.num_host_pages = count_host_pages(config, self.page_bytes)
         adapter_pages, saved_pages = allocate_pages(
             config.host_adapter_gb, self.num_host_pages, shape.elements, self.dtype, self.device
         )
@@ -138,6 +152,7 @@ class ModelRunner:
         memory = PagedMemory(adapter_pages, self._arena.copies.fence if self.device.type == "cuda" else None)
         self._host = HostStore(memory)
         self._report: Report = lambda _: None
+        self.on_tokens: OnTokens = lambda tokens: None
         self._loaders = start_threads(config.fetch_threads, "load")
         packs = partial(Packer, page_elems=shape.elements, dtype=self.dtype, memory=memory, kernels=packing_kernels)
         self._packer = packs(targets, fp8=fp8, draft=packs(draft.shapes) if draft else None)
@@ -161,7 +176,12 @@ class ModelRunner:
             source = open_source(config, self.spec, self.device)
             layers = self.spec.layers
             self._decoder = build_decoder(
-                self.spec, source, self.dtype, self.device, lambda done: progress("loading weights", done, layers)
+                self.spec,
+                source,
+                self.dtype,
+                self.device,
+                lambda done: progress("loading weights", done, layers),
+                self.ranks,
             )
             self.backend = backend.result()
         return source
@@ -225,15 +245,24 @@ class ModelRunner:
     def _sample(self, logits: Tensor, batch: HostBatch) -> Sample | None:
         """Samples the next token of each request from its row of a step's logits, while a GPU still computes them. The
         masks of grammars depend on the tokens of the steps before, for which the host waits. Returns None if no request
-        samples."""
+        samples. Only rank 0 samples; if the next step is launched before the host knows the tokens, the other ranks'
+        devices get them here."""
         request_ids = batch.sample_ids
         if not request_ids:
             return None
+        sample = self._sample_here(logits, request_ids, batch.proposals) if self.ranks.rank == 0 else None
+        if self.overlaps:
+            self.ranks.share(self._sampler.last_tokens)
+        return sample
+
+    def _sample_here(
+        self, logits: Tensor, request_ids: Sequence[str], proposals: Mapping[str, tuple[int, ...]]
+    ) -> Sample:
         if not self._grammars.bind(request_ids):
-            return self._choose(logits, request_ids, None, batch.proposals)
+            return self._choose(logits, request_ids, None, proposals)
         for step in self._submitted:
             self._read(step)
-        return self._choose(logits, request_ids, *self._grammars.masks(request_ids, batch.proposals))
+        return self._choose(logits, request_ids, *self._grammars.masks(request_ids, proposals))
 
     def _choose(
         self,
@@ -252,9 +281,14 @@ class ModelRunner:
         if step.is_read:
             return
         kept = [token for token in step.read() if token.request_id not in step.released]
-        for token in kept:
-            self._batch.append(token.request_id, token.token)
+        self.append([(token.request_id, token.token) for token in kept])
+        self.on_tokens([(token.request_id, token.token) for token in kept])
         step.failed = self._grammars.advance(kept)
+
+    def append(self, tokens: Iterable[tuple[str, int]]) -> None:
+        """Appends tokens (request id, token id), which another rank has sampled, to running requests."""
+        for request_id, token in tokens:
+            self._batch.append(request_id, token)
 
     def collect(self) -> StepResult:
         """Waits for the oldest plan that was submitted and not collected, and returns its result. The result also holds
@@ -292,6 +326,14 @@ class ModelRunner:
         """End the child processes that try grammars, and what would keep the arena's memory."""
         self._compiler.close()
         self._arena.close()
+
+    def fetch(self, fetch: AdapterFetch) -> None:
+        """Starts to read an adapter into host memory, as a plan that fetches it does, and reports the answer."""
+        self._fetcher.begin(fetch)
+
+    def drop(self, adapter_hash: AdapterHash) -> None:
+        """Frees the copy of an adapter in host memory. Raises KeyError if there is none."""
+        self._host.drop(adapter_hash)
 
     def load_host(self, path: str, claim: Claim) -> HostAdapter:
         """Reads and validates a PEFT folder in a loader thread, waits, and returns facts about the adapter. If `claim`,

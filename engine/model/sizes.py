@@ -17,6 +17,8 @@ from engine.model.arena import page_shape
 from engine.model.draft_folder import DraftFolder, find_draft
 from engine.model.gpu_facts import count_gpus, find_gpu
 from engine.model.memory import count_pages, free_host_bytes
+from engine.model.parallel.ranks import Ranks
+from engine.model.parallel.shard import WHOLE, Shard
 from engine.model.quantize import coding_for
 from engine.model.spec import ModelSpec
 from engine.model.weights import find_codings, parameter_shapes
@@ -58,15 +60,18 @@ class Sized:
 
 def fill_sizes(config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Sized:
     """Return the configuration with all sizes. Raises ValueError if the configuration cannot be served on this device
-    or a GPU has too little memory; the message says what to do."""
+    or a GPU has too little memory; the message says what to do. `config` and the sizes are one rank's (see
+    `EngineConfig.of_rank`), `spec` is the whole model's."""
+    shard, whole = Shard(0, config.tensor_parallel), spec
+    spec = shard.spec(spec)
     page_bytes = page_shape(spec, config.block_size, has_fp8_kv(config, dtype, device)).elements * dtype.itemsize
     chosen = chosen_sizes(config, page_bytes)
-    weight_bytes = count_weight_bytes(spec, find_kept_bits(config, spec, device, dtype))
+    weight_bytes = count_weight_bytes(whole, find_kept_bits(config, whole, device, dtype), shard)
     draft, draft_bytes = find_draft(config, spec, device), 0
     if draft is not None:
         draft_bytes = count_weight_bytes(draft.spec, find_kept_bits(*draft, device, dtype))
     if device.type == "cpu":
-        loaded = weight_bytes + draft_bytes
+        loaded = config.tensor_parallel * (weight_bytes + draft_bytes)  # all ranks' are in this memory
         pool = count_pages(config, page_bytes, device, loaded) * page_bytes
         sized = with_sizes(config, device, cpu_sizes(chosen), loaded + pool)
         return replace(sized, weight_bytes=weight_bytes, draft_bytes=draft_bytes, draft=draft)
@@ -78,6 +83,16 @@ def fill_sizes(config: EngineConfig, spec: ModelSpec, device: torch.device, dtyp
     sized = with_sizes(config, device, steps)
     reserved = expected(sized.config.max_seqs, sized.config.token_budget)
     return replace(sized, weight_bytes=weight_bytes, reserved=reserved)
+
+
+def agreed(sized: Sized, ranks: Ranks) -> Sized:
+    """Return the sizes that all ranks, which have found different amounts of free memory, can have."""
+    config = sized.config
+    own = (config.max_seqs, config.token_budget, int(config.host_adapter_gb * GIB))
+    seqs, tokens, adapters = ranks.least(own)
+    if ranks.size > 1:
+        config = replace(config, max_seqs=seqs, token_budget=tokens, host_adapter_gb=adapters / GIB)
+    return replace(sized, config=config)
 
 
 def with_sizes(config: EngineConfig, device: torch.device, steps: StepSizes, host_bytes: int = 0) -> Sized:
@@ -125,9 +140,10 @@ def count_weights(spec: ModelSpec) -> int:
     return sum(map(prod, parameter_shapes(spec).values()))
 
 
-def count_weight_bytes(spec: ModelSpec, bits: Bits) -> int:
-    """Returns the bytes of all weights in memory, of which each takes the `bits` of its parameter."""
-    return int(sum(prod(shape) * bits(name) for name, shape in parameter_shapes(spec).items()) / 8)
+def count_weight_bytes(spec: ModelSpec, bits: Bits, shard: Shard = WHOLE) -> int:
+    """Returns the bytes of all weights in a rank's memory, of which each takes the `bits` of its parameter. `spec` is
+    the whole model's."""
+    return int(sum(prod(shape) * bits(name) for name, shape in shard.shapes(spec).items()) / 8)
 
 
 def stores_fp8(adapter_dtype: str, device: torch.device, dtype: torch.dtype) -> bool:

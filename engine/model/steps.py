@@ -55,7 +55,7 @@ class Steps:
 def forward_over(decoder: Decoder, arena: Arena, backend: Backend) -> Forward:
     """Returns the decoder's forward pass over the arena and backend. With the numba backend it plays tapes if the
     decoder can be recorded."""
-    if backend.name.startswith("numba"):
+    if backend.name.startswith("numba") and decoder.ranks.size == 1:  # a tape has no collective operations
         from engine.model.taped import TapedDecoder, can_tape  # its import compiles kernels, as its backend's does
 
         if can_tape(decoder):

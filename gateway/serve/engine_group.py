@@ -156,14 +156,15 @@ def divided(config: EngineConfig, replicas: int) -> Iterator[tuple[EngineConfig,
     if replicas < 2:
         return
     gpus = visible_gpus(os.environ) if config.device != "cpu" else ()
-    if gpus and len(gpus) < replicas:
-        raise StartError(f"engine.replicas is {replicas}, and there are {len(gpus)} GPUs: each engine takes one")
+    each = config.tensor_parallel
+    if gpus and len(gpus) < replicas * each:
+        raise StartError(f"engine.replicas is {replicas}, and there are {len(gpus)} GPUs: each engine takes {each}")
     threads = config.threads or max(1, usable_cores() // replicas)
     for number in range(replicas):
         folder = f"{config.state_dir}-{number}" if config.state_dir and number else config.state_dir
         own = replace(config, state_dir=folder)
         if gpus:
-            yield own, {VISIBLE_GPUS: gpus[number]}
+            yield own, {VISIBLE_GPUS: ",".join(gpus[number * each : (number + 1) * each])}
         else:
             yield replace(own, threads=threads, machine_share=1 / replicas), {}
 

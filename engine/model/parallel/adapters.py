@@ -1,0 +1,77 @@
+"""Which part of an adapter a rank has: that of its part of the base model's projections.
+
+A projection of which the rank has some outputs needs all of A and these outputs of B. One of which it has some inputs
+needs these inputs of A and all of B: since B (A1 x1 + A2 x2) = B A1 x1 + B A2 x2, each rank adds its own delta to its
+part of the base output, and the sum over ranks that the base model needs anyway completes both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from engine.model.lora import TARGETS
+from engine.model.parallel.shard import Cut, Shard
+from engine.model.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterShard:
+    """A rank's part of every adapter of a model.
+
+    Attributes:
+        cuts: the part of each projection, in the order of the LoRA table. Empty means that it is all of each.
+        is_first: whether this is rank 0, on which what is added to sums over ranks is added.
+    """
+
+    cuts: tuple[Cut, ...] = ()
+    is_first: bool = True
+
+    def widths(self, widths: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Returns (in_features, out_features) of the part of each projection, int32 [targets, 2], from those of the
+        whole model."""
+        widths = widths.copy()
+        for target, cut in enumerate(self.cuts):
+            widths[target, 1 - cut.axis] = cut.stop - cut.start
+        return widths
+
+    def block(self, target: int, block: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns the part of A [rank, in_features] and B [out_features, rank] of a projection."""
+        if not self.cuts:
+            return block
+        (a, b), cut = block, self.cuts[target]
+        return (a, b[cut.slice]) if cut.axis == 0 else (a[:, cut.slice], b)
+
+    def scales(self, target: int, scales: Tensor) -> Tensor:
+        """Returns the part of a projection's scale tile [2, out_features] (see lora_kernels/dora.py). The scale applies
+        to each rank's part of a sum, the shift to the sum once."""
+        if not self.cuts:
+            return scales
+        if self.cuts[target].axis == 0:
+            return scales[:, self.cuts[target].slice]
+        if self.is_first:
+            return scales
+        scales = scales.clone()
+        scales[1] = 0
+        return scales
+
+    def starts(self, target: int) -> tuple[int, int]:
+        """Returns the first input and the first output of a projection's part."""
+        if not self.cuts:
+            return 0, 0
+        cut = self.cuts[target]
+        return (0, cut.start) if cut.axis == 0 else (cut.start, 0)
+
+
+WHOLE_ADAPTERS = AdapterShard()
+"""The part of the only rank."""
+
+
+def shard_adapters(shard: Shard, spec: ModelSpec) -> AdapterShard:
+    """Returns a rank's part of the adapters of a model, whose whole shape is `spec`."""
+    if shard.size == 1:
+        return WHOLE_ADAPTERS
+    return AdapterShard(tuple(shard.columns(target, spec) for target in TARGETS), shard.rank == 0)

@@ -1,0 +1,98 @@
+"""The main module of ranks other than 0: `python -m engine.model.parallel.follower`, started by rank 0.
+
+The process ends when rank 0 closes its connection or ends: in the middle of a step too, so that no rank outlives it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection
+
+import torch
+
+from engine.config import EngineConfig
+from engine.model.memory import pick_device
+from engine.model.parallel.messages import Drop, Fetch, Message, Ready, Refused, Step
+from engine.model.parallel.ranks import Ranks, join_ranks
+from engine.model.runner import ModelRunner
+
+
+def follow(rank_zero: Connection, config: EngineConfig, ranks: Ranks) -> None:
+    """Loads this rank's part of the model, and does what rank 0 says until `rank_zero` is closed on either side. Raises
+    ValueError, after rank 0 was told, if the model cannot be served, and what a collective operation raises."""
+    sending = threading.Lock()
+
+    def reply(answer: object) -> None:
+        with sending:
+            rank_zero.send(answer)
+
+    try:
+        runner = ModelRunner(config, ranks=ranks)
+    except ValueError as error:
+        reply(Refused(str(error)))
+        raise
+    runner.connect(reply)
+    reply(Ready())
+    try:
+        while True:
+            _obey(runner, rank_zero.recv())
+    except (EOFError, OSError):
+        runner.close()
+
+
+def _obey(runner: ModelRunner, message: Message) -> None:
+    match message:
+        case Step(plan, tokens, collected):
+            for _ in range(collected):
+                runner.collect()
+            runner.append(tokens)
+            runner.submit(plan)
+        case Fetch(fetch):
+            runner.fetch(fetch)
+        case Drop(adapter_hash):
+            runner.drop(adapter_hash)
+
+
+class _Inbox:
+    """The connection to rank 0, read by a thread that ends this process when rank 0 is gone, whatever it computes."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.send = connection.send
+        self.recv = self._messages.get
+        threading.Thread(target=self._read, name="rank-0", daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._messages.put(self._connection.recv())
+        except (EOFError, OSError):
+            os._exit(0)
+
+
+def main() -> None:
+    from torch.distributed import FileStore
+
+    for number in (signal.SIGINT, signal.SIGTERM):  # may be sent to all processes of a group: rank 0 decides
+        signal.signal(number, signal.SIG_IGN)
+    connection, rank, store = Connection(int(sys.argv[1])), int(sys.argv[2]), sys.argv[3]
+    config: EngineConfig = EngineConfig.from_json(connection.recv())
+    device = pick_device(config.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(rank)
+    ranks = join_ranks(FileStore(store, config.tensor_parallel), rank, config.tensor_parallel, device)
+    try:
+        follow(_Inbox(connection), config, ranks)  # type: ignore[arg-type]
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

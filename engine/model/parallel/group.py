@@ -1,0 +1,103 @@
+"""Starts the processes of an engine's other ranks, and connects them to rank 0, which is this process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from engine.config import EngineConfig
+from engine.model.memory import Progress, pick_device
+from engine.model.parallel.leader import Leader
+from engine.model.parallel.messages import Message, Refused, Reply
+from engine.model.parallel.ranks import join_ranks
+from engine.model.runner import ModelRunner
+
+ROOT = Path(__file__).resolve().parents[3]
+END_S = 5.0
+"""Seconds that a rank may take to end once its connection is closed, before it is killed."""
+
+
+class RankProcess:
+    """A process that runs one rank other than 0: see `Follower`. It ends when this process does."""
+
+    def __init__(self, rank: int, store: Path, config: EngineConfig) -> None:
+        ours, theirs = socket.socketpair()
+        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "engine.model.parallel.follower", str(theirs.fileno()), str(rank), str(store)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": paths},
+            )
+        self.rank = rank
+        self._connection = Connection(ours.detach())
+        self._sending = threading.Lock()
+        self._connection.send(config.to_json())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, message: Message) -> None:
+        with self._sending:
+            self._connection.send(message)
+
+    def receive(self) -> Reply:
+        reply: Reply = self._connection.recv()
+        return reply
+
+    def death(self) -> tuple[str, int]:
+        try:
+            status = self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
+        if status < 0:
+            return f"was ended by {signal.Signals(-status).name}", -status
+        return f"ended with exit status {status}", 0
+
+    def close(self) -> None:
+        hang_up(self._connection)
+        self.death()
+
+
+def hang_up(connection: Connection) -> None:
+    """Ends a connection over a socket: threads at both ends that wait for messages get EOFError."""
+    with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as ours:
+        ours.shutdown(socket.SHUT_RDWR)
+
+
+def start_ranks(config: EngineConfig, on_progress: Progress) -> tuple[ModelRunner, Leader]:
+    """Starts the other ranks of an engine, loads the model on all of them, and returns rank 0's runner and the executor
+    over all ranks. Raises what `ModelRunner` raises, and ValueError if another rank cannot serve its part."""
+    from torch.distributed import FileStore
+
+    folder = Path(tempfile.mkdtemp(prefix="loralane-ranks-"))
+    others = [RankProcess(rank, folder / "store", config) for rank in range(1, config.tensor_parallel)]
+    try:
+        device = pick_device(config.device)
+        ranks = join_ranks(FileStore(str(folder / "store"), len(others) + 1), 0, len(others) + 1, device)
+        runner = ModelRunner(config, on_progress, ranks=ranks)
+        leader = Leader(runner, others)
+        for other in others:
+            reply = other.receive()
+            if isinstance(reply, Refused):
+                raise ValueError(f"rank {other.rank}: {reply.reason}")
+    except BaseException:
+        for other in others:
+            other.close()
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    leader.start()
+    return runner, leader

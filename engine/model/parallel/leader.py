@@ -1,0 +1,166 @@
+"""Rank 0 of an engine with several ranks: the executor that the step loop uses."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Protocol
+
+import structlog
+
+from engine.core.commands import AdapterFetched, Answer, FetchAnswer, FetchCancelled, FetchFailed
+from engine.core.types import AdapterFetch, AdapterHash, Launch, StepPlan, StepResult
+from engine.executor.base import Claim, HostAdapter, RankDied, Report
+from engine.model.parallel.messages import Drop, Fetch, Message, Ready, Refused, Reply, Step, for_followers
+from engine.model.runner import ModelRunner
+
+log = structlog.get_logger("ranks")
+
+DEATH_S = 10.0
+"""Seconds within which the end of a rank's process is known after an operation has failed because of it."""
+
+
+class Follower(Protocol):
+    """Another rank, as rank 0 sees it."""
+
+    @property
+    def rank(self) -> int: ...
+
+    def send(self, message: Message) -> None:
+        """Sends a message. Raises OSError if the rank is gone. Any thread may call this."""
+
+    def receive(self) -> Reply:
+        """Waits for the rank's next reply. Raises EOFError or OSError if the rank is gone."""
+
+    def death(self) -> tuple[str, int]:
+        """Waits until the rank's process, which is gone, has ended. Returns how it ended, and the signal that ended it
+        (0 for none)."""
+
+    def close(self) -> None:
+        """Ends the rank."""
+
+
+class Leader:
+    """An `Executor` that sends every plan to all ranks, and executes it as rank 0.
+
+    Every rank has the same pages and holds the same adapters in them and in host memory, because the same plans say so;
+    an adapter that not all ranks could read into host memory is dropped by the others before the engine hears of it.
+    """
+
+    def __init__(self, runner: ModelRunner, followers: Sequence[Follower]) -> None:
+        self._runner = runner
+        self._followers = followers
+        self._tokens: list[tuple[str, int]] = []
+        self._collected = 0
+        self._closing = False
+        self._gone = threading.Event()
+        """Set when a rank has died, whose death `_died` describes."""
+        self._died: RankDied | None = None
+        self._answers: dict[AdapterHash, dict[int, FetchAnswer]] = {}
+        self._lock = threading.Lock()
+        self._report: Report = lambda _: None
+        runner.on_tokens = self._tokens.extend
+        runner.connect(lambda answer: self._answer(0, answer))
+
+    def start(self) -> None:
+        """Starts to listen to the other ranks, which must be ready."""
+        for follower in self._followers:
+            threading.Thread(target=self._listen, args=(follower,), name=f"rank-{follower.rank}", daemon=True).start()
+
+    @property
+    def overlaps(self) -> bool:
+        return self._runner.overlaps
+
+    def connect(self, report: Report) -> None:
+        self._report = report
+
+    def submit(self, plan: StepPlan) -> Launch:
+        with self._death_known():
+            if self._died is not None:
+                raise self._died
+            self._send(Step(for_followers(plan), tuple(self._tokens), self._collected))
+            self._tokens.clear()
+            self._collected = 0
+            return self._runner.submit(plan)
+
+    def collect(self) -> StepResult:
+        with self._death_known():
+            result = self._runner.collect()
+        self._collected += 1
+        return result
+
+    def load_host(self, path: str, claim: Claim) -> HostAdapter:
+        """Reads an adapter on this rank and, once it is claimed, on the others, too. Does not wait for these: requests
+        for the adapter wait until all ranks have it."""
+
+        def claim_for_all(host: HostAdapter) -> bool:
+            claimed = claim(host)
+            if claimed:
+                self._send(Fetch(AdapterFetch(host.adapter_hash, path, host.num_bytes)))
+            return claimed
+
+        return self._runner.load_host(path, claim_for_all)
+
+    def close(self) -> None:
+        self._closing = True
+        for follower in self._followers:
+            follower.close()
+        self._runner.close()
+
+    def _send(self, message: Message) -> None:
+        for follower in self._followers:
+            follower.send(message)
+
+    def _listen(self, follower: Follower) -> None:
+        """Passes on a rank's answers until the rank is gone. Then the next `submit` raises RankDied, and the step loop,
+        which may be idle, is woken by an answer to no fetch, which it ignores."""
+        with suppress(EOFError, OSError):
+            while True:
+                reply = follower.receive()
+                if not isinstance(reply, Ready | Refused):
+                    self._answer(follower.rank, reply)
+        if not self._closing:
+            how, signal = follower.death()
+            self._died = RankDied(f"rank {follower.rank} of {len(self._followers) + 1} {how}", signal)
+            log.error("rank_died", rank=follower.rank, how=how, consequence="the engine ends")
+            self._gone.set()
+            self._report(FetchCancelled(""))
+
+    @contextmanager
+    def _death_known(self) -> Iterator[None]:
+        """Raises RankDied in place of the error of an operation that a rank has not joined because it died."""
+        try:
+            yield
+        except RankDied:
+            raise
+        except (RuntimeError, OSError) as error:
+            if self._gone.wait(DEATH_S) and self._died is not None:
+                raise self._died from error
+            raise
+
+    def _answer(self, rank: int, answer: Answer) -> None:
+        """Reports an answer about a grammar at once, and answers to the fetch of an adapter as one when every rank has
+        answered: the adapter is fetched if it is on all of them."""
+        if not isinstance(answer, AdapterFetched | FetchFailed | FetchCancelled):
+            self._report(answer)
+            return
+        with self._lock:
+            answers = self._answers.setdefault(answer.adapter_hash, {})
+            answers[rank] = answer
+            if len(answers) <= len(self._followers):
+                return
+            del self._answers[answer.adapter_hash]
+        refused = [one for one in answers.values() if not isinstance(one, AdapterFetched)]
+        if refused:
+            self._drop([number for number, one in answers.items() if isinstance(one, AdapterFetched)], answer)
+        failed = [one for one in refused if isinstance(one, FetchFailed)]
+        self._report((failed or refused or [answer])[0])
+
+    def _drop(self, ranks: Sequence[int], answer: FetchAnswer) -> None:
+        """Frees the copies of an adapter on the ranks that could read it."""
+        for rank in ranks:
+            if rank == 0:
+                self._runner.drop(answer.adapter_hash)
+            else:
+                self._followers[rank - 1].send(Drop(answer.adapter_hash))

@@ -1,0 +1,57 @@
+"""What rank 0 sends to the other ranks of an engine, and what they answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from engine.core.commands import FetchAnswer
+from engine.core.types import AdapterFetch, AdapterHash, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A plan to submit, after the results of `collected` steps have been collected, and `tokens` (request id, token id)
+    that rank 0 has learnt since the last message have been appended."""
+
+    plan: StepPlan
+    tokens: tuple[tuple[str, int], ...]
+    collected: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Read an adapter into host memory, and answer."""
+
+    fetch: AdapterFetch
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Free the copy of an adapter in host memory, which another rank could not read."""
+
+    adapter_hash: AdapterHash
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The rank has loaded its part of the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The rank cannot serve the model, for a reason that concerns the operator."""
+
+    reason: str
+
+
+Message = Step | Fetch | Drop
+Reply = Ready | Refused | FetchAnswer
+
+
+def for_followers(plan: StepPlan) -> StepPlan:
+    """Returns what ranks other than 0 need of a plan: only rank 0 samples, and so needs grammars."""
+    admitted = tuple(
+        replace(admission, params=admission.params._replace(grammar=None)) if admission.params.grammar else admission
+        for admission in plan.admitted
+    )
+    return replace(plan, admitted=admitted, prepared=(), prepared_for=(), forgotten=(), saved_keys=())

@@ -1,0 +1,163 @@
+"""Which part of each parameter, and of a model's heads, a rank has."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.model.checkpoints.stored import Shape, WeightsError
+from engine.model.spec import ModelSpec
+from engine.model.weights import WeightSource, parameter_shapes
+from lora_kernels.fp8 import Fp8Weight
+from lora_kernels.quantized import QuantizedWeight, Weight
+
+PROJECTION = re.compile(r"\.(?P<module>[a-z]+_proj)\.(?P<kind>weight|bias)$")
+BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+"""Projections of which each rank computes some outputs, from all inputs. Each rank computes all outputs of the others,
+o_proj and down_proj, from some inputs: the ranks' results are added."""
+
+
+class Cut(NamedTuple):
+    """The indices from `start` to before `stop` on an axis: 0 is that of outputs, 1 that of inputs."""
+
+    axis: int
+    start: int
+    stop: int
+
+    @property
+    def slice(self) -> slice:
+        return slice(self.start, self.stop)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The part of a model that one of `size` ranks has."""
+
+    rank: int = 0
+    size: int = 1
+
+    def spec(self, spec: ModelSpec) -> ModelSpec:
+        """Returns the shape of the part: it has fewer heads and inner features, and the same hidden size and
+        vocabulary. A KV head that several ranks' query heads read is on each of these. Raises ValueError if heads or
+        inner features cannot be divided."""
+        size = self.size
+        if size == 1:
+            return spec
+        if spec.heads % size:
+            raise _refusal(size, f"the model's {spec.heads} attention heads")
+        if spec.kv_heads % size and size % spec.kv_heads:
+            raise _refusal(size, f"the model's {spec.kv_heads} KV heads, nor is it a multiple of them")
+        if spec.intermediate_size % size:
+            raise _refusal(size, f"the model's intermediate_size, {spec.intermediate_size}")
+        if -(-spec.vocab_size // size) * (size - 1) >= spec.vocab_size:
+            raise ValueError(f"engine.tensor_parallel {size}: {spec.vocab_size} tokens leave a rank without any")
+        return replace(
+            spec,
+            heads=spec.heads // size,
+            kv_heads=max(1, spec.kv_heads // size),
+            intermediate_size=spec.intermediate_size // size,
+        )
+
+    def columns(self, module: str, spec: ModelSpec) -> Cut:
+        """Returns the part of a projection's weight [out_features, in_features]. `spec` is the whole model's."""
+        if module in ("k_proj", "v_proj"):
+            heads = max(1, spec.kv_heads // self.size)
+            start = self.rank * spec.kv_heads // self.size * spec.head_dim
+            return Cut(0, start, start + heads * spec.head_dim)
+        whole = spec.query_width if module in ("q_proj", "o_proj") else spec.intermediate_size
+        each = whole // self.size
+        return Cut(0 if module in BY_ROWS else 1, self.rank * each, (self.rank + 1) * each)
+
+    def tokens(self, spec: ModelSpec) -> Cut:
+        """Returns the tokens whose embeddings and logits the rank has."""
+        each = -(-spec.vocab_size // self.size)
+        return Cut(0, self.rank * each, min(spec.vocab_size, (self.rank + 1) * each))
+
+    def cut(self, name: str, spec: ModelSpec) -> Cut | None:
+        """Returns the part of a parameter. None means all of it."""
+        if self.size == 1:
+            return None
+        if name in ("model.embed_tokens.weight", "lm_head.weight"):
+            return self.tokens(spec)
+        found = PROJECTION.search(name)
+        if found is None or (found["kind"] == "bias" and found["module"] not in BY_ROWS):
+            return None
+        return self.columns(found["module"], spec)
+
+    def shapes(self, spec: ModelSpec) -> dict[str, Shape]:
+        """Returns the shape of each parameter's part, by name."""
+        return {name: _cut_shape(shape, self.cut(name, spec)) for name, shape in parameter_shapes(spec).items()}
+
+    def source(self, source: WeightSource, spec: ModelSpec) -> WeightSource:
+        """Returns a source that reads the rank's part of each parameter. Biases that are added to sums of all ranks are
+        zeros but on rank 0. The source raises WeightsError, which names the parameter, if a quantised weight cannot be
+        divided."""
+        if self.size == 1:
+            return source
+
+        def read(name: str) -> Weight:
+            weight, found = source(name), PROJECTION.search(name)
+            if cut := self.cut(name, spec):
+                return _part(name, weight, cut)
+            if self.rank and found and found["kind"] == "bias" and isinstance(weight, Tensor):
+                return torch.zeros_like(weight)
+            return weight
+
+        return read
+
+
+WHOLE = Shard()
+"""The part of the only rank."""
+
+
+def _refusal(size: int, what: str) -> ValueError:
+    return ValueError(f"engine.tensor_parallel {size} does not divide {what}")
+
+
+def _cut_shape(shape: Shape, cut: Cut | None) -> Shape:
+    if cut is None:
+        return shape
+    return (*shape[: cut.axis], cut.stop - cut.start, *shape[cut.axis + 1 :])
+
+
+def _part(name: str, weight: Weight, cut: Cut) -> Weight:
+    """Returns a part of a parameter, in memory of its own. Blocks of quantised weights stay whole."""
+    index = (cut.slice,) if cut.axis == 0 else (slice(None), cut.slice)
+    if isinstance(weight, Tensor):
+        return weight[index].clone()
+    if isinstance(weight, Fp8Weight):
+        scales = weight.scales[cut.slice] if cut.axis == 0 else weight.scales
+        return Fp8Weight(weight.numbers.view(torch.uint8)[index].clone().view(weight.numbers.dtype), scales.clone())
+    if cut.axis == 0:
+        return weight.select(torch.arange(cut.start, cut.stop, device=weight.device))
+    return _inputs_of(name, weight, cut)
+
+
+def _inputs_of(name: str, weight: QuantizedWeight, cut: Cut) -> QuantizedWeight:
+    """Returns the weight of some inputs. Raises WeightsError unless they are whole blocks in the order of inputs."""
+    group, shared = weight.coding.group, max(1, weight.coding.shared)
+    block = group * shared
+    if weight.order is not None:
+        raise WeightsError(
+            f"engine.tensor_parallel: {name} has its inputs in another order (act-order) and is not divided"
+        )
+    if cut.start % block or cut.stop % block:
+        raise WeightsError(
+            f"engine.tensor_parallel: a rank would have inputs {cut.start} to {cut.stop - 1} of {name}, "
+            f"whose blocks of {block} inputs cannot be divided"
+        )
+
+    def part(tensor: Tensor | None, each: int) -> Tensor | None:
+        return None if tensor is None else tensor[:, cut.start // each : cut.stop // each].clone()
+
+    return replace(
+        weight,
+        codes=weight.codes[:, cut.slice].clone(),
+        scales=weight.scales[:, cut.start // group : cut.stop // group].clone(),
+        minima=part(weight.minima, group),
+        units=part(weight.units, block),
+    )

@@ -1,0 +1,180 @@
+"""Several ranks compute what one device does: a tiny model in fp32, with adapters of every kind that is split."""
+
+import json
+from collections import defaultdict
+
+import pytest
+import torch
+from rank_threads import start_rank_threads
+from safetensors.torch import load_file, save_file
+from tiny_llama import save_llama
+
+from engine.config import EngineConfig
+from engine.core.check import leftovers, violations
+from engine.core.commands import Submit
+from engine.core.config import CoreConfig, Scheduling
+from engine.core.state import EngineState
+from engine.core.types import Lane, Request, SamplingParams
+from engine.engine import Engine
+from engine.model.runner import ModelRunner
+
+HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, LAYERS, VOCAB = 64, 96, 8, 2, 16, 2, 97
+WIDTHS = {
+    "self_attn.q_proj": (HIDDEN, HEADS * HEAD_DIM),
+    "self_attn.k_proj": (HIDDEN, KV_HEADS * HEAD_DIM),
+    "self_attn.v_proj": (HIDDEN, KV_HEADS * HEAD_DIM),
+    "self_attn.o_proj": (HEADS * HEAD_DIM, HIDDEN),
+    "mlp.gate_proj": (HIDDEN, INNER),
+    "mlp.up_proj": (HIDDEN, INNER),
+    "mlp.down_proj": (INNER, HIDDEN),
+}
+RANKS = (1, 2, 5, 8, 16, 17, 3, 4)
+DORA = 3
+SIZES = {"num_pages": 90, "block_size": 16, "max_seqs": 6, "token_budget": 40}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A model with biases of which no two KV heads, and no bias, are equal."""
+    folder = tmp_path_factory.mktemp("model")
+    save_llama(
+        folder,
+        VOCAB,
+        256,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        attention_bias=True,
+        mlp_bias=True,
+    )
+    generator, file = torch.Generator().manual_seed(1), folder / "model.safetensors"
+    weights = load_file(file)
+    for name in weights:
+        if name.endswith("bias"):
+            weights[name] = torch.randn(weights[name].shape, generator=generator) * 0.3
+    save_file(weights, file, {"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory):
+    """Eight adapters of all projections; one of them is a DoRA adapter."""
+    folders = []
+    for seed, rank in enumerate(RANKS):
+        folders.append(tmp_path_factory.mktemp("adapters") / str(seed))
+        _save_adapter(folders[-1], rank, seed, use_dora=seed == DORA)
+    return folders
+
+
+def _save_adapter(folder, rank, seed, use_dora):
+    folder.mkdir()
+    generator, tensors = torch.Generator().manual_seed(seed), {}
+    for layer in range(LAYERS):
+        for module, (width, out) in WIDTHS.items():
+            path = f"base_model.model.model.layers.{layer}.{module}"
+            tensors[f"{path}.lora_A.weight"] = torch.randn(rank, width, generator=generator) / 4
+            tensors[f"{path}.lora_B.weight"] = torch.randn(out, rank, generator=generator) / 8
+            if use_dora:
+                tensors[f"{path}.lora_magnitude_vector"] = torch.rand(out, generator=generator) + 1
+    targets = [module.split(".")[1] for module in WIDTHS]
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets, "use_dora": use_dora}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+class Engines:
+    """An engine of one or several ranks, and what it says."""
+
+    def __init__(self, model, adapters, size, start=start_rank_threads, **core):
+        self.config = EngineConfig(
+            str(model),
+            dtype="float32",
+            device="cpu",
+            swap_gb=0.001,
+            host_adapter_gb=0.05,
+            threads=1,
+            tensor_parallel=size,
+            **SIZES,
+        )
+        if size > 1:
+            self.runner, executor = start(self.config)
+        else:
+            self.runner = executor = ModelRunner(self.config)
+        settings = CoreConfig(
+            max_model_len=256, host_pages=self.runner.num_host_pages, eos_token_ids=(), **SIZES, **core
+        )
+        self.engine = Engine(EngineState.create(settings), executor)
+        self.versions = [self.engine.load_adapter(str(folder)).adapter_hash for folder in adapters]
+        self.tokens, self.logprobs, self.cached = defaultdict(list), defaultdict(list), {}
+
+    def ask(self, name, prompt, adapter=None, lane=Lane.INTERACTIVE, **params):
+        params = SamplingParams(**{"max_tokens": 12, "temperature": 0.0, "logprobs": 0, "ignore_eos": True} | params)
+        version = None if adapter is None else self.versions[adapter]
+        self.engine.inbox.put(Submit(Request(name, tuple(prompt), params, version, lane)))
+
+    def step(self):
+        for event in self.engine.step():
+            assert event.refusal is None, event.refusal
+            self.cached[event.request_id] = event.num_cached
+            self.tokens[event.request_id] += event.tokens
+            self.logprobs[event.request_id] += [one.logprob for one in event.logprobs]
+        assert violations(self.engine.state) == []
+
+    def finish(self):
+        while self.engine.state.has_work or self.engine.inbox._commands:
+            self.step()
+        assert leftovers(self.engine.state) == []
+
+    def close(self):
+        self.engine.executor.close()
+
+
+def converse(engines):
+    """Mixed batches with preemption, prefix hits, and adapters for which there is not room enough at once."""
+    generator = torch.Generator().manual_seed(5)
+
+    def prompt(length):
+        return torch.randint(4, VOCAB, (length,), generator=generator).tolist()
+
+    shared = prompt(40)
+    for number in range(8):
+        engines.ask(f"batch-{number}", shared + prompt(9), number, Lane.BATCH, max_tokens=20)
+    for _ in range(8):
+        engines.step()
+    engines.ask("base", prompt(30), temperature=0.8, seed=3)
+    for number in range(8):
+        drawn = {"temperature": 0.9, "top_p": 0.9, "seed": number, "presence_penalty": 0.5} if number % 2 else {}
+        engines.ask(f"first-{number}", shared + prompt(number + 1), number, **drawn)
+        engines.step()
+    engines.finish()
+    for number in reversed(range(8)):
+        engines.ask(f"again-{number}", shared + prompt(3), number, prompt_logprobs=1)
+    engines.ask("vanilla", shared)
+    engines.finish()
+
+
+@pytest.fixture(scope="module")
+def alone(model, adapters):
+    engines = Engines(model, adapters, 1, max_adapter_pages=60, scheduling=Scheduling(preemption="swap"))
+    converse(engines)
+    counters = engines.engine.state.counters
+    assert counters.preemptions and counters.pages_restored and counters.adapter_evictions
+    assert any(engines.cached.values())
+    engines.close()
+    return engines
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_tokens_of_several_ranks_equal_those_of_one_device(model, adapters, alone, size):
+    """Also what vLLM got wrong: adapters that are evicted and loaded again are the same on all ranks (vllm#20873)."""
+    engines = Engines(model, adapters, size, max_adapter_pages=60, scheduling=Scheduling(preemption="swap"))
+    converse(engines)
+    counters = engines.engine.state.counters
+    assert counters.preemptions and counters.pages_restored and counters.adapter_evictions
+    assert engines.tokens == alone.tokens
+    worst = 0.0
+    for name, logprobs in alone.logprobs.items():
+        worst = max(worst, (torch.tensor(engines.logprobs[name]) - torch.tensor(logprobs)).abs().max().item())
+    print(worst)
+    assert worst < 1e-4
+    engines.close()

@@ -52,6 +52,11 @@ def _usual(found: Analysis, core: CoreConfig) -> Demand:
     return demand_of(found, core, RANK if found.popularity and found.popularity.share > 0.5 else 0)
 
 
+def most_rate(found: Analysis, device: DeviceSpec, core: CoreConfig) -> float:
+    """Return the requests a second that a device serves at most."""
+    return serve(device, core, _usual(found, core), math.inf).rate
+
+
 def advise(found: Analysis, device: DeviceSpec, core: CoreConfig) -> Advice:
     """Return the settings for an engine on a device, and what an operator should know besides."""
     steady = serve(device, core, _usual(found, core), found.busiest) if found.busiest else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,11 +20,15 @@ from engine.sim.analysis import Analysis, Spread
 from engine.sim.analysis import analyze as analysis_of
 from engine.sim.device import device_names
 from engine.sim.plot_traffic import draw_traffic
-from engine.sim.tables import MISSING, side_by_side
+from engine.sim.run import Setup
+from engine.sim.tables import MISSING, duration, share, side_by_side
 from engine.sim.trace_formats import FORMATS
 from engine.sim.traces import read_trace
+from engine.sim.tuning import LOAD, Tuned, trial_names
+from engine.sim.tuning import tune as tune_for
 from gateway.cli.outputs import check_outputs, failures
 from gateway.cli.simulate import make_setup
+from gateway.cli.simulate_cluster import shown_progress
 from gateway.terminal.output import print_wide
 
 console = Console()
@@ -39,6 +43,7 @@ def analyze(
         str, typer.Option(help=f"Device to advise for: {', '.join(device_names())} or a JSON file.")
     ] = "h100-8b",
     config: Annotated[Path | None, typer.Option(help="YAML of `serve`, whose sizes replace the device's.")] = None,
+    tune: Annotated[bool, typer.Option("--tune", help="Simulate the traces, to choose a token budget, too.")] = False,
     settings: Annotated[Path | None, typer.Option(help="File for the settings, as YAML; for one trace.")] = None,
     plot: Annotated[Path | None, typer.Option(help="File for a plot of lengths and prefix caches.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures, as JSON.")] = None,
@@ -48,7 +53,7 @@ def analyze(
 
     - `loralane analyze gateway.log` reads the requests in what a gateway has written to standard output
     - `loralane analyze azure.csv mooncake.jsonl --plot traffic.png`
-    - `loralane analyze gateway.log --device cpu-smollm2 --settings advised.yaml`
+    - `loralane analyze gateway.log --tune --device my-machine.json --settings advised.yaml`
     """
     with failures():
         _check_names(files, settings)
@@ -59,11 +64,14 @@ def analyze(
             for file in track(files, "Reading", console=console, transient=True)
         }
         advice = {name: advise(one, setup.device, setup.core) for name, one in found.items()}
+        tuned = _tuned(files, found, advice, setup) if tune else {}
         if plot is not None:
             draw_traffic(found, plot)
     print_wide(side_by_side("Traffic", found, ROWS))
     for name, one in advice.items():
         print_wide(_advice_table(f"Settings for {name} on {setup.device.name}", one))
+        if name in tuned:
+            print_wide(_tuned_table(tuned[name]))
         for note in one.notes:
             console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
     if settings is not None:
@@ -71,6 +79,31 @@ def analyze(
     if json_file is not None:
         document = {name: {"traffic": asdict(found[name]), "advice": asdict(advice[name])} for name in found}
         json_file.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def _tuned(
+    files: list[Path], found: Mapping[str, Analysis], advice: dict[str, Advice], setup: Setup
+) -> dict[str, Tuned]:
+    """Tune the settings for each trace, and add what was found to its advice. Mutates `advice`."""
+    tuned, jobs = {}, os.cpu_count() or 1
+    for file in files:
+        name = _label(file)
+        with shown_progress(trial_names(setup)) as advance:
+            tuned[name] = tune_for(setup, found[name], read_trace(file), advice[name], jobs, advance)
+        if (setting := tuned[name].setting) is not None:
+            advice[name] = replace(advice[name], settings=[*advice[name].settings, setting])
+    return tuned
+
+
+def _tuned_table(tuned: Tuned) -> Table:
+    table = Table(title=f"Simulated, at {LOAD:.0%} of what the device serves")
+    for column in ("", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "first tokens, gaps in time"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, report in (("token_budget as it is", tuned.before), ("the best token_budget", tuned.after)):
+        lane = report.lanes["interactive"]
+        times = (duration(value) for value in (lane.ttft.p50, lane.ttft.p99, lane.itl.p50, lane.itl.p99))
+        table.add_row(name, *times, f"{share(lane.ttft_attainment)}, {share(lane.itl_attainment)}")
+    return table
 
 
 def _check_names(files: list[Path], settings: Path | None) -> None:

@@ -1,0 +1,97 @@
+"""Tries settings on recorded traffic in the simulator, and keeps those with which its latencies are the lowest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from engine.core.config import CoreConfig, LaneGoals
+from engine.sim.advice import Advice, Setting, most_rate
+from engine.sim.analysis import Analysis
+from engine.sim.compare import Advance, Run, run_all
+from engine.sim.report import Report
+from engine.sim.run import Setup
+from engine.sim.trace_formats import Trace
+from engine.sim.traces import cut, scale_rate
+from engine.sim.workload import Workload
+
+BUDGETS = (512, 1024, 2048, 4096, 8192)
+"""Token budgets that are tried."""
+LOAD = 0.8
+"""Share of the rate that a device serves at most, by arithmetic, at which settings are tried."""
+REQUESTS, LEAST_S = 400, 60.0
+"""Requests that a trial has, and seconds of traffic that it has at least."""
+LEAST_GAIN = 0.03
+"""Share by which a setting has to be better than the one at hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """Reports of the token budget at hand (`before`) and of the best one (`after`), which `setting` has. None means
+    that the one at hand is the best."""
+
+    before: Report
+    after: Report
+    setting: Setting | None
+
+
+def tune(setup: Setup, found: Analysis, trace: Trace, advice: Advice, jobs: int, advance: Advance) -> Tuned:
+    """Try token budgets on the beginning of a trace. Of those that keep as many tokens in time, the best has the lowest
+    sum of TTFT and ITL, each the 99th percentile as a share of its goal.
+
+    Args:
+        advice: its goals are those that count.
+        jobs: simulations at a time, each in a process of its own if there are several.
+
+    Raises:
+        ValueError: no request of the trace is interactive, or all arrive at once.
+    """
+    if not found.rate or "interactive" not in found.lanes:
+        raise ValueError("settings are tuned for the latency of interactive requests that arrive over time")
+    goals, rate = goals_of(advice, setup.core), LOAD * most_rate(found, setup.device, setup.core)
+    part = cut(scale_rate(trace, rate / found.rate), max(LEAST_S, REQUESTS / rate))
+    workload = Workload(part, part[-1].time, adapters=1 + max(arrival.adapter for arrival in part))
+    advised, usual = replace(setup.core, interactive=goals), setup.core.token_budget
+    cores = {_name(budget): replace(advised, token_budget=budget) for budget in sorted({*BUDGETS, usual})}
+    runs = [Run(name, replace(setup, core=core), workload) for name, core in cores.items()]
+    reports = run_all(runs, jobs, advance)
+    before = reports[_name(usual)]
+    best = min(reports, key=lambda name: judge(reports[name], goals))
+    budget = cores[best].token_budget
+    if budget == usual or not is_better(reports[best], before, goals):
+        return Tuned(before, before, None)
+    reason = f"of {len(cores)} budgets, this has the lowest latencies at {LOAD:.0%} of what {setup.device.name} serves"
+    return Tuned(before, reports[best], Setting("engine.token_budget", budget, reason))
+
+
+def trial_names(setup: Setup) -> list[str]:
+    """Return the names by which `tune` tells progress."""
+    return [_name(budget) for budget in sorted({*BUDGETS, setup.core.token_budget})]
+
+
+def _name(budget: int) -> str:
+    return f"{budget:,} tokens a step"
+
+
+def goals_of(advice: Advice, core: CoreConfig) -> LaneGoals:
+    """Return the goals of interactive work: those that are advised, else those of `core`."""
+    prefix = "lanes.interactive."
+    changes = {one.name.removeprefix(prefix): one.value for one in advice.settings if one.name.startswith(prefix)}
+    return replace(core.interactive, **changes)
+
+
+def judge(report: Report, goals: LaneGoals) -> tuple[float, float]:
+    """Return a figure that is lower for better reports: first the share of tokens that were late, beyond what the goals
+    allow, then latencies as shares of their goals."""
+    lane = report.lanes["interactive"]
+    shares: Sequence[float | None] = (lane.ttft_attainment, lane.itl_attainment)
+    late = max(1 - share for share in shares if share is not None)
+    times = (lane.ttft.p99 or math.inf) / goals.ttft_s + (lane.itl.p99 or 0.0) / goals.itl_s
+    return round(max(0.0, late - (1 - goals.attainment)), 2), times
+
+
+def is_better(report: Report, other: Report, goals: LaneGoals) -> bool:
+    """Return whether a report is better than another one by more than `LEAST_GAIN`."""
+    (late, times), (other_late, other_times) = judge(report, goals), judge(other, goals)
+    return late < other_late or (late == other_late and times < (1 - LEAST_GAIN) * other_times)

@@ -26,7 +26,7 @@ GPU_TESTS := tests/kernels $(addprefix tests/model/test_,$(addsuffix .py,adapter
 GPU_TEST_TOOLS := pytest pytest-asyncio pytest-xdist hypothesis jsonschema psutil
 
 .PHONY: help setup setup-dev serve test test-fast test-clients test-gpu-versions lint format bench bench-adapters
-.PHONY: bench-many-adapters bench-lanes bench-embeddings bench-baselines
+.PHONY: bench-many-adapters bench-lanes bench-clients bench-embeddings bench-baselines
 .PHONY: bench-batches bench-batch-job bench-gateway bench-limits bench-hostile bench-neighbours bench-restarts bench-start
 .PHONY: bench-drift bench-gpu bench-planning bench-router bench-speculation bench-validation bench-weights
 .PHONY: screenshots chaos soak proto audit wheel-check clean-data clean
@@ -107,6 +107,9 @@ bench: setup-dev  ## Throughput and latency of base and adapters, beside Hugging
 
 bench-lanes: setup-dev  ## Chats beside a saturating batch, and beside vLLM where LORALANE_VLLM_PYTHON names one
 	$(BIN)/python -m benchmarks.lanes $(ARGS)
+
+bench-clients: setup-dev  ## `loralane bench serve` beside `vllm bench serve`, where LORALANE_VLLM_PYTHON names one
+	$(BIN)/python -m benchmarks.clients $(ARGS)
 
 bench-embeddings: setup-dev  ## Latencies of chats beside texts to embed, and beside prompts of the same lengths
 	$(BIN)/python -m benchmarks.embeddings $(ARGS)

@@ -26,6 +26,8 @@ class FakeServer:
     keys: list[str | None] = field(default_factory=list)
     metrics: list[str] = field(default_factory=list)
     """Answers of /metrics to come."""
+    chat_gap_s: float = 0.001
+    """Seconds between the tokens of a chat."""
 
     async def exposition(self, request: Request) -> Response:
         return Response(self.metrics.pop(0)) if self.metrics else Response(status_code=403)
@@ -46,15 +48,15 @@ class FakeServer:
     async def chat(self, request: Request) -> Response:
         body = await request.json()
         self.bodies.append(body)
-        return StreamingResponse(chatting(body), media_type="text/event-stream")
+        return StreamingResponse(chatting(body, self.chat_gap_s), media_type="text/event-stream")
 
 
-async def chatting(body: dict) -> AsyncIterator[bytes]:
+async def chatting(body: dict, gap_s: float) -> AsyncIterator[bytes]:
     """Stream the role, one token in each chunk, the end and the usage, as servers without token ids do."""
     yield delta({"role": "assistant", "content": ""})
     for _ in range(body["max_completion_tokens"]):
         yield delta({"content": "x"})
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(gap_s)
     yield delta({}, "length")
     counts = {"prompt_tokens": 9, "completion_tokens": body["max_completion_tokens"]}
     yield b"data: " + json.dumps({"choices": [], "usage": counts}).encode() + b"\n\n"

@@ -6,8 +6,11 @@ Both clients send the same chats, at nearly regular times, to the same server, i
 is the median of those of the pairs; beside it stand the lowest and the highest. The spread is the largest run of a
 client over its smallest: two clients that differ by less agree.
 
-vLLM counts a gap for each event, and one that holds an answer's role arrives together with the first token. `ITL` is
-as each client reports it, and `ITL of arrivals` leaves out vLLM's gaps of events that arrived together.
+The gateway sends an answer's role as soon as the engine has taken the request. vLLM's client takes this event for the
+first token, and a gap for each event, even of those that arrive together. So the figures below `from events` are
+computed from the times of events that both clients write, alike: the role is no token, and what arrives together is one
+arrival. `TTFT` and `TPOT` above them are as reported. Runs before the first pair, which count for nothing, let the
+server learn how long its steps take.
 """
 
 from __future__ import annotations
@@ -50,17 +53,23 @@ CV = 0.05
 TOGETHER_S = 1e-4
 """Seconds below which two events are taken to have arrived together."""
 WARMUP = 4
-ITL_ARRIVALS = "itl_of_arrivals"
+WARM_RUNS = 2
 LABELS = {
     "request_throughput": "requests/s",
     "output_throughput": "output tokens/s",
     "total_token_throughput": "tokens/s of prompts and answers",
+    "mean_ttft_ms": "TTFT mean, ms",
+    "mean_tpot_ms": "TPOT mean, ms",
     **{
-        f"{statistic}_{name}_ms": f"{label} {statistic}, ms"
-        for name, label in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2el", "E2E"), ("itl", "ITL"))
-        for statistic in ("mean", "p50", "p90", "p99")
+        f"{statistic}_{name}_ms": f"{label} {statistic}, ms, from events"
+        for name, label in (
+            ("first", "first token"),
+            ("each", "time per token"),
+            ("gap", "gap"),
+            ("last", "last token"),
+        )
+        for statistic in ("mean", "p50", "p99")
     },
-    **{f"{statistic}_{ITL_ARRIVALS}_ms": f"ITL of arrivals {statistic}, ms" for statistic in ("mean", "p99")},
 }
 """Field of a result -> its name in the table."""
 Result = Mapping[str, Any]
@@ -83,7 +92,7 @@ def ours(job: Job) -> Result:
     lane = f"default:n={job.requests},rate={job.rate},cv={CV}"
     words = [sys.executable, "-m", "gateway", "bench", "serve", "--url", job.url, "--key", KEY, "--models", MODEL]
     words += ["--endpoint", "chat", "--dataset", str(job.chats), "--lanes", lane, "--warmup", str(WARMUP)]
-    return _result([*words, "--vllm-json", str(job.out)], {}, job.out)
+    return from_events(_result([*words, "--vllm-json", str(job.out)], {}, job.out), has_role=False)
 
 
 def vllm(python: Path, tokenizer: Path, job: Job) -> Result:
@@ -91,12 +100,19 @@ def vllm(python: Path, tokenizer: Path, job: Job) -> Result:
     words = [str(python), "-c", VLLM_CLIENT, "--backend", "openai-chat", "--base-url", job.url]
     words += ["--endpoint", "/v1/chat/completions", "--model", MODEL, "--tokenizer", str(tokenizer)]
     words += ["--dataset-name", "custom", "--dataset-path", str(job.chats), "--custom-output-len", "-1"]
-    words += ["--skip-chat-template", "--num-prompts", str(job.requests), "--num-warmups", str(WARMUP)]
+    words += [
+        "--skip-chat-template",
+        "--disable-shuffle",
+        "--num-prompts",
+        str(job.requests),
+        "--num-warmups",
+        str(WARMUP),
+    ]
     words += ["--request-rate", str(job.rate), "--burstiness", str(CV**-2), "--ignore-eos", "--temperature", "0"]
     words += ["--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,95,99"]
     words += ["--save-result", "--save-detailed", "--result-dir", str(job.out.parent)]
     env = {"OPENAI_API_KEY": KEY, "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
-    return _result([*words, "--result-filename", job.out.name], env, job.out)
+    return from_events(_result([*words, "--result-filename", job.out.name], env, job.out), has_role=True)
 
 
 def _result(words: Sequence[str], env: Mapping[str, str], out: Path) -> Result:
@@ -106,17 +122,29 @@ def _result(words: Sequence[str], env: Mapping[str, str], out: Path) -> Result:
     found: dict[str, Any] = json.loads(out.read_text())
     if found["failed"] or found["completed"] == 0:
         raise RuntimeError(f"{words[0]}: {found['failed']} requests failed")
-    return with_arrivals(found)
+    return found
 
 
-def with_arrivals(found: Result) -> Result:
-    """Return a result with the mean and p99 of ITLs between arrivals, without those of events that came together."""
-    gaps = [1000 * gap for gaps in found["itls"] for gap in gaps if gap >= TOGETHER_S]
-    return {
-        **found,
-        f"mean_{ITL_ARRIVALS}_ms": float(np.mean(gaps)) if gaps else 0.0,
-        f"p99_{ITL_ARRIVALS}_ms": float(np.percentile(gaps, 99)) if gaps else 0.0,
-    }
+def from_events(found: Result, *, has_role: bool) -> Result:
+    """Return a result with latencies computed from the times of events, in milliseconds: of the first and the last
+    token, of each token after the first, and of the gaps between arrivals. `has_role` says that the first event of each
+    answer is its role."""
+    firsts, each, gaps = [], [], []
+    for first, own, last, tokens in zip(
+        found["ttfts"], found["itls"], found["latencies"], found["output_lens"], strict=True
+    ):
+        until = first + own[0] if has_role and own else first
+        firsts.append(until)
+        gaps += [gap for gap in own[has_role:] if gap >= TOGETHER_S]
+        each += [(last - until) / (tokens - 1)] if tokens > 1 else []
+    samples = {"first": firsts, "each": each, "gap": gaps, "last": found["latencies"]}
+    return {**found, **{name: value for key, values in samples.items() for name, value in _in_ms(key, values)}}
+
+
+def _in_ms(key: str, seconds: Sequence[float]) -> list[tuple[str, float]]:
+    values = 1000 * np.array(seconds or [0.0])
+    p50, p99 = map(float, np.percentile(values, (50, 99)))
+    return [(f"mean_{key}_ms", float(values.mean())), (f"p50_{key}_ms", p50), (f"p99_{key}_ms", p99)]
 
 
 def write_chats(path: Path, requests: int, lane: str = "default:in=32-128,out=16-48") -> None:
@@ -156,6 +184,8 @@ def main() -> None:
         model, chats, pairs = dense_folder("embedded", args.data_dir, console), scratch / "chats.jsonl", []
         write_chats(chats, args.requests)
         with running(loralane(model, scratch, args.cores, {}).command, scratch / "server.log") as url:
+            for _ in track(range(WARM_RUNS), "warming up", console=console):
+                ours(Job(url, chats, args.requests, args.rate, scratch / "warm.json"))
             for pair in track(range(args.pairs), "pairs", console=console):
                 job = Job(url, chats, args.requests, args.rate, scratch / f"{pair}.json")
                 clients = [lambda job=job: ours(job), lambda job=job: vllm(args.vllm_python, model, job)]

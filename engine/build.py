@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from engine.capacity import decode_seconds, prompt_within
 from engine.config import EngineConfig
 from engine.core.config import CoreConfig
+from engine.core.step_time import StepTimeModel
 from engine.executor.base import Executor
 from engine.executor.fake import FAKE_HIDDEN, FakeExecutor
 from engine.pb import engine_pb2 as pb
@@ -26,7 +28,9 @@ and as many more grammars may be ready for the requests that start next."""
 def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
     """Load the model onto this machine's device, calling `on_progress`, and start the grammar workers. Returns the
     core's configuration, the executor, and the description of the engine for its gateways."""
+    from engine.model.memory import free_host_bytes
     from engine.model.runner import ModelRunner
+    from engine.model.sizes import adapter_bytes_per_rank
 
     executor: Executor
     if config.tensor_parallel > 1:
@@ -51,6 +55,8 @@ def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
         hidden_size=runner.spec.hidden_size,
         weights=runner.weights,
     )
+    info.outlook.adapter_bytes_per_rank = adapter_bytes_per_rank(config, runner.spec, runner.dtype)
+    info.outlook.free_bytes = free_host_bytes() if runner.device.type == "cpu" else 0
     return core, executor, info
 
 
@@ -102,3 +108,11 @@ def describe_sizes(info: pb.EngineInfo, core: CoreConfig) -> None:
     info.max_model_len, info.num_pages = core.max_model_len, core.usable_pages
     info.block_size, info.max_seqs = core.block_size, core.max_seqs
     info.protocol, info.share_prefixes = PROTOCOL, core.share_prefixes
+    info.outlook.host_pages, info.outlook.adapter_pages = core.host_pages, core.adapter_pages
+    info.outlook.host_adapter_bytes = core.host_adapter_bytes
+
+
+def describe_predictions(info: pb.EngineInfo, core: CoreConfig, model: StepTimeModel) -> None:
+    """Fill in what a step-time model predicts, which is nothing before it has seen steps. Mutates `info`."""
+    info.outlook.decode_seconds = decode_seconds(model, core)
+    info.outlook.prompt_tokens = prompt_within(model, core, core.interactive.ttft_s)

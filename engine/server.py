@@ -11,7 +11,6 @@ import argparse
 import gc
 import logging
 import os
-import platform
 import signal
 import sys
 import threading
@@ -25,20 +24,18 @@ from pathlib import Path
 import grpc
 import structlog
 
-from engine.build import Progress, build_fake, build_real, describe_sizes
+from engine.build import Progress, build_fake, build_real, describe_predictions, describe_sizes
 from engine.config import EngineConfig
 from engine.core.state import EngineState
 from engine.engine import Engine, EngineStopped
 from engine.executor.base import RankDied
-from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
-from engine.process.cores import usable_cores
 from engine.process.files import in_use
 from engine.process.lives import describe_life, heart
 from engine.process.load_attempts import LoadAttempts
 from engine.process.lossy_log import log_renderers, lossy_loggers
 from engine.process.pulse import Loading, write_loading
-from engine.process.step_store import StepStore
+from engine.process.step_store import StepStore, step_store
 from engine.process.stopping import read_line_of_stdin, stop_with_signals, stop_with_stdin
 from engine.rpc.service import MAX_GATEWAYS, EngineService
 from engine.rpc.target import EngineTarget, EngineTls
@@ -96,9 +93,10 @@ def serve(
     describe_sizes(info, core)
     describe_life(info, previous)
     engine = Engine(EngineState.create(core), executor, beat=heart(info, pulse))
-    store = _step_store(config, info)
+    store = step_store(config.state_dir, config.threads, info.device, info.dtype, info.model_hash)
     if store is not None and store.load(engine.state.ledger.model):
         log.info("step_time_known", steps=engine.state.ledger.model.num_steps)
+    describe_predictions(info, core, engine.state.ledger.model)
     attempts = LoadAttempts(Path(config.state_dir) / "adapter_loads" if config.state_dir else None)
     service = EngineService(engine, info, attempts)
     server = _listen(service, target.address, target.tls)
@@ -117,22 +115,6 @@ def serve(
     attempts.forget()
     if store is not None:
         store.save(engine.state.ledger.model.to_json())
-
-
-def _step_store(config: EngineConfig, info: pb.EngineInfo) -> StepStore | None:
-    if not config.state_dir:
-        return None
-    return StepStore(Path(config.state_dir), f"{_hardware(config, info)}-{info.dtype}-{info.model_hash}")
-
-
-def _hardware(config: EngineConfig, info: pb.EngineInfo) -> str:
-    """Return a name of the hardware that a step's duration depends on: the GPU, or the machine type and CPU threads."""
-    if info.device.startswith("cuda"):
-        import torch
-
-        return torch.cuda.get_device_name(torch.device(info.device))
-    cores = config.threads or usable_cores()
-    return f"{platform.machine()}-{cores}-{info.device}"
 
 
 def _keep_saving(engine: Engine, store: StepStore) -> None:

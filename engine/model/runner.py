@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +29,7 @@ from engine.model.grammar_compiler import Compiler
 from engine.model.host_memory import PagedMemory, allocate_pages
 from engine.model.host_pages import HostPages
 from engine.model.host_store import HostStore
+from engine.model.identity import hash_model
 from engine.model.kernels import load_kernels
 from engine.model.kv_scales import find_kv_codings
 from engine.model.masks import TokenMasks
@@ -52,7 +52,6 @@ from engine.model.weights import WeightSource, name_weights
 from engine.process.cores import usable_cores
 from lora_kernels.pinned import upload_ring
 
-HASHED_BYTES, HASHED_PLACES = 1 << 16, 5
 OnTokens = Callable[[Sequence[tuple[str, int]]], None]
 """Callback that gets (request id, token id) of sampled tokens once the host knows them."""
 
@@ -105,7 +104,7 @@ class ModelRunner:
         self.config = config = sized.config
         self.block_size = config.block_size
         self.max_model_len = max_model_len(config, self.spec)
-        self.model_hash = hash_model(folder, f"{config.load_format}:{config.seed}:{config.weights}")
+        self.model_hash = hash_model(config)
         self.weights = name_weights(folder, self.spec, config.load_format, config.weights, self.dtype)
         source = self._load_model(config, progress)
         draft = load_draft(sized.draft, self.dtype, self.device)
@@ -417,16 +416,3 @@ class ModelRunner:
 def _forked(plan: StepPlan) -> NDArray[np.int64]:
     """Returns the plan's forks as [number, 2]: sources and targets."""
     return np.asarray(plan.forks, dtype=np.int64).reshape(-1, 2)
-
-
-def hash_model(folder: Path, salt: str) -> str:
-    """Returns a hash (32 hex digits) of `salt` and the names, sizes and samples of config.json and the weights."""
-    digest = hashlib.sha256(salt.encode())
-    for path in sorted([folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("*.gguf")]):
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size}".encode())
-        with path.open("rb") as file:
-            for place in range(HASHED_PLACES):
-                file.seek(max(0, size - HASHED_BYTES) * place // (HASHED_PLACES - 1))
-                digest.update(file.read(HASHED_BYTES))
-    return digest.hexdigest()[:32]

@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from engine.model.arena import page_shape
 from engine.model.draft_folder import DraftFolder, find_draft
 from engine.model.gpu_facts import count_gpus, find_gpu
+from engine.model.lora import target_widths
 from engine.model.memory import count_pages, free_host_bytes
 from engine.model.parallel.ranks import Ranks
 from engine.model.parallel.shard import WHOLE, Shard
@@ -167,6 +168,12 @@ def has_fp8_kv(config: EngineConfig, dtype: torch.dtype, device: torch.device) -
             f"not {device.type}, {dtype}"
         )
     return True
+
+
+def adapter_bytes_per_rank(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int:
+    """Return the bytes of an adapter of rank 1 on all projections, as the page pool holds it."""
+    itemsize = 1 if config.adapter_dtype == "fp8" else dtype.itemsize
+    return int(target_widths(spec).sum()) * spec.layers * itemsize
 
 
 def max_model_len(config: EngineConfig, spec: ModelSpec) -> int:

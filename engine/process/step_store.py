@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 from pathlib import Path
 
 import structlog
 
 from engine.core.step_time import StepTimeModel
+from engine.process.cores import usable_cores
 from engine.process.files import replacing
 
 log = structlog.get_logger("engine")
@@ -44,3 +46,20 @@ class StepStore:
                 file.write_text(json.dumps(saved))
         except OSError as error:
             log.warning("step_time_unsaved", path=str(self._path), error=str(error))
+
+
+def step_store(state_dir: str, threads: int, device: str, dtype: str, model_hash: str) -> StepStore | None:
+    """Return the store of a model on a device, such as `cpu` or `cuda:0`. None means that there is no folder for state.
+    `state_dir` and `threads` are those of the engine's configuration: empty and 0 are the defaults."""
+    if not state_dir:
+        return None
+    return StepStore(Path(state_dir), f"{_hardware(threads, device)}-{dtype}-{model_hash}")
+
+
+def _hardware(threads: int, device: str) -> str:
+    """Return a name of the hardware that a step's duration depends on: the GPU, or the machine type and CPU threads."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.get_device_name(torch.device(device))
+    return f"{platform.machine()}-{threads or usable_cores()}-{device}"

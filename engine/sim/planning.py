@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from engine.capacity import HEADROOM
+from engine.capacity import sequences as fit
 from engine.core.config import CoreConfig, LaneGoals
 from engine.executor.cost import DeviceSpec, RooflineCost, StepWork
 from engine.sim.accelerators import ACCELERATORS, FORMS, device_of, fits, weight_bytes
@@ -17,8 +19,6 @@ from engine.sim.run import Progress, Setup, simulate
 from engine.sim.scenario import Scenario
 from engine.sim.shapes import Shape
 
-HEADROOM = 0.85
-"""Share of what a device can serve, and of its pages, that a plan uses."""
 MAX_SEQS, TOKEN_BUDGET = 512, 4096
 AS_MEASURED = "as measured"
 RANKS = (1, 2, 4, 8)
@@ -182,8 +182,7 @@ def binds(candidate: Candidate, demand: Demand) -> str:
 
 def sequences(candidate: Candidate, tokens: float) -> int:
     """Return how many sequences of so many tokens fit into an engine's pages, with headroom."""
-    pages = math.ceil(tokens / candidate.core.block_size)
-    return int(HEADROOM * candidate.core.num_pages / pages)
+    return fit(candidate.core.num_pages, candidate.core.block_size, tokens)
 
 
 def adapters_beside(candidate: Candidate, demand: Demand, rank: int) -> tuple[int, int]:

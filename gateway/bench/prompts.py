@@ -60,9 +60,9 @@ class OwnTexts:
 
 
 class Samples:
-    """Prompts of a data set in a random order, again and again. A lane's `in` leaves out those of other lengths (or
-    bounds them, where the file has only lengths), and its `out` bounds the answers. Raises SpecError if none is left.
-    """
+    """Prompts of a data set in its order, from a random one on, again and again. A lane's `in` leaves out those of
+    other lengths (or bounds them, where the file has only lengths), and its `out` bounds the answers. Raises SpecError
+    if none is left."""
 
     def __init__(self, samples: Sequence[Sample], lane: LaneSpec, rng: Random) -> None:
         fits = lane.inputs
@@ -71,13 +71,11 @@ class Samples:
             raise SpecError(f"{lane.name}: no prompt of the data set has {fits} tokens; leave out in=, or widen it")
         self._lane = lane
         self._texts = OwnTexts(rng)
-        self._rng = rng
-        self._order: list[Sample] = []
+        self._next = rng.randrange(len(self._samples))
 
     def draw(self, row: Arrival) -> Prompt:
-        if not self._order:
-            self._order = self._rng.sample(self._samples, len(self._samples))
-        sample, lane = self._order.pop(), self._lane
+        sample, lane = self._samples[self._next % len(self._samples)], self._lane
+        self._next += 1
         output = row.output_tokens
         if sample.output_tokens is not None:
             output = lane.outputs.bound(sample.output_tokens) if lane.outputs else sample.output_tokens

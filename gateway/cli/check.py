@@ -20,7 +20,7 @@ from gateway.config.explain import explain as explain_config
 from gateway.config.file import ConfigError
 from gateway.config.models import ModelSettings
 from gateway.config.whole import Config, load_config
-from gateway.serve.prepare import prepared_folder
+from gateway.serve.prepare import prepared_folder, state_dir
 from gateway.terminal.output import exit_with_error
 
 console = Console(stderr=True)
@@ -48,7 +48,8 @@ def check(
 def _explain(config: Config, data_dir: Path) -> None:
     with console.status("asking the engine for the device and its memory"):
         engines = {
-            name: _ask_engine(config.section_of(name), settings, data_dir) for name, settings in config.served.items()
+            name: _ask_engine(config.section_of(name), settings, data_dir, state_dir(config, data_dir, name))
+            for name, settings in config.served.items()
         }
     table = Table.grid(padding=(0, 2))
     for name, text in explain_config(config, data_dir, engines):
@@ -56,15 +57,16 @@ def _explain(config: Config, data_dir: Path) -> None:
     Console().print(table)
 
 
-def _ask_engine(section: str, settings: ModelSettings, data_dir: Path) -> dict[str, Any]:
-    """Run `engine.model.explain` in a process of its own, because it needs torch, and return its answer about the base
-    model that a section describes. Ends the command with an error if this machine cannot serve the model."""
+def _ask_engine(section: str, settings: ModelSettings, data_dir: Path, state: Path) -> dict[str, Any]:
+    """Run `engine.explain` in a process of its own, because it needs torch, and return its answer about the base
+    model that a section describes. `state` is the folder of what its engines have learned. Ends the command with an
+    error if this machine cannot serve the model."""
     try:
         check_source(settings.model.source)
     except ModelNotFound as error:
         exit_with_error(f"{section}.source: {error}")
     folder = prepared_folder(settings.model.source, data_dir)
-    command = [sys.executable, "-m", "engine.model.explain", settings.engine_config(folder).to_json()]
+    command = [sys.executable, "-m", "engine.explain", settings.engine_config(folder, state).to_json()]
     done = subprocess.run(command, capture_output=True, text=True)
     if not done.stdout:
         reasons = [f"exit status {done.returncode}", *done.stderr.strip().splitlines()]

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from engine.capacity import Capacity
 from engine.rpc.target import is_loopback
+from gateway.config.capacity import capacity_rows, preloaded_ranks
 from gateway.config.cluster import RayConfig
 from gateway.config.keys import DEMO_HASHES
 from gateway.config.lanes import LaneConfig
@@ -28,7 +30,7 @@ LIMITS = {
 def explain(config: Config, data_dir: Path, engines: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     """Yield (topic, sentence) for each part of a configuration, and then (`note`, warning) for each risk of it.
     `data_dir` is the gateway's data directory; `engines` has an engine's report on the machine, from
-    `engine.model.explain`, for each base model."""
+    `engine.explain`, for each base model."""
     for name, settings in config.served.items():
         if len(config.served) > 1:
             yield "base model", name
@@ -75,25 +77,21 @@ def _engines(engines: EnginesConfig, ray: RayConfig | None) -> str:
 def _engine(config: ModelSettings, engine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     threads = f", {engine['threads']} threads" if engine["device"] == "cpu" else ""
     yield "device", f"{engine['device']}, {engine['dtype']}{threads}"
-    if "pages" not in engine:
+    if "capacity" not in engine:
         yield "model", f"{config.model.source}: fetched or read at the start; then its memory and sizes are known"
         return
-    pages, size = engine["pages"], engine["page_bytes"]
-    tokens = (pages - 1) * config.engine.block_size
     gib, bits = engine["weight_bytes"] / GIB, engine["weight_bits"]
     weights = f"{gib:.2f} GiB of weights ({engine['weights']}), {bits:.3g} bits each"
     yield "model", f"{config.model.source} ({engine['architecture']}), {weights}"
     if "draft_block" in engine:
         held = f"{engine['draft_block']} tokens of its KV in a page that nothing else needs"
         yield "draft model", f"{engine['draft_bytes'] / GIB:.2f} GiB of weights, {held}"
-    yield "page pool", f"{pages} pages, {pages * size / GIB:.2f} GiB now: KV of {tokens} tokens, less resident adapters"
-    yield "context", f"{engine['max_model_len']} tokens, so that {tokens // engine['max_model_len']} of the longest fit"
-    yield "preempted KV", f"{engine['host_pages']} pages of host memory, {engine['host_pages'] * size / GIB:.2f} GiB"
-    reasons = engine["reasons"]
-    yield "sequences", f"up to {engine['max_seqs']} at once: {reasons['max_seqs']}"
-    yield "tokens a step", f"up to {engine['token_budget']}: {reasons['token_budget']}"
-    host = f"{engine['host_adapter_gb']:g} GiB in host memory: {reasons['host_adapter_gb']}"
-    yield "adapters", f"{host}; others are read from disk on demand"
+    found, reasons = Capacity(**engine["capacity"]), engine["reasons"]
+    yield from capacity_rows(config, found, preloaded_ranks(config))
+    yield "engine.max_seqs", f"{found.max_seqs}: {reasons['max_seqs']}"
+    yield "engine.token_budget", f"{engine['token_budget']}: {reasons['token_budget']}"
+    host = f"{engine['host_adapter_gb']:g}: {reasons['host_adapter_gb']}"
+    yield "engine.host_adapter_gb", f"{host}; others are read from disk on demand"
 
 
 def _lane(lane: LaneConfig) -> str:

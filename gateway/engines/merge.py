@@ -22,13 +22,17 @@ TIERS = ("disk", "fetching", "host", "resident")
 
 
 def merge_info(infos: Sequence[pb.EngineInfo]) -> pb.EngineInfo:
-    """Return the description of several engines as one: sequences and pages are summed, the shortest context counts,
-    and all else is the first one's. Raises IndexError if there is none."""
+    """Return the description of several engines as one: sequences, pages and their kin are summed, the shortest context
+    and the slowest prediction count, and all else is the first one's. Raises IndexError if there is none."""
     merged = pb.EngineInfo()
     merged.CopyFrom(infos[0])
     merged.max_model_len = min(info.max_model_len for info in infos)
     merged.max_seqs = sum(info.max_seqs for info in infos)
     merged.num_pages = sum(info.num_pages for info in infos)
+    for name in ("host_pages", "adapter_pages", "host_adapter_bytes"):
+        setattr(merged.outlook, name, sum(getattr(info.outlook, name) for info in infos))
+    merged.outlook.decode_seconds = max(info.outlook.decode_seconds for info in infos)
+    merged.outlook.prompt_tokens = min(info.outlook.prompt_tokens for info in infos)
     return merged
 
 

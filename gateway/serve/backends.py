@@ -14,7 +14,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from urllib.parse import quote
 
 from engine.rpc.target import EngineTarget
 from gateway.config.models import ModelSettings
@@ -22,7 +21,7 @@ from gateway.redis.server import store_url
 from gateway.serve.engine_group import ModelEngines, engines_running
 from gateway.serve.launch import Launch
 from gateway.serve.on_ray import engines_on_ray
-from gateway.serve.prepare import prepare, prepared_folder
+from gateway.serve.prepare import prepare, prepared_folder, state_dir
 from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import Stop
 
@@ -82,7 +81,7 @@ async def started_backends(
             folders = {name: _prepared_folder(launch, settings) for name, settings in config.served.items()}
             groups = {}
             for number, (name, settings) in enumerate(config.served.items()):
-                own = settings.engine_config(folders[name], _state_dir(launch, name))
+                own = settings.engine_config(folders[name], state_dir(launch.config, launch.data_dir, name))
                 replicas = 0 if settings.engines.addresses or config.ray_of(name) else settings.engines.replicas
                 running = engines_running(own, replicas, Path(folder, f"{number}"), launch.engine, stop)
                 groups[name] = await stack.enter_async_context(running)
@@ -108,12 +107,6 @@ def _prepared_folder(launch: Launch, settings: ModelSettings) -> Path | None:
     if not launch.config.models:
         return launch.model_dir
     return prepared_folder(settings.model.source, launch.data_dir)
-
-
-def _state_dir(launch: Launch, name: str) -> Path:
-    """Return the folder in which the engines of a base model keep what they learn about this machine."""
-    folder = launch.data_dir / "engine"
-    return folder / quote(name, safe="") if launch.config.models else folder
 
 
 @asynccontextmanager

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gateway.config.capacity import capacity_of_info, capacity_rows
 from gateway.config.keys import DEMO_HASHES, DEMO_KEYS
+from gateway.config.models import ModelSettings
 from gateway.config.tls import TlsConfig
 from gateway.config.whole import Config
 from gateway.core.tenants import hash_key
@@ -55,9 +57,10 @@ class Banner:
         }
         if self._admin_grpc:
             rows["admin gRPC"] = self._admin_grpc + (", TLS" if self._config.admin.tls else "")
-        of_models = [row for model in self._gateway.models for row in _model_facts(model).items()]
+        served = self._config.served
+        of_models = [row for model in self._gateway.models for row in _model_facts(model, served.get(model.name))]
         for name, value in (*of_models, *rows.items()):
-            table.add_row(Text(name, style="dim"), Text(value, overflow="fold"))
+            table.add_row(Text(name, style="yellow" if name == "note" else "dim"), Text(value, overflow="fold"))
         return table
 
     def _console(self) -> str:
@@ -98,16 +101,16 @@ class Banner:
         return DEMO_KEYS[0] if held & DEMO_HASHES else "YOUR_KEY"
 
 
-def _model_facts(model: ServedModel) -> dict[str, str]:
-    """Return what the banner says of one base model, by topic."""
-    info = model.engine.info
-    gib = info.num_pages * info.page_bytes / 2**30
-    return {
-        "base model": f"{model.name}  ({info.architecture}, {info.weights}, {info.dtype} on {info.device})",
-        "adapters": ", ".join(sorted(model.adapters.records)) or "none yet",
-        "context": f"{info.max_model_len} tokens, {info.max_seqs} sequences at once",
-        "page pool": f"{info.num_pages} pages of {info.block_size} tokens, {gib:.1f} GiB, for KV and adapters",
-    }
+def _model_facts(model: ServedModel, settings: ModelSettings | None) -> Iterator[tuple[str, str]]:
+    """Yield what the banner says of one base model, by topic. `settings` is None for a model that the configuration
+    does not name."""
+    info, records = model.engine.info, model.adapters.records
+    yield "base model", f"{model.name}  ({info.architecture}, {info.weights}, {info.dtype} on {info.device})"
+    yield "adapters", ", ".join(sorted(records)) or "none yet"
+    yield "context", f"{info.max_model_len} tokens"
+    capacity = capacity_of_info(info)
+    if capacity is not None and settings is not None:
+        yield from capacity_rows(settings, capacity, [record.rank for record in records.values()])
 
 
 def _example_model(model: ServedModel) -> str:

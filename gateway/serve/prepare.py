@@ -11,9 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from urllib.parse import quote
 
 from engine.process.files import remove_partials
 from engine.process.model_source import ModelNotFound, find_prepared
+from gateway.config.whole import Config
 from gateway.serve.launch import StartError
 from gateway.serve.start_bar import StartBar, StartStage
 from gateway.serve.stopping import Stop
@@ -26,6 +28,12 @@ def prepared_folder(model: str, data_dir: Path) -> Path | None:
         if (folder := find_prepared(model, data_dir)) is not None:
             return folder.resolve()
     return None
+
+
+def state_dir(config: Config, data_dir: Path, name: str) -> Path:
+    """Return the folder in which the engines of a base model keep what they learn about this machine."""
+    folder = data_dir / "engine"
+    return folder / quote(name, safe="") if config.models else folder
 
 
 async def prepare(model: str, data_dir: Path, stop: Stop, bar: StartBar) -> Path:

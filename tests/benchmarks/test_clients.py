@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.clients import LABELS, Job, ours, table, vllm, with_arrivals, write_chats
+from benchmarks.clients import LABELS, Job, from_events, ours, table, vllm, write_chats
 from tests.gateway.bench_server import fake_server
 
 VLLM_PYTHON = os.environ.get("LORALANE_VLLM_PYTHON") or (sys.executable if importlib.util.find_spec("vllm") else None)
@@ -21,11 +21,15 @@ def result(**values: float) -> dict:
     return {**dict.fromkeys(LABELS, 1.0), "itls": [[0.001]], **values}
 
 
-def test_gaps_within_an_arrival_are_left_out():
-    found = with_arrivals({"itls": [[0.00001, 0.02, 0.04], [0.03]]})
-    assert found["mean_itl_of_arrivals_ms"] == pytest.approx(30)
-    assert found["p99_itl_of_arrivals_ms"] == pytest.approx(39.8)
-    assert with_arrivals({"itls": [[]]})["mean_itl_of_arrivals_ms"] == 0
+def test_latencies_from_events():
+    """By hand: vLLM's client sees the role after 100 ms, and tokens after 150, 150 (together), 190 and 250 ms."""
+    found = {"ttfts": [0.1], "itls": [[0.05, 0.00001, 0.04, 0.06]], "latencies": [0.25], "output_lens": [4]}
+    events = from_events(found, has_role=True)
+    assert (events["mean_first_ms"], events["mean_gap_ms"]) == pytest.approx((150, 50))
+    assert (events["mean_each_ms"], events["p99_last_ms"]) == pytest.approx((100 / 3, 250))
+    ours = from_events({**found, "ttfts": [0.15], "itls": [[0.04, 0.06]]}, has_role=False)
+    names = ("mean_first_ms", "mean_gap_ms", "mean_each_ms", "p99_last_ms")
+    assert [ours[name] for name in names] == pytest.approx([events[name] for name in names])
 
 
 def test_ratios_are_those_of_pairs():
@@ -50,5 +54,5 @@ def test_both_clients_report_the_same_of_one_server(smollm2, tmp_path):
     assert set(theirs) - set(mine) == ONLY_VLLM
     same = ("completed", "failed", "total_input_tokens", "total_output_tokens", "num_prompts", "output_lens", "backend")
     assert {name: mine[name] for name in same} == {name: theirs[name] for name in same}
-    for name in ("median_tpot_ms", "mean_itl_of_arrivals_ms"):
+    for name in ("p50_each_ms", "mean_gap_ms"):
         assert mine[name] == pytest.approx(theirs[name], rel=0.3)

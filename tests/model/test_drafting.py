@@ -18,8 +18,8 @@ from engine.core.config import Scheduling
 from engine.core.draft_asks import Wanted
 from engine.core.proposer import Guess, PromptLookup
 from engine.core.types import Request, SamplingParams
+from engine.explain import explain
 from engine.model.draft_folder import find_draft
-from engine.model.explain import explain
 from engine.model.runner import ModelRunner
 from engine.model.spec import read_spec
 

@@ -19,11 +19,17 @@ MODEL = {
     "weights": "bf16",
     "weight_bytes": 2**30,
     "weight_bits": 16.0,
-    "page_bytes": 2**20,
-    "pages": 1025,
-    "host_pages": 512,
-    "max_model_len": 4096,
-    "max_seqs": 48,
+    "capacity": {
+        "num_pages": 1024,
+        "block_size": 16,
+        "page_bytes": 2**20,
+        "max_model_len": 2048,
+        "max_seqs": 16,
+        "host_pages": 1024,
+        "adapter_pages": 1000,
+        "adapter_bytes_per_rank": 2**18,
+        "host_adapter_bytes": 2**30,
+    },
     "token_budget": 640,
     "host_adapter_gb": 1.5,
     "reasons": {"max_seqs": "so fast", "token_budget": "so short", "host_adapter_gb": "a quarter"},
@@ -38,12 +44,15 @@ def explained(config=None, **engine):
 
 def test_sizes_of_the_pool_are_given_in_tokens():
     facts, _ = explained(**MODEL)
-    assert facts["page pool"] == "1025 pages, 1.00 GiB now: KV of 16384 tokens, less resident adapters"
-    assert facts["context"] == "4096 tokens, so that 4 of the longest fit"
-    assert facts["preempted KV"] == "512 pages of host memory, 0.50 GiB"
-    assert facts["sequences"] == "up to 48 at once: so fast"
-    assert facts["tokens a step"] == "up to 640: so short"
-    assert facts["adapters"] == "1.5 GiB in host memory: a quarter; others are read from disk on demand"
+    assert facts["page pool"] == (
+        "1,024 pages of 16 tokens, 1.00 GiB: KV of 16,384 tokens (64.0 KiB each), less resident adapters"
+    )
+    assert facts["sequences"] == "6 of 2,048 tokens fit with 15% spare; up to 16 at once, of 870 tokens each"
+    assert facts["host tier"] == "1,024 pages, 1.00 GiB: KV of 16,384 tokens of preempted sequences"
+    assert facts["adapter memory"].endswith("of rank 16, 250 fill the pool, and 256 fit into host memory")
+    assert facts["engine.max_seqs"] == "16: so fast"
+    assert facts["engine.token_budget"] == "640: so short"
+    assert facts["engine.host_adapter_gb"] == "1.5: a quarter; others are read from disk on demand"
     assert facts["tenant globex"].startswith("600 requests a minute, 200,000 tokens a minute; 50% of")
 
 
@@ -90,8 +99,9 @@ def test_the_command_asks_the_engine(smollm2, tmp_path):
     )
     done = CliRunner().invoke(app, ["check", str(file), "--explain"], env={**os.environ, "COLUMNS": "200"})
     assert done.exit_code == 0, done.output
-    assert "up to 32 at once: the default of every CPU, measured" in done.output
-    assert "up to 256: the default of every CPU, measured" in done.output
+    assert "32: the default of every CPU, measured" in done.output
+    assert "256: the default of every CPU, measured" in done.output
+    assert "22.5 KiB each" in done.output or "45.0 KiB each" in done.output
     assert "0.09 GiB of weights (int4), 5.74 bits each" in done.output
 
 

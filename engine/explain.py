@@ -1,38 +1,47 @@
 """Computes an engine's device, dtype and sizes on this machine from its configuration, without loading the model.
 
-`python -m engine.model.explain JSON` prints the answer as JSON; `loralane check --explain` shows it.
+`python -m engine.explain JSON` prints the answer as JSON; `loralane check --explain` shows it.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from engine.build import core_config
+from engine.capacity import Capacity, capacity_of, decode_seconds, prompt_within
 from engine.config import EngineConfig
+from engine.core.step_time import StepTimeModel
 from engine.model.arena import page_shape
 from engine.model.draft_folder import draft_block
+from engine.model.identity import hash_model
 from engine.model.kernels import attention_wish
-from engine.model.memory import count_host_pages, count_pages, pick_device, pick_dtype
+from engine.model.memory import count_host_pages, count_pages, free_host_bytes, pick_device, pick_dtype
 from engine.model.sizes import (
+    Sized,
+    adapter_bytes_per_rank,
     count_weights,
     fill_sizes,
     has_fp8_kv,
     max_model_len,
     stores_fp8,
 )
-from engine.model.spec import read_spec
+from engine.model.spec import ModelSpec, read_spec
 from engine.model.weights import name_weights, open_weights
 from engine.process.cores import usable_cores
+from engine.process.step_store import step_store
 from lora_kernels.attention_choice import require_attention
 
 
 def explain(config: EngineConfig) -> dict[str, Any]:
     """Return the device, dtype, threads, sizes and architecture that an engine with this configuration would have, and
-    under `reasons` the reason for each size that it would derive, by the setting's name.
+    under `reasons` the reason for each size that it would derive, by the setting's name; under `capacity`, a
+    `Capacity`.
 
     Unless configured, the size of the page pool follows from the memory that is free now, less the weights and what
     steps are expected to need. Values that depend on the model are left out while `config.model` is empty. Raises
@@ -66,13 +75,29 @@ def explain(config: EngineConfig) -> dict[str, Any]:
         "weight_bits": 8 * sized.weight_bytes / count_weights(spec),
         "page_bytes": page_bytes,
         "pages": pages,
-        "host_pages": count_host_pages(config, page_bytes),
-        "max_model_len": min(max_model_len(config, spec), (pages - 1) * config.block_size),
-        "max_seqs": sized.config.max_seqs,
+        "capacity": asdict(_capacity(sized, spec, device, dtype, pages, page_bytes)),
         "token_budget": sized.config.token_budget,
         "host_adapter_gb": sized.config.host_adapter_gb,
         "reasons": sized.reasons,
     }
+
+
+def _capacity(
+    sized: Sized, spec: ModelSpec, device: torch.device, dtype: torch.dtype, pages: int, page_bytes: int
+) -> Capacity:
+    """Return the engine's capacity, with predictions from steps that engines of this kind have taken before."""
+    config = sized.config
+    core = core_config(config, pages, count_host_pages(config, page_bytes), max_model_len(config, spec), ())
+    free = max(0, free_host_bytes() - sized.weight_bytes - sized.draft_bytes) if device.type == "cpu" else 0
+    found = capacity_of(core, page_bytes, adapter_bytes_per_rank(config, spec, dtype), free)
+    name = str(dtype).removeprefix("torch.")
+    store = step_store(config.state_dir, config.threads, str(device), name, hash_model(config))
+    rules = core.scheduling
+    model = StepTimeModel(rules.forgetting, rules.knots, rules.margin_floor, rules.margin_ceiling)
+    if store is None or not store.load(model):
+        return found
+    within = prompt_within(model, core, core.interactive.ttft_s)
+    return replace(found, decode_s=decode_seconds(model, core), prompt_tokens=within)
 
 
 def main() -> int:

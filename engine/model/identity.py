@@ -1,0 +1,26 @@
+"""Identifies a model that an engine has loaded, across restarts and machines."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from engine.config import EngineConfig
+
+HASHED_BYTES, HASHED_PLACES = 1 << 16, 5
+"""Size of a sample, and number of samples of a file."""
+
+
+def hash_model(config: EngineConfig) -> str:
+    """Return a hash (32 hex digits) of the names, sizes and samples of a model's config.json and weights, and of how
+    the engine loads them: equal across restarts, and different for different weights."""
+    digest = hashlib.sha256(f"{config.load_format}:{config.seed}:{config.weights}".encode())
+    folder = Path(config.model)
+    for path in sorted([folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("*.gguf")]):
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}".encode())
+        with path.open("rb") as file:
+            for place in range(HASHED_PLACES):
+                file.seek(max(0, size - HASHED_BYTES) * place // (HASHED_PLACES - 1))
+                digest.update(file.read(HASHED_BYTES))
+    return digest.hexdigest()[:32]

@@ -1,0 +1,153 @@
+"""Says what a configuration comes to on a machine, and warns where that is dangerous: for `serve` and for `check`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from engine.capacity import HEADROOM, Capacity
+from engine.config import EngineConfig
+from engine.pb import engine_pb2 as pb
+from engine.process.adapter_files import CONFIG_FILE
+from gateway.config.models import ModelSettings
+
+GIB = 2**30
+FEW_SEQUENCES = 4
+"""Sequences of full length that the pages should hold, so that long requests do not preempt each other."""
+LARGE_SHARE = 0.3
+"""Share of the page pool above which adapters leave too little for KV."""
+SHORT_PROMPT = 64
+"""Tokens of a prompt that should meet the TTFT goal on an idle engine."""
+CACHED_TOKENS = 256
+"""Tokens of KV that each running sequence takes at least; what is left of the pages holds cached prefixes."""
+USUAL_RANK = 16
+Row = tuple[str, str]
+"""A topic and a sentence; the topic `note` is a warning."""
+
+
+def capacity_of_info(info: pb.EngineInfo) -> Capacity | None:
+    """Return the capacity of a running engine. None means that its release does not say."""
+    if not info.HasField("outlook"):
+        return None
+    own = info.outlook
+    return Capacity(
+        info.num_pages, info.block_size, info.page_bytes, info.max_model_len, info.max_seqs, own.host_pages,
+        own.adapter_pages, own.adapter_bytes_per_rank, own.host_adapter_bytes, own.free_bytes, own.decode_seconds,
+        own.prompt_tokens,
+    )  # fmt: skip
+
+
+def preloaded_ranks(settings: ModelSettings) -> list[int]:
+    """Return the ranks of the adapters that are loaded at the start, of those that PEFT's configuration names."""
+    ranks = []
+    for place in settings.preload.values():
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            config = json.loads((place / CONFIG_FILE).read_text())
+            ranks.append(int(max(config["r"], *config.get("rank_pattern", {}).values(), 1)))
+    return ranks
+
+
+def capacity_rows(settings: ModelSettings, found: Capacity, ranks: Sequence[int]) -> Iterator[Row]:
+    """Yield what one engine of a base model holds, and warnings that name a setting and what to do. `ranks` are those
+    of the adapters that are loaded at the start."""
+    yield from _facts(settings, found, ranks)
+    for warning in (*_memory_warnings(settings.engine, found, ranks), *_speed_warnings(settings, found)):
+        yield "note", warning
+
+
+def _facts(settings: ModelSettings, found: Capacity, ranks: Sequence[int]) -> Iterator[Row]:
+    kib = found.page_bytes / found.block_size / 1024
+    pool = f"{found.num_pages:,} pages of {found.block_size} tokens, {found.pool_bytes / GIB:.2f} GiB"
+    yield "page pool", f"{pool}: KV of {found.tokens:,} tokens ({kib:,.1f} KiB each), less resident adapters"
+    full = f"{found.sequences(found.max_model_len):,} of {found.max_model_len:,} tokens fit"
+    each = int(HEADROOM * found.tokens / found.max_seqs)
+    both = f"up to {found.max_seqs:,} at once, of {min(each, found.max_model_len):,} tokens each"
+    yield "sequences", f"{full} with {1 - HEADROOM:.0%} spare; {both}"
+    yield "adapter memory", _adapters(found, ranks)
+    tier = f"{found.host_pages:,} pages, {found.host_pages * found.page_bytes / GIB:.2f} GiB"
+    yield "host tier", f"{tier}: KV of {found.host_pages * found.block_size:,} tokens of preempted sequences"
+    if found.decode_s:
+        goals = settings.lanes.interactive
+        step = f"a full step of decodes takes {_ms(found.decode_s)} (ITL goal: {_ms(goals.itl_s)})"
+        yield "predicted", f"{step}; prompts of up to {found.prompt_tokens:,} tokens meet the TTFT goal alone"
+
+
+def _adapters(found: Capacity, ranks: Sequence[int]) -> str:
+    """Return how many adapters fit into pages and host memory, at the largest rank of those loaded at the start."""
+    rank = max(ranks, default=USUAL_RANK)
+    pages, parts = found.pages_of_adapter(rank), []
+    if ranks:
+        taken = _adapter_pages(found, ranks)
+        parts.append(f"{len(ranks):,} at the start take {taken / found.num_pages:.1%} of the page pool")
+    host = found.host_adapter_bytes // (pages * found.page_bytes)
+    parts.append(f"of rank {rank}, {found.adapter_pages // pages:,} fill the pool, and {host:,} fit into host memory")
+    return "; ".join(parts)
+
+
+def _memory_warnings(engine: EngineConfig, found: Capacity, ranks: Sequence[int]) -> Iterator[str]:
+    full = found.sequences(found.max_model_len)
+    if engine.max_model_len > found.max_model_len:
+        yield (
+            f"engine.max_model_len is {engine.max_model_len:,}, but the pages hold {found.max_model_len:,} tokens: "
+            "lower it, or raise engine.memory_gb; longer requests are refused"
+        )
+    elif full < FEW_SEQUENCES:
+        needed = FEW_SEQUENCES * math.ceil(found.max_model_len / found.block_size) * found.page_bytes / HEADROOM
+        length = int(HEADROOM * found.tokens / FEW_SEQUENCES) // found.block_size * found.block_size
+        yield (
+            f"the page pool holds {full} sequences of engine.max_model_len ({found.max_model_len:,}) tokens: raise "
+            f"engine.memory_gb to {needed / GIB:.1f}, or lower max_model_len to {max(found.block_size, length):,}"
+        )
+    if (taken := _adapter_pages(found, ranks)) > LARGE_SHARE * found.num_pages:
+        yield (
+            f"the adapters of the start take {taken / found.num_pages:.0%} of the page pool, if all are in use: raise "
+            "engine.memory_gb, or bound them by engine.max_adapter_pages"
+        )
+    in_host = _adapter_pages(found, ranks) * found.page_bytes
+    if in_host > found.host_adapter_bytes:
+        yield (
+            f"the adapters of the start take {in_host / GIB:.1f} GiB, more than engine.host_adapter_gb "
+            f"({found.host_adapter_bytes / GIB:.1f}), and are read from disk again and again: raise it"
+        )
+    if engine.prefix_caching and found.tokens < 2 * found.max_seqs * CACHED_TOKENS:
+        yield (
+            f"engine.prefix_caching has no room: {found.max_seqs} sequences of {CACHED_TOKENS} tokens take most "
+            "pages: raise engine.memory_gb, or lower engine.max_seqs"
+        )
+    if engine.swap_gb * GIB - found.host_pages * found.page_bytes > max(found.page_bytes, 0.01 * engine.swap_gb * GIB):
+        yield (
+            f"engine.swap_gb is {engine.swap_gb:g}, but only {found.host_pages * found.page_bytes / GIB:.2f} GiB are "
+            "taken, a quarter of the free memory: lower it, or free memory"
+        )
+    wanted = found.pool_bytes + found.host_pages * found.page_bytes + found.host_adapter_bytes
+    if 0 < found.free_bytes < wanted:
+        yield (
+            f"page pool, host tier and adapters may take {wanted / GIB:.1f} GiB of {found.free_bytes / GIB:.1f} GiB "
+            "that are free: lower engine.memory_gb, engine.swap_gb or engine.host_adapter_gb"
+        )
+
+
+def _speed_warnings(settings: ModelSettings, found: Capacity) -> Iterator[str]:
+    if not found.decode_s:
+        return
+    goals = settings.lanes.interactive
+    if found.decode_s > goals.itl_s:
+        yield (
+            f"a full step of decodes is predicted to take {_ms(found.decode_s)}, more than lanes.interactive.itl_s "
+            f"({_ms(goals.itl_s)}): lower engine.max_seqs ({found.max_seqs}), or widen the goal"
+        )
+    if found.prompt_tokens < SHORT_PROMPT:
+        yield (
+            f"prompts of more than {found.prompt_tokens} tokens are predicted to miss lanes.interactive.ttft_s "
+            f"({_ms(goals.ttft_s)}) even alone: widen the goal"
+        )
+
+
+def _adapter_pages(found: Capacity, ranks: Sequence[int]) -> int:
+    return sum(map(found.pages_of_adapter, ranks))
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:,.0f} ms"

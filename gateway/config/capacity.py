@@ -20,6 +20,8 @@ LARGE_SHARE = 0.3
 """Share of the page pool above which adapters leave too little for KV."""
 SHORT_PROMPT = 64
 """Tokens of a prompt that should meet the TTFT goal on an idle engine."""
+LATE = 1.25
+"""Multiple of the ITL goal that a full step may be predicted to take: predictions err by some per cent."""
 CACHED_TOKENS = 256
 """Tokens of KV that each running sequence takes at least; what is left of the pages holds cached prefixes."""
 USUAL_RANK = 16
@@ -133,7 +135,7 @@ def _speed_warnings(settings: ModelSettings, found: Capacity) -> Iterator[str]:
     if not found.decode_s:
         return
     goals = settings.lanes.interactive
-    if found.decode_s > goals.itl_s:
+    if found.decode_s > LATE * goals.itl_s:
         yield (
             f"a full step of decodes is predicted to take {_ms(found.decode_s)}, more than lanes.interactive.itl_s "
             f"({_ms(goals.itl_s)}): lower engine.max_seqs ({found.max_seqs}), or widen the goal"

@@ -123,8 +123,8 @@ def plan(
             _plot(best.candidate, wish, scenario, plot)
     print_wide(_plan_table(best, wish))
     for note in _notes(best):
-        console.print(f"[yellow]note: {note}[/yellow]")
-    if settings is not None and best.candidate.ranks == 1:
+        console.print(f"[yellow]note: {note}[/yellow]", soft_wrap=True)
+    if settings is not None:
         settings.write_text(yaml.safe_dump(_settings(best.candidate, wish), sort_keys=False))
     if json_file is not None:
         json_file.write_text(json.dumps(_document(best, found), indent=2) + "\n")
@@ -255,7 +255,7 @@ def _notes(plan: Plan) -> Iterator[str]:
     if not plan.is_enough:
         yield f"the goals were met in none of {MOST_TRIALS} simulations with more and more engines"
     if plan.candidate.ranks > 1:
-        yield "this release serves a model on one device; it does not share layers, and --settings writes no file"
+        yield f"engine.tensor_parallel: {plan.candidate.ranks} has not run on GPUs yet: measure before you rely on it"
 
 
 def _settings(candidate: Candidate, wish: Wish) -> dict[str, Any]:
@@ -264,6 +264,7 @@ def _settings(candidate: Candidate, wish: Wish) -> dict[str, Any]:
     engine |= {"replicas": candidate.engines}
     if candidate.form != AS_MEASURED:
         engine |= {"device": "cuda", "dtype": "bfloat16"}
+        engine |= {"tensor_parallel": candidate.ranks} if candidate.ranks > 1 else {}
         engine |= {"weights": candidate.form} if candidate.form != "bf16" else {}
         engine |= {"kv_dtype": "fp8"} if FORMS[candidate.form].is_fp8 else {}
     goals = {"ttft_s": wish.goals.ttft_s, "itl_s": wish.goals.itl_s, "attainment": wish.goals.attainment}

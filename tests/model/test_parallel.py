@@ -175,6 +175,5 @@ def test_tokens_of_several_ranks_equal_those_of_one_device(model, adapters, alon
     worst = 0.0
     for name, logprobs in alone.logprobs.items():
         worst = max(worst, (torch.tensor(engines.logprobs[name]) - torch.tensor(logprobs)).abs().max().item())
-    print(worst)
     assert worst < 1e-4
     engines.close()

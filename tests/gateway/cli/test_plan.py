@@ -5,6 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from engine.sim.device import FOLDER
 from gateway.cli.main import app
 from gateway.config.whole import load_config
 
@@ -29,11 +30,13 @@ def test_a_plan_with_its_files(tmp_path):
     assert (engine.weights, engine.kv_dtype, engine.max_seqs) == ("fp8", "fp8", 512)
 
 
-def test_adapters_and_devices_that_share_layers_are_told():
-    done = run("llama-3.1-70b", *SMALL, "--adapters", "20")
+def test_adapters_and_devices_that_share_layers_are_told(tmp_path):
+    settings = tmp_path / "engine.yaml"
+    done = run("llama-3.1-70b", *SMALL, "--adapters", "20", "--settings", settings)
     assert done.exit_code == 0, done.output
     assert "adapters of rank 25" in done.output
-    assert "it does not share layers" in done.output
+    assert "engine.tensor_parallel: 2 has not run on GPUs" in done.output
+    assert load_config(settings, {}).default_model.engine.tensor_parallel == 2
 
 
 @pytest.mark.parametrize(
@@ -69,3 +72,24 @@ def test_a_trace_gives_the_rate_unless_its_requests_arrive_at_once(tmp_path):
     assert "100.00%, -" in done.output, "answers of one token have no gaps"
     done = run("llama-3.1-8b", "--trace", trace, "--rate", "nan")
     assert done.exit_code == 1 and "--rate must be positive and finite" in done.output
+
+
+def test_a_measured_device_is_planned_for(tmp_path):
+    """A file of --measure: half as fast as the one that comes with the project."""
+    document = json.loads((FOLDER / "cpu-smollm2.json").read_text())
+    document["cost"] = {name: value if name == "beyond" else 2 * value for name, value in document["cost"].items()} | {
+        "beyond": {knot: 2 * price for knot, price in document["cost"]["beyond"].items()}
+    }
+    slow, figures, settings = (tmp_path / name for name in ("slow.json", "plan.json", "engine.yaml"))
+    slow.write_text(json.dumps(document))
+    rates = []
+    for device in (FOLDER / "cpu-smollm2.json", slow):
+        done = run(
+            "smollm2-135m", "--device", device, "--price", "cpu-smollm2=0.1", "--rate", "2", "--duration", "10",
+            "--prompt", "30-60", "--output", "5-20", "--ttft", "2", "--json", figures, "--settings", settings,
+        )  # fmt: skip
+        assert done.exit_code == 0, done.output
+        assert "as measured" in done.output and "0.10 an hour" in done.output
+        rates.append(json.loads(figures.read_text())["plan"]["most"]["rate"])
+    assert rates[0] == pytest.approx(2 * rates[1], rel=0.01)
+    assert "device" not in settings.read_text()

@@ -16,7 +16,8 @@ MEANS = frozenset(("step_error_median", "batch_share"))
 MAXIMA = frozenset(("step_margin", "batch_urgency"))
 """Fields of EngineStats of which the largest counts."""
 SEPARATE = frozenset(("lanes", "adapters", "tenants", "violations", "preemptions_by_cause"))
-"""Fields of EngineStats that are no numbers. All other fields are summed."""
+"""Fields of EngineStats that are no numbers. All other fields are summed, those with counts in buckets bucket by
+bucket."""
 TIERS = ("disk", "fetching", "host", "resident")
 """States of an adapter, from the slowest to the fastest to use."""
 
@@ -125,11 +126,21 @@ def _numbers(all_stats: Sequence[pb.EngineStats]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for name in (field.name for field in pb.EngineStats.DESCRIPTOR.fields if field.name not in SEPARATE):
         values = [getattr(stats, name) for stats in all_stats]
-        if name in MAXIMA:
+        if isinstance(values[0], pb.Buckets):
+            merged[name] = _merge_buckets(values)
+        elif name in MAXIMA:
             merged[name] = max(values)
         else:
             merged[name] = sum(values) / len(values) if name in MEANS else sum(values)
     return merged
+
+
+def _merge_buckets(spreads: Sequence[pb.Buckets]) -> pb.Buckets:
+    """Return counts in the same buckets as one. An engine of an earlier release has none, and is left out."""
+    known = [spread for spread in spreads if spread.counts]
+    counts = [sum(column) for column in zip(*(spread.counts for spread in known), strict=True)]
+    bounds = known[0].bounds if known else ()
+    return pb.Buckets(bounds=bounds, counts=counts, sum=sum(spread.sum for spread in known))
 
 
 def _grouped(items: Iterable[M], key: Callable[[M], object]) -> Iterable[list[M]]:

@@ -211,7 +211,7 @@ def _ending_like_ranks() -> Iterator[None]:
     except RankDied as error:
         if not error.signal:
             raise
-        log.error("ending", reason=str(error))
+        print(f"the engine ends: {error}", file=sys.stderr, flush=True)  # the log is written later, by a thread
         if error.signal != signal.SIGKILL:
             signal.signal(error.signal, signal.SIG_DFL)
         os.kill(os.getpid(), error.signal)

@@ -18,11 +18,12 @@ from engine.model.draft_folder import DraftFolder, find_draft
 from engine.model.gpu_facts import count_gpus, find_gpu
 from engine.model.lora import target_widths
 from engine.model.memory import count_pages, free_host_bytes
+from engine.model.parallel.adapters import shard_adapters
 from engine.model.parallel.ranks import Ranks
 from engine.model.parallel.shard import WHOLE, Shard
 from engine.model.quantize import coding_for
 from engine.model.spec import ModelSpec
-from engine.model.weights import find_codings, parameter_shapes
+from engine.model.weights import find_codings
 from engine.sizing import GIB, HOST_SHARE, SET, Chosen, Model, StepSizes, adapter_bytes, cpu_sizes, gpu_sizes
 from lora_kernels.linear import kept_bits, multiplies_fp8
 
@@ -137,8 +138,9 @@ def find_kept_bits(config: EngineConfig, spec: ModelSpec, device: torch.device, 
     return bits
 
 
-def count_weights(spec: ModelSpec) -> int:
-    return sum(map(prod, parameter_shapes(spec).values()))
+def count_weights(spec: ModelSpec, shard: Shard = WHOLE) -> int:
+    """Returns how many weights a rank has. `spec` is the whole model's."""
+    return sum(map(prod, shard.shapes(spec).values()))
 
 
 def count_weight_bytes(spec: ModelSpec, bits: Bits, shard: Shard = WHOLE) -> int:
@@ -171,9 +173,10 @@ def has_fp8_kv(config: EngineConfig, dtype: torch.dtype, device: torch.device) -
 
 
 def adapter_bytes_per_rank(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int:
-    """Return the bytes of an adapter of rank 1 on all projections, as the page pool holds it."""
+    """Return the bytes of an adapter of rank 1 on all projections, as the page pool (of each rank) holds it."""
     itemsize = 1 if config.adapter_dtype == "fp8" else dtype.itemsize
-    return int(target_widths(spec).sum()) * spec.layers * itemsize
+    part = shard_adapters(Shard(0, config.tensor_parallel), spec)
+    return int(part.widths(target_widths(spec)).sum()) * spec.layers * itemsize
 
 
 def max_model_len(config: EngineConfig, spec: ModelSpec) -> int:

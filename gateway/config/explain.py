@@ -82,6 +82,8 @@ def _engine(config: ModelSettings, engine: Mapping[str, Any]) -> Iterator[tuple[
         return
     gib, bits = engine["weight_bytes"] / GIB, engine["weight_bits"]
     weights = f"{gib:.2f} GiB of weights ({engine['weights']}), {bits:.3g} bits each"
+    if engine["ranks"] > 1:
+        weights += f", on each of {engine['ranks']} ranks, as all sizes below"
     yield "model", f"{config.model.source} ({engine['architecture']}), {weights}"
     if "draft_block" in engine:
         held = f"{engine['draft_block']} tokens of its KV in a page that nothing else needs"

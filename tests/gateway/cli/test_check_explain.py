@@ -19,6 +19,7 @@ MODEL = {
     "weights": "bf16",
     "weight_bytes": 2**30,
     "weight_bits": 16.0,
+    "ranks": 1,
     "capacity": {
         "num_pages": 1024,
         "block_size": 16,

@@ -30,8 +30,9 @@ Row = tuple[str, str]
 
 
 def capacity_of_info(info: pb.EngineInfo) -> Capacity | None:
-    """Return the capacity of a running engine. None means that its release does not say."""
-    if not info.HasField("outlook"):
+    """Return the capacity of a running engine. None means that its release does not say, or that its pages take no
+    memory because it has no model."""
+    if not info.HasField("outlook") or not info.page_bytes:
         return None
     own = info.outlook
     return Capacity(

@@ -87,6 +87,7 @@ def test_a_running_engine_describes_itself():
     sizes = {"num_pages": 4096, "block_size": 16, "page_bytes": 2**19, "max_model_len": 8192, "max_seqs": 32}
     assert capacity_of_info(pb.EngineInfo(outlook=outlook, **sizes)) == SOUND
     assert capacity_of_info(pb.EngineInfo(**sizes)) is None
+    assert capacity_of_info(pb.EngineInfo(outlook=outlook, **{**sizes, "page_bytes": 0})) is None  # a fake engine
 
 
 def test_ranks_are_read_where_they_can_be(tmp_path):

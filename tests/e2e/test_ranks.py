@@ -81,5 +81,6 @@ def test_a_stream_outlives_a_rank_and_no_rank_outlives_the_engine(config, tmp_pa
         assert stream(url, lambda count: None) == disturbed
         assert "rank 1 of 2 was ended by SIGKILL" in log.read_text()
         [engine] = [child for child in family(process) if "engine.server" in command(child)]
+        process.kill()  # which would start another engine
         engine.kill()
         assert psutil.wait_procs([second], timeout=SECONDS)[1] == []

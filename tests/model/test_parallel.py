@@ -13,13 +13,15 @@ from tiny_llama import save_llama
 
 from engine.config import EngineConfig
 from engine.core.check import leftovers, violations
-from engine.core.commands import Submit
+from engine.core.commands import AdapterFetched, FetchCancelled, FetchFailed, Submit
 from engine.core.config import CoreConfig, Scheduling
 from engine.core.state import EngineState
 from engine.core.types import Lane, Request, SamplingParams
 from engine.engine import Engine
 from engine.explain import explain
 from engine.model.checkpoints.stored import WeightsError
+from engine.model.parallel.leader import Leader
+from engine.model.parallel.messages import Drop
 from engine.model.parallel.shard import Shard
 from engine.model.runner import ModelRunner
 from engine.model.sizes import count_weights
@@ -226,3 +228,32 @@ def test_blocks_of_quantised_weights_stay_whole(model):
     ordered = replace(weight, order=torch.randperm(256))
     with pytest.raises(WeightsError, match="act-order"):
         Shard(0, 2).source(lambda _: ordered, spec)(name)
+
+
+class Recorder:
+    """A rank that records what it is told."""
+
+    def __init__(self, rank=1):
+        self.rank, self.sent, self.dropped = rank, [], []
+        self.send, self.drop, self.connect = self.sent.append, self.dropped.append, lambda report: None
+
+
+@pytest.mark.parametrize(
+    ("answers", "reported", "dropped"),
+    [
+        ((AdapterFetched("a", 1.0), AdapterFetched("a", 2.0)), AdapterFetched, ([], [])),
+        ((AdapterFetched("a", 1.0), FetchFailed("a", "gone")), FetchFailed, (["a"], [])),
+        ((FetchCancelled("a"), AdapterFetched("a", 1.0)), FetchCancelled, ([], [Drop("a")])),
+        ((FetchFailed("a", "gone"), FetchCancelled("a")), FetchFailed, ([], [])),
+    ],
+)
+def test_an_adapter_is_on_all_ranks_or_on_none(answers, reported, dropped):
+    """vllm#20873: an adapter that ranks hold differently gives wrong answers."""
+    first, other, reports = Recorder(0), Recorder(), []
+    leader = Leader(first, [other])
+    leader.connect(reports.append)
+    for rank in (1, 0):
+        assert reports == []
+        leader._answer(rank, answers[rank])
+    assert [type(report) for report in reports] == [reported]
+    assert (first.dropped, other.sent) == dropped

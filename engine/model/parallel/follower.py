@@ -17,7 +17,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.model.memory import pick_device
-from engine.model.parallel.messages import Drop, Fetch, Message, Ready, Refused, Step
+from engine.model.parallel.messages import Drop, Fetch, Joining, Message, Ready, Refused, Step
 from engine.model.parallel.ranks import Ranks, join_ranks
 from engine.model.runner import ModelRunner
 
@@ -86,6 +86,7 @@ def main() -> None:
     device = pick_device(config.device)
     if device.type == "cuda":
         torch.cuda.set_device(rank)
+    connection.send(Joining())
     ranks = join_ranks(FileStore(store, config.tensor_parallel), rank, config.tensor_parallel, device)
     try:
         follow(_Inbox(connection), config, ranks)  # type: ignore[arg-type]

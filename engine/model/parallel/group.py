@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from engine.config import EngineConfig
+from engine.executor.base import RankDied
 from engine.model.memory import Progress, pick_device
 from engine.model.parallel.leader import Leader
 from engine.model.parallel.messages import Message, Refused, Reply
@@ -56,6 +57,10 @@ class RankProcess:
         reply: Reply = self._connection.recv()
         return reply
 
+    def has_reply(self, timeout: float) -> bool:
+        """Waits at most `timeout` seconds; returns whether there is a reply, or the rank is gone."""
+        return self._connection.poll(timeout)
+
     def death(self) -> tuple[str, int]:
         try:
             status = self._process.wait(END_S)
@@ -86,18 +91,46 @@ def start_ranks(config: EngineConfig, on_progress: Progress) -> tuple[ModelRunne
     others = [RankProcess(rank, folder / "store", config) for rank in range(1, config.tensor_parallel)]
     try:
         device = pick_device(config.device)
+        _await(others)  # one that never joins would keep the others waiting
         ranks = join_ranks(FileStore(str(folder / "store"), len(others) + 1), 0, len(others) + 1, device)
         runner = ModelRunner(config, on_progress, ranks=ranks)
         leader = Leader(runner, others)
-        for other in others:
-            reply = other.receive()
-            if isinstance(reply, Refused):
-                raise ValueError(f"rank {other.rank}: {reply.reason}")
-    except BaseException:
+        _await(others)
+    except BaseException as error:
+        # A RuntimeError is perhaps that of an operation that another rank has not joined.
+        cause = _failure(others) if isinstance(error, RuntimeError) else None
         for other in others:
             other.close()
+        if cause is not None:
+            raise cause from error
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     leader.start()
     return runner, leader
+
+
+def _await(ranks: list[RankProcess]) -> None:
+    """Waits for the next reply of each rank. Raises ValueError if one refuses the model, and RankDied if one ends."""
+    for rank in ranks:
+        if error := _next_failure(rank):
+            raise error
+
+
+def _failure(ranks: list[RankProcess]) -> Exception | None:
+    """Returns why a rank that has not started will not start; None means that no rank has told it within a second."""
+    for rank in ranks:
+        while rank.has_reply(1.0):
+            if error := _next_failure(rank):
+                return error
+    return None
+
+
+def _next_failure(rank: RankProcess) -> Exception | None:
+    """Waits for a rank's next reply, and returns the failure that it or the rank's end is, if any."""
+    try:
+        reply = rank.receive()
+    except (EOFError, OSError):
+        how, number = rank.death()
+        return RankDied(f"rank {rank.rank} {how} while it started", number)
+    return ValueError(f"rank {rank.rank}: {reply.reason}") if isinstance(reply, Refused) else None

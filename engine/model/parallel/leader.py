@@ -12,7 +12,7 @@ import structlog
 from engine.core.commands import AdapterFetched, Answer, FetchAnswer, FetchCancelled, FetchFailed
 from engine.core.types import AdapterFetch, AdapterHash, Launch, StepPlan, StepResult
 from engine.executor.base import Claim, HostAdapter, RankDied, Report
-from engine.model.parallel.messages import Drop, Fetch, Message, Ready, Refused, Reply, Step, for_followers
+from engine.model.parallel.messages import Drop, Fetch, Joining, Message, Ready, Refused, Reply, Step, for_followers
 from engine.model.runner import ModelRunner
 
 log = structlog.get_logger("ranks")
@@ -118,7 +118,7 @@ class Leader:
         with suppress(EOFError, OSError):
             while True:
                 reply = follower.receive()
-                if not isinstance(reply, Ready | Refused):
+                if not isinstance(reply, Joining | Ready | Refused):
                     self._answer(follower.rank, reply)
         if not self._closing:
             how, signal = follower.death()

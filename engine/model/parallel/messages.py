@@ -33,6 +33,11 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class Joining:
+    """The rank's process has started and joins the others now."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """The rank has loaded its part of the model."""
 
@@ -45,7 +50,7 @@ class Refused:
 
 
 Message = Step | Fetch | Drop
-Reply = Ready | Refused | FetchAnswer
+Reply = Joining | Ready | Refused | FetchAnswer
 
 
 def for_followers(plan: StepPlan) -> StepPlan:

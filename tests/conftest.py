@@ -37,9 +37,10 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # Before torch is imported: each core has a test process of its own, and threads that wait for each other would spin.
 os.environ.setdefault("GOMP_SPINCOUNT", "500")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# httpx would load the certificates of all public authorities for each client, in 30 ms of a processor: it looks for
-# those in a folder only when it needs one, and no test does.
-os.environ.pop("SSL_CERT_FILE", None)
+# Each TLS context and each client of httpx would load the certificates of all public authorities, in 30 ms of a
+# processor, in servers and commands that tests start, too: those in a folder are looked for only when one is needed,
+# which no test does, and without a file's name none is read.
+os.environ["SSL_CERT_FILE"] = ""
 os.environ["SSL_CERT_DIR"] = os.path.dirname(__file__)
 
 from collections.abc import Iterator
@@ -123,9 +124,11 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-def pytest_unconfigure() -> None:
-    """Let objects be freed at the end: libraries would report those that stay, after the summary."""
-    gc.unfreeze()
+@pytest.hookimpl(tryfirst=True)  # cleanups run in reverse order: this one after pytest's last garbage collection
+def pytest_configure(config: pytest.Config) -> None:
+    """Let objects be freed at the end, for libraries would report those that stay, after the summary; but only when
+    pytest has looked for objects that fail to be freed, which would take two seconds for all."""
+    config.add_cleanup(gc.unfreeze)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest drops what `-m` leaves out

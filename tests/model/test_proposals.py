@@ -80,7 +80,8 @@ def test_tokens_and_logprobs_are_the_same_with_proposals(core, plain, tiny_llama
     with chooses, patch.object(apply, "proposer_for", lambda _, request, __: Recorded(request, plain[request.id])):
         found, counters = run(tiny_llama, adapter_folders, SCHEDULE, replace(core, speculation=True))
     assert (counters.preemptions > 0) == (core is not BIG_CORE)
-    assert 0.6 * counters.proposed_tokens < counters.accepted_tokens < counters.proposed_tokens
+    # Every sixth guess is wrong: at worst, the first of every second chunk of four.
+    assert counters.proposed_tokens / 2 <= counters.accepted_tokens < counters.proposed_tokens
     totals = Counter()
     for request in asked():
         expected, stream = plain[request.id], found[request.id]

@@ -191,7 +191,8 @@ def main() -> None:
         for loop in loops(real.core, 1.0):
             replay(real, loop, rounds.adapters(loop))
         for number in range(args.rounds):
-            for _ in track(rounds.run(number), f"round {number + 1} of {args.rounds}", total=10, console=console):
+            title, total = f"round {number + 1} of {args.rounds}", 8 if number else 10
+            for _ in track(rounds.run(number), title, total=total, console=console):
                 pass
         document = describe("this machine", real.core, runner, rounds.lesson, 5e8)
     compared = rounds.compare(_device(document))

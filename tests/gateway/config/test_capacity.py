@@ -111,3 +111,9 @@ def test_predictions_are_those_of_the_learned_steps():
     assert decode_seconds(model, core) == pytest.approx(0.042, rel=0.02)
     assert prompt_within(model, core, 0.5) == pytest.approx(480, abs=8)
     assert prompt_within(model, core, 1e9) == 8192
+
+
+def test_the_pages_of_all_ranks_are_what_swap_gb_asks_for():
+    """Each of four ranks has a quarter of the host tier."""
+    assert not warnings(replace(SOUND, host_pages=512), swap_gb=1.0, tensor_parallel=4)
+    assert warnings(replace(SOUND, host_pages=256), swap_gb=1.0, tensor_parallel=4)

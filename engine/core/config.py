@@ -113,7 +113,7 @@ class Scheduling:
     yield_share: float = 0.01
     """After a time without work of a higher lane, such a step may also last this share of that time: requests that come
     so rarely wait for so little of it. Measured on a CPU, whose steps with prompts have a constant cost of their own:
-    batch work alone, with short answers, gets 2.6 times as many tokens a second as without this."""
+    batch work alone, with short answers, gets more than twice as many tokens a second as without this."""
     yield_bound_s: float = 0.25
     """Upper bound, in seconds, of a step without work of a higher lane, however slow the device is."""
     min_chunk: int = 16

@@ -77,7 +77,7 @@ Result = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What both clients do: send the chats of a file to a server, `rate` a second."""
+    """The work of both clients: they send the chats of a file to a server, `rate` a second."""
 
     url: str
     chats: Path

@@ -1,4 +1,4 @@
-"""What an engine's memory holds, and what its steps are predicted to take: arithmetic on sizes that are known."""
+"""Computes from an engine's sizes how much its memory holds, and how long its steps are predicted to take."""
 
 from __future__ import annotations
 

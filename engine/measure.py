@@ -60,17 +60,7 @@ class Lesson:
     """Work and seconds of each step."""
 
     def see(self, work: StepWork, seconds: float) -> None:
-        features = StepFeatures(
-            work.prefill_tokens,
-            work.decode_tokens,
-            work.decode_context,
-            work.prefill_attention,
-            work.adapters,
-            work.lora_rows,
-            work.pages_copied,
-            launched=float(work.prefill_tokens > 0),
-        )
-        self.steps.append((features, seconds))
+        self.steps.append((StepFeatures(*work.amounts)._replace(launched=float(work.prefill_tokens > 0)), seconds))
 
     def learned(self) -> StepTimeModel:
         """Return a model that has learned from all steps in random order, so that it knows all kinds of steps before it

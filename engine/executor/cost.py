@@ -51,6 +51,20 @@ class StepWork(NamedTuple):
     def tokens(self) -> int:
         return self.prefill_tokens + self.decode_tokens
 
+    @property
+    def amounts(self) -> tuple[float, ...]:
+        """The amounts that the duration of a step depends on, in the order of TERMS and of
+        `engine.core.step_time.StepFeatures`."""
+        return (
+            self.prefill_tokens,
+            self.decode_tokens,
+            self.decode_context,
+            self.prefill_attention,
+            self.adapters,
+            self.lora_rows,
+            self.pages_copied,
+        )
+
 
 class CostModel(Protocol):
     """Predicts the duration of a step from the work in it."""
@@ -74,17 +88,7 @@ class LinearCost:
         coefficients, tokens = self.coefficients, work.tokens
         if not tokens:
             return coefficients[TERMS.index("pages_copied")] * work.pages_copied
-        values = (
-            1,
-            work.prefill_tokens,
-            work.decode_tokens,
-            work.decode_context,
-            work.prefill_attention,
-            work.adapters,
-            work.lora_rows,
-            work.pages_copied,
-            work.prefill_tokens > 0,
-        )
+        values = (1, *work.amounts, work.prefill_tokens > 0)
         linear = sum([a * b for a, b in zip(coefficients, values, strict=True)])
         return linear + sum([price * (tokens - knot) for knot, price in self.beyond if tokens > knot])
 
@@ -191,6 +195,17 @@ class LiveSequence(NamedTuple):
     seed: int
     adapter_hash: str | None
     rank: int
+
+
+def follow(plan: StepPlan, live: dict[str, LiveSequence], ranks: Mapping[str, int]) -> None:
+    """Remove from `live` the sequences that a plan releases, and add those that it admits. `ranks` has the rank of each
+    adapter by its hash."""
+    for request_id in plan.released:
+        live.pop(request_id, None)
+    for admission in plan.admitted:
+        adapter_hash = admission.adapter_hash
+        rank = 0 if adapter_hash is None else ranks[adapter_hash]
+        live[admission.request_id] = LiveSequence(admission.params.seed, adapter_hash, rank)
 
 
 def measure(plan: StepPlan, live: Mapping[str, LiveSequence]) -> StepWork:

@@ -19,7 +19,7 @@ from engine.core.types import (
     StepResult,
 )
 from engine.executor.base import Claim, HostAdapter, Report
-from engine.executor.cost import CostModel, LiveSequence, StepWork, measure
+from engine.executor.cost import CostModel, LiveSequence, StepWork, follow, measure
 from engine.executor.verify import verified
 
 TOKEN_MASK = 2**31 - 1
@@ -149,12 +149,7 @@ class TimedExecutor:
         if self.host_s:
             self._clock.advance(self.host_s * math.exp(self._gauss(0.0, HOST_NOISE)))
         live = self._live
-        for request_id in plan.released:
-            live.pop(request_id, None)
-        for admission in plan.admitted:
-            adapter_hash = admission.adapter_hash
-            rank = 0 if adapter_hash is None else self._ranks[adapter_hash]
-            live[admission.request_id] = LiveSequence(admission.params.seed, adapter_hash, rank)
+        follow(plan, live, self._ranks)
         for fetch in plan.fetches:
             self._disk.begin(fetch)
         for grammar in plan.prepared:

@@ -14,7 +14,7 @@ from engine.core.state import EngineState
 from engine.core.types import AdapterHash, Launch, Request, StepPlan, StepResult
 from engine.engine import Engine
 from engine.executor.base import Executor
-from engine.executor.cost import LiveSequence, StepWork, measure
+from engine.executor.cost import LiveSequence, StepWork, follow, measure
 from engine.sim.collect import Collector
 from engine.sim.report import Report, make_report
 from engine.sim.run import Progress, Run
@@ -76,12 +76,7 @@ class Watched:
         return getattr(self._executor, name)
 
     def submit(self, plan: StepPlan) -> Launch:
-        for request_id in plan.released:
-            self._live.pop(request_id, None)
-        for admission in plan.admitted:
-            adapter_hash = admission.adapter_hash
-            rank = self._ranks[adapter_hash] if adapter_hash else 0
-            self._live[admission.request_id] = LiveSequence(admission.params.seed, adapter_hash, rank)
+        follow(plan, self._live, self._ranks)
         self._plan = plan
         return self._executor.submit(plan)
 

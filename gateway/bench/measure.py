@@ -73,7 +73,7 @@ class LaneResults:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What tokens cost on the measured server at a price, in the price's currency."""
+    """Cost of tokens on the measured server at a price, in the price's currency."""
 
     price_per_hour: float
     per_million_output: float

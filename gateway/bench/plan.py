@@ -59,7 +59,7 @@ class Plan:
     token_ids: tuple[int, int] = (1000, 30_000)
     """Range of token ids that prompts are drawn from; its end is excluded."""
     dataset: str | None = None
-    """What prompts are made of: `OWN_TEXTS`, or the path of a data set. None means random token ids."""
+    """Source of the prompts: `OWN_TEXTS`, or the path of a data set. None means random token ids."""
 
     def __post_init__(self) -> None:
         names = [lane.name for lane in self.lanes]

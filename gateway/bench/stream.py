@@ -11,7 +11,7 @@ from gateway.bench.plan import BenchRequest
 
 
 class Delta(msgspec.Struct):
-    """What a chunk adds to an answer of a chat."""
+    """The `delta` of a chat's chunk: the part by which it extends the answer."""
 
     content: str | None = None
     reasoning: str | None = None

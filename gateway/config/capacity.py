@@ -1,4 +1,4 @@
-"""Says what a configuration comes to on a machine, and warns where that is dangerous: for `serve` and for `check`."""
+"""Describes the capacity of a configuration on a machine, with warnings, for `serve` and for `check`."""
 
 from __future__ import annotations
 

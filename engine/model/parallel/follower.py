@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 from multiprocessing.connection import Connection
+from typing import Protocol
 
 import torch
 
@@ -22,7 +23,16 @@ from engine.model.parallel.ranks import Ranks, join_ranks
 from engine.model.runner import ModelRunner
 
 
-def follow(rank_zero: Connection, config: EngineConfig, ranks: Ranks) -> None:
+class Channel(Protocol):
+    """The follower's end of the connection to rank 0."""
+
+    def send(self, obj: object, /) -> None: ...
+
+    def recv(self) -> Message:
+        """Waits for the next message. Raises EOFError or OSError if the connection is closed."""
+
+
+def follow(rank_zero: Channel, config: EngineConfig, ranks: Ranks) -> None:
     """Loads this rank's part of the model, and does what rank 0 says until `rank_zero` is closed on either side. Raises
     ValueError, after rank 0 was told, if the model cannot be served, and what a collective operation raises."""
     sending = threading.Lock()
@@ -59,7 +69,8 @@ def _obey(runner: ModelRunner, message: Message) -> None:
 
 
 class _Inbox:
-    """The connection to rank 0, read by a thread that ends this process when rank 0 is gone, whatever it computes."""
+    """The follower's end of the connection to rank 0. A thread reads it all the time, and ends this process as soon as
+    rank 0 has closed the connection or ended, even in the middle of a step."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -89,7 +100,7 @@ def main() -> None:
     connection.send(Joining())
     ranks = join_ranks(FileStore(store, config.tensor_parallel), rank, config.tensor_parallel, device)
     try:
-        follow(_Inbox(connection), config, ranks)  # type: ignore[arg-type]
+        follow(_Inbox(connection), config, ranks)
     except Exception:
         traceback.print_exc()
         os._exit(1)

@@ -1,4 +1,4 @@
-"""What rank 0 sends to the other ranks of an engine, and what they answer."""
+"""Messages from rank 0 to the other ranks of an engine, and their replies."""
 
 from __future__ import annotations
 

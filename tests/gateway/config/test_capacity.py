@@ -1,4 +1,4 @@
-"""What a configuration comes to, and the warnings where that is dangerous."""
+"""Capacity of a configuration, and the warnings about dangerous ones."""
 
 import json
 from dataclasses import replace

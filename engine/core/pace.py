@@ -12,7 +12,7 @@ the worse, and a single stall of the host changes nothing.
 A step may be late because launching the step before it took too long. Then the last step before them for which the host
 rested needed a longer lead, and the longest possible one if the device had to wait for the launches themselves. If the
 step would have been late even if the host had never rested, the host is slower than the device: no lead could have
-helped, and none is learned from it. docs/architecture.md has simulated figures, from `python -m benchmarks.pace`.
+helped, and none is learned from it. `python -m benchmarks.pace` prints simulated figures.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
     from engine.model.sizes import adapter_bytes_per_rank
 
     executor: Executor
-    if config.tensor_parallel > 1:
+    if config.ranks > 1:
         from engine.model.parallel.group import start_ranks
 
         runner, executor = start_ranks(config, on_progress)
@@ -55,7 +55,7 @@ def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
         hidden_size=runner.spec.hidden_size,
         weights=runner.weights,
     )
-    info.outlook.adapter_bytes_per_rank = adapter_bytes_per_rank(config, runner.spec, runner.dtype)
+    info.outlook.adapter_bytes_per_rank = adapter_bytes_per_rank(config, runner.spec, runner.dtype, runner.shard)
     info.outlook.free_bytes = free_host_bytes() if runner.device.type == "cpu" else 0
     return core, executor, info
 

@@ -111,6 +111,9 @@ class EngineConfig:
     tensor_parallel: int = 1
     """Number of ranks, each a process with a part of every large weight and of the KV heads, that compute the model
     together on this machine: each on a GPU of its own or, on a CPU, on its part of the threads."""
+    pipeline_parallel: int = 1
+    """Number of stages, each with some consecutive layers, their KV and their part of adapters, that compute the model
+    one after the other on this machine. Each stage has `tensor_parallel` ranks."""
     threads: int = 0
     """Number of CPU threads that compute one operation. 0 means every core that this process may use."""
     seed: int = 0
@@ -137,7 +140,7 @@ class EngineConfig:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"engine.{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
-        for name in ("block_size", "max_resident_adapters", "fetch_threads", "tensor_parallel"):
+        for name in ("block_size", "max_resident_adapters", "fetch_threads", "tensor_parallel", "pipeline_parallel"):
             if getattr(self, name) < 1:
                 raise ValueError(f"engine.{name} must be at least 1, not {getattr(self, name)}")
         sizes = ("max_seqs", "token_budget", "memory_gb", "num_pages", "max_model_len", "host_adapter_gb", "swap_gb")
@@ -148,9 +151,10 @@ class EngineConfig:
             raise ValueError(f"engine.machine_share must be above 0 and at most 1, not {self.machine_share}")
         if not 0 < self.adapter_half_life_s < inf:
             raise ValueError(f"engine.adapter_half_life_s must be positive, not {self.adapter_half_life_s}")
-        if self.tensor_parallel > 1 and (self.draft_config or self.kv_dtype == "fp8"):
+        if self.ranks > 1 and (self.draft_config or self.kv_dtype == "fp8"):
             what = "kv_dtype fp8" if self.kv_dtype == "fp8" else "a draft model"
-            raise ValueError(f"engine.tensor_parallel {self.tensor_parallel} does not work with {what}")
+            name = "tensor_parallel" if self.tensor_parallel > 1 else "pipeline_parallel"
+            raise ValueError(f"engine.{name} {getattr(self, name)} does not work with {what}")
         if 0 < self.token_budget < self.max_seqs:
             raise ValueError(f"engine.token_budget ({self.token_budget}) must be at least max_seqs ({self.max_seqs})")
 
@@ -160,15 +164,20 @@ class EngineConfig:
         seqs = self.max_seqs or min(seqs, self.token_budget or seqs)
         return replace(self, max_seqs=seqs, token_budget=self.token_budget or max(tokens, seqs))
 
+    @property
+    def ranks(self) -> int:
+        """Number of processes that compute the model together."""
+        return self.tensor_parallel * self.pipeline_parallel
+
     def of_rank(self) -> EngineConfig:
         """Return a copy with one rank's part of the host's memory: page ids are the same on all ranks, but each rank's
-        pages hold its own KV heads and its part of adapters. `memory_gb` and `num_pages` are each rank's already."""
-        size = self.tensor_parallel
+        pages hold its own layers and KV heads, and its part of adapters. `memory_gb` and `num_pages` are each rank's
+        already."""
         return replace(
             self,
-            machine_share=self.machine_share / size,
-            host_adapter_gb=self.host_adapter_gb / size,
-            swap_gb=self.swap_gb / size,
+            machine_share=self.machine_share / self.ranks,
+            host_adapter_gb=self.host_adapter_gb / self.ranks,
+            swap_gb=self.swap_gb / self.ranks,
         )
 
     def to_json(self) -> str:

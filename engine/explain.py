@@ -17,18 +17,21 @@ from engine.build import core_config
 from engine.capacity import Capacity, capacity_of, decode_seconds, prompt_within
 from engine.config import EngineConfig
 from engine.core.step_time import StepTimeModel
-from engine.model.arena import page_shape
 from engine.model.draft_folder import draft_block
 from engine.model.identity import hash_model
 from engine.model.kernels import attention_wish
 from engine.model.memory import count_host_pages, count_pages, free_host_bytes, pick_device, pick_dtype
 from engine.model.parallel.ranks import threads_of_rank
 from engine.model.parallel.shard import Shard
+from engine.model.parallel.stages import find_shard
 from engine.model.sizes import (
     Sized,
     adapter_bytes_per_rank,
+    count_page_bytes,
+    count_weight_bytes,
     count_weights,
     fill_sizes,
+    find_kept_bits,
     has_fp8_kv,
     max_model_len,
     stores_fp8,
@@ -45,7 +48,8 @@ def explain(config: EngineConfig) -> dict[str, Any]:
     under `reasons` the reason for each size that it would derive, by the setting's name; under `capacity`, a
     `Capacity`.
 
-    With several ranks, threads and sizes in bytes are those of each. Unless configured, the size of the page pool
+    With several ranks, threads and sizes in bytes are those of each: of several stages the largest, and under `stages`
+    the layers and the bytes of weights of each rank of each stage. Unless configured, the size of the page pool
     follows from the memory that is free now, less the weights and what steps are expected to need. Values that depend
     on the model are left out while `config.model` is empty. Raises ValueError if the configuration cannot be served
     here; the message says why.
@@ -53,37 +57,45 @@ def explain(config: EngineConfig) -> dict[str, Any]:
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
     stores_fp8(config.adapter_dtype, device, dtype)
-    fp8_kv = has_fp8_kv(config, dtype, device)
+    has_fp8_kv(config, dtype, device)
     threads = config.threads or min(torch.get_num_threads(), usable_cores())
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "dtype": str(dtype).removeprefix("torch."),
-        "threads": threads_of_rank(threads, config.tensor_parallel),
-        "ranks": config.tensor_parallel,
+        "threads": threads_of_rank(threads, config.ranks),
+        "ranks": config.ranks,
     }
     if not config.model:
         return found
     spec = read_spec(Path(config.model))
     require_attention(attention_wish(config, spec), device, dtype, spec.head_dim)
     open_weights(Path(config.model), spec, config.load_format)  # reads the headers, and refuses what cannot be served
-    config, shard = config.of_rank(), Shard(0, config.tensor_parallel)
-    sized = fill_sizes(config, spec, device, dtype)
-    shape = page_shape(shard.spec(spec), config.block_size, fp8_kv)
-    page_bytes = shape.elements * dtype.itemsize
+    config, bits = config.of_rank(), find_kept_bits(config, spec, device, dtype)
+    shards = find_shard(config, spec, bits).everyone
+    weights = [count_weight_bytes(spec, bits, shard) for shard in shards]
+    largest = shards[weights.index(max(weights))]
+    sized, page_bytes = (
+        fill_sizes(config, spec, device, dtype, largest),
+        count_page_bytes(config, spec, device, dtype, largest),
+    )
     if sized.draft is not None:
         open_weights(Path(sized.draft.config.model), sized.draft.spec, config.load_format)
-        found |= {"draft_bytes": sized.draft_bytes, "draft_block": draft_block(sized.draft.spec, shape.elements)}
-    # On a CPU the weights of all ranks are in the memory that is measured.
-    loaded = (config.tensor_parallel if device.type == "cpu" else 1) * sized.weight_bytes
-    pages = count_pages(config, page_bytes, device, loaded + sized.draft_bytes + sized.reserved)
+        block = draft_block(sized.draft.spec, page_bytes // dtype.itemsize)
+        found |= {"draft_bytes": sized.draft_bytes, "draft_block": block}
+    pages = count_pages(config, page_bytes, device, sized.loaded_bytes + sized.reserved)
     return found | {
         "architecture": spec.model_type,
         "weights": name_weights(Path(config.model), spec, config.load_format, config.weights, dtype),
         "weight_bytes": sized.weight_bytes,
-        "weight_bits": 8 * sized.weight_bytes / count_weights(spec, shard),
+        "weight_bits": 8 * sized.weight_bytes / count_weights(spec, largest),
+        "stages": [
+            {"layers": len(shard.layers(spec)), "weight_bytes": taken}
+            for shard, taken in zip(shards, weights, strict=True)
+            if shard.rank == 0
+        ],
         "page_bytes": page_bytes,
         "pages": pages,
-        "capacity": asdict(_capacity(sized, spec, device, dtype, pages, page_bytes)),
+        "capacity": asdict(_capacity(sized, spec, device, dtype, pages, page_bytes, largest)),
         "token_budget": sized.config.token_budget,
         "host_adapter_gb": sized.config.host_adapter_gb,
         "reasons": sized.reasons,
@@ -91,14 +103,13 @@ def explain(config: EngineConfig) -> dict[str, Any]:
 
 
 def _capacity(
-    sized: Sized, spec: ModelSpec, device: torch.device, dtype: torch.dtype, pages: int, page_bytes: int
+    sized: Sized, spec: ModelSpec, device: torch.device, dtype: torch.dtype, pages: int, page_bytes: int, shard: Shard
 ) -> Capacity:
     """Return the engine's capacity, with predictions from steps that engines of this kind have taken before."""
     config = sized.config
     core = core_config(config, pages, count_host_pages(config, page_bytes), max_model_len(config, spec), ())
-    loaded = config.tensor_parallel * sized.weight_bytes + sized.draft_bytes
-    free = max(0, free_host_bytes() - loaded) // config.tensor_parallel if device.type == "cpu" else 0
-    found = capacity_of(core, page_bytes, adapter_bytes_per_rank(config, spec, dtype), free)
+    free = max(0, free_host_bytes() - sized.loaded_bytes) // config.ranks if device.type == "cpu" else 0
+    found = capacity_of(core, page_bytes, adapter_bytes_per_rank(config, spec, dtype, shard), free)
     name = str(dtype).removeprefix("torch.")
     store = step_store(config.state_dir, config.threads, str(device), name, hash_model(config))
     rules = core.scheduling

@@ -12,6 +12,7 @@ from benchmarks.gpu.decoding import SETTLING_STEPS, Sizes, time_steps
 from benchmarks.gpu.house import House, check_events
 from benchmarks.gpu.journal import Journal
 from engine.core.commit import absorb
+from engine.model.steps import Steps
 
 STEPS = 24
 """Number of steps that are timed in each mode."""
@@ -36,6 +37,7 @@ def stepping(house: House, mode: Mode) -> Iterator[None]:
     exit, steps under way are absorbed, and their tokens are not counted."""
     runner = house.runner
     _settle(house)
+    assert isinstance(runner._steps, Steps)  # there are no stages
     graphs = runner._steps._graphs if mode.graphs else None
     with patch.object(runner, "overlaps", mode.overlaps), patch.object(runner._steps, "_graphs", graphs):
         yield

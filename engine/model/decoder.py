@@ -17,7 +17,7 @@ from engine.model.batch import BatchInput
 from engine.model.lora import LoraStep, ProjectionGroups, prepare_lora, projection_groups
 from engine.model.parallel.layers import SharedEmbedding, SharedHead
 from engine.model.parallel.ranks import ALONE, Ranks
-from engine.model.parallel.shard import Shard
+from engine.model.parallel.shard import WHOLE, Shard
 from engine.model.rope import Angles, angles
 from engine.model.spec import ModelSpec
 from engine.model.weights import WeightSource
@@ -29,8 +29,9 @@ from lora_kernels.quantized import Weight, dense
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of one layer. Norms are [hidden_size]. `window` is the sliding attention window in tokens; None means
-    full attention. `head_norms` (RMSNorm of query and key heads, as in Qwen3) is None if the model has none."""
+    """Weights of one layer. `index` counts a stage's layers from 0, as its arena does. Norms are [hidden_size].
+    `window` is the sliding attention window in tokens; None means full attention. `head_norms` (RMSNorm of query and
+    key heads, as in Qwen3) is None if the model has none."""
 
     index: int
     window: int | None
@@ -67,7 +68,8 @@ class StepOutput(NamedTuple):
 class Decoder:
     """A model's weights and its forward pass. `embed` looks up rows of [hidden_size], `inv_freq` is fp32
     [head_dim / 2], `norm` (the final RMSNorm) [hidden_size]. With several ranks, `spec` and the layers are this rank's
-    part of the model, and all ranks compute each pass together."""
+    part of the model, and the ranks of a stage compute each pass together. Of several stages only the first has
+    `embed`, `norm` and `head`."""
 
     spec: ModelSpec
     groups: ProjectionGroups
@@ -106,17 +108,28 @@ class Decoder:
         """Runs all layers over the embedded rows `x` ([num_rows, hidden_size]) and writes their K and V to the arena.
         `x` becomes the residual stream after the last layer. Returns the logits [num_samples, vocab_size] of
         `sample_rows`; None means all rows."""
+        delta = self._run_layers(x, step)
+        # Of all rows: the residual stream must be complete where vectors are pooled from it, and this takes one launch
+        # less than selecting the sampled rows of both summands.
+        rows = step.backend.pointwise.add_norm(x, delta, self.norm, self.spec.rms_norm_eps)
+        if sample_rows is None:
+            return self.head(rows)
+        return self.head(rows[sample_rows]) if len(sample_rows) else x.new_empty(0, self.spec.vocab_size)
+
+    def advance(self, x: Tensor, step: Step) -> None:
+        """Runs a stage's layers over `x` [num_rows, hidden_size], which becomes the residual stream after them."""
+        delta = self._run_layers(x, step)
+        if delta is not None:
+            x += delta
+
+    def _run_layers(self, x: Tensor, step: Step) -> Tensor | None:
+        """Runs all layers over `x`, and returns what is still to be added to it. None means nothing."""
         pointwise, eps, delta = step.backend.pointwise, self.spec.rms_norm_eps, None
         for layer in self.layers:
             step.arena.copies.wait(layer.index)
             delta = self._attend(layer, pointwise.add_norm(x, delta, layer.input_norm, eps), step)
             delta = self._feed_forward(layer, pointwise.add_norm(x, delta, layer.post_norm, eps), step)
-        # Of all rows: the residual stream must be complete where vectors are pooled from it, and this takes one launch
-        # less than selecting the sampled rows of both summands.
-        rows = pointwise.add_norm(x, delta, self.norm, eps)
-        if sample_rows is None:
-            return self.head(rows)
-        return self.head(rows[sample_rows]) if len(sample_rows) else x.new_empty(0, self.spec.vocab_size)
+        return delta
 
     def final_norm(self, x: Tensor, backend: Backend) -> Tensor:
         """Returns the hidden states [num_rows, hidden_size], as the head reads them, of rows of the residual stream."""
@@ -146,11 +159,12 @@ def build_decoder(
     device: torch.device,
     on_layer: Callable[[int], None] = lambda _: None,
     ranks: Ranks = ALONE,
+    shard: Shard = WHOLE,
 ) -> Decoder:
     """Reads each weight once, layer by layer, converts it to the layout that is fastest on `device`, and to `dtype`
     unless it stays quantised, and returns the decoder. Calls `on_layer` after each layer with the number of layers that
-    are ready. `spec` and `source` are the whole model's, of which this rank's part is read."""
-    shard, whole = Shard(ranks.rank, ranks.size), spec
+    are ready. `spec` and `source` are the whole model's, of which `shard`, this rank's part, is read."""
+    whole, layers = spec, shard.layers(spec)
     spec, source = shard.spec(spec), shard.source(source, spec)
 
     def get(name: str) -> Weight:
@@ -159,35 +173,58 @@ def build_decoder(
             return weight.to(device)
         return dense(weight).to(device=device, dtype=dtype)
 
-    embed = get("model.embed_tokens.weight")
-    head = make_linear(embed if spec.tied_embeddings else get("lm_head.weight"), dtype=dtype)
-    embedding = make_embedding(embed, head, dtype, tied=spec.tied_embeddings)
-    if ranks.size > 1:
-        embedding = SharedEmbedding(embedding, shard.tokens(whole), ranks)
-        head = SharedHead(head, spec.vocab_size, ranks)
-    del embed
-    layers = []
-    for index in range(spec.layers):
-        layers.append(_build_layer(spec, index, get, dtype))
+    ends = _build_ends(whole, get, dtype, ranks, shard) if shard.stage == 0 else NO_ENDS
+    built = []
+    for index, number in enumerate(layers):
+        built.append(_build_layer(spec, index, number, get, dtype))
         on_layer(index + 1)
     return Decoder(
         spec=spec,
         groups=projection_groups(spec),
-        embed=embedding,
+        embed=ends.embed,
         inv_freq=torch.tensor(spec.rope.inv_freq, dtype=torch.float32, device=device),
-        layers=tuple(layers),
-        norm=dense(get("model.norm.weight")),
-        head=head,
+        layers=tuple(built),
+        norm=ends.norm,
+        head=ends.head,
         ranks=ranks,
     )
 
 
-def _build_layer(spec: ModelSpec, index: int, get: WeightSource, dtype: torch.dtype) -> Layer:
+class _Ends(NamedTuple):
+    """What comes before and after the layers."""
+
+    embed: Embedding
+    norm: Tensor
+    head: Linear
+
+
+def _elsewhere(_: Tensor) -> Tensor:
+    raise RuntimeError("the first stage has the embedding and the head")
+
+
+NO_ENDS = _Ends(lambda token_ids, out=None: _elsewhere(token_ids), torch.empty(0), _elsewhere)
+"""The ends of stages other than the first."""
+
+
+def _build_ends(spec: ModelSpec, get: WeightSource, dtype: torch.dtype, ranks: Ranks, shard: Shard) -> _Ends:
+    """Builds the first stage's ends. `spec` is the whole model's."""
+    embed = get("model.embed_tokens.weight")
+    head = make_linear(embed if spec.tied_embeddings else get("lm_head.weight"), dtype=dtype)
+    embedding, norm = make_embedding(embed, head, dtype, tied=spec.tied_embeddings), dense(get("model.norm.weight"))
+    if ranks.size == 1:
+        return _Ends(embedding, norm, head)
+    shared = SharedEmbedding(embedding, shard.tokens(spec), ranks)
+    return _Ends(shared, norm, SharedHead(head, spec.vocab_size, ranks))
+
+
+def _build_layer(spec: ModelSpec, index: int, number: int, get: WeightSource, dtype: torch.dtype) -> Layer:
+    """Builds the layer that is `number` in the model, and `index` among the layers of `spec`."""
+
     def tensor(name: str) -> Tensor:
-        return dense(get(f"model.layers.{index}.{name}"))
+        return dense(get(f"model.layers.{number}.{name}"))
 
     def fused(block: str, names: tuple[str, ...], bias: bool) -> Linear:
-        weights = [get(f"model.layers.{index}.{block}.{name}_proj.weight") for name in names]
+        weights = [get(f"model.layers.{number}.{block}.{name}_proj.weight") for name in names]
         biases = torch.cat([tensor(f"{block}.{name}_proj.bias") for name in names]) if bias else None
         return make_linear(weights, biases, dtype)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 import numpy as np
+import numpy.typing as npt
 import structlog
 import torch
 
@@ -20,7 +21,7 @@ from engine.model.peft_config import AdapterError
 from engine.model.peft_folder import PeftFolder, ReadBuffer, read_adapter, read_draft
 from engine.model.peft_loader import LoadedAdapter, TargetShapes, check_peft
 from engine.model.recipes import Recipe, Recipes
-from lora_kernels.layout import AdapterLayout, pack_adapter, plan_layout
+from lora_kernels.layout import AdapterLayout, pack_adapter
 
 log = structlog.get_logger("engine")
 
@@ -126,14 +127,16 @@ class Packer:
         recipes = self._recipes
         recipe = recipes.known(folder) if recipes else None
         if recipe is not None and self._is_sound(recipe, folder.data):
-            return self._describe(folder.adapter_hash, recipe.layout)
+            return self._describe(folder.adapter_hash, recipe.ranks, recipe.layout.num_pages)
         loaded = check_peft(folder, self._shapes)
-        return self._describe(folder.adapter_hash, self._layout(loaded))
+        return self._describe(folder.adapter_hash, loaded.ranks, self._layout(loaded).num_pages)
 
-    def _describe(self, adapter_hash: str, layout: AdapterLayout) -> HostAdapter:
-        num_bytes = layout.num_pages * self._page_elems * self._dtype.itemsize
-        touched = tuple(name for name, ranks in zip(self._shapes.targets, layout.ranks.T, strict=True) if ranks.any())
-        return HostAdapter(adapter_hash, int(layout.ranks.max()), touched, layout.num_pages, num_bytes)
+    def _describe(self, adapter_hash: str, ranks: npt.NDArray[np.int32], num_pages: int) -> HostAdapter:
+        """Describes an adapter of these ranks (int32 [layers, targets]). Pages are of the stage that has the largest,
+        on which the memory for adapters holds fewest."""
+        num_bytes = num_pages * self._shapes.shard.most_elements(self._page_elems) * self._dtype.itemsize
+        touched = tuple(name for name, column in zip(self._shapes.targets, ranks.T, strict=True) if column.any())
+        return HostAdapter(adapter_hash, int(ranks.max()), touched, num_pages, num_bytes)
 
     def _is_sound(self, recipe: Recipe, data: memoryview) -> bool:
         """Returns whether a weights file of the recipe's structure has the right length, and numbers that are finite
@@ -142,7 +145,7 @@ class Packer:
 
         if len(data) != recipe.end:
             return False
-        return is_finite(np.frombuffer(data, recipe.source, offset=recipe.start), float(abs(recipe.scales).max()))
+        return is_finite(np.frombuffer(data, recipe.source, offset=recipe.start), recipe.largest_scale)
 
     @torch.inference_mode()
     def pack(self, folder: PeftFolder) -> PackedAdapter:
@@ -165,8 +168,10 @@ class Packer:
         loaded = check_peft(folder, self._shapes)
         layout = self._layout(loaded)
         part = self._shapes.shard
-        blocks = {place: part.block(place[1], block) for place, block in loaded.blocks.items()}
-        scales = {place: part.scales(place[1], tile) for place, tile in loaded.scales.items()}
+        blocks = {
+            own: part.block(own[1], block) for place, block in loaded.blocks.items() if (own := part.place(place))
+        }
+        scales = {own: part.scales(own[1], tile) for place, tile in loaded.scales.items() if (own := part.place(place))}
         contents = pack_adapter(layout, blocks, self._page_elems, self._dtype, scales)
         return self._packed(folder.adapter_hash, layout, lambda blob: blob.fill(contents))
 
@@ -180,7 +185,8 @@ class Packer:
         return PackedAdapter(adapter_hash, layout, blob)
 
     def _layout(self, loaded: LoadedAdapter) -> AdapterLayout:
-        return plan_layout(loaded.ranks, self._shapes.packed_widths, self._page_elems, loaded.scaled, self._fp8)
+        widths = self._shapes.packed_widths
+        return self._shapes.shard.layout(loaded.ranks, widths, self._page_elems, loaded.scaled, self._fp8)
 
     def _follow(self, recipe: Recipe, data: memoryview, blob: Blob) -> None:
         """Packs an adapter, whose weights file is `data`, into `blob` as its recipe says."""

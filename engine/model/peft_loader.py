@@ -20,7 +20,7 @@ from torch import Tensor
 
 from engine.model.gguf_adapter import MAX_HEADER_BYTES, GgufBase
 from engine.model.lora import TARGETS, target_widths
-from engine.model.parallel.adapters import WHOLE_ADAPTERS, AdapterShard, shard_adapters
+from engine.model.parallel.adapters import WHOLE_ADAPTERS, AdapterShard, Place, shard_adapters
 from engine.model.parallel.shard import WHOLE, Shard
 from engine.model.peft_config import AdapterError, PeftSettings
 from engine.model.peft_dora import BaseLinears, Block, base_linears, fold_magnitude
@@ -40,8 +40,6 @@ KEY = re.compile(
 
 MAGNITUDE = "magnitude_vector"
 NO_GGUF = GgufBase()
-Place = tuple[int, int]
-"""A projection: (layer, target index)."""
 Raw = Mapping[str, Any]
 """A tensor as it is stored in the file: dtype name, shape, data."""
 

@@ -21,7 +21,7 @@ from engine.model.host_memory import Blob
 from engine.model.peft_config import PeftSettings
 from engine.model.peft_folder import PeftFolder
 from engine.model.peft_loader import Place, TargetShapes, pair_tensors
-from lora_kernels.layout import RANK_TILE, SIDE_A, SIDE_B, AdapterLayout, plan_layout
+from lora_kernels.layout import RANK_TILE, SIDE_A, SIDE_B, AdapterLayout
 
 MOST_KNOWN = 64
 """Maximum number of structures remembered, one for each way in which an operator trains. Each is some 100 KB."""
@@ -36,6 +36,9 @@ class Recipe:
     """The way in which adapters of one structure are packed.
 
     Attributes:
+        layout: layout of the rank's part.
+        ranks: int32 [layers, targets], of all layers.
+        largest_scale: the largest LoRA scale of any projection, and at least 1.
         start, end: byte range of the numbers in the weights file.
         source: numpy type in which the numbers are read.
         tiles: int64 [tiles, 6]. Source and destination of each tile; see `pack_tiles`.
@@ -43,6 +46,8 @@ class Recipe:
     """
 
     layout: AdapterLayout
+    ranks: npt.NDArray[np.int32]
+    largest_scale: float
     start: int
     end: int
     source: npt.DTypeLike
@@ -92,30 +97,37 @@ class Recipes:
             return None
         source = SOURCES[types.pop()]
         pairs = pair_tensors(tensors, settings, self._shapes)
-        layout = self._layout(pairs)
+        ranks = self._ranks(pairs)
+        layout = self._shapes.shard.layout(ranks, self._shapes.packed_widths, self._page_elems)
+        largest = max((abs(settings.scale_of(self._shapes.module(place))) for place in pairs), default=1.0)
         rows = list(self._tiles(pairs, settings, layout, np.dtype(source).itemsize))
         if any(raw["data_offsets"][0] % np.dtype(source).itemsize for raw in tensors.values()):
             return None
-        tiles, scales = [tile for tile, _ in rows], [scale for _, scale in rows]
+        tiles, scales = np.array([tile for tile, _ in rows], np.int64), [scale for _, scale in rows]
         end = len(header) + max(raw["data_offsets"][1] for raw in tensors.values())
-        return Recipe(layout, len(header), end, source, np.array(tiles, np.int64), np.array(scales, np.float32))
+        fields = (layout, ranks, max(1.0, largest), len(header), end, source)
+        return Recipe(*fields, tiles.reshape(-1, 6), np.array(scales, np.float32))
 
-    def _layout(self, pairs: Mapping[Place, Mapping[str, Any]]) -> AdapterLayout:
+    def _ranks(self, pairs: Mapping[Place, Mapping[str, Any]]) -> npt.NDArray[np.int32]:
         ranks = np.zeros((self._shapes.layers, len(self._shapes.targets)), dtype=np.int32)
         for place, pair in pairs.items():
             ranks[place] = pair["A"]["shape"][0]
-        return plan_layout(ranks, self._shapes.packed_widths, self._page_elems)
+        return ranks
 
     def _tiles(
         self, pairs: Mapping[Place, Mapping[str, Any]], settings: PeftSettings, layout: AdapterLayout, itemsize: int
     ) -> Iterator[tuple[tuple[int, ...], float]]:
-        """Yields, for each tile, its row of `Recipe.tiles` and its scale. A's rows are copied as they are, B's columns
-        become rows."""
+        """Yields, for each tile of the rank's layers, its row of `Recipe.tiles` and its scale. A's rows are copied as
+        they are, B's columns become rows."""
         widths = self._shapes.packed_widths.tolist()
-        for (layer, target), pair in pairs.items():
-            rank, stride = int(layout.ranks[layer, target]), int(self._shapes.widths[target, 0])
+        for place, pair in pairs.items():
+            own = self._shapes.shard.place(place)
+            if own is None:
+                continue
+            layer, target = own
+            rank, stride = int(layout.ranks[own]), int(self._shapes.widths[target, 0])
             (width_in, width_out), (skip_in, skip_out) = widths[target], self._shapes.shard.starts(target)
-            scale = settings.scale_of(self._shapes.module((layer, target)))
+            scale = settings.scale_of(self._shapes.module(place))
             first_a, first_b = (pair[side]["data_offsets"][0] // itemsize for side in "AB")
             for tile, row in enumerate(range(0, rank, RANK_TILE)):
                 rows = min(RANK_TILE, rank - row)

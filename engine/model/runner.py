@@ -37,15 +37,23 @@ from engine.model.memory import Progress, count_host_pages, count_pages, pick_de
 from engine.model.packing import Packer, load_ahead
 from engine.model.page_uses import PageUses, used_pages
 from engine.model.parallel.ranks import ALONE, Ranks, threads_of_rank
-from engine.model.parallel.shard import Shard
+from engine.model.parallel.stages import find_shard
 from engine.model.peft_loader import target_shapes
 from engine.model.pooler import Pooler
 from engine.model.quantize import open_source
 from engine.model.sampling import HeldTokens, Sample, make_sampler
 from engine.model.scorer import PromptScorer
-from engine.model.sizes import agreed, fill_sizes, has_fp8_kv, max_model_len, stores_fp8
+from engine.model.sizes import (
+    agreed,
+    count_page_bytes,
+    fill_sizes,
+    find_kept_bits,
+    has_fp8_kv,
+    max_model_len,
+    stores_fp8,
+)
 from engine.model.spec import read_spec
-from engine.model.steps import Steps, forward_over, plan_graphs
+from engine.model.steps import make_steps, plan_graphs
 from engine.model.submitted import CudaClock, HostClock, SubmittedStep, WorkClock
 from engine.model.warm_up import LOGPROBS, StepLimits, warm_up
 from engine.model.weights import WeightSource, name_weights
@@ -62,9 +70,10 @@ class ModelRunner:
 
     Attributes:
         config: the configuration, with the sizes that it left to the engine.
-        spec: shape of the model.
+        spec: shape of the model, of which this runner has the part `shard`.
         overlaps: whether steps are planned while the step before is computed: on a GPU, unless configured otherwise.
-        num_pages, block_size, page_bytes: number of pages, and tokens and bytes of each; page 0 is the null page.
+        num_pages, block_size, page_bytes: number of pages, and tokens and bytes of each; page 0 is the null page. With
+            several stages, the bytes are those of the stage that has most layers.
         num_host_pages: number of host pages that the `saves` of plans may use.
         max_model_len: maximum number of tokens of one sequence.
         draft_block: tokens of the draft model's KV in a page; 0 without a draft model.
@@ -87,19 +96,20 @@ class ModelRunner:
         submitted."""
         # torch's own default respects affinity and hyperthreads, but not CPU quotas.
         threads = config.threads or min(torch.get_num_threads(), usable_cores())
-        torch.set_num_threads(threads_of_rank(threads, ranks.size))
+        torch.set_num_threads(threads_of_rank(threads, ranks.count))
         self.ranks = ranks
         config = config.of_rank()
         folder, progress = Path(config.model), on_progress or (lambda *_: None)
         self.spec = read_spec(folder)
-        shard = Shard(ranks.rank, ranks.size)
-        part = shard.spec(self.spec)
         self.device = pick_device(config.device)
         upload_ring(self.device)  # allocated here, because a GPU may stop when memory is pinned
         self.overlaps = config.overlap and self.device.type == "cuda"
         self.dtype = pick_dtype(config.dtype, self.device)
         fp8 = stores_fp8(config.adapter_dtype, self.device, self.dtype)
-        sized = agreed(fill_sizes(config, self.spec, self.device, self.dtype), ranks)
+        bits = find_kept_bits(config, self.spec, self.device, self.dtype)
+        self.shard = shard = find_shard(config, self.spec, bits, ranks.number)
+        part = shard.spec(self.spec)
+        sized = agreed(fill_sizes(config, self.spec, self.device, self.dtype, shard), ranks)
         sized.tell()
         self.config = config = sized.config
         self.block_size = config.block_size
@@ -114,7 +124,7 @@ class ModelRunner:
         kv_codings = None
         if shape.fp8_kv:
             kv_codings = find_kv_codings(folder, config.load_format, self._decoder, self.dtype, self.max_model_len)
-        self.page_bytes = shape.elements * self.dtype.itemsize
+        self.page_bytes = count_page_bytes(config, self.spec, self.device, self.dtype, shard)
         graphs = plan_graphs(config, part, shape, self.dtype, self.device, self.backend, self.max_model_len)
         reserved = graphs.reserved if graphs else sized.reserved
         num_pages = count_pages(config, self.page_bytes, self.device, reserved)
@@ -141,8 +151,7 @@ class ModelRunner:
         self._sampler = make_sampler(self.spec.vocab_size, self.device, self.spec.eos_token_ids, config.max_seqs)
         self.captured = graphs.capture(self._decoder, self._arena, self._sampler, progress) if graphs else None
         captured = self.captured.graphs if self.captured else None
-        forward = forward_over(self._decoder, self._arena, self.backend)
-        self._steps = Steps(forward, self._sampler.last_tokens, captured)
+        self._steps = make_steps(self._decoder, self._arena, self.backend, self._sampler.last_tokens, captured)
         if self.device.type == "cuda":
             self._warm_up(progress)
         self._clock: WorkClock = CudaClock() if self.device.type == "cuda" else HostClock()
@@ -166,14 +175,14 @@ class ModelRunner:
         limits = StepLimits(self.config.max_seqs, self.config.token_budget, self.max_model_len)
         self._pooler.warm_up(self.dtype)
         self._scorer.warm_up(self.dtype, self.spec.hidden_size, LOGPROBS)
-        warm_up(self.spec, self._steps, self._sampler, self._arena, limits, progress)
+        warm_up(self.shard.spec(self.spec), self._steps, self._sampler, self._arena, limits, progress)
 
     def _load_model(self, config: EngineConfig, progress: Progress) -> WeightSource:
         """Sets `_decoder` and `backend`, and returns the weights of the folder."""
         with ThreadPoolExecutor(1, "kernels") as thread:  # Python loads kernels while torch copies weights
             backend = thread.submit(load_kernels, config, self.spec, self.device, self.dtype, progress)
             source = open_source(config, self.spec, self.device)
-            layers = self.spec.layers
+            layers = len(self.shard.layers(self.spec))
             self._decoder = build_decoder(
                 self.spec,
                 source,
@@ -181,6 +190,7 @@ class ModelRunner:
                 self.device,
                 lambda done: progress("loading weights", done, layers),
                 self.ranks,
+                self.shard,
             )
             self.backend = backend.result()
         return source

@@ -43,6 +43,7 @@ class Sized:
         config: the configuration, with `max_seqs`, `token_budget` and `host_adapter_gb` set.
         reasons: the reason for each of these settings, by its name.
         weight_bytes, draft_bytes: bytes of the weights of the model and of the draft model in memory.
+        loaded_bytes: bytes of these that the weights of all ranks take in the memory that is measured.
         draft: the draft model. None means that there is none.
         reserved: bytes of a GPU's memory, besides weights and pages, that steps are expected to need.
     """
@@ -51,6 +52,7 @@ class Sized:
     reasons: dict[str, str]
     weight_bytes: int = 0
     draft_bytes: int = 0
+    loaded_bytes: int = 0
     draft: DraftFolder | None = None
     reserved: int = 0
 
@@ -60,23 +62,26 @@ class Sized:
             log.info("size", setting=f"engine.{name}", value=getattr(self.config, name), reason=reason)
 
 
-def fill_sizes(config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Sized:
+def fill_sizes(
+    config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype, shard: Shard = WHOLE
+) -> Sized:
     """Return the configuration with all sizes. Raises ValueError if the configuration cannot be served on this device
-    or a GPU has too little memory; the message says what to do. `config` and the sizes are one rank's (see
-    `EngineConfig.of_rank`), `spec` is the whole model's."""
-    shard, whole = Shard(0, config.tensor_parallel), spec
-    spec = shard.spec(spec)
-    page_bytes = page_shape(spec, config.block_size, has_fp8_kv(config, dtype, device)).elements * dtype.itemsize
-    chosen = chosen_sizes(config, page_bytes)
-    weight_bytes = count_weight_bytes(whole, find_kept_bits(config, whole, device, dtype), shard)
+    or a GPU has too little memory; the message says what to do. `config` and the sizes are those of one rank, which has
+    `shard` (see `EngineConfig.of_rank`); `spec` is the whole model's."""
+    whole, spec = spec, shard.spec(spec)
+    page_bytes = count_page_bytes(config, whole, device, dtype, shard)
+    chosen, bits = chosen_sizes(config, page_bytes), find_kept_bits(config, whole, device, dtype)
+    weight_bytes = count_weight_bytes(whole, bits, shard)
     draft, draft_bytes = find_draft(config, spec, device), 0
     if draft is not None:
         draft_bytes = count_weight_bytes(draft.spec, find_kept_bits(*draft, device, dtype))
     if device.type == "cpu":
-        loaded = config.tensor_parallel * (weight_bytes + draft_bytes)  # all ranks' are in this memory
+        # All ranks' weights are in this memory.
+        loaded = sum(count_weight_bytes(whole, bits, one) for one in shard.everyone) + draft_bytes
         pool = count_pages(config, page_bytes, device, loaded) * page_bytes
         sized = with_sizes(config, device, cpu_sizes(chosen), loaded + pool)
-        return replace(sized, weight_bytes=weight_bytes, draft_bytes=draft_bytes, draft=draft)
+        sized = replace(sized, weight_bytes=weight_bytes, draft_bytes=draft_bytes, draft=draft)
+        return replace(sized, loaded_bytes=loaded)
     from engine.model.graph_plan import expected_bytes, row_bytes  # a machine without CUDA may have no triton
 
     model = Model(weight_bytes, dtype.itemsize, page_bytes // config.block_size, row_bytes(spec, dtype))
@@ -84,7 +89,7 @@ def fill_sizes(config: EngineConfig, spec: ModelSpec, device: torch.device, dtyp
     steps = gpu_sizes(find_gpu(device, dtype), model, chosen, expected)
     sized = with_sizes(config, device, steps)
     reserved = expected(sized.config.max_seqs, sized.config.token_budget)
-    return replace(sized, weight_bytes=weight_bytes, reserved=reserved)
+    return replace(sized, weight_bytes=weight_bytes, loaded_bytes=weight_bytes, reserved=reserved)
 
 
 def agreed(sized: Sized, ranks: Ranks) -> Sized:
@@ -92,7 +97,7 @@ def agreed(sized: Sized, ranks: Ranks) -> Sized:
     config = sized.config
     own = (config.max_seqs, config.token_budget, int(config.host_adapter_gb * GIB))
     seqs, tokens, adapters = ranks.least(own)
-    if ranks.size > 1:
+    if ranks.count > 1:
         config = replace(config, max_seqs=seqs, token_budget=tokens, host_adapter_gb=adapters / GIB)
     return replace(sized, config=config)
 
@@ -172,11 +177,20 @@ def has_fp8_kv(config: EngineConfig, dtype: torch.dtype, device: torch.device) -
     return True
 
 
-def adapter_bytes_per_rank(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int:
-    """Return the bytes of an adapter of rank 1 on all projections, as the page pool (of each rank) holds it."""
+def count_page_bytes(
+    config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype, shard: Shard = WHOLE
+) -> int:
+    """Return the bytes of a page of the stage that has most layers. `spec` is the whole model's."""
+    most = replace(shard.spec(spec), layers=shard.most_layers(spec))
+    return page_shape(most, config.block_size, has_fp8_kv(config, dtype, device)).elements * dtype.itemsize
+
+
+def adapter_bytes_per_rank(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, shard: Shard = WHOLE) -> int:
+    """Return the bytes of an adapter of rank 1 on all projections, as the page pool of each rank holds it: of the stage
+    that has most layers."""
     itemsize = 1 if config.adapter_dtype == "fp8" else dtype.itemsize
-    part = shard_adapters(Shard(0, config.tensor_parallel), spec)
-    return int(part.widths(target_widths(spec)).sum()) * spec.layers * itemsize
+    part = shard_adapters(shard, spec)
+    return int(part.widths(target_widths(spec)).sum()) * shard.most_layers(spec) * itemsize
 
 
 def max_model_len(config: EngineConfig, spec: ModelSpec) -> int:

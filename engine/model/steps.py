@@ -13,6 +13,7 @@ from engine.config import EngineConfig
 from engine.model.arena import Arena, PageShape
 from engine.model.batch import BatchInput, HostBatch
 from engine.model.decoder import Decoder, StepOutput
+from engine.model.parallel.pipeline import Pipeline
 from engine.model.spec import ModelSpec
 from lora_kernels.backend import Backend
 
@@ -63,6 +64,15 @@ def forward_over(decoder: Decoder, arena: Arena, backend: Backend) -> Forward:
     return partial(decoder.run, arena=arena, backend=backend)
 
 
+def make_steps(
+    decoder: Decoder, arena: Arena, backend: Backend, last_tokens: Tensor, graphs: StepGraphs | None
+) -> Steps | Pipeline:
+    """Returns what computes a rank's steps: alone, with the other ranks of the only stage, or with other stages."""
+    if stage := decoder.ranks.stage:
+        return Pipeline(decoder, arena, backend, last_tokens, stage)
+    return Steps(forward_over(decoder, arena, backend), last_tokens, graphs)
+
+
 def plan_graphs(
     config: EngineConfig,
     spec: ModelSpec,
@@ -72,9 +82,9 @@ def plan_graphs(
     backend: Backend,
     max_model_len: int,
 ) -> GraphPlan | None:
-    """Plans the CUDA graphs of steps. None means that steps are launched kernel by kernel: on a CPU, or if so
-    configured. Raises TypeError if a GPU's backend is not Triton."""
-    if not config.graphs or device.type != "cuda":
+    """Plans the CUDA graphs of steps. None means that steps are launched kernel by kernel: on a CPU, in stages, or if
+    so configured. Raises TypeError if a GPU's backend is not Triton."""
+    if not config.graphs or device.type != "cuda" or config.pipeline_parallel > 1:
         return None
     # Imported here: a machine without CUDA may have no triton.
     from engine.model.graph_plan import make_plan

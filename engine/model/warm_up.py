@@ -21,6 +21,7 @@ from engine.model.batch import HostBatch
 from engine.model.host_memory import Blob
 from engine.model.lora import TARGETS, target_widths
 from engine.model.memory import Progress
+from engine.model.parallel.pipeline import Pipeline
 from engine.model.sampling import SlotSampler
 from engine.model.spec import ModelSpec
 from engine.model.steps import Steps
@@ -106,7 +107,7 @@ KINDS: Mapping[str, Kind] = {
 
 def warm_up(
     spec: ModelSpec,
-    steps: Steps,
+    steps: Steps | Pipeline,
     sampler: SlotSampler,
     arena: Arena,
     limits: StepLimits,
@@ -140,12 +141,13 @@ def _load_adapter(spec: ModelSpec, arena: Arena) -> int:
     return arena.adapter_slot(NAME)
 
 
-def _run(steps: Steps, sampler: SlotSampler, step: PaddedStep, adapter_slot: int, block_size: int) -> None:
+def _run(steps: Steps | Pipeline, sampler: SlotSampler, step: PaddedStep, adapter_slot: int, block_size: int) -> None:
     sampler.add(NAME, step.params, (0,), 1)
     try:
         batch = _padding(step, adapter_slot, block_size)
         output = steps.compute(batch, steps.find(batch))
-        sampler.start(output.logits, (NAME,))
+        if output is not None:  # None in stages after the first
+            sampler.start(output.logits, (NAME,))
     finally:
         sampler.remove(NAME)
 

@@ -119,8 +119,8 @@ def _memory_warnings(engine: EngineConfig, found: Capacity, ranks: Sequence[int]
             f"engine.prefix_caching has no room: {found.max_seqs} sequences of {CACHED_TOKENS} tokens take most "
             "pages: raise engine.memory_gb, or lower engine.max_seqs"
         )
-    taken, swap = engine.tensor_parallel * found.host_pages * found.page_bytes, engine.swap_gb * GIB
-    if swap - taken > max(engine.tensor_parallel * found.page_bytes, 0.01 * swap):
+    taken, swap = engine.ranks * found.host_pages * found.page_bytes, engine.swap_gb * GIB
+    if swap - taken > max(engine.ranks * found.page_bytes, 0.01 * swap):
         yield (
             f"engine.swap_gb is {engine.swap_gb:g}, but only {taken / GIB:.2f} GiB are taken, a quarter of the free "
             "memory: lower it, or free memory"

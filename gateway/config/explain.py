@@ -84,6 +84,9 @@ def _engine(config: ModelSettings, engine: Mapping[str, Any]) -> Iterator[tuple[
     weights = f"{gib:.2f} GiB of weights ({engine['weights']}), {bits:.3g} bits each"
     if engine["ranks"] > 1:
         weights += f", on each of {engine['ranks']} ranks, as all sizes below"
+    if len(stages := engine["stages"]) > 1:
+        parts = (f"{stage['layers']} with {stage['weight_bytes'] / GIB:.2f} GiB" for stage in stages)
+        weights += f": those of the largest stage; layers of the stages: {', '.join(parts)}"
     yield "model", f"{config.model.source} ({engine['architecture']}), {weights}"
     if "draft_block" in engine:
         held = f"{engine['draft_block']} tokens of its KV in a page that nothing else needs"

@@ -156,7 +156,7 @@ def divided(config: EngineConfig, replicas: int) -> Iterator[tuple[EngineConfig,
     if replicas < 2:
         return
     gpus = visible_gpus(os.environ) if config.device != "cpu" else ()
-    each = config.tensor_parallel
+    each = config.ranks
     if gpus and len(gpus) < replicas * each:
         raise StartError(f"engine.replicas is {replicas}, and there are {len(gpus)} GPUs: each engine takes {each}")
     threads = config.threads or max(1, usable_cores() // replicas)

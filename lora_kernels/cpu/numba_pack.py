@@ -31,12 +31,13 @@ def pack_tiles(
 
     Args:
         source: bf16 as uint16, or fp32.
-        tiles: int64 [1 or more, 6]. (first index in `source`, distance of rows and of columns there, number of rows and
+        tiles: int64 [tiles, 6]. (first index in `source`, distance of rows and of columns there, number of rows and
             of columns, first index in `out`, where a tile is stored row by row).
         scales: fp32 [tiles].
         out: bf16 as uint16, or fp32.
     """
-    _pack(source, tiles, scales, out, source.dtype == np.uint16, out.dtype == np.uint16)
+    if len(tiles):
+        _pack(source, tiles, scales, out, source.dtype == np.uint16, out.dtype == np.uint16)
 
 
 def is_finite(source: npt.NDArray[np.uint16] | npt.NDArray[np.float32], scale: float) -> bool:

@@ -25,7 +25,7 @@ class RankThread:
 
     def _run(self, store, config):
         try:
-            follow(self._theirs, config, join_ranks(store, self.rank, config.tensor_parallel, torch.device("cpu")))
+            follow(self._theirs, config, join_ranks(store, self.rank, config, torch.device("cpu")))
         finally:
             self._theirs.close()
 
@@ -46,9 +46,9 @@ class RankThread:
 
 def start_rank_threads(config):
     """Return what `start_ranks` returns."""
-    store, size = HashStore(), config.tensor_parallel
-    others = [RankThread(rank, store, config) for rank in range(1, size)]
-    runner = ModelRunner(config, ranks=join_ranks(store, 0, size, torch.device("cpu")))
+    store = HashStore()
+    others = [RankThread(rank, store, config) for rank in range(1, config.ranks)]
+    runner = ModelRunner(config, ranks=join_ranks(store, 0, config, torch.device("cpu")))
     for other in others:
         other.receive()
     leader = Leader(runner, others)

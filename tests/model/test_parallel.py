@@ -5,31 +5,35 @@ from collections import defaultdict
 from dataclasses import replace
 from math import prod
 
+import numpy as np
 import pytest
 import torch
 from rank_threads import start_rank_threads
 from safetensors.torch import load_file, save_file
 from tiny_llama import save_llama
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Speculation
 from engine.core.check import leftovers, violations
 from engine.core.commands import AdapterFetched, FetchCancelled, FetchFailed, Submit
 from engine.core.config import CoreConfig, Scheduling
 from engine.core.state import EngineState
-from engine.core.types import Lane, Request, SamplingParams
+from engine.core.types import Admission, Lane, Request, SamplingParams, ScheduledChunk
 from engine.engine import Engine
 from engine.explain import explain
+from engine.model.batch import BatchState
 from engine.model.checkpoints.stored import WeightsError
 from engine.model.parallel.leader import Leader
 from engine.model.parallel.messages import Drop
+from engine.model.parallel.pipeline import WEIGHT_ROWS, cut_rows, split_batch
 from engine.model.parallel.shard import Shard
+from engine.model.parallel.stages import find_shard, split_layers
 from engine.model.runner import ModelRunner
 from engine.model.sizes import count_weights
 from engine.model.spec import read_spec
 from engine.model.weights import open_weights, parameter_shapes
 from lora_kernels.quantized import INT8, dense, quantize
 
-HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, LAYERS, VOCAB = 64, 96, 8, 2, 16, 2, 97
+HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, LAYERS, VOCAB = 64, 96, 8, 2, 16, 5, 97
 WIDTHS = {
     "self_attn.q_proj": (HIDDEN, HEADS * HEAD_DIM),
     "self_attn.k_proj": (HIDDEN, KV_HEADS * HEAD_DIM),
@@ -40,7 +44,7 @@ WIDTHS = {
     "mlp.down_proj": (INNER, HIDDEN),
 }
 RANKS = (1, 2, 5, 8, 16, 17, 3, 4)
-DORA = 3
+DORA, LAST_LAYER = 3, 6
 SIZES = {"num_pages": 90, "block_size": 16, "max_seqs": 6, "token_budget": 40}
 
 
@@ -54,6 +58,7 @@ def model(tmp_path_factory):
         256,
         num_attention_heads=HEADS,
         num_key_value_heads=KV_HEADS,
+        num_hidden_layers=LAYERS,
         head_dim=HEAD_DIM,
         attention_bias=True,
         mlp_bias=True,
@@ -69,18 +74,19 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory):
-    """Eight adapters of all projections; one of them is a DoRA adapter."""
+    """Eight adapters of all projections; one of them is a DoRA adapter, and another one is of the last layer only."""
     folders = []
     for seed, rank in enumerate(RANKS):
         folders.append(tmp_path_factory.mktemp("adapters") / str(seed))
-        _save_adapter(folders[-1], rank, seed, use_dora=seed == DORA)
+        layers = [LAYERS - 1] if seed == LAST_LAYER else range(LAYERS)
+        _save_adapter(folders[-1], rank, seed, layers, use_dora=seed == DORA)
     return folders
 
 
-def _save_adapter(folder, rank, seed, use_dora):
+def _save_adapter(folder, rank, seed, layers, use_dora):
     folder.mkdir()
     generator, tensors = torch.Generator().manual_seed(seed), {}
-    for layer in range(LAYERS):
+    for layer in layers:
         for module, (width, out) in WIDTHS.items():
             path = f"base_model.model.model.layers.{layer}.{module}"
             tensors[f"{path}.lora_A.weight"] = torch.randn(rank, width, generator=generator) / 4
@@ -89,6 +95,7 @@ def _save_adapter(folder, rank, seed, use_dora):
                 tensors[f"{path}.lora_magnitude_vector"] = torch.rand(out, generator=generator) + 1
     targets = [module.split(".")[1] for module in WIDTHS]
     settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets, "use_dora": use_dora}
+    settings["layers_to_transform"] = list(layers)
     (folder / "adapter_config.json").write_text(json.dumps(settings))
     save_file(tensors, folder / "adapter_model.safetensors")
 
@@ -96,7 +103,7 @@ def _save_adapter(folder, rank, seed, use_dora):
 class Engines:
     """An engine of one or several ranks, and what it says."""
 
-    def __init__(self, model, adapters, size, start=start_rank_threads, **core):
+    def __init__(self, model, adapters, size, stages=1, start=start_rank_threads, **core):
         self.config = EngineConfig(
             str(model),
             dtype="float32",
@@ -105,9 +112,10 @@ class Engines:
             host_adapter_gb=0.05,
             threads=1,
             tensor_parallel=size,
+            pipeline_parallel=stages,
             **SIZES,
         )
-        if size > 1:
+        if self.config.ranks > 1:
             self.runner, executor = start(self.config)
         else:
             self.runner = executor = ModelRunner(self.config)
@@ -176,10 +184,12 @@ def alone(model, adapters):
     return engines
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_tokens_of_several_ranks_equal_those_of_one_device(model, adapters, alone, size):
-    """Also what vLLM got wrong: adapters that are evicted and loaded again are the same on all ranks (vllm#20873)."""
-    engines = Engines(model, adapters, size, max_adapter_pages=60, scheduling=Scheduling(preemption="swap"))
+@pytest.mark.parametrize(("size", "stages"), [(2, 1), (4, 1), (1, 2), (2, 2)])
+def test_tokens_of_several_ranks_equal_those_of_one_device(model, adapters, alone, size, stages, monkeypatch):
+    """Also what vLLM got wrong: adapters that are evicted and loaded again are the same on all ranks (vllm#20873).
+    Stages have different numbers of layers, and some steps have three micro-batches."""
+    monkeypatch.setitem(WEIGHT_ROWS, "cpu", 4)
+    engines = Engines(model, adapters, size, stages, max_adapter_pages=60, scheduling=Scheduling(preemption="swap"))
     converse(engines)
     counters = engines.engine.state.counters
     assert counters.preemptions and counters.pages_restored and counters.adapter_evictions
@@ -205,6 +215,60 @@ def test_a_rank_has_its_part_of_the_memory(model, adapters):
     assert part["page_bytes"] * 2 == alone["page_bytes"]
 
 
+def test_a_stage_has_its_layers(model, adapters):
+    """The stages' parts are the model, and the first has its ends as well."""
+    config = EngineConfig(str(model), dtype="float32", device="cpu", pipeline_parallel=2, **SIZES)
+    spec, whole = read_spec(model), explain(replace(config, pipeline_parallel=1))
+    both = find_shard(config, spec, lambda name: 32).everyone
+    assert [len(shard.layers(spec)) for shard in both] == [2, 3]
+    first, second = (shard.shapes(spec) for shard in both)
+    assert not first.keys() & second.keys()
+    assert first | second == parameter_shapes(spec)
+    assert "model.norm.weight" in first
+    part = explain(config)
+    held = [4 * count_weights(spec, shard) for shard in both]
+    assert part["stages"] == [{"layers": 2, "weight_bytes": held[0]}, {"layers": 3, "weight_bytes": held[1]}]
+    assert sum(held) == whole["weight_bytes"] and part["weight_bytes"] == max(held)
+    assert part["page_bytes"] == whole["page_bytes"] * 3 // 5
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ends", "stages", "lengths"),
+    [
+        ([1] * 5, 0, 2, [2, 3]),
+        ([1] * 5, 2, 2, [2, 3]),
+        ([1] * 80, 2.5, 4, [18, 20, 21, 21]),
+        ([1, 1, 3, 1], 0, 3, [2, 1, 1]),
+    ],
+)
+def test_the_largest_stage_is_as_small_as_possible(sizes, ends, stages, lengths):
+    split = split_layers(sizes, ends, stages)
+    assert [layer for layers in split for layer in layers] == list(range(len(sizes)))
+    assert sorted(map(len, split)) == sorted(lengths)
+
+
+def test_micro_batches_have_the_rows_of_a_step():
+    """A chunk is cut, but not after its first row."""
+    state = BatchState(4, 64, 16)
+    chunks = []
+    for number, (start, length) in enumerate([(3, 1), (9, 1), (0, 7), (16, 8)]):
+        tokens = tuple(range(100 * number, 100 * number + start + length))
+        pages = tuple(range(1 + 4 * number, 5 + 4 * number))
+        admission = Admission(str(number), tokens, len(tokens), start, pages, None, SamplingParams())
+        state.admit(admission, number - 1)
+        chunks.append(ScheduledChunk(str(number), start, length, (), samples=True))
+    batch = state.gather(chunks)
+    cuts = cut_rows(batch, 6)
+    assert cuts == [0, 2, 6, 8, 11, 14, 17]
+    parts = list(split_batch(batch, cuts))
+    for name in ("token_ids", "positions", "kv_slots"):
+        assert np.concatenate([getattr(part, name) for part in parts]).tolist() == getattr(batch, name).tolist()
+    assert [part.query_starts.tolist() for part in parts] == [[0, 1, 2], [0, 4], [0, 2], [0, 1, 3], [0, 3], [0, 3]]
+    assert [part.contexts.tolist() for part in parts] == [[4, 10], [4], [6], [7, 18], [21], [24]]
+    assert [part.segments.adapter_slots.tolist() for part in parts] == [[0], [1], [1], [1, 2], [2], [2]]
+    assert cut_rows(batch, 5) == [0, 2, 7, 9, 14, 17]  # 3 and 10 would end parts with a chunk's first row
+
+
 @pytest.mark.parametrize(
     ("changes", "size", "message"),
     [
@@ -216,6 +280,14 @@ def test_a_rank_has_its_part_of_the_memory(model, adapters):
 def test_what_cannot_be_divided_is_refused(model, changes, size, message):
     with pytest.raises(ValueError, match=message):
         Shard(0, size).spec(replace(read_spec(model), **changes))
+
+
+def test_more_stages_than_layers_are_refused(model):
+    config = EngineConfig(str(model), device="cpu", pipeline_parallel=6)
+    with pytest.raises(ValueError, match=r"engine\.pipeline_parallel 6 is more than the model's 5 layers"):
+        explain(config)
+    with pytest.raises(ValueError, match=r"engine\.pipeline_parallel 2 does not work with a draft model"):
+        EngineConfig(str(model), pipeline_parallel=2, speculation=Speculation(model))
 
 
 def test_blocks_of_quantised_weights_stay_whole(model):

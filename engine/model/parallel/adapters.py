@@ -1,4 +1,4 @@
-"""Which part of an adapter a rank has: that of its part of the base model's projections.
+"""Which part of an adapter a rank has: that of its part of the base model's projections, in its stage's layers.
 
 A projection of which the rank has some outputs needs all of A and these outputs of B. One of which it has some inputs
 needs these inputs of A and all of B: since B (A1 x1 + A2 x2) = B A1 x1 + B A2 x2, each rank adds its own delta to its
@@ -7,7 +7,7 @@ part of the base output, and the sum over ranks that the base model needs anyway
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,10 @@ from torch import Tensor
 from engine.model.lora import TARGETS
 from engine.model.parallel.shard import Cut, Shard
 from engine.model.spec import ModelSpec
+from lora_kernels.layout import AdapterLayout, plan_layout
+
+Place = tuple[int, int]
+"""A projection: (layer, target index)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +28,48 @@ class AdapterShard:
 
     Attributes:
         cuts: the part of each projection, in the order of the LoRA table. Empty means that it is all of each.
-        is_first: whether this is rank 0, on which what is added to sums over ranks is added.
+        is_first: whether this is rank 0 of its stage, on which what is added to sums over ranks is added.
+        stages: the layers of each stage. Empty means that one stage has all layers.
+        stage: number of the rank's stage.
     """
 
     cuts: tuple[Cut, ...] = ()
     is_first: bool = True
+    stages: tuple[range, ...] = ()
+    stage: int = 0
+
+    def place(self, place: Place) -> Place | None:
+        """Returns the place of a projection among the rank's layers. None means that another stage has its layer."""
+        if not self.stages:
+            return place
+        layer, own = place[0], self.stages[self.stage]
+        return (layer - own.start, place[1]) if layer in own else None
+
+    def most_elements(self, page_elems: int) -> int:
+        """Returns the elements of a page of the stage that has most layers, from those of this rank's."""
+        if not self.stages:
+            return page_elems
+        return page_elems // len(self.stages[self.stage]) * max(map(len, self.stages))
+
+    def layout(
+        self,
+        ranks: npt.NDArray[np.int32],
+        widths: npt.NDArray[np.int32],
+        page_elems: int,
+        scaled: npt.NDArray[np.bool_] | None = None,
+        fp8: bool = False,
+    ) -> AdapterLayout:
+        """Returns the layout of an adapter's part: see `plan_layout`. `ranks` and `scaled` are those of all layers,
+        `widths` the rank's part. Pages have the same ids in every stage, so that the layout has as many as the stage
+        that needs most of them."""
+        if not self.stages:
+            return plan_layout(ranks, widths, page_elems, scaled, fp8)
+        layer_elems, layouts = page_elems // len(self.stages[self.stage]), []
+        for layers in self.stages:
+            part = slice(layers.start, layers.stop)
+            own_scaled = None if scaled is None else scaled[part]
+            layouts.append(plan_layout(ranks[part], widths, layer_elems * len(layers), own_scaled, fp8))
+        return replace(layouts[self.stage], num_pages=max(layout.num_pages for layout in layouts))
 
     def widths(self, widths: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """Returns (in_features, out_features) of the part of each projection, int32 [targets, 2], from those of the
@@ -72,6 +113,5 @@ WHOLE_ADAPTERS = AdapterShard()
 
 def shard_adapters(shard: Shard, spec: ModelSpec) -> AdapterShard:
     """Returns a rank's part of the adapters of a model, whose whole shape is `spec`."""
-    if shard.size == 1:
-        return WHOLE_ADAPTERS
-    return AdapterShard(tuple(shard.columns(target, spec) for target in TARGETS), shard.rank == 0)
+    cuts = tuple(shard.columns(target, spec) for target in TARGETS) if shard.size > 1 else ()
+    return AdapterShard(cuts, shard.rank == 0, shard.stages, shard.stage)

@@ -98,7 +98,7 @@ def main() -> None:
     if device.type == "cuda":
         torch.cuda.set_device(rank)
     connection.send(Joining())
-    ranks = join_ranks(FileStore(store, config.tensor_parallel), rank, config.tensor_parallel, device)
+    ranks = join_ranks(FileStore(store, config.ranks), rank, config, device)
     try:
         follow(_Inbox(connection), config, ranks)
     except Exception:

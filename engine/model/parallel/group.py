@@ -88,11 +88,11 @@ def start_ranks(config: EngineConfig, on_progress: Progress) -> tuple[ModelRunne
     from torch.distributed import FileStore
 
     folder = Path(tempfile.mkdtemp(prefix="loralane-ranks-"))
-    others = [RankProcess(rank, folder / "store", config) for rank in range(1, config.tensor_parallel)]
+    others = [RankProcess(rank, folder / "store", config) for rank in range(1, config.ranks)]
     try:
         device = pick_device(config.device)
         _await(others)  # one that never joins would keep the others waiting
-        ranks = join_ranks(FileStore(str(folder / "store"), len(others) + 1), 0, len(others) + 1, device)
+        ranks = join_ranks(FileStore(str(folder / "store"), config.ranks), 0, config, device)
         runner = ModelRunner(config, on_progress, ranks=ranks)
         leader = Leader(runner, others)
         _await(others)

@@ -1,14 +1,21 @@
-"""The collective operations of the ranks that compute one model together."""
+"""The operations in which the ranks that compute one model together take part.
+
+The ranks of a stage have parts of the same layers, and exchange sums. Stages have different layers, and pass rows on: a
+rank's rows go to the rank of the same place in the next stage, and from the last stage back to the first.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from engine.config import EngineConfig
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -18,21 +25,81 @@ COLLECTIVE_S = 300.0
 to start. A rank whose process has ended closes its connections, which the others notice at once."""
 
 
-class Ranks:
-    """This rank's place among the ranks of one engine, and the operations in which all of them take part, in the same
-    order. With one rank, each operation returns its input.
+class Link:
+    """A connection from a rank of one stage to one of the next, through which rows pass in the order in which they are
+    sent. `group` is a process group of the two, the sender first."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._sent: list[tuple[Tensor, Any]] = []
+
+    def send(self, rows: Tensor) -> None:
+        """Starts to send a tensor, which the caller must not change before `finish`."""
+        self._sent.append((rows, self._group.send([rows], 1, 0)))
+
+    def receive(self, rows: Tensor) -> None:
+        """Overwrites a tensor by the next one that was sent, of the same shape."""
+        self._group.recv([rows], 0, 0).wait()
+
+    def finish(self) -> None:
+        """Waits until all tensors have been sent."""
+        for _, work in self._sent:
+            work.wait()
+        self._sent.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage's place among the stages of a pipeline, which pass rows on in a ring.
 
     Attributes:
-        rank: number of this rank, from 0.
-        size: number of ranks.
+        number, count: number of the stage, from 0, and of all stages.
+        everyone: process group of all ranks of all stages.
+        before, after: links from the stage before, for the first stage the last, and to the stage after.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, group: Any = None, device: torch.device | None = None) -> None:
-        """`group` is a process group of torch.distributed; None is for one rank. `device` is where tensors lie."""
+    number: int
+    count: int
+    everyone: Any
+    before: Link
+    after: Link
+
+
+class Ranks:
+    """This rank's place among the ranks of one engine, and the operations in which the ranks of its stage take part, in
+    the same order. With one rank, each operation returns its input.
+
+    Attributes:
+        rank: number of this rank in its stage, from 0.
+        size: number of ranks of each stage.
+        stage: the rank's stage in a pipeline. None means that every rank has all layers.
+    """
+
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        group: Any = None,
+        device: torch.device | None = None,
+        stage: Stage | None = None,
+    ) -> None:
+        """`group` is a process group of torch.distributed, of the stage's ranks; None is for one rank. `device` is
+        where tensors lie."""
         self.rank = rank
         self.size = size
+        self.stage = stage
         self._group = group
         self._device = device or torch.device("cpu")
+
+    @property
+    def number(self) -> int:
+        """Number of this rank among all ranks of all stages."""
+        return self.rank + (self.stage.number * self.size if self.stage else 0)
+
+    @property
+    def count(self) -> int:
+        """Number of all ranks of all stages."""
+        return self.size * (self.stage.count if self.stage else 1)
 
     def sum(self, part: Tensor) -> Tensor:
         """Returns the sum of all ranks' tensors [num_rows, width], computed in fp32 and rounded to their dtype.
@@ -63,44 +130,68 @@ class Ranks:
         return parts.transpose(0, 1).flatten(1)[:, :width].contiguous()
 
     def least(self, values: Sequence[int]) -> list[int]:
-        """Returns, for each value, the least that any rank has at its place."""
-        if self.size == 1:
+        """Returns, for each value, the least that any rank of any stage has at its place."""
+        if self.count == 1:
             return list(values)
-        return self._gather(torch.tensor(values, device=self._device)).amin(0).tolist()
+        everyone = self.stage.everyone if self.stage else self._group
+        return _gather(everyone, self.count, torch.tensor(values, device=self._device)).amin(0).tolist()
 
     def share(self, tensor: Tensor) -> None:
-        """Overwrites the tensor of every other rank by that of rank 0."""
+        """Overwrites the tensor of every other rank of the stage by that of its rank 0."""
         if self.size > 1:
             self._group.broadcast([tensor], 0).wait()
 
     def _gather(self, part: Tensor) -> Tensor:
-        """Returns all ranks' tensors, which have one shape, [size, *part.shape]."""
-        parts = part.new_empty(self.size * part.numel())
-        self._group._allgather_base(parts, part.contiguous().view(-1)).wait()
-        return parts.view(self.size, *part.shape)
+        return _gather(self._group, self.size, part)
 
 
 ALONE = Ranks()
-"""The only rank of an engine without tensor parallelism."""
+"""The only rank of an engine."""
 
 
-def join_ranks(store: Store, rank: int, size: int, device: torch.device) -> Ranks:
-    """Returns this rank's `Ranks` once all `size` ranks have called this with the same `store`: connected through NCCL
-    on GPUs, else through gloo on the loopback interface."""
+def join_ranks(store: Store, number: int, config: EngineConfig, device: torch.device) -> Ranks:
+    """Returns the `Ranks` of rank `number` once all ranks of the configuration have called this with the same `store`:
+    connected through NCCL on GPUs, else through gloo on the loopback interface."""
+    size, stages = config.tensor_parallel, config.pipeline_parallel
+    stage, rank = divmod(number, size)
+    everyone = _connect(store, "all", number, size * stages, device)
+    if stages == 1:
+        return Ranks(rank, size, everyone, device)
+    group = _connect(store, f"stage {stage}", rank, size, device) if size > 1 else None
+    # A group of its own for each link: NCCL keeps the order of operations in a group, and sends must not wait for
+    # results that are to be received.
+    links: dict[bool, Link] = {}
+    for sender in range(stages):
+        ends = (sender, (sender + 1) % stages)
+        if stage in ends:
+            is_sender = stage == sender
+            links[is_sender] = Link(_connect(store, f"link {sender} {rank}", ends.index(stage), 2, device))
+    return Ranks(rank, size, group, device, Stage(stage, stages, everyone, links[False], links[True]))
+
+
+def _connect(store: Store, name: str, rank: int, size: int, device: torch.device) -> Any:
+    """Returns a process group of torch.distributed, once all its ranks have called this with its name."""
     import torch.distributed as dist
 
-    timeout = timedelta(seconds=COLLECTIVE_S)
+    store, timeout = dist.PrefixStore(name, store), timedelta(seconds=COLLECTIVE_S)
     if device.type == "cuda":
         nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined,unused-ignore]  # torch for a CPU has none
-        return Ranks(rank, size, nccl(store, rank, size, timeout), device)
+        return nccl(store, rank, size, timeout)
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._timeout = timeout
     options._threads = 1
     options._devices = [gloo.create_device(hostname="127.0.0.1")]
-    return Ranks(rank, size, gloo(store, rank, size, options), device)
+    return gloo(store, rank, size, options)
 
 
-def threads_of_rank(threads: int, size: int) -> int:
-    """Returns how many of an engine's CPU threads each of `size` ranks on one machine uses."""
-    return max(1, threads // size)
+def _gather(group: Any, size: int, part: Tensor) -> Tensor:
+    """Returns the tensors of a group's ranks, which have one shape, [size, *part.shape]."""
+    parts = part.new_empty(size * part.numel())
+    group._allgather_base(parts, part.contiguous().view(-1)).wait()
+    return parts.view(size, *part.shape)
+
+
+def threads_of_rank(threads: int, count: int) -> int:
+    """Returns how many of an engine's CPU threads each of `count` ranks on one machine uses."""
+    return max(1, threads // count)

@@ -1,9 +1,10 @@
-"""Which part of each parameter, and of a model's heads, a rank has."""
+"""Which layers, and which part of each of their parameters and heads, a rank has."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from engine.model.weights import WeightSource, parameter_shapes
 from lora_kernels.fp8 import Fp8Weight
 from lora_kernels.quantized import QuantizedWeight, Weight
 
+LAYER = re.compile(r"model\.layers\.(?P<number>\d+)\.")
 PROJECTION = re.compile(r"\.(?P<module>[a-z]+_proj)\.(?P<kind>weight|bias)$")
 BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 """Projections of which each rank computes some outputs, from all inputs. Each rank computes all outputs of the others,
@@ -35,16 +37,46 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of a model that one of `size` ranks has."""
+    """The part of a model that one rank has: of the layers of its stage, which `size` ranks compute together, its part
+    of every large weight. The first stage has the embedding, the final norm and the head as well.
+
+    Attributes:
+        stages: the layers of each stage. Empty means that one stage has all layers.
+        stage: number of the rank's stage.
+    """
 
     rank: int = 0
     size: int = 1
+    stages: tuple[range, ...] = ()
+    stage: int = 0
+
+    @property
+    def everyone(self) -> list[Shard]:
+        """The parts of all ranks, in their order."""
+        places = product(range(max(1, len(self.stages))), range(self.size))
+        return [replace(self, stage=stage, rank=rank) for stage, rank in places]
+
+    def layers(self, spec: ModelSpec) -> range:
+        """Returns the layers of the rank's stage."""
+        return self.stages[self.stage] if self.stages else range(spec.layers)
+
+    def most_layers(self, spec: ModelSpec) -> int:
+        """Returns the number of layers of the stage that has most."""
+        return max(map(len, self.stages), default=spec.layers)
+
+    def has(self, name: str) -> bool:
+        """Returns whether the rank's stage has a parameter."""
+        if not self.stages:
+            return True
+        found = LAYER.match(name)
+        return int(found["number"]) in self.stages[self.stage] if found else self.stage == 0
 
     def spec(self, spec: ModelSpec) -> ModelSpec:
-        """Returns the shape of the part: it has fewer heads and inner features, and the same hidden size and
+        """Returns the shape of the part: it has fewer layers, heads and inner features, and the same hidden size and
         vocabulary. A KV head that several ranks' query heads read is on each of these. Raises ValueError if heads or
         inner features cannot be divided."""
-        size = self.size
+        size, layers = self.size, self.layers(spec)
+        spec = replace(spec, layers=len(layers), windows=spec.windows[layers.start : layers.stop])
         if size == 1:
             return spec
         if spec.heads % size:
@@ -89,8 +121,9 @@ class Shard:
         return self.columns(found["module"], spec)
 
     def shapes(self, spec: ModelSpec) -> dict[str, Shape]:
-        """Returns the shape of each parameter's part, by name."""
-        return {name: _cut_shape(shape, self.cut(name, spec)) for name, shape in parameter_shapes(spec).items()}
+        """Returns the shape of each parameter's part, by name, of the parameters that the rank's stage has."""
+        shapes = parameter_shapes(spec).items()
+        return {name: _cut_shape(shape, self.cut(name, spec)) for name, shape in shapes if self.has(name)}
 
     def source(self, source: WeightSource, spec: ModelSpec) -> WeightSource:
         """Returns a source that reads the rank's part of each parameter. Biases that are added to sums of all ranks are

@@ -20,6 +20,7 @@ MODEL = {
     "weight_bytes": 2**30,
     "weight_bits": 16.0,
     "ranks": 1,
+    "stages": [{"layers": 30, "weight_bytes": 2**30}],
     "capacity": {
         "num_pages": 1024,
         "block_size": 16,
@@ -55,6 +56,15 @@ def test_sizes_of_the_pool_are_given_in_tokens():
     assert facts["engine.token_budget"] == "640: so short"
     assert facts["engine.host_adapter_gb"] == "1.5: a quarter; others are read from disk on demand"
     assert facts["tenant globex"].startswith("600 requests a minute, 200,000 tokens a minute; 50% of")
+
+
+def test_stages_are_told_with_their_weights():
+    stages = [{"layers": 14, "weight_bytes": 2**29}, {"layers": 16, "weight_bytes": 2**30}]
+    facts, _ = explained(**MODEL | {"ranks": 4, "stages": stages})
+    assert facts["model"].endswith(
+        "on each of 4 ranks, as all sizes below: those of the largest stage; "
+        "layers of the stages: 14 with 0.50 GiB, 16 with 1.00 GiB"
+    )
 
 
 def test_a_model_that_is_not_there_yet_has_no_sizes():

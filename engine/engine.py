@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from engine.core.apply import apply_commands
 from engine.core.commands import AddAdapter, Command, DropAdapter
 from engine.core.commit import abort_users, absorb, commit
 from engine.core.commit_adapters import add_adapter, pin_adapter
+from engine.core.kv_moves import MoveOrder
 from engine.core.pace import Pace
 from engine.core.plan import plan_step
 from engine.core.policy import Policy, make_policy
@@ -21,6 +22,14 @@ from engine.core.types import AdapterHash, StepPlan, TokenEvent
 from engine.executor.base import Executor, HostAdapter
 
 T = TypeVar("T")
+
+
+class Mover(Protocol):
+    """Moves KV pages between this engine's host tier and other engines (see `engine.core.kv_moves`)."""
+
+    def take(self, order: MoveOrder) -> None:
+        """Begin to carry out an order, without blocking. The step loop calls it."""
+
 
 PAUSE_S = 0.002
 """Seconds between steps that have nothing to compute: short compared with the window in which a batch gathers."""
@@ -142,7 +151,12 @@ class Engine:
         self._changing = threading.Lock()
         """Held while the state changes, but not while the executor computes: other threads can read the state then."""
         self._folders = Folders()
+        self._mover: Mover | None = None
         executor.connect(self.inbox.put)
+
+    def connect(self, mover: Mover) -> None:
+        """Let `mover` carry out the moves of KV pages; its reports go to the inbox. Called once, before `run`."""
+        self._mover, self.state.moves.is_on = mover, True
 
     def step(self) -> list[TokenEvent]:
         """Apply the commands that have arrived, plan one step over all running sequences (later if the device is still
@@ -153,6 +167,7 @@ class Engine:
             apply_commands(self.state, self.inbox.drain())
             plan = plan_step(self.state, self.policy, now)
             commit(self.state, plan)
+        self._pass_orders()
         self._beat(self.state)
         self._submit(plan)
         if self.executor.overlaps and len(self.state.under_way) == 1 and not plan.is_empty:
@@ -161,7 +176,15 @@ class Engine:
         host_bound = self.executor.overlaps and self.pace.ended(now, result.seconds)
         with self._changing:
             self.state.counters.host_bound_steps += host_bound
-            return absorb(self.state, result, now)
+            events = absorb(self.state, result, now)
+        self._pass_orders()
+        return events
+
+    def _pass_orders(self) -> None:
+        """Pass the orders of moves that the state has, if any, to the mover."""
+        orders = self.state.moves.outbox
+        while self._mover is not None and orders:
+            self._mover.take(orders.popleft())
 
     def _submit(self, plan: StepPlan) -> None:
         """Submit a committed plan. It counts as late only if it and the step under way both compute something:

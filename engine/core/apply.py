@@ -12,15 +12,22 @@ from engine.core.commands import (
     AddAdapter,
     Command,
     DropAdapter,
+    EndExport,
+    ExportPages,
     FetchAnswer,
     FetchCancelled,
+    FetchEnded,
     FetchFailed,
+    FetchKv,
     GrammarFailed,
     GrammarReady,
+    PagesCame,
+    PagesSent,
     Submit,
 )
 from engine.core.commit import abort, finish_early
 from engine.core.commit_adapters import add_adapter, drop_adapter, take_answer, use_adapter
+from engine.core.commit_moves import begin_import, cancel_imports, take_report
 from engine.core.config import goal_of
 from engine.core.grammars import Grammar
 from engine.core.prefix import realm_of
@@ -41,6 +48,10 @@ def apply_commands(state: EngineState, commands: Iterable[Command]) -> None:
             case Abort(request_id):
                 if request_id in state.sequences:
                     abort(state, state.sequences[request_id])
+                else:
+                    cancel_imports(state, request_id)
+            case FetchKv(request):
+                _fetch_ahead(state, request)
             case AddAdapter():
                 add_adapter(state, command)
             case DropAdapter(adapter_hash):
@@ -51,6 +62,8 @@ def apply_commands(state: EngineState, commands: Iterable[Command]) -> None:
                 state.grammars.take_answer(grammar, num_bytes)
             case GrammarFailed(grammar, reason):
                 _give_up(state, grammar, reason)
+            case PagesCame() | FetchEnded() | ExportPages() | PagesSent() | EndExport():
+                take_report(state, command)
 
 
 def _submit(state: EngineState, request: Request) -> None:
@@ -83,6 +96,18 @@ def _submit(state: EngineState, request: Request) -> None:
     state.waiting.add(seq)
     use_adapter(state, seq, live=1)
     state.grammars.use(request.params.grammar)
+    if request.kv_source is None:
+        cancel_imports(state, request.id)
+    else:
+        begin_import(state, seq, seq.num_skippable)
+
+
+def _fetch_ahead(state: EngineState, request: Request) -> None:
+    """Begin to fetch the KV of a request that will be submitted later, unless the request is known already."""
+    if request.id not in state.sequences:
+        known = [*request.prompt_ids, *request.produced]
+        realm = realm_of(request, share_prefixes=state.config.share_prefixes)
+        begin_import(state, Sequence(request, known, realm=realm), len(known))
 
 
 def _only_batch_delays(state: EngineState, seq: Sequence) -> bool:

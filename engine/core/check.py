@@ -18,6 +18,7 @@ def violations(state: EngineState) -> list[str]:
         *_pages(state),
         *_prefix(state),
         *_host(state),
+        *_moves(state),
         *_sequences(state),
         *_adapters(state),
         *_tiers(state),
@@ -83,8 +84,24 @@ def _host(state: EngineState) -> Iterator[str]:
     host = state.host
     if {page: key for key, page in host.page_of.items()} != host.key_of:
         yield "the host tier's two maps disagree"
-    if len(host.free) + len(host.key_of) != host.num_pages or host.free.keys() & host.key_of.keys():
+    if sorted([*host.free, *host.key_of, *host.reserved]) != list(range(host.num_pages)):
         yield "host pages were lost or are in two places"
+    saved = Counter(key for seq in state.sequences.values() for key in seq.page_keys[: seq.num_saved])
+    if saved != host.needed:
+        yield "the host tier keeps copies that no live sequence needs, or counts too few"
+    if set(host.idle) != {key for key in host.page_of if key not in host.needed and key not in host.leased}:
+        yield "the host tier's idle copies are not those that may be overwritten"
+
+
+def _moves(state: EngineState) -> Iterator[str]:
+    moves, host = state.moves, state.host
+    if moves.leases() != host.leased:
+        yield "host pages are leased to no export, or the other way round"
+    if sorted(page for one in moves.imports.values() for page in one.pages.values()) != sorted(host.reserved):
+        yield "host pages are reserved for no import, or the other way round"
+    for key, number in moves.awaited.items():
+        if number not in moves.imports or key not in moves.imports[number].pages:
+            yield f"page {key.hex()} is awaited, and no import fetches it"
 
 
 def _sequences(state: EngineState) -> Iterator[str]:

@@ -10,6 +10,7 @@ from engine.core.commit_adapters import (
     start_adapter,
     use_adapter,
 )
+from engine.core.commit_moves import cancel_imports, lease_exports, offer_pages
 from engine.core.config import goal_of
 from engine.core.prefix import page_keys, tail_key
 from engine.core.prompt_logprobs import row_bytes
@@ -69,7 +70,9 @@ def commit(state: EngineState, plan: StepPlan) -> None:
         _preempt(state, seq)
         state.counters.preempted_for[cause] += 1
         state.counters.preempted_in[seq.request.lane] += 1
+    state.host.touch(state.host.key_of[copy.host_page] for copy in plan.restores)
     for page in plan.dropped_cache:
+        state.host.touch([state.prefix.key_of[page]])
         state.prefix.drop(page)
         state.pool.reclaim([page])
     move_adapters(state, plan)
@@ -134,6 +137,7 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
     if state.config.speculation:
         note_proposals(state, step, refused, result)
     forget_closed(state)
+    offer_pages(state, step.plan)
     state.ledger.adapt(state.config.interactive.attainment)
     events = list(state.outbox)
     state.outbox.clear()
@@ -158,8 +162,11 @@ def _note_saves(state: EngineState, plan: StepPlan) -> None:
     for key, copy in zip(plan.saved_keys, plan.saves, strict=True):
         state.host.put(key, copy.host_page)
     for request_id, num_saved in plan.checkpoints:
-        state.sequences[request_id].num_saved = num_saved
+        seq = state.sequences[request_id]
+        state.host.need(seq.page_keys[seq.num_saved : num_saved])
+        seq.num_saved = num_saved
     state.counters.pages_saved += len(plan.saves)
+    lease_exports(state, plan)
 
 
 def _preempt(state: EngineState, seq: Sequence) -> None:
@@ -200,7 +207,6 @@ def _admit(state: EngineState, admission: Admission) -> None:
         state.prefix.promise(seq.page_keys, seq.id)
     start_adapter(state, seq, state.in_flight)
     if seq.num_preemptions:
-        state.host.touch(seq.page_keys[: seq.num_saved])
         state.counters.recomputed_tokens += max(0, seq.num_lost - seq.num_computed)
     else:
         seq.num_cached = seq.num_computed
@@ -329,7 +335,8 @@ def finish(state: EngineState, seq: Sequence, event: TokenEvent) -> None:
         state.released.append(seq.id)
     else:
         _stop_waiting(state, seq)
-    state.host.demote(seq.page_keys[: seq.num_saved])
+    cancel_imports(state, seq.id)
+    state.host.end_need(seq.page_keys[: seq.num_saved])
     if seq.num_generated > len(seq.request.produced):
         state.lengths.learn(seq.request, seq.num_generated)
     if seq.proposer is not None:

@@ -154,7 +154,11 @@ class Planner:
     def finish(self) -> StepPlan:
         self._adapters.evict_closed()
         self._fetches.drop_closed()
+        if self._state.moves.exports:
+            most = max(1, self._copies_that_fit(self._config.num_pages))
+            self._budget.move_pages(self._host.export(most, self._state.movable_pages))
         self._budget.move_pages(self._host.checkpoint(self._clearing.preempted))
+        self._budget.move_pages(self._keep_evicted())
         drafts, drafting_s = self._speculate() if self._config.speculation else ((), 0.0)
         features = self._budget.features
         return StepPlan(
@@ -165,6 +169,7 @@ class Planner:
             saves=tuple(self._host.saved.values()),
             saved_keys=tuple(self._host.saved),
             checkpoints=tuple(self._host.checkpoints.items()),
+            exports=tuple(self._host.exports.items()),
             released=(*self._state.released, *self._clearing.preempted),
             preempted=tuple(self._clearing.preempted),
             causes=tuple(self._clearing.causes),
@@ -184,6 +189,22 @@ class Planner:
             undrafted=tuple(name for name in self._pages.undrafted if name not in self._clearing.preempted),
             drafts=drafts,
         )
+
+    def _keep_evicted(self) -> int:
+        """Plan to save the cached pages that this plan evicts, where to copy a page twice is predicted to take less
+        time than to compute its tokens, as far as the step has time. A prefix's first pages come first, because the
+        others are of no use without them. Returns the number of copies."""
+        ledger, pages = self._state.ledger, list(reversed(self._pages.dropped))
+        price = 2 * ledger.model.prices.page
+        if not self._state.host.num_pages or price >= self._config.block_size * ledger.prefill_price:
+            return 0
+        return self._host.evicted(pages, self._copies_that_fit(len(pages)))
+
+    def _copies_that_fit(self, most: int) -> int:
+        """Return a number of pages, at most `most`, that the step has time to copy."""
+        while most and not self._budget.fits_pages(most):
+            most //= 2
+        return most
 
     def _speculate(self) -> tuple[tuple[DraftAsk, ...], float]:
         """Add proposals to the chunks, and return what the draft model, if there is one, shall do after the step, with
@@ -292,7 +313,10 @@ class Planner:
 
     def _is_promised(self, key: PrefixKey, seq: Sequence) -> bool:
         """Return whether a sequence that this plan starts, or a running one of the same lane or a higher one, is
-        computing the page of this key, so that waiting for the page is cheaper than computing it again."""
+        computing the page of this key, or it is being fetched from another engine, so that waiting for the page is
+        cheaper than computing it."""
+        if self._state.moves.is_awaited(key, self._now):
+            return True
         if not self._config.prefix_caching:
             return False
         owner = self._state.running.get(self._state.prefix.promised.get(key, ""))

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 
 from engine.core.sequence import Sequence
-from engine.core.types import AdapterHash, HostPageId, Lane, PageId, PrefixKey, Request
+from engine.core.types import AdapterHash, Lane, PageId, PrefixKey, Request
 
 KEY_BYTES = 16
 
@@ -166,41 +166,3 @@ class PrefixCache:
         """Remove a cached page from the cache, idle or not. The caller frees the page."""
         self.idle[self.lane_of.pop(page)].pop(page, None)
         del self.page_of[self.key_of.pop(page)]
-
-
-class HostTier:
-    """Map between prefix keys and the host pages that hold copies of their KV, in eviction order. Only `commit.py`
-    changes it."""
-
-    def __init__(self, num_pages: int) -> None:
-        self.num_pages = num_pages
-        self.page_of: OrderedDict[PrefixKey, HostPageId] = OrderedDict()
-        self.key_of: dict[HostPageId, PrefixKey] = {}
-        self.free = dict.fromkeys(range(num_pages))
-        """Free host pages (an ordered set)."""
-
-    def match(self, keys: Iterable[PrefixKey]) -> list[HostPageId]:
-        """Return the host pages of the longest run of leading keys that are in the tier."""
-        return leading_pages(self.page_of, keys)
-
-    def put(self, key: PrefixKey, page: HostPageId) -> None:
-        """Record that a host page holds the copy of `key` from now on, as the last in eviction order. The page's
-        previous copy, if any, is forgotten."""
-        if page in self.key_of:
-            del self.page_of[self.key_of[page]]
-        else:
-            del self.free[page]
-        self.page_of[key], self.key_of[page] = page, key
-
-    def touch(self, keys: Iterable[PrefixKey]) -> None:
-        """Move the copies of those keys that are in the tier to the end of the eviction order: they were used."""
-        for key in keys:
-            if key in self.page_of:
-                self.page_of.move_to_end(key)
-
-    def demote(self, keys: Iterable[PrefixKey]) -> None:
-        """Move the copies of those keys that are in the tier to the front of the eviction order: their sequence has
-        ended."""
-        for key in keys:
-            if key in self.page_of:
-                self.page_of.move_to_end(key, last=False)

@@ -4,13 +4,13 @@ host."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
 
 from engine.core.prefix import page_keys
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import HostPageId, Lane, PageCopy, PrefixKey
+from engine.core.types import HostPageId, Lane, PageCopy, PageId, PrefixKey
 
 
 class Saves:
@@ -29,9 +29,13 @@ class Saves:
         """Keys whose host pages `saved` overwrites. Saves come before restores, so these keys can no longer be
         restored."""
         self._free: Iterator[HostPageId] = iter(state.host.free)
-        self._oldest: Iterator[PrefixKey] = iter(state.host.page_of)
+        self._reusable: dict[bool, Iterator[PrefixKey]] = {
+            needed: state.host.reusable(needed=needed) for needed in (False, True)
+        }
+        """Keys of copies that may be overwritten, without and with those that live sequences need."""
         self.saved: dict[PrefixKey, PageCopy] = {}
         self.checkpoints: dict[str, int] = {}
+        self.exports: dict[int, int] = {}
 
     def match(self, keys: list[PrefixKey]) -> list[HostPageId]:
         """Return the host pages of the leading keys that can be restored, and pin them against reuse until `let_go`."""
@@ -71,16 +75,45 @@ class Saves:
                 made += self._save(seq, self._most - made) if seq.id not in gone else 0
         return made
 
+    def export(self, most: int, room: int) -> int:
+        """Plan to save, for exports, pages that the device has and the host has not, at most `most`, and return the
+        number of copies. At most `room` more pages are leased to exports, and none is taken from a live sequence."""
+        made = 0
+        for number, export in self._state.moves.exports.items():
+            done = export.num_leased
+            while done < len(export.keys) and room and not export.is_over:
+                key = export.keys[done]
+                if not self._is_known(key):
+                    page = self._state.prefix.page_of.get(key)
+                    if page is None or made >= most or not self._copy(key, page, needed=False):
+                        break
+                    made += 1
+                self._pinned[key] += 1
+                done, room = done + 1, room - 1
+            if done > export.num_leased:
+                self.exports[number] = done
+        return made
+
+    def evicted(self, pages: Iterable[PageId], most: int) -> int:
+        """Plan to save cached pages that this plan evicts from the device, in order and at most `most`, and return the
+        number of copies. They take no host page from a live sequence, and later requests with these prefixes restore
+        them."""
+        made = 0
+        for page in pages:
+            if made >= most:
+                break
+            key = self._state.prefix.key_of[page]
+            made += not self._is_known(key) and self._copy(key, page, needed=False)
+        return made
+
     def _save(self, seq: Sequence, most: int) -> int:
         full = seq.num_computed // self._size
         keys, done = page_keys(seq, full, self._size), seq.num_saved
         made = 0
         while done < full and made < most:
             if not self._is_known(keys[done]):
-                page = self._take()
-                if page is None:
+                if not self._copy(keys[done], seq.pages[done], needed=True):
                     break
-                self.saved[keys[done]] = PageCopy(seq.pages[done], page)
                 made += 1
             done += 1
         if done > seq.num_saved:
@@ -90,14 +123,16 @@ class Saves:
     def _is_known(self, key: PrefixKey) -> bool:
         return key in self.saved or (key in self._host.page_of and key not in self._given_up)
 
-    def _take(self) -> HostPageId | None:
-        """Return a free host page or, if there is none, that of the first copy in eviction order that is not pinned.
-        None means that all are pinned."""
-        page = next(self._free, None)
-        if page is not None:
-            return page
-        key = next((key for key in self._oldest if self._pinned[key] <= 0), None)
-        if key is None:
-            return None
-        self._given_up.add(key)
-        return self._host.page_of[key]
+    def _copy(self, key: PrefixKey, page: PageId, *, needed: bool) -> bool:
+        """Plan to save a page, on a free host page or, if there is none, on that of the first copy that may be
+        overwritten. Returns False if there is no such copy."""
+        host_page = next(self._free, None)
+        if host_page is None:
+            unpinned = (key for key in self._reusable[needed] if self._pinned[key] <= 0 and key not in self._given_up)
+            old = next(unpinned, None)
+            if old is None:
+                return False
+            self._given_up.add(old)
+            host_page = self._host.page_of[old]
+        self.saved[key] = PageCopy(page, host_page)
+        return True

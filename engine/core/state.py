@@ -1,5 +1,5 @@
 """The complete state of the engine, as plain data. `plan.py` only reads it; `apply.py`, `commit.py`,
-`commit_adapters.py` and `lane_modes.py` change it."""
+`commit_adapters.py`, `commit_moves.py` and `lane_modes.py` change it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from engine.core.buckets import SECONDS, SIZES, Buckets
 from engine.core.config import CoreConfig
 from engine.core.drafting import DraftRecord
 from engine.core.grammars import Grammars
+from engine.core.host_tier import HostTier
+from engine.core.kv_moves import FetchEnd, KvExport, KvMoves
 from engine.core.ledger import Ledger
 from engine.core.pages import PagePool
-from engine.core.prefix import HostTier, PrefixCache
+from engine.core.prefix import PrefixCache
 from engine.core.proposer import AnswerMemories
 from engine.core.sequence import Sequence
-from engine.core.types import AdapterHash, Cause, Lane, LaneMode, StepPlan, TokenEvent
+from engine.core.types import AdapterHash, Cause, Lane, LaneMode, PrefixKey, StepPlan, TokenEvent
 from engine.core.under_way import StepUnderWay
 from engine.core.waiting import WaitingQueue, order_of
 
@@ -47,6 +49,10 @@ class Counters:
     adapter_host_evictions: int = 0
     pages_saved: int = 0
     pages_restored: int = 0
+    kv_pages_in: int = 0
+    kv_pages_out: int = 0
+    kv_seconds_in: float = 0.0
+    kv_fetches: dict[FetchEnd, int] = field(default_factory=lambda: dict.fromkeys(FetchEnd, 0))
     step_sequences: Buckets = field(default_factory=lambda: Buckets(SIZES))
     """Sequences in a step."""
     step_tokens: Buckets = field(default_factory=lambda: Buckets(SIZES))
@@ -67,6 +73,7 @@ class EngineState:
     waiting: WaitingQueue
     ledger: Ledger
     prefix: PrefixCache = field(default_factory=PrefixCache)
+    moves: KvMoves = field(default_factory=KvMoves)
     adapters: dict[AdapterHash, Adapter] = field(default_factory=dict)
     tiers: AdapterTiers = field(default_factory=AdapterTiers)
     """Totals of the pages, slots and bytes that adapters hold, and the order in which adapters are evicted."""
@@ -122,6 +129,12 @@ class EngineState:
         room."""
         return int(self.config.scheduling.hold_share * (self.config.usable_pages - self.adapter_pages))
 
+    @property
+    def movable_pages(self) -> int:
+        """Number of further host pages that moves between engines may take. At most half of the tier is theirs, so that
+        they leave room for preempted sequences."""
+        return max(0, self.host.num_pages // 2 - len(self.host.reserved) - len(self.host.leased))
+
     def may_start(self, lane: Lane) -> bool:
         """Return whether requests wait in a lane and the lane is not paused."""
         return bool(self.waiting.groups(lane)) and self.modes[lane] is not LaneMode.PAUSED
@@ -133,5 +146,16 @@ class EngineState:
         count."""
         expected = any(not step.plan.is_empty for step in self.under_way)
         live = self.running or any(map(self.may_start, Lane))
-        news = self.released or self.outbox or self.tiers.closing or self.grammars.forgotten
-        return bool(expected or live or news)
+        news = self.released or self.outbox or self.tiers.closing or self.grammars.forgotten or self.moves.outbox
+        return bool(expected or live or news or any(map(self._may_export, self.moves.exports.values())))
+
+    def is_at_hand(self, key: PrefixKey) -> bool:
+        """Return whether the page of a key is on the device or in the host tier."""
+        return key in self.prefix.page_of or key in self.host.page_of
+
+    def _may_export(self, export: KvExport) -> bool:
+        """Return whether the next step can make a page ready for an export, or learn that none will follow."""
+        if export.is_over:
+            return False
+        left = export.keys[export.num_leased :]
+        return not (left and export.waits) or self.is_at_hand(left[0])

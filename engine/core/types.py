@@ -157,6 +157,19 @@ class Origin(NamedTuple):
     """Part of the caller's token reservation that belongs to this answer."""
 
 
+class KvSource(NamedTuple):
+    """Where an engine may fetch the KV of a request's tokens from, instead of computing it: another engine of the same
+    operator."""
+
+    address: str
+    """Where the other engine gives pages: `unix:PATH` or `HOST:PORT`."""
+    seconds: float
+    """Seconds after the request's arrival until which it waits for pages at most."""
+    computes: bool = False
+    """True means that the other engine is computing the pages, or is about to, and gives them as they become full.
+    False means that it gives those that it has."""
+
+
 class Request(NamedTuple):
     """A request for one answer, as a gateway submits it. It is immutable; its `Sequence` holds the progress."""
 
@@ -207,6 +220,9 @@ class Request(NamedTuple):
     those of the tokens after them."""
     prediction: tuple[int, ...] = ()
     """Tokens that the caller expects the answer to have for the most part. They are only proposed."""
+    kv_source: KvSource | None = None
+    """Where KV that this engine lacks is fetched from before the request starts. What does not come in time is
+    computed. None means that all of it is computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +364,9 @@ class StepPlan:
     checkpoints: tuple[tuple[str, int], ...] = ()
     """(request id, number of leading full pages of KV that are on the host after this step), for requests whose number
     grows."""
+    exports: tuple[tuple[int, int], ...] = ()
+    """(number of an export, number of its leading pages that are on the host after this step), for exports whose number
+    grows."""
     released: tuple[str, ...] = ()
     """Requests that the executor forgets: finished or aborted since the last plan, or preempted by this one."""
     preempted: tuple[str, ...] = ()
@@ -385,7 +404,7 @@ class StepPlan:
     @property
     def is_empty(self) -> bool:
         moves = self.evicted or self.loads or self.saves or self.host_dropped or self.fetches or self.cancelled_fetches
-        return not (self.released or self.chunks or moves or self.prepared or self.forgotten)
+        return not (self.released or self.chunks or moves or self.prepared or self.forgotten or self.exports)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,15 +54,17 @@ class Commands(_message.Message):
     def __init__(self, commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("submit", "abort")
+    __slots__ = ("submit", "abort", "fetch_kv")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
+    FETCH_KV_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     abort: Abort
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ...) -> None: ...
+    fetch_kv: Submit
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., fetch_kv: _Optional[_Union[Submit, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "prompt", "params", "adapter", "lane", "priority", "tenant", "weight", "deadline_seconds", "ttft_seconds", "itl_seconds", "whole", "expected_tokens", "cache_salt", "pooling", "origin", "produced", "moves", "suspect", "num_scored", "prediction", "prefix_keys")
+    __slots__ = ("request_id", "prompt", "params", "adapter", "lane", "priority", "tenant", "weight", "deadline_seconds", "ttft_seconds", "itl_seconds", "whole", "expected_tokens", "cache_salt", "pooling", "origin", "produced", "moves", "suspect", "num_scored", "prediction", "prefix_keys", "kv_source")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +87,7 @@ class Submit(_message.Message):
     NUM_SCORED_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
     PREFIX_KEYS_FIELD_NUMBER: _ClassVar[int]
+    KV_SOURCE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt: _containers.RepeatedScalarFieldContainer[int]
     params: SamplingParams
@@ -107,7 +110,18 @@ class Submit(_message.Message):
     num_scored: int
     prediction: _containers.RepeatedScalarFieldContainer[int]
     prefix_keys: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., adapter: _Optional[str] = ..., lane: _Optional[_Union[Lane, str]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., deadline_seconds: _Optional[float] = ..., ttft_seconds: _Optional[float] = ..., itl_seconds: _Optional[float] = ..., whole: _Optional[bool] = ..., expected_tokens: _Optional[int] = ..., cache_salt: _Optional[str] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., produced: _Optional[_Iterable[int]] = ..., moves: _Optional[int] = ..., suspect: _Optional[bool] = ..., num_scored: _Optional[int] = ..., prediction: _Optional[_Iterable[int]] = ..., prefix_keys: _Optional[_Iterable[int]] = ...) -> None: ...
+    kv_source: KvSource
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., adapter: _Optional[str] = ..., lane: _Optional[_Union[Lane, str]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., deadline_seconds: _Optional[float] = ..., ttft_seconds: _Optional[float] = ..., itl_seconds: _Optional[float] = ..., whole: _Optional[bool] = ..., expected_tokens: _Optional[int] = ..., cache_salt: _Optional[str] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., produced: _Optional[_Iterable[int]] = ..., moves: _Optional[int] = ..., suspect: _Optional[bool] = ..., num_scored: _Optional[int] = ..., prediction: _Optional[_Iterable[int]] = ..., prefix_keys: _Optional[_Iterable[int]] = ..., kv_source: _Optional[_Union[KvSource, _Mapping]] = ...) -> None: ...
+
+class KvSource(_message.Message):
+    __slots__ = ("address", "seconds", "computes")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTES_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    seconds: float
+    computes: bool
+    def __init__(self, address: _Optional[str] = ..., seconds: _Optional[float] = ..., computes: _Optional[bool] = ...) -> None: ...
 
 class Pooling(_message.Message):
     __slots__ = ("kind", "dimensions", "normalize")
@@ -265,7 +279,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class EngineInfo(_message.Message):
-    __slots__ = ("model", "model_hash", "architecture", "device", "dtype", "backend", "max_model_len", "vocab_size", "num_pages", "block_size", "max_seqs", "page_bytes", "life", "previous", "protocol", "share_prefixes", "hidden_size", "weights", "outlook")
+    __slots__ = ("model", "model_hash", "architecture", "device", "dtype", "backend", "max_model_len", "vocab_size", "num_pages", "block_size", "max_seqs", "page_bytes", "life", "previous", "protocol", "share_prefixes", "hidden_size", "weights", "outlook", "kv_address", "kv_identity")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_HASH_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -285,6 +299,8 @@ class EngineInfo(_message.Message):
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     OUTLOOK_FIELD_NUMBER: _ClassVar[int]
+    KV_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    KV_IDENTITY_FIELD_NUMBER: _ClassVar[int]
     model: str
     model_hash: str
     architecture: str
@@ -304,7 +320,9 @@ class EngineInfo(_message.Message):
     hidden_size: int
     weights: str
     outlook: Outlook
-    def __init__(self, model: _Optional[str] = ..., model_hash: _Optional[str] = ..., architecture: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., backend: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., block_size: _Optional[int] = ..., max_seqs: _Optional[int] = ..., page_bytes: _Optional[int] = ..., life: _Optional[str] = ..., previous: _Optional[_Union[PreviousLife, _Mapping]] = ..., protocol: _Optional[int] = ..., share_prefixes: _Optional[bool] = ..., hidden_size: _Optional[int] = ..., weights: _Optional[str] = ..., outlook: _Optional[_Union[Outlook, _Mapping]] = ...) -> None: ...
+    kv_address: str
+    kv_identity: str
+    def __init__(self, model: _Optional[str] = ..., model_hash: _Optional[str] = ..., architecture: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., backend: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., block_size: _Optional[int] = ..., max_seqs: _Optional[int] = ..., page_bytes: _Optional[int] = ..., life: _Optional[str] = ..., previous: _Optional[_Union[PreviousLife, _Mapping]] = ..., protocol: _Optional[int] = ..., share_prefixes: _Optional[bool] = ..., hidden_size: _Optional[int] = ..., weights: _Optional[str] = ..., outlook: _Optional[_Union[Outlook, _Mapping]] = ..., kv_address: _Optional[str] = ..., kv_identity: _Optional[str] = ...) -> None: ...
 
 class Outlook(_message.Message):
     __slots__ = ("host_pages", "adapter_pages", "adapter_bytes_per_rank", "host_adapter_bytes", "free_bytes", "decode_seconds", "prompt_tokens")
@@ -554,8 +572,15 @@ class AdapterStats(_message.Message):
     def __init__(self, adapter: _Optional[str] = ..., state: _Optional[str] = ..., pages: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., hits: _Optional[int] = ..., loads: _Optional[int] = ..., fetches: _Optional[int] = ..., last_load_seconds: _Optional[float] = ..., last_fetch_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., pinned: _Optional[bool] = ...) -> None: ...
 
 class EngineStats(_message.Message):
-    __slots__ = ("lanes", "adapters", "total_pages", "free_pages", "kv_pages", "cached_pages", "adapter_pages", "steps", "preemptions", "recomputed_tokens", "prompt_tokens", "cached_tokens", "generated_tokens", "adapter_loads", "adapter_evictions", "step_seconds", "violations", "tenants", "step_predicted_seconds_total", "step_actual_seconds_total", "step_error_median", "step_margin", "host_total_pages", "host_used_pages", "pages_saved", "pages_restored", "preemptions_by_cause", "batch_urgency", "batch_share", "adapter_host_total_bytes", "adapter_host_used_bytes", "adapter_fetches", "adapter_fetch_failures", "adapter_fetch_seconds", "adapter_load_seconds", "adapter_host_evictions", "max_resident_adapters", "late_steps", "host_bound_steps", "proposed_tokens", "accepted_tokens", "step_sequences", "step_tokens", "yield_seconds")
+    __slots__ = ("lanes", "adapters", "total_pages", "free_pages", "kv_pages", "cached_pages", "adapter_pages", "steps", "preemptions", "recomputed_tokens", "prompt_tokens", "cached_tokens", "generated_tokens", "adapter_loads", "adapter_evictions", "step_seconds", "violations", "tenants", "step_predicted_seconds_total", "step_actual_seconds_total", "step_error_median", "step_margin", "host_total_pages", "host_used_pages", "pages_saved", "pages_restored", "preemptions_by_cause", "batch_urgency", "batch_share", "adapter_host_total_bytes", "adapter_host_used_bytes", "adapter_fetches", "adapter_fetch_failures", "adapter_fetch_seconds", "adapter_load_seconds", "adapter_host_evictions", "max_resident_adapters", "late_steps", "host_bound_steps", "proposed_tokens", "accepted_tokens", "step_sequences", "step_tokens", "yield_seconds", "kv_pages_in", "kv_pages_out", "kv_seconds_in", "kv_fetches", "kv_fetching", "kv_leases")
     class PreemptionsByCauseEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class KvFetchesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -606,6 +631,12 @@ class EngineStats(_message.Message):
     STEP_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     YIELD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    KV_PAGES_IN_FIELD_NUMBER: _ClassVar[int]
+    KV_PAGES_OUT_FIELD_NUMBER: _ClassVar[int]
+    KV_SECONDS_IN_FIELD_NUMBER: _ClassVar[int]
+    KV_FETCHES_FIELD_NUMBER: _ClassVar[int]
+    KV_FETCHING_FIELD_NUMBER: _ClassVar[int]
+    KV_LEASES_FIELD_NUMBER: _ClassVar[int]
     lanes: _containers.RepeatedCompositeFieldContainer[LaneStats]
     adapters: _containers.RepeatedCompositeFieldContainer[AdapterStats]
     total_pages: int
@@ -650,7 +681,13 @@ class EngineStats(_message.Message):
     step_sequences: Buckets
     step_tokens: Buckets
     yield_seconds: Buckets
-    def __init__(self, lanes: _Optional[_Iterable[_Union[LaneStats, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterStats, _Mapping]]] = ..., total_pages: _Optional[int] = ..., free_pages: _Optional[int] = ..., kv_pages: _Optional[int] = ..., cached_pages: _Optional[int] = ..., adapter_pages: _Optional[int] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., adapter_loads: _Optional[int] = ..., adapter_evictions: _Optional[int] = ..., step_seconds: _Optional[float] = ..., violations: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[_Union[TenantStats, _Mapping]]] = ..., step_predicted_seconds_total: _Optional[float] = ..., step_actual_seconds_total: _Optional[float] = ..., step_error_median: _Optional[float] = ..., step_margin: _Optional[float] = ..., host_total_pages: _Optional[int] = ..., host_used_pages: _Optional[int] = ..., pages_saved: _Optional[int] = ..., pages_restored: _Optional[int] = ..., preemptions_by_cause: _Optional[_Mapping[str, int]] = ..., batch_urgency: _Optional[float] = ..., batch_share: _Optional[float] = ..., adapter_host_total_bytes: _Optional[int] = ..., adapter_host_used_bytes: _Optional[int] = ..., adapter_fetches: _Optional[int] = ..., adapter_fetch_failures: _Optional[int] = ..., adapter_fetch_seconds: _Optional[float] = ..., adapter_load_seconds: _Optional[float] = ..., adapter_host_evictions: _Optional[int] = ..., max_resident_adapters: _Optional[int] = ..., late_steps: _Optional[int] = ..., host_bound_steps: _Optional[int] = ..., proposed_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., step_sequences: _Optional[_Union[Buckets, _Mapping]] = ..., step_tokens: _Optional[_Union[Buckets, _Mapping]] = ..., yield_seconds: _Optional[_Union[Buckets, _Mapping]] = ...) -> None: ...
+    kv_pages_in: int
+    kv_pages_out: int
+    kv_seconds_in: float
+    kv_fetches: _containers.ScalarMap[str, int]
+    kv_fetching: int
+    kv_leases: int
+    def __init__(self, lanes: _Optional[_Iterable[_Union[LaneStats, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterStats, _Mapping]]] = ..., total_pages: _Optional[int] = ..., free_pages: _Optional[int] = ..., kv_pages: _Optional[int] = ..., cached_pages: _Optional[int] = ..., adapter_pages: _Optional[int] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., adapter_loads: _Optional[int] = ..., adapter_evictions: _Optional[int] = ..., step_seconds: _Optional[float] = ..., violations: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[_Union[TenantStats, _Mapping]]] = ..., step_predicted_seconds_total: _Optional[float] = ..., step_actual_seconds_total: _Optional[float] = ..., step_error_median: _Optional[float] = ..., step_margin: _Optional[float] = ..., host_total_pages: _Optional[int] = ..., host_used_pages: _Optional[int] = ..., pages_saved: _Optional[int] = ..., pages_restored: _Optional[int] = ..., preemptions_by_cause: _Optional[_Mapping[str, int]] = ..., batch_urgency: _Optional[float] = ..., batch_share: _Optional[float] = ..., adapter_host_total_bytes: _Optional[int] = ..., adapter_host_used_bytes: _Optional[int] = ..., adapter_fetches: _Optional[int] = ..., adapter_fetch_failures: _Optional[int] = ..., adapter_fetch_seconds: _Optional[float] = ..., adapter_load_seconds: _Optional[float] = ..., adapter_host_evictions: _Optional[int] = ..., max_resident_adapters: _Optional[int] = ..., late_steps: _Optional[int] = ..., host_bound_steps: _Optional[int] = ..., proposed_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., step_sequences: _Optional[_Union[Buckets, _Mapping]] = ..., step_tokens: _Optional[_Union[Buckets, _Mapping]] = ..., yield_seconds: _Optional[_Union[Buckets, _Mapping]] = ..., kv_pages_in: _Optional[int] = ..., kv_pages_out: _Optional[int] = ..., kv_seconds_in: _Optional[float] = ..., kv_fetches: _Optional[_Mapping[str, int]] = ..., kv_fetching: _Optional[int] = ..., kv_leases: _Optional[int] = ...) -> None: ...
 
 class Buckets(_message.Message):
     __slots__ = ("bounds", "counts", "sum")
@@ -687,7 +724,7 @@ class LaneLoad(_message.Message):
     def __init__(self, lane: _Optional[_Union[Lane, str]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
 
 class EngineNews(_message.Message):
-    __slots__ = ("adapters", "lanes", "free_pages", "wait_seconds", "prompt_token_seconds", "copy_bytes_per_second", "read_bytes_per_second", "prefix_keys", "draining", "steps")
+    __slots__ = ("adapters", "lanes", "free_pages", "wait_seconds", "prompt_token_seconds", "copy_bytes_per_second", "read_bytes_per_second", "prefix_keys", "draining", "steps", "kv_bytes_per_second")
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
     FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -698,6 +735,7 @@ class EngineNews(_message.Message):
     PREFIX_KEYS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     adapters: _containers.RepeatedCompositeFieldContainer[AdapterPlace]
     lanes: _containers.RepeatedCompositeFieldContainer[LaneLoad]
     free_pages: int
@@ -708,7 +746,8 @@ class EngineNews(_message.Message):
     prefix_keys: _containers.RepeatedScalarFieldContainer[int]
     draining: bool
     steps: int
-    def __init__(self, adapters: _Optional[_Iterable[_Union[AdapterPlace, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneLoad, _Mapping]]] = ..., free_pages: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., prompt_token_seconds: _Optional[float] = ..., copy_bytes_per_second: _Optional[float] = ..., read_bytes_per_second: _Optional[float] = ..., prefix_keys: _Optional[_Iterable[int]] = ..., draining: _Optional[bool] = ..., steps: _Optional[int] = ...) -> None: ...
+    kv_bytes_per_second: float
+    def __init__(self, adapters: _Optional[_Iterable[_Union[AdapterPlace, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneLoad, _Mapping]]] = ..., free_pages: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., prompt_token_seconds: _Optional[float] = ..., copy_bytes_per_second: _Optional[float] = ..., read_bytes_per_second: _Optional[float] = ..., prefix_keys: _Optional[_Iterable[int]] = ..., draining: _Optional[bool] = ..., steps: _Optional[int] = ..., kv_bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("draining", "stop", "seconds")

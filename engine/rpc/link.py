@@ -126,6 +126,18 @@ class EngineLink:
         self._commands.put_nowait(command)
         return arrivals
 
+    def fetch_kv(self, request: Request) -> None:
+        """Let the engine fetch KV pages of a request from its `kv_source` at once, before the request is submitted with
+        the same id. Raises EngineUnavailable if the engine is not ready."""
+        if not self.ready or self._commands is None:
+            raise EngineUnavailable("the engine is not ready")
+        self._commands.put_nowait(pb.Command(fetch_kv=request_to_pb(request)))
+
+    def drop_kv(self, request_id: str) -> None:
+        """End a fetch that `fetch_kv` has begun and whose request will not be submitted."""
+        if self._commands is not None:
+            self._commands.put_nowait(pb.Command(abort=pb.Abort(request_id=request_id)))
+
     def hand_over(self, loss: EngineUnavailable) -> None:
         """Abort all requests of this gateway in the engine, and end their streams with `loss`."""
         streams, self._streams = self._streams, {}

@@ -98,10 +98,11 @@ class Draining:
 class NewsFeed:
     """The messages to one gateway. It knows what it has sent, so that each message has only what is new."""
 
-    def __init__(self, engine: Engine, draining: Draining, prefixes: PrefixLog) -> None:
+    def __init__(self, engine: Engine, draining: Draining, prefixes: PrefixLog, page_bytes: int = 0) -> None:
         self._engine = engine
         self._draining = draining
         self._prefixes = prefixes
+        self._page_bytes = page_bytes
         self.has_begun = False
         """True once the first message was made."""
         self._keys_sent = 0
@@ -144,6 +145,7 @@ class NewsFeed:
             copy_bytes_per_second=copy_rate,
             read_bytes_per_second=read_rate,
             steps=counters.steps,
+            kv_bytes_per_second=state.moves.pages_per_second * self._page_bytes,
         )
         return news, tiers
 

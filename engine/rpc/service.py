@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import grpc
 import structlog
 
-from engine.core.commands import Abort, Submit
+from engine.core.commands import Abort, FetchKv, Submit
 from engine.core.config import LaneGoals
 from engine.core.lane_modes import cancel, set_goals, set_mode
 from engine.core.types import Lane, TokenEvent
@@ -154,7 +154,7 @@ class EngineService(pb_grpc.EngineServicer):
         return pb.SetGoalsResponse()
 
     def Watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.EngineNews]:  # noqa: N802
-        feed = NewsFeed(self._engine, self._draining, self._prefixes)
+        feed = NewsFeed(self._engine, self._draining, self._prefixes, self._info.page_bytes)
         ended = threading.Event()
         context.add_callback(ended.set)
         while not ended.wait(NEWS_SECONDS if feed.has_begun else 0):
@@ -191,6 +191,9 @@ class EngineService(pb_grpc.EngineServicer):
     def _take(self, session: GatewaySession, command: pb.Command) -> None:
         if command.HasField("abort"):
             self._engine.inbox.put(Abort(command.abort.request_id))
+            return
+        if command.HasField("fetch_kv"):
+            self._engine.inbox.put(FetchKv(request_from_pb(command.fetch_kv, self._engine.clock())))
             return
         request = request_from_pb(command.submit, self._engine.clock())
         with self._lock:

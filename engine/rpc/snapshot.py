@@ -48,6 +48,7 @@ def snapshot(state: EngineState, step_seconds: float, now: float, *, check: bool
         **_preemptions(state),
         **_step_model(state),
         **_batch(state),
+        **_kv_moves(state),
         step_seconds=step_seconds,
         violations=_problems(state) if check else [],
     )
@@ -169,6 +170,18 @@ def _step_model(state: EngineState) -> Figures:
 
 def _batch(state: EngineState) -> Figures:
     return {"batch_urgency": state.ledger.need, "batch_share": state.ledger.batch_share}
+
+
+def _kv_moves(state: EngineState) -> Figures:
+    counters = state.counters
+    return {
+        "kv_pages_in": counters.kv_pages_in,
+        "kv_pages_out": counters.kv_pages_out,
+        "kv_seconds_in": counters.kv_seconds_in,
+        "kv_fetches": {end.value: count for end, count in counters.kv_fetches.items()},
+        "kv_fetching": len(state.moves.imports),
+        "kv_leases": len(state.host.leased),
+    }
 
 
 def live_requests(state: EngineState, now: float, limit: int) -> pb.RequestsResponse:

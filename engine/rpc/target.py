@@ -66,6 +66,18 @@ def check_address(address: str, *, any_port: bool = False) -> None:
         raise ValueError(f"the port of {address} must be from 1 to {MAX_PORT}")
 
 
+def kv_address(given: str, address: str) -> str:
+    """Return where an engine gives KV pages, for other engines.
+
+    Args:
+        given: the `kv_address` of its description. One without a host (`:PORT`) is on the host of `address`.
+        address: where gateways reach the engine.
+    """
+    if not given.startswith(":"):
+        return given
+    return ("127.0.0.1" if address.startswith(UNIX) else address.rpartition(":")[0]) + given
+
+
 def is_local(address: str) -> bool:
     """Return whether only this machine can reach an engine's `address`: a Unix socket, or a port of loopback."""
     return address.startswith(UNIX) or is_loopback(address.rpartition(":")[0].strip("[]"))

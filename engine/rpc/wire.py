@@ -6,6 +6,7 @@ from engine.core.grammars import Grammar, GrammarKind
 from engine.core.types import (
     ErrorCode,
     FinishReason,
+    KvSource,
     Lane,
     LaneMode,
     Origin,
@@ -135,6 +136,7 @@ def request_to_pb(request: Request) -> pb.Submit:
         pooling=_pooling_to_pb(request.pooling),
         num_scored=request.num_scored,
         prediction=request.prediction,
+        kv_source=pb.KvSource(**request.kv_source._asdict()) if request.kv_source else None,
     )
 
 
@@ -193,7 +195,12 @@ def request_from_pb(message: pb.Submit, arrival: float) -> Request:
         pooling=_pooling_from_pb(message.pooling) if message.HasField("pooling") else None,
         num_scored=message.num_scored,
         prediction=tuple(message.prediction),
+        kv_source=_kv_source_from_pb(message.kv_source) if message.HasField("kv_source") else None,
     )
+
+
+def _kv_source_from_pb(message: pb.KvSource) -> KvSource:
+    return KvSource(message.address, message.seconds, message.computes)
 
 
 def event_to_pb(event: TokenEvent) -> pb.TokenEvent:

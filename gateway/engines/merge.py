@@ -15,7 +15,7 @@ MEANS = frozenset(("step_error_median", "batch_share"))
 """Fields of EngineStats that are averaged."""
 MAXIMA = frozenset(("step_margin", "batch_urgency"))
 """Fields of EngineStats of which the largest counts."""
-SEPARATE = frozenset(("lanes", "adapters", "tenants", "violations", "preemptions_by_cause"))
+SEPARATE = frozenset(("lanes", "adapters", "tenants", "violations", "preemptions_by_cause", "kv_fetches"))
 """Fields of EngineStats that are no numbers. All other fields are summed, those with counts in buckets bucket by
 bucket."""
 TIERS = ("disk", "fetching", "host", "resident")
@@ -42,8 +42,10 @@ def merge_stats(all_stats: Sequence[pb.EngineStats]) -> pb.EngineStats:
     if len(all_stats) == 1:
         return all_stats[0]
     causes: Counter[str] = Counter()
+    fetches: Counter[str] = Counter()
     for stats in all_stats:
         causes.update(stats.preemptions_by_cause)
+        fetches.update(stats.kv_fetches)
     lanes = [lane for stats in all_stats for lane in stats.lanes]
     tenants = [tenant for stats in all_stats for tenant in stats.tenants]
     adapters = [adapter for stats in all_stats for adapter in stats.adapters]
@@ -53,6 +55,7 @@ def merge_stats(all_stats: Sequence[pb.EngineStats]) -> pb.EngineStats:
         adapters=[merge_adapters(group) for group in _grouped(adapters, attrgetter("adapter"))],
         violations=[violation for stats in all_stats for violation in stats.violations],
         preemptions_by_cause=causes,
+        kv_fetches=fetches,
         **_numbers(all_stats),
     )
 

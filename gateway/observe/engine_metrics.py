@@ -32,7 +32,7 @@ PAGES = {
     "kv_pages": "Pages in the pool that hold KV cache of running requests.",
     "cached_pages": "Pages in the pool that hold cached prefixes which no request uses.",
     "adapter_pages": "Pages in the pool that hold adapters.",
-    "host_total_pages": "Pages of host memory for KV cache of preempted requests.",
+    "host_total_pages": "Pages of host memory for KV cache of preempted requests and of evicted prefixes.",
     "host_used_pages": "Pages of host memory that hold KV cache.",
 }
 COUNTERS = {
@@ -55,6 +55,9 @@ COUNTERS = {
     "adapter_host_evictions": "Adapters dropped from host memory.",
     "pages_saved": "Pages of KV cache copied to host memory.",
     "pages_restored": "Pages of KV cache copied back from host memory.",
+    "kv_pages_in": "Pages of KV cache fetched from other engines.",
+    "kv_pages_out": "Pages of KV cache given to other engines.",
+    "kv_seconds_in": "Time that pages took to come from other engines, after they were computed.",
 }
 GAUGES = {
     "adapter_host_total_bytes": "Host memory reserved for packed adapters, in bytes.",
@@ -63,6 +66,8 @@ GAUGES = {
     "step_margin": "Safety factor by which predicted step times are multiplied.",
     "batch_urgency": "Device time that batch deadlines need over what batch work gets; from 1 on they are at risk.",
     "batch_share": "Share of recent device time spent on batch work while there was any; 1 without batch work.",
+    "kv_fetching": "Fetches of KV cache from other engines under way.",
+    "kv_leases": "Host pages that other engines may be reading.",
 }
 HISTOGRAMS = {
     "step_sequences": "Sequences in an engine step.",
@@ -115,6 +120,7 @@ class EngineSnapshot:
             yield from _tenant_metrics(self.stats.tenants)
             yield from _plain_metrics(self.stats)
             yield _preemptions(self.stats)
+            yield _kv_fetches(self.stats)
             yield from _adapter_metrics(self.stats)
             yield from adapter_gauges(self.stats, self.names)
             yield from _vllm_metrics(self.stats, self.model)
@@ -215,6 +221,14 @@ def _plain_metrics(stats: pb.EngineStats) -> Iterator[Metric]:
         yield _gauge(f"loralane_{name}", help, getattr(stats, name))
     for name, help in COUNTERS.items():
         yield CounterMetricFamily(f"loralane_{name.removesuffix('_total')}", help, value=getattr(stats, name))
+
+
+def _kv_fetches(stats: pb.EngineStats) -> Metric:
+    words = "Fetches of KV cache from other engines, by how they ended."
+    family = CounterMetricFamily("loralane_kv_fetches", words, labels=["end"])
+    for end, count in stats.kv_fetches.items():
+        family.add_metric([end], count)
+    return family
 
 
 def _preemptions(stats: pb.EngineStats) -> Metric:

@@ -1,6 +1,6 @@
 """Engines on simulated memory, and what to ask of them: what a slot holds is known, so that a wrong read shows."""
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import replace
 
 from hypothesis import strategies as st
@@ -38,15 +38,21 @@ class MemoryExecutor(FakeExecutor):
         self.fetching = {}
         """Adapter -> whether it has been called off."""
         self.preparing, self.prepared = set(), set()
+        self.written, self._writes = [], deque()
+        """(host page, what it holds) that a mover has written since the last plan was submitted; and those before each
+        plan under way, whose copies come after them."""
         self.failing = set()
         """Requests whose grammars can be followed no further."""
 
     def submit(self, plan):
         for load in plan.loads:
             assert load.adapter_hash in self.packed, "a load of an adapter that is not in host memory"
+        self._writes.append(self.written)
+        self.written = []
         return super().submit(plan)
 
     def compute(self, plan):
+        self.host.update(self._writes.popleft() if self._writes else [])
         for page, host_page in plan.saves:
             self.host[host_page] = [self.slots[page, i] for i in range(self.size)]
         forked = [self._page(source) for source, _ in plan.forks]

@@ -138,6 +138,8 @@ PICTURE = pb.EngineStats(
     host_used_pages=16,
     pages_saved=21,
     pages_restored=20,
+    kv_fetches={"done": 4, "late": 1},
+    kv_pages_in=30,
     preemptions=5,
     preemptions_by_cause={"pages": 3, "adapter_pages": 2},
     batch_urgency=0.5,
@@ -161,6 +163,7 @@ async def test_what_the_scheduler_does_can_be_seen(gateway_app):
     )
     assert value("loralane_vtc_bound_seconds", lane="interactive") == 2.0
     assert value("loralane_preemptions_total", cause="pages") == 3
+    assert value("loralane_kv_fetches_total", end="late") == 1
     assert value("loralane_preemptions_total", cause="adapter_pages") == 2
     plain = {
         "step_predicted_seconds_total": 9.5,
@@ -171,6 +174,7 @@ async def test_what_the_scheduler_does_can_be_seen(gateway_app):
         "host_used_pages": 16,
         "pages_saved_total": 21,
         "pages_restored_total": 20,
+        "kv_pages_in_total": 30,
         "batch_urgency": 0.5,
         "batch_share": 0.75,
     }

@@ -1,0 +1,139 @@
+"""KV pages that move between engines: pages that this one fetches from another (imports), and those that others fetch
+from it (exports). Both pass through the host tier, so that the core plans them like its own saves and restores.
+
+    import   reserve host pages -> FetchPages -> PagesCame ... -> FetchEnded
+    export   ExportPages -> save pages as they become full and lease the copies -> PagesReady, PagesSent ...
+             -> ExportOver -> EndExport
+
+Requests whose next page is being fetched wait until it has come, the fetch has ended or its deadline has passed; what
+has not come by then is computed. A page holds all layers, so pages are what overlaps transfers with computing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+from engine.core.types import HostPageId, KvSource, PrefixKey
+
+MOST_IMPORTS = 64
+"""Maximum number of fetches under way, each of which takes the mover a thread."""
+
+
+class FetchEnd(Enum):
+    """How a fetch of pages ended."""
+
+    DONE = "done"
+    LATE = "late"
+    """Not all pages had come by the deadline."""
+    GONE = "gone"
+    """The other engine did not have all pages, and was not computing them."""
+    REFUSED = "refused"
+    """The other engine speaks another version, serves another model or shape of pages, or serves too many others."""
+    CORRUPT = "corrupt"
+    """A checksum was wrong, or the other side did not follow the protocol."""
+    CUT = "cut"
+    """The other engine could not be reached, or the connection broke."""
+    BUSY = "busy"
+    """This engine had too many fetches under way, or no host page for another one."""
+    CANCELLED = "cancelled"
+    """No request needed the pages any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPages:
+    """Order to the mover: fetch the pages of `keys` from another engine and write each into the host page at its
+    place. The mover answers with `PagesCame` as they come, in order, and with exactly one `FetchEnded`, after which it
+    writes no more."""
+
+    id: int
+    source: KvSource
+    deadline: float
+    """When to give up, in seconds on the engine's clock."""
+    keys: tuple[PrefixKey, ...]
+    host_pages: tuple[HostPageId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelFetch:
+    """Order to the mover: end a fetch soon. It may have ended already."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class PagesReady:
+    """Order to the mover: send the next pages of an export, from these host pages."""
+
+    id: int
+    host_pages: tuple[HostPageId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOver:
+    """Order to the mover: no further pages of an export will be ready."""
+
+    id: int
+
+
+MoveOrder = FetchPages | CancelFetch | PagesReady | ExportOver
+
+
+@dataclass(slots=True)
+class KvImport:
+    """Pages that are being fetched for a request."""
+
+    request_id: str
+    deadline: float
+    num_come: int
+    pages: dict[PrefixKey, HostPageId]
+    """Reserved host pages of the keys that have not come yet, in the order in which they will."""
+
+
+@dataclass(slots=True)
+class KvExport:
+    """Pages that another engine wants, in order."""
+
+    keys: tuple[PrefixKey, ...]
+    waits: bool
+    """True means that missing pages are waited for, because a request is about to compute them."""
+    num_leased: int = 0
+    """Number of leading keys whose copies are leased, or were."""
+    num_ready: int = 0
+    """Number of leading keys whose copies are complete, which the mover was told."""
+    num_sent: int = 0
+    """Number of leading keys that were sent, so that their leases have ended."""
+    is_over: bool = False
+
+
+@dataclass(slots=True)
+class KvMoves:
+    """All imports and exports under way. Only `commit_moves.py` changes them."""
+
+    is_on: bool = False
+    """True once the engine has a mover. Without one, nothing is fetched."""
+    imports: dict[int, KvImport] = field(default_factory=dict)
+    exports: dict[int, KvExport] = field(default_factory=dict)
+    awaited: dict[PrefixKey, int] = field(default_factory=dict)
+    """Keys that requests wait for, with the import that fetches their pages."""
+    outbox: deque[MoveOrder] = field(default_factory=deque)
+    num_begun: int = 0
+    """Number of imports so far, which are numbered from 1 on."""
+    come: tuple[float, float] = (0.0, 0.0)
+    """Pages that came lately, and the seconds that they took: each fetch halves what those before it count."""
+
+    @property
+    def pages_per_second(self) -> float:
+        """Rate at which pages came lately, without the time in which they were computed; 0 if none did."""
+        pages, seconds = self.come
+        return pages / seconds if seconds else 0.0
+
+    def is_awaited(self, key: PrefixKey, now: float) -> bool:
+        """Return whether the page of a key is being fetched and may still come in time."""
+        fetch = self.imports.get(self.awaited.get(key, 0))
+        return fetch is not None and now < fetch.deadline
+
+    def leases(self) -> Counter[PrefixKey]:
+        """Return the number of exports that may read the copy of each key."""
+        return Counter(key for one in self.exports.values() for key in one.keys[one.num_sent : one.num_leased])

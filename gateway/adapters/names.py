@@ -103,12 +103,13 @@ class AdapterNames:
 
     def check(self, owner: NameOwner, name: str, param: str) -> None:
         """Raise ApiError if a new adapter or alias of a registry cannot have a name: INVALID_REQUEST, it is malformed
-        or a base model's; ADAPTER_CONFLICT, an adapter of another base model has it. `param` is the request field that
-        the error names."""
+        or a base or virtual model's; ADAPTER_CONFLICT, an adapter of another base model has it. `param` is the request
+        field that the error names."""
         check_name(name, param)
         for other in self._owners:
-            if name in other.catalog.bases:
-                raise invalid_request(f"{name!r} is the name of a base model", param)
+            if name in other.catalog.bases or name in other.catalog.virtual:
+                kind = "base" if name in other.catalog.bases else "virtual"
+                raise invalid_request(f"{name!r} is the name of a {kind} model", param)
             if other is not owner and other.catalog.knows(name):
                 raise _taken(name, other, param)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from types import MappingProxyType
@@ -53,6 +54,7 @@ class AdapterRegistry:
         sources: AdapterFetcher,
         *,
         base_names: tuple[str, ...],
+        virtual_names: AbstractSet[str] = frozenset(),
         drain_seconds: float = 30.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -62,6 +64,7 @@ class AdapterRegistry:
             store: where the registry is stored.
             sources: finds the files of adapters.
             base_names: names of the base model that the adapters belong to, the canonical one first.
+            virtual_names: names of the virtual models that the base model stands for.
             drain_seconds: how long requests may continue with a version that is replaced or unloaded.
             clock: returns the Unix time in seconds.
         """
@@ -70,6 +73,7 @@ class AdapterRegistry:
         self._sources = sources
         self.base_model = base_names[0]
         self._base_names = base_names
+        self.virtual_names = virtual_names
         self._names = AdapterNames([self])
         self._clock = clock
         self._versions = AdapterVersions(engine)
@@ -95,7 +99,7 @@ class AdapterRegistry:
     @property
     def catalog(self) -> Catalog:
         """The names of the base model and of its adapters, which follow the registry."""
-        return Catalog(self._base_names, self.records.keys(), self.aliases, self.tenants)
+        return Catalog(self._base_names, self.records.keys(), self.aliases, self.tenants, self.virtual_names)
 
     @property
     def names(self) -> Mapping[AdapterHash, list[str]]:

@@ -26,15 +26,13 @@ FORMAT = "output_config.format"
 
 
 class MessageCall(Struct, frozen=True):
-    """A parsed request and the reader of its answer. An instance serves one response only, because the reader keeps
-    state."""
+    """A parsed request, whose response may be a stream."""
 
     request: GenerateRequest
-    reader: AnswerReader
     stream: bool
 
     def envelope(self, admitted: Admitted) -> MessageRenderer:
-        return MessageRenderer(admitted, self.reader)
+        return MessageRenderer(admitted, AnswerReader(tool_call_reader(self.request, admitted.speech.dialect)))
 
     async def whole(self, generation: Generation) -> WholeAnswer:
         return await whole_answer(self.envelope(generation.admitted), generation)
@@ -45,13 +43,12 @@ def message_call(
 ) -> MessageCall:
     """Parse `text`, the JSON body of /v1/messages. The tenant's settings decide about unknown fields. Raises ApiError:
     INVALID_JSON; INVALID_REQUEST, a field is missing or invalid; UNSUPPORTED_PARAMETER, a field or its value is not
-    supported, such as tools whose calls the gateway cannot parse."""
+    supported."""
     body = parse(text, MessagesRequest, tenant.unknown_fields)
     request = _request(body, request_id, ingress)
     intake = gateway.models.likely(tenant, request.model).intake
     _check_thinking(body, intake)
-    tools = tool_call_reader(request, intake.dialect)
-    return MessageCall(request, AnswerReader(tools), bool(body.stream))
+    return MessageCall(request, bool(body.stream))
 
 
 async def count_tokens(gateway: Gateway, tenant: Tenant, text: bytes) -> int:

@@ -99,7 +99,9 @@ class Validator:
 
 def _encodable(catalog: Catalog) -> Catalog:
     """Return a copy of a catalog without views of the registry, which JSON cannot express."""
-    return Catalog(catalog.bases, frozenset(catalog.adapters), dict(catalog.aliases), dict(catalog.tenants))
+    return Catalog(
+        catalog.bases, frozenset(catalog.adapters), dict(catalog.aliases), dict(catalog.tenants), catalog.virtual
+    )
 
 
 async def check_in_process(asked: CheckParameters) -> tuple[CheckResult, bytes]:

@@ -36,6 +36,8 @@ def explain(config: Config, data_dir: Path, engines: Mapping[str, Mapping[str, A
             yield "base model", name
         yield "engines", _engines(settings.engines, config.ray_of(name))
         yield from _model(settings, engines[name])
+    for name, policy in config.routes.items():
+        yield f"virtual model {name}", f"{policy.policy}: {policy.explain()}"
     weights = sum(entry.tenant.weight for entry in config.tenants.values())
     for entry in config.tenants.values():
         yield f"tenant {entry.tenant.name}", _tenant(entry, weights)

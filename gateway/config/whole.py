@@ -33,6 +33,7 @@ from gateway.config.models import (
     read_models,
     served_name,
 )
+from gateway.config.routes import check_routes, read_routes
 from gateway.config.sections import (
     AdaptersConfig,
     AdminConfig,
@@ -49,6 +50,7 @@ from gateway.core.billing import BillingConfig
 from gateway.core.limits import Limits
 from gateway.core.safe_url import LOOPBACK
 from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_id
+from gateway.routes.policy import Policy
 
 MAX_GATEWAYS = 16
 """Maximum of `gateways`. Each gateway occupies one thread of the engine's server for its session, and up to four more
@@ -93,6 +95,8 @@ class Config:
     models: Mapping[str, ModelSettings] = field(default_factory=dict)
     """The section `models`: several base models, by name, in the order of the file. If it is empty, `model`, `engine`,
     `engines`, `lanes` and `adapters.preload` describe the only one."""
+    routes: Mapping[str, Policy] = field(default_factory=dict)
+    """Virtual models: the policies that choose their members, by the names that clients use."""
     adapters: AdaptersConfig = field(default_factory=AdaptersConfig)
     lanes: LanesConfig = field(default_factory=LanesConfig)
     tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
@@ -113,6 +117,7 @@ class Config:
         if not 1 <= self.gateways <= MAX_GATEWAYS:
             raise ConfigError(f"gateways: must be from 1 to {MAX_GATEWAYS}, not {self.gateways}")
         check_preloads(self.models)
+        check_routes(self.routes, self.served)
         self._check_keys()
         for name, settings in self.served.items():
             settings.engines.check_ray(self.cluster.ray, f"models.{name}.engine" if self.models else "engine")
@@ -211,6 +216,7 @@ def parse_config(document: Mapping[str, Any], env: Mapping[str, str], base: Path
     special: Mapping[str, Callable[..., Any]] = {
         "engine": _engine,
         "engines": _engines,
+        "routes": read_routes,
         "tenants": read_tenants,
         "admin": read_admin,
     }

@@ -1,9 +1,10 @@
 """Resolves the model names in a request to a base model and perhaps one of its adapters. An unknown name is an error:
 it never falls back to a base model.
 
-A gateway may serve several base models. The name of a base model always means that model. An adapter's name or alias
-means the adapter of the first model, in the order of the configuration, that has it: where two gateways have given one
-name to adapters of two models at the same time, every gateway serves the same one.
+A gateway may serve several base models. The name of a base model always means that model, and the name of a virtual
+model (`gateway.routes`) that one; until a member is chosen, the base model in whose catalog it is stands for it. An
+adapter's name or alias means the adapter of the first model, in the order of the configuration, that has it: where two
+gateways have given one name to adapters of two models at the same time, every gateway serves the same one.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class Catalog(Struct, frozen=True):
     """Adapter names by alias."""
     tenants: Mapping[str, Collection[str]] = field(default_factory=dict)
     """Names of permitted tenants by adapter. An adapter that is missing here is not restricted."""
+    virtual: AbstractSet[str] = frozenset()
+    """Names of virtual models that this base model stands for."""
 
     def permits(self, tenant: Tenant, adapter: str) -> bool:
         """Return whether a tenant may use an adapter: its configuration allows it, and the adapter is not restricted to
@@ -51,7 +54,7 @@ class Catalog(Struct, frozen=True):
 
     def knows(self, name: str) -> bool:
         """Return whether the base model or one of its adapters has this name or alias."""
-        return name in self.bases or self.adapter(name) is not None
+        return name in self.bases or name in self.virtual or self.adapter(name) is not None
 
 
 class Target(NamedTuple):
@@ -66,13 +69,16 @@ def resolve(query: ModelQuery, catalogs: Sequence[Catalog], tenant: Tenant) -> T
 
     Raises:
         ApiError: MODEL_NOT_FOUND, a name is unknown or not permitted to this tenant; INVALID_REQUEST, two fields name
-            different adapters, or an adapter and a base model that it does not belong to.
+            different adapters, or an adapter and a model that it does not belong to.
     """
     target = _permitted(find(query.model, catalogs), query.model, catalogs, tenant)
+    is_virtual = query.model in catalogs[target.model].virtual
     for param in ("adapter_id", "lora_path"):
         name = getattr(query, param)
         if not name:
             continue
+        if is_virtual:
+            raise invalid_request(f"{param} cannot be combined with {query.model!r}, which chooses its members", param)
         named = _permitted(find_adapter(name, catalogs), name, catalogs, tenant)
         if target.adapter not in (None, named.adapter):
             message = f"{param} names the adapter {name!r}, but the request already names {target.adapter!r}"
@@ -88,20 +94,21 @@ def resolve(query: ModelQuery, catalogs: Sequence[Catalog], tenant: Tenant) -> T
 def find(name: str, catalogs: Sequence[Catalog]) -> Target | None:
     """Return what serves the name in the field `model` of a request, for a tenant that may use it: a base model, an
     adapter, or `base:adapter`. None means that the name is unknown."""
-    if (position := _base(name, catalogs)) is not None:
-        return Target(position, None)
+    for position, catalog in enumerate(catalogs):
+        if name in catalog.bases or name in catalog.virtual:
+            return Target(position, None)
     if (target := find_adapter(name, catalogs)) is not None:
         return target
     base, colon, suffix = name.rpartition(":")
-    position, target = _base(base, catalogs) if colon else None, find_adapter(suffix, catalogs)
-    return None if position is None or target is None or target.model != position else target
+    owner, target = _base(base, catalogs) if colon else None, find_adapter(suffix, catalogs)
+    return None if owner is None or target is None or target.model != owner else target
 
 
 def find_adapter(name: str, catalogs: Sequence[Catalog]) -> Target | None:
     """Return the adapter that requests get under a name or alias: that of the first catalog that has the name. None
-    means that there is no such adapter, that the name is a base model's, or that it is an alias of an adapter which is
-    not served, because an earlier catalog has that adapter's own name."""
-    if _base(name, catalogs) is not None:
+    means that there is no such adapter, that the name is a base or virtual model's, or that it is an alias of an
+    adapter which is not served, because an earlier catalog has that adapter's own name."""
+    if any(name in catalog.bases or name in catalog.virtual for catalog in catalogs):
         return None
     for position, catalog in enumerate(catalogs):
         if (adapter := catalog.adapter(name)) is not None:
@@ -118,8 +125,10 @@ def _base(name: str, catalogs: Sequence[Catalog]) -> int | None:
 
 
 def _permitted(target: Target | None, name: str, catalogs: Sequence[Catalog], tenant: Tenant) -> Target:
-    """Return the target if there is one and the tenant may use its adapter. Raises ApiError: MODEL_NOT_FOUND, whose
-    message quotes the `name` of the target."""
+    """Return the target if there is one and the tenant may use its adapter or virtual model. Raises ApiError:
+    MODEL_NOT_FOUND, whose message quotes the `name` of the target."""
     if target is None or (target.adapter is not None and not catalogs[target.model].permits(tenant, target.adapter)):
+        raise model_not_found(name)
+    if name in catalogs[target.model].virtual and not tenant.may_use(name):
         raise model_not_found(name)
     return target

@@ -88,6 +88,12 @@ class EnginePool:
     def ready(self) -> bool:
         return self._serving.is_set()
 
+    @property
+    def predicted_wait(self) -> float:
+        """Predicted seconds until the first token of an interactive request with an empty prompt that arrives now, at
+        the engine that has least to do; 0 if none serves."""
+        return min((engine.news.wait_s for engine in self._engines.values() if engine.serving), default=0.0)
+
     async def wait_ready(self) -> None:
         await self._serving.wait()
 

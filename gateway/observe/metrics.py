@@ -21,6 +21,7 @@ from engine.core.types import Lane
 from gateway.core.lanes import lane_name
 from gateway.observe.adapter_metrics import AdapterTraffic
 from gateway.observe.engine_metrics import GOAL, EngineMetrics, EngineSnapshot, by_model
+from gateway.observe.virtual_models import VirtualModelMetrics
 from gateway.observe.vllm_requests import MODEL, VllmRequests
 from gateway.requests.record import RequestRecord
 
@@ -97,6 +98,8 @@ class Metrics:
         for outcome in WEBHOOK_OUTCOMES:
             self._webhooks.labels(outcome)
         self._count_limits()
+        self._virtual = VirtualModelMetrics(self._registry)
+        self.routed = self._virtual.routed
         self._vllm = VllmRequests(self._models, self._registry)
         self._adapters = AdapterTraffic(self._registry)
         self.static = StaticMetrics(goals)
@@ -208,6 +211,8 @@ class Metrics:
             self._reserve.observe(record.reserve_seconds)
         for scope, limit in record.shadowed:
             self._shadowed.labels(scope, limit).inc()
+        if record.reserving is None:
+            return
         if record.submitted is not None:
             self._decisions.labels("admitted").inc()
         elif record.error_code in DECISIONS:

@@ -72,6 +72,8 @@ def log_fields(record: RequestRecord) -> dict[str, Any]:
         "tenant": record.tenant or None,
         "key": record.key_id or None,
         "model": clip_name(record.model) or None,
+        "member": record.member or None,
+        "member_reason": record.member_reason or None,
         "adapter": record.adapter,
         "adapter_version": record.adapter_hash or None,
         "lane_asked": _lane(record.lane_asked),

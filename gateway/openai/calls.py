@@ -4,6 +4,7 @@ handlers and for the lines of batches."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 from msgspec import Struct
@@ -17,21 +18,23 @@ from gateway.openai.schema import ChatRequest, CompletionRequest, Sampled
 from gateway.openai.tools import tool_call_reader
 from gateway.requests.served_model import ServedModel
 from gateway.requests.service import Gateway
-from gateway.requests.types import Admitted, GenerateRequest, Generation
+from gateway.requests.types import Admitted, GenerateRequest, Generation, Speech
 
 
 class ApiCall(Struct, frozen=True):
-    """A parsed request and the style of its response, which is streamed if `stream`, with a last chunk for the usage if
-    `include_usage`. An instance serves one response only, because the style keeps state."""
+    """A parsed request and how its response is rendered: streamed if `stream`, with a last chunk for the usage if
+    `include_usage`."""
 
     request: GenerateRequest
-    style: Style
+    make_style: Callable[[Speech], Style]
+    """Makes the style of the response, once it is known which model answers."""
     stream: bool
     include_usage: bool
 
     def envelope(self, admitted: Admitted) -> Envelope:
         num_answers, asked = len(admitted.prompt_ids) * self.request.n, self.request.lane
-        return Envelope(self.style, admitted, num_answers=num_answers, asked=asked, include_usage=self.include_usage)
+        style = self.make_style(admitted.speech)
+        return Envelope(style, admitted, num_answers=num_answers, asked=asked, include_usage=self.include_usage)
 
     async def whole(self, generation: Generation) -> WholeAnswer:
         return await whole_answer(self.envelope(generation.admitted), generation)
@@ -40,14 +43,16 @@ class ApiCall(Struct, frozen=True):
 def chat_call(gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, ingress: Ingress = UNKNOWN) -> ApiCall:
     """Parse `text`, the JSON body of /v1/chat/completions. The tenant's settings decide about unknown fields. Raises
     ApiError: INVALID_JSON; INVALID_REQUEST, a field is missing or invalid; UNSUPPORTED_PARAMETER, a field or its value
-    is not supported, such as tools whose calls the gateway cannot parse."""
+    is not supported."""
     body = parse(text, ChatRequest, tenant.unknown_fields)
     request = chat_request(body, request_id, ingress)
-    model = gateway.models.likely(tenant, request.model)
-    tools = tool_call_reader(request, model.intake.dialect)
     prompt = body.prompt_logprobs is not None
-    style = ChatStyle(model.tokenizer, token_ids=bool(body.return_token_ids), tools=tools, prompt_logprobs=prompt)
-    return _call(body, request, style)
+
+    def make_style(speech: Speech) -> ChatStyle:
+        tools = tool_call_reader(request, speech.dialect)
+        return ChatStyle(speech.tokenizer, token_ids=bool(body.return_token_ids), tools=tools, prompt_logprobs=prompt)
+
+    return _call(body, request, make_style)
 
 
 def completion_call(
@@ -60,14 +65,14 @@ def completion_call(
     request = completion_request(body, request_id, ingress)
     model = gateway.models.likely(tenant, request.model)
     echo = _prompt_texts(model, request) if body.echo else ()
-    style = CompletionStyle(
-        model.tokenizer,
+    style = partial(
+        CompletionStyle,
         token_ids=bool(body.return_token_ids),
         echo=echo,
         logprobs=body.logprobs,
         prompt_logprobs=body.prompt_logprobs,
     )
-    return _call(body, request, style)
+    return _call(body, request, lambda speech: style(speech.tokenizer))
 
 
 CallParser = Callable[[Gateway, Tenant, bytes, str, Ingress], ApiCall]
@@ -78,8 +83,8 @@ CALLS: Mapping[str, CallParser] = MappingProxyType(
 """Parsers of request bodies, by the path of the endpoint that generates."""
 
 
-def _call(body: Sampled, request: GenerateRequest, style: Style) -> ApiCall:
-    return ApiCall(request, style, bool(body.stream), body.include_usage)
+def _call(body: Sampled, request: GenerateRequest, make_style: Callable[[Speech], Style]) -> ApiCall:
+    return ApiCall(request, make_style, bool(body.stream), body.include_usage)
 
 
 def _prompt_texts(model: ServedModel, request: GenerateRequest) -> list[str]:

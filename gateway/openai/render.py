@@ -250,6 +250,8 @@ class Envelope:
             "system_fingerprint": admitted.fingerprint,
             "service_tier": answer_tier(asked, admitted.lane),
         }
+        if admitted.member is not None:
+            self._head["x_loralane"] = admitted.member
         self._after = b'],"usage":null}' if include_usage else b"]}"
 
     @cached_property

@@ -88,10 +88,15 @@ class RequestIntake:
         return prompt_ids
 
     async def build_job(
-        self, tenant: Tenant, request: GenerateRequest, adapter: AdapterRecord | None, lane: Lane
+        self,
+        tenant: Tenant,
+        request: GenerateRequest,
+        adapter: AdapterRecord | None,
+        lane: Lane,
+        engine_wait: float | None = None,
     ) -> GenerationJob:
         """Check and tokenize a request for an adapter of this model (None: none), and wait up to `engine_wait` seconds
-        for an engine that is not ready.
+        (None: those of the settings) for an engine that is not ready.
 
         The job has the adapter's version at the end of this call, not at its start; `average_output` is yet to be set.
 
@@ -109,7 +114,7 @@ class RequestIntake:
         seed = random.getrandbits(SEED_BITS) if request.seed is None else request.seed % 2**SEED_BITS
         params = tuple(self._fit(request, index, len(ids), seed) for index, ids in enumerate(prompt_ids))
         if not self._engine.ready:
-            await self._wait_for_engine()
+            await self._wait_for_engine(self._settings.engine_wait if engine_wait is None else engine_wait)
         picked = None if adapter is None else self._adapters.pick(adapter.name)
         budget = await self._budget(request, thinking)
         calls = tuple(self.dialect.marks) if self.dialect is not None and request.offering is not None else ()
@@ -170,10 +175,10 @@ class RequestIntake:
         width = request.sampling.prompt_logprobs
         return None if width is None else self._settings.max_prompt_logprobs // (1 + width)
 
-    async def _wait_for_engine(self) -> None:
-        """Wait until the engine is ready. Raises ApiError: ENGINE_UNAVAILABLE after `engine_wait` seconds."""
+    async def _wait_for_engine(self, seconds: float) -> None:
+        """Wait until the engine is ready. Raises ApiError: ENGINE_UNAVAILABLE after so many seconds."""
         try:
-            async with asyncio.timeout(self._settings.engine_wait):
+            async with asyncio.timeout(seconds):
                 await self._engine.wait_ready()
         except TimeoutError as error:
             raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not ready") from error
@@ -192,6 +197,10 @@ class RequestIntake:
             self._check_pooling(request, request.pooling)
         elif len(request.prompts) * request.n > settings.max_choices:
             raise invalid_request(f"at most {settings.max_choices} answers (prompts x n) a request", "n")
+        if request.offering is not None and self.dialect is None:
+            raise unsupported_parameter(
+                "tools", "cannot be used: calls are not read from this model (model.tool_parser)"
+            )
         if request.n > 1 and sampling.prompt_logprobs is not None:
             raise unsupported_parameter("n", "above 1 is not supported with log probabilities of the prompt")
         if "" in request.stop or sum(map(len, request.stop)) > settings.max_stop_characters:

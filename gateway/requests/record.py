@@ -84,7 +84,12 @@ class RequestRecord(Struct):
     moves: list[float] = field(default_factory=list)
     """Seconds that an answer was without an engine process, for each move of an answer to another engine process."""
     refund: bool = False
-    """True means that the caller is not charged, because the engine failed or refused the request."""
+    """True means that no tenant is charged, because the engine failed or refused the request, or because it is a copy
+    that no tenant asked for."""
+    member: str = ""
+    """Member that served the virtual model `model`; empty if that is no virtual model."""
+    member_reason: str = ""
+    """Why that member served it, in one word."""
 
     @property
     def served_name(self) -> str:

@@ -51,6 +51,7 @@ class ResumingStream:
         on_placed: Callable[[PlacedStream], None],
         session: str = "",
         budget: ThinkingBudget | None = None,
+        first_wait: float | None = None,
     ) -> None:
         """Submit the request at once if the engine is ready; otherwise the first read waits for it and then submits.
 
@@ -60,6 +61,7 @@ class ResumingStream:
             on_placed: called with the new stream each time that the request was submitted.
             session: see `EngineApi.generate`.
             budget: limits the answer's reasoning, at whose end the request is submitted again. None means no limit.
+            first_wait: `wait_seconds` until the first token. None means that `wait_seconds` applies from the start.
         """
         self._engine = engine
         self._request = request
@@ -68,6 +70,7 @@ class ResumingStream:
         """None in the only or second part of the answer."""
         self._on_placed = on_placed
         self._wait_seconds = wait_seconds
+        self._first_wait = wait_seconds if first_wait is None else first_wait
         self._on_move = on_move
         self._now = asyncio.get_running_loop().time
         self._began = self._now()
@@ -188,8 +191,9 @@ class ResumingStream:
     async def _place(self) -> None:
         """Wait for an engine that takes the request, and submit it. Raises GivenUp if none took it in time, and
         CrashesEngines (see `_judge`)."""
+        seconds = self._wait_seconds if self._produced else self._first_wait
         try:
-            async with asyncio.timeout_at(self._lost + self._wait_seconds):
+            async with asyncio.timeout_at(self._lost + seconds):
                 await self._engine.wait_ready()
                 if self._loss is not None and not isinstance(self._loss, EngineDrained):
                     await self._judge()
@@ -198,7 +202,7 @@ class ResumingStream:
                     await self._engine.wait_ready()
         except TimeoutError:
             what = "told how the one that had the request alone ended" if self._awaits_report else "was ready"
-            raise GivenUp(f"no engine process {what} within {self._wait_seconds:g} s") from None
+            raise GivenUp(f"no engine process {what} within {seconds:g} s") from None
 
     def _is_submitted(self) -> bool:
         """Submit the request and return True, or return False if no engine takes it now."""

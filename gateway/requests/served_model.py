@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 from engine.core.shares import Shares
 from engine.core.types import Lane
@@ -14,10 +16,11 @@ from engine.rpc.api import EngineApi
 from gateway.adapters.record import AdapterRecord
 from gateway.adapters.registry import AdapterRegistry
 from gateway.core.errors import ApiError
-from gateway.core.routing import Catalog, ModelQuery, find_adapter, resolve
+from gateway.core.routing import Catalog, ModelQuery, find, find_adapter, resolve
 from gateway.core.tenants import Tenant
 from gateway.requests.admission import RequestIntake, ServiceSettings
 from gateway.requests.heartbeat import Heartbeat
+from gateway.requests.types import Speech
 from gateway.text.tokenizer import Tokenizer
 
 
@@ -33,7 +36,9 @@ class ModelCard:
 
     @property
     def root(self) -> str:
-        """The adapter's name if this is an alias, the base model's name otherwise."""
+        """The adapter's name if this is an alias, the own name of a virtual model, the base model's name otherwise."""
+        if self.name in self.model.virtual_names:
+            return self.name
         is_alias = self.adapter is not None and self.name in self.adapter.aliases
         return self.adapter.name if self.adapter and is_alias else self.model.name
 
@@ -79,6 +84,15 @@ class ServedModel:
     def name(self) -> str:
         return self.names[0]
 
+    @property
+    def virtual_names(self) -> AbstractSet[str]:
+        """Names of the virtual models that this base model stands for in lists and checks."""
+        return self.adapters.virtual_names
+
+    @cached_property
+    def speech(self) -> Speech:
+        return Speech(self.tokenizer, self.intake.dialect)
+
     @contextmanager
     def answering(self, lane: Lane, tenant: Tenant, answers: int) -> Iterator[None]:
         """Count so many answers of a tenant in a lane during the block."""
@@ -123,6 +137,12 @@ class ServedModels:
         model = self._models[target.model]
         return model, None if target.adapter is None else model.adapters.records[target.adapter]
 
+    def find(self, name: str) -> tuple[ServedModel, str | None] | None:
+        """Return the base model and the adapter's name (None: no adapter) behind a name, for any tenant. None means
+        that the name is unknown."""
+        target = find(name, self.catalogs)
+        return None if target is None else (self._models[target.model], target.adapter)
+
     def likely(self, tenant: Tenant, query: ModelQuery) -> ServedModel:
         """Return the base model that will serve a request, or the default one if `resolve` would raise an error, as
         `Gateway.generate` then will."""
@@ -134,7 +154,8 @@ class ServedModels:
             return self.default
 
     def cards(self, tenant: Tenant) -> list[ModelCard]:
-        """Return the models that a tenant may name: for each base model its first name, its adapters, then aliases."""
+        """Return the models that a tenant may name: for each base model its first name, its adapters, aliases,
+        and the virtual models that it stands for."""
         catalogs = self.catalogs
         cards = []
         for position, (model, catalog) in enumerate(zip(self._models, catalogs, strict=True)):
@@ -145,6 +166,7 @@ class ServedModels:
                     continue
                 if catalog.permits(tenant, target.adapter):
                     cards.append(ModelCard(name, model, model.adapters.records[target.adapter]))
+            cards += [ModelCard(name, model) for name in sorted(catalog.virtual) if tenant.may_use(name)]
         return cards
 
     @property

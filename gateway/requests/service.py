@@ -6,7 +6,13 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+)
 from types import MappingProxyType
 
 import structlog
@@ -20,6 +26,7 @@ from gateway.adapters.record import AdapterRecord
 from gateway.core.errors import MAX_QUOTED, Fault, internal, unavailable
 from gateway.core.estimate import OutputAverages
 from gateway.core.lanes import lane_name
+from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Principal
 from gateway.core.trace_context import Ingress, new_id
 from gateway.limiter.base import Grant, Limiter, ReserveRequest
@@ -29,7 +36,9 @@ from gateway.requests.decoder import AnswerDecoder
 from gateway.requests.job import GenerationJob
 from gateway.requests.loop_turns import LoopTurns
 from gateway.requests.observers import ArrivingRequest, Observer, notify_observers, observe_arrival
+from gateway.requests.placement import Placement
 from gateway.requests.record import RequestRecord, engine_failures, record_error, refuse_failed
+from gateway.requests.route_runner import RouteRunner, RouteTable
 from gateway.requests.served_model import ServedModel, ServedModels
 from gateway.requests.submission import Submission
 from gateway.requests.types import Admitted, GenerateRequest, Generation, GenerationChunk, merge_streams
@@ -58,10 +67,12 @@ class Gateway:
         settings: ServiceSettings | None = None,
         observers: Sequence[Observer] = (),
         clock: Callable[[], float] = time.monotonic,
+        routes: RouteTable | None = None,
     ) -> None:
         """Create the gateway. It does not start or close what it is given.
 
-        `adapters` administers the adapters of all models; `clock` returns monotonic seconds.
+        `adapters` administers the adapters of all models; `clock` returns monotonic seconds; `routes` has the virtual
+        models, None means that there are none.
         """
         self._settings = settings or ServiceSettings()
         self.models = models
@@ -73,6 +84,7 @@ class Gateway:
         self._live: dict[str, RequestRecord] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._deadlines = Deadlines(self._settings)
+        self._routes = RouteRunner(self, routes, self._settings, clock) if routes else None
         self.turns = LoopTurns()
         self.encoding = asyncio.Semaphore(MOST_ENCODING)
         """Held while a text is encoded for a request that only counts or returns tokens."""
@@ -92,10 +104,9 @@ class Gateway:
         and parsing. It yields an `ArrivingRequest`, and reports the request to the observers if the block raises."""
         return observe_arrival(request_id, ingress, self._observers, self._clock)
 
-    @asynccontextmanager
-    async def generate(self, principal: Principal, request: GenerateRequest) -> AsyncIterator[Generation]:
-        """Run a request, and yield its generation once the first chunk has come, which the engine sends when it begins
-        to work on the request. Leaving the block early aborts the request.
+    def generate(self, principal: Principal, request: GenerateRequest) -> AbstractAsyncContextManager[Generation]:
+        """Return an async context manager that runs a request, and yields its generation once the first chunk has come,
+        which the engine sends when it begins to work on the request. Leaving the block early aborts the request.
 
         Enter, iterate and leave in the same task: when a deadline passes, the gateway cancels that task, and the
         cancellation becomes DEADLINE_EXCEEDED on exit. The reservation is settled by the time the context has exited.
@@ -104,20 +115,31 @@ class Gateway:
             ApiError: on entry, every error that a generation can have; later ENGINE_UNAVAILABLE, PREEMPTED,
                 DEADLINE_EXCEEDED, INTERNAL.
         """
+        if self._routes is not None and request.model.model in self._routes:
+            return self._routes.generate(principal, request)
+        return self.serve(principal, request)
+
+    @asynccontextmanager
+    async def serve(
+        self, principal: Principal, request: GenerateRequest, place: Placement | None = None
+    ) -> AsyncIterator[Generation]:
+        """Run a request as `generate` does, with a base model or an adapter: the one that the request names or, for a
+        virtual model, the one in `place`."""
         lane = principal.tenant.effective_lane(request.lane)
-        with self._tracked(principal, request, lane) as (record, model, adapter):
-            async with self._deadlines.start(
-                lane, request.deadline, request.stall, ignore_server_timeout=request.ignore_server_timeout
-            ) as timer:
-                job = await self._build_job(model, principal, request, adapter, lane, record)
-                wanted = self._wanted(job, record)
+        first_wait = place.engine_wait if place else None
+        with self._tracked(principal, request, lane, place) as (record, model, adapter):
+            async with self._timer(request, lane, record) as timer:
+                job = await self._build_job(model, principal, request, adapter, lane, record, first_wait)
+                wanted = self._wanted(job, record, place.runs if place else 1)
+                submission = Submission(model.engine, job, record, self._clock, self._settings, first_wait)
+                reserved = self._reserved(wanted, record, submission, is_charged=place is None or place.is_charged)
                 with model.adapters.using(job.adapter_hash):
                     async with (
-                        aclosing(Submission(model.engine, job, record, self._clock, self._settings)) as submission,
-                        self._reserved(wanted, record, submission) as grant,
+                        aclosing(submission),
+                        reserved as headers,
                         aclosing(self._run(model, job, record, submission, timer)) as chunks,
                     ):
-                        yield Generation(self._admitted(model, job, grant, record), await anext(chunks), chunks)
+                        yield Generation(self._admitted(model, job, headers, record), await anext(chunks), chunks)
 
     def end_requests(self) -> None:
         """End all requests, and later ones as they start, with ApiError (ENGINE_UNAVAILABLE), because the gateway is
@@ -125,13 +147,15 @@ class Gateway:
         self._deadlines.stop_all()
 
     async def close(self) -> None:
-        """Wait until all settlements in progress are done."""
+        """End copies of requests that run for virtual models, and wait until all settlements in progress are done."""
+        if self._routes is not None:
+            await self._routes.close()
         while self._background:
             await asyncio.wait(self._background)
 
     @contextmanager
     def _tracked(
-        self, principal: Principal, request: GenerateRequest, lane: Lane
+        self, principal: Principal, request: GenerateRequest, lane: Lane, place: Placement | None
     ) -> Iterator[tuple[RequestRecord, ServedModel, AdapterRecord | None]]:
         """Yield a new record for the request, which is in the live table and counts in its model's lane during the
         block, and the model and adapter that it names. On exit, complete the record and report it to the observers.
@@ -146,14 +170,19 @@ class Gateway:
             model=request.model.model[:MAX_QUOTED],
             lane_asked=request.lane,
             lane=lane,
-            started=self._clock(),
+            started=place.started if place else self._clock(),
             ingress=request.ingress,
             trace_id=request.ingress.trace_id,
         )
+        query, permitted = request.model, principal.tenant
+        if place is not None:
+            place.record = record
+            record.member, record.member_reason, record.refund = place.member, place.reason, not place.is_charged
+            query, permitted = ModelQuery(place.member), place.permitted or principal.tenant
         answers = max(1, min(len(request.prompts) * request.n, self._settings.max_choices))
         self._live[record.id] = record
         try:
-            model, adapter = self.models.resolve(principal.tenant, request.model)
+            model, adapter = self.models.resolve(permitted, query)
             record.base_model = model.name
             if full := model.refusal(lane, principal.tenant, answers):
                 if not request.ignore_server_timeout:  # The gateway itself retries lines of a batch.
@@ -179,24 +208,36 @@ class Gateway:
         adapter: AdapterRecord | None,
         lane: Lane,
         record: RequestRecord,
+        engine_wait: float | None,
     ) -> GenerationJob:
-        job = await model.intake.build_job(principal.tenant, request, adapter, lane)
+        job = await model.intake.build_job(principal.tenant, request, adapter, lane, engine_wait)
         if job.adapter is not None:
             record.adapter, record.adapter_hash = job.adapter.name, job.adapter.version
         record.prompt_tokens = job.prompt_tokens
         record.n, record.max_tokens = request.n, job.params[0].max_tokens
         return replace(job, average_output=math.ceil(self._outputs.average(record.tenant, record.served_name)))
 
+    def _timer(self, request: GenerateRequest, lane: Lane, record: RequestRecord) -> Timer:
+        """Return the request's timer, which the time since the caller's request arrived has partly used."""
+        deadline = request.deadline
+        if deadline is not None:
+            deadline -= self._clock() - record.started
+        return self._deadlines.start(lane, deadline, request.stall, ignore_server_timeout=request.ignore_server_timeout)
+
     @asynccontextmanager
     async def _reserved(
-        self, wanted: ReserveRequest, record: RequestRecord, submission: Submission
-    ) -> AsyncIterator[Grant]:
-        """Reserve tokens, yield the limiter's grant, and on exit settle or refund it once, even if cancelled. Raises
-        ApiError: RATE_LIMIT_EXCEEDED, INSUFFICIENT_QUOTA, LIMITER_UNAVAILABLE.
+        self, wanted: ReserveRequest, record: RequestRecord, submission: Submission, *, is_charged: bool
+    ) -> AsyncIterator[Mapping[str, str]]:
+        """Reserve tokens if the request `is_charged` to its tenant, yield the response headers of the limits, and on
+        exit settle or refund the grant once, even if cancelled. Raises ApiError: RATE_LIMIT_EXCEEDED,
+        INSUFFICIENT_QUOTA, LIMITER_UNAVAILABLE.
 
         If the limiter is almost sure to grant the reservation, an interactive request is submitted to the engine before
         Redis has answered. This reduces the time of a request that runs alone to 0.90 of what it would be.
         """
+        if not is_charged:
+            yield {}
+            return
         record.reserved_tokens = wanted.tokens
         try:
             if record.lane is Lane.INTERACTIVE and self.limiter.likely_to_grant(wanted):
@@ -210,12 +251,12 @@ class Gateway:
             record.reserved = self._clock()
         record.shadowed, record.reserved_tokens = grant.shadowed, grant.reserved
         try:
-            yield grant
+            yield grant.headers()
         finally:
             await asyncio.shield(self._spawn(self._settle(grant, record)))
 
-    def _wanted(self, job: GenerationJob, record: RequestRecord) -> ReserveRequest:
-        adapter, tokens = record.served_name, job.reserve_tokens()
+    def _wanted(self, job: GenerationJob, record: RequestRecord, runs: int) -> ReserveRequest:
+        adapter, tokens = record.served_name, job.reserve_tokens() * runs
         least = None if job.limits_output else job.prompt_tokens + job.num_answers
         lane, owner = lane_name(job.lane), (record.tenant, record.key_id)
         return ReserveRequest(record.request_id, *owner, tokens, adapter, lane, record.counts, least)
@@ -235,7 +276,9 @@ class Gateway:
         task.add_done_callback(self._background.discard)
         return task
 
-    def _admitted(self, model: ServedModel, job: GenerationJob, grant: Grant, record: RequestRecord) -> Admitted:
+    def _admitted(
+        self, model: ServedModel, job: GenerationJob, headers: Mapping[str, str], record: RequestRecord
+    ) -> Admitted:
         return Admitted(
             id=record.id,
             request_id=record.request_id,
@@ -244,7 +287,8 @@ class Gateway:
             lane=job.lane,
             fingerprint=model.intake.fingerprint(job.adapter),
             prompt_ids=job.prompt_ids,
-            rate_headers=grant.headers(),
+            rate_headers=headers,
+            speech=model.speech,
         )
 
     async def _run(

@@ -28,13 +28,16 @@ class Submission:
         record: RequestRecord,
         clock: Callable[[], float],
         settings: ServiceSettings,
+        first_wait: float | None = None,
     ) -> None:
-        """`clock` is the record's clock; an answer fails after the settings' `engine_wait` on end without an engine."""
+        """`clock` is the record's clock; an answer fails after the settings' `engine_wait` on end without an engine, or
+        after `first_wait` seconds if it has no token yet and that is not None."""
         self._engine = engine
         self._job = job
         self._record = record
         self._clock = clock
         self._settings = settings
+        self._first_wait = first_wait
         self._streams: list[EventStream] = []
 
     def begin(self) -> Sequence[EventStream]:
@@ -64,7 +67,9 @@ class Submission:
             return _nothing(request.id)
         budget = self._job.budget if self._job.budget and self._job.budget.applies_to(request) else None
         wait, session = self._settings.engine_wait, self._session()
-        return ResumingStream(self._engine, request, wait, self._note_move, self._note_place, session, budget)
+        return ResumingStream(
+            self._engine, request, wait, self._note_move, self._note_place, session, budget, self._first_wait
+        )
 
     def _session(self) -> str:
         """Return the session that the caller named, as one of its tenant only; empty if it named none."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Literal, TypeVar
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from engine.core.types import Lane, Pooling, SamplingParams, TokenLogprobs
@@ -17,6 +17,8 @@ from gateway.core.routing import ModelQuery
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.requests.prompt_scores import PromptScores, join_scores
 from gateway.text.chat_template import DEFAULT_OPTIONS, Message, TemplateOptions, ToolSchema
+from gateway.text.tokenizer import Tokenizer
+from gateway.text.tools.dialect import Dialect
 from gateway.text.tools.rule import FREE, ToolRule
 
 
@@ -127,6 +129,31 @@ class TokenUsage(Struct, frozen=True):
     """Tokens of the request's `prediction` that steps computed in vain, which are no output tokens."""
 
 
+class Speech(Struct, frozen=True):
+    """What it takes to read a model's answers."""
+
+    tokenizer: Tokenizer
+    dialect: Dialect | None
+    """Dialect in which the model writes tool calls. None means that the gateway parses none."""
+
+
+class DiscardedRun(Struct, frozen=True):
+    """A member's computation for a virtual model whose answer the caller does not get. Its tokens are charged."""
+
+    model: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class MemberChoice(Struct, frozen=True):
+    """Which member of a virtual model answers, as callers see it in `x_loralane`."""
+
+    model: str
+    reason: str
+    """Why this member answers, in one word of the policy."""
+    discarded: tuple[DiscardedRun, ...] | UnsetType = UNSET
+
+
 class Admitted(Struct, frozen=True):
     """Data about a request, known before its first token, for response bodies, HTTP headers and initial metadata."""
 
@@ -143,9 +170,16 @@ class Admitted(Struct, frozen=True):
     prompt_ids: tuple[tuple[int, ...], ...]
     """Token ids of each prompt."""
     rate_headers: Mapping[str, str]
+    speech: Speech
+    """What reads the answers of the model that answers."""
+    member: MemberChoice | None = None
+    """None means that the caller named no virtual model."""
 
     def headers(self) -> dict[str, str]:
-        return {**self.rate_headers, "x-loralane-lane": lane_name(self.lane)}
+        headers = {**self.rate_headers, "x-loralane-lane": lane_name(self.lane)}
+        if self.member is not None:
+            headers |= {"x-loralane-model": self.member.model, "x-loralane-reason": self.member.reason}
+        return headers
 
 
 class GenerationChunk(Struct, frozen=True):

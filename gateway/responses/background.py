@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
 import structlog
@@ -11,10 +12,10 @@ from gateway.core.errors import ApiError, Fault, internal
 from gateway.core.tenants import Principal
 from gateway.openai.render import encode_json
 from gateway.requests.service import Gateway
-from gateway.requests.types import GenerateRequest, Generation
+from gateway.requests.types import GenerateRequest, Generation, Speech
 from gateway.responses.parse import own_names
 from gateway.responses.record import Json, State, count_parts
-from gateway.responses.render import ResponseRenderer
+from gateway.responses.render import AnswerReader, ResponseRenderer
 from gateway.responses.store import MAX_EVENTS, MAX_STORED_BYTES, ResponseStore
 
 RENEW_SECONDS = 2.0
@@ -32,8 +33,17 @@ class BackgroundRun:
     streamed, its events are stored, too."""
 
     def __init__(
-        self, store: ResponseStore, tenant: str, response_id: str, renderer: ResponseRenderer, *, streams: bool = False
+        self,
+        store: ResponseStore,
+        tenant: str,
+        response_id: str,
+        renderer: ResponseRenderer,
+        reader_of: Callable[[Speech], AnswerReader],
+        *,
+        streams: bool = False,
     ) -> None:
+        """`reader_of` returns the reader of the answer, once it is known which model answers."""
+        self._reader_of = reader_of
         self._store, self._tenant, self._id = store, tenant, response_id
         self._renderer = renderer
         self._head = renderer.queued()
@@ -67,6 +77,7 @@ class BackgroundRun:
                 async with gateway.generate(principal, request) as generation:
                     self._state = "in_progress"
                     await self._renew(task)
+                    self._renderer.reader = self._reader_of(generation.admitted.speech)
                     return await self._read(generation)
         except ApiError as error:
             return self._renderer.failed(error)

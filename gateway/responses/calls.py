@@ -18,7 +18,7 @@ from gateway.openai.schema import JsonSchema, ResponseFormat
 from gateway.openai.structured import Constraint, by_format
 from gateway.openai.tools import tool_call_reader
 from gateway.requests.service import Gateway
-from gateway.requests.types import Admitted, GenerateRequest, Generation
+from gateway.requests.types import Admitted, GenerateRequest, Generation, Speech
 from gateway.responses.parse import own_names, parse
 from gateway.responses.prompt import chat_of
 from gateway.responses.render import AnswerReader, Keep, ResponseRenderer
@@ -26,12 +26,10 @@ from gateway.responses.schema import LOGPROBS, InputItem, ResponsesRequest, Text
 
 
 class ResponseCall(Struct, frozen=True):
-    """A parsed request and the reader of its answer. An instance serves one response only, because the reader keeps
-    state."""
+    """A parsed request, whose response may be a stream."""
 
     body: ResponsesRequest
     request: GenerateRequest
-    reader: AnswerReader
     keep: Keep | None = None
     """Stores the complete response. None means that it is not stored."""
 
@@ -45,7 +43,11 @@ class ResponseCall(Struct, frozen=True):
         return bool(self.body.background)
 
     def envelope(self, admitted: Admitted) -> ResponseRenderer:
-        return ResponseRenderer(self.body, self.request, admitted, self.reader, self.keep)
+        return ResponseRenderer(self.body, self.request, admitted, self.reader(admitted.speech), self.keep)
+
+    def reader(self, speech: Speech) -> AnswerReader:
+        """Return a new reader of the answer of a model."""
+        return AnswerReader(speech.tokenizer, tool_call_reader(self.request, speech.dialect))
 
     async def whole(self, generation: Generation) -> WholeAnswer:
         return await whole_answer(self.envelope(generation.admitted), generation)
@@ -58,12 +60,10 @@ def stateless_call(
     Raises what `response_call` raises, and ApiError: INVALID_JSON."""
     body = parse(text, tenant.unknown_fields)
     refuse_storage(body)
-    return response_call(gateway, tenant, body, request_id, ingress)
+    return response_call(body, request_id, ingress)
 
 
 def response_call(
-    gateway: Gateway,
-    tenant: Tenant,
     body: ResponsesRequest,
     request_id: str,
     ingress: Ingress = UNKNOWN,
@@ -75,9 +75,7 @@ def response_call(
     whose calls the gateway cannot parse."""
     with own_names():
         request = response_request(body, request_id, ingress, history)
-        model = gateway.models.likely(tenant, request.model)
-        tools = tool_call_reader(request, model.intake.dialect)
-    return ResponseCall(body, request, AnswerReader(model.tokenizer, tools), keep)
+    return ResponseCall(body, request, keep)
 
 
 def refuse_storage(body: ResponsesRequest) -> None:

@@ -64,7 +64,7 @@ class ResponseRenderer:
         self._head = {**_head(admitted, request), **_echo(body), "store": bool(keep or body.background)}
         self._keep = keep
         self._items = OutputItems(admitted.id)
-        self._reader = reader
+        self.reader = reader
         self._finish: str | None = None
         self._sequence = 0
 
@@ -89,7 +89,7 @@ class ResponseRenderer:
     def events(self, chunk: GenerationChunk) -> list[bytes]:
         """Return the events for a chunk."""
         self._finish = chunk.finish_reason
-        return self._encoded(self._reader.read(chunk, self._items))
+        return self._encoded(self.reader.read(chunk, self._items))
 
     def queued(self) -> Json:
         """Return the response object of a background request that has not begun."""
@@ -112,7 +112,7 @@ class ResponseRenderer:
         if answer.logprobs:  # those of reasoning belong to no text
             first = usage.reasoning
             answer = replace(answer, token_ids=answer.token_ids[first:], logprobs=answer.logprobs[first:])
-        list(self._reader.read(answer, self._items))
+        list(self.reader.read(answer, self._items))
         return self.ended(usage)
 
     async def _kept(self, response: Json) -> Json:

@@ -77,7 +77,7 @@ class Responses:
                 stores = False
         _check_length(body, history)
         keep: Keep | None = partial(self._keep, tenant.name, body) if stores and not body.background else None
-        return response_call(gateway, tenant, body, request_id, ingress, history, keep)
+        return response_call(body, request_id, ingress, history, keep)
 
     async def begin(
         self, gateway: Gateway, principal: Principal, call: ResponseCall, request: GenerateRequest
@@ -85,15 +85,15 @@ class Responses:
         """Store the response to a background request as queued, run it in a task, and return its response object and,
         for a request with `stream`, its events. `request` is that of the call, with its time limits. Raises ApiError:
         MODEL_NOT_FOUND, INSUFFICIENT_QUOTA, REGISTRY_UNAVAILABLE; later errors become the response's."""
-        gateway.models.resolve(principal.tenant, request.model)
+        answering, _ = gateway.models.resolve(principal.tenant, request.model)
         unique, tenant = new_id(), principal.tenant
         lane, model = tenant.effective_lane(request.lane), request.model.model[:MAX_QUOTED]
-        admitted = Admitted(unique, request.request_id, int(time.time()), model, lane, "", (), {})
+        admitted = Admitted(unique, request.request_id, int(time.time()), model, lane, "", (), {}, answering.speech)
         renderer = call.envelope(admitted)
         queued = renderer.queued()
         entry = new_entry(queued, call.body.input, call.body.previous_response_id or "")
         await self.store.create(tenant.name, entry, streams=call.stream)
-        run = BackgroundRun(self.store, tenant.name, entry.id, renderer, streams=call.stream)
+        run = BackgroundRun(self.store, tenant.name, entry.id, renderer, call.reader, streams=call.stream)
         limited = replace(request, deadline=earliest(request.deadline, BACKGROUND_SECONDS), ignore_server_timeout=True)
         self.background.start(entry.id, run, gateway, principal, limited)
         return queued, EventFeed(self.store, tenant.name, entry.id, known=run.opening)

@@ -149,11 +149,11 @@ class GenerationService(pb_grpc.GenerationServicer):
             await self._gateway.turns.take(principal.tenant.name)
             wanted = generate_request(request, call.request_id, call.time_remaining)
             wanted = replace(wanted, ingress=arrival.ingress, coalesce=method == GENERATE)
-            model = self._gateway.models.likely(principal.tenant, wanted.model)
-            calls = tool_call_reader(wanted, model.intake.dialect)
         async with self._gateway.generate(principal, wanted) as generation:
             await call.open(generation.admitted.headers())
-            yield generation, calls.read if calls else text_content, model.tokenizer.token_text
+            speech = generation.admitted.speech
+            calls = tool_call_reader(wanted, speech.dialect)
+            yield generation, calls.read if calls else text_content, speech.tokenizer.token_text
 
 
 def _model_to_pb(card: ModelCard) -> pb.Model:

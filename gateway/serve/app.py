@@ -20,6 +20,7 @@ from gateway.adapters.record import adapter_store
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import AdapterSources
 from gateway.batches.setup import open_batches
+from gateway.config.routes import virtual_names
 from gateway.config.whole import Config
 from gateway.engines.directory import engine_directory
 from gateway.engines.member import member_store
@@ -47,6 +48,7 @@ from gateway.serve.endpoints import EndpointServers, Services, endpoint_servers
 from gateway.serve.engine_group import EngineGroup
 from gateway.serve.launch import Launch, StartError
 from gateway.serve.reload_target import ReloadTarget, adapter_cache, adapter_sources, goals_of, seed_adapters
+from gateway.serve.routes import route_table
 from gateway.serve.sampling import sampling
 from gateway.serve.start_bar import StartBar, StartStage
 from gateway.text.tokenizer import Tokenizer
@@ -124,7 +126,12 @@ async def built_gateway(
         )
         observers = await stack.enter_async_context(open_observers(config.observability))
         gateway = Gateway(
-            models, adapters, limiter, settings=_settings(config), observers=(metrics, operations.recent, *observers)
+            models,
+            adapters,
+            limiter,
+            settings=_settings(config),
+            observers=(metrics, operations.recent, *observers),
+            routes=route_table(config, engines, metrics),
         )
         stack.push_async_callback(gateway.close)
         for model in models:
@@ -161,6 +168,7 @@ class _Connecting:
             adapter_store(self.redis, name, config.redis.key_prefix),
             self.sources,
             base_names=(name,),
+            virtual_names=virtual_names(config.routes, config.served, name),
             drain_seconds=config.adapters.drain_seconds,
         )
         await adapters.start()

@@ -34,6 +34,8 @@ LEASE_SECONDS = 60.0
 """No lease runs out because a busy machine renewed it late; tests of leases that do have shorter ones."""
 PATIENCE_SECONDS = 60.0
 KEY_ID = "0123456789ab"
+VIRTUAL = frozenset(("auto",))
+"""Virtual models that validation knows."""
 
 
 class BrokenFolder(Folder):
@@ -136,7 +138,7 @@ class BatchCluster:
             url="",
             endpoint=batch.endpoint,
             tenant=self.holders.tenants[batch.tenant],
-            catalogs=(Catalog((BASE,), {"pirate", "poet"}), Catalog(("small",), set())),
+            catalogs=(Catalog((BASE,), {"pirate", "poet"}, virtual=VIRTUAL), Catalog(("small",), set())),
             max_lines=50_000,
             max_line_bytes=2**20,
         )

@@ -61,6 +61,7 @@ from gateway.observe.operations import Operations
 from gateway.registry.memory import MemoryRecordStore
 from gateway.requests.observers import Observer
 from gateway.requests.record import RequestRecord
+from gateway.requests.route_runner import RouteTable
 from gateway.requests.served_model import ServedModel, ServedModels
 from gateway.requests.service import Gateway, ServiceSettings
 from gateway.text.tokenizer import Tokenizer
@@ -156,6 +157,8 @@ class FakeEngine:
         self.ready = True
         self.reply: Callable[[Request], str] = lambda request: "Hello, world!"
         self.tokens_per_event = 1
+        self.logprob = -0.5
+        """Log probability of every token."""
         self.pause = 0.0
         """Seconds between events."""
         self.admit: asyncio.Event | None = None
@@ -360,7 +363,7 @@ class FakeEngine:
         count = request.params.logprobs
         if count is None:
             return ()
-        return tuple(TokenLogprobs(-0.5, tuple((other, -0.5 - other) for other in range(count))) for _ in step)
+        return tuple(TokenLogprobs(self.logprob, tuple((other, -0.5 - other) for other in range(count))) for _ in step)
 
     async def load_adapter(self, path: str) -> pb.AdapterInfo:
         await asyncio.sleep(0)
@@ -545,10 +548,11 @@ async def build_gateway_app(
     limiter: Any = None,
     grammars: GrammarPool | None = None,
     others: Mapping[str, FakeEngine] = MappingProxyType({}),
+    routes: RouteTable | None = None,
     **app_options: Any,
 ) -> GatewayApp:
     """Build a gateway that serves the base and the adapters pirate (alias captain) and poet, from folders below `root`,
-    and the base models `others` without adapters.
+    and the base models `others` without adapters, and virtual models for which the base stands.
 
     The gateway tells `observers` of a request before it tells its own.
     """
@@ -559,7 +563,9 @@ async def build_gateway_app(
     served = []
     named = {(BASE, "tiny-alias"): engine, **{(name,): other for name, other in others.items()}}
     for names, its_engine in named.items():
-        registry = AdapterRegistry(its_engine, MemoryRecordStore(ADAPTERS), sources, base_names=names)
+        virtual = frozenset(routes.policies if routes and its_engine is engine else ())
+        store = MemoryRecordStore(ADAPTERS)
+        registry = AdapterRegistry(its_engine, store, sources, base_names=names, virtual_names=virtual)
         await registry.start()
         await registry.restore()
         pool, tokenizer = grammars or grammar_pool(), its_engine.tokenizer
@@ -580,6 +586,7 @@ async def build_gateway_app(
         limiter,
         settings=settings,
         observers=(*observers, watcher, metrics, operations.recent),
+        routes=routes,
     )
     usage = UsageAdmin(FakeBooks(limiter), BILLING)
     app = create_app(gateway, key_ring(), metrics=metrics, usage=usage, operations=operations, **app_options)

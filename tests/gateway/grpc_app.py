@@ -23,6 +23,7 @@ from gateway.core.tenants import Tenant
 from gateway.pb import generation_pb2 as pb
 from gateway.pb.adapters_pb2_grpc import AdapterAdminStub
 from gateway.pb.generation_pb2_grpc import GenerationStub
+from gateway.requests.route_runner import RouteTable
 from gateway.rpc.api import GrpcServer
 
 NIGHT = Tenant("night", default_lane=Lane.BATCH, highest_lane=Lane.BATCH, adapters=())
@@ -75,11 +76,12 @@ async def open_grpc_app(
     *,
     grace_seconds: float = 0.0,
     others: Mapping[str, FakeEngine] = MappingProxyType({}),
+    routes: RouteTable | None = None,
     **options: Any,
 ) -> AsyncIterator[GrpcApp]:
     """Start a gRPC server, which gets `grace_seconds` and `options`, and connect a client to it. The gateway also
-    serves the base models `others`."""
-    gateway_app = await build_gateway_app(root, others=others)
+    serves the base models `others`, and virtual models."""
+    gateway_app = await build_gateway_app(root, others=others, routes=routes)
     await gateway_app.limiter.configure([*gateway_app.limiter._tenants.values(), NIGHT])
     server = GrpcServer(
         gateway_app.gateway,

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from gateway.adapters.status import AdapterStatus
+from gateway.requests.types import MemberChoice
 
 Finish = Literal["stop", "length", "tool_calls"]
 
@@ -112,6 +113,8 @@ class Head(Struct, kw_only=True):
     model: str
     system_fingerprint: str
     service_tier: Literal["default", "priority", "flex"]
+    x_loralane: MemberChoice | UnsetType = UNSET
+    """Set if `model` is a virtual model. `discarded` lists what other members computed, which is charged, too."""
 
 
 class PromptToken(Struct):

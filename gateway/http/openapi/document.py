@@ -30,6 +30,8 @@ RATE_HEADERS = [f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "r
 HEADERS = {
     "x-request-id": "Id of the request: the caller's own if it sent a valid one, otherwise a new one.",
     "x-loralane-lane": "The lane that served the request.",
+    "x-loralane-model": "The member that answered for a virtual model.",
+    "x-loralane-reason": "Why that member answered, in one word.",
     "x-loralane-limiter": "degraded, open or closed: how limits were enforced while Redis was unavailable.",
     "retry-after": "Seconds, rounded up, after which the same request can succeed.",
     "retry-after-ms": "Milliseconds, rounded up, after which the same request can succeed.",
@@ -129,7 +131,7 @@ def _headers(status: int, operation: Operation) -> Iterable[str]:
     if any(fault.row.should_retry is not None for fault in faults):
         yield "x-should-retry"
     if operation.is_limited and status == 200:
-        yield "x-loralane-lane"
+        yield from ("x-loralane-lane", "x-loralane-model", "x-loralane-reason")
     if operation.is_limited and status in (200, 429):
         yield from RATE_HEADERS
     if operation.is_limited and status in (200, 429, 503, OVERLOADED):

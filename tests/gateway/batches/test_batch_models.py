@@ -18,6 +18,9 @@ from gateway.batches.line_models import LineModels
 from gateway.batches.record import Batch, Tally
 from gateway.batches.setup import BatchMetrics
 from gateway.core.feed import LEAST
+from gateway.requests.route_runner import RouteTable
+from gateway.routes.acceptance import Acceptance
+from gateway.routes.cascade import Cascade
 from tests.gateway.batches.test_batch_dispatcher import calls_of, working
 
 SMALL = "small"
@@ -51,6 +54,23 @@ async def test_each_line_is_answered_by_the_engine_of_its_model(cluster):
     }
     assert told == {"pirate": "Hello, world!", BASE: "Hello, world!", SMALL: "small"}
     assert (len(member.gateway_app.engine.requests), len(small.requests)) == (40, 21)
+    await cluster.assert_clean(member)
+
+
+async def test_lines_may_name_a_virtual_model(cluster):
+    small = FakeEngine()
+    small.reply = lambda request: "small"
+    table = RouteTable({"auto": Cascade((SMALL, BASE), Acceptance(logprob=-0.4))})
+    member = await cluster.add_member(others={SMALL: small}, routes=table)
+    batch = await cluster.submit([chat_line(f"{number}", model="auto") for number in range(3)])
+    async with working(member):
+        ended = await cluster.ended(batch)
+    output, errors = await cluster.results(ended)
+    assert (ended.status, len(output), errors) == ("completed", 3, {})
+    bodies = [line["response"]["body"] for line in output.values()]
+    assert {(body["model"], body["choices"][0]["message"]["content"]) for body in bodies} == {("auto", "Hello, world!")}
+    assert {(body["x_loralane"]["model"], body["x_loralane"]["reason"]) for body in bodies} == {(BASE, "logprob")}
+    assert (len(member.gateway_app.engine.requests), len(small.requests)) == (3, 3)
     await cluster.assert_clean(member)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections import Counter
+from decimal import Decimal
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,8 @@ from gateway.observe.engine_metrics import EngineSnapshot
 from gateway.observe.metrics import FIRST_TOKEN, TOKEN
 from gateway.observe.process_metrics import GrammarMetrics, LoopMetrics, UsageMetrics
 from gateway.requests.record import RequestRecord
+from gateway.requests.route_outcome import MemberTokens, RouteOutcome
+from gateway.routes.cost import Costs
 
 ROOT = Path(__file__).resolve().parents[3]
 CHAT = {"model": "pirate", "messages": [{"role": "user", "content": "hi"}]}
@@ -74,6 +77,8 @@ async def gateway_app(tmp_path) -> GatewayApp:
         ],
     )
     gateway_app.metrics.finished(moved_record())
+    tokens, price = MemberTokens("tiny", 1, 1), Costs(Decimal(1), Decimal(2))
+    gateway_app.metrics.routed(RouteOutcome("auto", "tiny", "first", [tokens], price))
     await gateway_app.limiter.set_limits(Scope("acme"), {"tokens_per_day": 1, "shadow": ["tokens_per_day"]})
     async with gateway_app.client() as client:
         await client.post("/v1/chat/completions", json=CHAT)

@@ -27,7 +27,7 @@ TRACEPARENT = f"00-{TRACE_ID}-00f067aa0ba902b7-01"
 
 FIELDS = {
     *("event", "timestamp", "id", "request_id", "trace_id", "route", "tenant", "key", "model"),
-    *("adapter", "adapter_version", "lane_asked", "lane"),
+    *("member", "member_reason", "adapter", "adapter_version", "lane_asked", "lane"),
     *("limiter_ms", "queue_ms", "ttft_ms", "tpot_ms", "duration_ms", "device_ms"),
     *("prompt_tokens", "cached_tokens", "completion_tokens", "reserved_tokens", "actual_tokens"),
     *("proposed_tokens", "accepted_tokens"),

@@ -1,0 +1,80 @@
+"""The section `routes` of the configuration: virtual models, each with the policy that chooses its members."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gateway.config.file import ConfigError, Problems, as_mapping, build, read_each, resolve
+from gateway.config.models import NAME, NAME_RULE, ModelSettings
+from gateway.routes.cascade import Cascade
+from gateway.routes.policies import POLICIES
+from gateway.routes.policy import Policy
+
+
+def read_routes(value: Any, env: Mapping[str, str], base: Path) -> dict[str, Policy]:
+    """Convert the section `routes`: policies by the names of the virtual models. Raises ConfigError with all problems
+    of all entries, except for members that do not exist (`check_routes`)."""
+    section = as_mapping(resolve(value, env, "routes"), "routes")
+    return read_each(section, lambda name, item: _policy(name, item, base))
+
+
+def _policy(name: str, value: Any, base: Path) -> Policy:
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"routes: {name!r} cannot be the name of an entry: {NAME_RULE}")
+    where = f"routes.{name}"
+    section = dict(as_mapping(value, where))
+    policy = section.pop("policy", None)
+    if not isinstance(policy, str) or policy not in POLICIES:
+        raise ConfigError(f"{where}.policy: must be one of {', '.join(POLICIES)}")
+    return build(POLICIES[policy], section, where, base)
+
+
+def check_routes(routes: Mapping[str, Policy], models: Mapping[str, ModelSettings]) -> None:
+    """Raise ConfigError, with all problems, if a virtual model has the name of a base model or of an adapter that is
+    loaded at start, or if a member is none of these and no `base:adapter`."""
+    problems = Problems()
+    taken = {*models, *(adapter for settings in models.values() for adapter in settings.preload)}
+    for name, policy in routes.items():
+        with problems.noting():
+            if name in taken:
+                raise ConfigError(f"routes.{name}: is also the name of a base model or an adapter")
+        for place, member in named_members(policy):
+            with problems.noting():
+                if home_of(member, models) is None:
+                    what = f"{member!r} is no base model and no adapter of adapters.preload"
+                    raise ConfigError(f"routes.{name}.{place}: {what}; write a later adapter as BASE:ADAPTER")
+    problems.raise_all()
+
+
+def named_members(policy: Policy) -> Iterator[tuple[str, str]]:
+    """Yield (place, name) for each member that a policy names, also for its shadow and its verifier."""
+    yield from (("members", member) for member in policy.members)
+    if policy.shadow is not None:
+        yield "shadow.member", policy.shadow.member
+    if isinstance(policy, Cascade) and policy.accept.verifier is not None:
+        yield "accept.verifier.member", policy.accept.verifier.member
+
+
+def home_of(member: str, models: Mapping[str, ModelSettings]) -> str | None:
+    """Return the name of the base model that serves a member; None means that it is no model of this gateway."""
+    if member in models:
+        return member
+    found = (name for name, settings in models.items() if member in settings.preload)
+    if (owner := next(found, None)) is not None:
+        return owner
+    base, colon, _ = member.rpartition(":")
+    return base if colon and base in models else None
+
+
+def virtual_names(routes: Mapping[str, Policy], models: Mapping[str, ModelSettings], model: str) -> frozenset[str]:
+    """Return the names of the virtual models for which a base model stands in lists and checks: those whose first
+    member that is a model of this gateway is the base model or one of its adapters. For those without such a member,
+    the default model stands."""
+    return frozenset(name for name, policy in routes.items() if _home(policy.members, models) == model)
+
+
+def _home(members: Sequence[str], models: Mapping[str, ModelSettings]) -> str:
+    found = filter(None, (home_of(member, models) for member in members))
+    return next(found, next(iter(models)))

@@ -1,0 +1,28 @@
+"""One run of a member of a virtual model, as the route runner asks `Gateway.serve` for it."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from gateway.core.tenants import Tenant
+from gateway.requests.record import RequestRecord
+
+
+class Placement(Struct):
+    """Which member serves a request for a virtual model, and how the run differs from that of an ordinary request."""
+
+    member: str
+    reason: str
+    """Why this member serves the request, in one word."""
+    started: float
+    """When the caller's request arrived, in seconds on the gateway's clock. Its deadline counts from then on."""
+    engine_wait: float | None = None
+    """Seconds that the run waits for an engine before its first token. None means as long as other requests."""
+    runs: int = 1
+    """The reservation is this many times that of the run alone, so that runs that may follow it fit the limits."""
+    is_charged: bool = True
+    """False means that the run is a copy that no tenant asked for: it is not limited, charged or counted in usage."""
+    permitted: Tenant | None = None
+    """Tenant whose permissions apply. None means that of the principal."""
+    record: RequestRecord | None = None
+    """Record of the run, once it has begun."""

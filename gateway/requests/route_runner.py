@@ -1,0 +1,194 @@
+"""Runs requests for virtual models: takes the steps that the policy plans, until a member answers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
+from typing import Protocol
+
+import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+
+from engine.core.types import Lane
+from gateway.core.billing import BillingConfig
+from gateway.core.errors import ApiError, model_not_found, unsupported_parameter
+from gateway.core.routing import ModelQuery
+from gateway.core.tenants import Principal, Tenant
+from gateway.core.trace_context import Ingress, new_id
+from gateway.requests.admission import ServiceSettings
+from gateway.requests.deadlines import earliest
+from gateway.requests.observers import ArrivingRequest
+from gateway.requests.placement import Placement
+from gateway.requests.route_outcome import RouteOutcome, outcome_of
+from gateway.requests.route_steps import StepsRun
+from gateway.requests.served_model import ServedModels
+from gateway.requests.types import Chat, GenerateRequest, Generation
+from gateway.routes.policy import Asked, MemberState, Policy
+
+COPIES = Principal(Tenant("virtual-model-copy", default_lane=Lane.BATCH, highest_lane=Lane.BATCH), "")
+"""Pseudo-caller of the copies of requests that another member answers, too. Its requests are in the batch lane."""
+
+log = structlog.get_logger("routes")
+
+
+class RouteTable(Struct, frozen=True):
+    """The virtual models of a gateway."""
+
+    policies: Mapping[str, Policy]
+    """Policies by the names of the virtual models."""
+    state: Callable[[str], MemberState] = lambda member: MemberState()
+    """Returns the present state of a member."""
+    billing: BillingConfig = BillingConfig()
+    """Prices, from which costs are computed."""
+    observe: Callable[[RouteOutcome], None] = lambda outcome: None
+    """Called at the end of each request for a virtual model, and of each copy."""
+
+
+class MemberServer(Protocol):
+    """The part of the gateway that serves a single member."""
+
+    @property
+    def models(self) -> ServedModels: ...
+
+    def serve(
+        self, principal: Principal, request: GenerateRequest, place: Placement
+    ) -> AbstractAsyncContextManager[Generation]:
+        """Run a request with a member; see `Gateway.serve`."""
+
+    def arriving(self, request_id: str, ingress: Ingress) -> AbstractContextManager[ArrivingRequest]:
+        """Report a request that is refused in the block to the observers."""
+
+
+class RouteRunner:
+    """Answers the requests for virtual models, for one gateway."""
+
+    def __init__(
+        self, server: MemberServer, table: RouteTable, settings: ServiceSettings, clock: Callable[[], float]
+    ) -> None:
+        """`clock` is the gateway's clock, in seconds."""
+        self._server = server
+        self._table = table
+        self._settings = settings
+        self._clock = clock
+        self._copies: set[asyncio.Task[None]] = set()
+        self._copying: Counter[str] = Counter()
+        """Number of running copies of each virtual model."""
+
+    def __contains__(self, model: str) -> bool:
+        """Return whether there is a virtual model of this name."""
+        return model in self._table.policies
+
+    @asynccontextmanager
+    async def generate(self, principal: Principal, request: GenerateRequest) -> AsyncIterator[Generation]:
+        """Run a request for a virtual model like `Gateway.generate`, and report its outcome at the end. Raises the
+        error of the last member that was tried, and ApiError: MODEL_NOT_FOUND, the tenant may not use the virtual model
+        or any of its members; UNSUPPORTED_PARAMETER, the request is for vectors."""
+        policy, started = self._table.policies[request.model.model], self._clock()
+        with self._server.arriving(request.request_id, request.ingress) as arrival:
+            arrival.identify(principal)
+            asked = self._asked(policy, principal, request)
+            steps = await policy.plan(asked) if asked.members else ()
+            if not steps:
+                raise model_not_found(request.model.model)
+        if not request.ignore_server_timeout:
+            request = replace(request, deadline=earliest(request.deadline, self._settings.request_timeout))
+        self._copy(policy, principal, request, asked)
+        run = StepsRun(self._server.serve, principal, request, asked.lane, started)
+        try:
+            async with AsyncExitStack() as stack:
+                yield await run.begin(stack, steps)
+        finally:
+            self._observe(policy, run.places, run.answering, asked.lane, request.model.model)
+
+    async def close(self) -> None:
+        """Cancel the copies that run, and wait for their ends."""
+        while self._copies:
+            for task in self._copies:
+                task.cancel()
+            await asyncio.wait(self._copies)
+
+    def _asked(self, policy: Policy, principal: Principal, request: GenerateRequest) -> Asked:
+        self._server.models.resolve(principal.tenant, request.model)  # raises if the tenant may not use it
+        if request.pooling is not None:
+            raise unsupported_parameter("model", "names a virtual model, whose members' vectors cannot be compared")
+        lane = principal.tenant.effective_lane(request.lane)
+        return Asked(
+            tenant=principal.tenant.name,
+            lane=lane,
+            session=conversation(request),
+            request=new_id(),
+            members=[member for member in policy.members if self._may_use(principal.tenant, member)],
+            state=self._table.state,
+        )
+
+    def _may_use(self, tenant: Tenant, member: str) -> bool:
+        with suppress(ApiError):
+            self._server.models.resolve(tenant, ModelQuery(member))
+            return True
+        return False
+
+    def _copy(self, policy: Policy, principal: Principal, request: GenerateRequest, asked: Asked) -> None:
+        """Start a copy of a request for the member that shadows the virtual model, if it is to be copied and there is
+        room."""
+        shadow, name = policy.shadow, request.model.model
+        if shadow is None or not shadow.copies(asked) or self._copying[name] >= shadow.at_once:
+            return
+        if not self._may_use(principal.tenant, shadow.member):
+            return
+        place = Placement(shadow.member, "shadow", self._clock(), is_charged=False, permitted=principal.tenant)
+        copied = replace(request, lane=Lane.BATCH, coalesce=True, stall=None, deadline=self._settings.request_timeout)
+        task = asyncio.create_task(self._run_copy(copied, place), name="shadow")
+        self._copies.add(task)
+        self._copying[name] += 1
+        task.add_done_callback(self._copies.discard)
+        task.add_done_callback(lambda _: self._copying.subtract((name,)))
+
+    async def _run_copy(self, request: GenerateRequest, place: Placement) -> None:
+        try:
+            async with self._server.serve(COPIES, request, place) as generation:
+                async for _ in generation:
+                    pass
+        except ApiError as error:
+            log.info("shadow_failed", model=request.model.model, member=place.member, reason=error.reason)
+        except Exception:
+            log.exception("shadow_failed", model=request.model.model, member=place.member)
+        finally:
+            self._table.observe(outcome_of(request.model.model, [place], place))
+
+    def _observe(
+        self, policy: Policy, places: Sequence[Placement], answering: Placement | None, lane: Lane, name: str
+    ) -> None:
+        """Report how a request for a virtual model ended. `places` are all runs; `answering` that of the member that
+        answered, None if none did."""
+        served = [self._served_name(member) for member in policy.members]
+        self._table.observe(outcome_of(name, places, answering, self._table.billing, served, lane))
+
+    def _served_name(self, member: str) -> str:
+        """Return the name under which a member's usage is counted: that of its adapter or base model."""
+        found = self._server.models.find(member)
+        if found is None:
+            return member
+        model, adapter = found
+        return adapter or model.name
+
+
+def conversation(request: GenerateRequest) -> str:
+    """Return a text that is equal in all requests of one conversation: the session that the caller named, or a hash of
+    the prompt up to the first user message, which later turns repeat."""
+    if request.ingress.session:
+        return request.ingress.session
+    prompt = request.prompts[0] if request.prompts else ""
+    if isinstance(prompt, Chat):
+        begin = next((at for at, said in enumerate(prompt.messages, 1) if said.get("role") == "user"), 1)
+        prompt = str([(said.get("role"), said.get("content")) for said in prompt.messages[:begin]])
+    return hashlib.blake2b(str(prompt).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

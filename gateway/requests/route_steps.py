@@ -1,0 +1,190 @@
+"""Takes the planned steps of one request for a virtual model, until a member answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from engine.core.types import Lane, SamplingParams
+from gateway.core.errors import ApiError, Fault
+from gateway.core.tenants import Principal
+from gateway.requests.held_answer import HeldRun
+from gateway.requests.placement import Placement
+from gateway.requests.route_outcome import discarded_runs
+from gateway.requests.types import Chat, GenerateRequest, Generation, GenerationChunk, MemberChoice
+from gateway.routes.acceptance import Acceptance, HeldAnswer, Verifier, agree
+from gateway.routes.policy import Step
+
+MOVES = frozenset(
+    (
+        Fault.ADAPTER_UNAVAILABLE,
+        Fault.CONTEXT_LENGTH_EXCEEDED,
+        Fault.ENGINE_UNAVAILABLE,
+        Fault.LANE_QUEUE_FULL,
+        Fault.MODEL_NOT_FOUND,
+        Fault.PREEMPTED,
+        Fault.QUEUE_TIMEOUT,
+        Fault.UNSUPPORTED_PARAMETER,
+    )
+)
+"""Faults of a member for which the next one is tried: it lacks capacity, or something that this request needs. Limits
+of the tenant, deadlines, and requests that crash engines are not among them."""
+
+Serve = Callable[[Principal, GenerateRequest, Placement], AbstractAsyncContextManager[Generation]]
+
+
+class StepsRun:
+    """The runs of members for one request."""
+
+    def __init__(
+        self, serve: Serve, principal: Principal, request: GenerateRequest, lane: Lane, started: float
+    ) -> None:
+        """`serve` runs a member; `started` is when the request arrived, on the gateway's clock."""
+        self._serve = serve
+        self._principal = principal
+        self._request = request
+        self._lane = lane
+        self._started = started
+        self.places: list[Placement] = []
+        """All runs so far, in order."""
+        self.answering: Placement | None = None
+        """The run whose answer the caller gets; None until that is known."""
+
+    async def begin(self, stack: AsyncExitStack, steps: Sequence[Step]) -> Generation:
+        """Take the steps until one answers, and return its generation, which `stack` closes. If later steps fail, an
+        answer that was not accepted is better than none. Raises ApiError: the last step's error."""
+        held: HeldRun | None = None
+        trouble = ""
+        for number, step in enumerate(steps, 1):
+            left = len(steps) - number
+            can_move = left > 0 or held is not None
+            place = self._place(step.member, trouble or step.reason, 1 + left, can_move)
+            try:
+                if step.accept is None:
+                    return self._answered(await self._first_output(stack, place, wait=can_move), place)
+                held = await self._hold(place, step, step.accept)
+                trouble = "slow" if held is None else await self._failed_test(held, step.accept)
+            except ApiError as error:
+                if not can_move or error.fault not in MOVES:
+                    raise
+                trouble = error.fault.name.lower()
+            if held is not None and not trouble:
+                break
+        assert held is not None, "otherwise the last step has answered or raised"
+        generation = held.replay(with_logprobs=self._request.sampling.logprobs is not None)
+        held.place.reason = trouble or "accepted"
+        return self._answered(generation, held.place)
+
+    def _place(self, member: str, reason: str, runs: int = 1, can_move: bool = True) -> Placement:
+        place = Placement(member, reason, self._started, 0.0 if can_move else None, runs)
+        self.places.append(place)
+        return place
+
+    async def _first_output(self, stack: AsyncExitStack, place: Placement, *, wait: bool) -> Generation:
+        """Begin a run, which `stack` ends. `wait` until it has its first output, so that its failure is still an
+        ApiError of this call."""
+        async with AsyncExitStack() as own:
+            generation = await own.enter_async_context(self._serve(self._principal, self._request, place))
+            if wait:
+                await _await_output(generation)
+            stack.push_async_exit(own.pop_all())
+        return generation
+
+    async def _hold(self, place: Placement, step: Step, accept: Acceptance) -> HeldRun | None:
+        """Run a member to the end of its answer. None means that the answer of a stream took too long."""
+        request = self._request
+        if accept.logprob is not None and request.sampling.logprobs is None:
+            request = replace(request, sampling=request.sampling._replace(logprobs=0))
+        is_bounded = not request.coalesce and self._lane is Lane.INTERACTIVE
+        try:
+            async with asyncio.timeout(step.patience_s if is_bounded else None):
+                return await self._complete(place, replace(request, coalesce=True))
+        except TimeoutError:
+            return None
+
+    async def _complete(self, place: Placement, request: GenerateRequest) -> HeldRun:
+        async with self._serve(self._principal, request, place) as generation:
+            chunks = [chunk async for chunk in generation]
+        return HeldRun(place, generation.admitted, chunks)
+
+    async def _failed_test(self, held: HeldRun, accept: Acceptance) -> str:
+        """Return the first test that the held answers fail, in one word; empty means that they pass all."""
+        offering = self._request.offering
+        answers = held.answers(offering.tools if offering else ())
+        if failure := accept.failure(answers, self._request.sampling.grammar):
+            return failure
+        if accept.agreement and not await self._agrees(held, answers, accept.agreement_temperature):
+            return "disagreement"
+        if accept.verifier is not None and not await self._verified(answers, accept.verifier):
+            return "verifier"
+        return ""
+
+    async def _agrees(self, held: HeldRun, answers: Sequence[HeldAnswer], temperature: float) -> bool:
+        """Return whether a second sample of the held answers says the same."""
+        request, offering = self._request, self._request.offering
+        sampling = request.sampling._replace(temperature=max(request.sampling.temperature, temperature))
+        seed = None if request.seed is None else request.seed + len(answers)
+        place = self._place(held.place.member, "agreement")
+        other = replace(request, sampling=sampling, seed=seed, coalesce=True)
+        second = (await self._complete(place, other)).answers(offering.tools if offering else ())
+        return all(agree(one, two) for one, two in zip(answers, second, strict=True))
+
+    async def _verified(self, answers: Sequence[HeldAnswer], verifier: Verifier) -> bool:
+        """Return whether the verifier accepts all answers. It sees the last user message and the answer's text."""
+        for answer in answers:
+            said = verifier.question(_last_question(self._request), answer.text or str(list(answer.calls)))
+            judgement = GenerateRequest(
+                model=self._request.model,
+                prompts=(Chat(({"role": "user", "content": said},)),),
+                request_id=self._request.request_id,
+                ingress=self._request.ingress,
+                sampling=SamplingParams(temperature=0.0),
+                max_tokens=1,
+                coalesce=True,
+                lane=self._lane,
+                deadline=self._request.deadline,
+                ignore_server_timeout=self._request.ignore_server_timeout,
+            )
+            held = await self._complete(self._place(verifier.member, "judge"), judgement)
+            if not verifier.accepts("".join(chunk.text or chunk.reasoning for chunk in held.chunks)):
+                return False
+        return True
+
+    def _answered(self, generation: Generation, place: Placement) -> Generation:
+        """Return the generation, which says which member answers and why."""
+        self.answering = place
+        choice = MemberChoice(place.member, place.reason, discarded_runs(self.places, place) or UNSET)
+        generation.admitted = replace(generation.admitted, member=choice)
+        return generation
+
+
+async def _await_output(generation: Generation) -> None:
+    """Read a generation up to its first chunk with output or an end, and put what was read before the rest again."""
+    read: list[GenerationChunk] = []
+    async for chunk in generation:
+        read.append(chunk)
+        if chunk.has_output or chunk.finish_reason is not None:
+            break
+    generation.rest = _chained(read, generation.rest)
+
+
+async def _chained(
+    first: Sequence[GenerationChunk], rest: AsyncIterator[GenerationChunk]
+) -> AsyncIterator[GenerationChunk]:
+    for chunk in first:
+        yield chunk
+    async for chunk in rest:
+        yield chunk
+
+
+def _last_question(request: GenerateRequest) -> str:
+    """Return the text of the last user message, or the prompt if it is a text."""
+    prompt = request.prompts[0]
+    if not isinstance(prompt, Chat):
+        return prompt if isinstance(prompt, str) else ""
+    said = [message for message in prompt.messages if message.get("role") == "user"]
+    return str(said[-1].get("content") or "") if said else ""

@@ -1,0 +1,53 @@
+"""The policy `fallback`: the first member answers, unless it cannot or would be late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from engine.core.types import Lane
+from gateway.routes.policy import Asked, Shadow, Step, check_members
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """Tries the members in order. A member is passed over while its engine is away, or while interactive requests
+    would wait for it longer than `max_wait_s`; it is left for the next one if it fails before its first token, also
+    because the prompt is too long for it. If no member is both there and quick, slow ones are tried, then absent
+    ones."""
+
+    policy: ClassVar[str] = "fallback"
+
+    members: tuple[str, ...]
+    max_wait_s: float = 0.0
+    """Predicted seconds until the first token of an interactive request above which a member is passed over. 0 means
+    the TTFT goal of its interactive lane."""
+    shadow: Shadow | None = None
+
+    def __post_init__(self) -> None:
+        check_members(self.members, 2)
+        if self.max_wait_s < 0:
+            raise ValueError(f"max_wait_s must be at least 0, not {self.max_wait_s}")
+
+    async def plan(self, asked: Asked) -> Sequence[Step]:
+        troubles = {member: self._trouble(asked, member) for member in asked.members}
+        order = sorted(troubles, key=lambda member: ("", "queue", "down").index(troubles[member]))
+        return [Step(member, _reason(member, troubles)) for member in order]
+
+    def explain(self) -> str:
+        wait = f"waits of {self.max_wait_s:g} s" if self.max_wait_s else "waits of their TTFT goals"
+        return f"in order: {', '.join(self.members)}; passed over if away or for {wait}"
+
+    def _trouble(self, asked: Asked, member: str) -> str:
+        state = asked.state(member)
+        if not state.ready:
+            return "down"
+        is_late = asked.lane is Lane.INTERACTIVE and state.wait_s > (self.max_wait_s or state.ttft_s)
+        return "queue" if is_late else ""
+
+
+def _reason(member: str, troubles: dict[str, str]) -> str:
+    """Return why a member is chosen if it is the first of the plan: `first`, or what the first member lacks."""
+    first = next(iter(troubles))
+    return "first" if member == first else troubles[first] or "next"

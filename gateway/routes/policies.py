@@ -1,0 +1,16 @@
+"""All policies of virtual models, by the value of the setting `policy`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from gateway.routes.by_lane import ByLane
+from gateway.routes.cascade import Cascade
+from gateway.routes.fallback import Fallback
+from gateway.routes.policy import Policy
+from gateway.routes.split import Split
+
+POLICIES: Mapping[str, type[Policy]] = MappingProxyType(
+    {kind.policy: kind for kind in (Split, Fallback, ByLane, Cascade)}
+)

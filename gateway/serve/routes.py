@@ -1,0 +1,29 @@
+"""Puts together what a gateway needs for its virtual models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from engine.core.types import Lane
+from gateway.config.routes import home_of
+from gateway.config.whole import Config
+from gateway.engines.pool import EnginePool
+from gateway.observe.metrics import Metrics
+from gateway.requests.route_runner import RouteTable
+from gateway.routes.policy import MemberState
+
+
+def route_table(config: Config, engines: Mapping[str, EnginePool], metrics: Metrics) -> RouteTable | None:
+    """Return the virtual models of the configuration; None means that there are none. `engines` are those of each base
+    model; `metrics` count the outcomes, and have the goals of the lanes, which a reload may change."""
+    if not config.routes:
+        return None
+
+    def state(member: str) -> MemberState:
+        home = home_of(member, config.served)
+        if home is None:
+            return MemberState()
+        goals = metrics.static.goals[home]
+        return MemberState(engines[home].ready, engines[home].predicted_wait, goals[Lane.INTERACTIVE].ttft_s)
+
+    return RouteTable(config.routes, state, config.billing, metrics.routed)

@@ -1,0 +1,355 @@
+"""Virtual models over HTTP and gRPC: which member answers, what happens when members fail, and what is charged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from fakes import ACME, BASE, FakeEngine, GatewayApp, build_gateway_app, tiny_tokenizer
+from grpc_app import as_key, open_grpc_app
+
+from engine.core.types import Lane
+from gateway.core.billing import BillingConfig, Price
+from gateway.core.limits import Limits
+from gateway.pb import generation_pb2 as pb
+from gateway.requests.route_runner import RouteTable
+from gateway.routes.acceptance import Acceptance, Verifier
+from gateway.routes.by_lane import ByLane
+from gateway.routes.cascade import Cascade
+from gateway.routes.fallback import Fallback
+from gateway.routes.policy import MemberState, Policy, Shadow
+from gateway.routes.split import Split
+
+SMALL, JUDGE, ROUTE = "small", "judge", "auto"
+SMALL_SAYS, LARGE_SAYS = "A small answer.", "Hello, world!"
+PROMPT_TOKENS = len(["<|user", "<|end", "<|assistant", ""]) - 1 + len("hi")
+CHEAP, DEAR = Decimal(1), Decimal(10)
+USED = {BASE: PROMPT_TOKENS + len(LARGE_SAYS) + 1, SMALL: PROMPT_TOKENS + len(SMALL_SAYS) + 1}
+"""Tokens of each member's answer to the question of `chat`: every byte is a token, and an EOS ends the answer."""
+
+
+class Room:
+    """A gateway with a virtual model, its members' engines, and the outcomes that it has reported."""
+
+    def __init__(self) -> None:
+        self.engines: dict[str, FakeEngine] = {}
+        self.states: dict[str, MemberState] = {}
+        self.outcomes = []
+        self.app: GatewayApp
+
+    @property
+    def charged(self) -> dict[str, int]:
+        """Tokens in usage by name."""
+        found = Counter()
+        for row in self.app.limiter.rows:
+            found[row.name.adapter] += row.counts.tokens
+        return dict(found)
+
+    async def chat(self, key: str = "sk-acme", question: str = "hi", **fields):
+        async with self.app.client(key) as client:
+            body = {"model": ROUTE, "messages": [{"role": "user", "content": question}], **fields}
+            return await client.post("/v1/chat/completions", json=body)
+
+
+def small_engine(reply: str = SMALL_SAYS) -> FakeEngine:
+    engine = FakeEngine(tiny_tokenizer(reverse=True))
+    engine.reply = lambda request: reply
+    return engine
+
+
+@pytest.fixture
+async def make_room(tmp_path: Path):
+    rooms = []
+
+    async def make(policy: Policy, **options) -> Room:
+        room = Room()
+        others = {SMALL: small_engine(), JUDGE: small_engine("yes")}
+        table = RouteTable(
+            {ROUTE: policy},
+            lambda member: room.states.get(member, MemberState()),
+            BillingConfig(prices=(Price(CHEAP, CHEAP, adapter=SMALL), Price(DEAR, DEAR))),
+            room.outcomes.append,
+        )
+        room.table = table
+        room.app = await build_gateway_app(tmp_path, others=others, routes=table, **options)
+        room.engines = {BASE: room.app.engine, **others}
+        rooms.append(room)
+        return room
+
+    yield make
+    for room in rooms:
+        await room.app.assert_empty()
+        assert [name for name, engine in room.engines.items() if engine.open] == []
+
+
+def answer_of(response) -> tuple[str, str, str]:
+    """The text, the member and the reason, which header and body tell alike."""
+    assert response.status_code == 200, response.text
+    body = response.json()
+    told = body["x_loralane"]
+    assert (told["model"], told["reason"]) == (
+        response.headers["x-loralane-model"],
+        response.headers["x-loralane-reason"],
+    )
+    return body["choices"][0]["message"]["content"], told["model"], told["reason"]
+
+
+async def test_a_split_follows_its_weights_and_keeps_a_conversation_on_one_member(make_room):
+    room = await make_room(Split({BASE: 1, SMALL: 1}))
+    members = {question: answer_of(await room.chat(question=question))[1] for question in map(str, range(16))}
+    assert set(members.values()) == {BASE, SMALL}
+    for question, member in members.items():
+        turns = [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": "?"},
+            {"role": "user", "content": "go on"},
+        ]
+        assert answer_of(await room.chat(messages=turns))[1] == member
+    assert (await room.chat()).json()["model"] == ROUTE
+
+
+async def test_a_split_by_tenant_and_a_weight_of_zero(make_room):
+    room = await make_room(Split({BASE: 1, SMALL: 1}, sticky="tenant"))
+    assert len({answer_of(await room.chat(question=str(at)))[1] for at in range(8)}) == 1
+    alone = await make_room(Split({BASE: 0, SMALL: 3}, sticky="request"))
+    assert {answer_of(await alone.chat())[1] for _ in range(4)} == {SMALL}
+
+
+async def test_lanes_have_members_of_their_own(make_room):
+    room = await make_room(ByLane(interactive=BASE, batch=SMALL))
+    assert answer_of(await room.chat()) == (LARGE_SAYS, BASE, "lane")
+    assert answer_of(await room.chat(service_tier="flex")) == (SMALL_SAYS, SMALL, "lane")
+
+
+async def test_a_shadow_answers_in_the_batch_lane_for_no_tenant(make_room):
+    room = await make_room(Split({BASE: 1}, shadow=Shadow(SMALL, at_once=1)))
+    small = room.engines[SMALL]
+    small.admit = asyncio.Event()
+    assert answer_of(await room.chat()) == (LARGE_SAYS, BASE, "split")
+    assert answer_of(await room.chat())[1] == BASE
+    while not small.requests:
+        await asyncio.sleep(0)
+    [copied] = small.requests  # the second copy found no room
+    assert (copied.lane, copied.tenant) == (Lane.BATCH, "virtual-model-copy")
+    small.admit.set()
+    while len(room.outcomes) < 3:
+        await asyncio.sleep(0.001)
+    assert room.charged == {BASE: 2 * USED[BASE]}
+    [shadow] = [outcome for outcome in room.outcomes if outcome.reason == "shadow"]
+    assert sum(run.prompt + run.completion for run in shadow.runs) == USED[SMALL]
+    assert "virtual-model-copy" not in {reserved.tenant for reserved in room.app.limiter.reserved}
+
+
+async def test_a_fallback_passes_over_members_that_are_slow_or_away(make_room):
+    room = await make_room(Fallback((BASE, SMALL)))
+    assert answer_of(await room.chat()) == (LARGE_SAYS, BASE, "first")
+    room.states[BASE] = MemberState(wait_s=0.6)
+    assert answer_of(await room.chat()) == (SMALL_SAYS, SMALL, "queue")
+    assert answer_of(await room.chat(service_tier="flex"))[1] == BASE
+    room.states[BASE] = MemberState(ready=False)
+    assert answer_of(await room.chat())[1:] == (SMALL, "down")
+    room.states[SMALL] = MemberState(wait_s=9.0)
+    assert answer_of(await room.chat())[1:] == (SMALL, "down")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_fallback_leaves_a_member_that_fails_before_its_first_token(make_room, stream):
+    room = await make_room(Fallback((BASE, SMALL)))
+    room.app.engine.fail_after = 1  # after the event of its admission
+    response = await room.chat(stream=stream)
+    assert response.headers["x-loralane-reason"] == "engine_unavailable"
+    assert (json.dumps(SMALL_SAYS) in response.text) or stream
+    assert room.charged == {SMALL: USED[SMALL]}
+    [outcome] = room.outcomes
+    assert (outcome.member, outcome.reason) == (SMALL, "engine_unavailable")
+
+
+async def test_a_fallback_does_not_change_members_after_the_first_token(make_room):
+    room = await make_room(Fallback((BASE, SMALL)))
+    room.app.engine.fail_after = 2
+    room.app.engine.ready = True
+    answer = await room.chat()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_unavailable")
+    assert room.engines[SMALL].requests == []
+
+
+async def test_a_fallback_takes_prompts_that_are_too_long_to_a_longer_context(make_room):
+    room = await make_room(Fallback((SMALL, BASE)))
+    room.engines[SMALL].info.max_model_len = 64
+    _, member, reason = answer_of(await room.chat(question="x" * 100))
+    assert (member, reason) == (BASE, "context_length_exceeded")
+    assert (await room.chat(question="x" * 300)).json()["error"]["code"] == "context_length_exceeded"
+    assert len(room.app.limiter.reserved) == 1
+
+
+async def test_a_cascade_sends_the_small_answer_if_it_passes(make_room):
+    room = await make_room(Cascade((SMALL, BASE), Acceptance(logprob=-1.0)))
+    response = await room.chat()
+    assert answer_of(response) == (SMALL_SAYS, SMALL, "accepted")
+    assert response.json()["choices"][0]["logprobs"] is None
+    assert "discarded" not in response.json()["x_loralane"]
+    assert room.charged == {SMALL: USED[SMALL]}
+    [outcome] = room.outcomes
+    assert (outcome.member, outcome.reason) == (SMALL, "accepted")
+    millionth = Decimal(USED[SMALL]).scaleb(-6)
+    assert outcome.costs == (millionth * CHEAP, millionth * DEAR)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_cascade_escalates_what_is_uncertain_and_charges_both(make_room, stream):
+    room = await make_room(Cascade((SMALL, BASE), Acceptance(logprob=-0.4)))
+    response = await room.chat(stream=stream, **({"stream_options": {"include_usage": True}} if stream else {}))
+    discarded = [{"model": SMALL, "prompt_tokens": PROMPT_TOKENS, "completion_tokens": len(SMALL_SAYS) + 1}]
+    told = {"model": BASE, "reason": "logprob", "discarded": discarded}
+    if stream:
+        chunks = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+        assert [chunk["x_loralane"] for chunk in chunks] == [told] * len(chunks)
+        said = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks if chunk["choices"])
+        assert (said, chunks[-1]["usage"]["completion_tokens"]) == (LARGE_SAYS, len(LARGE_SAYS) + 1)
+    else:
+        assert answer_of(response)[:2] == (LARGE_SAYS, BASE)
+        assert response.json()["x_loralane"] == told
+    assert room.charged == USED
+    assert room.app.limiter.reserved[0].tokens == 2 * room.app.limiter.reserved[1].tokens
+    [outcome] = room.outcomes
+    assert outcome.reason == "logprob" and outcome.costs.actual > outcome.costs.dearest
+
+
+async def test_a_cascade_refuses_answers_that_were_cut_off(make_room):
+    room = await make_room(Cascade((SMALL, BASE)))
+    room.engines[SMALL].reply = lambda request: "long" * 100
+    assert answer_of(await room.chat(max_tokens=20))[1:] == (BASE, "invalid")
+    room.engines[SMALL].reply = lambda request: SMALL_SAYS
+    assert answer_of(await room.chat(n=2, max_tokens=20))[1:] == (SMALL, "accepted")
+
+
+async def test_a_cascade_wants_two_samples_to_agree(make_room):
+    room = await make_room(Cascade((SMALL, BASE), Acceptance(agreement=True)))
+    assert answer_of(await room.chat(temperature=0))[1:] == (SMALL, "accepted")
+    first, second = room.engines[SMALL].requests
+    assert (first.params.temperature, second.params.temperature) == (0, 0.7)
+    assert room.charged == {SMALL: 2 * USED[SMALL]}
+    said = iter(("It is 4.", "It is 5."))
+    room.engines[SMALL].reply = lambda request: next(said)
+    assert answer_of(await room.chat())[1:] == (BASE, "disagreement")
+
+
+async def test_a_cascade_asks_a_verifier(make_room):
+    verifier = Verifier(JUDGE, "Is {answer} right for {question}?")
+    room = await make_room(Cascade((SMALL, BASE), Acceptance(verifier=verifier)))
+    assert answer_of(await room.chat(question="{answer}"))[1:] == (SMALL, "accepted")
+    [asked] = room.engines[JUDGE].requests
+    read = room.engines[JUDGE].tokenizer.decode(asked.prompt_ids, skip_special=False)
+    assert f"Is {SMALL_SAYS} right for {{answer}}?" in read
+    assert asked.params.max_tokens == 1
+    room.engines[JUDGE].reply = lambda request: "no"
+    assert answer_of(await room.chat())[1:] == (BASE, "verifier")
+    assert set(room.charged) == {SMALL, JUDGE, BASE}
+
+
+async def test_a_cascade_whose_member_fails_uses_the_other(make_room):
+    room = await make_room(Cascade((SMALL, BASE), Acceptance(logprob=-0.4)))
+    room.engines[SMALL].ready = False
+    assert answer_of(await room.chat())[1:] == (BASE, "engine_unavailable")
+    room.engines[SMALL].ready, room.app.engine.ready = True, False
+    assert answer_of(await room.chat()) == (SMALL_SAYS, SMALL, "engine_unavailable")
+    room.engines[SMALL].ready = False
+    assert (await room.chat()).json()["error"]["code"] == "engine_unavailable"
+    assert room.outcomes[-1].reason == "failed"
+
+
+async def test_a_stream_of_a_cascade_does_not_wait_for_ever(make_room):
+    room = await make_room(Cascade((SMALL, BASE), patience=0.1))
+    room.engines[SMALL].admit = asyncio.Event()
+    response = await room.chat(stream=True)
+    assert (response.headers["x-loralane-model"], response.headers["x-loralane-reason"]) == (BASE, "slow")
+    assert list(room.engines[SMALL].ends.values()) == ["aborted"]
+
+
+async def test_a_deadline_counts_from_the_arrival_and_ends_all_members(make_room):
+    room = await make_room(Cascade((SMALL, BASE), Acceptance(logprob=-0.4)))
+    room.app.engine.go_on = asyncio.Event()
+    answer = await room.chat(timeout=0.15)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert list(room.app.engine.ends.values()) == ["aborted"]
+    assert room.outcomes[0].member == BASE
+
+
+async def test_a_client_that_leaves_ends_the_member_that_works(make_room):
+    room = await make_room(Cascade((SMALL, BASE)))
+    room.engines[SMALL].go_on = asyncio.Event()
+    running = asyncio.create_task(room.chat())
+    while not room.engines[SMALL].generated:
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert list(room.engines[SMALL].ends.values()) == ["aborted"]
+    assert room.app.engine.requests == []
+
+
+async def test_limits_refuse_what_only_the_small_member_would_fit(make_room):
+    room = await make_room(Cascade((SMALL, BASE)))
+    await room.app.limiter.configure([replace(ACME, limits=Limits(tokens_per_minute=100))])
+    refused = await room.chat(max_tokens=60)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
+    assert answer_of(await room.chat(max_tokens=30))[1] == SMALL
+    assert answer_of(await room.chat(max_tokens=30))[1] == SMALL  # the first was settled by what it used
+
+
+async def test_members_that_a_tenant_may_not_use_are_left_out(make_room):
+    room = await make_room(Fallback(("poet", BASE)))
+    assert (await room.chat("sk-globex")).status_code == 404  # the virtual model is not among its patterns
+    async with room.app.client() as client:
+        cards = (await client.get("/v1/models")).json()["data"]
+        [card] = [card for card in cards if card["id"] == ROUTE]
+        one = (await client.get(f"/v1/models/{ROUTE}")).json()
+    assert card == one and (card["root"], card["parent"]) == (ROUTE, None)
+    async with room.app.client("sk-globex") as client:
+        assert ROUTE not in [card["id"] for card in (await client.get("/v1/models")).json()["data"]]
+
+
+async def test_a_virtual_model_refuses_vectors_and_adapters_beside_it(make_room):
+    room = await make_room(Split({BASE: 1}))
+    async with room.app.client() as client:
+        vector = await client.post("/v1/embeddings", json={"model": ROUTE, "input": "hi"})
+    assert (vector.status_code, vector.json()["error"]["param"]) == (400, "model")
+    both = await room.chat(adapter_id="pirate")
+    assert (both.status_code, both.json()["error"]["param"]) == (400, "adapter_id")
+    assert {record.status for record in room.app.watcher.records} == {400}
+
+
+async def test_an_adapter_cannot_take_the_name_of_a_virtual_model(make_room, tmp_path):
+    room = await make_room(Split({BASE: 1}))
+    body = {"name": ROUTE, "source": str(tmp_path / "pirate"), "base_model": SMALL}
+    async with room.app.client("sk-admin") as client:
+        answer = await client.post("/admin/v1/adapters", json=body)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, f"{ROUTE!r} is the name of a virtual model")
+
+
+async def test_messages_and_responses_use_virtual_models_too(make_room):
+    room = await make_room(Cascade((SMALL, BASE), Acceptance(logprob=-0.4)))
+    async with room.app.client() as client:
+        said = [{"role": "user", "content": "hi"}]
+        message = await client.post("/v1/messages", json={"model": ROUTE, "max_tokens": 30, "messages": said})
+        response = await client.post("/v1/responses", json={"model": ROUTE, "input": "hi"})
+        completion = await client.post("/v1/completions", json={"model": ROUTE, "prompt": "hi", "max_tokens": 30})
+    assert message.json()["content"][0]["text"] == LARGE_SAYS
+    assert response.json()["output"][0]["content"][0]["text"] == LARGE_SAYS
+    assert completion.json()["choices"][0]["text"] == LARGE_SAYS
+    assert {answer.headers["x-loralane-model"] for answer in (message, response, completion)} == {BASE}
+
+
+async def test_virtual_models_over_grpc(make_room, tmp_path):
+    room = await make_room(Cascade((SMALL, BASE), Acceptance(logprob=-0.4)))
+    async with open_grpc_app(tmp_path, others={SMALL: small_engine()}, routes=room.table) as api:
+        chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="hi")])
+        call = api.generation.Generate(pb.GenerateRequest(model=ROUTE, chat=chat), metadata=as_key())
+        answer = await call
+        initial = dict(await call.initial_metadata())
+    assert answer.choices[0].text == LARGE_SAYS
+    assert (initial["x-loralane-model"], initial["x-loralane-reason"]) == (BASE, "logprob")

@@ -60,8 +60,27 @@ def most_rate(found: Analysis, device: DeviceSpec, core: CoreConfig) -> float:
 def advise(found: Analysis, device: DeviceSpec, core: CoreConfig) -> Advice:
     """Return the settings for an engine on a device, and what an operator should know besides."""
     steady = serve(device, core, _usual(found, core), found.busiest) if found.busiest else None
-    settings = [*_lengths(found, core), *_goals(found, device, core, steady), *_adapters(found, device)]
+    settings = [*_lengths(found, core), *_goals(found, device, core, steady)]
+    if found.popularity is not None:
+        together = found.popularity.working[HOLDING_S]
+        settings.append(host_adapters(device, together, f"within {HOLDING_S / 60:.0f} minutes"))
     return Advice(steady, settings, list(_notes(found, device, core, steady)))
+
+
+def host_adapters(device: DeviceSpec, adapters: int, when: str) -> Setting:
+    """Return the host memory for so many adapters, which are all asked for `when`, such as "on one day"."""
+    size = adapters * device.adapter_pages(RANK) * device.page_bytes / GIB
+    reason = f"up to {adapters:,} adapters {when}, if they have rank {RANK}"
+    return Setting("engine.host_adapter_gb", round_up(max(size, 0.1)), reason)
+
+
+def engines_needed(device: DeviceSpec, steady: Steady, rate: float, when: str) -> str:
+    """Return the sentence that says how many engines `rate` requests a second need at least, of which one serves what
+    `steady` says."""
+    return (
+        f"one {device.name} serves {steady.rate:.3g} of the {rate:.3g} requests a second of {when}: at least "
+        f"{math.ceil(rate / steady.rate)} engines are needed"
+    )
 
 
 def round_up(value: float) -> float:
@@ -96,22 +115,9 @@ def _goals(found: Analysis, device: DeviceSpec, core: CoreConfig, steady: Steady
         yield Setting("lanes.interactive.itl_s", round_up(ITL_MARGIN * decode), reason)
 
 
-def _adapters(found: Analysis, device: DeviceSpec) -> Iterator[Setting]:
-    if found.popularity is None:
-        return
-    count = found.popularity.working[HOLDING_S]
-    size = count * device.adapter_pages(RANK) * device.page_bytes / GIB
-    reason = f"up to {count:,} adapters within {HOLDING_S / 60:.0f} minutes, if they have rank {RANK}"
-    yield Setting("engine.host_adapter_gb", round_up(max(size, 0.1)), reason)
-
-
 def _notes(found: Analysis, device: DeviceSpec, core: CoreConfig, steady: Steady | None) -> Iterator[str]:
     if steady is not None and not steady.is_enough:
-        needed = math.ceil((found.busiest or 0.0) / steady.rate)
-        yield (
-            f"one {device.name} serves {steady.rate:.3g} of the {found.busiest:.3g} requests a second of the busiest "
-            f"minute: at least {needed} engines are needed"
-        )
+        yield engines_needed(device, steady, found.busiest or 0.0, "the busiest minute")
     if found.reuse.curve:
         held = core.num_pages * core.block_size
         yield (

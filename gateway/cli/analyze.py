@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,19 +26,27 @@ from engine.sim.trace_formats import FORMATS
 from engine.sim.traces import read_trace
 from engine.sim.tuning import LOAD, Tuned, trial_names
 from engine.sim.tuning import tune as tune_for
+from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl
 from gateway.cli.outputs import check_outputs, failures
 from gateway.cli.simulate import make_setup
 from gateway.cli.simulate_cluster import shown_progress
+from gateway.cli.usage_traffic import DAY_SECONDS, AdapterUse, UsageTraffic, read_usage
+from gateway.cli.usage_traffic import advise as advise_from_usage
 from gateway.terminal.output import print_wide
 
 console = Console()
+LIVE = "usage"
+"""Name of what a running gateway has counted."""
 MOST_TENANTS = 3
 """Tenants that are named."""
 Row = tuple[str, Callable[[Analysis], str]]
 
 
 def analyze(
-    files: Annotated[list[Path], typer.Argument(help=f"Traces: {FORMATS}.")],
+    files: Annotated[list[Path] | None, typer.Argument(help=f"Traces: {FORMATS}.")] = None,
+    live: Annotated[bool, typer.Option("--live", help="Read a running gateway's usage, in place of traces.")] = False,
+    since: Annotated[str, typer.Option("--from", metavar="DAY", help="First day of --live; default: the 1st.")] = "",
+    until: Annotated[str, typer.Option("--to", metavar="DAY", help="Last day of --live, UTC; default: today.")] = "",
     device: Annotated[
         str, typer.Option(help=f"Device to advise for: {', '.join(device_names())} or a JSON file.")
     ] = "h100-8b",
@@ -47,6 +55,8 @@ def analyze(
     settings: Annotated[Path | None, typer.Option(help="File for the settings, as YAML; for one trace.")] = None,
     plot: Annotated[Path | None, typer.Option(help="File for a plot of lengths and prefix caches.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures, as JSON.")] = None,
+    url: AdminUrl = LOCAL_URL,
+    key: AdminKey = DEMO_KEY,
 ) -> None:
     """Print what recorded traffic looks like: arrivals, lengths, shared prefixes, adapters, lanes and tenants; and the
     settings that follow for a device.
@@ -54,42 +64,63 @@ def analyze(
     - `loralane analyze gateway.log` reads the requests in what a gateway has written to standard output
     - `loralane analyze azure.csv mooncake.jsonl --plot traffic.png`
     - `loralane analyze gateway.log --tune --device my-machine.json --settings advised.yaml`
+    - `loralane analyze --live --from 2026-11-01` reads what a running gateway has counted, a day at a time
     """
     with failures():
-        _check_names(files, settings)
+        _check_source(files or [], live, settings, {"--tune": tune, "--plot": plot is not None})
         check_outputs({"--settings": settings, "--json": json_file}, plot)
         setup = make_setup(device, config, os.environ)
-        found = {
-            _label(file): analysis_of(read_trace(file))
-            for file in track(files, "Reading", console=console, transient=True)
-        }
-        advice = {name: advise(one, setup.device, setup.core) for name, one in found.items()}
-        tuned = _tuned(files, found, advice, setup) if tune else {}
+        findings = _of_usage(read_usage(url, key, since, until), setup) if live else _of_traces(files or [], setup)
+        tuned = _tuned(files or [], findings, setup) if tune else {}
         if plot is not None:
-            draw_traffic(found, plot)
-    print_wide(side_by_side("Traffic", found, ROWS))
-    for name, one in advice.items():
+            draw_traffic(findings.traces, plot)
+    print_wide(findings.table)
+    for name, one in findings.advice.items():
         print_wide(_advice_table(f"Settings for {name} on {setup.device.name}", one))
         if name in tuned:
             print_wide(_tuned_table(tuned[name]))
         for note in one.notes:
             console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
     if settings is not None:
-        settings.write_text(yaml.safe_dump(_nested(next(iter(advice.values()))), sort_keys=False))
+        settings.write_text(yaml.safe_dump(_nested(next(iter(findings.advice.values()))), sort_keys=False))
     if json_file is not None:
-        document = {name: {"traffic": asdict(found[name]), "advice": asdict(advice[name])} for name in found}
-        json_file.write_text(json.dumps(document, indent=2) + "\n")
+        json_file.write_text(json.dumps(findings.document(), indent=2) + "\n")
 
 
-def _tuned(
-    files: list[Path], found: Mapping[str, Analysis], advice: dict[str, Advice], setup: Setup
-) -> dict[str, Tuned]:
-    """Tune the settings for each trace, and add what was found to its advice. Mutates `advice`."""
-    tuned, jobs = {}, os.cpu_count() or 1
+@dataclass(slots=True)
+class Findings:
+    """What was found in each trace, or in usage, by its name."""
+
+    table: Table
+    figures: dict[str, dict[str, Any]]
+    advice: dict[str, Advice]
+    traces: dict[str, Analysis]
+    """Empty for usage."""
+
+    def document(self) -> dict[str, Any]:
+        return {name: {"traffic": self.figures[name], "advice": asdict(one)} for name, one in self.advice.items()}
+
+
+def _of_traces(files: list[Path], setup: Setup) -> Findings:
+    reading = track(files, "Reading", console=console, transient=True)
+    found = {_label(file): analysis_of(read_trace(file)) for file in reading}
+    advice = {name: advise(one, setup.device, setup.core) for name, one in found.items()}
+    figures = {name: asdict(one) for name, one in found.items()}
+    return Findings(side_by_side("Traffic", found, ROWS), figures, advice, found)
+
+
+def _of_usage(found: UsageTraffic, setup: Setup) -> Findings:
+    table = side_by_side("Usage", {LIVE: found}, USAGE_ROWS)
+    return Findings(table, {LIVE: asdict(found)}, {LIVE: advise_from_usage(found, setup)}, {})
+
+
+def _tuned(files: list[Path], findings: Findings, setup: Setup) -> dict[str, Tuned]:
+    """Tune the settings for each trace, and add what was found to its advice. Mutates `findings`."""
+    tuned, jobs, advice = {}, os.cpu_count() or 1, findings.advice
     for file in files:
         name = _label(file)
         with shown_progress(trial_names(setup)) as advance:
-            tuned[name] = tune_for(setup, found[name], read_trace(file), advice[name], jobs, advance)
+            tuned[name] = tune_for(setup, findings.traces[name], read_trace(file), advice[name], jobs, advance)
         if (setting := tuned[name].setting) is not None:
             advice[name] = replace(advice[name], settings=[*advice[name].settings, setting])
     return tuned
@@ -106,8 +137,14 @@ def _tuned_table(tuned: Tuned) -> Table:
     return table
 
 
-def _check_names(files: list[Path], settings: Path | None) -> None:
-    """Raise ValueError if two traces would have the same name, or if settings are asked for of several traces."""
+def _check_source(files: list[Path], live: bool, settings: Path | None, needs_traces: Mapping[str, bool]) -> None:
+    """Raise ValueError if there is nothing to analyse or both traces and usage, if options of traces are given for
+    usage, if two traces would have the same name, or if settings are asked for of several traces."""
+    if bool(files) == live:
+        raise ValueError("name traces to read, or give --live to read a running gateway's usage")
+    for option, given in needs_traces.items():
+        if live and given:
+            raise ValueError(f"{option} needs lengths of single requests: name a request log instead of --live")
     if settings is not None and len(files) > 1:
         raise ValueError("--settings is for one trace: name one file")
     if len({_label(file) for file in files}) < len(files):
@@ -160,6 +197,10 @@ def _shares(counts: Mapping[str, int], most: int) -> str:
     return ", ".join(f"{name} {count / total:.0%}" for name, count in list(counts.items())[:most])
 
 
+def _of_use(cell: Callable[[AdapterUse], str]) -> Callable[[UsageTraffic], str]:
+    return lambda found: cell(found.adapters) if found.adapters else MISSING
+
+
 def _of_adapters(cell: Callable[[Any], str]) -> Callable[[Analysis], str]:
     return lambda found: cell(found.popularity) if found.popularity else MISSING
 
@@ -183,3 +224,21 @@ ROWS: list[Row] = [
     ("Zipf exponent", _of_adapters(lambda popularity: f"{popularity.zipf:.2f}")),
 ]
 """Rows of the table: label, and function that makes a trace's cell."""
+USAGE_ROWS: list[tuple[str, Callable[[UsageTraffic], str]]] = [
+    ("requests", lambda found: f"{found.requests:,}"),
+    ("days", lambda found: f"{found.seconds / DAY_SECONDS:,.2f}"),
+    ("requests/s", lambda found: _number(found.rate)),
+    ("requests/s of the busiest day", lambda found: _number(found.busiest)),
+    ("prompt tokens, mean", lambda found: f"{found.prompt:,.0f}"),
+    ("output tokens, mean", lambda found: f"{found.output:,.0f}"),
+    ("prompt tokens computed before", lambda found: f"{found.cached:.1%}"),
+    ("lanes", lambda found: _shares(found.lanes, 2)),
+    ("tenants", lambda found: f"{len(found.tenants):,}"),
+    ("busiest tenants", lambda found: _shares(found.tenants, MOST_TENANTS) if len(found.tenants) > 1 else MISSING),
+    ("requests with an adapter", _of_use(lambda use: f"{use.share:.0%}")),
+    ("adapters", _of_use(lambda use: f"{use.adapters:,}")),
+    ("adapters of a day, at most", _of_use(lambda use: f"{use.busiest_day:,}")),
+    ("share of the first", _of_use(lambda use: f"{use.first:.0%}")),
+    ("Zipf exponent", _of_use(lambda use: f"{use.zipf:.2f}")),
+]
+"""The rows of usage, as `ROWS`."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import csv
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -9,7 +10,9 @@ from io import StringIO
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from gateway.cli.main import app
 from gateway.core.tenants import hash_key, key_id
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -94,3 +97,17 @@ async def test_a_csv_for_a_spreadsheet(server):
     lines = list(csv.DictReader(StringIO(done.stdout)))
     assert {line["tenant"] for line in lines} <= {*KEYS, "limited"}  # the last is made by the test of attacks
     assert all(int(line["prompt_tokens"]) > 0 for line in lines)
+
+
+async def test_traffic_is_analysed_as_it_was_counted(server, tmp_path):
+    await settled(server)
+    figures, target = tmp_path / "figures.json", f"127.0.0.1:{server.grpc_port}"
+    command = ["analyze", "--live", "--device", "cpu-smollm2", "--json", str(figures), "--url", target]
+    done = await asyncio.to_thread(CliRunner().invoke, app, [*command, "--key", "sk-demo-admin"])
+    assert done.exit_code == 0, done.output
+    counted_now, _ = await counted(server)
+    traffic = json.loads(figures.read_text())["usage"]["traffic"]
+    requests = [number for (*_, name), number in counted_now.items() if name == "requests"]
+    assert traffic["requests"] == sum(requests)
+    assert set(traffic["tenants"]) >= set(KEYS)
+    assert 0 < traffic["adapters"]["share"] < 1

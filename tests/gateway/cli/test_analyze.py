@@ -41,6 +41,9 @@ def test_figures_settings_and_their_file(trace, tmp_path):
         (["{trace}", "other.csv", "--settings", "s.yaml"], "--settings is for one trace"),
         (["{trace}", "--device", "abacus"], "no device 'abacus'"),
         (["{trace}", "--json", "nowhere/x.json"], "--json nowhere/x.json"),
+        ([], "name traces to read, or give --live"),
+        (["{trace}", "--live"], "name traces to read, or give --live"),
+        (["--live", "--tune"], "--tune needs lengths of single requests"),
     ],
 )
 def test_what_is_wrong_is_said(trace, options, reason):

@@ -90,8 +90,8 @@ def _submit(state: EngineState, request: Request) -> None:
     state.sequences[seq.id] = seq
     if request.suspect:
         state.suspects[seq.id] = seq
-    ledger, tenants = state.ledger, state.waiting.groups(seq.lane)
-    ledger.accounts.arrive(request.lane, request.tenant, request.weight, tenants, request.arrival)
+    ledger = state.ledger
+    ledger.accounts.arrive(request, state.waiting.groups(seq.lane))
     ledger.longest_prompt = max(ledger.longest_prompt, len(request.prompt_ids))
     state.waiting.add(seq)
     use_adapter(state, seq, live=1)
@@ -122,7 +122,7 @@ def _only_batch_delays(state: EngineState, seq: Sequence) -> bool:
 def _make_place(state: EngineState, seq: Sequence) -> Refusal | None:
     """Make sure that the waiting queue has a place for a new sequence. Returns the refusal if it has none, otherwise
     None. If the queue is full, the last request of a lower lane ends with an error instead. If no lower lane has one,
-    the new request is still accepted if its tenant has no waiting requests in the lane, so that no tenant can block
+    the new request is still accepted if its tenant, or its class of the tenant, has none in the lane, so that none can block
     others. A request whose answer has begun, which waits like one that was preempted, is accepted in any case."""
     if len(state.waiting) < state.config.max_waiting or seq.request.produced:
         return None

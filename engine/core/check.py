@@ -39,6 +39,7 @@ def leftovers(state: EngineState) -> list[str]:
         "fetches": len(wanted),
         "missing adapters": len(state.tiers.missing),
         "grammars": len(state.grammars),
+        "requests in accounts": sum(account.live for account in state.ledger.accounts.of.values()),
     }
     return [f"{count} {what} left" for what, count in found.items() if count]
 

@@ -220,8 +220,8 @@ def _admit(state: EngineState, admission: Admission) -> None:
 
 def _stop_waiting(state: EngineState, seq: Sequence) -> None:
     state.waiting.remove(seq)
-    if seq.request.tenant not in state.waiting.groups(seq.lane):
-        state.ledger.accounts.leave(seq.request.lane, seq.request.tenant)
+    if seq.request.party not in state.waiting.groups(seq.lane):
+        state.ledger.accounts.leave(seq.request.lane, seq.request.party)
 
 
 def _advance(state: EngineState, chunk: ScheduledChunk) -> None:
@@ -343,6 +343,7 @@ def finish(state: EngineState, seq: Sequence, event: TokenEvent) -> None:
         seq.proposer.end(seq.tokens)
         state.drafts.end(seq.request.adapter_hash, seq.drafting)
     del state.sequences[seq.id]
+    state.ledger.accounts.end(seq.request)
     state.suspects.pop(seq.id, None)
     use_adapter(state, seq, live=-1)
     state.grammars.leave(seq.request.params.grammar)

@@ -1,7 +1,7 @@
-"""The order in which a lane's waiting requests are offered to the planner: fair between tenants, then by locality.
+"""The order in which a lane's waiting requests are offered to the planner: fair between parties, then by locality.
 
-Virtual token counters (accounts.py) decide which tenant goes first. Among tenants whose counters are less than a
-quantum apart, and among the first few requests of a tenant, requests go first whose adapter is resident and whose
+Virtual token counters (accounts.py) decide which party, a tenant or a class of a tenant, goes first. Among parties
+whose counters are less than a quantum apart, and among the first few requests of a party, requests go first whose adapter is resident and whose
 prefix is cached (after Cao et al., "Locality-aware Fair Scheduling in LLM Serving", 2025). While batch deadlines press,
 batch requests go by deadline instead.
 
@@ -24,50 +24,51 @@ from engine.core.types import Lane
 
 def fair_order(state: EngineState, lane: Lane, now: float) -> Iterator[Sequence]:
     """Yield the waiting sequences of a lane in the order in which they should start at `now` (seconds on the engine's
-    clock): by the counters of their tenants, then by locality. While batch deadlines press, batch sequences with a
+    clock): by the counters of their parties, then by locality. While batch deadlines press, batch sequences with a
     deadline come first, the earliest deadline first."""
     pressing = lane is not Lane.INTERACTIVE and state.ledger.need >= state.config.scheduling.harvest_below
     if not pressing:
-        yield from _by_tenant(state, lane, now)
+        yield from _by_party(state, lane, now)
         return
     yield from state.waiting.urgent
-    yield from (seq for seq in _by_tenant(state, lane, now) if seq.request.deadline is None)
+    yield from (seq for seq in _by_party(state, lane, now) if seq.request.deadline is None)
 
 
-def _by_tenant(state: EngineState, lane: Lane, now: float) -> Iterator[Sequence]:
+def _by_party(state: EngineState, lane: Lane, now: float) -> Iterator[Sequence]:
     groups = state.waiting.groups(lane)
     if len(groups) == 1:
         yield from _local_first(state, next(iter(groups.values())), now)
         return
     ledger, quantum = state.ledger, state.config.scheduling.quantum_s or 1e-9
-    queues = {tenant: _local_first(state, queue, now) for tenant, queue in groups.items()}
+    queues = {party: _local_first(state, queue, now) for party, queue in groups.items()}
     holding = _holding(state, lane)
 
-    def entry(tenant: str, served: float) -> tuple[int, int, int, float, str]:
-        return int(served / quantum), holding[tenant], -_locality(state, groups[tenant][0]), served, tenant
+    def entry(party: str, served: float) -> tuple[int, int, int, float, str]:
+        return int(served / quantum), holding[party], -_locality(state, groups[party][0]), served, party
 
-    heap = [entry(tenant, ledger.accounts.get(lane, tenant).served) for tenant in groups]
+    heap = [entry(party, ledger.accounts.get(lane, party).served) for party in groups]
     heapify(heap)
     while heap:
-        *_, served, tenant = heappop(heap)
-        seq = next(queues[tenant], None)
+        *_, served, party = heappop(heap)
+        seq = next(queues[party], None)
         if seq is not None:
             yield seq
-            # The tenant is charged after the step; until then the plan must not give it everything.
-            heappush(heap, entry(tenant, served + ledger.price(len(seq.tokens), 0) / seq.request.weight))
+            # The party is charged after the step; until then the plan must not give it everything.
+            charged = ledger.price(len(seq.tokens), 0) / ledger.accounts.get(lane, party).weight
+            heappush(heap, entry(party, served + charged))
 
 
 def _holding(state: EngineState, lane: Lane) -> Counter[str]:
-    """Return how many sequences of a lane each tenant runs if all slots are taken, and no counts otherwise. If all
-    slots are taken, only a tenant within its share can take one. A tenant that has just returned has the same counter
-    as the others, so that without these counts another tenant could be tried first, fail, and end the search."""
+    """Return how many sequences of a lane each party runs if all slots are taken, and no counts otherwise. If all
+    slots are taken, only a party within its share can take one. A party that has just returned has the same counter as
+    the others, so that without these counts another party could be tried first, fail, and end the search."""
     if len(state.running) < state.config.max_seqs:
         return Counter()
-    return Counter(seq.request.tenant for seq in state.running.values() if seq.lane is lane)
+    return Counter(seq.request.party for seq in state.running.values() if seq.lane is lane)
 
 
 def _local_first(state: EngineState, queue: Iterable[Sequence], now: float) -> Iterator[Sequence]:
-    """Yield a tenant's waiting requests: each time, of the next `locality_window` in order, the one with the best
+    """Yield a party's waiting requests: each time, of the next `locality_window` in order, the one with the best
     locality of those with at least the first one's priority, or the first if it waited too long or was preempted."""
     rules, rest = state.config.scheduling, iter(queue)
     window = list(islice(rest, rules.locality_window))

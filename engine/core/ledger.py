@@ -235,17 +235,17 @@ class Ledger:
             weight = fixed + chunk_weight(model, chunk, rank, many)
             if plan.features.scored_tokens and not seq.is_scored:
                 weight += model.prices.scored * chunk.num_tokens
-            account = self.accounts.get(seq.request.lane, seq.request.tenant)
+            account = self.accounts.get(seq.request.lane, seq.request.party)
             tokens = chunk.num_tokens - refused.get(chunk.request_id, 0)
             yield Charge(account, seq, tokens, chunk.is_decode, weight, weight * unpaid / chunk.num_tokens)
         for load in plan.loads:
             seq, weight = step.sequences[load.request_id], model.prices.page * len(load.pages)
-            yield Charge(self.accounts.get(seq.request.lane, seq.request.tenant), seq, 0, False, weight, weight)
+            yield Charge(self.accounts.get(seq.request.lane, seq.request.party), seq, 0, False, weight, weight)
 
     def _draft_charges(self, step: StepUnderWay, seconds: float) -> Iterator[Charge]:
         for ask in step.plan.drafts if seconds else ():
             seq, weight = step.sequences[ask.request_id], seconds / len(step.plan.drafts)
-            yield Charge(self.accounts.get(seq.request.lane, seq.request.tenant), seq, 0, False, weight, weight)
+            yield Charge(self.accounts.get(seq.request.lane, seq.request.party), seq, 0, False, weight, weight)
 
     def _charge(self, charges: Iterable[Charge], scale: float) -> None:
         cost, tokens = [0.0, 0.0], [0, 0]

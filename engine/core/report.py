@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass
 
+from engine.core.accounts import Account
 from engine.core.adapters import HostCopy
 from engine.core.admission import predicted_wait
 from engine.core.state import EngineState
@@ -24,7 +25,7 @@ class LaneReport:
     itl_attainment: float
     device_seconds: float
     gap: float
-    """Largest difference between the virtual counters of waiting tenants, in device seconds divided by weight."""
+    """Largest difference between the virtual counters of waiting parties, in device seconds divided by weight."""
     bound: float
     """Theoretical upper bound of `gap`, in device seconds divided by weight (see `Ledger.bound`)."""
     mode: LaneMode
@@ -40,7 +41,8 @@ class TenantReport:
     waiting: int
     device_seconds: float
     served: float
-    """The tenant's virtual counter: device seconds divided by weight, raised when the tenant returns after a pause."""
+    """The tenant's virtual counter, the smallest of those of its classes: device seconds divided by weight, raised when
+    the tenant returns after a pause."""
 
 
 def lane_reports(state: EngineState, now: float) -> list[LaneReport]:
@@ -57,7 +59,7 @@ def _lane(state: EngineState, lane: Lane, now: float) -> LaneReport:
         ttft_attainment=ledger.ttft[lane].value,
         itl_attainment=ledger.itl[lane].value,
         device_seconds=ledger.busy[lane],
-        gap=ledger.accounts.gap(lane, {seq.request.tenant for seq in waiting}),
+        gap=ledger.accounts.gap(lane, {seq.request.party for seq in waiting}),
         bound=ledger.bound(state.config.max_seqs),
         mode=state.modes[lane],
         preemptions=state.counters.preempted_in[lane],
@@ -68,9 +70,23 @@ def tenant_reports(state: EngineState) -> list[TenantReport]:
     running = Counter((seq.request.lane, seq.request.tenant) for seq in state.running.values())
     waiting = Counter((seq.request.lane, seq.request.tenant) for seq in state.waiting)
     return [
-        TenantReport(*key, running[key], waiting[key], account.seconds, account.served)
-        for key, account in state.ledger.accounts.of.items()
+        TenantReport(
+            *key,
+            running[key],
+            waiting[key],
+            device_seconds=sum(account.seconds for account in accounts),
+            served=min(account.served for account in accounts),
+        )
+        for key, accounts in _by_tenant(state).items()
     ]
+
+
+def _by_tenant(state: EngineState) -> dict[tuple[Lane, str], list[Account]]:
+    """Return the accounts of each tenant, one or one for each of its classes, by lane and tenant."""
+    found: dict[tuple[Lane, str], list[Account]] = {}
+    for (lane, _), account in state.ledger.accounts.of.items():
+        found.setdefault((lane, account.tenant), []).append(account)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -280,17 +280,17 @@ class StepBudget:
         return min(limit, tail if self._prefill else max(tail, self._rules.full_chunk * self._one_decode))
 
     def _newcomer_limit(self, seq: Sequence) -> float:
-        """Return the seconds to which a prompt may extend the step if it is its tenant's only request and other tenants
-        crowd the lane; 0 otherwise, or if the lane's limit is as high. Such a request does not wait for the decodes of
-        tenants that crowd the lane: its prompt may extend the step to `full_chunk` decodes, as long as no decode of the
-        other tenants becomes late."""
+        """Return the seconds to which a prompt may extend the step if it is its party's only request and other parties
+        (see accounts.py) crowd the lane; 0 otherwise, or if the lane's limit is as high. Such a request does not wait
+        for the decodes of parties that crowd the lane: its prompt may extend the step to `full_chunk` decodes, as long
+        as no decode of the other parties becomes late."""
         longest = self._rules.full_chunk * self._one_decode
         if self._limit >= longest:
             return 0.0
         if self._shares is None:
             self._shares = LaneShares(self._state, Lane.INTERACTIVE)
         crowd = self._shares.crowding
-        if seq.request.tenant in crowd or not crowd or not self._shares.is_only_request(seq):
+        if seq.request.party in crowd or not crowd or not self._shares.is_only_request(seq):
             return 0.0
         left = _times_left(self._state, self._now, crowd)
         return min(min(left, default=inf) / self._margin, longest)
@@ -348,19 +348,19 @@ def _slack(state: EngineState, now: float) -> float:
     or the lane's ITL goal if that is less and several tenants use the lane."""
     left = _times_left(state, now)
     if state.ledger.accounts.is_shared(Lane.INTERACTIVE, state.waiting.groups(Lane.INTERACTIVE), now):
-        # Another tenant's next request should not wait for a long step that one tenant's prompts fill.
+        # Another party's next request should not wait for a long step that one party's prompts fill.
         left.append(state.config.interactive.itl_s)
     return max(0.0, min(left)) if left else inf
 
 
 def _times_left(state: EngineState, now: float, apart_from: Container[str] = ()) -> list[float]:
     """Return, for each running interactive decode, the seconds from `now` until its next token is late, without those
-    of the tenants in `apart_from`. A pending token will have been generated just before this step begins, so that the
+    of the parties in `apart_from`. A pending token will have been generated just before this step begins, so that the
     next one is due a full ITL goal later."""
     lane, goal = Lane.INTERACTIVE, state.config.interactive.itl_s
     running = [seq for seq in state.running.values() if seq.lane is lane and not seq.waits_for_token]
     return [
         goal_of(seq.request.itl, goal) if seq.num_pending else seq.due - now
         for seq in running
-        if seq.num_computed + 1 == len(seq.tokens) + seq.num_pending and seq.request.tenant not in apart_from
+        if seq.num_computed + 1 == len(seq.tokens) + seq.num_pending and seq.request.party not in apart_from
     ]

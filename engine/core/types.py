@@ -223,6 +223,17 @@ class Request(NamedTuple):
     kv_source: KvSource | None = None
     """Where KV that this engine lacks is fetched from before the request starts. What does not come in time is
     computed. None means that all of it is computed."""
+    request_class: str = ""
+    """Class of the request among those of its tenant, which share the tenant's share of a lane. Empty means none, which
+    is a class of its own."""
+    class_weight: float = 1.0
+    """Weight of the class's share, relative to the other classes of the tenant in the lane."""
+
+    @property
+    def party(self) -> str:
+        """Name of what a lane is shared among: the tenant or, if the request names a class, the class of the tenant. No
+        two are the same, because no tenant's name has a NUL."""
+        return f"{self.tenant}\0{self.request_class}" if self.request_class else self.tenant
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The waiting queue: by lane and tenant, with each tenant's requests in an order that does not change while they wait.
+"""The waiting queue: by lane and party, with each party's requests in an order that does not change while they wait.
 As the urgency of all requests grows at the same rate, an order by arrival time, in which a priority level is worth a
 fixed number of seconds, includes aging and never has to be sorted again."""
 
@@ -31,11 +31,11 @@ class Order:
 
 
 def order_of(scheduling: Scheduling) -> Order:
-    """Return the order of the configured policy: `lanes` has a queue for each lane and tenant, the others have a single
+    """Return the order of the configured policy: `lanes` has a queue for each lane and party (see accounts.py), the others have a single
     one for all requests."""
     if scheduling.policy == "lanes":
         seconds = scheduling.priority_s
-        return Order(lambda seq: seq.request.lane, lambda seq: seq.request.tenant, lambda seq: lanes_key(seq, seconds))
+        return Order(lambda seq: seq.request.lane, lambda seq: seq.request.party, lambda seq: lanes_key(seq, seconds))
     keys = {"fcfs": fcfs_key, "sjf": lambda seq: sjf_key(seq, scheduling.sjf_stretch), "priority": priority_key}
     return Order(lambda seq: Lane.INTERACTIVE, lambda seq: "", keys[scheduling.policy])
 
@@ -64,7 +64,7 @@ def priority_key(seq: Sequence) -> Key:
 
 
 class WaitingQueue:
-    """Waiting sequences by lane and group (the tenant, or one group for all), with running totals of tokens. Only
+    """Waiting sequences by lane and group (the party, or one group for all), with running totals of tokens. Only
     `commit.py` and `apply.py` change it."""
 
     def __init__(self, order: Order) -> None:

@@ -149,7 +149,8 @@ class CoreMachine(RuleBasedStateMachine):
         request = Request(
             name, tuple(prompt), params, adapter_hash, lane, priority, tenant, 1.0 + len(name) % 2, arrival, deadline
         )
-        request = request._replace(expected_tokens=expected)
+        kind = len(self.requests) % 3
+        request = request._replace(expected_tokens=expected, request_class="a" * kind, class_weight=1.0 + kind)
         self._put(request if moved is None else self._moved(request, *moved))
 
     def _submit_suspect(self, prompt, params, adapter_hash, lane, suspect, **wanted):

@@ -160,3 +160,45 @@ def test_siblings_share_the_prompt_instead_of_computing_it_again():
     assert stepped.state.counters.cached_tokens - before == 3 * 160
     computed = sum(c.num_tokens for p in stepped.executor.plans for c in p.chunks if c.request_id.startswith("n"))
     assert computed == 161 + 3 * 1 + 4 * 7
+
+
+def parties(stepped, lane=Lane.BATCH):
+    accounts = stepped.state.ledger.accounts.of.items()
+    return {party: account.seconds for (where, party), account in accounts if where is lane}
+
+
+def test_classes_divide_their_tenants_share():
+    stepped = SteppedEngine(max_seqs=8)
+    stepped.learn()
+    for name, weight in (("gold", 3.0), ("bronze", 1.0)):
+        for number in range(60):
+            fields = {"request_class": name, "class_weight": weight}
+            stepped.submit(f"{name}-{number}", 32, 40, Lane.BATCH, tenant="acme", **fields)
+    backlog(stepped, "globex", 60)
+    stepped.step(100)
+    before = parties(stepped)
+    stepped.step(400)
+    got = {party: seconds - before[party] for party, seconds in parties(stepped).items()}
+    gold, bronze, other = got["acme\0gold"], got["acme\0bronze"], got["globex"]
+    assert 2.2 < gold / bronze < 4.0
+    assert 0.8 < (gold + bronze) / other < 1.25, "a tenant with classes has the share of one without"
+    [acme] = [report for report in tenant_reports(stepped.state) if report.tenant == "acme"]
+    assert acme.device_seconds == pytest.approx(
+        sum(parties(stepped)[party] for party in got if party.startswith("acme"))
+    )
+
+
+def test_a_class_without_requests_leaves_its_part_to_the_others():
+    stepped = SteppedEngine(max_seqs=8)
+    accounts, weights = stepped.state.ledger.accounts, {}
+    for name, weight in (("gold", 3.0), ("bronze", 1.0)):
+        stepped.submit(name, 32, 4, Lane.BATCH, tenant="acme", weight=2.0, request_class=name, class_weight=weight)
+    stepped.submit("plain", 32, 40, Lane.BATCH, tenant="acme", weight=2.0)
+    stepped.step(1)
+    for party in ("acme\0gold", "acme\0bronze", "acme"):
+        weights[party] = accounts.get(Lane.BATCH, party).weight
+    assert weights == pytest.approx({"acme\0gold": 1.2, "acme\0bronze": 0.4, "acme": 0.4})
+    stepped.run_until(lambda: len(stepped.ends) == 2)
+    assert accounts.get(Lane.BATCH, "acme").weight == pytest.approx(2.0)
+    stepped.run_until(lambda: len(stepped.ends) == 3)
+    assert not accounts._live

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from engine.core.recent import RecentParties
+from engine.core.recent import RecentSenders
 from engine.core.types import Lane, Request
 
 
@@ -44,7 +44,7 @@ class Accounts:
         self._live: dict[tuple[Lane, str], dict[str, Account]] = {}
         """Accounts of the parties with requests, by lane and tenant, and then by party."""
         self._last_left = dict.fromkeys(Lane, 0.0)
-        self._recent = {lane: RecentParties() for lane in Lane}
+        self._recent = {lane: RecentSenders() for lane in Lane}
 
     def get(self, lane: Lane, party: str) -> Account:
         account = self.of.get((lane, party))

@@ -122,8 +122,9 @@ def _only_batch_delays(state: EngineState, seq: Sequence) -> bool:
 def _make_place(state: EngineState, seq: Sequence) -> Refusal | None:
     """Make sure that the waiting queue has a place for a new sequence. Returns the refusal if it has none, otherwise
     None. If the queue is full, the last request of a lower lane ends with an error instead. If no lower lane has one,
-    the new request is still accepted if its tenant, or its class of the tenant, has none in the lane, so that none can block
-    others. A request whose answer has begun, which waits like one that was preempted, is accepted in any case."""
+    the new request is still accepted if its party (see accounts.py) has no waiting requests in the lane, so that no
+    party can block others. A request whose answer has begun, which waits like one that was preempted, is accepted in
+    any case."""
     if len(state.waiting) < state.config.max_waiting or seq.request.produced:
         return None
     other, waiting = state.waiting.last(above=seq.lane), state.waiting

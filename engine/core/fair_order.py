@@ -1,9 +1,9 @@
 """The order in which a lane's waiting requests are offered to the planner: fair between parties, then by locality.
 
 Virtual token counters (accounts.py) decide which party, a tenant or a class of a tenant, goes first. Among parties
-whose counters are less than a quantum apart, and among the first few requests of a party, requests go first whose adapter is resident and whose
-prefix is cached (after Cao et al., "Locality-aware Fair Scheduling in LLM Serving", 2025). While batch deadlines press,
-batch requests go by deadline instead.
+whose counters are less than a quantum apart, and among the first few requests of a party, requests go first whose
+adapter is resident and whose prefix is cached (after Cao et al., "Locality-aware Fair Scheduling in LLM Serving",
+2025). While batch deadlines press, batch requests go by deadline instead.
 
 All orders are lazy iterators: the planner stops when the step is full, so that a queue of ten thousand requests costs
 only as much as the requests that are looked at.

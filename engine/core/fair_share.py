@@ -1,14 +1,15 @@
 """How parties share the slots and pages of a lane, and which running sequences make room for another party.
 
-A party is a tenant or, where a tenant has classes of requests, one of its classes (see accounts.py). Dominant resource fairness (Ghodsi et al., NSDI 2011): a party's level is the larger of its fraction of the slots and
-its fraction of the pages, divided by its weight. The fair level is 1 over the sum of the weights of all parties that
-run or wait in the lane. A party that stays within the fair level takes room from parties above it. Without this rule,
-a party whose answers fill every slot makes the others wait until one of its answers ends: 17 s in place of 0.4 s with
-64 answers of 200 tokens on two CPU cores.
+A party is a tenant or, where a tenant has classes of requests, one of its classes (see accounts.py). Dominant resource
+fairness (Ghodsi et al., NSDI 2011): a party's level is the larger of its fraction of the slots and its fraction of the
+pages, divided by its weight. The fair level is 1 over the sum of the weights of all parties that run or wait in the
+lane. A party that stays within the fair level takes room from parties above it. Without this rule, a tenant whose
+answers fill every slot makes the others wait until one of its answers ends: 17 s in place of 0.4 s with 64 answers of
+200 tokens on two CPU cores.
 
-A party that is alone may use everything. No newcomer takes a party's last sequence, and no party is brought below
-the fair level by more than one sequence. A sequence that grows keeps to the same shares: a party above the fair level
-takes no pages from a party within it, because the two would otherwise preempt each other in turns.
+A party that is alone may use everything. No newcomer takes a party's last sequence, and no party is brought below the
+fair level by more than one sequence. A sequence that grows keeps to the same shares: a party above the fair level takes
+no pages from a party within it, because the two would otherwise preempt each other in turns.
 """
 
 from __future__ import annotations

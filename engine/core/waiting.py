@@ -31,8 +31,8 @@ class Order:
 
 
 def order_of(scheduling: Scheduling) -> Order:
-    """Return the order of the configured policy: `lanes` has a queue for each lane and party (see accounts.py), the others have a single
-    one for all requests."""
+    """Return the order of the configured policy: `lanes` has a queue for each lane and party (see accounts.py), the
+    others have a single one for all requests."""
     if scheduling.policy == "lanes":
         seconds = scheduling.priority_s
         return Order(lambda seq: seq.request.lane, lambda seq: seq.request.party, lambda seq: lanes_key(seq, seconds))
@@ -41,7 +41,7 @@ def order_of(scheduling: Scheduling) -> Order:
 
 
 def lanes_key(seq: Sequence, priority_s: float) -> Key:
-    """Return the sort key of the lanes policy within a tenant's queue. Preempted sequences come first. Both groups are
+    """Return the sort key of the lanes policy within a party's queue. Preempted sequences come first. Both groups are
     sorted by arrival time plus `priority_s` seconds per level of priority, so that a lower value of priority is served
     sooner."""
     request = seq.request

@@ -64,7 +64,7 @@ class Command(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., fetch_kv: _Optional[_Union[Submit, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "prompt", "params", "adapter", "lane", "priority", "tenant", "weight", "deadline_seconds", "ttft_seconds", "itl_seconds", "whole", "expected_tokens", "cache_salt", "pooling", "origin", "produced", "moves", "suspect", "num_scored", "prediction", "prefix_keys", "kv_source")
+    __slots__ = ("request_id", "prompt", "params", "adapter", "lane", "priority", "tenant", "weight", "deadline_seconds", "ttft_seconds", "itl_seconds", "whole", "expected_tokens", "cache_salt", "pooling", "origin", "produced", "moves", "suspect", "num_scored", "prediction", "request_class", "class_weight", "prefix_keys", "kv_source")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,8 @@ class Submit(_message.Message):
     SUSPECT_FIELD_NUMBER: _ClassVar[int]
     NUM_SCORED_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_CLASS_FIELD_NUMBER: _ClassVar[int]
+    CLASS_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     PREFIX_KEYS_FIELD_NUMBER: _ClassVar[int]
     KV_SOURCE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
@@ -109,9 +111,11 @@ class Submit(_message.Message):
     suspect: bool
     num_scored: int
     prediction: _containers.RepeatedScalarFieldContainer[int]
+    request_class: str
+    class_weight: float
     prefix_keys: _containers.RepeatedScalarFieldContainer[int]
     kv_source: KvSource
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., adapter: _Optional[str] = ..., lane: _Optional[_Union[Lane, str]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., deadline_seconds: _Optional[float] = ..., ttft_seconds: _Optional[float] = ..., itl_seconds: _Optional[float] = ..., whole: _Optional[bool] = ..., expected_tokens: _Optional[int] = ..., cache_salt: _Optional[str] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., produced: _Optional[_Iterable[int]] = ..., moves: _Optional[int] = ..., suspect: _Optional[bool] = ..., num_scored: _Optional[int] = ..., prediction: _Optional[_Iterable[int]] = ..., prefix_keys: _Optional[_Iterable[int]] = ..., kv_source: _Optional[_Union[KvSource, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., adapter: _Optional[str] = ..., lane: _Optional[_Union[Lane, str]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., deadline_seconds: _Optional[float] = ..., ttft_seconds: _Optional[float] = ..., itl_seconds: _Optional[float] = ..., whole: _Optional[bool] = ..., expected_tokens: _Optional[int] = ..., cache_salt: _Optional[str] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., produced: _Optional[_Iterable[int]] = ..., moves: _Optional[int] = ..., suspect: _Optional[bool] = ..., num_scored: _Optional[int] = ..., prediction: _Optional[_Iterable[int]] = ..., request_class: _Optional[str] = ..., class_weight: _Optional[float] = ..., prefix_keys: _Optional[_Iterable[int]] = ..., kv_source: _Optional[_Union[KvSource, _Mapping]] = ...) -> None: ...
 
 class KvSource(_message.Message):
     __slots__ = ("address", "seconds", "computes")

@@ -137,6 +137,8 @@ def request_to_pb(request: Request) -> pb.Submit:
         num_scored=request.num_scored,
         prediction=request.prediction,
         kv_source=pb.KvSource(**request.kv_source._asdict()) if request.kv_source else None,
+        request_class=request.request_class,
+        class_weight=request.class_weight if request.request_class else None,
     )
 
 
@@ -196,6 +198,8 @@ def request_from_pb(message: pb.Submit, arrival: float) -> Request:
         num_scored=message.num_scored,
         prediction=tuple(message.prediction),
         kv_source=_kv_source_from_pb(message.kv_source) if message.HasField("kv_source") else None,
+        request_class=message.request_class,
+        class_weight=message.class_weight if message.HasField("class_weight") else 1.0,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from engine.core.types import Lane
@@ -12,7 +12,7 @@ from gateway.accounts.registry import AccountRegistry
 from gateway.core.errors import invalid_request
 from gateway.core.lanes import lane_name
 from gateway.core.limits import NO_LIMITS
-from gateway.core.tenants import Tenant
+from gateway.core.tenants import RequestClass, Tenant
 
 LANE_FIELDS = ("default_lane", "highest_lane")
 LIMIT_FIELDS = ("limits", "key_limits", "adapter_limits")
@@ -68,6 +68,8 @@ def changed_tenant(tenant: Tenant, fields: Mapping[str, Any]) -> Tenant:
                 values[field] = NO_LIMITS.changed(values[field])
         if "adapters" in values:
             values["adapters"] = tuple(values["adapters"])
+        if "classes" in values:
+            values["classes"] = {name: RequestClass(**own) for name, own in values["classes"].items()}
         return replace(tenant, **values)
     except (ValueError, TypeError) as error:
         raise invalid_request(str(error), next(iter(fields), None)) from error
@@ -91,6 +93,7 @@ def tenant_json(account: AccountRecord) -> dict[str, Any]:
         "adapters": list(tenant.adapters),
         "weight": tenant.weight,
         "unknown_fields": tenant.unknown_fields,
+        "classes": {name: asdict(own) for name, own in tenant.classes.items()},
         "disabled": account.disabled,
         "created": account.created,
         "updated": account.updated,

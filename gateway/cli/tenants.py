@@ -29,6 +29,15 @@ UnknownFields = Annotated[
         metavar="POLICY", help="Treatment of request fields that the gateway does not know: ignore or refuse."
     ),
 ]
+Classes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--class",
+        metavar="NAME[:SETTING=VALUE,...]",
+        help="All classes of its requests, such as gold:weight=3,ttft_s=0.3; NAME alone: weight 1; '': none. "
+        "Settings: weight, priority, ttft_s, itl_s.",
+    ),
+]
 
 
 @tenants.command("create")
@@ -39,12 +48,13 @@ def create_tenant(
     adapter: Adapters = None,
     weight: Weight = None,
     unknown_fields: UnknownFields = None,
+    classes: Classes = None,
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Create a tenant: `loralane tenants create initech --adapter 'support-*' --default-lane batch`."""
     with _admin(url, key) as client:
-        tenant = client.create(name, _fields(default_lane, highest_lane, adapter, weight, unknown_fields))
+        tenant = client.create(name, _fields(default_lane, highest_lane, adapter, weight, unknown_fields, classes))
     show_messages(_tenant_table([tenant]), [tenant], False)
 
 
@@ -56,12 +66,13 @@ def set_tenant(
     adapter: Adapters = None,
     weight: Weight = None,
     unknown_fields: UnknownFields = None,
+    classes: Classes = None,
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Change a tenant's settings; without an option its setting stays unchanged. For limits see `loralane limits`."""
     with _admin(url, key) as client:
-        tenant = client.update(name, _fields(default_lane, highest_lane, adapter, weight, unknown_fields))
+        tenant = client.update(name, _fields(default_lane, highest_lane, adapter, weight, unknown_fields, classes))
     show_messages(_tenant_table([tenant]), [tenant], False)
 
 
@@ -170,6 +181,7 @@ def _fields(
     adapters: list[str] | None,
     weight: float | None,
     unknown_fields: str | None,
+    classes: list[str] | None,
 ) -> pb.TenantFields:
     return pb.TenantFields(
         default_lane=default_lane,
@@ -177,7 +189,27 @@ def _fields(
         adapters=adapters or (),
         weight=weight,
         unknown_fields=unknown_fields,
+        classes=dict(_class(text) for text in classes or () if text),
+        set_classes=classes is not None,
     )
+
+
+def _class(text: str) -> tuple[str, pb.RequestClass]:
+    """Return a class's name and its settings, from a text such as gold:weight=3,ttft_s=0.3. Ends the command with an
+    error if a setting is unknown or is no number."""
+    name, _, settings = text.partition(":")
+    own = pb.RequestClass()
+    for setting in filter(None, settings.split(",")):
+        field, _, value = setting.partition("=")
+        if field not in own.DESCRIPTOR.fields_by_name:
+            raise typer.BadParameter(
+                f"{field!r} is none of {', '.join(own.DESCRIPTOR.fields_by_name)}", None, None, "--class"
+            )
+        try:
+            setattr(own, field, int(value) if field == "priority" else float(value))
+        except ValueError:
+            raise typer.BadParameter(f"{field} must be a number, not {value!r}", None, None, "--class") from None
+    return name, own
 
 
 def _print_once(new: pb.NewKey) -> None:
@@ -187,13 +219,13 @@ def _print_once(new: pb.NewKey) -> None:
 
 
 def _tenant_table(found: Iterable[pb.Tenant]) -> Table:
-    table = Table("tenant", "lane", "highest", "adapters", "weight", "unknown fields", "", box=None)
+    table = Table("tenant", "lane", "highest", "adapters", "weight", "classes", "unknown fields", "", box=None)
     for one in found:
         state = "disabled" if one.disabled else ""
         adapters = ", ".join(one.adapters) or "none"
-        table.add_row(
-            one.name, one.default_lane, one.highest_lane, adapters, f"{one.weight:g}", one.unknown_fields, state
-        )
+        classes = ", ".join(f"{name} {own.weight:g}" for name, own in sorted(one.classes.items()))
+        lanes = (one.default_lane, one.highest_lane)
+        table.add_row(one.name, *lanes, adapters, f"{one.weight:g}", classes, one.unknown_fields, state)
     return table
 
 

@@ -13,6 +13,15 @@ from gateway.http.limits import LIMITS, ResetBody, SetBody
 from gateway.http.usage import USAGE
 
 
+class ClassSettings(TypedDict, total=False):
+    """One class of a tenant's requests. Settings that are left out get their default values."""
+
+    weight: float
+    priority: int
+    ttft_s: float | None
+    itl_s: float | None
+
+
 class TenantSettings(TypedDict, total=False):
     """Settings of a tenant. Those that are left out stay unchanged, or get their default values."""
 
@@ -21,6 +30,8 @@ class TenantSettings(TypedDict, total=False):
     adapters: list[str]
     weight: float
     unknown_fields: str
+    classes: dict[str, ClassSettings]
+    """All classes of its requests, by name, in place of those that it has."""
     limits: LimitValues
     key_limits: LimitValues
     adapter_limits: LimitValues
@@ -49,12 +60,14 @@ def tenant(name: str) -> Call[answers.Tenant]:
 
 def create_tenant(name: str, **settings: Unpack[TenantSettings]) -> Call[answers.Tenant]:
     """Create a tenant, which has no keys yet."""
-    return Call("POST", TENANTS, answers.Tenant, body=NewTenantBody(name=name, **settings))
+    body = NewTenantBody(name=name, **settings)  # type: ignore[arg-type]  # classes are encoded as the mappings they are
+    return Call("POST", TENANTS, answers.Tenant, body=body)
 
 
 def change_tenant(name: str, **settings: Unpack[TenantSettings]) -> Call[answers.Tenant]:
     """Change a tenant's settings."""
-    return Call("PATCH", _of(TENANTS, name), answers.Tenant, body=TenantBody(**settings))
+    body = TenantBody(**settings)  # type: ignore[arg-type]  # as above
+    return Call("PATCH", _of(TENANTS, name), answers.Tenant, body=body)
 
 
 def delete_tenant(name: str) -> Call[int]:

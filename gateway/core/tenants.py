@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Literal, Protocol, get_args
@@ -12,13 +13,45 @@ from typing import Literal, Protocol, get_args
 from msgspec import Struct
 
 from engine.core.types import Lane
-from gateway.core.errors import forbidden
+from gateway.core.errors import forbidden, invalid_request
 from gateway.core.limits import NO_LIMITS, Limits
 
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
 """Bounds of a tenant's weight. Within them, sums and quotients of weights stay exact enough to compare."""
 UnknownFields = Literal["ignore", "refuse"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+MAX_CLASSES = 8
+"""Maximum number of a tenant's classes. Each may run one answer more than its share."""
+MAX_GOAL_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestClass:
+    """How requests of one class are served among the others of their tenant. A request chooses a class by its name.
+    Raises ValueError for a value out of bounds."""
+
+    weight: float = 1.0
+    """Part of the tenant's share of a lane, relative to its other classes that have requests there, from MIN_WEIGHT to
+    MAX_WEIGHT."""
+    priority: int = 0
+    """Priority of requests that name none; a lower value is served sooner inside the class."""
+    ttft_s: float | None = None
+    """TTFT goal in seconds of requests that set none. None means the lane's."""
+    itl_s: float | None = None
+    """ITL goal in seconds of requests that set none. None means the lane's."""
+
+    def __post_init__(self) -> None:
+        if not MIN_WEIGHT <= self.weight <= MAX_WEIGHT:
+            raise ValueError(f"weight must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, not {self.weight}")
+        if not -(2**31) <= self.priority < 2**31:
+            raise ValueError(f"priority must fit 32 bits, not {self.priority}")
+        for name, goal in (("ttft_s", self.ttft_s), ("itl_s", self.itl_s)):
+            if goal is not None and not 0 < goal <= MAX_GOAL_S:
+                raise ValueError(f"{name} must be positive and at most {MAX_GOAL_S:g}, not {goal}")
+
+
+NO_CLASS = RequestClass()
+"""Class of requests that name none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +76,8 @@ class Tenant:
     """Relative share of the machine against other tenants in the same lane, from MIN_WEIGHT to MAX_WEIGHT."""
     unknown_fields: UnknownFields = "ignore"
     """Handling of request fields that the gateway does not know. Misspelled known fields are refused in any case."""
+    classes: Mapping[str, RequestClass] = field(default_factory=dict)
+    """Classes by name, which divide the tenant's share of a lane. Requests that name none are a class of weight 1."""
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
@@ -53,9 +88,23 @@ class Tenant:
             raise ValueError(f"weight must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, not {self.weight}")
         if self.unknown_fields not in (choices := get_args(UnknownFields)):
             raise ValueError(f"unknown_fields must be one of {', '.join(choices)}, not {self.unknown_fields!r}")
+        if len(self.classes) > MAX_CLASSES:
+            raise ValueError(f"classes: a tenant has at most {MAX_CLASSES}, not {len(self.classes)}")
+        for name in self.classes:
+            if not NAME.fullmatch(name):
+                raise ValueError(f"classes: the name {name!r} must be 1 to 64 letters, digits, '_', '.' or '-'")
 
     def may_use(self, adapter: str) -> bool:
         return any(fnmatchcase(adapter, pattern) for pattern in self.adapters)
+
+    def class_of(self, name: str) -> RequestClass:
+        """Return the class of that name; the empty name means none. Raises ApiError: INVALID_REQUEST, unknown."""
+        if name and name not in self.classes:
+            known = (
+                f"the tenant's classes are {', '.join(self.classes)}" if self.classes else "the tenant has no classes"
+            )
+            raise invalid_request(f"request_class {name!r} is unknown: {known}", "request_class")
+        return self.classes.get(name, NO_CLASS)
 
     def effective_lane(self, asked: Lane | None) -> Lane:
         """Return the lane that serves a request of this tenant: `asked` or, if None, `default_lane`; but `highest_lane`

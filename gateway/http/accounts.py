@@ -25,6 +25,15 @@ KEY = KEYS + "/{id}"
 LimitValues = dict[str, int | list[str] | dict[str, str] | None]
 
 
+class ClassBody(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One class of a tenant's requests. Absent fields get their default values."""
+
+    weight: float = 1.0
+    priority: int = 0
+    ttft_s: float | None = None
+    itl_s: float | None = None
+
+
 class TenantBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """Body of PATCH /admin/v1/tenants/NAME. Absent fields stay unchanged."""
 
@@ -33,6 +42,8 @@ class TenantBody(Struct, kw_only=True, forbid_unknown_fields=True):
     adapters: list[str] | UnsetType = UNSET
     weight: float | UnsetType = UNSET
     unknown_fields: str | UnsetType = UNSET
+    classes: dict[str, ClassBody] | UnsetType = UNSET
+    """All classes of the tenant, by name, in place of those that it has."""
     limits: LimitValues | UnsetType = UNSET
     key_limits: LimitValues | UnsetType = UNSET
     adapter_limits: LimitValues | UnsetType = UNSET
@@ -140,8 +151,9 @@ class AccountsApi:
 
 
 def _given(body: Struct) -> dict[str, Any]:
-    """Return a body's fields as a dict by name, without the fields that the caller left out (UNSET)."""
-    return {name: value for name, value in msgspec.structs.asdict(body).items() if value is not UNSET}
+    """Return a body's fields as plain data by name, without the fields that the caller left out (UNSET)."""
+    fields: dict[str, Any] = msgspec.to_builtins(body)
+    return fields
 
 
 def _shown_once(new: IssuedKey) -> Response:

@@ -12,6 +12,15 @@ from gateway.usage.last_minute import TenantUsed
 Lane = Literal["interactive", "batch"]
 
 
+class RequestClass(Struct):
+    weight: float
+    priority: int
+    """Priority of requests that name none."""
+    ttft_s: float | None
+    """Goals in seconds of requests that set none; null: the lane's."""
+    itl_s: float | None
+
+
 class Tenant(Struct):
     name: str
     default_lane: Lane
@@ -21,6 +30,8 @@ class Tenant(Struct):
     weight: float
     unknown_fields: UnknownFields
     """Handling of request fields that the gateway does not know."""
+    classes: dict[str, RequestClass]
+    """Classes of its requests, by name, which divide its share of a lane."""
     disabled: bool
     created: float
     updated: float

@@ -191,7 +191,8 @@ def extensions(body: Extended) -> dict[str, Any]:
     """Return the fields of a `GenerateRequest` that follow from the extensions in a body, except for the model's."""
     slo = body.slo or Slo()
     return {
-        "priority": body.priority or 0,
+        "priority": body.priority,
+        "request_class": body.request_class or "",
         "ttft": slo.ttft,
         "itl": slo.itl,
         "deadline": body.timeout,

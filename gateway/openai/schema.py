@@ -29,6 +29,7 @@ Alternatives = Annotated[int, Meta(ge=0, le=20)]
 Milliseconds = Annotated[float, Meta(gt=0, le=86_400_000)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Salt = Annotated[str, Meta(min_length=1, max_length=1024)]
+ClassName = Annotated[str, Meta(min_length=1, max_length=64)]
 Speculation = Literal["off", "auto"]
 
 NOTHING: tuple[Any, ...] = (None, False, [], {})
@@ -115,6 +116,8 @@ class Extended(Struct, kw_only=True):
     adapter_id: str | None = None
     lora_path: str | None = None
     priority: Int32 | None = None
+    request_class: ClassName | None = None
+    """Name of one of the tenant's classes of requests, which divide its share of a lane."""
     slo: Slo | None = None
     timeout: Seconds | None = None
     """Seconds for the whole answer, as in LiteLLM's proxy; the header `x-request-timeout` sets it, too."""

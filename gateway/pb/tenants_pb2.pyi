@@ -7,7 +7,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Tenant(_message.Message):
-    __slots__ = ("name", "default_lane", "highest_lane", "adapters", "weight", "disabled", "created", "updated", "unknown_fields")
+    __slots__ = ("name", "default_lane", "highest_lane", "adapters", "weight", "disabled", "created", "updated", "unknown_fields", "classes")
+    class ClassesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: RequestClass
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[RequestClass, _Mapping]] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_LANE_FIELD_NUMBER: _ClassVar[int]
     HIGHEST_LANE_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +24,7 @@ class Tenant(_message.Message):
     CREATED_FIELD_NUMBER: _ClassVar[int]
     UPDATED_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_FIELDS_FIELD_NUMBER: _ClassVar[int]
+    CLASSES_FIELD_NUMBER: _ClassVar[int]
     name: str
     default_lane: str
     highest_lane: str
@@ -26,23 +34,47 @@ class Tenant(_message.Message):
     created: float
     updated: float
     unknown_fields: str
-    def __init__(self, name: _Optional[str] = ..., default_lane: _Optional[str] = ..., highest_lane: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., weight: _Optional[float] = ..., disabled: _Optional[bool] = ..., created: _Optional[float] = ..., updated: _Optional[float] = ..., unknown_fields: _Optional[str] = ...) -> None: ...
+    classes: _containers.MessageMap[str, RequestClass]
+    def __init__(self, name: _Optional[str] = ..., default_lane: _Optional[str] = ..., highest_lane: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., weight: _Optional[float] = ..., disabled: _Optional[bool] = ..., created: _Optional[float] = ..., updated: _Optional[float] = ..., unknown_fields: _Optional[str] = ..., classes: _Optional[_Mapping[str, RequestClass]] = ...) -> None: ...
+
+class RequestClass(_message.Message):
+    __slots__ = ("weight", "priority", "ttft_s", "itl_s")
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TTFT_S_FIELD_NUMBER: _ClassVar[int]
+    ITL_S_FIELD_NUMBER: _ClassVar[int]
+    weight: float
+    priority: int
+    ttft_s: float
+    itl_s: float
+    def __init__(self, weight: _Optional[float] = ..., priority: _Optional[int] = ..., ttft_s: _Optional[float] = ..., itl_s: _Optional[float] = ...) -> None: ...
 
 class TenantFields(_message.Message):
-    __slots__ = ("default_lane", "highest_lane", "adapters", "set_adapters", "weight", "unknown_fields")
+    __slots__ = ("default_lane", "highest_lane", "adapters", "set_adapters", "weight", "unknown_fields", "classes", "set_classes")
+    class ClassesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: RequestClass
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[RequestClass, _Mapping]] = ...) -> None: ...
     DEFAULT_LANE_FIELD_NUMBER: _ClassVar[int]
     HIGHEST_LANE_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     SET_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_FIELDS_FIELD_NUMBER: _ClassVar[int]
+    CLASSES_FIELD_NUMBER: _ClassVar[int]
+    SET_CLASSES_FIELD_NUMBER: _ClassVar[int]
     default_lane: str
     highest_lane: str
     adapters: _containers.RepeatedScalarFieldContainer[str]
     set_adapters: bool
     weight: float
     unknown_fields: str
-    def __init__(self, default_lane: _Optional[str] = ..., highest_lane: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., set_adapters: _Optional[bool] = ..., weight: _Optional[float] = ..., unknown_fields: _Optional[str] = ...) -> None: ...
+    classes: _containers.MessageMap[str, RequestClass]
+    set_classes: bool
+    def __init__(self, default_lane: _Optional[str] = ..., highest_lane: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., set_adapters: _Optional[bool] = ..., weight: _Optional[float] = ..., unknown_fields: _Optional[str] = ..., classes: _Optional[_Mapping[str, RequestClass]] = ..., set_classes: _Optional[bool] = ...) -> None: ...
 
 class CreateTenantRequest(_message.Message):
     __slots__ = ("name", "fields")

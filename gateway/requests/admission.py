@@ -107,6 +107,7 @@ class RequestIntake:
                 compiled).
         """
         self._check(request)
+        tenant.class_of(request.request_class)
         prompt_ids = await self._encoded(tenant, request)
         thinking = self._thinking(request, prompt_ids)
         request = await self._constraints.with_checked_grammar(tenant.name, request, self.dialect, thinking)

@@ -106,19 +106,21 @@ class GenerationJob(Struct, frozen=True):
         """
         prompt_index, number = divmod(index, self.request.n)
         params = self.params[prompt_index]
-        deadline = self.request.deadline
+        deadline, own = self.request.deadline, self.tenant.class_of(self.request.request_class)
         return Request(
             id=f"{record.id}-{index}",
             prompt_ids=self.prompt_ids[prompt_index],
             params=params if not number else params._replace(seed=(params.seed + number) % 2**SEED_BITS),
             adapter_hash=self.adapter_hash,
             lane=self.lane,
-            priority=self.request.priority,
+            priority=own.priority if self.request.priority is None else self.request.priority,
             tenant=self.tenant.name,
             weight=self.tenant.weight,
+            request_class=self.request.request_class,
+            class_weight=own.weight,
             deadline=None if deadline is None or self.lane is not Lane.BATCH else deadline - (now - record.started),
-            ttft=self.request.ttft,
-            itl=self.request.itl,
+            ttft=own.ttft_s if self.request.ttft is None else self.request.ttft,
+            itl=own.itl_s if self.request.itl is None else self.request.itl,
             origin=self._origin(record),
             expected_tokens=self._expected_tokens(params),
             cache_salt=self.request.cache_salt,

@@ -12,7 +12,7 @@ import asyncio
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from engine.core.recent import RecentTenants
+from engine.core.recent import RecentSenders
 
 AT_ONCE = 4
 """Maximum number of requests of one tenant that begin in one iteration of the loop. Each takes some 0.5 ms."""
@@ -40,7 +40,7 @@ class LoopTurns:
         """Number of requests of each tenant that have begun in this iteration."""
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._slowed: dict[str, SlowedTenant] = {}
-        self._recent = RecentTenants()
+        self._recent = RecentSenders()
         self._tick_handle: asyncio.Handle | None = None
         self._ticks_soon = False
 

@@ -67,8 +67,8 @@ class GenerateRequest(Struct, frozen=True):
     n: int = 1
     lane: Lane | None = None
     """Lane that the caller asks for. None means the tenant's default."""
-    priority: int = 0
-    """Priority within the lane; a lower value is served sooner."""
+    priority: int | None = None
+    """Priority within the lane; a lower value is served sooner. None means that of the request's class."""
     deadline: float | None = None
     """Seconds that the caller will wait for the whole answer. The gateway's own limit applies if it is shorter, unless
     `ignore_server_timeout` is set."""
@@ -79,9 +79,11 @@ class GenerateRequest(Struct, frozen=True):
     thinking_budget: int | None = None
     """Maximum tokens of each answer's reasoning, at least 1. None means no such limit."""
     ttft: float | None = None
-    """TTFT that the request asks for, in seconds. None means the lane's goal."""
+    """TTFT that the request asks for, in seconds. None means the goal of its class or, without one, the lane's."""
     itl: float | None = None
-    """ITL that the request asks for, in seconds. None means the lane's goal."""
+    """ITL that the request asks for, in seconds. None means the goal of its class or, without one, the lane's."""
+    request_class: str = ""
+    """Name of one of the tenant's classes. Empty means none."""
     cache_salt: str = ""
     """Only requests of the tenant with the same salt share cached prefixes. Empty means no salt."""
     speculates: bool = True

@@ -105,7 +105,15 @@ class TenantAdminService(pb_grpc.TenantAdminServicer):
 def _fields(fields: pb.TenantFields) -> dict[str, Any]:
     names = ("default_lane", "highest_lane", "weight", "unknown_fields")
     given = {name: getattr(fields, name) for name in names if fields.HasField(name)}
-    return {**given, "adapters": list(fields.adapters)} if fields.set_adapters or fields.adapters else given
+    if fields.set_adapters or fields.adapters:
+        given["adapters"] = list(fields.adapters)
+    if fields.set_classes or fields.classes:
+        given["classes"] = {name: _class_fields(own) for name, own in fields.classes.items()}
+    return given
+
+
+def _class_fields(own: pb.RequestClass) -> dict[str, Any]:
+    return {field.name: value for field, value in own.ListFields()}
 
 
 def _tenant(account: AccountRecord) -> pb.Tenant:

@@ -36,7 +36,7 @@ RANGES: Mapping[str, Any] = get_type_hints(ChatRequest, include_extras=True) | g
 )
 """Types of the fields, by name, with the ranges that HTTP accepts and that msgspec validates."""
 SLO_RANGES: Mapping[str, Any] = get_type_hints(Slo, include_extras=True)
-OWN = ("n", "stall_timeout", "cache_salt", "speculation")
+OWN = ("n", "stall_timeout", "cache_salt", "speculation", "request_class")
 """Optional fields of the message GenerateRequest itself that have a range."""
 
 NOT_SAMPLING = frozenset({"max_tokens", "seed", "stop"})
@@ -91,7 +91,8 @@ def generate_request(message: pb.GenerateRequest, request_id: str, deadline: flo
         stop=tuple(given.get("stop", ())),
         n=own.get("n", 1),
         lane=lane_asked(message.lane),
-        priority=message.priority,
+        priority=message.priority or None,
+        request_class=own.get("request_class", ""),
         deadline=deadline,
         stall=own.get("stall_timeout"),
         ttft=slo.ttft,

@@ -36,6 +36,8 @@ FULL = Request(
     ttft=0.25,
     itl=0.0625,
     cache_salt="s\u00e4lt",
+    request_class="gold",
+    class_weight=2.5,
     prediction=(7, 8),
 )
 

@@ -18,7 +18,7 @@ from gateway.accounts.registry import AccountRegistry
 from gateway.cli.main import app as cli
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import Limits, Scope
-from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_id
+from gateway.core.tenants import ADMIN_TENANT, Principal, RequestClass, Tenant, hash_key, key_id
 from gateway.http.api import create_app
 from gateway.rpc.api import GrpcServer
 
@@ -310,6 +310,29 @@ async def test_a_tenants_life_over_http(gateway_app, caplog):
     await gateway_app.assert_empty()
 
 
+async def test_classes_of_a_tenants_requests(gateway_app):
+    gateway_app, accounts = gateway_app
+    gold = {"weight": 3.0, "priority": -5, "ttft_s": 0.2, "itl_s": None}
+    async with gateway_app.client(ADMIN_KEY) as admin:
+        created = await admin.post(TENANTS, json={"name": "initech", "classes": {"gold": gold, "bulk": {}}})
+        assert created.json()["classes"]["gold"] == gold and created.json()["classes"]["bulk"]["weight"] == 1.0
+        key = (await admin.post(KEYS, json={"tenant": "initech"})).json()["key"]
+        async with gateway_app.client(key) as caller:
+            for own in ({}, {"request_class": "gold"}, {"request_class": "gold", "priority": 0, "slo": {"itl_ms": 50}}):
+                assert (await caller.post("/v1/chat/completions", json={**CHAT, **own})).status_code == 200
+            refused = await caller.post("/v1/chat/completions", json={**CHAT, "request_class": "silver"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "request_class")
+        assert "gold, bulk" in refused.json()["error"]["message"]
+        assert (await admin.patch(f"{TENANTS}/initech", json={"classes": {}})).json()["classes"] == {}
+    sent = gateway_app.engine.requests
+    assert [(one.request_class, one.class_weight, one.priority, one.ttft, one.itl) for one in sent] == [
+        ("", 1.0, 0, None, None),
+        ("gold", 3.0, -5, 0.2, None),
+        ("gold", 3.0, 0, 0.2, 0.05),
+    ]
+    assert not accounts.tenant("initech").tenant.classes
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -320,6 +343,11 @@ async def test_a_tenants_life_over_http(gateway_app, caplog):
         ({"name": "ok", "weight": -1}, "weight"),
         ({"name": "ok", "unknown_fields": "pass"}, "unknown_fields"),
         ({"name": "ok", "weight": 1e-308}, "weight"),
+        ({"name": "ok", "classes": {"gold": {"weight": 0}}}, "classes"),
+        ({"name": "ok", "classes": {"gold": {"ttft_s": 0}}}, "classes"),
+        ({"name": "ok", "classes": {"a b": {}}}, "classes"),
+        ({"name": "ok", "classes": {f"c{number}": {} for number in range(9)}}, "classes"),
+        ({"name": "ok", "classes": {"gold": {"speed": 2}}}, "classes.speed"),
         ({"name": "ok", "limits": {"tokens_per_minute": 0}}, "limits"),
         ({"name": "ok", "limits": {"tokens": 5}}, "limits"),
         ({}, "name"),
@@ -372,7 +400,15 @@ async def test_the_same_over_grpc_and_in_a_terminal(gateway_app):
         assert accounts.tenant("initech").tenant.unknown_fields == "refuse"
         [shown] = json.loads(await run("tenants", "show", "initech", "--json"))
         assert shown["unknown_fields"] == "refuse"
-        assert "initech" in await run("tenants", "ls")
+        await run("tenants", "set", "initech", "--class", "gold:weight=3,ttft_s=0.2,priority=-1", "--class", "bulk")
+        assert accounts.tenant("initech").tenant.classes == {
+            "gold": RequestClass(3.0, -1, 0.2),
+            "bulk": RequestClass(),
+        }
+        assert not await run("tenants", "set", "initech", "--class", "gold:speed=3")
+        assert "bulk 1, gold 3" in await run("tenants", "ls")
+        await run("tenants", "set", "initech", "--class", "")
+        assert not accounts.tenant("initech").tenant.classes
         for what in (("tenants", "initech"), ("keys", who.key_id)):
             await run(what[0], "disable", what[1])
             assert refused(accounts, secret)

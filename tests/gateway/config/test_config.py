@@ -277,6 +277,8 @@ WRONG = {
     "lane": (TENANT % "default_lane: slow", "tenants.a.default_lane: must be one of interactive, batch, not 'slow'"),
     "limit": (TENANT % "limits: {tokens_per_minute: 0}", "tenants.a.limits: tokens_per_minute must be between"),
     "unknown policy": (TENANT % "unknown_fields: pass", "tenants.a.unknown_fields: must be one of ignore, refuse"),
+    "class": (TENANT % "classes: {gold: {speed: 2}}", "tenants.a.classes.gold"),
+    "class weight": (TENANT % "classes: {gold: {weight: 0}}", "tenants.a.classes.gold: weight must be from"),
     "lanes contradict": (TENANT % "highest_lane: batch", "tenants.a: default_lane interactive is above highest_lane"),
     "tenant name": ("tenants: {'a b': {}}", "tenants.a b: tenant name"),
     "reserved name": ("tenants: {admin: {}}", "tenants.admin: this name belongs to administrators"),

@@ -59,6 +59,8 @@ async def test_goals_and_a_batch_deadline_reach_the_engine(api):
 
 
 async def test_a_salt_reaches_the_engine(api):
+    with pytest.raises(grpc.RpcError, match="request_class"):
+        await api.generation.Generate(ask(request_class="gold"), metadata=as_key())
     await api.generation.Generate(ask(cache_salt="s"), metadata=as_key())
     assert [sent.cache_salt for sent in api.gateway_app.engine.requests] == ["s"]
 

@@ -62,7 +62,7 @@ def explain(config: EngineConfig) -> dict[str, Any]:
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "dtype": str(dtype).removeprefix("torch."),
-        "threads": threads_of_rank(threads, config.ranks),
+        "threads": threads_of_rank(threads, config.tensor_parallel),
         "ranks": config.ranks,
     }
     if not config.model:

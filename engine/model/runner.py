@@ -96,7 +96,7 @@ class ModelRunner:
         submitted."""
         # torch's own default respects affinity and hyperthreads, but not CPU quotas.
         threads = config.threads or min(torch.get_num_threads(), usable_cores())
-        torch.set_num_threads(threads_of_rank(threads, ranks.count))
+        torch.set_num_threads(threads_of_rank(threads, ranks.size))
         self.ranks = ranks
         config = config.of_rank()
         folder, progress = Path(config.model), on_progress or (lambda *_: None)

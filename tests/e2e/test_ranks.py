@@ -1,4 +1,4 @@
-"""An engine of two ranks, as processes: a stream outlives a rank, and no rank outlives the engine."""
+"""An engine of two stages of two ranks, as processes: a stream outlives a rank, and no rank outlives the engine."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from tests.e2e.test_hangup import KEYS, SECONDS, heard, started
 from tests.e2e.test_interrupt import command, family
 
 TOKENS = 120
+STAGE_1 = 1
+"""Index of the first rank of the second stage among the ranks other than 0."""
 
 
 @pytest.fixture
 def config(tmp_path, monkeypatch):
-    """Return a configuration file of a small random model, whose tokens are bytes, on two ranks."""
+    """Return a configuration file of a small random model, whose tokens are bytes, on four ranks."""
     tests = Path(__file__).parents[1]
     monkeypatch.syspath_prepend(str(tests / "gateway"))
     monkeypatch.syspath_prepend(str(tests / "model"))
@@ -29,7 +31,7 @@ def config(tmp_path, monkeypatch):
     save_llama(tmp_path / "tiny", 260, 512, eos_token_id=0)
     tiny_tokenizer()._template.save_pretrained(tmp_path / "tiny")
     sizes = {"num_pages": 200, "swap_gb": 0, "host_adapter_gb": 0.1, "max_seqs": 4, "token_budget": 64}
-    engine = {"tensor_parallel": 2, "threads": 1, "dtype": "float32", "device": "cpu", **sizes}
+    engine = {"tensor_parallel": 2, "pipeline_parallel": 2, "threads": 1, "dtype": "float32", "device": "cpu", **sizes}
     ports = {"http": {"port": 0}, "grpc": {"port": 0}}
     file = tmp_path / "config.yaml"
     tenants = {"acme": {"keys": ["${ACME}"]}}
@@ -59,16 +61,16 @@ def stream(url, on_chunk):
     return texts
 
 
-def rank_of(process):
-    """Return the process of rank 1."""
-    [rank] = [child for child in family(process, "follower") if any("follower" in word for word in command(child))]
-    return rank
+def ranks_of(process):
+    """Return the processes of ranks 1 to 3."""
+    ranks = [child for child in family(process, "follower") if any("follower" in word for word in command(child))]
+    return sorted(ranks, key=lambda child: int(child.cmdline()[-2]))
 
 
 def test_a_stream_outlives_a_rank_and_no_rank_outlives_the_engine(config, tmp_path):
     with started(tmp_path, "--config", str(config)) as (process, log):
         url = re.search(r"http://127\.0\.0\.1:\d+", heard(process, log, "Ctrl-C stops it"))[0]
-        first = rank_of(process)
+        first = ranks_of(process)[STAGE_1]
 
         def kill(count):
             if count >= 10 and first.is_running():
@@ -76,11 +78,11 @@ def test_a_stream_outlives_a_rank_and_no_rank_outlives_the_engine(config, tmp_pa
                 first.wait(SECONDS)
 
         disturbed = stream(url, kill)
-        second = rank_of(process)
-        assert second.pid != first.pid
+        others = ranks_of(process)
+        assert len(others) == 3 and first not in others
         assert stream(url, lambda count: None) == disturbed
-        assert "rank 1 of 2 was ended by SIGKILL" in log.read_text()
+        assert "rank 2 of 4 was ended by SIGKILL" in log.read_text()
         [engine] = [child for child in family(process) if "engine.server" in command(child)]
         process.kill()  # which would start another engine
         engine.kill()
-        assert psutil.wait_procs([second], timeout=SECONDS)[1] == []
+        assert psutil.wait_procs(others, timeout=SECONDS)[1] == []

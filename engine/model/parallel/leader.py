@@ -122,7 +122,8 @@ class Leader:
                     self._answer(follower.rank, reply)
         if not self._closing:
             how, signal = follower.death()
-            self._died = RankDied(f"rank {follower.rank} of {len(self._followers) + 1} {how}", signal)
+            # The first death is the cause of others, in operations that the dead rank did not join.
+            self._died = self._died or RankDied(f"rank {follower.rank} of {len(self._followers) + 1} {how}", signal)
             log.error("rank_died", rank=follower.rank, how=how, consequence="the engine ends")
             self._gone.set()
             self._report(FetchCancelled(""))

@@ -5,8 +5,10 @@ minutes: each round measures closed loops (`engine.measure`) between the workloa
 The table shows simulated / real figures over all rounds. The last two rows are what `plan` computes by arithmetic for
 an engine that is always busy, with the base model and with 64 adapters.
 
-The speed of a shared machine drifts by more within a minute than a simulation errs, so that the figures of few rounds
-say more about the machine. `--check 0.05 0.15` fails if the median or the worst error is larger.
+The speed of a shared machine drifts by more within a minute than a simulation errs. The simulated device of each
+workload is therefore as fast as the machine was in the closed loops just before and after it. What drifts within
+seconds remains, so that the figures of few rounds still say more about the machine. `--check 0.05 0.15` fails if the
+median or the worst error is larger.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import statistics
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,7 +32,7 @@ from rich.table import Table
 
 from engine.config import EngineConfig
 from engine.demo.random_adapters import write_adapters
-from engine.executor.cost import DeviceSpec, StepWork, read_device
+from engine.executor.cost import CostModel, DeviceSpec, StepWork, read_device
 from engine.measure import Lesson, describe, full_steps, loops, open_engine
 from engine.model.prepare import prepare_model
 from engine.process.files import default_data_dir
@@ -114,13 +116,44 @@ def by_arithmetic(setup: Setup, rank: int) -> float:
     return serve(setup.device, setup.core, demand, math.inf).rate * output
 
 
+@dataclass(frozen=True)
+class AtSpeed:
+    """A cost model whose steps take `factor` times as long as those of `cost`."""
+
+    cost: CostModel
+    factor: float
+
+    def seconds(self, work: StepWork) -> float:
+        return self.factor * self.cost.seconds(work)
+
+
+Loops = list[tuple[StepWork, float]]
+"""Steps of closed loops: work, and real seconds."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A workload that ran on the engine, with its figures and the steps of the closed loops before and after it."""
+
+    name: str
+    workload: Workload
+    real: Figures
+    around: tuple[Loops, Loops]
+
+    def device(self, device: DeviceSpec) -> DeviceSpec:
+        """Return the device at the machine's speed around the workload."""
+        steps = [step for loop in self.around for step in loop]
+        factor = sum(seconds for _, seconds in steps) / sum(device.cost.seconds(work) for work, _ in steps)
+        return replace(device, cost=AtSpeed(device.cost, factor))
+
+
 class Rounds:
     """Figures of all rounds, of the engine and of the simulation of the same workloads."""
 
     def __init__(self, real: RealEngine, folders: Sequence[Path], seconds: float) -> None:
         self._real, self._full, self._folders, self._seconds = real, full_steps(real), folders, seconds
         self.lesson = Lesson()
-        self.measured: list[tuple[str, Workload, Figures]] = []
+        self.measured: list[Measured] = []
 
     def run(self, seed: int) -> Iterator[str]:
         """Run the workloads of a round, each after some of the closed loops; yield the name of what ran."""
@@ -129,27 +162,41 @@ class Rounds:
             workloads |= {"busy: base": saturated(0, seed), "busy: 64 adapters": saturated(ADAPTERS, seed)}
         lessons = [(one, loop) for loop in loops(self._real.core, LOOP_S) for one in (self._real, self._full)]
         Random(seed).shuffle(lessons)
+        before = self._loop(lessons[len(workloads) - 1 :: len(workloads)], seed)
         for number, (name, workload) in enumerate(workloads.items()):
-            for one, loop in lessons[number :: len(workloads)]:
-                replay(one, replace(loop, seed=loop.seed + 1000 * seed), self.adapters(loop), self.lesson.see)
             tail = Tail(BUSY_S)
             report = replay(self._real, workload, self.adapters(workload), tail.see)
-            self.measured.append((name, workload, (tail.rate,) if workload.trace == [] else figures(report)))
+            after = self._loop(lessons[number :: len(workloads)], seed)
+            real = (tail.rate,) if workload.trace == [] else figures(report)
+            self.measured.append(Measured(name, workload, real, (before, after)))
+            before = after
             yield name
+
+    def _loop(self, lessons: Sequence[tuple[RealEngine, Workload]], seed: int) -> Loops:
+        """Run closed loops, and return their steps."""
+        steps: Loops = []
+        for one, loop in lessons:
+
+            def see(work: StepWork, seconds: float) -> None:
+                steps.append((work, seconds))
+                self.lesson.see(work, seconds)
+
+            replay(one, replace(loop, seed=loop.seed + 1000 * seed), self.adapters(loop), see)
+        return steps
 
     def adapters(self, workload: Workload) -> Sequence[Path]:
         return self._folders[: workload.adapters]
 
     def compare(self, device: DeviceSpec) -> dict[str, tuple[Figures, Figures]]:
         """Return real and simulated figures by workload: means over the rounds."""
-        setup = Setup(device, self._real.core)
         pairs: dict[str, list[tuple[Figures, Figures]]] = defaultdict(list)
-        for name, workload, real in self.measured:
-            if workload.trace:
-                pairs[name].append((real, figures(simulate(setup, workload))))
+        for one in self.measured:
+            setup = Setup(one.device(device), self._real.core)
+            if one.workload.trace:
+                pairs[one.name].append((one.real, figures(simulate(setup, one.workload))))
             else:
-                rank = sum(RANKS) // len(RANKS) if workload.adapters else 0
-                pairs[name].append((real, (by_arithmetic(setup, rank),)))
+                rank = sum(RANKS) // len(RANKS) if one.workload.adapters else 0
+                pairs[one.name].append((one.real, (by_arithmetic(setup, rank),)))
         return {name: (_mean(one for one, _ in both), _mean(two for _, two in both)) for name, both in pairs.items()}
 
 

@@ -54,6 +54,8 @@ def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
         page_bytes=runner.page_bytes,
         hidden_size=runner.spec.hidden_size,
         weights=runner.weights,
+        tensor_parallel=config.tensor_parallel,
+        pipeline_parallel=config.pipeline_parallel,
     )
     info.outlook.adapter_bytes_per_rank = adapter_bytes_per_rank(config, runner.spec, runner.dtype, runner.shard)
     info.outlook.free_bytes = free_host_bytes() if runner.device.type == "cpu" else 0

@@ -89,7 +89,10 @@ def serve(
     tell = _teller(loading)
     if not config.model:
         config = await_model(config, tell, fake=fake)
-    core, executor, info = (build_fake if fake else build_real)(config, tell)
+    try:
+        core, executor, info = (build_fake if fake else build_real)(config, tell)
+    except ValueError as error:  # the model or the configuration cannot be served: no traceback says more
+        raise SystemExit(f"error: {error}") from error
     describe_sizes(info, core)
     describe_life(info, previous)
     engine = Engine(EngineState.create(core), executor, beat=heart(info, pulse))

@@ -283,7 +283,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class EngineInfo(_message.Message):
-    __slots__ = ("model", "model_hash", "architecture", "device", "dtype", "backend", "max_model_len", "vocab_size", "num_pages", "block_size", "max_seqs", "page_bytes", "life", "previous", "protocol", "share_prefixes", "hidden_size", "weights", "outlook", "kv_address", "kv_identity")
+    __slots__ = ("model", "model_hash", "architecture", "device", "dtype", "backend", "max_model_len", "vocab_size", "num_pages", "block_size", "max_seqs", "page_bytes", "life", "previous", "protocol", "share_prefixes", "hidden_size", "weights", "outlook", "kv_address", "kv_identity", "tensor_parallel", "pipeline_parallel")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_HASH_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -305,6 +305,8 @@ class EngineInfo(_message.Message):
     OUTLOOK_FIELD_NUMBER: _ClassVar[int]
     KV_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     KV_IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_PARALLEL_FIELD_NUMBER: _ClassVar[int]
     model: str
     model_hash: str
     architecture: str
@@ -326,7 +328,9 @@ class EngineInfo(_message.Message):
     outlook: Outlook
     kv_address: str
     kv_identity: str
-    def __init__(self, model: _Optional[str] = ..., model_hash: _Optional[str] = ..., architecture: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., backend: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., block_size: _Optional[int] = ..., max_seqs: _Optional[int] = ..., page_bytes: _Optional[int] = ..., life: _Optional[str] = ..., previous: _Optional[_Union[PreviousLife, _Mapping]] = ..., protocol: _Optional[int] = ..., share_prefixes: _Optional[bool] = ..., hidden_size: _Optional[int] = ..., weights: _Optional[str] = ..., outlook: _Optional[_Union[Outlook, _Mapping]] = ..., kv_address: _Optional[str] = ..., kv_identity: _Optional[str] = ...) -> None: ...
+    tensor_parallel: int
+    pipeline_parallel: int
+    def __init__(self, model: _Optional[str] = ..., model_hash: _Optional[str] = ..., architecture: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., backend: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., block_size: _Optional[int] = ..., max_seqs: _Optional[int] = ..., page_bytes: _Optional[int] = ..., life: _Optional[str] = ..., previous: _Optional[_Union[PreviousLife, _Mapping]] = ..., protocol: _Optional[int] = ..., share_prefixes: _Optional[bool] = ..., hidden_size: _Optional[int] = ..., weights: _Optional[str] = ..., outlook: _Optional[_Union[Outlook, _Mapping]] = ..., kv_address: _Optional[str] = ..., kv_identity: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ...) -> None: ...
 
 class Outlook(_message.Message):
     __slots__ = ("host_pages", "adapter_pages", "adapter_bytes_per_rank", "host_adapter_bytes", "free_bytes", "decode_seconds", "prompt_tokens")

@@ -95,9 +95,17 @@ def engines_table(engines: Iterable[pb.EngineOverview]) -> Table:
         style = "" if engine.state == "serving" else "yellow"
         table.add_row(
             *(Text(engine.base_model), Text(engine.name), Text(engine.state, style=style)),
-            *(Text(engine.device), Text(engine.weights)),
+            *(Text(_device(engine)), Text(engine.weights)),
             *(f"{engine.running:,}", f"{engine.waiting:,}", f"{engine.predicted_wait_seconds:.2f} s"),
             *(f"{engine.free_pages:,} of {engine.total_pages:,}", f"{engine.adapters_on_device:,}"),
             Text(engine.problem),
         )
     return table
+
+
+def _device(engine: pb.EngineOverview) -> str:
+    """Return an engine's device, and how many of them compute the model: `cuda, 2 stages x 4 ranks`."""
+    stages, ranks = engine.pipeline_parallel, engine.tensor_parallel
+    counts = [f"{stages} stages"] if stages > 1 else []
+    counts += [f"{ranks} ranks"] if ranks > 1 else []
+    return ", ".join(filter(None, (engine.device, " x ".join(counts))))

@@ -64,6 +64,10 @@ class EngineOverview(Struct, frozen=True):
     """What the operator who has just changed the engine should know; empty otherwise."""
     weights: str = ""
     """Format of the weights, such as Q4_K+Q6_K, gptq-4bit-g128, int8 or bf16; empty until the engine was reached."""
+    tensor_parallel: int = 0
+    """Number of processes of each stage that compute the model together; 0 until the engine was reached."""
+    pipeline_parallel: int = 0
+    """Number of stages of consecutive layers; 0 until the engine was reached."""
 
 
 class PooledEngine:
@@ -132,6 +136,8 @@ class PooledEngine:
             predicted_wait_seconds=news.wait_seconds,
             added_by=self.added_by,
             weights=info.weights,
+            tensor_parallel=info.tensor_parallel,
+            pipeline_parallel=info.pipeline_parallel,
         )
 
     def lose(self) -> None:

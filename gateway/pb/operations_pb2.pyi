@@ -89,7 +89,7 @@ class ListEnginesResponse(_message.Message):
     def __init__(self, engines: _Optional[_Iterable[_Union[EngineOverview, _Mapping]]] = ...) -> None: ...
 
 class EngineOverview(_message.Message):
-    __slots__ = ("name", "address", "state", "problem", "model", "device", "life", "running", "waiting", "streams", "free_pages", "total_pages", "adapters_on_device", "predicted_wait_seconds", "base_model", "added_by", "notice", "weights")
+    __slots__ = ("name", "address", "state", "problem", "model", "device", "life", "running", "waiting", "streams", "free_pages", "total_pages", "adapters_on_device", "predicted_wait_seconds", "base_model", "added_by", "notice", "weights", "tensor_parallel", "pipeline_parallel")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,8 @@ class EngineOverview(_message.Message):
     ADDED_BY_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_PARALLEL_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     state: str
@@ -126,7 +128,9 @@ class EngineOverview(_message.Message):
     added_by: str
     notice: str
     weights: str
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., problem: _Optional[str] = ..., model: _Optional[str] = ..., device: _Optional[str] = ..., life: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., streams: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., adapters_on_device: _Optional[int] = ..., predicted_wait_seconds: _Optional[float] = ..., base_model: _Optional[str] = ..., added_by: _Optional[str] = ..., notice: _Optional[str] = ..., weights: _Optional[str] = ...) -> None: ...
+    tensor_parallel: int
+    pipeline_parallel: int
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., problem: _Optional[str] = ..., model: _Optional[str] = ..., device: _Optional[str] = ..., life: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., streams: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., adapters_on_device: _Optional[int] = ..., predicted_wait_seconds: _Optional[float] = ..., base_model: _Optional[str] = ..., added_by: _Optional[str] = ..., notice: _Optional[str] = ..., weights: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ...) -> None: ...
 
 class AddEngineRequest(_message.Message):
     __slots__ = ("engine", "address", "model")

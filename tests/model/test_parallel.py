@@ -4,6 +4,7 @@ import json
 from collections import defaultdict
 from dataclasses import replace
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,6 +32,8 @@ from engine.model.runner import ModelRunner
 from engine.model.sizes import count_weights
 from engine.model.spec import read_spec
 from engine.model.weights import open_weights, parameter_shapes
+from engine.rpc.target import EngineTarget
+from engine.server import serve
 from lora_kernels.quantized import INT8, dense, quantize
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, LAYERS, VOCAB = 64, 96, 8, 2, 16, 5, 97
@@ -288,6 +291,15 @@ def test_more_stages_than_layers_are_refused(model):
         explain(config)
     with pytest.raises(ValueError, match=r"engine\.pipeline_parallel 2 does not work with a draft model"):
         EngineConfig(str(model), pipeline_parallel=2, speculation=Speculation(model))
+
+
+def test_a_refusal_at_the_start_is_its_reason_alone(model, monkeypatch):
+    def refuse(config, tell):
+        Shard(0, 3).spec(read_spec(Path(config.model)))
+
+    monkeypatch.setattr("engine.server.build_real", refuse)
+    with pytest.raises(SystemExit, match=r"^error: engine\.tensor_parallel 3 does not divide"):
+        serve(EngineConfig(str(model)), EngineTarget("unix:/nowhere"), fake=False, until_stdin_closes=False)
 
 
 def test_blocks_of_quantised_weights_stay_whole(model):

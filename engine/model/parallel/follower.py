@@ -33,8 +33,8 @@ class Channel(Protocol):
 
 
 def follow(rank_zero: Channel, config: EngineConfig, ranks: Ranks) -> None:
-    """Loads this rank's part of the model, and does what rank 0 says until `rank_zero` is closed on either side. Raises
-    ValueError, after rank 0 was told, if the model cannot be served, and what a collective operation raises."""
+    """Loads this rank's part of the model, and does what rank 0 says until `rank_zero` is closed on either side. If the
+    model cannot be served, tells rank 0 the reason and returns. Raises what a collective operation raises."""
     sending = threading.Lock()
 
     def reply(answer: object) -> None:
@@ -45,7 +45,7 @@ def follow(rank_zero: Channel, config: EngineConfig, ranks: Ranks) -> None:
         runner = ModelRunner(config, ranks=ranks)
     except ValueError as error:
         reply(Refused(str(error)))
-        raise
+        return
     runner.connect(reply)
     reply(Ready())
     try:

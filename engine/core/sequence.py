@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from engine.core.drafting import FIRST_ACCEPTANCE, Drafting
 from engine.core.proposal_tally import ProposalTally
 from engine.core.proposer import Proposer
-from engine.core.types import Lane, PageId, PrefixKey, Request
+from engine.core.types import Lane, PageId, PoolingKind, PrefixKey, Request
 
 TRIAL_TOKENS = 8
 """Number of tokens that a suspect request must generate before it may share steps again. It exceeds 1 because the crash
@@ -93,10 +93,9 @@ class Sequence:
 
     @property
     def shares_pages(self) -> bool:
-        """Return whether the sequence may use cached and saved pages, and add its own. A request for a vector may not:
-        a mean needs every token's hidden state, and prompts of embeddings rarely repeat, while those of chats, which
-        they would evict, do."""
-        return self.request.pooling is None
+        """Return whether the sequence may use cached and saved pages, and add its own. A request for a vector may not,
+        unless it asks to: prompts of embeddings rarely repeat, while those of chats, which they would evict, do."""
+        return self.request.pooling is None or self.request.pooling.shares_pages
 
     @property
     def is_scored(self) -> bool:
@@ -106,7 +105,10 @@ class Sequence:
     @property
     def num_skippable(self) -> int:
         """Number of leading tokens that need not be computed where their KV is cached: all but the newest or, while
-        logprobs of the prompt are missing, those before the first token whose row predicts a missing one."""
+        logprobs of the prompt are missing, those before the first token whose row predicts a missing one. A mean needs
+        every token's hidden state."""
+        if self.request.pooling is not None and self.request.pooling.kind is PoolingKind.MEAN:
+            return 0
         return len(self.tokens) - 1 if self.is_scored else self.num_scored
 
     @property

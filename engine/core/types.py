@@ -138,6 +138,9 @@ class Pooling(NamedTuple):
     """Number of leading elements to keep; 0 means all."""
     normalize: bool = True
     """Scale the kept elements to a Euclidean length of 1."""
+    shares_pages: bool = False
+    """Leave the prompt's KV in the prefix cache, for an answer that will follow; a vector of the last token also takes
+    cached KV. False means that the prompt neither finds nor leaves cached pages."""
 
 
 class Origin(NamedTuple):

@@ -128,7 +128,7 @@ class KvSource(_message.Message):
     def __init__(self, address: _Optional[str] = ..., seconds: _Optional[float] = ..., computes: _Optional[bool] = ...) -> None: ...
 
 class Pooling(_message.Message):
-    __slots__ = ("kind", "dimensions", "normalize")
+    __slots__ = ("kind", "dimensions", "normalize", "shares_pages")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_LAST: _ClassVar[Pooling.Kind]
@@ -138,10 +138,12 @@ class Pooling(_message.Message):
     KIND_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    SHARES_PAGES_FIELD_NUMBER: _ClassVar[int]
     kind: Pooling.Kind
     dimensions: int
     normalize: bool
-    def __init__(self, kind: _Optional[_Union[Pooling.Kind, str]] = ..., dimensions: _Optional[int] = ..., normalize: _Optional[bool] = ...) -> None: ...
+    shares_pages: bool
+    def __init__(self, kind: _Optional[_Union[Pooling.Kind, str]] = ..., dimensions: _Optional[int] = ..., normalize: _Optional[bool] = ..., shares_pages: _Optional[bool] = ...) -> None: ...
 
 class Origin(_message.Message):
     __slots__ = ("id", "request_id", "key", "model", "adapter", "reserved_tokens")

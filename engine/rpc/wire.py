@@ -145,11 +145,16 @@ def request_to_pb(request: Request) -> pb.Submit:
 def _pooling_to_pb(pooling: Pooling | None) -> pb.Pooling | None:
     if pooling is None:
         return None
-    return pb.Pooling(kind=_POOLING[pooling.kind], dimensions=pooling.dimensions, normalize=pooling.normalize)
+    return pb.Pooling(
+        kind=_POOLING[pooling.kind],
+        dimensions=pooling.dimensions,
+        normalize=pooling.normalize,
+        shares_pages=pooling.shares_pages,
+    )
 
 
 def _pooling_from_pb(message: pb.Pooling) -> Pooling:
-    return Pooling(_POOLING_BACK[message.kind], message.dimensions, message.normalize)
+    return Pooling(_POOLING_BACK[message.kind], message.dimensions, message.normalize, message.shares_pages)
 
 
 def origin_to_pb(origin: Origin) -> pb.Origin:

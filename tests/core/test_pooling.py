@@ -1,4 +1,4 @@
-"""Requests for vectors in the scheduling core: planned like prompts, without KV of their own in any cache."""
+"""Requests for vectors in the scheduling core: planned like prompts, and without KV in a cache unless they ask."""
 
 import pytest
 
@@ -85,6 +85,22 @@ def test_vectors_neither_find_nor_leave_pages(preemption):
     assert (engine.state.prefix.promised, engine.state.counters.pages_saved) == ({}, saved)
     [begun, *_] = run_all(engine, [request("again", range(24), 4)], adapters={})
     assert begun.num_cached == 20, "chats share as before"
+
+
+@pytest.mark.parametrize(("kind", "found"), [(PoolingKind.MEAN, 0), (PoolingKind.LAST, 20)])
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_a_vector_that_shares_pages_leaves_them_for_an_answer_and_a_mean_finds_none(kind, found, preemption):
+    rules = Scheduling(preemption=preemption)
+    engine = make_engine(
+        CoreConfig(
+            num_pages=60, block_size=4, max_seqs=6, max_model_len=64, token_budget=16, host_pages=20, scheduling=rules
+        )
+    )
+    asking = for_a_vector("v", range(24))._replace(pooling=Pooling(kind, shares_pages=True))
+    [first, *_] = run_all(engine, [asking], adapters={})
+    [answer, *_] = run_all(engine, [request("answer", range(24), 4)], adapters={})
+    [again, *_] = run_all(engine, [asking._replace(id="again")], adapters={})
+    assert (first.num_cached, answer.num_cached, again.num_cached) == (0, 20, found)
 
 
 def test_an_abort_after_the_last_chunk_was_planned_drops_the_vector():

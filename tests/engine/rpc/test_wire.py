@@ -58,7 +58,7 @@ def test_a_grammar_arrives_as_it_was_sent(kind):
     assert request_from_pb(sent(request_to_pb(request)), 0.0) == request
 
 
-@pytest.mark.parametrize("pooling", [Pooling(), Pooling(PoolingKind.MEAN, 64, normalize=False)])
+@pytest.mark.parametrize("pooling", [Pooling(), Pooling(PoolingKind.MEAN, 64, normalize=False, shares_pages=True)])
 def test_a_request_for_a_vector_arrives_as_it_was_sent(pooling):
     request = Request("r", (1,), SamplingParams(max_tokens=0), pooling=pooling)
     assert request_from_pb(sent(request_to_pb(request)), 0.0) == request

@@ -35,6 +35,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "batch": ("gateway.cli.batch", "app"),
     "bench": ("gateway.bench.command", "app"),
     "eval": ("gateway.cli.eval", "app"),
+    "route": ("gateway.cli.route", "app"),
 }
 """Subcommand -> its module, and the name in that module of a function or of a typer app with further commands."""
 MARKUP: Literal["markdown"] = "markdown"

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 import typer
 from msgspec import to_builtins
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -18,7 +19,7 @@ from gateway.cli.outputs import check_outputs, failures
 from gateway.route_training import fit
 from gateway.route_training.asking import AskError
 from gateway.route_training.collect import Collecting, Training
-from gateway.route_training.curve import Point, Prices, choose, curve
+from gateway.route_training.curve import Arm, Point, choose, curve
 from gateway.route_training.examples import Json, read_examples
 from gateway.route_training.plot import draw
 from gateway.routes.features import NAMES
@@ -97,7 +98,8 @@ def train(
         chances = fit.held_out(training.rows, training.suffices, len(NAMES), seed, lambda: bars.advance(task))
         fitted = fit.fit(training.rows, training.suffices, len(NAMES), seed)
         bars.advance(task)
-        points = curve(chances, training.small, training.large, Prices(1 / ratio))
+        small_costs, large_costs = np.full(len(chances), 1 / ratio), np.ones(len(chances))
+        points = curve(chances, Arm(training.small, small_costs), Arm(training.large, large_costs))
         chosen = choose(points, 0.02 if max_loss is None else max_loss, cost)
         measured = fit.quality(chances, training.suffices)
         file = _router_file(fitted, source, chosen, measured, len(examples))

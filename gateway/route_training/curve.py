@@ -13,13 +13,13 @@ Floats = npt.NDArray[np.float64]
 MOST_POINTS = 512
 
 
-class Prices(Struct, frozen=True):
-    """What an answer costs, as shares of the large member's price."""
+class Arm(Struct, frozen=True):
+    """What one choice yields for each of n prompts."""
 
-    small: float
-    large: float = 1.0
-    always: float = 0.0
-    """Cost of each request, whichever member answers it, such as the prefill for the prompt's vector."""
+    scores: Floats
+    """Scores of the answers, [n]."""
+    costs: Floats
+    """Costs of the answers, [n], in any unit."""
 
 
 class Point(Struct, frozen=True):
@@ -27,40 +27,50 @@ class Point(Struct, frozen=True):
 
     threshold: float
     cost: float
-    """Mean cost of a request, as a share of the large member's price."""
+    """Mean cost of a request, in units of the curve."""
     quality: float
     """Mean score of the answers."""
     small_share: float
     """Share of requests that the small member answers."""
 
 
-def curve(probabilities: Floats, small: Floats, large: Floats, prices: Prices) -> list[Point]:
-    """Return points in order of cost, from all small to all large.
+def curve(
+    chances: Floats, small: Arm, large: Arm, unit: float = 1.0, bounds: tuple[float, float] = (0, 1)
+) -> list[Point]:
+    """Return points in order of falling shares of the small member, from all small to all large.
 
     Args:
-        probabilities: that the small member suffices, [n].
-        small, large: scores of the members' answers, [n].
+        chances: what is compared with the threshold, [n], such as the probability that the small member suffices.
+        small: the answers to prompts whose chances reach the threshold.
+        large: those to the others.
+        unit: the cost of a request that is called 1.
+        bounds: thresholds of the two ends: all small, all large.
     """
-    order = np.argsort(-probabilities, kind="stable")
-    ranked = probabilities[order]
-    gains = np.concatenate(([0.0], np.cumsum((small - large)[order])))
-    count = len(ranked)
+    order = np.argsort(-chances, kind="stable")
+    ranked, count = chances[order], len(chances)
+    scores, costs = (_sums(one[order], other[order]) / count for one, other in _pairs(small, large))
     ends = np.append(np.flatnonzero(np.diff(ranked)) + 1, count)  # requests of one probability go together
     taken = np.unique(np.append(ends[np.linspace(0, len(ends) - 1, min(MOST_POINTS, len(ends))).astype(int)], 0))
-    points = []
-    for number in taken[::-1].tolist():
-        share = number / count
-        cost = prices.always + share * prices.small + (1 - share) * prices.large
-        quality = float(large.mean() + gains[number] / count)
-        points.append(Point(_threshold(ranked, number), cost, quality, share))
-    return points
+    return [
+        Point(_threshold(ranked, number, bounds), float(costs[number] / unit), float(scores[number]), number / count)
+        for number in taken[::-1].tolist()
+    ]
 
 
-def _threshold(ranked: Floats, number: int) -> float:
-    """Return the threshold that exactly the first `number` of falling probabilities reach: half-way to the next one."""
+def _pairs(small: Arm, large: Arm) -> tuple[tuple[Floats, Floats], ...]:
+    return ((small.scores, large.scores), (small.costs, large.costs))
+
+
+def _sums(small: Floats, large: Floats) -> Floats:
+    """Return for each number from 0 to n the sum if so many first ones are those of `small` and the rest of `large`."""
+    return large.sum() + np.concatenate(([0.0], np.cumsum(small - large)))
+
+
+def _threshold(ranked: Floats, number: int, bounds: tuple[float, float]) -> float:
+    """Return the threshold that exactly the first `number` of falling chances reach: half-way to the next one."""
     if number == 0:
-        return 1.0
-    return 0.0 if number == len(ranked) else float((ranked[number - 1] + ranked[number]) / 2)
+        return bounds[1]
+    return bounds[0] if number == len(ranked) else float((ranked[number - 1] + ranked[number]) / 2)
 
 
 def choose(points: Sequence[Point], max_loss: float | None, max_cost: float | None) -> Point:
@@ -74,10 +84,4 @@ def choose(points: Sequence[Point], max_loss: float | None, max_cost: float | No
             )
         return max(affordable, key=lambda point: (point.quality, -point.cost))
     least = points[-1].quality - (max_loss or 0.0)
-    return next(point for point in points if point.quality >= least - 1e-12)
-
-
-def recovered(points: Sequence[Point], max_cost: float) -> float:
-    """Return the largest share of the gap in quality between the members that a point of at most this cost recovers."""
-    low, high = points[0].quality, points[-1].quality
-    return max((point.quality - low) / (high - low) for point in points if point.cost <= max_cost)
+    return min((point for point in points if point.quality >= least - 1e-12), key=lambda point: point.cost)

@@ -15,7 +15,7 @@ from engine.executor.fake import fake_vector
 from gateway.route_training import asking
 from gateway.route_training.agreement import agree
 from gateway.route_training.asking import Asker, AskError, gather_all
-from gateway.route_training.curve import Prices, choose, curve, recovered
+from gateway.route_training.curve import Arm, choose, curve
 from gateway.route_training.examples import Label, read_example, read_examples
 
 CHAT = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Is 7 > 5?"}]}
@@ -147,26 +147,25 @@ async def test_the_vector_is_that_of_the_rendered_prompt(tmp_path):
 
 
 CHANCES = np.array([0.9, 0.8, 0.8, 0.3])
-SMALL, LARGE = np.array([1.0, 1.0, 0.0, 0.0]), np.array([1.0, 1.0, 1.0, 1.0])
+SMALL, LARGE = Arm(np.array([1.0, 1.0, 0.0, 0.0]), np.full(4, 2.0)), Arm(np.ones(4), np.full(4, 20.0))
 
 
 def test_the_curve_takes_prompts_of_one_probability_together():
-    points = curve(CHANCES, SMALL, LARGE, Prices(0.1, always=0.01))
+    points = curve(CHANCES, SMALL, LARGE, unit=20.0, bounds=(-1.0, 2.0))
     assert [round(point.small_share * 4) for point in points] == [4, 3, 1, 0]
     assert [point.quality for point in points] == [0.5, 0.75, 1.0, 1.0]
-    assert [point.cost for point in points] == pytest.approx([0.11, 0.335, 0.785, 1.01])
-    assert [point.threshold for point in points] == pytest.approx([0.0, 0.55, 0.85, 1.0])
-    assert recovered(points, 0.8) == 1.0 and recovered(points, 0.4) == 0.5
+    assert [point.cost for point in points] == pytest.approx([0.1, 0.325, 0.775, 1.0])
+    assert [point.threshold for point in points] == pytest.approx([-1.0, 0.55, 0.85, 2.0])
 
 
 @pytest.mark.parametrize(
     ("max_loss", "max_cost", "threshold"), [(0.0, None, 0.85), (0.25, None, 0.55), (None, 0.5, 0.55), (None, 1, 0.85)]
 )
 def test_the_threshold_is_the_cheapest_within_the_loss_or_the_best_within_the_cost(max_loss, max_cost, threshold):
-    points = curve(CHANCES, SMALL, LARGE, Prices(0.1))
+    points = curve(CHANCES, SMALL, LARGE, unit=20.0)
     assert choose(points, max_loss, max_cost).threshold == pytest.approx(threshold)
 
 
 def test_a_cost_below_that_of_small_alone_is_refused():
     with pytest.raises(ValueError, match=r"small member alone costs 0\.1"):
-        choose(curve(CHANCES, SMALL, LARGE, Prices(0.1)), None, 0.05)
+        choose(curve(CHANCES, SMALL, LARGE, unit=20.0), None, 0.05)

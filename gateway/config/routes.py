@@ -9,6 +9,7 @@ from typing import Any
 from gateway.config.file import ConfigError, Problems, as_mapping, build, read_each, resolve
 from gateway.config.models import NAME, NAME_RULE, ModelSettings
 from gateway.routes.cascade import Cascade
+from gateway.routes.learned import Learned
 from gateway.routes.policies import POLICIES
 from gateway.routes.policy import Policy
 
@@ -55,6 +56,8 @@ def named_members(policy: Policy) -> Iterator[tuple[str, str]]:
         yield "shadow.member", policy.shadow.member
     if isinstance(policy, Cascade) and policy.accept.verifier is not None:
         yield "accept.verifier.member", policy.accept.verifier.member
+    if isinstance(policy, Learned) and policy.embedder:
+        yield "router", policy.embedder
 
 
 def home_of(member: str, models: Mapping[str, ModelSettings]) -> str | None:

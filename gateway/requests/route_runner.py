@@ -13,6 +13,7 @@ from contextlib import (
     asynccontextmanager,
     suppress,
 )
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -29,11 +30,13 @@ from gateway.requests.admission import ServiceSettings
 from gateway.requests.deadlines import earliest
 from gateway.requests.observers import ArrivingRequest
 from gateway.requests.placement import Placement
+from gateway.requests.prompt_facts import prompt_facts
+from gateway.requests.prompt_vector import prompt_vector
 from gateway.requests.route_outcome import RouteOutcome, outcome_of
 from gateway.requests.route_steps import StepsRun
 from gateway.requests.served_model import ServedModels
 from gateway.requests.types import Chat, GenerateRequest, Generation
-from gateway.routes.policy import Asked, MemberState, Policy
+from gateway.routes.policy import Asked, MemberState, Policy, Vector
 
 COPIES = Principal(Tenant("virtual-model-copy", default_lane=Lane.BATCH, highest_lane=Lane.BATCH), "")
 """Pseudo-caller of the copies of requests that another member answers, too. Its requests are in the batch lane."""
@@ -96,14 +99,15 @@ class RouteRunner:
         policy, started = self._table.policies[request.model.model], self._clock()
         with self._server.arriving(request.request_id, request.ingress) as arrival:
             arrival.identify(principal)
-            asked = self._asked(policy, principal, request)
+            places: list[Placement] = []
+            asked = self._asked(policy, principal, request, places)
             steps = await policy.plan(asked) if asked.members else ()
             if not steps:
                 raise model_not_found(request.model.model)
         if not request.ignore_server_timeout:
             request = replace(request, deadline=earliest(request.deadline, self._settings.request_timeout))
         self._copy(policy, principal, request, asked)
-        run = StepsRun(self._server.serve, principal, request, asked.lane, started)
+        run = StepsRun(self._server.serve, principal, request, asked.lane, started, places)
         try:
             async with AsyncExitStack() as stack:
                 yield await run.begin(stack, steps)
@@ -117,7 +121,13 @@ class RouteRunner:
                 task.cancel()
             await asyncio.wait(self._copies)
 
-    def _asked(self, policy: Policy, principal: Principal, request: GenerateRequest) -> Asked:
+    def _asked(self, policy: Policy, principal: Principal, request: GenerateRequest, places: list[Placement]) -> Asked:
+        """Return what the policy may know of a request. Runs that it needs to decide are added to `places`."""
+
+        async def vector(member: str, pooling: str) -> Vector:
+            places.append(Placement(member, "vector", self._clock(), engine_wait=0.0))
+            return await prompt_vector(self._server.serve, principal, request, places[-1], pooling)
+
         self._server.models.resolve(principal.tenant, request.model)  # raises if the tenant may not use it
         if request.pooling is not None:
             raise unsupported_parameter("model", "names a virtual model, whose members' vectors cannot be compared")
@@ -129,6 +139,8 @@ class RouteRunner:
             request=new_id(),
             members=[member for member in policy.members if self._may_use(principal.tenant, member)],
             state=self._table.state,
+            facts=partial(prompt_facts, request),
+            vector=vector,
         )
 
     def _may_use(self, tenant: Tenant, member: str) -> bool:

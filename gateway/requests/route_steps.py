@@ -41,15 +41,22 @@ class StepsRun:
     """The runs of members for one request."""
 
     def __init__(
-        self, serve: Serve, principal: Principal, request: GenerateRequest, lane: Lane, started: float
+        self,
+        serve: Serve,
+        principal: Principal,
+        request: GenerateRequest,
+        lane: Lane,
+        started: float,
+        places: list[Placement],
     ) -> None:
-        """`serve` runs a member; `started` is when the request arrived, on the gateway's clock."""
+        """`serve` runs a member; `started` is when the request arrived, on the gateway's clock. `places` are the runs
+        that the policy needed to plan the steps."""
         self._serve = serve
         self._principal = principal
         self._request = request
         self._lane = lane
         self._started = started
-        self.places: list[Placement] = []
+        self.places = places
         """All runs so far, in order."""
         self.answering: Placement | None = None
         """The run whose answer the caller gets; None until that is known."""

@@ -8,9 +8,10 @@ from types import MappingProxyType
 from gateway.routes.by_lane import ByLane
 from gateway.routes.cascade import Cascade
 from gateway.routes.fallback import Fallback
+from gateway.routes.learned import Learned
 from gateway.routes.policy import Policy
 from gateway.routes.split import Split
 
 POLICIES: Mapping[str, type[Policy]] = MappingProxyType(
-    {kind.policy: kind for kind in (Split, Fallback, ByLane, Cascade)}
+    {kind.policy: kind for kind in (Split, Fallback, ByLane, Cascade, Learned)}
 )

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from engine.core.types import Lane
 from gateway.routes.acceptance import Acceptance
+from gateway.routes.features import PromptFacts
+
+Vector = npt.NDArray[np.float32]
+
+
+class NoVector(Exception):
+    """A prompt's vector cannot be computed now."""
 
 
 class MemberState(Struct, frozen=True):
@@ -36,6 +45,10 @@ class Asked(Struct, frozen=True):
     members: Sequence[str]
     """The members that the tenant may use in this lane, in the order of the configuration; never empty."""
     state: Callable[[str], MemberState]
+    facts: Callable[[], PromptFacts]
+    """Returns what the features of the prompt's text need."""
+    vector: Callable[[str, str], Awaitable[Vector]]
+    """Computes the prompt's vector by a model and a kind of pooling. Raises NoVector."""
 
 
 class Step(Struct, frozen=True):

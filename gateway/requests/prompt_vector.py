@@ -1,0 +1,58 @@
+"""The vector of a request's prompt, from which a learned router decides which member of a virtual model answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+import numpy as np
+from msgspec.structs import replace
+
+from engine.core.types import Pooling, PoolingKind, SamplingParams
+from gateway.core.errors import ApiError
+from gateway.core.tenants import Principal
+from gateway.requests.placement import Placement
+from gateway.requests.types import GenerateRequest, Generation
+from gateway.routes.policy import NoVector, Vector
+
+Serve = Callable[[Principal, GenerateRequest, Placement], AbstractAsyncContextManager[Generation]]
+
+
+async def prompt_vector(
+    serve: Serve, principal: Principal, request: GenerateRequest, place: Placement, pooling: str
+) -> Vector:
+    """Return the vector of a request's first prompt: fp32 [hidden_size], of length 1.
+
+    The run is one of the tenant's, charged for the prompt. It leaves the prompt's KV in the prefix cache, so that an
+    answer of the same member computes only the last page of the prompt again.
+
+    Args:
+        serve: runs a member.
+        place: the member that computes the vector.
+        pooling: the name of a PoolingKind.
+
+    Raises:
+        NoVector: the member cannot compute it now.
+    """
+    asked = replace(
+        request,
+        prompts=request.prompts[:1],
+        pooling=Pooling(PoolingKind(pooling), shares_pages=True),
+        sampling=SamplingParams(),
+        grammar_field=None,
+        max_tokens=0,
+        reserve_tokens=0,
+        n=1,
+        stop=(),
+        thinking_budget=None,
+        prediction="",
+        coalesce=True,
+    )
+    try:
+        async with serve(principal, asked, place) as generation:
+            async for chunk in generation:
+                if chunk.vector:
+                    return np.frombuffer(chunk.vector, dtype="<f4")
+    except ApiError as error:
+        raise NoVector(error.message) from error
+    raise NoVector("the run ended without a vector")

@@ -1,0 +1,90 @@
+"""The policy `learned`: a trained router predicts whether the small member suffices for a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from engine.core.types import Lane
+from gateway.routes.features import text_features
+from gateway.routes.policy import Asked, NoVector, Shadow, Step, Vector
+from gateway.routes.router import Router
+from gateway.routes.router_source import router_source
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """Asks the router of a file for the probability that the small member suffices. Where it is below the threshold,
+    the large one answers. If the chosen member fails before its first token, the other one is tried."""
+
+    policy: ClassVar[str] = "learned"
+
+    router: Path
+    """File that `loralane route train` wrote. It is read again when it changes."""
+    small: str
+    large: str
+    threshold: float | None = None
+    """Probability from which on the small member answers. None means that of the file."""
+    undecided: Literal["small", "large"] = "large"
+    """Member that answers if the prompt's vector does not come, or not in time."""
+    patience: float = 1.0
+    """An interactive request waits for its vector at most this many times the TTFT goal of the vector's model."""
+    shadow: Shadow | None = None
+
+    def __post_init__(self) -> None:
+        if self.small == self.large:
+            raise ValueError("small and large must be two members")
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise ValueError(f"threshold must be from 0 to 1, not {self.threshold}")
+        if not self.patience > 0:
+            raise ValueError(f"patience must be positive, not {self.patience}")
+        router_source(self.router)
+
+    @property
+    def members(self) -> Sequence[str]:
+        return (self.small, self.large)
+
+    @property
+    def embedder(self) -> str:
+        """Name of the model of the router's vectors; empty if it needs none."""
+        return self._current().file.embedder
+
+    async def plan(self, asked: Asked) -> Sequence[Step]:
+        if len(asked.members) < 2:
+            return [Step(member, "only") for member in asked.members]
+        suffices, reason = await self._decide(asked, self._current())
+        first, second = (self.small, self.large) if suffices else (self.large, self.small)
+        return (Step(first, reason), Step(second, "next"))
+
+    def explain(self) -> str:
+        router = self._current()
+        bound = router.threshold if self.threshold is None else self.threshold
+        source = f"the text and its vector by {router.file.embedder}" if router.needs_vector else "the text"
+        return f"{self.small} if router {router.version} gives {bound:.3g} or more, from {source}; else {self.large}"
+
+    def _current(self) -> Router:
+        return router_source(self.router).current()
+
+    async def _decide(self, asked: Asked, router: Router) -> tuple[bool, str]:
+        """Return whether the small member is to answer, and why, in one word."""
+        try:
+            vector = await self._vector(asked, router) if router.needs_vector else None
+            chance = router.probability(text_features(asked.facts()), vector)
+        except TimeoutError:
+            return self.undecided == "small", "late"
+        except NoVector:
+            return self.undecided == "small", "no_vector"
+        except ValueError:
+            return self.undecided == "small", "misfit"
+        suffices = chance >= (router.threshold if self.threshold is None else self.threshold)
+        return suffices, "small" if suffices else "large"
+
+    async def _vector(self, asked: Asked, router: Router) -> Vector:
+        """Raises TimeoutError if the vector does not come in time, and NoVector if it cannot come."""
+        embedder = router.file.embedder
+        bounded = asked.lane is Lane.INTERACTIVE
+        async with asyncio.timeout(self.patience * asked.state(embedder).ttft_s if bounded else None):
+            return await asked.vector(embedder, router.file.pooling)

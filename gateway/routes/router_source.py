@@ -1,0 +1,63 @@
+"""Keeps a router as its file is: the file is read again when it changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import structlog
+
+from gateway.routes.router import Router, load_router
+
+CHECK_SECONDS = 1.0
+"""Seconds between two looks at a file."""
+
+log = structlog.get_logger("routes")
+
+
+class RouterSource:
+    """A router and its file. A changed file that is invalid is reported once, and the router before it stays."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises ValueError if the file is no router. `clock` returns seconds."""
+        self._path = path
+        self._clock = clock
+        self._state = self._file_state()
+        self._router = load_router(path)
+        self._looked = clock()
+
+    def current(self) -> Router:
+        """Return the router of the file as it was at most CHECK_SECONDS ago."""
+        now = self._clock()
+        if now - self._looked >= CHECK_SECONDS:
+            self._looked = now
+            self._look()
+        return self._router
+
+    def _look(self) -> None:
+        state = self._file_state()
+        if state == self._state:
+            return
+        self._state = state
+        try:
+            self._router = load_router(self._path)
+        except ValueError as error:
+            log.warning("router_refused", error=str(error), in_use=self._router.version)
+        else:
+            log.info("router_changed", file=str(self._path), version=self._router.version)
+
+    def _file_state(self) -> tuple[int, ...]:
+        """Return what differs once the file is written again or replaced; empty if there is no file."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return ()
+        return (found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+@cache
+def router_source(path: Path) -> RouterSource:
+    """Return the source of a file, one for each path in a process. Raises ValueError if the file is no router."""
+    return RouterSource(path)

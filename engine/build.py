@@ -56,6 +56,7 @@ def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
         weights=runner.weights,
         tensor_parallel=config.tensor_parallel,
         pipeline_parallel=config.pipeline_parallel,
+        kv_identity=runner.kv_identity if config.ranks == 1 else "",
     )
     info.outlook.adapter_bytes_per_rank = adapter_bytes_per_rank(config, runner.spec, runner.dtype, runner.shard)
     info.outlook.free_bytes = free_host_bytes() if runner.device.type == "cpu" else 0
@@ -73,6 +74,7 @@ def build_fake(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
         model=config.model, model_hash="fake", device="none", dtype="none", backend="fake", weights="none"
     )
     info.vocab_size, info.hidden_size = executor.vocab_size, FAKE_HIDDEN
+    info.kv_identity, info.page_bytes = f"fake-{config.block_size}", executor.page_memory.page_bytes
     return core, executor, info
 
 

@@ -99,7 +99,12 @@ class EngineConfig:
     fetch_threads: int = 2
     """Number of threads that read adapters from disk and pack them."""
     swap_gb: float = 1.0
-    """Host memory for the KV cache of preempted sequences, in GiB, at most a quarter of free memory. 0 disables it."""
+    """Host memory for the KV cache of preempted sequences, of prefixes evicted from the device, and of pages that move
+    between engines, in GiB, at most a quarter of free memory. 0 disables it."""
+    kv_listen: str = ""
+    """Where this engine gives KV pages to other engines of the operator: `unix:PATH`, which passes them in shared
+    memory, or `HOST:PORT`, with the TLS files of the engine's own address. `auto` is beside that address. Empty means
+    nowhere; fetching from others needs no setting."""
     prefix_caching: bool = True
     share_prefixes: bool = False
     """Tenants reuse each other's cached prefixes. A tenant may then find out from cached_tokens and latencies what
@@ -155,6 +160,8 @@ class EngineConfig:
             what = "kv_dtype fp8" if self.kv_dtype == "fp8" else "a draft model"
             name = "tensor_parallel" if self.tensor_parallel > 1 else "pipeline_parallel"
             raise ValueError(f"engine.{name} {getattr(self, name)} does not work with {what}")
+        if self.kv_listen and (why := self._why_no_export()):
+            raise ValueError(f"engine.kv_listen does not work with {why}")
         if 0 < self.token_budget < self.max_seqs:
             raise ValueError(f"engine.token_budget ({self.token_budget}) must be at least max_seqs ({self.max_seqs})")
 
@@ -163,6 +170,14 @@ class EngineConfig:
         changed as far as needed so that the token budget is at least `max_seqs`."""
         seqs = self.max_seqs or min(seqs, self.token_budget or seqs)
         return replace(self, max_seqs=seqs, token_budget=self.token_budget or max(tokens, seqs))
+
+    def _why_no_export(self) -> str:
+        """Return the setting with which pages cannot be given to other engines; empty if there is none."""
+        if self.ranks > 1:
+            return "tensor_parallel or pipeline_parallel: each rank has only a part of each page"
+        if not self.swap_gb or self.scheduling.preemption == "recompute":
+            return "swap_gb 0 or preemption recompute: pages pass through the host tier"
+        return "" if self.prefix_caching else "prefix_caching false"
 
     @property
     def ranks(self) -> int:

@@ -29,6 +29,7 @@ from engine.config import EngineConfig
 from engine.core.state import EngineState
 from engine.engine import Engine, EngineStopped
 from engine.executor.base import RankDied
+from engine.kv.mover import start_mover
 from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.process.files import in_use
 from engine.process.lives import describe_life, heart
@@ -101,6 +102,7 @@ def serve(
         log.info("step_time_known", steps=engine.state.ledger.model.num_steps)
     describe_predictions(info, core, engine.state.ledger.model)
     attempts = LoadAttempts(Path(config.state_dir) / "adapter_loads" if config.state_dir else None)
+    mover = start_mover(engine, info, executor.page_memory, config.kv_listen, target)
     service = EngineService(engine, info, attempts)
     server = _listen(service, target.address, target.tls)
     stop_with_signals(engine.stop)
@@ -113,6 +115,8 @@ def serve(
     try:
         engine.run(service.deliver)
     finally:  # after a crash too: open sessions would keep this process alive and their requests waiting
+        if mover is not None:
+            mover.close()
         server.stop(grace=0.5).wait()
         executor.close()
     attempts.forget()

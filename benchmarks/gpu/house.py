@@ -23,7 +23,7 @@ from engine.core.config import CoreConfig, Scheduling
 from engine.core.state import EngineState
 from engine.core.types import AdapterHash, Launch, StepPlan, StepResult, TokenEvent
 from engine.engine import Engine
-from engine.executor.base import Claim, HostAdapter, Report
+from engine.executor.base import Claim, HostAdapter, PageMemory, Report
 from engine.model.arena import page_shape
 from engine.model.host_memory import Blob
 from engine.model.host_store import PackedAdapter
@@ -78,6 +78,10 @@ class Adapters:
             self._runner._host.put(PackedAdapter(path, layout, Blob.of(blob)))
             self._report(AdapterFetched(path, 0.0))
         return host
+
+    @property
+    def page_memory(self) -> PageMemory:
+        return self._runner.page_memory
 
     def close(self) -> None:
         self._runner.close()

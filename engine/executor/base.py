@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.core.commands import Answer
-from engine.core.types import AdapterHash, Launch, StepPlan, StepResult
+from engine.core.types import AdapterHash, HostPageId, Launch, StepPlan, StepResult
 
 
 class RankDied(RuntimeError):
@@ -39,6 +39,19 @@ class HostAdapter:
 Claim = Callable[[HostAdapter], bool]
 """Callback that makes an adapter, which has just been read, known to the engine. Returns whether host memory was
 reserved for it, and raises ValueError to reject the adapter."""
+
+
+class PageMemory(Protocol):
+    """The host pages to which plans save KV, for moves between engines. Any thread may use it."""
+
+    @property
+    def page_bytes(self) -> int: ...
+
+    def page(self, host_page: HostPageId) -> memoryview:
+        """Return the bytes of a host page, which may be written."""
+
+    def settle(self) -> None:
+        """Wait until all copies of the plans submitted so far between the device and host pages are done."""
 
 
 class Executor(Protocol):
@@ -76,6 +89,10 @@ class Executor(Protocol):
         Raises:
             ValueError: the folder is not an adapter of this model, or `claim` raised it; the message says why.
         """
+
+    @property
+    def page_memory(self) -> PageMemory | None:
+        """The host pages. None means that no single process holds them, or that there are none."""
 
     def close(self) -> None:
         """End the processes that the executor has started. Called once, after all other methods."""

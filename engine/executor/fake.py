@@ -21,6 +21,7 @@ from engine.core.types import (
     Admission,
     DraftAsk,
     Drafted,
+    HostPageId,
     Launch,
     PageId,
     PooledVector,
@@ -89,6 +90,21 @@ class FakeSequence:
     draft_pages: list[PageId] = field(default_factory=list)
 
 
+class FakePages:
+    """Host pages that hold zeros until they are written. Plans do not copy them."""
+
+    page_bytes = 64
+
+    def __init__(self) -> None:
+        self._pages: dict[HostPageId, bytearray] = {}
+
+    def page(self, host_page: HostPageId) -> memoryview:
+        return memoryview(self._pages.setdefault(host_page, bytearray(self.page_bytes)))
+
+    def settle(self) -> None:
+        """Do nothing."""
+
+
 class FakeExecutor:
     """A deterministic executor that takes no time. Any path is an adapter of rank 8 that takes `adapter_pages` and
     `adapter_bytes`, with a digest of the folder's name as its hash.
@@ -106,6 +122,7 @@ class FakeExecutor:
         self.adapter_bytes = adapter_bytes
         self.sequences: dict[str, FakeSequence] = {}
         self.report: Report = lambda answer: None
+        self.pages = FakePages()
         self._submitted: deque[StepPlan] = deque()
 
     def connect(self, report: Report) -> None:
@@ -166,6 +183,10 @@ class FakeExecutor:
         if claim(host):
             self.report(AdapterFetched(host.adapter_hash, 0.0))
         return host
+
+    @property
+    def page_memory(self) -> FakePages:
+        return self.pages
 
     def close(self) -> None:
         """Do nothing: this executor starts no processes."""

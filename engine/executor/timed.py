@@ -180,6 +180,10 @@ class TimedExecutor:
         """Raise ValueError: the adapters of a simulation have no files and are known by their ranks from the start."""
         raise ValueError(f"no adapter can be loaded from {path}: a simulation knows its adapters from the start")
 
+    @property
+    def page_memory(self) -> None:
+        return None
+
     def close(self) -> None:
         """Do nothing: this executor starts no processes."""
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.core.types import PageCopy
+from engine.core.types import HostPageId, PageCopy
 from engine.model.host_memory import Longs, runs
 from lora_kernels.pinned import upload
 
@@ -39,6 +39,7 @@ class HostPages:
         rows = max(1, min(num_pages, STAGING_BYTES // (page_elems * pages.itemsize)))
         self._saved, self._restored = torch.empty(2, rows, page_elems, dtype=pages.dtype, device=device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._bytes = pages.view(torch.uint8).numpy()
         self._emptied: torch.cuda.Event | None = None
         """When kernels had read the last restore's buffer. None means that there was none, or on a CPU."""
 
@@ -55,6 +56,17 @@ class HostPages:
             if number:
                 self._fetch(host_pages)
             self._place(arena, pages)
+
+    @property
+    def page_bytes(self) -> int:
+        return self._bytes.shape[1]
+
+    def page(self, host_page: HostPageId) -> memoryview:
+        return memoryview(self._bytes[host_page])
+
+    def settle(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()
 
     def _save(self, arena: Tensor, pages: Longs, host_pages: Longs) -> None:
         index = upload(pages, arena.device)

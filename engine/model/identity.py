@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import sys
+from dataclasses import astuple
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
+
+if TYPE_CHECKING:
+    from engine.model.arena import PageShape
 
 HASHED_BYTES, HASHED_PLACES = 1 << 16, 5
 """Size of a sample, and number of samples of a file."""
@@ -24,3 +30,11 @@ def hash_model(config: EngineConfig) -> str:
                 file.seek(max(0, size - HASHED_BYTES) * place // (HASHED_PLACES - 1))
                 digest.update(file.read(HASHED_BYTES))
     return digest.hexdigest()[:32]
+
+
+def kv_identity(model_hash: str, dtype: str, shape: PageShape, scaled_for: int, *, fp8_adapters: bool) -> str:
+    """Return a hash (32 hex digits) that two engines share only if equal prefix keys mean equal pages: of the model,
+    the shape and dtype of pages, and the numbers in which adapters are computed. `scaled_for` is the length in tokens
+    that FP8 scales were found for."""
+    parts = model_hash, dtype, *astuple(shape), scaled_for * shape.fp8_kv, fp8_adapters, sys.byteorder
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

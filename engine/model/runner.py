@@ -29,7 +29,7 @@ from engine.model.grammar_compiler import Compiler
 from engine.model.host_memory import PagedMemory, allocate_pages
 from engine.model.host_pages import HostPages
 from engine.model.host_store import HostStore
-from engine.model.identity import hash_model
+from engine.model.identity import hash_model, kv_identity
 from engine.model.kernels import load_kernels
 from engine.model.kv_scales import find_kv_codings
 from engine.model.masks import TokenMasks
@@ -81,6 +81,7 @@ class ModelRunner:
         weights: name of the format of the weights (see `name_weights`).
         ranks: the ranks that run the model; this runner is one of them.
         on_tokens: called when the host learns the tokens of a step.
+        kv_identity: hash that engines share whose KV pages are interchangeable (see `kv_identity`).
         model_hash: hash that is stable across restarts, and differs for different weights (see `hash_model`).
     """
 
@@ -125,6 +126,7 @@ class ModelRunner:
         if shape.fp8_kv:
             kv_codings = find_kv_codings(folder, config.load_format, self._decoder, self.dtype, self.max_model_len)
         self.page_bytes = count_page_bytes(config, self.spec, self.device, self.dtype, shard)
+        self.kv_identity = kv_identity(self.model_hash, str(self.dtype), shape, self.max_model_len, fp8_adapters=fp8)
         graphs = plan_graphs(config, part, shape, self.dtype, self.device, self.backend, self.max_model_len)
         reserved = graphs.reserved if graphs else sized.reserved
         num_pages = count_pages(config, self.page_bytes, self.device, reserved)
@@ -326,6 +328,10 @@ class ModelRunner:
 
     def connect(self, report: Report) -> None:
         self._report = report
+
+    @property
+    def page_memory(self) -> HostPages:
+        return self._host_pages
 
     def start_grammar_workers(self) -> None:
         """Make the child processes that try grammars start some seconds from now, if no grammar starts them earlier."""

@@ -102,6 +102,10 @@ class Leader:
 
         return self._runner.load_host(path, claim_for_all)
 
+    @property
+    def page_memory(self) -> None:
+        return None
+
     def close(self) -> None:
         self._closing = True
         for follower in self._followers:

@@ -1,0 +1,1 @@
+"""Moves KV pages between engines: the sockets and threads behind `engine.core.kv_moves`."""

@@ -1,0 +1,192 @@
+"""A connection between two engines, over a Unix socket or TCP with mutual TLS, on which every call has one deadline."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from engine.core.kv_moves import FetchEnd
+from engine.process.pem import show, trust
+from engine.rpc.target import UNIX, EngineTarget, EngineTls
+
+Clock = Callable[[], float]
+
+
+class MoveFailed(Exception):
+    """A move of pages cannot go on. `end` is how the fetch ends; the message says why."""
+
+    def __init__(self, end: FetchEnd, message: str) -> None:
+        super().__init__(message)
+        self.end = end
+
+
+class Line:
+    """A connected socket. All calls raise MoveFailed: LATE if they are not done by the deadline, CUT if the other side
+    has closed the connection, or it broke. Only `cut` may be called from other threads."""
+
+    def __init__(self, raw: socket.socket, clock: Clock, deadline: float) -> None:
+        """`deadline` is in seconds on `clock`."""
+        self._socket = raw
+        self._clock = clock
+        self._deadline = deadline
+
+    def secure(self, context: ssl.SSLContext, *, server: bool) -> None:
+        """Begin to use TLS, as its server or its client."""
+        self._wait()
+        try:
+            self._socket = context.wrap_socket(self._socket, server_side=server)
+        except OSError as error:
+            raise _failure(error) from error
+
+    def send(self, data: memoryview | bytes) -> None:
+        self._wait()
+        try:
+            self._socket.sendall(data)
+        except OSError as error:
+            raise _failure(error) from error
+
+    def send_file(self, data: bytes, file: int) -> None:
+        """Send bytes and, with them, a file descriptor. Only for Unix sockets."""
+        self._wait()
+        try:
+            socket.send_fds(self._socket, [data], [file])
+        except OSError as error:
+            raise _failure(error) from error
+
+    def receive(self, count: int) -> bytes:
+        data = bytearray(count)
+        self.receive_into(memoryview(data))
+        return bytes(data)
+
+    def receive_into(self, view: memoryview) -> None:
+        """Fill all of `view` (bytes)."""
+        while view:
+            self._wait()
+            try:
+                count = self._socket.recv_into(view)
+            except OSError as error:
+                raise _failure(error) from error
+            if not count:
+                raise MoveFailed(FetchEnd.CUT, "the other engine closed the connection")
+            view = view[count:]
+
+    def receive_file(self, count: int) -> tuple[bytes, int | None]:
+        """Receive `count` bytes and the file descriptor that came with the first of them, if any."""
+        self._wait()
+        try:
+            data, files, _, _ = socket.recv_fds(self._socket, count, 1)
+        except OSError as error:
+            raise _failure(error) from error
+        try:
+            return data + self.receive(count - len(data)), files[0] if files else None
+        except MoveFailed:
+            for file in files:
+                os.close(file)
+            raise
+
+    def poll(self) -> int:
+        """Receive what has come already, without waiting, and return the number of its bytes."""
+        self._socket.settimeout(0)
+        try:
+            data = self._socket.recv(1 << 12)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return 0
+        except OSError as error:
+            raise _failure(error) from error
+        if not data:
+            raise MoveFailed(FetchEnd.CUT, "the other engine closed the connection")
+        return len(data)
+
+    def cut(self) -> None:
+        """End the connection: calls under way, and later ones, raise MoveFailed."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def extend(self, deadline: float) -> None:
+        """Replace the deadline."""
+        self._deadline = deadline
+
+    def left(self) -> float:
+        """Return the seconds until the deadline."""
+        if (left := self._deadline - self._clock()) <= 0:
+            raise MoveFailed(FetchEnd.LATE, "the deadline passed")
+        return left
+
+    def _wait(self) -> None:
+        """Let the next call of the socket wait until the deadline at most."""
+        self._socket.settimeout(self.left())
+
+
+def connect(target: EngineTarget, clock: Clock, deadline: float) -> Line:
+    """Connect to another engine. Raises MoveFailed if it cannot be reached, ValueError if the TLS files cannot be
+    used."""
+    left = max(0.001, deadline - clock())
+    try:
+        if target.address.startswith(UNIX):
+            raw = socket.socket(socket.AF_UNIX)
+            raw.settimeout(left)
+            raw.connect(target.address.removeprefix(UNIX))
+        else:
+            host, _, port = target.address.rpartition(":")
+            raw = socket.create_connection((host.strip("[]"), int(port)), left)
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except OSError as error:
+        raise MoveFailed(FetchEnd.CUT, f"no connection to {target.address}: {error}") from error
+    line = Line(raw, clock, deadline)
+    if target.is_secure and target.tls is not None:
+        line.secure(client_context(target.tls), server=False)
+    return line
+
+
+def listen(address: str) -> tuple[socket.socket, str]:
+    """Listen at `unix:PATH`, which only this user may connect to, or `HOST:PORT`, where port 0 is any free one. Returns
+    the socket and the address for other engines, without a host if it listens on all interfaces. Raises OSError."""
+    if address.startswith(UNIX):
+        path = Path(address.removeprefix(UNIX))
+        path.unlink(missing_ok=True)
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(str(path))
+        path.chmod(0o600)
+        server.listen()
+        return server, address
+    host, _, port = address.rpartition(":")
+    name = host.strip("[]")
+    server = socket.create_server((name, int(port)), family=socket.AF_INET6 if ":" in name else socket.AF_INET)
+    shown = "" if name in ("0.0.0.0", "::", "") else host
+    return server, f"{shown}:{server.getsockname()[1]}"
+
+
+def server_context(tls: EngineTls) -> ssl.SSLContext:
+    """Return the context of a listener that serves only engines with a certificate of the same authority. The files
+    are read anew for each connection, so that renewed ones need no restart. Raises ValueError if they cannot be
+    used."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return _filled(context, tls)
+
+
+def client_context(tls: EngineTls) -> ssl.SSLContext:
+    """Return the context of a connection to another engine. Any certificate of the authority will do, as for gateways
+    that connect to an engine: it certifies only the operator's own processes, whose machines may have any names."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    return _filled(context, tls)
+
+
+def _filled(context: ssl.SSLContext, tls: EngineTls) -> ssl.SSLContext:
+    trust(context, tls.ca)
+    show(context, tls.certificate, tls.key)
+    return context
+
+
+def _failure(error: OSError) -> MoveFailed:
+    if isinstance(error, TimeoutError):
+        return MoveFailed(FetchEnd.LATE, "the deadline passed")
+    return MoveFailed(FetchEnd.CUT, str(error) or type(error).__name__)

@@ -1,0 +1,98 @@
+"""What engines say to each other about KV pages, version 1. All integers are big-endian.
+
+    both      hello: magic, version (u16), length of the JSON (u16), JSON
+    receiver  the hello says what it wants (see `Want`), and the keys follow, 16 bytes each
+    sender    the hello says what it does (see `Answer`); then a frame for each page, in order, and one for the end:
+              kind (u8), number of the page or reason of the end (u32), checksum of the page (u32)
+    receiver  a byte for each page that it has taken
+
+A page's bytes follow its frame or are in shared memory (see transports.py). The checksum is zlib's CRC-32, which Python
+has at hand, which releases the interpreter's lock, and which is meant to find errors: TLS keeps attackers out.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import TypeVar
+
+import msgspec
+
+from engine.core.kv_moves import FetchEnd
+from engine.core.prefix import KEY_BYTES
+from engine.core.types import PrefixKey
+from engine.kv.line import Line, MoveFailed
+
+MAGIC, VERSION = b"LLKV", 1
+MOST_KEYS = 1 << 16
+"""Maximum number of pages of one move: those of a million tokens, at 16 a page."""
+MOST_HELLO = 4096
+"""Maximum length in bytes of a hello's JSON."""
+TAKEN = b"\x01"
+HELLO, FRAME = Struct(">4sHH"), Struct(">BII")
+
+
+class Kind(IntEnum):
+    PAGE = 1
+    END = 2
+
+
+class Reason(IntEnum):
+    """Why the sender ends a move."""
+
+    DONE = 0
+    GONE = 1
+
+
+class Want(msgspec.Struct, frozen=True):
+    """What a receiver wants."""
+
+    identity: str
+    """See `EngineInfo.kv_identity`."""
+    keys: int
+    """Number of pages."""
+    computes: bool
+    """See `KvSource.computes`."""
+    seconds: float
+    """Seconds for which it waits."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a sender does."""
+
+    refusal: str
+    """Why it sends nothing; empty if it sends."""
+    window: int
+    """Number of pages that it sends before the receiver has taken the first of them."""
+    shared: bool
+    """True means that pages come in shared memory, whose file descriptor comes with this hello."""
+
+
+T = TypeVar("T", Want, Answer)
+
+
+def hello(content: Want | Answer) -> bytes:
+    text = msgspec.json.encode(content)
+    return HELLO.pack(MAGIC, VERSION, len(text)) + text
+
+
+def read_hello(line: Line, kind: type[T], head: bytes = b"") -> T:
+    """Receive a hello, of which `head` may have come already. Raises MoveFailed: REFUSED for another version, CORRUPT
+    for anything else that is not a hello of this kind."""
+    magic, version, length = HELLO.unpack(head or line.receive(HELLO.size))
+    if magic != MAGIC or length > MOST_HELLO:
+        raise MoveFailed(FetchEnd.CORRUPT, "the other side does not speak the protocol of KV pages")
+    if version != VERSION:
+        raise MoveFailed(FetchEnd.REFUSED, f"the other engine speaks version {version}, this one {VERSION}")
+    try:
+        return msgspec.json.decode(line.receive(length), type=kind)
+    except msgspec.MsgspecError as error:
+        raise MoveFailed(FetchEnd.CORRUPT, f"the other side's hello cannot be read: {error}") from error
+
+
+def read_keys(line: Line, count: int) -> tuple[PrefixKey, ...]:
+    """Receive keys. Raises MoveFailed, also for too many."""
+    if not 0 < count <= MOST_KEYS:
+        raise MoveFailed(FetchEnd.CORRUPT, f"{count} keys")
+    data = line.receive(count * KEY_BYTES)
+    return tuple(data[start : start + KEY_BYTES] for start in range(0, len(data), KEY_BYTES))

@@ -1,0 +1,148 @@
+"""Fetches KV pages from other engines, each fetch in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from zlib import crc32
+
+import structlog
+
+from engine.core.commands import FetchEnded, MoveReport, PagesCame
+from engine.core.kv_moves import CancelFetch, FetchEnd, FetchPages
+from engine.executor.base import PageMemory
+from engine.kv.line import Clock, Line, MoveFailed, connect
+from engine.kv.messages import FRAME, HELLO, TAKEN, Answer, Kind, Reason, Want, hello, read_hello
+from engine.kv.transports import SharedTransport, StreamTransport, Transport
+from engine.rpc.target import UNIX, EngineTarget, EngineTls
+
+log = structlog.get_logger("engine.kv.receiver")
+
+MOST_WINDOW = 1 << 16
+"""Maximum number of slots of shared memory that a sender may have."""
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """A fetch under way."""
+
+    order: FetchPages
+    line: Line | None = None
+    """None means that it is not connected yet."""
+    is_cancelled: bool = False
+    num_come: int = 0
+    seconds: float = 0.0
+    """Time in which pages came, from the arrival of each one's frame on."""
+
+
+class Receiver:
+    """Fetches pages into host pages. `begin` and `cancel` are called by the step loop.
+
+    Args:
+        tls: files for mutual TLS with engines on other machines; None means that only those of this machine are asked.
+        identity: see `EngineInfo.kv_identity`.
+        memory: the host pages.
+        report: passes a report to the engine.
+        clock: the engine's clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        tls: EngineTls | None,
+        identity: str,
+        memory: PageMemory,
+        report: Callable[[MoveReport], None],
+        clock: Clock,
+    ) -> None:
+        self._tls = tls
+        self._identity = identity
+        self._memory = memory
+        self._report = report
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._fetches: dict[int, _Fetch] = {}
+
+    def begin(self, order: FetchPages) -> None:
+        self._fetches[order.id] = fetch = _Fetch(order)
+        threading.Thread(target=self._run, args=(fetch,), name="kv-fetch", daemon=True).start()
+
+    def cancel(self, order: CancelFetch) -> None:
+        with self._lock:
+            if (fetch := self._fetches.get(order.id)) is not None:
+                fetch.is_cancelled = True
+                if fetch.line is not None:
+                    fetch.line.cut()
+
+    def _run(self, fetch: _Fetch) -> None:
+        """Carry out a fetch and report its end: the main function of a thread."""
+        end, reason = FetchEnd.DONE, ""
+        try:
+            self._fetch(fetch)
+        except MoveFailed as error:
+            end, reason = error.end, str(error)
+        except ValueError as error:  # the address, or the TLS files
+            end, reason = FetchEnd.REFUSED, str(error)
+        except Exception as error:  # a bug: the pages are computed
+            log.exception("kv_fetch_failed")
+            end, reason = FetchEnd.CUT, repr(error)
+        with self._lock:
+            if fetch.line is not None:
+                with suppress(OSError):
+                    fetch.line.close()
+            del self._fetches[fetch.order.id]
+        if fetch.is_cancelled and end is not FetchEnd.DONE:
+            end = FetchEnd.CANCELLED
+        note = log.info if end in (FetchEnd.DONE, FetchEnd.CANCELLED) else log.warning
+        peer, wanted = fetch.order.source.address, len(fetch.order.host_pages)
+        note("kv_fetched", end=end.value, reason=reason, peer=peer, pages=fetch.num_come, of=wanted)
+        self._report(FetchEnded(fetch.order.id, end, fetch.seconds))
+
+    def _fetch(self, fetch: _Fetch) -> None:
+        order = fetch.order
+        target = EngineTarget(order.source.address, self._tls)
+        line = connect(target, self._clock, order.deadline)
+        with self._lock:
+            fetch.line = line
+            if fetch.is_cancelled:
+                raise MoveFailed(FetchEnd.CANCELLED, "")
+        seconds = order.deadline - self._clock()
+        line.send(hello(Want(self._identity, len(order.keys), order.source.computes, seconds)) + b"".join(order.keys))
+        transport = self._open_transport(line, target.address.startswith(UNIX))
+        self._memory.settle()
+        try:
+            for number in range(len(order.keys)):
+                self._receive(line, transport, number, fetch)
+            line.receive(FRAME.size)  # the end, or else the sender would not hear that the last page was taken
+        finally:
+            transport.close()
+
+    def _receive(self, line: Line, transport: Transport, number: int, fetch: _Fetch) -> None:
+        """Receive a page. Raises MoveFailed if the next frame is no page, or its bytes are wrong."""
+        kind, value, checksum = FRAME.unpack(line.receive(FRAME.size))
+        began = self._clock()
+        if kind == Kind.END and value == Reason.GONE:
+            raise MoveFailed(FetchEnd.GONE, "the other engine does not have the pages")
+        if kind != Kind.PAGE or value != number:
+            raise MoveFailed(FetchEnd.CORRUPT, f"a frame of kind {kind} and number {value}")
+        page = self._memory.page(fetch.order.host_pages[number])
+        transport.receive(number, page)
+        if crc32(page) != checksum:
+            raise MoveFailed(FetchEnd.CORRUPT, f"the checksum of page {number} is wrong")
+        fetch.num_come += 1
+        fetch.seconds += self._clock() - began
+        self._report(PagesCame(fetch.order.id, 1))
+        line.send(TAKEN)
+
+    def _open_transport(self, line: Line, is_local: bool) -> Transport:
+        """Read the sender's answer. Raises MoveFailed if it refuses."""
+        head, file = line.receive_file(HELLO.size) if is_local else (b"", None)
+        answer = read_hello(line, Answer, head)
+        if answer.refusal:
+            raise MoveFailed(FetchEnd.REFUSED, answer.refusal[:200])
+        if not answer.shared:
+            return StreamTransport(line)
+        if file is None or not 0 < answer.window <= MOST_WINDOW:
+            raise MoveFailed(FetchEnd.CORRUPT, "shared memory is announced, and did not come")
+        return SharedTransport(line, file, answer.window, self._memory.page_bytes)

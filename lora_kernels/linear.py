@@ -28,7 +28,10 @@ class Embedding(Protocol):
 
 
 def make_linear(
-    weights: Weight | Sequence[Weight], bias: Tensor | None = None, dtype: torch.dtype | None = None
+    weights: Weight | Sequence[Weight],
+    bias: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Linear:
     """Returns a linear layer of a weight [out_features, in_features] in the fastest form available on its device.
 
@@ -46,6 +49,7 @@ def make_linear(
         weights: the weight, or several of the same inputs, which lie one below the other.
         bias: [out_features], or None.
         dtype: dtype of inputs and outputs. None means that of the weight, which is then a tensor.
+        out_dtype: fp32 for outputs that are not rounded to `dtype`, where the kernel can leave that out.
     """
     pieces = stack([weights] if isinstance(weights, Tensor | QuantizedWeight | Fp8Weight) else weights)
     if any(on_gpu(piece) for piece in pieces if not isinstance(piece, Tensor)):
@@ -56,8 +60,8 @@ def make_linear(
     if quantized and len(quantized) == len(pieces) and can_keep(quantized[0], dtype):
         from lora_kernels.cpu.quantized_linear import QuantizedLinear
 
-        return QuantizedLinear(quantized, bias, dtype or torch.float32)
-    return _make_dense(torch.cat([dense(piece, dtype) for piece in pieces]), bias)
+        return QuantizedLinear(quantized, bias, dtype or torch.float32, out_dtype)
+    return _make_dense(torch.cat([dense(piece, dtype) for piece in pieces]), bias, out_dtype)
 
 
 def make_embedding(weight: Weight, head: Linear, dtype: torch.dtype, *, tied: bool) -> Embedding:
@@ -114,13 +118,13 @@ def quantized_form(linear: Linear) -> QuantizedLinear | None:
     return linear if isinstance(linear, QuantizedLinear) else None
 
 
-def _make_dense(weight: Tensor, bias: Tensor | None) -> Linear:
+def _make_dense(weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Linear:
     if weight.device.type == "cpu" and find_spec("numba"):
         # Imported late because a few platforms have no numba.
         from lora_kernels.cpu.numba_gemm import PackedLinear, can_pack
 
         if can_pack(weight):
-            return PackedLinear(weight, bias)
+            return PackedLinear(weight, bias, out_dtype or weight.dtype)
     if weight.device.type == "cpu" and _can_pack(weight.dtype):
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
         return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")

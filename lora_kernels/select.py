@@ -25,6 +25,7 @@ def select_backend(
     data_dir: Path | None = None,
     wish: AttentionWish | None = None,
     on_attention: Callable[[AttentionChoice], None] = lambda _: None,
+    sums: bool = False,
 ) -> Backend:
     """Returns the Triton backend on CUDA, the numba backend on a CPU with numba, and otherwise the torch backend.
 
@@ -37,6 +38,7 @@ def select_backend(
         data_dir: directory with the GPU tunings measured on this machine. None means that there is none.
         wish: what the engine asks of its attention kernels. None means the default of everything.
         on_attention: called with what computes attention, on a GPU only.
+        sums: whether deltas are added to outputs in fp32, which ranks sum.
 
     Raises:
         ValueError: The device is a GPU and triton is not installed, or `wish` cannot be served.
@@ -55,7 +57,7 @@ def select_backend(
         from lora_kernels.cpu.numba_backend import NumbaBackend
 
         backend = NumbaBackend()
-        backend.compile(dtype, on_kernel)
+        backend.compile(dtype, on_kernel, sums=sums)
         return backend
     return TorchBackend()
 

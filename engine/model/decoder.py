@@ -145,11 +145,11 @@ class Decoder:
         batch, angles = step.attention, step.angles
         query = step.backend.rotate_and_write(qkv, kv, batch, angles.cos, angles.sin, layer.head_norms, coding)
         out = step.backend.attention(query, kv, batch, self.spec.head_dim**-0.5, layer.window, coding).flatten(1)
-        return self.ranks.sum(step.lora.apply(layer.o, out, layer.index, self.groups.o))
+        return self.ranks.sum(step.lora.apply(layer.o, out, layer.index, self.groups.o), x.dtype)
 
     def _feed_forward(self, layer: Layer, x: Tensor, step: Step) -> Tensor:
         inner = step.backend.pointwise.swiglu(step.lora.apply(layer.gate_up, x, layer.index, self.groups.gate_up))
-        return self.ranks.sum(step.lora.apply(layer.down, inner, layer.index, self.groups.down))
+        return self.ranks.sum(step.lora.apply(layer.down, inner, layer.index, self.groups.down), x.dtype)
 
 
 def build_decoder(
@@ -174,9 +174,9 @@ def build_decoder(
         return dense(weight).to(device=device, dtype=dtype)
 
     ends = _build_ends(whole, get, dtype, ranks, shard) if shard.stage == 0 else NO_ENDS
-    built = []
+    sum_dtype, built = torch.float32 if ranks.size > 1 else dtype, []
     for index, number in enumerate(layers):
-        built.append(_build_layer(spec, index, number, get, dtype))
+        built.append(_build_layer(spec, index, number, get, dtype, sum_dtype))
         on_layer(index + 1)
     return Decoder(
         spec=spec,
@@ -217,16 +217,19 @@ def _build_ends(spec: ModelSpec, get: WeightSource, dtype: torch.dtype, ranks: R
     return _Ends(shared, norm, SharedHead(head, spec.vocab_size, ranks))
 
 
-def _build_layer(spec: ModelSpec, index: int, number: int, get: WeightSource, dtype: torch.dtype) -> Layer:
-    """Builds the layer that is `number` in the model, and `index` among the layers of `spec`."""
+def _build_layer(
+    spec: ModelSpec, index: int, number: int, get: WeightSource, dtype: torch.dtype, sum_dtype: torch.dtype
+) -> Layer:
+    """Builds the layer that is `number` in the model, and `index` among the layers of `spec`. Results of o and down,
+    which are summed over ranks, are in `sum_dtype` where the kernel can give it."""
 
     def tensor(name: str) -> Tensor:
         return dense(get(f"model.layers.{number}.{name}"))
 
-    def fused(block: str, names: tuple[str, ...], bias: bool) -> Linear:
+    def fused(block: str, names: tuple[str, ...], bias: bool, out_dtype: torch.dtype = dtype) -> Linear:
         weights = [get(f"model.layers.{number}.{block}.{name}_proj.weight") for name in names]
         biases = torch.cat([tensor(f"{block}.{name}_proj.bias") for name in names]) if bias else None
-        return make_linear(weights, biases, dtype)
+        return make_linear(weights, biases, dtype, out_dtype)
 
     def head_norms() -> HeadNorms:
         query, key = (tensor(f"self_attn.{name}_norm.weight") for name in "qk")
@@ -238,8 +241,8 @@ def _build_layer(spec: ModelSpec, index: int, number: int, get: WeightSource, dt
         input_norm=tensor("input_layernorm.weight"),
         qkv=fused("self_attn", ("q", "k", "v"), spec.qkv_bias),
         head_norms=head_norms() if spec.qk_norm else None,
-        o=fused("self_attn", ("o",), spec.o_bias),
+        o=fused("self_attn", ("o",), spec.o_bias, sum_dtype),
         post_norm=tensor("post_attention_layernorm.weight"),
         gate_up=fused("mlp", ("gate", "up"), spec.mlp_bias),
-        down=fused("mlp", ("down",), spec.mlp_bias),
+        down=fused("mlp", ("down",), spec.mlp_bias, sum_dtype),
     )

@@ -35,14 +35,15 @@ class NumbaBackend:
         self._lora_key: tuple[Any, ...] = ()
         self._lora: numba_lora.NumbaLora | None = None
 
-    def compile(self, dtype: torch.dtype, on_kernel: Callable[[int, int], None]) -> None:
-        """Compiles every kernel of the backend for `dtype`, or loads it from a cache, now instead of on first use.
+    def compile(self, dtype: torch.dtype, on_kernel: Callable[[int, int], None], *, sums: bool = False) -> None:
+        """Compiles every kernel of the backend for `dtype`, or loads it from a cache, now instead of on first use. With
+        `sums`, deltas are also added to outputs in fp32, which ranks sum.
 
         `on_kernel` is called before each kernel and at the end, with the numbers of kernels compiled and in total.
         """
-        compilers: list[Callable[[], object]] = [
-            partial(self._kernel, module, dtype) for module in (numba_attention, numba_lora)
-        ]
+        compilers: list[Callable[[], object]] = [partial(self._kernel, numba_attention, dtype)]
+        out_dtypes = {dtype, torch.float32} if sums else {dtype}
+        compilers += [partial(self._kernel, numba_lora, dtype, out_dtype) for out_dtype in out_dtypes]
         compilers += [player, *(partial(self.pointwise.kernel, name, dtype) for name in numba_pointwise.MAKERS)]
         for done, compiler in enumerate(compilers):
             on_kernel(done, len(compilers))
@@ -105,7 +106,7 @@ class NumbaBackend:
         self, out: Tensor, x: Tensor, prepared: numba_lora.NumbaLora, layer: int, group: ProjectionGroup
     ) -> None:
         """Adds B A x of each row's own adapter to `out` [num_rows, sum(out_features)] in place: `Backend.add_lora`."""
-        prepared.add(out, x, layer, group, self._team, self._kernel(numba_lora, x.dtype))
+        prepared.add(out, x, layer, group, self._team, self._kernel(numba_lora, x.dtype, out.dtype))
 
     def renew(self, tape: Tape, batch: AttentionBatch, prepared: numba_lora.NumbaLora | None) -> None:
         """Replaces the plans on the tape, those of the recorded step, with plans for `batch` and, unless it is None,
@@ -116,10 +117,10 @@ class NumbaBackend:
             elif prepared is not None:
                 tape.renew(form, prepared.plan(form).block)
 
-    def _kernel(self, module: Any, dtype: torch.dtype) -> Kernel:
-        key = (module, dtype)
+    def _kernel(self, module: Any, *dtypes: torch.dtype) -> Kernel:
+        key = (module, *dtypes)
         if key not in self._kernels:
-            self._kernels[key] = module.make_kernel(FORMATS[dtype])
+            self._kernels[key] = module.make_kernel(*(FORMATS[dtype] for dtype in dtypes))
         return self._kernels[key]
 
     def _attention_plan(self, form: AttentionForm, batch: AttentionBatch) -> NumbaAttentionPlan:

@@ -21,7 +21,7 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from lora_kernels.cpu import simd
-from lora_kernels.cpu.formats import BF16, emit_store
+from lora_kernels.cpu.formats import FORMATS, Format, emit_store
 from lora_kernels.cpu.openmp import ITEM, TICKETS, Kernel, team
 from lora_kernels.cpu.simd import I32, I64, LANES, VEC, Emit
 
@@ -59,31 +59,32 @@ class GemmArguments(ctypes.Structure):
 
 
 class PackedLinear:
-    """A linear layer with a packed copy of its weight: bf16 [num_rows, in_features] -> [num_rows, out_features].
-    Requires a weight for which `can_pack` is True."""
+    """A linear layer with a packed copy of its weight: bf16 [num_rows, in_features] -> [num_rows, out_features] in
+    `out_dtype`, bf16 or fp32. Requires a weight for which `can_pack` is True."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype = torch.bfloat16) -> None:
         self._features, self._width = weight.shape
+        self._out_dtype = out_dtype
         self._weight = _pack(weight)
         self._bias = torch.zeros(len(self._weight) * PANEL)
         if bias is not None:
             self._bias[: self._features] = bias
-        self._kernel, self._team = _kernel(), team()
+        self._kernel, self._team = _kernel(FORMATS[out_dtype]), team()
         self._block = GemmArguments(
             panels=len(self._weight),
             w=self._weight.data_ptr(),
             pairs=self._width // 2,
             bias=self._bias.data_ptr(),
             features=self._features,
-            out_row=2 * self._features,
+            out_row=out_dtype.itemsize * self._features,
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Returns the output, a new bf16 tensor. Raises ValueError unless `x` is bf16 [num_rows, in_features]."""
+        """Returns the output, a new tensor. Raises ValueError unless `x` is bf16 [num_rows, in_features]."""
         if x.dtype != torch.bfloat16 or x.shape[1] != self._width:
             raise ValueError(f"a linear of bf16 [num_rows, {self._width}] was given {x.dtype} {list(x.shape)}")
         x, rows = x.contiguous(), x.shape[0]
-        out = self._team.empty((rows, self._features), x.dtype)
+        out = self._team.empty((rows, self._features), self._out_dtype)
         block = self._block
         block.rows, block.x, block.x_row, block.out = rows, x.data_ptr(), 2 * self._width, out.data_ptr()
         self._team.run(self._kernel, block, block.panels if rows else 0)
@@ -109,7 +110,10 @@ def _pack(weight: Tensor) -> Tensor:
 
 
 @cache
-def _kernel() -> Kernel:
+def _kernel(fmt: Format) -> Kernel:
+    """Returns the kernel whose results are in `fmt`, compiled on first use."""
+    size = fmt.size
+
     def multiply(pointer):
         block = carray(pointer, 1)[0]
         panel_bytes = PAIR_BYTES * block.pairs
@@ -123,13 +127,14 @@ def _kernel() -> Kernel:
             for tile in range(tiles):
                 stop = block.rows * (tile + 1) // tiles
                 _tile(
+                    fmt,
                     stop - start,
                     block.x + start * block.x_row,
                     block.x_row,
                     w,
                     block.pairs,
                     block.bias + 4 * PANEL * panel,
-                    block.out + start * block.out_row + 2 * PANEL * panel,
+                    block.out + start * block.out_row + size * PANEL * panel,
                     block.out_row,
                     block.features - PANEL * panel,
                     w if tile else ahead,
@@ -142,10 +147,11 @@ def _kernel() -> Kernel:
 
 def _make_tile(rows: int) -> Any:
     """Makes an intrinsic that multiplies `rows` rows of x by a panel, adds the bias, and stores the first `count`
-    columns in bf16. It prefetches the panel at `ahead`."""
+    columns in `fmt`. It prefetches the panel at `ahead`."""
 
     def codegen(context, builder, signature, args):
-        x, x_row, w, pairs, bias, out, out_row, count, ahead = args
+        fmt = signature.args[0].of
+        _, x, x_row, w, pairs, bias, out, out_row, count, ahead = args
         emit = Emit(builder)
         sums = [[cgutils.alloca_once(builder, VEC) for _ in range(PANEL_VECTORS)] for _ in range(rows)]
         for row in sums:
@@ -166,11 +172,12 @@ def _make_tile(rows: int) -> Any:
         for r, row in enumerate(sums):
             for v, place in enumerate(row):
                 left = builder.sub(count, ir.Constant(I64, LANES * v))
-                emit_store(emit, BF16, emit.offset(out, (r, out_row), (32, v)), builder.load(place), left)
+                address = emit.offset(out, (r, out_row), (fmt.size * LANES, v))
+                emit_store(emit, fmt, address, builder.load(place), left)
 
     @intrinsic
-    def tile(typingctx, x, x_row, w, pairs, bias, out, out_row, count, ahead):
-        return types.void(*[types.int64] * 9), codegen
+    def tile(typingctx, fmt, x, x_row, w, pairs, bias, out, out_row, count, ahead):
+        return types.void(fmt, *[types.int64] * 9), codegen
 
     return tile
 
@@ -180,21 +187,21 @@ _tile_5, _tile_6, _tile_7, _tile_8 = (_make_tile(rows) for rows in (5, 6, 7, 8))
 
 
 @njit
-def _tile(rows, x, x_row, w, pairs, bias, out, out_row, count, ahead):
+def _tile(fmt, rows, x, x_row, w, pairs, bias, out, out_row, count, ahead):
     simd.stay_apart()
     if rows == 8:
-        _tile_8(x, x_row, w, pairs, bias, out, out_row, count, ahead)
+        _tile_8(fmt, x, x_row, w, pairs, bias, out, out_row, count, ahead)
     elif rows == 7:
-        _tile_7(x, x_row, w, pairs, bias, out, out_row, count, ahead)
+        _tile_7(fmt, x, x_row, w, pairs, bias, out, out_row, count, ahead)
     elif rows == 6:
-        _tile_6(x, x_row, w, pairs, bias, out, out_row, count, ahead)
+        _tile_6(fmt, x, x_row, w, pairs, bias, out, out_row, count, ahead)
     elif rows == 5:
-        _tile_5(x, x_row, w, pairs, bias, out, out_row, count, ahead)
+        _tile_5(fmt, x, x_row, w, pairs, bias, out, out_row, count, ahead)
     elif rows == 4:
-        _tile_4(x, x_row, w, pairs, bias, out, out_row, count, ahead)
+        _tile_4(fmt, x, x_row, w, pairs, bias, out, out_row, count, ahead)
     elif rows == 3:
-        _tile_3(x, x_row, w, pairs, bias, out, out_row, count, ahead)
+        _tile_3(fmt, x, x_row, w, pairs, bias, out, out_row, count, ahead)
     elif rows == 2:
-        _tile_2(x, x_row, w, pairs, bias, out, out_row, count, ahead)
+        _tile_2(fmt, x, x_row, w, pairs, bias, out, out_row, count, ahead)
     else:
-        _tile_1(x, x_row, w, pairs, bias, out, out_row, count, ahead)
+        _tile_1(fmt, x, x_row, w, pairs, bias, out, out_row, count, ahead)

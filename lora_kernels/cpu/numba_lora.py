@@ -56,14 +56,16 @@ class LoraArguments(ctypes.Structure):
     of_step = ("num_items", "item_targets", "tiles", "targets", "rows", "scratch", "scratch_bytes")
 
 
-def make_kernel(fmt: Format) -> Kernel:
+def make_kernel(fmt: Format, out_fmt: Format) -> Kernel:
+    """Compiles the kernel for inputs and weights in `fmt` and outputs in `out_fmt`."""
+
     def add(pointer):
         block = carray(pointer, 1)[0]
         scratch = block.scratch + simd.take_ticket(pointer, THREAD) * block.scratch_bytes
         item = simd.take_ticket(pointer, ITEM)
         while item < block.num_items:
             following = simd.take_ticket(pointer, ITEM)
-            _add_item(block, fmt, scratch, item, following if following < block.num_items else item)
+            _add_item(block, fmt, out_fmt, scratch, item, following if following < block.num_items else item)
             item = following
 
     return Kernel(add, LoraArguments)
@@ -92,13 +94,12 @@ class NumbaLora:
 
     def add(self, out: Tensor, x: Tensor, layer: int, group: ProjectionGroup, team: Team, kernel: Kernel) -> None:
         """Adds B A x of each row's own adapter to `out` [num_rows, sum(out_features)] in place: `Backend.add_lora`.
-        `kernel`, from `make_kernel` for the dtype of `x`, runs on `team`; without items, but still recorded, if no
-        adapter of the step touches the group in the layer."""
+        `kernel`, from `make_kernel` for the dtypes of `x` and `out`, runs on `team`; without items, but still recorded,
+        if no adapter of the step touches the group in the layer."""
         plan = self.plan(group)
         block, table = plan.block, self.table
-        size = x.element_size()
-        block.x, block.x_row = x.data_ptr(), x.stride(0) * size
-        block.out, block.out_row = out.data_ptr(), out.stride(0) * size
+        block.x, block.x_row = x.data_ptr(), x.stride(0) * x.element_size()
+        block.out, block.out_row = out.data_ptr(), out.stride(0) * out.element_size()
         block.ranks = table.host_ranks.ctypes.data + layer * table.host_ranks.strides[1]
         block.offsets = table.host_offsets.ctypes.data + layer * table.host_offsets.strides[1]
         team.run(kernel, block, block.num_items if plan.touched[layer] else 0, group)
@@ -157,7 +158,7 @@ def _scratch_bytes(in_features: int) -> int:
 
 
 @njit
-def _add_item(block, fmt, scratch, item, following):
+def _add_item(block, fmt, out_fmt, scratch, item, following):
     simd.stay_apart()
     (tile, target), (next_tile, next_target) = _parts(block, item), _parts(block, following)
     adapter_slot, next_adapter_slot, num_rows = simd.read_i32(tile), simd.read_i32(next_tile), simd.read_i32(tile + 8)
@@ -171,9 +172,8 @@ def _add_item(block, fmt, scratch, item, following):
         for i in range(0, width, LANES):
             simd.store(scratch + r * x_bytes + 4 * i, load_as(fmt, source + size * i, width - i))
     for _ in range(block.item_targets):
-        _add_target(
-            block, fmt, scratch, x_bytes, rows, num_rows, (adapter_slot, target), (next_adapter_slot, next_target)
-        )
+        of, ahead = (adapter_slot, target), (next_adapter_slot, next_target)
+        _add_target(block, fmt, out_fmt, scratch, x_bytes, rows, num_rows, of, ahead)
         target += 24
         next_target += 24
 
@@ -196,7 +196,7 @@ def _parts(block, item):
 
 
 @njit
-def _add_target(block, fmt, scratch, x_bytes, rows, num_rows, of, following):
+def _add_target(block, fmt, out_fmt, scratch, x_bytes, rows, num_rows, of, following):
     """Adds one target's delta to an item's rows, whose inputs `scratch` holds in fp32, `x_bytes` apart. `of` and
     `following` are (adapter slot, address of the target) here and in the thread's next item, whose weights are
     prefetched. `rows` is the address of the row indices."""
@@ -215,12 +215,12 @@ def _add_target(block, fmt, scratch, x_bytes, rows, num_rows, of, following):
         dot_rows(fmt, num_rows, scratch, x_bytes, a, width * size, tall, width, to, shrunk_bytes, ahead)
     for chunk in range(0, features, CHUNK):
         count = min(CHUNK, features - chunk)
-        _load_sums(block, fmt, rows, num_rows, columns + chunk, count, sums)
+        _load_sums(block, out_fmt, rows, num_rows, columns + chunk, count, sums)
         for first in range(0, rank, RANK_TILE):
             b, ahead = _weights(block, fmt, of, following, SIDE_B, first)
             tall, p, w = min(RANK_TILE, rank - first), shrunk + 4 * first, b + chunk * size
             mix_rows(fmt, num_rows, p, shrunk_bytes, w, features * size, tall, count, sums, 4 * CHUNK, ahead)
-        _store_sums(block, fmt, rows, num_rows, columns + chunk, count, sums)
+        _store_sums(block, out_fmt, rows, num_rows, columns + chunk, count, sums)
 
 
 @njit

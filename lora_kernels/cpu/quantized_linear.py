@@ -58,7 +58,7 @@ class QuantizedEmbedding:
 
 
 class QuantizedLinear:
-    """A linear layer whose weight is quantised: [num_rows, in_features] -> [num_rows, out_features], in `dtype`.
+    """A linear layer whose weight is quantised: [num_rows, in_features] in `dtype` -> [num_rows, out_features].
 
     In a 16-bit dtype, activations are coded in 8 bits and products are sums of integers, if the processor has
     instructions for these. Otherwise, and always in fp32, products are in fp32.
@@ -66,19 +66,27 @@ class QuantizedLinear:
     Args:
         weights: pieces of the weight, one below the other, each in a coding of its own.
         bias: [out_features], or None.
-        dtype: fp32, bf16 or fp16, of inputs and outputs.
+        dtype: fp32, bf16 or fp16, of inputs.
+        out_dtype: dtype of outputs where products are sums of integers. Elsewhere, and for None, they are in `dtype`.
     """
 
-    def __init__(self, weights: Sequence[QuantizedWeight], bias: Tensor | None, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        weights: Sequence[QuantizedWeight],
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        out_dtype: torch.dtype | None = None,
+    ) -> None:
         self._dtype, self._team, self._width = dtype, team(), weights[0].shape[1]
         self._features = sum(weight.shape[0] for weight in weights)
         integers = dtype != torch.float32 and has_integer_products()
+        self._out_dtype = (out_dtype or dtype) if integers else dtype
         bias = torch.zeros(self._features) if bias is None else bias
         self.panels = [Panels(weight) for weight in weights]
         self._parts: list[_Part] = []
         start = 0
         for panels in self.panels:
-            self._parts.append(_Part(panels, PanelForm(panels.coding, integers), bias, start, dtype))
+            self._parts.append(_Part(panels, PanelForm(panels.coding, integers), bias, start, dtype, self._out_dtype))
             start += panels.features
 
     @property
@@ -96,7 +104,7 @@ class QuantizedLinear:
             expected = f"{self._dtype} [num_rows, {self._width}]"
             raise ValueError(f"a quantised linear of {expected} was given {x.dtype} {list(x.shape)}")
         x, rows = x.contiguous(), x.shape[0]
-        out = self._team.empty((rows, self._features), self._dtype)
+        out = self._team.empty((rows, self._features), self._out_dtype)
         coded: dict[tuple[int, int], Tensor] = {}
         for part in self._parts:
             if part.key not in coded:
@@ -109,14 +117,16 @@ class _Part:
     """The part of a linear layer that one piece of its weight computes: the outputs from `start` on. `bias` is that of
     the whole layer, [out_features]."""
 
-    def __init__(self, panels: Panels, form: PanelForm, bias: Tensor, start: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, panels: Panels, form: PanelForm, bias: Tensor, start: int, dtype: torch.dtype, out_dtype: torch.dtype
+    ) -> None:
         self._panels, self._start, self._team = panels, start, team()
         self._bias = torch.zeros(len(panels.memory) * PANEL)
         self._bias[: panels.features] = bias[start : start + panels.features]
         self.key = form.block if form.integers else 0, 0 if panels.order is None else id(panels)
         blocks = panels.width // form.block
-        fmt = FORMATS[dtype]
-        self._product, self._code = product_kernel(form, fmt), code_kernel(form, fmt) if form.integers else None
+        self._product = product_kernel(form, FORMATS[out_dtype])
+        self._code = code_kernel(form, FORMATS[dtype]) if form.integers else None
         self._block = QuantizedBlock(
             panels=len(panels.memory),
             w=panels.memory.data_ptr(),
@@ -124,7 +134,7 @@ class _Part:
             blocks=blocks,
             bias=self._bias.data_ptr(),
             features=panels.features,
-            out_row=len(bias) * dtype.itemsize,
+            out_row=len(bias) * out_dtype.itemsize,
         )
         self._coding = CodeBlock(
             item_rows=max(1, CODED_NUMBERS // panels.width),

@@ -28,6 +28,14 @@ def test_it_is_rounded_once(features, width, rows, bias, dtype):
 
 
 @packs
+def test_outputs_that_ranks_sum_are_not_rounded():
+    weight, offset, _ = made(200, 130, torch.bfloat16, True)
+    x, linear = torch.randn(9, 130).to(torch.bfloat16), make_linear(weight, offset, out_dtype=torch.float32)
+    exact = x.double() @ weight.double().T + offset.double()
+    torch.testing.assert_close(linear(x), exact.float(), rtol=1e-5, atol=1e-5)
+
+
+@packs
 def test_a_row_keeps_its_bits_among_others():
     *_, linear = made(200, 130, torch.bfloat16, True)
     x = torch.randn(40, 130).to(torch.bfloat16)

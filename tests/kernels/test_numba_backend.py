@@ -51,6 +51,15 @@ def run_written(backend, case):
     return kv
 
 
+def test_deltas_are_added_to_outputs_that_ranks_sum(backend):
+    case = lora_case([8, 17, 3], [0, 1, 2, 2, 1, -1], dtype=torch.bfloat16)
+    group = case.shape.groups[0]
+    out, x = case.inputs(group)
+    delta = reference.lora_delta(x, case.row_adapter_slots, case.arena, case.table, 1, group)
+    added = run_lora(backend, case, out.float(), x, 1, group)
+    torch.testing.assert_close(added, out.float() + delta, rtol=1e-3, atol=1e-3)
+
+
 def test_one_thread_computes_what_a_team_does(backend, two_threads):
     case = attention_case([(1, 33), (20, 27), (1, 2), (3, 3), (1, 16)])
     lora = lora_case([8, 17, 3], [0, 1, 2, 2, 1, 1, 1, 1, 1])

@@ -62,6 +62,9 @@ def test_integer_products_are_exact_but_for_the_activations_codes(coding):
         x = rows(count, torch.bfloat16)
         exact = in_blocks(x, min(coding.group, 32)) @ one.dequantize().double().T + bias
         assert ((linear(x).double() - exact).abs() <= 2.0**-8 * exact.abs() + 2e-3).all()
+    unrounded = QuantizedLinear([one], bias, torch.bfloat16, torch.float32)(x)
+    assert unrounded.dtype == torch.float32
+    assert torch.equal(unrounded.to(torch.bfloat16), linear(x))
 
 
 def test_a_row_keeps_its_bits_among_others_and_harms_none():

@@ -26,7 +26,7 @@ class SharedEmbedding:
         ids = token_ids - self.tokens.start
         others = (ids < 0) | (ids >= self.tokens.stop - self.tokens.start)
         rows = self.part(ids.masked_fill(others, 0)).masked_fill_(others[:, None], 0)
-        total = self.ranks.sum(rows)
+        total = self.ranks.sum(rows, rows.dtype)
         return total if out is None else out.copy_(total)
 
 

@@ -29,7 +29,7 @@ GPU_TEST_TOOLS := pytest pytest-asyncio pytest-xdist hypothesis jsonschema psuti
 .PHONY: bench-many-adapters bench-lanes bench-clients bench-embeddings bench-baselines
 .PHONY: bench-batches bench-batch-job bench-gateway bench-limits bench-hostile bench-neighbours bench-restarts bench-start
 .PHONY: bench-drift bench-gpu bench-planning bench-router bench-routes bench-speculation bench-validation bench-weights
-.PHONY: screenshots chaos soak proto audit wheel-check clean-data clean
+.PHONY: bench-activated screenshots chaos soak proto audit wheel-check clean-data clean
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
 
@@ -161,6 +161,9 @@ bench-baselines: setup-dev  ## Static, dynamic and continuous batching, and orde
 
 bench-validation: setup-dev  ## Simulated figures over those of the engine on this machine, for eight workloads
 	$(BIN)/python -m benchmarks.validation $(ARGS)
+
+bench-activated: setup-dev  ## TTFT of five activated LoRAs over one conversation beside plain ones and full prefix hits
+	$(BIN)/python -m benchmarks.activated $(ARGS)
 
 bench-weights: setup-dev  ## Speed of quantised weights beside bf16
 	$(BIN)/python -m benchmarks.weights $(ARGS)

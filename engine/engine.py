@@ -299,7 +299,8 @@ class Engine:
             return self.executor.load_host(path, lambda host: self._claim(path, host))
 
     def _claim(self, path: str, host: HostAdapter) -> bool:
-        command = AddAdapter(host.adapter_hash, host.num_pages, host.rank, host.num_bytes, path, is_read=True)
+        sizes = host.num_pages, host.rank, host.num_bytes
+        command = AddAdapter(host.adapter_hash, *sizes, path, is_read=True, invocation=host.invocation)
         return self.inspect(lambda state: add_adapter(state, command))
 
     def pin_adapter(self, adapter_hash: AdapterHash, pinned: bool) -> None:

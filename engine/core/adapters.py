@@ -9,6 +9,8 @@ an operator pins it, and otherwise until the room is needed. An adapter can be u
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import inf, log2
@@ -42,6 +44,8 @@ class Adapter:
     rank: int = 0
     num_bytes: int = 0
     path: str = ""
+    invocation: tuple[int, ...] = ()
+    """Tokens that activate the adapter (see `begin_of`). Empty means that it applies to all tokens."""
     host: HostCopy = HostCopy.ABSENT
     pages: tuple[PageId, ...] = ()
     """Device pages that hold the adapter; empty if it is not resident."""
@@ -74,6 +78,19 @@ class Adapter:
     """Reason of the last failed fetch."""
     retry_at: float = 0.0
     """Time on the engine's clock, in seconds, before which the adapter is not fetched again."""
+
+    def begin_of(self, prompt_ids: Sequence[int]) -> int | None:
+        """Return the position of the first token that the adapter applies to: 0 or, for an activated LoRA, where its
+        invocation tokens begin in the prompt for the last time. The tokens before are computed by the base model, so
+        that their KV is that of the base model and of other activated LoRAs (Greenewald et al., "Activated LoRA",
+        2025). None means that the prompt does not have the invocation tokens."""
+        if not self.invocation:
+            return 0
+        text, mark = array("I", prompt_ids).tobytes(), array("I", self.invocation)
+        place = text.rfind(mark.tobytes())
+        while place % mark.itemsize and place >= 0:  # it begins within a token
+            place = text.rfind(mark.tobytes(), 0, place + mark.itemsize * len(mark) - 1)
+        return None if place < 0 else place // mark.itemsize
 
     @property
     def is_resident(self) -> bool:

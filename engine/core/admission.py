@@ -48,9 +48,9 @@ def _own_pages(state: EngineState, adapter_hash: AdapterHash | None) -> int:
 
 
 def refuse(state: EngineState, request: Request) -> Refusal | None:
-    """Return why a new request is invalid (id in use, field out of range, empty prompt, unknown or dropped adapter),
-    can never run (too many tokens, or too few pages beside pinned adapters), or cannot get its adapter now. None means
-    that it can run. The predicted wait and the queue are not considered."""
+    """Return why a new request is invalid (id in use, field out of range, empty prompt, unknown or dropped adapter, no
+    invocation of its adapter), can never run (too many tokens, or too few pages beside pinned adapters), or cannot get
+    its adapter now. None means that it can run. The predicted wait and the queue are not considered."""
     config, adapter = state.config, state.adapters.get(request.adapter_hash or "")
     total = len(request.prompt_ids) + request.params.max_tokens
     pages = config.pages_for(total) + state.tiers.held.pinned_pages + _own_pages(state, request.adapter_hash)
@@ -67,6 +67,9 @@ def refuse(state: EngineState, request: Request) -> Refusal | None:
     if pages > config.usable_pages:
         reason = f"{pages} pages needed, the pool has {config.usable_pages}; give the engine more memory"
         return Refusal(ErrorCode.CONTEXT_LENGTH_EXCEEDED, reason)
+    if adapter and adapter.begin_of(request.prompt_ids) is None:
+        reason = f"the adapter applies from its invocation tokens {list(adapter.invocation)} on; the prompt has none"
+        return Refusal(ErrorCode.INVALID_REQUEST, reason)
     return _out_of_reach(state, adapter, request.arrival) if adapter else None
 
 

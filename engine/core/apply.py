@@ -72,10 +72,8 @@ def _submit(state: EngineState, request: Request) -> None:
     if refusal is not None:
         state.outbox.append(TokenEvent(request.id, finish_reason=FinishReason.ERROR, refusal=refusal))
         return
-    realm = realm_of(request, share_prefixes=state.config.share_prefixes)
-    known = [*request.prompt_ids, *request.produced]
-    proposer = proposer_for(state.config, request, state.answers)
-    seq = Sequence(request, known, realm=realm, num_scored=request.num_scored, proposer=proposer)
+    seq = _sequence(state, request)
+    seq.proposer = proposer_for(state.config, request, state.answers)
     seq.expected_output = state.lengths.expect(request)
     seq.expected_seconds = state.ledger.work_of(seq)
     seq.drafting = state.drafts.begin(request.adapter_hash)
@@ -105,9 +103,20 @@ def _submit(state: EngineState, request: Request) -> None:
 def _fetch_ahead(state: EngineState, request: Request) -> None:
     """Begin to fetch the KV of a request that will be submitted later, unless the request is known already."""
     if request.id not in state.sequences:
-        known = [*request.prompt_ids, *request.produced]
-        realm = realm_of(request, share_prefixes=state.config.share_prefixes)
-        begin_import(state, Sequence(request, known, realm=realm), len(known))
+        seq = _sequence(state, request)
+        begin_import(state, seq, len(seq.tokens))
+
+
+def _sequence(state: EngineState, request: Request) -> Sequence:
+    """Return the record of a request, which is not part of the state yet."""
+    adapter = state.adapters.get(request.adapter_hash or "")
+    return Sequence(
+        request,
+        [*request.prompt_ids, *request.produced],
+        adapter_begin=(adapter.begin_of(request.prompt_ids) or 0) if adapter else 0,
+        realm=realm_of(request, share_prefixes=state.config.share_prefixes),
+        num_scored=request.num_scored,
+    )
 
 
 def _only_batch_delays(state: EngineState, seq: Sequence) -> bool:

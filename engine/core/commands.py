@@ -41,6 +41,8 @@ class AddAdapter:
     is_read: bool = False
     """True means that the adapter has just been read. If host memory is free, it is reserved for the adapter until a
     `FetchAnswer` comes, as if a plan had started a fetch."""
+    invocation: tuple[int, ...] = ()
+    """Tokens that activate the adapter; empty if it applies to all tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ def add_adapter(state: EngineState, command: AddAdapter) -> bool:
         raise ValueError(reason)
     adapter = state.adapters.get(command.adapter_hash)
     if adapter is None:
-        adapter = Adapter(command.adapter_hash, command.num_pages, command.rank, command.num_bytes, command.path)
+        sizes = command.num_pages, command.rank, command.num_bytes
+        adapter = Adapter(command.adapter_hash, *sizes, command.path, command.invocation)
         state.adapters[adapter.adapter_hash] = adapter
     adapter.path = command.path
     adapter.closing = False

@@ -374,5 +374,6 @@ def _admission(seq: Sequence, num_computed: int, pages: tuple[PageId, ...]) -> A
         adapter_hash=request.adapter_hash,
         params=request.params,
         pooling=request.pooling,
+        adapter_begin=seq.adapter_begin,
         num_scored=seq.num_scored,
     )

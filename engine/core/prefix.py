@@ -5,6 +5,9 @@ equal keys mean equal KV. The first link includes the adapter's content hash, be
 adapter is another prefix, and the realm: the tenant, unless the configuration lets tenants share prefixes, and the
 request's salt. A cache hit shows in `cached_tokens` and in the TTFT, and would otherwise tell one tenant, or one user
 of a tenant that gives each a salt, what another has asked.
+
+The pages before the invocation of an activated LoRA have the keys of the base model, which computes them, so that
+several such adapters share the pages of one conversation.
 """
 
 from __future__ import annotations
@@ -34,6 +37,14 @@ def root_key(adapter_hash: AdapterHash | None, realm: str) -> PrefixKey:
     return blake2b(text.encode(), digest_size=KEY_BYTES).digest()
 
 
+def activated_key(parent: PrefixKey, adapter_hash: AdapterHash, offset: int) -> PrefixKey:
+    """Return the parent of the key of the page in which an activated LoRA begins, at its token `offset`, from the key
+    of the page before, which is one of the base model. The offset is included, because the same tokens may be the base
+    model's in another prompt, in which the adapter begins later."""
+    text = parent + offset.to_bytes(4, "little") + adapter_hash.encode()
+    return blake2b(text, digest_size=KEY_BYTES, person=b"activated").digest()
+
+
 def next_key(parent: PrefixKey, tokens: list[int]) -> PrefixKey:
     return blake2b(parent + array("I", tokens).tobytes(), digest_size=KEY_BYTES).digest()
 
@@ -46,9 +57,17 @@ def page_keys(seq: Sequence, num_full_pages: int, block_size: int) -> list[Prefi
         return keys
     while len(keys) < num_full_pages:
         start = len(keys) * block_size
-        parent = keys[-1] if keys else root_key(seq.request.adapter_hash, seq.realm)
-        keys.append(next_key(parent, seq.tokens[start : start + block_size]))
+        keys.append(_page_key(seq, keys, start, start + block_size))
     return keys[:num_full_pages]
+
+
+def _page_key(seq: Sequence, keys: list[PrefixKey], start: int, end: int) -> PrefixKey:
+    """Return the key of a page with the tokens from `start` to before `end`, after the pages with these keys."""
+    begin, adapter_hash = seq.adapter_begin, seq.request.adapter_hash
+    parent = keys[-1] if keys else root_key(adapter_hash if not begin else None, seq.realm)
+    if adapter_hash and begin and start <= begin < end:
+        parent = activated_key(parent, adapter_hash, begin - start)
+    return next_key(parent, seq.tokens[start:end])
 
 
 def tail_key(seq: Sequence, block_size: int) -> PrefixKey | None:
@@ -58,9 +77,7 @@ def tail_key(seq: Sequence, block_size: int) -> PrefixKey | None:
     full = count // block_size
     if not seq.shares_pages or full * block_size == count:
         return None
-    keys = page_keys(seq, full, block_size)
-    parent = keys[-1] if keys else root_key(seq.request.adapter_hash, seq.realm)
-    return next_key(parent, seq.tokens[full * block_size : count])
+    return _page_key(seq, page_keys(seq, full, block_size), full * block_size, count)
 
 
 def leading_pages(page_of: Mapping[PrefixKey, int], keys: Iterable[PrefixKey]) -> list[int]:

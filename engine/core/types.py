@@ -254,6 +254,8 @@ class Admission:
     params: SamplingParams
     pooling: Pooling | None = None
     """See `Request.pooling`."""
+    adapter_begin: int = 0
+    """Position of the first token that the adapter applies to. The base model computes those before it."""
     num_scored: int = 0
     """Number of prompt tokens, after the first, whose logprobs need not be computed any more."""
 

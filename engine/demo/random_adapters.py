@@ -24,9 +24,11 @@ def write_adapters(
     ranks: Sequence[int],
     seed: int = 0,
     on_written: Callable[[], None] = lambda: None,
+    invocation: Sequence[int] = (),
 ) -> dict[str, Path]:
     """Write a random PEFT adapter for each rank, on all seven projections of a Llama-family model, or reuse its folder
-    if that exists; call `on_written` after each. Returns name (`a0000` and so on) -> folder."""
+    if that exists; call `on_written` after each. With `invocation`, which holds token ids, they are activated LoRAs.
+    Returns name (`a0000` and so on) -> folder."""
     config = json.loads((model_dir / "config.json").read_text())
     # All adapters are slices of the same random numbers, at different offsets: drawing 13 GB takes twenty minutes.
     numbers = (torch.randn(NUMBERS, generator=torch.Generator().manual_seed(seed)) * 0.02).to(torch.bfloat16)
@@ -36,12 +38,12 @@ def write_adapters(
         if not (folder / "adapter_config.json").is_file():
             folder.mkdir(parents=True, exist_ok=True)
             save_file(_tensors(config, rank, numbers, rng), folder / "adapter_model.safetensors")
-            (folder / "adapter_config.json").write_text(json.dumps(_adapter_config(rank)))
+            (folder / "adapter_config.json").write_text(json.dumps(_adapter_config(rank, list(invocation) or None)))
         on_written()
     return folders
 
 
-def _adapter_config(rank: int) -> dict[str, object]:
+def _adapter_config(rank: int, invocation: list[int] | None) -> dict[str, object]:
     targets = [name for names in PROJECTIONS.values() for name in names]
     return {
         "peft_type": "LORA",
@@ -51,6 +53,7 @@ def _adapter_config(rank: int) -> dict[str, object]:
         "lora_alpha": 2 * rank,
         "target_modules": targets,
         "bias": "none",
+        "alora_invocation_tokens": invocation,
     }
 
 

@@ -34,6 +34,9 @@ class HostAdapter:
     num_pages: int
     num_bytes: int
     """Packed size in bytes, in host memory."""
+    invocation: tuple[int, ...] = ()
+    """Token ids that activate the adapter: it applies from their last occurrence in a prompt on. Empty means that it
+    applies to all tokens."""
 
 
 Claim = Callable[[HostAdapter], bool]

@@ -155,6 +155,7 @@ class BatchState:
         self.block_tables = np.zeros((max_seqs, -(-max_model_len // block_size)), dtype=np.int32)
         self.num_blocks = np.zeros(max_seqs, dtype=np.int32)
         self.adapter_slots = np.full(max_seqs, -1, dtype=np.int32)
+        self.adapter_begins = np.zeros(max_seqs, dtype=np.int32)
         self.sampler_slots = np.zeros(max_seqs, dtype=np.int32)
         self._lines: dict[str, int] = {}
         self._pooled: set[str] = set()
@@ -192,6 +193,7 @@ class BatchState:
         self.tokens[line, len(admission.tokens) :] = UNKNOWN
         self.num_tokens[line] = len(admission.tokens)
         self.adapter_slots[line] = adapter_slot
+        self.adapter_begins[line] = admission.adapter_begin
         self.sampler_slots[line] = sampler_slot
         self._add_pages(line, admission.pages)
         if admission.pooling is not None:
@@ -237,6 +239,7 @@ class BatchState:
         span = _span(ordered)
         samples = [chunk.samples and chunk.request_id not in self._silent for chunk in ordered]
         row_lines = np.repeat(lines, span.lengths)
+        slots = self.adapter_slots[row_lines]
         return HostBatch(
             token_ids=self.tokens[row_lines, span.positions],
             sampler_slots=self.sampler_slots[row_lines],
@@ -245,7 +248,7 @@ class BatchState:
             query_starts=span.query_starts,
             contexts=span.contexts,
             block_tables=self.block_tables[lines, : -(-int(span.contexts.max()) // self.block_size)],
-            segments=plan_segments(self.adapter_slots[row_lines]),
+            segments=plan_segments(np.where(span.positions < self.adapter_begins[row_lines], -1, slots)),
             sample_rows=span.query_starts[1:][samples] - 1,
             sample_ids=tuple(
                 chunk.request_id for chunk, is_sampled in zip(ordered, samples, strict=True) if is_sampled

@@ -94,7 +94,7 @@ def _check_values(header: Header, name: str, base: GgufBase) -> None:
     if found != needed:
         raise AdapterError(f"{name} is an adapter of architecture {_short(found)}, and this model is {needed!r}")
     if INVOCATION in header.values:
-        raise AdapterError(f"{name} has {INVOCATION}: adapters that begin within a prompt are not supported")
+        raise AdapterError(f"{name} has {INVOCATION}: adapters that begin within a prompt are read as PEFT writes them")
     if not header.tensors:
         raise AdapterError(f"{name} has no tensors")
 

@@ -127,16 +127,17 @@ class Packer:
         recipes = self._recipes
         recipe = recipes.known(folder) if recipes else None
         if recipe is not None and self._is_sound(recipe, folder.data):
-            return self._describe(folder.adapter_hash, recipe.ranks, recipe.layout.num_pages)
+            return self._describe(folder, recipe.ranks, recipe.layout.num_pages)
         loaded = check_peft(folder, self._shapes)
-        return self._describe(folder.adapter_hash, loaded.ranks, self._layout(loaded).num_pages)
+        return self._describe(folder, loaded.ranks, self._layout(loaded).num_pages)
 
-    def _describe(self, adapter_hash: str, ranks: npt.NDArray[np.int32], num_pages: int) -> HostAdapter:
+    def _describe(self, folder: PeftFolder, ranks: npt.NDArray[np.int32], num_pages: int) -> HostAdapter:
         """Describes an adapter of these ranks (int32 [layers, targets]). Pages are of the stage that has the largest,
         on which the memory for adapters holds fewest."""
         num_bytes = num_pages * self._shapes.shard.most_elements(self._page_elems) * self._dtype.itemsize
         touched = tuple(name for name, column in zip(self._shapes.targets, ranks.T, strict=True) if column.any())
-        return HostAdapter(adapter_hash, int(ranks.max()), touched, num_pages, num_bytes)
+        sizes = num_pages, num_bytes
+        return HostAdapter(folder.adapter_hash, int(ranks.max()), touched, *sizes, folder.settings.invocation)
 
     def _is_sound(self, recipe: Recipe, data: memoryview) -> bool:
         """Returns whether a weights file of the recipe's structure has the right length, and numbers that are finite

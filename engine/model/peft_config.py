@@ -20,6 +20,8 @@ from lora_kernels.layout import MAX_RANK
 
 MAX_PATTERNS = 4096
 MAX_PATTERN_CHARS = 2048
+MAX_INVOCATION = 256
+"""Maximum number of tokens that activate an adapter."""
 MATCH_SECONDS = 1.0
 """Maximum time in seconds for matching one expression of an adapter with one module name. Ordinary ones take
 microseconds."""
@@ -57,6 +59,9 @@ class PeftSettings:
     """Layers to adapt; a module targeted by its full path is adapted in any layer. Empty means all layers."""
     layer_patterns: tuple[regex.Pattern[str], ...]
     base_model: str
+    invocation: tuple[int, ...] = ()
+    """Token ids from whose last occurrence in a prompt on the adapter applies (activated LoRA). Empty means that it
+    applies to all tokens."""
 
     def targets(self, module: str) -> bool:
         """Returns whether the adapter changes the module of this name. Raises AdapterError if matching takes too
@@ -94,6 +99,7 @@ class PeftSettings:
             _canonical_selection(self.exclude_modules),
             sorted(self.layers),
             [pattern.pattern for pattern in self.layer_patterns],
+            *([self.invocation] if self.invocation else ()),  # hashes of plain LoRAs stay as they were
         )
         return json.dumps(fields).encode()
 
@@ -161,7 +167,23 @@ def _settings(config: dict[str, Any]) -> PeftSettings:
         layers=layers,
         layer_patterns=_layer_patterns(config),
         base_model=str(config.get("base_model_name_or_path") or ""),
+        invocation=_invocation(config),
     )
+
+
+def _invocation(config: dict[str, Any]) -> tuple[int, ...]:
+    """Returns the tokens that activate the adapter. Empty means that it is no activated LoRA."""
+    tokens = config.get("alora_invocation_tokens")
+    if tokens is None:
+        return ()
+    if config.get("use_dora"):
+        raise AdapterError("use_dora and alora_invocation_tokens: PEFT has no activated DoRA; retrain without one")
+    is_list = isinstance(tokens, list) and 1 <= len(tokens) <= MAX_INVOCATION
+    if not is_list or not all(type(token) is int and 0 <= token < 2**31 for token in tokens):
+        raise AdapterError(
+            f"alora_invocation_tokens must be 1 to {MAX_INVOCATION} token ids or null, not {_short(tokens)}"
+        )
+    return tuple(tokens)
 
 
 def _number(config: dict[str, Any], key: str, default: float, whole: bool = False) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 HANDLED = {
     "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "exclude_modules",
     "layers_to_transform", "layers_pattern", "init_lora_weights", "bias", "base_model_name_or_path", "use_dora",
+    "alora_invocation_tokens",
 }  # fmt: skip
 HARMLESS = {
     "task_type", "inference_mode", "revision", "auto_mapping", "peft_version", "lora_dropout", "loftq_config",
@@ -24,13 +25,12 @@ REFUSED = {
     "target_parameters": "LoRA on bare parameters is not supported; target the projections by target_modules",
     "megatron_config": "Megatron adapters are not supported; convert it to a plain LoRA",
     "layer_replication": "the adapter is of a base with replicated layers, which this model is not",
-    "alora_invocation_tokens": "activated LoRA is not supported; retrain as a plain LoRA",
     "arrow_config": "Arrow routing is not supported; serve each of its adapters by its own name",
     "kasa_config": "KaSA changes the base weights, which every adapter shares; convert it to a plain LoRA",
     "velora_config": "VeLoRA adapters are not supported; save it as a plain LoRA",
     "monteclora_config": "MonteCLoRA adapters are not supported; save it as a plain LoRA",
 }
-ACTIVE_WHEN_EMPTY = frozenset(("alora_invocation_tokens", "arrow_config", "kasa_config", "use_bdlora"))
+ACTIVE_WHEN_EMPTY = frozenset(("arrow_config", "kasa_config", "use_bdlora"))
 """Fields that PEFT enables for any value except null, empty values included."""
 PLAIN_INITIALISATIONS = (None, True, False, "gaussian", "orthogonal", "eva")
 """Initialisations that leave the base weights as they are, unlike PiSSA, OLoRA, CorDA, LoftQ and others."""

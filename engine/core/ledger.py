@@ -28,6 +28,8 @@ EVENTS_REMEMBERED = 500
 """Number of events that a `Ratio` averages over: enough for a 99 % goal, and few enough to forget a bad minute."""
 STEPS_REMEMBERED = 2000
 """Number of steps that `Ledger.tail` is computed from: a few bursts of prompts."""
+PROMPT_WINDOW_S = 5.0
+"""Seconds, with exponential decay, over which `Ledger.prompt_share` is measured."""
 TAIL, TAIL_EVERY = 0.98, 16
 """Quantile that defines `Ledger.tail`, and number of steps between two computations of it."""
 
@@ -107,6 +109,8 @@ class Ledger:
         self.need_known_until = 0.0
         self.predicted_seconds = self.actual_seconds = 0.0
         self.longest_prompt = self.longest_output = 0
+        self._prompt_time, self._prompts_at = 0.0, 0.0
+        """Seconds that the device computed prompts, with exponential decay until the time `_prompts_at`."""
         self._window = rules.floor_window_s
         self._batch_time = 0.0
         self._wanted_time = 0.0
@@ -154,7 +158,7 @@ class Ledger:
         whole = sum(charge.weight for charge in charges)
         self.model.observe(plan.features._replace(launched=float(launched)), seconds - draft_seconds)
         if whole:
-            self._charge(charges, seconds / whole)
+            self._note_prompts(self._charge(charges, seconds / whole), now)
             batch = sum(charge.weight for charge in charges if charge.seq.request.lane is not Lane.INTERACTIVE)
             self._was_shared = 0 < batch < whole
             if batch < whole:
@@ -247,7 +251,16 @@ class Ledger:
             seq, weight = step.sequences[ask.request_id], seconds / len(step.plan.drafts)
             yield Charge(self.accounts.get(seq.request.lane, seq.request.party), seq, 0, False, weight, weight)
 
-    def _charge(self, charges: Iterable[Charge], scale: float) -> None:
+    def prompt_share(self, now: float) -> float:
+        """Return the share of the last `PROMPT_WINDOW_S` seconds in which the device computed prompts."""
+        return min(1.0, self._prompt_time * exp((self._prompts_at - now) / PROMPT_WINDOW_S) / PROMPT_WINDOW_S)
+
+    def _note_prompts(self, seconds: float, now: float) -> None:
+        self._prompt_time = self._prompt_time * exp((self._prompts_at - now) / PROMPT_WINDOW_S) + seconds
+        self._prompts_at = now
+
+    def _charge(self, charges: Iterable[Charge], scale: float) -> float:
+        """Charge a step, whose weights times `scale` are device seconds, and return the seconds of its prompts."""
         cost, tokens = [0.0, 0.0], [0, 0]
         for account, seq, count, is_decode, weight, billed in charges:
             account.seconds += weight * scale
@@ -261,6 +274,7 @@ class Ledger:
             self.prefill_price = _smooth(self.prefill_price, cost[0] / tokens[0])
         if tokens[1]:
             self.decode_price = _smooth(self.decode_price, cost[1] / tokens[1])
+        return cost[0]
 
 
 def chunk_weight(model: StepTimeModel, chunk: ScheduledChunk, rank: int, many: float) -> float:

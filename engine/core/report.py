@@ -11,6 +11,7 @@ from engine.core.accounts import Account
 from engine.core.adapters import HostCopy
 from engine.core.admission import predicted_wait
 from engine.core.state import EngineState
+from engine.core.step_time import StepFeatures
 from engine.core.types import AdapterHash, Lane, LaneMode
 
 
@@ -104,22 +105,35 @@ class LoadReport:
     """Predicted seconds until the first token of an interactive request with an empty prompt that arrives now."""
     prompt_token_s: float
     """Predicted device time of one prompt token in seconds."""
+    decoding: int
+    """Running interactive requests that have their first token."""
+    decode_step_s: float
+    """Predicted seconds of a step that computes one decode more than now run, and no prompt."""
+    prompt_share: float
+    """Share of the last seconds in which the device computed prompts."""
 
 
 def load_report(state: EngineState) -> LoadReport:
     """Return how busy the engine is now. The cost is one pass over the running requests."""
-    pending = sum(
-        seq.num_remaining for seq in state.running.values() if seq.lane is Lane.INTERACTIVE and seq.num_remaining > 1
-    )
+    pending, decodes, context, decoding = 0, 1, 1, 0
+    for seq in state.running.values():
+        interactive = seq.lane is Lane.INTERACTIVE
+        if seq.num_remaining <= 1:
+            decodes, context, decoding = decodes + 1, context + seq.num_tokens, decoding + interactive
+        elif interactive:
+            pending += seq.num_remaining
     running = Counter(seq.request.lane for seq in state.running.values())
-    interactive, batch = (predicted_wait(state, lane) for lane in Lane)
+    interactive_wait, batch_wait = (predicted_wait(state, lane) for lane in Lane)
     return LoadReport(
         waiting=(state.waiting.count(Lane.INTERACTIVE), state.waiting.count(Lane.BATCH)),
         running=(running[Lane.INTERACTIVE], running[Lane.BATCH]),
         free_pages=len(state.pool.free) + state.prefix.num_idle,
-        lane_wait_s=(interactive, batch),
-        wait_s=interactive + state.ledger.price(pending, 0),
+        lane_wait_s=(interactive_wait, batch_wait),
+        wait_s=interactive_wait + state.ledger.price(pending, 0),
         prompt_token_s=state.ledger.price(1, 0),
+        decoding=decoding,
+        decode_step_s=state.ledger.model.predict(StepFeatures(decode_tokens=decodes, decode_context=context)),
+        prompt_share=state.ledger.prompt_share(state.now),
     )
 
 

@@ -734,7 +734,7 @@ class LaneLoad(_message.Message):
     def __init__(self, lane: _Optional[_Union[Lane, str]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
 
 class EngineNews(_message.Message):
-    __slots__ = ("adapters", "lanes", "free_pages", "wait_seconds", "prompt_token_seconds", "copy_bytes_per_second", "read_bytes_per_second", "prefix_keys", "draining", "steps", "kv_bytes_per_second")
+    __slots__ = ("adapters", "lanes", "free_pages", "wait_seconds", "prompt_token_seconds", "copy_bytes_per_second", "read_bytes_per_second", "prefix_keys", "draining", "steps", "kv_bytes_per_second", "decoding", "decode_step_seconds", "prompt_share")
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
     FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -746,6 +746,9 @@ class EngineNews(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    DECODING_FIELD_NUMBER: _ClassVar[int]
+    DECODE_STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_SHARE_FIELD_NUMBER: _ClassVar[int]
     adapters: _containers.RepeatedCompositeFieldContainer[AdapterPlace]
     lanes: _containers.RepeatedCompositeFieldContainer[LaneLoad]
     free_pages: int
@@ -757,7 +760,10 @@ class EngineNews(_message.Message):
     draining: bool
     steps: int
     kv_bytes_per_second: float
-    def __init__(self, adapters: _Optional[_Iterable[_Union[AdapterPlace, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneLoad, _Mapping]]] = ..., free_pages: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., prompt_token_seconds: _Optional[float] = ..., copy_bytes_per_second: _Optional[float] = ..., read_bytes_per_second: _Optional[float] = ..., prefix_keys: _Optional[_Iterable[int]] = ..., draining: _Optional[bool] = ..., steps: _Optional[int] = ..., kv_bytes_per_second: _Optional[float] = ...) -> None: ...
+    decoding: int
+    decode_step_seconds: float
+    prompt_share: float
+    def __init__(self, adapters: _Optional[_Iterable[_Union[AdapterPlace, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneLoad, _Mapping]]] = ..., free_pages: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., prompt_token_seconds: _Optional[float] = ..., copy_bytes_per_second: _Optional[float] = ..., read_bytes_per_second: _Optional[float] = ..., prefix_keys: _Optional[_Iterable[int]] = ..., draining: _Optional[bool] = ..., steps: _Optional[int] = ..., kv_bytes_per_second: _Optional[float] = ..., decoding: _Optional[int] = ..., decode_step_seconds: _Optional[float] = ..., prompt_share: _Optional[float] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("draining", "stop", "seconds")

@@ -146,6 +146,9 @@ class NewsFeed:
             read_bytes_per_second=read_rate,
             steps=counters.steps,
             kv_bytes_per_second=state.moves.pages_per_second * self._page_bytes,
+            decoding=load.decoding,
+            decode_step_seconds=load.decode_step_s,
+            prompt_share=load.prompt_share,
         )
         return news, tiers
 

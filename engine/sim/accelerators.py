@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.executor.cost import DeviceSpec, RooflineCost
+from engine.sim.links import LINK_SHARE
+from engine.sim.pipeline import PipelineCost
 from engine.sim.shapes import Shape
 from engine.sizing import DEVICE_SHARE, FLOP_REACHED, GIB, MEMORY_REACHED
 
@@ -71,12 +73,12 @@ FORMS: Mapping[str, Form] = {
 """Forms by name. FP8 has KV in FP8, too; int8 and int4 are groups of 32 with scales, multiplied in 16 bits."""
 
 
-def fits(shape: Shape, form: Form, accelerator: Accelerator, ranks: int) -> bool:
-    """Return whether a model can be served by `ranks` devices: its heads can be divided among them, they have FP8 if it
-    is needed, and there is room for at least a sequence of 1,024 tokens."""
+def fits(shape: Shape, form: Form, accelerator: Accelerator, ranks: int, stages: int = 1) -> bool:
+    """Return whether a model can be served by `stages` stages of `ranks` devices each: its heads and layers can be
+    divided among them, they have FP8 if it is needed, and there is room for at least a sequence of 1,024 tokens."""
     if shape.heads % ranks or shape.kv_heads % ranks or (form.is_fp8 and not accelerator.flop8_per_s):
         return False
-    return pool_bytes(shape, form, accelerator, ranks) >= 1024 * shape.kv_bytes(form.kv_bytes)
+    return pool_bytes(shape, form, accelerator, ranks * stages) >= 1024 * shape.kv_bytes(form.kv_bytes)
 
 
 def weight_bytes(shape: Shape, form: Form) -> float:
@@ -84,38 +86,27 @@ def weight_bytes(shape: Shape, form: Form) -> float:
     return shape.linear_weights * form.weight_bytes + 2 * (shape.weights - shape.linear_weights)
 
 
-def pool_bytes(shape: Shape, form: Form, accelerator: Accelerator, ranks: int) -> float:
-    """Return the bytes that all `ranks` devices have for pages; negative if the weights do not fit."""
-    return DEVICE_SHARE * (ranks * (accelerator.memory_bytes - RESERVED) - weight_bytes(shape, form))
+def pool_bytes(shape: Shape, form: Form, accelerator: Accelerator, devices: int) -> float:
+    """Return the bytes that all devices of an engine have for pages; negative if the weights do not fit."""
+    return DEVICE_SHARE * (devices * (accelerator.memory_bytes - RESERVED) - weight_bytes(shape, form))
 
 
 def device_of(
-    shape: Shape, form: Form, accelerator: Accelerator, ranks: int, *, max_seqs: int, token_budget: int
+    shape: Shape,
+    form: Form,
+    accelerator: Accelerator,
+    ranks: int,
+    stages: int = 1,
+    *,
+    max_seqs: int,
+    token_budget: int,
 ) -> DeviceSpec:
-    """Return the description of an engine over `ranks` devices that share each layer (tensor parallel): they have the
-    memory, bandwidth and arithmetic of all, and sum their results twice a layer, over rings of links."""
-    kv = shape.kv_bytes(form.kv_bytes)
-    page, per_rank = BLOCK_SIZE * kv, 2 * shape.lora_widths
-    sums = 2 * shape.layers if ranks > 1 else 0
-    moved = 2 * (ranks - 1) / ranks * shape.hidden * 2 / (accelerator.link_bytes_per_s * LINK_REACHED)
-    cost = RooflineCost(
-        memory_bytes_per_s=ranks * accelerator.bytes_per_s,
-        memory_reached=MEMORY_REACHED,
-        flop_per_s=ranks * (accelerator.flop8_per_s if form.is_fp8 else accelerator.flop_per_s),
-        flop_reached=FLOP_REACHED,
-        copy_bytes_per_s=COPY_BYTES_PER_S,
-        step_overhead_s=STEP_OVERHEAD_S + sums * EXCHANGE_S,
-        weight_bytes=shape.linear_weights * form.weight_bytes + 2 * shape.head_weights,
-        flop_per_token=2 * shape.linear_weights,
-        flop_per_sample=2 * shape.head_weights,
-        flop_per_attention_pair=4 * shape.heads * shape.head_dim * shape.layers,
-        flop_per_lora_row=2 * shape.lora_widths,
-        kv_bytes_per_token=kv,
-        adapter_bytes_per_rank=per_rank,
-        page_bytes=page,
-        exchange_s_per_token=sums * moved,
-    )
-    pages = int(pool_bytes(shape, form, accelerator, ranks) / page)
+    """Return the description of an engine over `stages` stages, which have a part of the layers each (pipeline
+    parallelism), of `ranks` devices, which share each of these layers (tensor parallelism)."""
+    page = BLOCK_SIZE * shape.kv_bytes(form.kv_bytes)
+    per_rank = 2 * shape.lora_widths
+    cost = _cost(shape, form, accelerator, ranks, page)
+    pages = int(pool_bytes(shape, form, accelerator, ranks * stages) / page)
     engine = {
         "num_pages": pages,
         "host_pages": pages,
@@ -127,6 +118,52 @@ def device_of(
         "host_adapter_bytes": HOST_BYTES,
     }
     name = f"{ranks} x {accelerator.name}" if ranks > 1 else accelerator.name
+    name = f"{stages} stages of {name}" if stages > 1 else name
     return DeviceSpec(
-        name, f"{shape.name} in {form.name} on {name}", cost, NOISE, page, per_rank, DISK_BYTES_PER_S, engine
+        name,
+        f"{shape.name} in {form.name} on {name}",
+        cost if stages == 1 else _in_stages(cost, shape, accelerator, ranks, stages),
+        NOISE,
+        page,
+        per_rank,
+        DISK_BYTES_PER_S,
+        engine,
     )
+
+
+def _cost(shape: Shape, form: Form, accelerator: Accelerator, ranks: int, page_bytes: int) -> RooflineCost:
+    """Return what steps cost on `ranks` devices that share each layer: they have the bandwidth and arithmetic of all,
+    and sum their results twice a layer, over rings of links."""
+    sums = 2 * shape.layers if ranks > 1 else 0
+    moved = 2 * (ranks - 1) / ranks * shape.hidden * 2 / (accelerator.link_bytes_per_s * LINK_REACHED)
+    return RooflineCost(
+        memory_bytes_per_s=ranks * accelerator.bytes_per_s,
+        memory_reached=MEMORY_REACHED,
+        flop_per_s=ranks * (accelerator.flop8_per_s if form.is_fp8 else accelerator.flop_per_s),
+        flop_reached=FLOP_REACHED,
+        copy_bytes_per_s=COPY_BYTES_PER_S,
+        step_overhead_s=STEP_OVERHEAD_S + sums * EXCHANGE_S,
+        weight_bytes=shape.linear_weights * form.weight_bytes + 2 * shape.head_weights,
+        flop_per_token=2 * shape.linear_weights,
+        flop_per_sample=2 * shape.head_weights,
+        flop_per_attention_pair=4 * shape.heads * shape.head_dim * shape.layers,
+        flop_per_lora_row=2 * shape.lora_widths,
+        kv_bytes_per_token=shape.kv_bytes(form.kv_bytes),
+        adapter_bytes_per_rank=2 * shape.lora_widths,
+        page_bytes=page_bytes,
+        exchange_s_per_token=sums * moved,
+    )
+
+
+def _in_stages(cost: RooflineCost, shape: Shape, accelerator: Accelerator, ranks: int, stages: int) -> PipelineCost:
+    """Return what steps cost whose layers are divided among stages with this cost of all layers. Each rank sends rows
+    of hidden states, in 16 bits, to that of the next stage."""
+    head_bytes = 2.0 * shape.head_weights
+    layers = replace(
+        cost,
+        step_overhead_s=cost.step_overhead_s - STEP_OVERHEAD_S,
+        weight_bytes=cost.weight_bytes - head_bytes,
+        flop_per_sample=0.0,
+    )
+    hop = shape.hidden * 2 / (accelerator.link_bytes_per_s / 2 * LINK_SHARE)
+    return PipelineCost(layers, stages, STEP_OVERHEAD_S, head_bytes, cost.flop_per_sample, EXCHANGE_S, hop)

@@ -7,15 +7,17 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.core.commands import Submit
 from engine.core.state import EngineState
-from engine.core.types import Lane, Request, StepPlan, TokenEvent
+from engine.core.types import FinishReason, Lane, Request, StepPlan, TokenEvent
 from engine.engine import Engine
 from engine.executor.cost import StepWork
 from engine.executor.timed import VirtualClock
 from engine.sim.collect import Collector
+from engine.sim.handover import Handover, Handovers, place_pages
+from engine.sim.links import LINKS, Link, Transfers
 from engine.sim.run import PROGRESS_PARTS, STALL_S, TICK_S, Progress, Setup, Stalled, make_engine, no_collection
 from engine.sim.trace_formats import Arrival
 from engine.sim.workload import RequestMaker, Workload, backlog_arrivals
@@ -24,6 +26,13 @@ NEWS_S = 0.1
 """Virtual seconds between two reports of a replica to the router."""
 NOTICE_S = 1.0
 """Virtual seconds between a replica's death and the moment when the gateway moves its requests."""
+
+
+class Choice(NamedTuple):
+    """The replica of a request and, if that only computes its prompt and first token, the one that continues it."""
+
+    replica: int
+    decode: int | None = None
 
 
 class Chooser(Protocol):
@@ -36,10 +45,10 @@ class Chooser(Protocol):
     def hear(self, replica: int, state: EngineState, now: float) -> None:
         """Take note of a replica's state. The state must be read at once, since it changes with the next step."""
 
-    def choose(self, request: Request, now: float) -> int: ...
+    def choose(self, request: Request, now: float) -> Choice: ...
 
     def finish(self, replica: int, request: Request) -> None:
-        """Take note that a request has ended on a replica, or was moved away from it."""
+        """Take note that a request has ended on a replica, was moved away from it, or was handed over by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +84,10 @@ class ClusterResult:
     moved: int
     """Requests that were moved from a replica that died."""
     first_tokens: list[FirstToken]
+    handed_over: int
+    """Requests whose prompt one replica computed, and whose answer another one continued."""
+    kv_bytes: float
+    """Bytes of KV that were sent for them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +111,7 @@ def simulate_cluster(
     replicas: int,
     changes: Sequence[Change] = (),
     progress: Progress = lambda _: None,
+    link: Link = LINKS["nvlink"],
 ) -> ClusterResult:
     """Run a workload on several equal engines, until it ends by the rule of `run.simulate`.
 
@@ -105,19 +119,26 @@ def simulate_cluster(
         chooser: the router, which chooses a replica for each request.
         replicas: number of engines at the start, with the numbers from 0 on.
         changes: engines that die or are added, in order of time.
+        link: what each engine sends and receives KV over.
 
     Raises:
         Stalled: an engine stopped stepping although work was left.
     """
     with no_collection():
-        cluster = _Cluster(setup, workload, chooser, replicas, changes)
+        cluster = _Cluster(setup, workload, chooser, replicas, changes, link)
         cluster.to_end(progress)
     return cluster.result()
 
 
 class _Cluster:
     def __init__(
-        self, setup: Setup, workload: Workload, chooser: Chooser, replicas: int, changes: Sequence[Change]
+        self,
+        setup: Setup,
+        workload: Workload,
+        chooser: Chooser,
+        replicas: int,
+        changes: Sequence[Change],
+        link: Link,
     ) -> None:
         self.now = 0.0
         self._setup = setup
@@ -133,6 +154,8 @@ class _Cluster:
         self._busy: dict[int, float] = {}
         self._bytes_copied = self._bytes_read = self._moved = 0
         self._first_tokens: list[FirstToken] = []
+        self._transfers = Transfers(link)
+        self._handovers = Handovers(self._transfers, setup.device.page_bytes / setup.core.block_size)
         self._awaited: set[str] = set()
         """Requests that have no first token yet."""
         self.replicas: dict[int, _Replica] = {}
@@ -157,20 +180,22 @@ class _Cluster:
             list(self._busy.values()),
             self._moved,
             self._first_tokens,
+            self._handovers.count,
+            self._transfers.bytes,
         )
 
     @property
     def _ended(self) -> bool:
         """Return whether the simulation is over, by the rule of a single engine's (see `run.py`)."""
-        if self._trace or self._orphans:
+        if self._trace or self._orphans or self._handovers.next_at < math.inf:
             return False
         if self._workload.backlog is None:
             return not self._collector.unfinished
         return self.now >= self._workload.horizon and not self._collector.outstanding[Lane.INTERACTIVE]
 
     def _advance(self) -> None:
-        """Do what comes next: a change of the replicas, the move of a dead replica's request, an arrival, or a step of
-        the replica furthest behind; then refill the backlog."""
+        """Do what comes next: a change of the replicas, the move of a dead replica's request, a handover, an arrival,
+        or a step of the replica furthest behind; then refill the backlog."""
         working = [replica for replica in self.replicas.values() if replica.live]
         behind = min(working, key=lambda replica: replica.clock.now, default=None)
         times = (
@@ -178,6 +203,7 @@ class _Cluster:
             self._trace[0].time if self._trace else math.inf,
             self._changes[0].at if self._changes else math.inf,
             self._orphans[0][0] if self._orphans else math.inf,
+            self._handovers.next_at,
         )
         self.now = max(self.now, min(times))
         if self._changes and self._changes[0].at <= self.now:
@@ -185,6 +211,8 @@ class _Cluster:
         elif self._orphans and self._orphans[0][0] <= self.now:
             self._moved += 1
             self._send(self._orphans.popleft()[1])
+        elif self._handovers.next_at <= self.now:
+            self._hand_over(self._handovers.pop())
         elif self._trace and self._trace[0].time <= self.now:
             self._submit(self._trace.popleft(), None)
         elif behind:
@@ -207,20 +235,34 @@ class _Cluster:
         for replica in self.replicas.values():
             if not replica.live:
                 self._tell(replica, self.now)
-        replica = self.replicas[self._chooser.choose(request, self.now)]
+        choice = self._chooser.choose(request, self.now)
+        part = request
+        if choice.decode is not None:
+            part = self._handovers.begin(request, choice.replica, choice.decode)
+        self._put(self.replicas[choice.replica], request, part)
+
+    def _hand_over(self, handover: Handover) -> None:
+        """Let the target of a handover continue the request, or if it died, another replica that computes all anew."""
+        if (target := self.replicas.get(handover.target)) is None:
+            self._send(handover.request)
+            return
+        if handover.has_source:
+            place_pages(target.engine.state, handover.request)
+        self._put(target, handover.request, handover.request)
+
+    def _put(self, replica: _Replica, request: Request, part: Request) -> None:
+        """Submit a request, or a `part` of it, to a replica."""
         if not replica.live:
             replica.clock.advance_to(self.now)
             replica.stepped_at = replica.clock.now
         replica.live[request.id] = request
-        replica.engine.inbox.put(Submit(request))
+        replica.engine.inbox.put(Submit(part))
 
     def _step(self, replica: _Replica) -> None:
         before = replica.clock.now
         events = replica.engine.step()
         now = replica.clock.now
-        for event in events:
-            self._note(replica, event, now)
-        self._collector.take(events, now)
+        self._collector.take([self._note(replica, event, now) for event in events], now)
         if now > before:
             replica.stepped_at = now
         else:
@@ -229,15 +271,23 @@ class _Cluster:
                 raise Stalled(f"replica {replica.number}: no step for {STALL_S:g} s with {len(replica.live)} requests")
         self._tell(replica, replica.clock.now)
 
-    def _note(self, replica: _Replica, event: TokenEvent, now: float) -> None:
+    def _note(self, replica: _Replica, event: TokenEvent, now: float) -> TokenEvent:
+        """Take note of an event of a replica, and return it for the collector: without its end, if another replica
+        continues the request."""
         request = replica.live[event.request_id]
         if event.tokens and event.request_id in self._awaited:
             self._awaited.discard(event.request_id)
             self._first_tokens.append(FirstToken(request.arrival, now - request.arrival, request.lane))
-        if event.finish_reason is not None:
-            self._awaited.discard(event.request_id)
-            del replica.live[event.request_id]
-            self._chooser.finish(replica.number, request)
+        if event.finish_reason is None:
+            return event
+        self._awaited.discard(event.request_id)
+        del replica.live[event.request_id]
+        self._chooser.finish(replica.number, request)
+        if event.finish_reason is not FinishReason.LENGTH:
+            self._handovers.forget(event.request_id)
+        elif self._handovers.finish_first(event.request_id, event.tokens[-1] if event.tokens else -1, now):
+            return event._replace(finish_reason=None)
+        return event
 
     def _tell(self, replica: _Replica, now: float) -> None:
         """Let the router hear from a replica if `NEWS_S` have passed since it last did."""
@@ -251,9 +301,11 @@ class _Cluster:
             return
         dead = self.replicas.pop(change.replica)
         self._chooser.leave(change.replica)
+        self._handovers.lose(change.replica)
         for request in dead.live.values():
+            self._handovers.forget(request.id)
             seq = dead.engine.state.sequences.get(request.id)
-            produced = tuple(seq.tokens[len(request.prompt_ids) :]) if seq else ()
+            produced = tuple(seq.tokens[len(request.prompt_ids) :]) if seq else request.produced
             self._orphans.append((change.at + NOTICE_S, request._replace(produced=produced, moves=request.moves + 1)))
 
     def _add(self, number: int) -> None:
@@ -269,4 +321,5 @@ class _Cluster:
         self._bytes_copied += sum(len(load.pages) for load in plan.loads) * page_bytes
         self._bytes_read += sum(fetch.num_bytes for fetch in plan.fetches)
         self._busy[number] += seconds if work.tokens else 0.0
+        self._handovers.note_step(plan, self.replicas[number].clock.now + seconds)
         self._collector.step(plan, work, seconds)

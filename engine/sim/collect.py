@@ -44,6 +44,8 @@ class Group:
     """Number of first tokens later than the lane's TTFT goal after the arrival."""
     late_gaps: int = 0
     """Number of gaps between tokens longer than the lane's ITL goal."""
+    in_goals: int = 0
+    """Finished requests whose TTFT and TPOT are within the lane's goals for the first and for further tokens."""
     refused: Counter[str] = field(default_factory=Counter)
     """Refused requests by error code."""
 
@@ -196,5 +198,8 @@ class Collector:
             return
         group.finished += 1
         group.e2e.append(now - track.arrival)
+        tpot = (track.last - track.first) / max(1, track.generated - 1)
         if track.generated > 1:
-            group.tpot.append((track.last - track.first) / (track.generated - 1))
+            group.tpot.append(tpot)
+        goals = self._goals[group.lane]
+        group.in_goals += track.first - track.arrival <= goals.ttft_s and tpot <= goals.itl_s

@@ -23,6 +23,10 @@ MAX_SEQS, TOKEN_BUDGET = 512, 4096
 AS_MEASURED = "as measured"
 RANKS = (1, 2, 4, 8)
 """Numbers of devices that may share each layer."""
+STAGES = (1, 2, 4)
+"""Numbers of stages that layers may be divided among."""
+MOST_DEVICES = 8
+"""Devices of a machine, within which an engine stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ class Candidate:
     Attributes:
         accelerator, form: names of the device and of the weights' form, which is AS_MEASURED of a measured device.
         ranks: devices that share each layer of an engine.
+        stages: parts of an engine's layers, each on `ranks` devices of its own.
         engines: number of engines.
         device, core: an engine's description and settings.
         steady: an engine at its share of the traffic.
@@ -65,6 +70,7 @@ class Candidate:
     accelerator: str
     form: str
     ranks: int
+    stages: int
     engines: int
     device: DeviceSpec
     core: CoreConfig
@@ -74,7 +80,7 @@ class Candidate:
 
     @property
     def devices(self) -> int:
-        return self.engines * self.ranks
+        return self.engines * self.ranks * self.stages
 
     @property
     def cost(self) -> float | None:
@@ -99,34 +105,43 @@ def candidates(
     measured: Sequence[DeviceSpec] = (),
 ) -> list[Candidate]:
     """Return the engines of each kind that serve the traffic by arithmetic: those with the lowest cost first, or if a
-    price is missing, those with the fewest devices; of equal ones, those that share layers among fewer. `prices` has
-    the price of a device an hour by its name, and `measured` devices on which the model itself was measured. Raises
-    ValueError if a request is longer than the model allows."""
+    price is missing, those with the fewest devices; of equal ones, those of the smallest engines, and of these, the
+    ones with the shortest steps. `prices` has the price of a device an hour by its name, and `measured` devices on
+    which the model itself was measured. Raises ValueError if a request is longer than the model allows."""
     if wish.traffic.whole.most > wish.shape.max_position:
         raise ValueError(
             f"the longest request has {wish.traffic.whole.most:,} tokens, and {wish.shape.name} computes "
             f"{wish.shape.max_position:,} at most"
         )
-    kinds = ((name, form, ranks) for name in accelerators for form in forms for ranks in RANKS)
+    sizes = [(ranks, stages) for ranks in RANKS for stages in STAGES if ranks * stages <= MOST_DEVICES]
+    kinds = ((name, form, *size) for name in accelerators for form in forms for size in sizes)
     found = [one for kind in kinds for one in _described(wish, *kind, prices)]
     for device in measured:
-        found += _candidate(wish, device, device.name, AS_MEASURED, 1, prices)
+        found += _candidate(wish, device, device.name, AS_MEASURED, 1, 1, prices)
     is_priced = all(one.cost is not None for one in found)
     return sorted(
-        found, key=lambda one: (one.cost if is_priced else one.devices, one.devices, one.ranks, one.steady.step_s)
+        found,
+        key=lambda one: (
+            one.cost if is_priced else one.devices,
+            one.devices,
+            one.ranks * one.stages,
+            one.steady.step_s,
+        ),
     )
 
 
-def _described(wish: Wish, accelerator: str, form: str, ranks: int, prices: Mapping[str, float]) -> Iterator[Candidate]:
+def _described(
+    wish: Wish, accelerator: str, form: str, ranks: int, stages: int, prices: Mapping[str, float]
+) -> Iterator[Candidate]:
     """Yield the candidate of one kind by data sheets, if the model fits and tokens can be in time."""
-    if fits(wish.shape, FORMS[form], ACCELERATORS[accelerator], ranks):
+    if fits(wish.shape, FORMS[form], ACCELERATORS[accelerator], ranks, stages):
         sizes = {"max_seqs": MAX_SEQS, "token_budget": TOKEN_BUDGET}
-        device = device_of(wish.shape, FORMS[form], ACCELERATORS[accelerator], ranks, **sizes)
-        yield from _candidate(wish, device, accelerator, form, ranks, prices)
+        device = device_of(wish.shape, FORMS[form], ACCELERATORS[accelerator], ranks, stages, **sizes)
+        yield from _candidate(wish, device, accelerator, form, ranks, stages, prices)
 
 
 def _candidate(
-    wish: Wish, device: DeviceSpec, accelerator: str, form: str, ranks: int, prices: Mapping[str, float]
+    wish: Wish, device: DeviceSpec, accelerator: str, form: str, ranks: int, stages: int, prices: Mapping[str, float]
 ) -> Iterator[Candidate]:
     """Yield the candidate of a device, if tokens can be in time however many engines there are."""
     core = replace(CoreConfig(**device.engine), interactive=wish.goals)
@@ -137,7 +152,7 @@ def _candidate(
     highest = rate_within(device, core, demand, wish.goals.itl_s)
     engines = max(1, math.ceil(wish.rate / (HEADROOM * highest)))
     steady = serve(device, core, demand, wish.rate / engines / HEADROOM)
-    yield Candidate(accelerator, form, ranks, engines, device, core, steady, most, prices.get(accelerator))
+    yield Candidate(accelerator, form, ranks, stages, engines, device, core, steady, most, prices.get(accelerator))
 
 
 def _in_time(wish: Wish, device: DeviceSpec, core: CoreConfig) -> bool:

@@ -58,6 +58,8 @@ class GroupReport:
     """Fraction of first tokens within the lane's goal. None means that there were no first tokens."""
     itl_attainment: float | None
     """Fraction of gaps between tokens within the lane's goal. None means that there were no gaps."""
+    in_goals: int
+    """Requests whose TTFT and TPOT were within the lane's goals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,7 @@ def summarize(name: str, groups: list[Group], measured: float) -> GroupReport:
         e2e=Percentiles.of(chain.from_iterable(group.e2e for group in groups)),
         ttft_attainment=_share_in_time(len(ttft), sum(group.late_first for group in groups)),
         itl_attainment=_share_in_time(itl.count, sum(group.late_gaps for group in groups)),
+        in_goals=sum(group.in_goals for group in groups),
     )
 
 

@@ -254,8 +254,10 @@ def _plan_table(plan: Plan, wish: Wish) -> Table:
 def _notes(plan: Plan) -> Iterator[str]:
     if not plan.is_enough:
         yield f"the goals were met in none of {MOST_TRIALS} simulations with more and more engines"
-    if plan.candidate.ranks > 1:
-        yield f"engine.tensor_parallel: {plan.candidate.ranks} has not run on GPUs yet: measure before you rely on it"
+    one = plan.candidate
+    for name, count in (("tensor_parallel", one.ranks), ("pipeline_parallel", one.stages)):
+        if count > 1:
+            yield f"engine.{name}: {count} has not run on GPUs yet: measure before you rely on it"
 
 
 def _settings(candidate: Candidate, wish: Wish) -> dict[str, Any]:
@@ -265,6 +267,7 @@ def _settings(candidate: Candidate, wish: Wish) -> dict[str, Any]:
     if candidate.form != AS_MEASURED:
         engine |= {"device": "cuda", "dtype": "bfloat16"}
         engine |= {"tensor_parallel": candidate.ranks} if candidate.ranks > 1 else {}
+        engine |= {"pipeline_parallel": candidate.stages} if candidate.stages > 1 else {}
         engine |= {"weights": candidate.form} if candidate.form != "bf16" else {}
         engine |= {"kv_dtype": "fp8"} if FORMS[candidate.form].is_fp8 else {}
     goals = {"ttft_s": wish.goals.ttft_s, "itl_s": wish.goals.itl_s, "attainment": wish.goals.attainment}

@@ -17,6 +17,7 @@ from engine.core.config import POLICIES, SCHEDULERS, CoreConfig
 from engine.sim.compare import Run, plan_runs, run_all, run_name, under
 from engine.sim.device import device_names, find_device
 from engine.sim.goals import Judged, judge
+from engine.sim.links import LINKS
 from engine.sim.plot import draw
 from engine.sim.report import Report
 from engine.sim.run import Setup
@@ -26,7 +27,7 @@ from engine.sim.tables import comparison_tables, goals_table, tenant_table
 from engine.sim.trace_formats import FORMATS
 from engine.sim.workload import Backlog
 from gateway.cli.outputs import check_outputs, failures
-from gateway.cli.simulate_cluster import Cluster, compare_routers, shown_progress
+from gateway.cli.simulate_cluster import SPLITS, Cluster, compare_routers, shown_progress
 from gateway.config.whole import load_config
 from gateway.simulation.compare import ROUTERS
 from gateway.terminal.output import integer_parser, print_wide
@@ -95,6 +96,12 @@ def simulate(
     router: Annotated[list[str] | None, typer.Option(help=f"Router: {', '.join(ROUTERS)}; repeatable.")] = None,
     kill: Annotated[float | None, typer.Option(help="Second at which one of the replicas dies.")] = None,
     add: Annotated[float | None, typer.Option(help="Second at which a replica is added.")] = None,
+    split: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Prompts on one replica, answers on another: {', '.join(SPLITS)}; repeatable."),
+    ] = None,
+    prefill: Annotated[int, typer.Option(help="Replicas that only compute prompts of split requests; 0: all.")] = 0,
+    link: Annotated[str, typer.Option(help=f"What KV moves over: {', '.join(LINKS)}.")] = "nvlink",
     overlap: Annotated[bool, typer.Option("--overlap", help="Plan steps one ahead, as on a GPU.")] = False,
     host_ms: Annotated[float, typer.Option(help="Milliseconds to plan and launch a step on the host.", min=0)] = 0.0,
     goals: Annotated[bool, typer.Option("--goals", help="Compare with the scheduler's goals.")] = False,
@@ -112,6 +119,7 @@ def simulate(
     - `loralane simulate --rate 5 --cv 4 --adapters 2000 --policy lanes --policy fcfs`
     - `loralane simulate --trace azure.csv --policy lanes --policy fcfs --rates 0.5,1,2,4 --plot curve.png`
     - `loralane simulate --rate 60 --adapters 2000 --replicas 8 --router ours --router hash --kill 60`
+    - `loralane simulate --rate 12 --prompt 2048-6144 --replicas 4 --split auto --split never --link ethernet-100`
     """
     with failures():
         check_outputs({"--json": json_file}, plot)
@@ -130,7 +138,7 @@ def simulate(
             setup = speculating(setup)
         modes = Modes(policy or [setup.core.scheduling.policy], scheduler or [setup.core.scheduling.scheduler])
         jobs = jobs or os.cpu_count() or 1
-        cluster = Cluster.of(replicas, router, kill, add)
+        cluster = Cluster.of(replicas, router, kill, add, split, prefill, link)
         if cluster is not None:
             cluster.check_options(goals=goals, plot=plot)
             setup = under(setup, *modes.only)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -13,24 +14,30 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from engine.sim.cluster import Change
 from engine.sim.compare import Advance
+from engine.sim.links import LINKS
 from engine.sim.run import Setup
 from engine.sim.scenario import Scenario
 from engine.sim.workload import Workload
+from gateway.routing.split import SplitMode
 from gateway.simulation.compare import OURS, ROUTERS, Trial, run_trials
 from gateway.simulation.report import cluster_table
 from gateway.terminal.output import print_wide
 
 progress_console = Console(stderr=True)
+SPLITS = tuple(mode.value for mode in SplitMode)
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The number of replicas of a simulation, those that die or are added meanwhile, and the routers to compare. Raises
-    ValueError if a router is unknown, or if the only replica would die."""
+    """The number of replicas of a simulation, those that die or are added meanwhile, and what to compare: routers, or
+    ways in which ours splits requests. Raises ValueError if one is unknown, or if too few replicas are left."""
 
     replicas: int
     routers: Sequence[str]
     changes: tuple[Change, ...]
+    splits: Sequence[str] = ()
+    prefill: int = 0
+    link: str = "nvlink"
 
     def __post_init__(self) -> None:
         for router in self.routers:
@@ -38,6 +45,21 @@ class Cluster:
                 raise ValueError(f"no router {router!r}: --router is one of {', '.join(ROUTERS)}")
         if self.replicas == 1 and any(change.dies for change in self.changes):
             raise ValueError("--kill needs at least two --replicas, so that one is left")
+        for split in self.splits:
+            if split not in SPLITS:
+                raise ValueError(f"no way {split!r} to split: --split is one of {', '.join(SPLITS)}")
+        if self.splits and (self.replicas < 2 or tuple(self.routers) != (OURS,)):
+            raise ValueError(f"--split needs at least two --replicas behind the router {OURS!r} only")
+        if not 0 <= self.prefill < self.replicas:
+            raise ValueError("--prefill must leave at least one of the --replicas")
+        if self.link not in LINKS:
+            raise ValueError(f"no link {self.link!r}: --link is one of {', '.join(LINKS)}")
+
+    def trials(self, setup: Setup, workload: Workload) -> list[Trial]:
+        split = partial(Trial, OURS, setup, workload, self.replicas, self.changes, link=LINKS[self.link])
+        if self.splits:
+            return [split(SplitMode(name), self.prefill if name != "never" else 0) for name in self.splits]
+        return [Trial(router, setup, workload, self.replicas, self.changes) for router in self.routers]
 
     def check_options(self, *, goals: bool, plot: Path | None) -> None:
         """Raise ValueError if an option is given that is for one engine."""
@@ -45,14 +67,24 @@ class Cluster:
             raise ValueError("--goals and --plot are for one engine, without --replicas and --router")
 
     @classmethod
-    def of(cls, replicas: int, routers: Sequence[str] | None, kill: float | None, add: float | None) -> Cluster | None:
+    def of(
+        cls,
+        replicas: int,
+        routers: Sequence[str] | None,
+        kill: float | None,
+        add: float | None,
+        splits: Sequence[str] | None = None,
+        prefill: int = 0,
+        link: str = "nvlink",
+    ) -> Cluster | None:
         """Return what the options describe: at second `kill` the first replica dies, at second `add` another one joins,
         and without `routers` only ours is simulated. None means that they ask for one engine without a router."""
         changes = [Change(kill, 0, dies=True)] if kill is not None else []
         changes += [Change(add, replicas, dies=False)] if add is not None else []
-        if replicas == 1 and not routers and not changes:
+        if replicas == 1 and not (routers or changes or splits):
             return None
-        return cls(replicas, routers or (OURS,), tuple(sorted(changes, key=lambda change: change.at)))
+        ordered = tuple(sorted(changes, key=lambda change: change.at))
+        return cls(replicas, routers or (OURS,), ordered, tuple(dict.fromkeys(splits or ())), prefill, link)
 
 
 @contextmanager
@@ -70,8 +102,8 @@ def compare_routers(
 ) -> None:
     """Simulate the cluster behind each router, `jobs` clusters at a time, print a table with a column for each, and
     write the reports to `json_file` if it is given."""
-    trials = [Trial(router, setup, workload, cluster.replicas, cluster.changes) for router in cluster.routers]
-    with shown_progress(cluster.routers) as advance:
+    trials = cluster.trials(setup, workload)
+    with shown_progress(trial.name for trial in trials) as advance:
         reports = run_trials(trials, jobs, advance)
     title = f"{scenario.title}, {cluster.replicas} replicas"
     print_wide(cluster_table(title, reports))
@@ -80,6 +112,7 @@ def compare_routers(
             "scenario": scenario.title,
             "device": setup.device.description,
             "engine": asdict(setup.core),
+            "link": cluster.link,
             "changes": [asdict(change) for change in cluster.changes],
             "routers": {name: asdict(report) for name, report in reports.items()},
         }

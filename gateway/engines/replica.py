@@ -167,6 +167,9 @@ class PooledEngine:
             running=(running, batch_running),
             wait_s=message.wait_seconds,
             prompt_token_s=message.prompt_token_seconds,
+            decoding=message.decoding,
+            decode_step_s=message.decode_step_seconds,
+            prompt_share=message.prompt_share,
             **_known_rates(message),
         )
         self.told.set()

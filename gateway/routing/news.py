@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple
 
 from engine.core.types import AdapterHash, Lane
@@ -27,6 +28,18 @@ class Ask(NamedTuple):
     """The tenant whose session it is."""
     output_tokens: int = 0
     """Expected length of the answer."""
+    may_split: bool = False
+    """True means that one replica may compute the prompt, and another one continue the answer."""
+
+
+class Role(Enum):
+    """What a replica does of requests that are split. A request that is not may run on any replica."""
+
+    PREFILL = "prefill"
+    """The replica computes prompts, and hands them over with their first tokens."""
+    DECODE = "decode"
+    """The replica continues answers."""
+    BOTH = "both"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +63,12 @@ class News:
     """Predicted time until the first token of an interactive request with an empty prompt that arrives now."""
     prompt_token_s: float = 0.0
     """Predicted device time of one prompt token, including its part of the weights that a step reads."""
+    decoding: int = 0
+    """Interactive requests that have their first token."""
+    decode_step_s: float = 0.0
+    """Predicted duration of a step that computes one decode more than now run, and no prompt."""
+    prompt_share: float = 0.0
+    """Share of the last seconds in which the device computed prompts."""
     copy_bytes_per_s: float = 10e9
     """Rate at which adapters are copied from host memory to the device."""
     read_bytes_per_s: float = 0.5e9
@@ -73,6 +92,11 @@ class Replica:
     """Adapters of requests sent since the news, which the replica loads because of them."""
     unfinished: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, 0))
     """Requests of this router that the replica has not finished, by lane."""
+    role: Role = Role.BOTH
+    sends_until: float = 0.0
+    receives_until: float = 0.0
+    """When the replica's link is predicted to have sent, and received, the KV of all requests that were split, in
+    seconds on the router's clock."""
     draining: bool = False
     """True means that the replica finishes what it has and gets no new requests."""
 

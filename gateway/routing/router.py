@@ -19,10 +19,11 @@ from random import Random
 from typing import NamedTuple
 
 from engine.core.types import Lane
-from gateway.routing.news import Ask, Replica
+from gateway.routing.news import Ask, Replica, Role
 from gateway.routing.placement import Placement
 from gateway.routing.prefixes import PrefixIndex, matched_tokens
 from gateway.routing.sessions import Sessions
+from gateway.routing.split import Placing, Side, SplitMode, Splitting, place
 
 STALE_S = 3.0
 """Age of news, in seconds, beyond which they say nothing about a replica's load any more."""
@@ -61,6 +62,8 @@ class Reason(Enum):
     """Batch work without an adapter goes to the replica that has the least of it."""
     HOLDER = "holder"
     """The router's choice does not have the adapter at all, and this replica has it."""
+    SPLIT = "split"
+    """Another replica continues the answer than the one that computes the prompt."""
     STALE = "stale"
     """No replica has told anything for `STALE_S`: the choice is the adapter's rendezvous rank or, without an adapter,
     the replica with the fewest requests of this router."""
@@ -71,6 +74,13 @@ class Decision(NamedTuple):
     reason: Reason
     cached_tokens: int
     """Prompt tokens that the replica's prefix cache is believed to hold."""
+    placing: Placing | None = None
+    """Where the parts of the request run, if it may be split."""
+
+    @property
+    def decode(self) -> Replica | None:
+        """The replica that continues the answer after its first token. None means that the first one does."""
+        return None if self.placing is None or self.placing.second is None else self.placing.second.replica
 
 
 class NoReplica(LookupError):
@@ -80,18 +90,19 @@ class NoReplica(LookupError):
 class Router:
     """Chooses replicas of one base model. Only one thread may use it."""
 
-    def __init__(self, seed: int = 0) -> None:
-        """`seed` is that of choices at random."""
+    def __init__(self, seed: int = 0, splitting: Splitting | None = None) -> None:
+        """`seed` is that of choices at random. Without `splitting`, no request is split."""
+        self.splitting = splitting or Splitting()
         self.replicas: dict[int, Replica] = {}
         self.placement = Placement()
         self.prefixes = PrefixIndex()
         self._sessions = Sessions()
         self._random = Random(seed)
 
-    def join(self, name: str, most_keys: int = 100_000) -> Replica:
+    def join(self, name: str, most_keys: int = 100_000, role: Role = Role.BOTH) -> Replica:
         """Add a replica, and return its record. Its prefix cache has room for the blocks of `most_keys` prefix keys."""
         index = next(i for i in range(len(self.replicas) + 1) if i not in self.replicas)
-        self.replicas[index] = replica = Replica(index, name)
+        self.replicas[index] = replica = Replica(index, name, role=role)
         self.placement.join(index, name)
         self.prefixes.join(index, most_keys)
         return replica
@@ -112,13 +123,18 @@ class Router:
     def send(self, decision: Decision, ask: Ask) -> None:
         """Count a request as sent to the replica of a decision, and remember that its prefixes and session are there.
         The caller may have decided otherwise than the router."""
-        replica = decision.replica
+        replica, home = decision.replica, decision.replica
         replica.send(ask, decision.cached_tokens)
+        if decision.placing is not None and decision.placing.second is not None:
+            home = decision.placing.second.replica
+            home.send(ask, ask.prompt_tokens)
+            replica.sends_until = home.receives_until = decision.placing.arrives_at
+            self.prefixes.add(home.index, ask.prefix_keys)
         if ask.adapter_hash is not None:
             self.placement.count(ask.adapter_hash, ask.prompt_tokens + ask.output_tokens)
         self.prefixes.add(replica.index, ask.prefix_keys)
         if ask.session is not None:
-            self._sessions.put(ask.tenant, ask.session, replica.index)
+            self._sessions.put(ask.tenant, ask.session, home.index)
 
     def tick(self, now: float) -> None:
         """Adapt the number of replicas of each adapter to its share of the work, if a round has ended. To be called
@@ -141,14 +157,40 @@ class Router:
         choose = self._for_batch if ask.lane is Lane.BATCH else self._fastest
         decision, stuck = choose(ask, self._fresh(ask, now), masks), self._stuck_to(ask)
         if stuck is not None and (decision is None or not self._outdoes(decision, stuck, ask, now)):
-            return _decide(stuck, Reason.SESSION, masks)
+            decision = _decide(stuck, Reason.SESSION, masks)
         if decision is not None:
-            return decision
+            return self._split(decision, ask, now, masks)
         known = list(self._fresh(ask, float("-inf")))
         if known:
             stale = known[0] if ask.adapter_hash else min(known, key=lambda each: sum(each.unfinished.values()))
             return _decide(stale, Reason.STALE, masks)
         raise NoReplica("every replica is draining or has ended")
+
+    def _split(self, decision: Decision, ask: Ask, now: float, masks: list[int]) -> Decision:
+        """Return where a request costs least, on one replica or two, if it may be split; otherwise the decision."""
+        if self.splitting.mode is SplitMode.NEVER or not ask.may_split or ask.output_tokens < 2:
+            return decision
+        placing = place(ask, self._sides(ask, now, masks), self.splitting, now)
+        if placing is None:
+            return decision
+        first = placing.first
+        reason = (
+            _reason(ask, first.replica, first.cached_tokens, is_home=True) if placing.second is None else Reason.SPLIT
+        )
+        return Decision(first.replica, reason, first.cached_tokens, placing)
+
+    def _sides(self, ask: Ask, now: float, masks: list[int]) -> list[Side]:
+        """Return the replicas that may serve a request or its parts: of each role, those that its adapter belongs to
+        and `NEIGHBOURS` more, whose loads count `STRAY_PRICE` times."""
+        homes = len(self.replicas) if ask.adapter_hash is None else self.placement.replicas(ask.adapter_hash)
+        ranks, sides = dict.fromkeys(Role, 0), []
+        for replica in self._fresh(ask, now):
+            rank = ranks[replica.role]
+            ranks[replica.role] += 1
+            if rank < homes + NEIGHBOURS:
+                load_s = replica.load_s(ask) * (1.0 if rank < homes else STRAY_PRICE)
+                sides.append(Side(replica, matched_tokens(masks, replica.index), load_s))
+        return sides
 
     def _stuck_to(self, ask: Ask) -> Replica | None:
         """Return the replica that a session's earlier requests went to, if it takes new requests."""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
 from engine.core.report import adapters_in_memory, load_report
 from engine.core.state import EngineState
 from engine.core.types import AdapterHash, Request
-from engine.sim.cluster import Chooser
-from gateway.routing.news import Ask, News, Replica
+from engine.sim.cluster import Choice, Chooser
+from gateway.routing.news import Ask, News, Replica, Role
 from gateway.routing.placement import Placement
 from gateway.routing.prefixes import PrefixIndex, matched_tokens, prefix_keys
 from gateway.routing.router import Router
+from gateway.routing.split import Splitting
 
 PREFIXES_REMEMBERED = 100_000
 """Prefix keys that a router remembers for each replica."""
@@ -33,16 +34,32 @@ def read_news(state: EngineState) -> News:
         running=load.running,
         wait_s=load.wait_s,
         prompt_token_s=load.prompt_token_s,
+        decoding=load.decoding,
+        decode_step_s=load.decode_step_s,
+        prompt_share=load.prompt_share,
     )
 
 
 class OurRouter:
     """The gateway's `Router`, as a router of the simulated cluster. `reasons` counts its decisions by reason."""
 
-    def __init__(self, adapter_bytes: Mapping[AdapterHash, int], rates: tuple[float, float], seed: int = 0) -> None:
-        """`adapter_bytes` maps adapters to their sizes; `rates` are the bytes per second of copies to the device and of
-        reads from disk."""
-        self.router = Router(seed)
+    def __init__(
+        self,
+        adapter_bytes: Mapping[AdapterHash, int],
+        rates: tuple[float, float],
+        seed: int = 0,
+        splitting: Splitting | None = None,
+        roles: Sequence[Role] = (),
+    ) -> None:
+        """
+        Args:
+            adapter_bytes: sizes of adapters by their hashes.
+            rates: bytes per second of copies to the device and of reads from disk.
+            splitting: how requests are split. None means that none is.
+            roles: those of the first replicas. Others have both.
+        """
+        self.router = Router(seed, splitting)
+        self._roles = roles
         self.reasons: Counter[str] = Counter()
         self._replicas: dict[int, Replica] = {}
         self._numbers: dict[int, int] = {}
@@ -51,7 +68,9 @@ class OurRouter:
         self._rates = rates
 
     def join(self, replica: int) -> None:
-        self._replicas[replica] = joined = self.router.join(f"replica-{replica}", PREFIXES_REMEMBERED)
+        self._replicas[replica] = joined = self.router.join(
+            f"replica-{replica}", PREFIXES_REMEMBERED, self._roles[replica] if replica < len(self._roles) else Role.BOTH
+        )
         self._numbers[joined.index] = replica
 
     def leave(self, replica: int) -> None:
@@ -62,10 +81,11 @@ class OurRouter:
         self.router.tick(now)
         self._replicas[replica].hear(replace(read_news(state), copy_bytes_per_s=copies, read_bytes_per_s=reads), now)
 
-    def choose(self, request: Request, now: float) -> int:
+    def choose(self, request: Request, now: float) -> Choice:
         decision = self.router.choose(make_ask(request, self._bytes), now)
         self.reasons[decision.reason.value] += 1
-        return self._numbers[decision.replica.index]
+        decode = None if decision.decode is None else self._numbers[decision.decode.index]
+        return Choice(self._numbers[decision.replica.index], decode)
 
     def finish(self, replica: int, request: Request) -> None:
         if replica in self._replicas:
@@ -80,6 +100,7 @@ def make_ask(request: Request, adapter_bytes: Mapping[AdapterHash, int]) -> Ask:
         adapter_bytes=adapter_bytes.get(request.adapter_hash or "", 0),
         prefix_keys=prefix_keys(request.prompt_ids, request.adapter_hash, request.tenant),
         output_tokens=request.params.max_tokens,
+        may_split=not request.produced,
     )
 
 
@@ -99,10 +120,10 @@ class _Compared(ABC):
     def hear(self, replica: int, state: EngineState, now: float) -> None:  # noqa: B027
         """Ignore the state of a replica. Routers that need news of it override this."""
 
-    def choose(self, request: Request, now: float) -> int:
+    def choose(self, request: Request, now: float) -> Choice:
         replica = self.pick(request)
         self.unfinished[replica] += 1
-        return replica
+        return Choice(replica)
 
     def finish(self, replica: int, request: Request) -> None:
         if replica in self.unfinished:

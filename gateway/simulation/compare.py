@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from engine.sim.cluster import Change, Chooser, simulate_cluster
 from engine.sim.compare import Advance, run_apart
 from engine.sim.device import copy_bytes_per_s
+from engine.sim.links import LINKS, Link
 from engine.sim.run import Setup
 from engine.sim.workload import Workload
+from gateway.routing.news import Role
+from gateway.routing.split import SplitMode, Splitting
 from gateway.simulation.choosers import OTHERS, OurRouter
 from gateway.simulation.report import ClusterReport, make_cluster_report
 
@@ -27,11 +30,20 @@ class Trial:
     workload: Workload
     replicas: int
     changes: tuple[Change, ...] = ()
+    split: SplitMode = SplitMode.NEVER
+    prefill: int = 0
+    """Replicas, the first ones, that compute the prompts of split requests. The others continue the answers; 0 means
+    that all replicas do both."""
+    link: Link = LINKS["nvlink"]
+
+    @property
+    def name(self) -> str:
+        return self.router if self.split is SplitMode.NEVER else f"split {self.split.value}"
 
 
 def run_trial(trial: Trial) -> ClusterReport:
     chooser = make_chooser(trial)
-    result = simulate_cluster(trial.setup, trial.workload, chooser, trial.replicas, trial.changes)
+    result = simulate_cluster(trial.setup, trial.workload, chooser, trial.replicas, trial.changes, link=trial.link)
     reasons = chooser.reasons if isinstance(chooser, OurRouter) else {}
     died_at = next((change.at for change in trial.changes if change.dies), None)
     return make_cluster_report(result, trial.workload, trial.replicas, reasons, died_at)
@@ -43,10 +55,19 @@ def make_chooser(trial: Trial) -> Chooser:
         return OTHERS[trial.router](seed)
     device = trial.setup.device
     sizes = {name: device.adapter_pages(rank) * device.page_bytes for name, rank in trial.workload.ranks().items()}
-    return OurRouter(sizes, (copy_bytes_per_s(device), device.disk_bytes_per_s), seed)
+    kv_bytes = device.page_bytes / trial.setup.core.block_size
+    splitting = Splitting(trial.split, trial.link.reached, trial.link.latency_s, kv_bytes)
+    rates = copy_bytes_per_s(device), device.disk_bytes_per_s
+    return OurRouter(sizes, rates, seed, splitting, _roles(trial))
+
+
+def _roles(trial: Trial) -> list[Role]:
+    if not trial.prefill:
+        return []
+    return [Role.PREFILL] * trial.prefill + [Role.DECODE] * (trial.replicas - trial.prefill)
 
 
 def run_trials(trials: Sequence[Trial], jobs: int, advance: Advance) -> Mapping[str, ClusterReport]:
-    """Run all trials, one of each router, `jobs` at a time, and return their reports by router, in the order of
-    `trials`. `advance` is called with (router, 1.0) when one has ended."""
-    return run_apart(run_trial, {trial.router: (trial,) for trial in trials}, jobs, advance)
+    """Run all trials, which have different names, `jobs` at a time, and return their reports by name, in the order of
+    `trials`. `advance` is called with (name, 1.0) when one has ended."""
+    return run_apart(run_trial, {trial.name: (trial,) for trial in trials}, jobs, advance)

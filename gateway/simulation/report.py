@@ -44,6 +44,10 @@ class ClusterReport:
     """Time from a replica's death until the p99 of the TTFT had recovered. None means that no replica died."""
     reasons: dict[str, int]
     """Decisions by reason, of our router."""
+    split: int
+    """Requests whose prompt one replica computed, and whose answer another one continued."""
+    kv_bytes: float
+    """Bytes of KV that were sent for each of these."""
 
 
 def make_cluster_report(
@@ -73,6 +77,8 @@ def make_cluster_report(
         lost=len(unfinished),
         recovery_s=None if died_at is None else recovery_seconds(result.first_tokens, died_at),
         reasons=dict(reasons),
+        split=result.handed_over,
+        kv_bytes=result.kv_bytes / max(1, result.handed_over),
     )
 
 
@@ -113,6 +119,10 @@ ROWS: Sequence[tuple[str, Cell]] = (
     ("interactive TTFT p50", _in_lane("interactive", lambda group: duration(group.ttft.p50))),
     ("interactive TTFT p99", _in_lane("interactive", lambda group: duration(group.ttft.p99))),
     ("interactive ITL p99", _in_lane("interactive", lambda group: duration(group.itl.p99))),
+    ("interactive E2E mean", _in_lane("interactive", lambda group: duration(group.e2e.mean))),
+    ("requests within goals", _in_lane("interactive", lambda group: f"{group.in_goals / group.requests:.1%}")),
+    ("requests split", lambda report: f"{report.split:,}" if report.split else MISSING),
+    ("KV MB sent / split request", lambda report: f"{report.kv_bytes / 1e6:,.0f}" if report.split else MISSING),
     ("prompt tokens cached", _in_lane("interactive", _cached)),
     ("adapter MB copied / request", lambda report: f"{report.bytes_copied / 1e6:,.1f}"),
     ("adapter MB read from disk / request", lambda report: f"{report.bytes_read / 1e6:,.1f}"),

@@ -188,3 +188,31 @@ def test_a_size_that_is_set_alone_bounds_the_other_as_in_an_engine(tmp_path, dev
     file.write_text(f"engine: {engine}")
     core = make_setup(device, file, {}).core
     assert (core.max_seqs, core.token_budget) == sizes
+
+
+def test_ways_to_split_requests_side_by_side(tmp_path):
+    out = tmp_path / "report.json"
+    size = ("--rate", 20, "--duration", 2, "--prompt", "512-1024", "--output", 8, "--replicas", 2)
+    ways = ("--split", "auto", "--split", "always", "--split", "never", "--link", "ethernet-100")
+    done = invoke(*size, *ways, "--json", out)
+    assert done.exit_code == 0, done.output
+    assert "KV MB sent / split request" in done.output
+    reports = json.loads(out.read_text())["routers"]
+    assert list(reports) == ["split auto", "split always", "ours"]
+    assert reports["split always"]["split"] > reports["ours"]["split"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--split", "often", "--replicas", 2), "--split is one of auto, never, always"),
+        (("--split", "auto"), "needs at least two --replicas"),
+        (("--split", "auto", "--replicas", 2, "--router", "hash"), "behind the router 'ours' only"),
+        (("--split", "auto", "--replicas", 2, "--prefill", 2), "--prefill must leave at least one"),
+        (("--split", "auto", "--replicas", 2, "--link", "string"), "--link is one of nvlink"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(options, reason):
+    done = invoke("--rate", 5, "--duration", 1, *options)
+    assert done.exit_code == 1
+    assert reason in " ".join(done.output.split())

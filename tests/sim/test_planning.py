@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine.core.config import LaneGoals
-from engine.sim.accelerators import ACCELERATORS, FORMS, fits, weight_bytes
+from engine.executor.cost import StepWork
+from engine.sim.accelerators import ACCELERATORS, FORMS, device_of, fits, weight_bytes
 from engine.sim.analysis import analyze
 from engine.sim.planning import Wish, adapters_beside, binds, candidates, sequences, try_out, with_engines
 from engine.sim.scenario import Scenario
@@ -142,3 +143,30 @@ def test_sequences_adapters_and_what_binds():
     wanted = wish(goals=LaneGoals(5.0, 0.5), rate=1.0, scenario=long)
     [tight] = candidates(wanted, ["l4"], ["int4"], {})[:1]
     assert binds(tight, wanted.demand(tight.core)) == "KV memory"
+
+
+def test_a_step_in_stages_takes_turns_of_micro_batches():
+    one, two = (
+        device_of(
+            SHAPES["llama-3.1-70b"], FORMS["fp8"], ACCELERATORS["h100"], 1, stages, max_seqs=64, token_budget=4096
+        )
+        for stages in (1, 2)
+    )
+    decodes, prompts = StepWork(decode_tokens=8, samples=8), StepWork(prefill_tokens=4096, samples=1)
+    assert two.cost.micro_batches(8) == 1
+    assert one.cost.seconds(decodes) <= two.cost.seconds(decodes) < 1.1 * one.cost.seconds(decodes)
+    assert 2 <= two.cost.micro_batches(4096) <= 6
+    assert 0.55 < two.cost.seconds(prompts) / one.cost.seconds(prompts) < 0.8
+    assert two.engine["num_pages"] > 8 * one.engine["num_pages"]
+
+
+def test_sharing_layers_serves_more_over_fast_links_and_stages_more_over_slow_ones():
+    def rates(accelerator, form):
+        found = candidates(wish("llama-3.1-70b", 2.0, LaneGoals(5.0, 0.25)), [accelerator], [form], {})
+        by_size = {(one.ranks, one.stages): one.most.rate for one in found}
+        return by_size[2, 1], by_size[1, 2]
+
+    shared, staged = rates("h100", "bf16")
+    assert shared > 1.2 * staged
+    shared, staged = rates("l40s", "fp8")
+    assert staged > 1.2 * shared

@@ -3,13 +3,17 @@
 import pytest
 
 from engine.core.config import CoreConfig
-from engine.core.types import Lane
+from engine.core.state import EngineState
+from engine.core.types import Lane, Request, SamplingParams
 from engine.sim.cluster import Change, FirstToken
 from engine.sim.device import find_device
+from engine.sim.handover import place_pages
+from engine.sim.links import LINK_SHARE, LINKS, Link, Transfers
 from engine.sim.run import Setup, simulate
 from engine.sim.scenario import Scenario
 from engine.sim.synthetic import FlashCrowd, Sizes
 from engine.sim.workload import Backlog
+from gateway.routing.split import SplitMode
 from gateway.simulation.compare import OURS, ROUTERS, Trial, run_trial
 from gateway.simulation.report import WINDOW_S, cluster_table, recovery_seconds
 
@@ -112,3 +116,42 @@ def test_the_table_has_a_column_for_each_router():
     table = cluster_table("title", reports)
     assert [column.header for column in table.columns] == ["", OURS, "hash"]
     assert "interactive TTFT p99" in list(table.columns[0].cells)
+
+
+@pytest.mark.parametrize("prefill", [0, 1])
+def test_a_split_request_loses_no_token_and_computes_its_prompt_once(prefill):
+    work = workload(adapters=0, prompt=Sizes(500, 1000))
+    trial = Trial(OURS, SETUP, work, 3, split=SplitMode.ALWAYS, prefill=prefill, link=LINKS["ethernet-100"])
+    report = run_trial(trial)
+    lane = report.lanes["interactive"]
+    assert (lane.finished, report.lost, lane.generated_tokens) == (len(work.trace), 0, wanted_tokens(work))
+    assert report.split == len(work.trace)
+    assert report.kv_bytes == pytest.approx(131_072 * lane.prompt_tokens / lane.finished, rel=0.01)
+    assert run_trial(trial) == report
+
+
+@pytest.mark.parametrize("replica", [0, 2])
+def test_no_token_is_lost_if_a_replica_of_either_side_dies(replica):
+    work = workload(adapters=0, prompt=Sizes(500, 1000), rate=80.0)
+    changes = (Change(2.0, replica, dies=True),)
+    report = run_trial(Trial(OURS, SETUP, work, 4, changes, SplitMode.ALWAYS, 2, LINKS["ethernet-10"]))
+    lane = report.lanes["interactive"]
+    assert (lane.finished, report.lost, lane.generated_tokens) == (len(work.trace), 0, wanted_tokens(work))
+    assert report.moved > 0 or replica == 0
+
+
+def test_pages_that_arrive_are_not_computed_again():
+    state = EngineState.create(CoreConfig(num_pages=64, host_pages=8))
+    request = Request("r", tuple(range(100)), SamplingParams(max_tokens=4), produced=(7,))
+    place_pages(state, request)
+    assert len(state.host.page_of) == 6
+    place_pages(state, request._replace(prompt_ids=tuple(range(1000, 1100))))
+    assert len(state.host.page_of) == 8
+
+
+def test_copies_share_the_links_of_their_replicas():
+    transfers = Transfers(Link("slow", 1000 / LINK_SHARE, 0.5))
+    assert transfers.send(0, 1, 1000, ready=1.0) == 2.5
+    assert transfers.send(0, 2, 1000, ready=1.0) == 3.5, "the sender is busy"
+    assert transfers.send(3, 2, 1000, ready=0.0) == 4.5, "the receiver is busy"
+    assert transfers.send(1, 0, 1000, ready=0.0) == 1.5, "links carry both directions"

@@ -1,0 +1,111 @@
+"""Requests of a simulated cluster whose prompt one replica computes, and whose answer another one continues.
+
+The KV of each chunk of the prompt is sent when its step ends, while the next chunk is computed. The first token comes
+from the replica of the prompt. The other one goes on when all full pages have arrived, and computes the prompt's rest.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import NamedTuple
+
+from engine.core.prefix import page_keys, realm_of
+from engine.core.sequence import Sequence
+from engine.core.state import EngineState
+from engine.core.types import Request, StepPlan
+from engine.sim.links import Transfers
+
+
+@dataclass(slots=True, eq=False)
+class Handover:
+    """A request on its way from one replica to another."""
+
+    request: Request
+    source: int
+    target: int
+    arrived: float = 0.0
+    """When the KV sent so far has arrived, in virtual seconds."""
+    has_source: bool = True
+    """False means that the source died, so that the target computes the prompt again."""
+
+
+class _Arrival(NamedTuple):
+    at: float
+    number: int
+    """Number of the arrival, which orders those of the same time."""
+    handover: Handover
+
+
+class Handovers:
+    """The handovers under way in a cluster. `kv_bytes_per_token` is the size of the KV of a token."""
+
+    def __init__(self, transfers: Transfers, kv_bytes_per_token: float) -> None:
+        self._transfers = transfers
+        self._kv_bytes = kv_bytes_per_token
+        self._first_parts: dict[str, Handover] = {}
+        """Requests whose prompt is being computed, by id."""
+        self._arrivals: list[_Arrival] = []
+        self.count = 0
+        """Requests that were handed over so far."""
+
+    def begin(self, request: Request, source: int, target: int) -> Request:
+        """Take note of a request that `source` begins and `target` continues; return the part for the source."""
+        self._first_parts[request.id] = Handover(request, source, target)
+        return request._replace(params=request.params._replace(max_tokens=1, min_tokens=0))
+
+    def note_step(self, plan: StepPlan, end: float) -> None:
+        """Send the KV that a step found or computed, when it ends."""
+        for admission in plan.admitted:
+            self._send(admission.request_id, admission.num_computed, plan.now)
+        for chunk in plan.chunks:
+            self._send(chunk.request_id, chunk.num_tokens, end)
+
+    def finish_first(self, request_id: str, token: int, now: float) -> bool:
+        """Take note of the first token of a request, and return whether it is to be handed over."""
+        if (handover := self._first_parts.pop(request_id, None)) is None:
+            return False
+        request = handover.request
+        handover.request = request._replace(produced=(token,), moves=request.moves + 1)
+        self.count += 1
+        heapq.heappush(self._arrivals, _Arrival(max(now, handover.arrived), self.count, handover))
+        return True
+
+    def forget(self, request_id: str) -> None:
+        """Forget a request that has ended in its first part, or whose replica died meanwhile."""
+        self._first_parts.pop(request_id, None)
+
+    def lose(self, replica: int) -> None:
+        """Take note that a replica died: what it has sent only in part is lost."""
+        for arrival in self._arrivals:
+            if arrival.handover.source == replica:
+                arrival.handover.has_source = False
+
+    @property
+    def next_at(self) -> float:
+        """When the next request is handed over, in virtual seconds; infinity if none is under way."""
+        return self._arrivals[0].at if self._arrivals else float("inf")
+
+    def pop(self) -> Handover:
+        return heapq.heappop(self._arrivals).handover
+
+    def _send(self, request_id: str, tokens: int, ready: float) -> None:
+        if tokens and (handover := self._first_parts.get(request_id)) is not None:
+            size = tokens * self._kv_bytes
+            handover.arrived = self._transfers.send(handover.source, handover.target, size, ready)
+
+
+def place_pages(state: EngineState, request: Request) -> None:
+    """Put the KV of a request's full prompt pages into an engine's host memory, from which it is copied to the device
+    in the step that starts the request. Pages for which there is no room are computed again."""
+    realm = realm_of(request, share_prefixes=state.config.share_prefixes)
+    seq = Sequence(request, [*request.prompt_ids, *request.produced], realm=realm)
+    keys = page_keys(seq, len(request.prompt_ids) // state.config.block_size, state.config.block_size)
+    host, missing = (
+        state.host,
+        [key for key in keys if key not in state.prefix.page_of and key not in state.host.page_of],
+    )
+    reusable = (host.page_of[key] for key in host.reusable(needed=False) if key not in keys)
+    for key, page in zip(missing, list(islice(chain(host.free, reusable), len(missing))), strict=False):
+        host.put(key, page)

@@ -1,0 +1,100 @@
+"""Where a request runs: on one replica, or its prompt on one and its answer on another."""
+
+from dataclasses import replace
+
+import pytest
+
+from gateway.routing.news import Ask, News, Role
+from gateway.routing.router import Reason, Router
+from gateway.routing.split import SplitMode, Splitting
+
+FAST, SLOW = 400e9, 0.1e9
+IDLE = News(prompt_token_s=25e-6, decode_step_s=0.008)
+DECODES = replace(IDLE, decoding=30, decode_step_s=0.010)
+PROMPTS = replace(IDLE, prompt_share=0.6)
+ASK = Ask(prompt_tokens=8192, output_tokens=256, may_split=True)
+PREFILL, DECODE, BOTH = Role
+
+
+def choose(*news, ask=ASK, roles=(), mode=SplitMode.AUTO, bytes_per_s=FAST):
+    """Return the names of the replicas that are chosen for the prompt and for the rest, and the reason."""
+    router = Router(splitting=Splitting(mode, bytes_per_s, 1e-4, kv_bytes_per_token=131_072))
+    for number, each in enumerate(news):
+        router.join(str(number), role=roles[number] if roles else BOTH).hear(each, 0.0)
+    decision = router.choose(ask, 0.0)
+    return decision.replica.name, decision.decode and decision.decode.name, decision.reason
+
+
+def test_a_prompt_runs_where_it_delays_no_decodes_and_the_answer_where_no_prompts_delay_it():
+    assert choose(DECODES, PROMPTS) == ("1", "0", Reason.SPLIT)
+
+
+def test_an_idle_replica_serves_all_of_a_request():
+    assert choose(IDLE, DECODES, PROMPTS) == ("0", None, Reason.LEAST_DELAY)
+
+
+def test_a_slow_link_or_a_short_answer_keeps_a_request_on_one_replica():
+    assert choose(DECODES, PROMPTS, bytes_per_s=1e9)[:2] == ("1", "0")
+    assert choose(DECODES, PROMPTS, bytes_per_s=SLOW)[:2] == ("1", None)
+    assert choose(DECODES, PROMPTS, ask=ASK._replace(output_tokens=4), bytes_per_s=1e9)[:2] == ("1", None)
+
+
+def test_what_the_second_replica_holds_is_not_sent():
+    router = Router(splitting=Splitting(SplitMode.ALWAYS, 1e9, 1e-4, kv_bytes_per_token=131_072))
+    first, second = router.join("0", role=PREFILL), router.join("1", role=DECODE)
+    for replica in (first, second):
+        replica.hear(IDLE, 0.0)
+    ask = ASK._replace(prefix_keys=tuple(range(32)))
+    all_of_it = router.decide(ask, 0.0).placing
+    router.learn(second, ask.prefix_keys[:16])
+    assert router.decide(ask, 0.0).placing.arrives_at < 0.6 * all_of_it.arrives_at
+
+
+def test_transfers_that_are_under_way_delay_the_next():
+    router = Router(splitting=Splitting(SplitMode.ALWAYS, 12.5e9, 1e-4, kv_bytes_per_token=131_072))
+    first, second = router.join("0", role=PREFILL), router.join("1", role=DECODE)
+    for replica in (first, second):
+        replica.hear(IDLE, 0.0)
+    arrivals = [router.choose(ASK, 0.0).placing.arrives_at for _ in range(5)]
+    sent_s = 8192 * 131_072 / 12.5e9
+    assert arrivals[-1] >= 4 * sent_s and arrivals == sorted(arrivals)
+    assert (first.sends_until, second.receives_until) == (arrivals[-1], arrivals[-1])
+
+
+@pytest.mark.parametrize(
+    ("roles", "expected"),
+    [
+        ((PREFILL, DECODE), ("0", "1")),
+        ((DECODE, PREFILL), ("1", "0")),
+        ((BOTH, PREFILL), ("1", "0")),
+        ((DECODE, DECODE), ("0", None)),
+        ((PREFILL, PREFILL), ("0", None)),
+    ],
+)
+def test_roles_are_kept_and_without_two_a_request_is_not_split(roles, expected):
+    assert choose(IDLE, IDLE, roles=roles, mode=SplitMode.ALWAYS)[:2] == expected
+
+
+def test_requests_that_may_not_be_split_are_not():
+    for ask in (ASK._replace(may_split=False), ASK._replace(output_tokens=1)):
+        assert choose(DECODES, PROMPTS, ask=ask, mode=SplitMode.ALWAYS)[1] is None
+    assert choose(DECODES, PROMPTS, mode=SplitMode.NEVER)[1] is None
+    assert choose(DECODES, mode=SplitMode.ALWAYS)[1] is None
+
+
+def test_an_adapter_in_memory_on_both_sides_is_preferred():
+    resident = {"lora"}
+    ask = ASK._replace(adapter_hash="lora", adapter_bytes=1 << 30)
+    news = (PROMPTS, replace(PROMPTS, on_device=resident), DECODES, replace(DECODES, on_device=resident))
+    roles = (PREFILL, PREFILL, DECODE, DECODE)
+    assert choose(*news, ask=ask, roles=roles, mode=SplitMode.ALWAYS)[:2] == ("1", "3")
+
+
+def test_both_replicas_count_a_split_request_until_it_has_ended():
+    router = Router(splitting=Splitting(SplitMode.ALWAYS, FAST, 1e-4, kv_bytes_per_token=131_072))
+    replicas = [router.join(str(number)) for number in range(2)]
+    for replica in replicas:
+        replica.hear(IDLE, 0.0)
+    decision = router.choose(ASK, 0.0)
+    assert [replica.unfinished[ASK.lane] for replica in replicas] == [1, 1]
+    assert (decision.replica.sent_tokens, decision.decode.sent_tokens) == (8192, 0)

@@ -15,6 +15,7 @@ from gateway.core.limits import NO_LIMITS
 from gateway.core.tenants import RequestClass, Tenant
 
 LANE_FIELDS = ("default_lane", "highest_lane")
+PATTERN_FIELDS = ("adapters", "upstreams")
 LIMIT_FIELDS = ("limits", "key_limits", "adapter_limits")
 
 
@@ -66,8 +67,9 @@ def changed_tenant(tenant: Tenant, fields: Mapping[str, Any]) -> Tenant:
         for field in LIMIT_FIELDS:
             if field in values:
                 values[field] = NO_LIMITS.changed(values[field])
-        if "adapters" in values:
-            values["adapters"] = tuple(values["adapters"])
+        for field in PATTERN_FIELDS:
+            if field in values:
+                values[field] = tuple(values[field])
         if "classes" in values:
             values["classes"] = {name: RequestClass(**own) for name, own in values["classes"].items()}
         return replace(tenant, **values)
@@ -91,6 +93,7 @@ def tenant_json(account: AccountRecord) -> dict[str, Any]:
         "default_lane": lane_name(tenant.default_lane),
         "highest_lane": lane_name(tenant.highest_lane),
         "adapters": list(tenant.adapters),
+        "upstreams": list(tenant.upstreams),
         "weight": tenant.weight,
         "unknown_fields": tenant.unknown_fields,
         "classes": {name: asdict(own) for name, own in tenant.classes.items()},

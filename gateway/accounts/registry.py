@@ -237,9 +237,11 @@ async def open_accounts(
 
 
 def _said_of(tenant: Tenant) -> dict[str, Any]:
-    """Return a tenant's fields for its seed. `unknown_fields` is left out while it has its default, because older seeds
-    in Redis lack it: otherwise an upgrade would apply the configuration again, over operators' changes."""
+    """Return a tenant's fields for its seed. Fields that older seeds in Redis lack are left out while they have their
+    defaults: otherwise an upgrade would apply the configuration again, over operators' changes."""
     said = dict(msgspec.to_builtins(tenant))
     if tenant.unknown_fields == "ignore":
         del said["unknown_fields"]
+    if not tenant.upstreams:
+        del said["upstreams"]
     return said

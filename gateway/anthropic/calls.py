@@ -32,7 +32,7 @@ class MessageCall(Struct, frozen=True):
     stream: bool
 
     def envelope(self, admitted: Admitted) -> MessageRenderer:
-        return MessageRenderer(admitted, AnswerReader(tool_call_reader(self.request, admitted.speech.dialect)))
+        return MessageRenderer(admitted, AnswerReader(tool_call_reader(self.request, admitted.speech)))
 
     async def whole(self, generation: Generation) -> WholeAnswer:
         return await whole_answer(self.envelope(generation.admitted), generation)

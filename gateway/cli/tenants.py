@@ -21,6 +21,9 @@ Name = Annotated[str, typer.Argument(help="Name of the tenant.")]
 KeyId = Annotated[str, typer.Argument(metavar="ID", help="Id of the API key, or at least its first 6 digits.")]
 Lane = Annotated[str | None, typer.Option(metavar="LANE", help="Name of a lane: interactive or batch.")]
 Adapters = Annotated[list[str] | None, typer.Option("--adapter", help="Pattern of permitted adapters; repeatable.")]
+Upstreams = Annotated[
+    list[str] | None, typer.Option("--upstream", help="Pattern of upstreams its data may be sent to; repeatable.")
+]
 Weight = Annotated[float | None, typer.Option(help="Relative share of a lane, 0.001 to 1000; built in: 1.")]
 
 UnknownFields = Annotated[
@@ -46,6 +49,7 @@ def create_tenant(
     default_lane: Lane = None,
     highest_lane: Lane = None,
     adapter: Adapters = None,
+    upstream: Upstreams = None,
     weight: Weight = None,
     unknown_fields: UnknownFields = None,
     classes: Classes = None,
@@ -54,7 +58,9 @@ def create_tenant(
 ) -> None:
     """Create a tenant: `loralane tenants create initech --adapter 'support-*' --default-lane batch`."""
     with _admin(url, key) as client:
-        tenant = client.create(name, _fields(default_lane, highest_lane, adapter, weight, unknown_fields, classes))
+        tenant = client.create(
+            name, _fields(default_lane, highest_lane, adapter, upstream, weight, unknown_fields, classes)
+        )
     show_messages(_tenant_table([tenant]), [tenant], False)
 
 
@@ -64,6 +70,7 @@ def set_tenant(
     default_lane: Lane = None,
     highest_lane: Lane = None,
     adapter: Adapters = None,
+    upstream: Upstreams = None,
     weight: Weight = None,
     unknown_fields: UnknownFields = None,
     classes: Classes = None,
@@ -72,7 +79,9 @@ def set_tenant(
 ) -> None:
     """Change a tenant's settings; without an option its setting stays unchanged. For limits see `loralane limits`."""
     with _admin(url, key) as client:
-        tenant = client.update(name, _fields(default_lane, highest_lane, adapter, weight, unknown_fields, classes))
+        tenant = client.update(
+            name, _fields(default_lane, highest_lane, adapter, upstream, weight, unknown_fields, classes)
+        )
     show_messages(_tenant_table([tenant]), [tenant], False)
 
 
@@ -179,6 +188,7 @@ def _fields(
     default_lane: str | None,
     highest_lane: str | None,
     adapters: list[str] | None,
+    upstreams: list[str] | None,
     weight: float | None,
     unknown_fields: str | None,
     classes: list[str] | None,
@@ -187,6 +197,7 @@ def _fields(
         default_lane=default_lane,
         highest_lane=highest_lane,
         adapters=adapters or (),
+        upstreams=upstreams or (),
         weight=weight,
         unknown_fields=unknown_fields,
         classes=dict(_class(text) for text in classes or () if text),

@@ -28,6 +28,7 @@ class TenantSettings(TypedDict, total=False):
     default_lane: str
     highest_lane: str
     adapters: list[str]
+    upstreams: list[str]
     weight: float
     unknown_fields: str
     classes: dict[str, ClassSettings]

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from engine.capacity import Capacity
+from engine.core.types import Lane
 from engine.rpc.target import is_loopback
 from gateway.config.capacity import capacity_rows, preloaded_ranks
 from gateway.config.cluster import RayConfig
@@ -16,6 +17,7 @@ from gateway.config.lanes import LaneConfig
 from gateway.config.models import EnginesConfig, ModelSettings
 from gateway.config.sections import TenantConfig
 from gateway.config.tls import TlsConfig
+from gateway.config.upstreams import UpstreamConfig
 from gateway.config.whole import Config
 
 GIB = 2**30
@@ -38,6 +40,8 @@ def explain(config: Config, data_dir: Path, engines: Mapping[str, Mapping[str, A
         yield from _model(settings, engines[name])
     for name, policy in config.routes.items():
         yield f"virtual model {name}", f"{policy.policy}: {policy.explain()}"
+    for name, upstream in config.upstreams.items():
+        yield f"upstream {name}", _upstream(config, name, upstream)
     weights = sum(entry.tenant.weight for entry in config.tenants.values())
     for entry in config.tenants.values():
         yield f"tenant {entry.tenant.name}", _tenant(entry, weights)
@@ -119,6 +123,12 @@ def _redis(url: str) -> str:
     """Return a Redis URL without its user part and its query, both of which may hold a password."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if url else ""
+
+
+def _upstream(config: Config, name: str, upstream: UpstreamConfig) -> str:
+    tenants = [entry.tenant for entry in config.tenants.values()]
+    senders = [one.name for one in tenants if any(upstream.permits(name, one, lane) for lane in Lane)]
+    return f"{upstream.model} at {upstream.url}; data may leave of: {', '.join(senders) or 'no configured tenant'}"
 
 
 def _port(host: str, port: int, tls: TlsConfig | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +32,21 @@ def _policy(name: str, value: Any, base: Path) -> Policy:
     return build(POLICIES[policy], section, where, base)
 
 
-def check_routes(routes: Mapping[str, Policy], models: Mapping[str, ModelSettings]) -> None:
-    """Raise ConfigError, with all problems, if a virtual model has the name of a base model or of an adapter that is
-    loaded at start, or if a member is none of these and no `base:adapter`."""
+def check_routes(
+    routes: Mapping[str, Policy], models: Mapping[str, ModelSettings], upstreams: Collection[str] = ()
+) -> None:
+    """Raise ConfigError, with all problems, if a virtual model has the name of a base model, an upstream or an adapter
+    that is loaded at start, or if a member is none of these and no `base:adapter`."""
     problems = Problems()
-    taken = {*models, *(adapter for settings in models.values() for adapter in settings.preload)}
+    taken = {*models, *upstreams, *(adapter for settings in models.values() for adapter in settings.preload)}
     for name, policy in routes.items():
         with problems.noting():
             if name in taken:
-                raise ConfigError(f"routes.{name}: is also the name of a base model or an adapter")
+                raise ConfigError(f"routes.{name}: is also the name of a base model, an adapter or an upstream")
         for place, member in named_members(policy):
             with problems.noting():
-                if home_of(member, models) is None:
-                    what = f"{member!r} is no base model and no adapter of adapters.preload"
+                if member not in upstreams and home_of(member, models) is None:
+                    what = f"{member!r} is no base model, no upstream and no adapter of adapters.preload"
                     raise ConfigError(f"routes.{name}.{place}: {what}; write a later adapter as BASE:ADAPTER")
     problems.raise_all()
 

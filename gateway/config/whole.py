@@ -46,6 +46,7 @@ from gateway.config.sections import (
     ResponsesConfig,
     TenantConfig,
 )
+from gateway.config.upstreams import UpstreamConfig, check_upstreams
 from gateway.core.billing import BillingConfig
 from gateway.core.limits import Limits
 from gateway.core.safe_url import LOOPBACK
@@ -97,6 +98,8 @@ class Config:
     `engines`, `lanes` and `adapters.preload` describe the only one."""
     routes: Mapping[str, Policy] = field(default_factory=dict)
     """Virtual models: the policies that choose their members, by the names that clients use."""
+    upstreams: Mapping[str, UpstreamConfig] = field(default_factory=dict)
+    """Servers elsewhere that may be members of virtual models, by name."""
     adapters: AdaptersConfig = field(default_factory=AdaptersConfig)
     lanes: LanesConfig = field(default_factory=LanesConfig)
     tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
@@ -117,7 +120,8 @@ class Config:
         if not 1 <= self.gateways <= MAX_GATEWAYS:
             raise ConfigError(f"gateways: must be from 1 to {MAX_GATEWAYS}, not {self.gateways}")
         check_preloads(self.models)
-        check_routes(self.routes, self.served)
+        check_upstreams(self.upstreams, {*self.served, *self.preloaded()}, has_prices=bool(self.billing.prices))
+        check_routes(self.routes, self.served, self.upstreams)
         self._check_keys()
         for name, settings in self.served.items():
             settings.engines.check_ray(self.cluster.ray, f"models.{name}.engine" if self.models else "engine")
@@ -129,6 +133,12 @@ class Config:
             return self.models
         model = replace(self.model, name=self.model.name or served_name(self.model.source))
         return {model.name: ModelSettings(model, self.engine, self.engines, self.lanes, self.adapters.preload)}
+
+    @property
+    def pricing(self) -> BillingConfig:
+        """The section `billing`, with the upstreams' prices before the others."""
+        own = [upstream.price.for_usage(name) for name, upstream in self.upstreams.items() if upstream.price]
+        return replace(self.billing, prices=(*own, *self.billing.prices))
 
     def ray_of(self, model: str) -> RayConfig | None:
         """Return how Ray runs the engines of a base model; None means that it runs none."""
@@ -210,7 +220,7 @@ def parse_config(document: Mapping[str, Any], env: Mapping[str, str], base: Path
     with problems.noting():
         check_keys(document, [name for name in kinds if name != "engines"], "")
     with problems.noting():
-        _check_secrets(document.get("batches"))
+        _check_secrets(document)
     with problems.noting():
         check_alone(document)
     special: Mapping[str, Callable[..., Any]] = {
@@ -301,11 +311,14 @@ def demo_config() -> Config:
     )
 
 
-def _check_secrets(batches: Any) -> None:
-    """Raise ConfigError if the section `batches` contains the secret of a webhook instead of a ${VARIABLE}."""
-    endpoints = as_mapping(as_mapping(batches, "batches").get("webhooks"), "batches.webhooks")
-    for tenant, endpoint in endpoints.items():
-        where = f"batches.webhooks.{tenant}"
-        secret = as_mapping(endpoint, where).get("secret", "${}")
-        if not isinstance(secret, str) or not secret.startswith("${"):
-            raise ConfigError(f"{where}.secret: write ${{VARIABLE}}; secrets do not belong in files")
+def _check_secrets(document: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the secret of a webhook or the key of an upstream is not a ${VARIABLE}."""
+    batches = as_mapping(document.get("batches"), "batches")
+    for section, entries, name in (
+        ("batches.webhooks", batches.get("webhooks"), "secret"),
+        ("upstreams", document.get("upstreams"), "key"),
+    ):
+        for entry, settings in as_mapping(entries, section).items():
+            secret = as_mapping(settings, f"{section}.{entry}").get(name, "${}")
+            if not isinstance(secret, str) or not secret.startswith("${"):
+                raise ConfigError(f"{section}.{entry}.{name}: write ${{VARIABLE}}; secrets do not belong in files")

@@ -17,7 +17,8 @@
     └── errors of the gateway
         ├── 500 INTERNAL, ENGINE_CRASHED
         ├── 503 LANE_QUEUE_FULL, QUEUE_TIMEOUT, PREEMPTED, CANCELLED (by an administrator), ADAPTER_UNAVAILABLE,
-        │       LIMITER_UNAVAILABLE, REGISTRY_UNAVAILABLE, STORAGE_UNAVAILABLE, ENGINE_UNAVAILABLE
+        │       LIMITER_UNAVAILABLE, REGISTRY_UNAVAILABLE, STORAGE_UNAVAILABLE, ENGINE_UNAVAILABLE,
+        │       UPSTREAM_UNAVAILABLE
         └── 504 DEADLINE_EXCEEDED
 
 A 429 always means the tenant's own limit; a lack of shared capacity is always a 503.
@@ -97,6 +98,7 @@ class Fault(Enum):
     REGISTRY_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "registry_unavailable")
     STORAGE_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "storage_unavailable", True)
     ENGINE_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "engine_unavailable")
+    UPSTREAM_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "upstream_unavailable")
     DEADLINE_EXCEEDED = (504, "DEADLINE_EXCEEDED", "server_error", "deadline_exceeded")
 
     def __init__(

@@ -74,6 +74,8 @@ class Tenant:
     """Limits of the tenant's use of each adapter, and of the base model, within `limits`."""
     weight: float = 1.0
     """Relative share of the machine against other tenants in the same lane, from MIN_WEIGHT to MAX_WEIGHT."""
+    upstreams: tuple[str, ...] = ()
+    """Shell-style patterns of upstreams that the tenant's data may be sent to, as members of virtual models."""
     unknown_fields: UnknownFields = "ignore"
     """Handling of request fields that the gateway does not know. Misspelled known fields are refused in any case."""
     classes: Mapping[str, RequestClass] = field(default_factory=dict)
@@ -96,6 +98,10 @@ class Tenant:
 
     def may_use(self, adapter: str) -> bool:
         return any(fnmatchcase(adapter, pattern) for pattern in self.adapters)
+
+    def may_leave_to(self, upstream: str) -> bool:
+        """Return whether the tenant permits that its requests are sent to an upstream."""
+        return any(fnmatchcase(upstream, pattern) for pattern in self.upstreams)
 
     def class_of(self, name: str) -> RequestClass:
         """Return the class of that name; the empty name means none. Raises ApiError: INVALID_REQUEST, unknown."""

@@ -40,6 +40,7 @@ class TenantBody(Struct, kw_only=True, forbid_unknown_fields=True):
     default_lane: str | UnsetType = UNSET
     highest_lane: str | UnsetType = UNSET
     adapters: list[str] | UnsetType = UNSET
+    upstreams: list[str] | UnsetType = UNSET
     weight: float | UnsetType = UNSET
     unknown_fields: str | UnsetType = UNSET
     classes: dict[str, ClassBody] | UnsetType = UNSET

@@ -27,6 +27,8 @@ class Tenant(Struct):
     highest_lane: Lane
     adapters: list[str]
     """Patterns of the adapter names that the tenant may use."""
+    upstreams: list[str]
+    """Patterns of the upstreams that the tenant's data may be sent to."""
     weight: float
     unknown_fields: UnknownFields
     """Handling of request fields that the gateway does not know."""

@@ -29,6 +29,7 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 
+from gateway.core.breaker import Breaker
 from gateway.core.budget import DAY, Decision
 from gateway.core.limits import LIMIT_NAMES, LimitName, Limits, Scope
 from gateway.core.tenants import Tenant
@@ -37,7 +38,7 @@ from gateway.limiter.pending import Correction, PendingSettlements
 from gateway.limiter.published import LOST, PublishedLimits, decode_buckets
 from gateway.limiter.usage import ScopeUsage
 from gateway.limiter.usage_spool import UsageSpool, UsageTerms
-from gateway.redis.client import Argument, Breaker, RedisCalls, Script, StoreError
+from gateway.redis.client import Argument, RedisCalls, Script, StoreError
 
 log = structlog.get_logger("limiter")
 

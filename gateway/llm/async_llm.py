@@ -165,7 +165,7 @@ class AsyncLLM:
         parts = await self._running()
         with parts.failures():
             request = make(await parts.folders.name_of(adapter), streams=streams)
-            reader = tool_call_reader(request, parts.model.intake.dialect)
+            reader = tool_call_reader(request, parts.model.speech)
             async with parts.gateway.generate(CALLER, request) as generation:
                 yield Opened(generation, reader)
 

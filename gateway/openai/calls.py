@@ -49,7 +49,7 @@ def chat_call(gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, in
     prompt = body.prompt_logprobs is not None
 
     def make_style(speech: Speech) -> ChatStyle:
-        tools = tool_call_reader(request, speech.dialect)
+        tools = tool_call_reader(request, speech)
         return ChatStyle(speech.tokenizer, token_ids=bool(body.return_token_ids), tools=tools, prompt_logprobs=prompt)
 
     return _call(body, request, make_style)

@@ -12,7 +12,7 @@ import msgspec
 from gateway.core.depth import check_depth, is_too_deep
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.openai.messages import AssistantCall, Tool, ToolChoice
-from gateway.requests.types import GenerateRequest, GenerationChunk
+from gateway.requests.types import GenerateRequest, GenerationChunk, Speech
 from gateway.text.chat_template import ToolSchema
 from gateway.text.tools.calls import ToolCallPart
 from gateway.text.tools.dialect import Dialect
@@ -51,13 +51,16 @@ def tool_rule(tools: Sequence[Tool], choice: str | ToolChoice | None, parallel: 
     )
 
 
-def tool_call_reader(request: GenerateRequest, dialect: Dialect | None) -> ToolCalls | None:
+def tool_call_reader(request: GenerateRequest, speech: Speech) -> ToolCalls | None:
     """Return a reader of the tool calls in the answers to a request. None means that the request offers no tools.
 
-    Raises ApiError: UNSUPPORTED_PARAMETER, there are tools, but `dialect` is None: tool calls are not parsed.
+    Raises ApiError: UNSUPPORTED_PARAMETER, there are tools, but the model's tool calls are not parsed.
     """
     chat = request.offering
-    return None if chat is None else ToolCalls(spoken_dialect(dialect), chat.tools, parallel=chat.rule.several)
+    if chat is None:
+        return None
+    dialect = None if speech.calls_apart else spoken_dialect(speech.dialect)
+    return ToolCalls(dialect, chat.tools, parallel=chat.rule.several)
 
 
 def spoken_dialect(dialect: Dialect | None) -> Dialect:
@@ -139,11 +142,11 @@ def text_content(chunk: GenerationChunk) -> ChunkContent:
 class ToolCalls:
     """Reads the tool calls in the answers to one request. It keeps a parser for each answer."""
 
-    def __init__(self, dialect: Dialect, tools: Sequence[ToolSchema], *, parallel: bool = True) -> None:
+    def __init__(self, dialect: Dialect | None, tools: Sequence[ToolSchema], *, parallel: bool = True) -> None:
         """Initialize the reader.
 
         Args:
-            dialect: the syntax in which the model writes tool calls.
+            dialect: the syntax in which the model writes tool calls. None means that chunks have them apart.
             tools: the offered tools.
             parallel: whether an answer may make several calls; otherwise all calls but the first are dropped.
         """
@@ -151,6 +154,8 @@ class ToolCalls:
         self._tools = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
         self._parallel = parallel
         self._parsers: dict[int, ToolParser] = {}
+        self._called: set[int] = set()
+        """Answers that have made a call."""
 
     def read(self, chunk: GenerationChunk) -> ChunkContent:
         """Separate the tool calls of a chunk from its text. The chunks of each answer must be passed in order.
@@ -162,16 +167,27 @@ class ToolCalls:
         parts = self.parts(chunk)
         text = "".join(part for part in parts if isinstance(part, str))
         calls = [part for part in parts if isinstance(part, ToolCallPart)]
-        called = self._parsers[chunk.answer].num_calls and chunk.finish_reason == "stop"
+        called = chunk.answer in self._called and chunk.finish_reason == "stop"
         return ChunkContent(text, _joined(calls), "tool_calls" if called else chunk.finish_reason)
 
     def parts(self, chunk: GenerationChunk) -> list[Part]:
         """Return the texts and the parts of calls in a chunk as `read` does, but in the order in which the model wrote
         them. A chunk is passed to one of the two methods."""
+        parts = self._parsed(chunk) if self._dialect else _apart(chunk)
+        if any(isinstance(part, ToolCallPart) for part in parts):
+            self._called.add(chunk.answer)
+        return [part for part in parts if isinstance(part, str) or self._parallel or part.index == 0]
+
+    def _parsed(self, chunk: GenerationChunk) -> list[Part]:
+        assert self._dialect is not None, "otherwise calls come apart"
         if (parser := self._parsers.get(chunk.answer)) is None:
             parser = self._parsers[chunk.answer] = ToolParser(self._dialect, self._tools)
-        parts = parser.push(chunk.text) + (parser.flush() if chunk.finish_reason else [])
-        return [part for part in parts if isinstance(part, str) or self._parallel or part.index == 0]
+        return parser.push(chunk.text) + (parser.flush() if chunk.finish_reason else [])
+
+
+def _apart(chunk: GenerationChunk) -> list[Part]:
+    """Return the text of a chunk, if it has any, and its calls, which came apart."""
+    return [*((chunk.text,) if chunk.text else ()), *chunk.calls]
 
 
 def _joined(news: Sequence[ToolCallPart]) -> list[Json]:

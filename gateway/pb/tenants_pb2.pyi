@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Tenant(_message.Message):
-    __slots__ = ("name", "default_lane", "highest_lane", "adapters", "weight", "disabled", "created", "updated", "unknown_fields", "classes")
+    __slots__ = ("name", "default_lane", "highest_lane", "adapters", "weight", "disabled", "created", "updated", "unknown_fields", "classes", "upstreams")
     class ClassesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class Tenant(_message.Message):
     UPDATED_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_FIELDS_FIELD_NUMBER: _ClassVar[int]
     CLASSES_FIELD_NUMBER: _ClassVar[int]
+    UPSTREAMS_FIELD_NUMBER: _ClassVar[int]
     name: str
     default_lane: str
     highest_lane: str
@@ -35,7 +36,8 @@ class Tenant(_message.Message):
     updated: float
     unknown_fields: str
     classes: _containers.MessageMap[str, RequestClass]
-    def __init__(self, name: _Optional[str] = ..., default_lane: _Optional[str] = ..., highest_lane: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., weight: _Optional[float] = ..., disabled: _Optional[bool] = ..., created: _Optional[float] = ..., updated: _Optional[float] = ..., unknown_fields: _Optional[str] = ..., classes: _Optional[_Mapping[str, RequestClass]] = ...) -> None: ...
+    upstreams: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., default_lane: _Optional[str] = ..., highest_lane: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., weight: _Optional[float] = ..., disabled: _Optional[bool] = ..., created: _Optional[float] = ..., updated: _Optional[float] = ..., unknown_fields: _Optional[str] = ..., classes: _Optional[_Mapping[str, RequestClass]] = ..., upstreams: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RequestClass(_message.Message):
     __slots__ = ("weight", "priority", "ttft_s", "itl_s")
@@ -50,7 +52,7 @@ class RequestClass(_message.Message):
     def __init__(self, weight: _Optional[float] = ..., priority: _Optional[int] = ..., ttft_s: _Optional[float] = ..., itl_s: _Optional[float] = ...) -> None: ...
 
 class TenantFields(_message.Message):
-    __slots__ = ("default_lane", "highest_lane", "adapters", "set_adapters", "weight", "unknown_fields", "classes", "set_classes")
+    __slots__ = ("default_lane", "highest_lane", "adapters", "set_adapters", "weight", "unknown_fields", "classes", "set_classes", "upstreams", "set_upstreams")
     class ClassesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +68,8 @@ class TenantFields(_message.Message):
     UNKNOWN_FIELDS_FIELD_NUMBER: _ClassVar[int]
     CLASSES_FIELD_NUMBER: _ClassVar[int]
     SET_CLASSES_FIELD_NUMBER: _ClassVar[int]
+    UPSTREAMS_FIELD_NUMBER: _ClassVar[int]
+    SET_UPSTREAMS_FIELD_NUMBER: _ClassVar[int]
     default_lane: str
     highest_lane: str
     adapters: _containers.RepeatedScalarFieldContainer[str]
@@ -74,7 +78,9 @@ class TenantFields(_message.Message):
     unknown_fields: str
     classes: _containers.MessageMap[str, RequestClass]
     set_classes: bool
-    def __init__(self, default_lane: _Optional[str] = ..., highest_lane: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., set_adapters: _Optional[bool] = ..., weight: _Optional[float] = ..., unknown_fields: _Optional[str] = ..., classes: _Optional[_Mapping[str, RequestClass]] = ..., set_classes: _Optional[bool] = ...) -> None: ...
+    upstreams: _containers.RepeatedScalarFieldContainer[str]
+    set_upstreams: bool
+    def __init__(self, default_lane: _Optional[str] = ..., highest_lane: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., set_adapters: _Optional[bool] = ..., weight: _Optional[float] = ..., unknown_fields: _Optional[str] = ..., classes: _Optional[_Mapping[str, RequestClass]] = ..., set_classes: _Optional[bool] = ..., upstreams: _Optional[_Iterable[str]] = ..., set_upstreams: _Optional[bool] = ...) -> None: ...
 
 class CreateTenantRequest(_message.Message):
     __slots__ = ("name", "fields")

@@ -40,7 +40,7 @@ async def _replayed(chunks: Sequence[GenerationChunk], with_logprobs: bool) -> A
 def _answer(chunk: GenerationChunk, speech: Speech, tools: Sequence[ToolSchema]) -> HeldAnswer:
     logprobs = [values.logprob for values in chunk.logprobs]
     if not tools or speech.dialect is None:
-        return HeldAnswer(chunk.text, chunk.finish_reason or "", logprobs)
+        return HeldAnswer(chunk.text, chunk.finish_reason or "", logprobs, _joined(chunk.calls))
     parser = ToolParser(speech.dialect, {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools})
     parts = [*parser.push(chunk.text), *parser.flush()]
     text = "".join(part for part in parts if isinstance(part, str))

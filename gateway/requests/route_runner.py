@@ -14,6 +14,7 @@ from contextlib import (
     suppress,
 )
 from functools import partial
+from types import MappingProxyType
 from typing import Protocol
 
 import structlog
@@ -36,6 +37,7 @@ from gateway.requests.route_outcome import RouteOutcome, outcome_of
 from gateway.requests.route_steps import StepsRun
 from gateway.requests.served_model import ServedModels
 from gateway.requests.types import Chat, GenerateRequest, Generation
+from gateway.requests.upstreams import Upstream, UpstreamServer
 from gateway.routes.policy import Asked, MemberState, Policy, Vector
 
 COPIES = Principal(Tenant("virtual-model-copy", default_lane=Lane.BATCH, highest_lane=Lane.BATCH), "")
@@ -50,7 +52,8 @@ class RouteTable(Struct, frozen=True):
     policies: Mapping[str, Policy]
     """Policies by the names of the virtual models."""
     state: Callable[[str], MemberState] = lambda member: MemberState()
-    """Returns the present state of a member."""
+    """Returns the present state of a member that an engine serves."""
+    upstreams: Mapping[str, Upstream] = MappingProxyType({})
     billing: BillingConfig = BillingConfig()
     """Prices, from which costs are computed."""
     observe: Callable[[RouteOutcome], None] = lambda outcome: None
@@ -76,10 +79,16 @@ class RouteRunner:
     """Answers the requests for virtual models, for one gateway."""
 
     def __init__(
-        self, server: MemberServer, table: RouteTable, settings: ServiceSettings, clock: Callable[[], float]
+        self,
+        server: MemberServer,
+        upstreams: UpstreamServer,
+        table: RouteTable,
+        settings: ServiceSettings,
+        clock: Callable[[], float],
     ) -> None:
-        """`clock` is the gateway's clock, in seconds."""
+        """`server` serves members with engines, `upstreams` the others. `clock` is the gateway's, in seconds."""
         self._server = server
+        self._upstreams = upstreams
         self._table = table
         self._settings = settings
         self._clock = clock
@@ -107,7 +116,7 @@ class RouteRunner:
         if not request.ignore_server_timeout:
             request = replace(request, deadline=earliest(request.deadline, self._settings.request_timeout))
         self._copy(policy, principal, request, asked)
-        run = StepsRun(self._server.serve, principal, request, asked.lane, started, places)
+        run = StepsRun(self._serve, principal, request, asked.lane, started, places)
         try:
             async with AsyncExitStack() as stack:
                 yield await run.begin(stack, steps)
@@ -137,13 +146,26 @@ class RouteRunner:
             lane=lane,
             session=conversation(request),
             request=new_id(),
-            members=[member for member in policy.members if self._may_use(principal.tenant, member)],
-            state=self._table.state,
+            members=[member for member in policy.members if self._may_use(principal.tenant, member, lane)],
+            state=self._state,
             facts=partial(prompt_facts, request),
             vector=vector,
         )
 
-    def _may_use(self, tenant: Tenant, member: str) -> bool:
+    def _serve(
+        self, principal: Principal, request: GenerateRequest, place: Placement
+    ) -> AbstractAsyncContextManager[Generation]:
+        server = self._upstreams if place.member in self._upstreams else self._server
+        return server.serve(principal, request, place)
+
+    def _state(self, member: str) -> MemberState:
+        if member in self._upstreams:
+            return MemberState(ready=self._table.upstreams[member].ready)
+        return self._table.state(member)
+
+    def _may_use(self, tenant: Tenant, member: str, lane: Lane) -> bool:
+        if member in self._upstreams:
+            return self._table.upstreams[member].permits(tenant, lane)
         with suppress(ApiError):
             self._server.models.resolve(tenant, ModelQuery(member))
             return True
@@ -155,10 +177,11 @@ class RouteRunner:
         shadow, name = policy.shadow, request.model.model
         if shadow is None or not shadow.copies(asked) or self._copying[name] >= shadow.at_once:
             return
-        if not self._may_use(principal.tenant, shadow.member):
+        if not self._may_use(principal.tenant, shadow.member, Lane.BATCH):
             return
         place = Placement(shadow.member, "shadow", self._clock(), is_charged=False, permitted=principal.tenant)
-        copied = replace(request, lane=Lane.BATCH, coalesce=True, stall=None, deadline=self._settings.request_timeout)
+        copied = replace(request, lane=Lane.BATCH, request_class="", coalesce=True, stall=None)
+        copied = replace(copied, deadline=self._settings.request_timeout)
         task = asyncio.create_task(self._run_copy(copied, place), name="shadow")
         self._copies.add(task)
         self._copying[name] += 1
@@ -167,7 +190,7 @@ class RouteRunner:
 
     async def _run_copy(self, request: GenerateRequest, place: Placement) -> None:
         try:
-            async with self._server.serve(COPIES, request, place) as generation:
+            async with self._serve(COPIES, request, place) as generation:
                 async for _ in generation:
                     pass
         except ApiError as error:
@@ -186,8 +209,9 @@ class RouteRunner:
         self._table.observe(outcome_of(name, places, answering, self._table.billing, served, lane))
 
     def _served_name(self, member: str) -> str:
-        """Return the name under which a member's usage is counted: that of its adapter or base model."""
-        found = self._server.models.find(member)
+        """Return the name under which a member's usage is counted: that of its adapter or base model, or its
+        own as an upstream."""
+        found = None if member in self._upstreams else self._server.models.find(member)
         if found is None:
             return member
         model, adapter = found

@@ -29,6 +29,7 @@ MOVES = frozenset(
         Fault.PREEMPTED,
         Fault.QUEUE_TIMEOUT,
         Fault.UNSUPPORTED_PARAMETER,
+        Fault.UPSTREAM_UNAVAILABLE,
     )
 )
 """Faults of a member for which the next one is tried: it lacks capacity, or something that this request needs. Limits

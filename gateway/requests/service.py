@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -15,7 +15,6 @@ from contextlib import (
 )
 from types import MappingProxyType
 
-import structlog
 from msgspec.structs import replace
 
 from engine.core.types import Lane, TokenEvent
@@ -23,32 +22,32 @@ from engine.rpc.coalesce import merge_events, split_per_token
 from engine.rpc.stream import EventStream
 from gateway.adapters.admin import AdapterAdmin
 from gateway.adapters.record import AdapterRecord
-from gateway.core.errors import MAX_QUOTED, Fault, internal, unavailable
+from gateway.core.errors import Fault, internal, unavailable
 from gateway.core.estimate import OutputAverages
 from gateway.core.lanes import lane_name
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Principal
-from gateway.core.trace_context import Ingress, new_id
-from gateway.limiter.base import Grant, Limiter, ReserveRequest
+from gateway.core.trace_context import Ingress
+from gateway.limiter.base import Limiter, ReserveRequest
 from gateway.requests.admission import ServiceSettings
-from gateway.requests.deadlines import Deadlines, Timer
+from gateway.requests.deadlines import Timer
 from gateway.requests.decoder import AnswerDecoder
+from gateway.requests.frame import RequestFrame
 from gateway.requests.job import GenerationJob
 from gateway.requests.loop_turns import LoopTurns
-from gateway.requests.observers import ArrivingRequest, Observer, notify_observers, observe_arrival
+from gateway.requests.observers import ArrivingRequest, Observer, observe_arrival
 from gateway.requests.placement import Placement
-from gateway.requests.record import RequestRecord, engine_failures, record_error, refuse_failed
+from gateway.requests.record import RequestRecord, engine_failures, refuse_failed
 from gateway.requests.route_runner import RouteRunner, RouteTable
 from gateway.requests.served_model import ServedModel, ServedModels
 from gateway.requests.submission import Submission
 from gateway.requests.types import Admitted, GenerateRequest, Generation, GenerationChunk, merge_streams
+from gateway.requests.upstreams import UpstreamServer
 from gateway.text.tokenizer import Tokenizer
 
 MOST_ENCODING = 2
 """Requests for tokens whose texts are encoded at the same time. Long texts are encoded in threads, which generations
 need, too."""
-
-log = structlog.get_logger("gateway")
 
 
 class Gateway:
@@ -79,12 +78,9 @@ class Gateway:
         self.adapters = adapters
         self.limiter = limiter
         self._outputs = OutputAverages()
-        self._observers = observers
+        self.frame = RequestFrame(limiter, self._settings, observers, clock)
         self._clock = clock
-        self._live: dict[str, RequestRecord] = {}
-        self._background: set[asyncio.Task[None]] = set()
-        self._deadlines = Deadlines(self._settings)
-        self._routes = RouteRunner(self, routes, self._settings, clock) if routes else None
+        self._routes = self._route_runner(routes) if routes else None
         self.turns = LoopTurns()
         self.encoding = asyncio.Semaphore(MOST_ENCODING)
         """Held while a text is encoded for a request that only counts or returns tokens."""
@@ -92,17 +88,17 @@ class Gateway:
     @property
     def live(self) -> Mapping[str, RequestRecord]:
         """Records of the requests in progress, by their unique ids."""
-        return MappingProxyType(self._live)
+        return MappingProxyType(self.frame.live)
 
     @property
     def active(self) -> int:
         """Number of requests in progress plus settlements not done yet; 0 means that the gateway is idle."""
-        return len(self._live) + len(self._background)
+        return self.frame.active
 
     def arriving(self, request_id: str, ingress: Ingress) -> AbstractContextManager[ArrivingRequest]:
         """Return a context manager for what a protocol does with a request before `generate`, such as authentication
         and parsing. It yields an `ArrivingRequest`, and reports the request to the observers if the block raises."""
-        return observe_arrival(request_id, ingress, self._observers, self._clock)
+        return observe_arrival(request_id, ingress, self.frame.observers, self._clock)
 
     def generate(self, principal: Principal, request: GenerateRequest) -> AbstractAsyncContextManager[Generation]:
         """Return an async context manager that runs a request, and yields its generation once the first chunk has come,
@@ -119,6 +115,10 @@ class Gateway:
             return self._routes.generate(principal, request)
         return self.serve(principal, request)
 
+    def _route_runner(self, table: RouteTable) -> RouteRunner:
+        upstreams = UpstreamServer(table.upstreams, self.frame, self._outputs, self.models.default.tokenizer)
+        return RouteRunner(self, upstreams, table, self._settings, self._clock)
+
     @asynccontextmanager
     async def serve(
         self, principal: Principal, request: GenerateRequest, place: Placement | None = None
@@ -128,11 +128,12 @@ class Gateway:
         lane = principal.tenant.effective_lane(request.lane)
         first_wait = place.engine_wait if place else None
         with self._tracked(principal, request, lane, place) as (record, model, adapter):
-            async with self._timer(request, lane, record) as timer:
+            async with self.frame.timer(request, lane, record) as timer:
                 job = await self._build_job(model, principal, request, adapter, lane, record, first_wait)
                 wanted = self._wanted(job, record, place.runs if place else 1)
                 submission = Submission(model.engine, job, record, self._clock, self._settings, first_wait)
-                reserved = self._reserved(wanted, record, submission, is_charged=place is None or place.is_charged)
+                is_charged = place is None or place.is_charged
+                reserved = self.frame.reserved(wanted, record, submission.begin, is_charged=is_charged)
                 with model.adapters.using(job.adapter_hash):
                     async with (
                         aclosing(submission),
@@ -144,44 +145,28 @@ class Gateway:
     def end_requests(self) -> None:
         """End all requests, and later ones as they start, with ApiError (ENGINE_UNAVAILABLE), because the gateway is
         stopping. Tenants are charged for what was generated."""
-        self._deadlines.stop_all()
+        self.frame.end_requests()
 
     async def close(self) -> None:
         """End copies of requests that run for virtual models, and wait until all settlements in progress are done."""
         if self._routes is not None:
             await self._routes.close()
-        while self._background:
-            await asyncio.wait(self._background)
+        await self.frame.close()
 
     @contextmanager
     def _tracked(
         self, principal: Principal, request: GenerateRequest, lane: Lane, place: Placement | None
     ) -> Iterator[tuple[RequestRecord, ServedModel, AdapterRecord | None]]:
-        """Yield a new record for the request, which is in the live table and counts in its model's lane during the
-        block, and the model and adapter that it names. On exit, complete the record and report it to the observers.
+        """Yield a new record for the request (see `RequestFrame.recorded`), and the model and adapter that it names. It
+        counts in its model's lane during the block.
 
         Raises ApiError: LANE_QUEUE_FULL, the lane is full; and the errors of `ServedModels.resolve`.
         """
-        record = RequestRecord(
-            id=new_id(),
-            request_id=request.request_id,
-            tenant=principal.tenant.name,
-            key_id=principal.key_id,
-            model=request.model.model[:MAX_QUOTED],
-            lane_asked=request.lane,
-            lane=lane,
-            started=place.started if place else self._clock(),
-            ingress=request.ingress,
-            trace_id=request.ingress.trace_id,
-        )
         query, permitted = request.model, principal.tenant
         if place is not None:
-            place.record = record
-            record.member, record.member_reason, record.refund = place.member, place.reason, not place.is_charged
             query, permitted = ModelQuery(place.member), place.permitted or principal.tenant
         answers = max(1, min(len(request.prompts) * request.n, self._settings.max_choices))
-        self._live[record.id] = record
-        try:
+        with self.frame.recorded(principal, request, lane, place) as record:
             model, adapter = self.models.resolve(permitted, query)
             record.base_model = model.name
             if full := model.refusal(lane, principal.tenant, answers):
@@ -190,15 +175,6 @@ class Gateway:
                 raise unavailable(Fault.LANE_QUEUE_FULL, f"the {lane_name(lane)} lane is full: {full}")
             with model.answering(lane, principal.tenant, answers):
                 yield record, model, adapter
-            if not record.finish:
-                record.end("cancelled", 499)
-        except BaseException as error:
-            record_error(record, error)
-            raise
-        finally:
-            record.ended = self._clock()
-            del self._live[record.id]
-            notify_observers(self._observers, record)
 
     async def _build_job(
         self,
@@ -217,64 +193,11 @@ class Gateway:
         record.n, record.max_tokens = request.n, job.params[0].max_tokens
         return replace(job, average_output=math.ceil(self._outputs.average(record.tenant, record.served_name)))
 
-    def _timer(self, request: GenerateRequest, lane: Lane, record: RequestRecord) -> Timer:
-        """Return the request's timer, which the time since the caller's request arrived has partly used."""
-        deadline = request.deadline
-        if deadline is not None:
-            deadline -= self._clock() - record.started
-        return self._deadlines.start(lane, deadline, request.stall, ignore_server_timeout=request.ignore_server_timeout)
-
-    @asynccontextmanager
-    async def _reserved(
-        self, wanted: ReserveRequest, record: RequestRecord, submission: Submission, *, is_charged: bool
-    ) -> AsyncIterator[Mapping[str, str]]:
-        """Reserve tokens if the request `is_charged` to its tenant, yield the response headers of the limits, and on
-        exit settle or refund the grant once, even if cancelled. Raises ApiError: RATE_LIMIT_EXCEEDED,
-        INSUFFICIENT_QUOTA, LIMITER_UNAVAILABLE.
-
-        If the limiter is almost sure to grant the reservation, an interactive request is submitted to the engine before
-        Redis has answered. This reduces the time of a request that runs alone to 0.90 of what it would be.
-        """
-        if not is_charged:
-            yield {}
-            return
-        record.reserved_tokens = wanted.tokens
-        try:
-            if record.lane is Lane.INTERACTIVE and self.limiter.likely_to_grant(wanted):
-                submission.begin()
-            record.reserving = self._clock()
-            grant = await self.limiter.reserve(wanted)
-        except BaseException:
-            record.submitted = None  # work that the engine has begun is discarded and not charged
-            raise
-        finally:
-            record.reserved = self._clock()
-        record.shadowed, record.reserved_tokens = grant.shadowed, grant.reserved
-        try:
-            yield grant.headers()
-        finally:
-            await asyncio.shield(self._spawn(self._settle(grant, record)))
-
     def _wanted(self, job: GenerationJob, record: RequestRecord, runs: int) -> ReserveRequest:
         adapter, tokens = record.served_name, job.reserve_tokens() * runs
         least = None if job.limits_output else job.prompt_tokens + job.num_answers
         lane, owner = lane_name(job.lane), (record.tenant, record.key_id)
         return ReserveRequest(record.request_id, *owner, tokens, adapter, lane, record.counts, least)
-
-    async def _settle(self, grant: Grant, record: RequestRecord) -> None:
-        try:
-            if record.refund:
-                await self.limiter.refund(grant)
-            else:
-                await self.limiter.settle(grant, record.used_tokens)
-        except Exception:  # the answer has been sent; operators must learn that the accounts are wrong
-            log.exception("settle_failed", request_id=record.request_id, tenant=record.tenant)
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-        return task
 
     def _admitted(
         self, model: ServedModel, job: GenerationJob, headers: Mapping[str, str], record: RequestRecord
@@ -366,7 +289,7 @@ class Gateway:
         count = len(chunk.token_ids)
         record.note_tokens(chunk.answer, count)
         if last_token is not None:
-            for observer in self._observers:
+            for observer in self.frame.observers:
                 observer.inter_token(record.base_model, lane, (now - last_token) / count)
 
 

@@ -18,6 +18,7 @@ from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.requests.prompt_scores import PromptScores, join_scores
 from gateway.text.chat_template import DEFAULT_OPTIONS, Message, TemplateOptions, ToolSchema
 from gateway.text.tokenizer import Tokenizer
+from gateway.text.tools.calls import ToolCallPart
 from gateway.text.tools.dialect import Dialect
 from gateway.text.tools.rule import FREE, ToolRule
 
@@ -137,6 +138,8 @@ class Speech(Struct, frozen=True):
     tokenizer: Tokenizer
     dialect: Dialect | None
     """Dialect in which the model writes tool calls. None means that the gateway parses none."""
+    calls_apart: bool = False
+    """True means that chunks have tool calls apart from their text, which is not parsed."""
 
 
 class DiscardedRun(Struct, frozen=True):
@@ -209,13 +212,16 @@ class GenerationChunk(Struct, frozen=True):
     """The stop string that ended the answer, set on its last chunk. None means that something else ended it."""
     vector: bytes = b""
     """The vector of a prompt, in fp32, little-endian: the whole answer of a request for vectors."""
+    calls: tuple[ToolCallPart, ...] = ()
+    """Parts of tool calls, if the answering model tells them apart from its text (`Speech.calls_apart`)."""
     prompt_scores: PromptScores = PromptScores()
     """The next tokens of the prompt, with their log probabilities; empty if the caller did not ask for them."""
 
     @property
     def has_output(self) -> bool:
-        """Return whether the chunk has tokens, log probabilities of the prompt, or a vector."""
-        return bool(self.token_ids or self.prompt_scores.rows or self.vector)
+        """Return whether the chunk has tokens, text, calls, log probabilities of the prompt, or a vector."""
+        told = self.token_ids or self.text or self.reasoning or self.calls
+        return bool(told or self.prompt_scores.rows or self.vector)
 
 
 class Generation(Struct):
@@ -256,6 +262,7 @@ def join_chunks(chunks: Sequence[GenerationChunk]) -> GenerationChunk:
         answer=chunks[0].answer,
         text="".join(chunk.text for chunk in chunks),
         reasoning="".join(chunk.reasoning for chunk in chunks),
+        calls=tuple(call for chunk in chunks for call in chunk.calls),
         prompt_scores=join_scores([chunk.prompt_scores for chunk in chunks]),
         token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
         logprobs=tuple(values for chunk in chunks for values in chunk.logprobs),

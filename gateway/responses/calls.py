@@ -47,7 +47,7 @@ class ResponseCall(Struct, frozen=True):
 
     def reader(self, speech: Speech) -> AnswerReader:
         """Return a new reader of the answer of a model."""
-        return AnswerReader(speech.tokenizer, tool_call_reader(self.request, speech.dialect))
+        return AnswerReader(speech.tokenizer, tool_call_reader(self.request, speech))
 
     async def whole(self, generation: Generation) -> WholeAnswer:
         return await whole_answer(self.envelope(generation.admitted), generation)

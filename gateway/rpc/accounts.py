@@ -107,6 +107,8 @@ def _fields(fields: pb.TenantFields) -> dict[str, Any]:
     given = {name: getattr(fields, name) for name in names if fields.HasField(name)}
     if fields.set_adapters or fields.adapters:
         given["adapters"] = list(fields.adapters)
+    if fields.set_upstreams or fields.upstreams:
+        given["upstreams"] = list(fields.upstreams)
     if fields.set_classes or fields.classes:
         given["classes"] = {name: _class_fields(own) for name, own in fields.classes.items()}
     return given

@@ -102,7 +102,7 @@ class GenerationService(pb_grpc.GenerationServicer):
                 told = read(chunk)
                 if chunk.usage:
                     call.set_trailing(usage_metadata(chunk.usage))
-                if told.text or chunk.token_ids or chunk.prompt_scores.rows or chunk.finish_reason:
+                if told.text or told.calls or chunk.has_output or chunk.finish_reason:
                     await call.send(chunk_to_pb(generation.admitted, chunk, told, token_text))
 
     async def _pool(self, method: str, parse: Callable[[str], PooledCall], call: RpcCall) -> Any:
@@ -152,7 +152,7 @@ class GenerationService(pb_grpc.GenerationServicer):
         async with self._gateway.generate(principal, wanted) as generation:
             await call.open(generation.admitted.headers())
             speech = generation.admitted.speech
-            calls = tool_call_reader(wanted, speech.dialect)
+            calls = tool_call_reader(wanted, speech)
             yield generation, calls.read if calls else text_content, speech.tokenizer.token_text
 
 

@@ -52,6 +52,7 @@ from gateway.serve.routes import route_table
 from gateway.serve.sampling import sampling
 from gateway.serve.start_bar import StartBar, StartStage
 from gateway.text.tokenizer import Tokenizer
+from gateway.upstreams.client import open_upstreams
 from gateway.usage.books import RedisUsageBooks
 from gateway.usage.report import UsageAdmin
 
@@ -125,18 +126,19 @@ async def built_gateway(
             [ModelOperations(one.name, engines[one.name], window, metrics.static) for one in models], members
         )
         observers = await stack.enter_async_context(open_observers(config.observability))
+        upstreams = await stack.enter_async_context(open_upstreams(config.upstreams))
         gateway = Gateway(
             models,
             adapters,
             limiter,
             settings=_settings(config),
             observers=(metrics, operations.recent, *observers),
-            routes=route_table(config, engines, metrics),
+            routes=route_table(config, engines, upstreams, metrics),
         )
         stack.push_async_callback(gateway.close)
         for model in models:
             await stack.enter_async_context(heartbeat_running(model.heartbeat, model.engine))
-        usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
+        usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.pricing)
         for further in (UsageMetrics(limiter), LoopMetrics(asyncio.get_running_loop()), GrammarMetrics(grammars)):
             metrics.register(further)
         await stack.enter_async_context(sampling(operations))

@@ -10,10 +10,13 @@ from gateway.config.whole import Config
 from gateway.engines.pool import EnginePool
 from gateway.observe.metrics import Metrics
 from gateway.requests.route_runner import RouteTable
+from gateway.requests.upstreams import Upstream
 from gateway.routes.policy import MemberState
 
 
-def route_table(config: Config, engines: Mapping[str, EnginePool], metrics: Metrics) -> RouteTable | None:
+def route_table(
+    config: Config, engines: Mapping[str, EnginePool], upstreams: Mapping[str, Upstream], metrics: Metrics
+) -> RouteTable | None:
     """Return the virtual models of the configuration; None means that there are none. `engines` are those of each base
     model; `metrics` count the outcomes, and have the goals of the lanes, which a reload may change."""
     if not config.routes:
@@ -21,9 +24,8 @@ def route_table(config: Config, engines: Mapping[str, EnginePool], metrics: Metr
 
     def state(member: str) -> MemberState:
         home = home_of(member, config.served)
-        if home is None:
-            return MemberState()
+        assert home is not None, "members are checked, and upstreams have states of their own"
         goals = metrics.static.goals[home]
         return MemberState(engines[home].ready, engines[home].predicted_wait, goals[Lane.INTERACTIVE].ttft_s)
 
-    return RouteTable(config.routes, state, config.billing, metrics.routed)
+    return RouteTable(config.routes, state, upstreams, config.pricing, metrics.routed)

@@ -167,7 +167,7 @@ async def test_a_seed_from_before_a_field_was_there_is_not_taken_up_again(make):
     one = await make()
     await one.seed(ACME, [CONFIGURED])
     said = json.loads(await one._store.seed("tenant/acme"))
-    assert "unknown_fields" not in said["tenant"]
+    assert said["tenant"].keys().isdisjoint(("unknown_fields", "upstreams"))
     await one.seed(replace(ACME, unknown_fields="refuse"), [CONFIGURED])
     assert one.tenant("acme").tenant.unknown_fields == "refuse"
 
@@ -284,8 +284,9 @@ async def test_a_tenants_life_over_http(gateway_app, caplog):
             answers = [await caller.post("/v1/chat/completions", json=CHAT) for _ in range(3)]
             assert [answer.status_code for answer in answers] == [200, 200, 429]
             assert answers[0].headers["x-loralane-lane"] == "batch"
-            strict = await admin.patch(f"{TENANTS}/initech", json={"unknown_fields": "refuse"})
-            assert (strict.status_code, strict.json()["unknown_fields"]) == (200, "refuse")
+            changed = {"unknown_fields": "refuse", "upstreams": ["cloud-*"]}
+            strict = await admin.patch(f"{TENANTS}/initech", json=changed)
+            assert (strict.status_code, strict.json()) == (200, strict.json() | changed)
             refused = await caller.post("/v1/chat/completions", json={**CHAT, "chat_id": 1})
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "chat_id")
             await admin.patch(f"{TENANTS}/initech", json={"unknown_fields": "ignore", "adapters": []})
@@ -396,10 +397,10 @@ async def test_the_same_over_grpc_and_in_a_terminal(gateway_app):
         await run("tenants", "set", "initech", "--weight", "2")
         [shown] = json.loads(await run("tenants", "show", "initech", "--json"))
         assert (shown["weight"], shown["adapters"], shown["disabled"]) == (2.0, ["poet"], False)
-        await run("tenants", "set", "initech", "--unknown-fields", "refuse")
+        await run("tenants", "set", "initech", "--unknown-fields", "refuse", "--upstream", "cloud-*")
         assert accounts.tenant("initech").tenant.unknown_fields == "refuse"
         [shown] = json.loads(await run("tenants", "show", "initech", "--json"))
-        assert shown["unknown_fields"] == "refuse"
+        assert (shown["unknown_fields"], shown["upstreams"]) == ("refuse", ["cloud-*"])
         await run("tenants", "set", "initech", "--class", "gold:weight=3,ttft_s=0.2,priority=-1", "--class", "bulk")
         assert accounts.tenant("initech").tenant.classes == {
             "gold": RequestClass(3.0, -1, 0.2),

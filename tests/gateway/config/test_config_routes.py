@@ -118,5 +118,58 @@ def test_mistakes_are_named_with_their_place(name, load):
 
 @pytest.mark.parametrize("name", ["small", "support"])
 def test_a_virtual_model_has_a_name_of_its_own(name, load):
-    with pytest.raises(ConfigError, match=f"routes.{name}: is also the name of a base model or an adapter"):
+    with pytest.raises(ConfigError, match=f"routes.{name}: is also the name of a base model, an adapter"):
         load(f"{MODELS}  {name}: {{policy: fallback, members: [small, large]}}\n")
+
+
+CLOUD = """
+models: {large: {source: /models/large}, small: {source: /models/small}}
+tenants: {acme: {upstreams: [cl*]}, globex: {}}
+routes: {auto: {policy: cascade, members: [small, cloud]}}
+billing: {prices: [{prompt: 1, completion: 2}]}
+upstreams: {cloud: %s}
+"""
+GOOD = '{url: "https://api.example.com/v1", model: big, key: "${CLOUD_KEY}", price: {prompt: 3, completion: 15}}'
+
+
+def test_an_upstream_has_a_price_and_a_key_from_the_environment(tmp_path):
+    (tmp_path / "loralane.yaml").write_text(CLOUD % GOOD)
+    config = load_config(tmp_path / "loralane.yaml", {"CLOUD_KEY": "sk-secret"})
+    cloud = config.upstreams["cloud"]
+    assert (cloud.key, cloud.endpoint) == ("sk-secret", "https://api.example.com/v1/chat/completions")
+    assert "sk-secret" not in repr(config)
+    assert [(price.adapter, price.completion) for price in config.pricing.prices] == [("cloud", 15), ("*", 2)]
+    found = dict(explain(config, tmp_path, {name: {"device": "cuda", "dtype": "x"} for name in ("large", "small")}))
+    assert found["upstream cloud"] == "big at https://api.example.com/v1; data may leave of: acme"
+    assert virtual_names(config.routes, config.served, "small") == {"auto"}
+
+
+WRONG_UPSTREAMS = {
+    "key in the file": (
+        "{url: 'https://a.example', model: b, key: sk-secret}",
+        "upstreams.cloud.key: write ${VARIABLE}",
+    ),
+    "no TLS": ("{url: 'http://a.example', model: b}", "upstreams.cloud: url must begin with https://"),
+    "credentials": ("{url: 'https://me:sk-secret@a.example', model: b}", "upstreams.cloud: url must be like"),
+    "no model": ("{url: 'https://a.example'}", "upstreams.cloud.model: is required"),
+    "lane": ("{url: 'https://a.example', model: b, lanes: [slow]}", "upstreams.cloud.lanes"),
+    "retries": ("{url: 'https://a.example', model: b, retries: -1}", "upstreams.cloud: retries must be at least 0"),
+    "timeout": ("{url: 'https://a.example', model: b, pause_s: 0}", "upstreams.cloud: pause_s must be positive"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_UPSTREAMS)
+def test_mistakes_in_upstreams_are_named_with_their_place(name, load):
+    text, message = WRONG_UPSTREAMS[name]
+    with pytest.raises(ConfigError) as caught:
+        load(CLOUD % text)
+    assert message in str(caught.value)
+    assert "sk-secret" not in str(caught.value)
+
+
+def test_upstreams_need_names_and_a_price_list_of_their_own(load):
+    good = "{url: 'https://a.example', model: b, price: {prompt: 1, completion: 1}}"
+    with pytest.raises(ConfigError, match=r"upstreams\.cloud\.price: needs billing\.prices"):
+        load(CLOUD.replace("billing: {prices: [{prompt: 1, completion: 2}]}", "") % good)
+    with pytest.raises(ConfigError, match=r"upstreams\.small: is also the name of a base model or an adapter"):
+        load((CLOUD % good).replace("cloud: {url", "small: {url"))

@@ -14,6 +14,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from structlog.testing import capture_logs
 
+from gateway.core.breaker import Breaker
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import Limits, Scope
 from gateway.core.tenants import Tenant
@@ -22,7 +23,7 @@ from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
-from gateway.redis.client import Breaker, StoreError
+from gateway.redis.client import StoreError
 
 pytestmark = pytest.mark.slow
 

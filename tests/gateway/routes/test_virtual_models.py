@@ -72,8 +72,8 @@ async def make_room(tmp_path: Path):
         table = RouteTable(
             {ROUTE: policy},
             lambda member: room.states.get(member, MemberState()),
-            BillingConfig(prices=(Price(CHEAP, CHEAP, adapter=SMALL), Price(DEAR, DEAR))),
-            room.outcomes.append,
+            billing=BillingConfig(prices=(Price(CHEAP, CHEAP, adapter=SMALL), Price(DEAR, DEAR))),
+            observe=room.outcomes.append,
         )
         room.table = table
         room.app = await build_gateway_app(tmp_path, others=others, routes=table, **options)

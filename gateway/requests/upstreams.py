@@ -1,0 +1,156 @@
+"""Serves requests with upstreams: servers elsewhere, which are members of virtual models."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from engine.core.types import Lane
+from gateway.core.errors import model_not_found
+from gateway.core.estimate import OutputAverages
+from gateway.core.lanes import lane_name
+from gateway.core.tenants import Principal, Tenant
+from gateway.limiter.base import ReserveRequest
+from gateway.requests.deadlines import Timer
+from gateway.requests.frame import RequestFrame
+from gateway.requests.placement import Placement
+from gateway.requests.record import RequestRecord
+from gateway.requests.types import Admitted, Chat, GenerateRequest, Generation, GenerationChunk, Speech, TokenUsage
+from gateway.text.tokenizer import Tokenizer
+
+FINGERPRINT = "fp_upstream"
+"""`system_fingerprint` of answers whose model the gateway does not know."""
+
+
+class Upstream(Protocol):
+    """A server elsewhere that answers chats."""
+
+    name: str
+    """Name of the member, under which its usage is counted."""
+
+    @property
+    def ready(self) -> bool:
+        """Return whether it takes requests now, as far as is known."""
+
+    def permits(self, tenant: Tenant, lane: Lane) -> bool:
+        """Return whether a tenant's requests in a lane may be sent to it."""
+
+    def check(self, request: GenerateRequest) -> None:
+        """Raise ApiError (UNSUPPORTED_PARAMETER) if the upstream cannot do what a request asks for."""
+
+    def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerationChunk, None]:
+        """Send a request, and yield the chunks of all answers as they come. The first one, which may be empty, says
+        that the answer has begun; the very last one has the usage, with 0 tokens where the upstream told none. Closing
+        the generator cancels the request. Raises ApiError: UPSTREAM_UNAVAILABLE, INVALID_REQUEST,
+        CONTEXT_LENGTH_EXCEEDED."""
+
+
+class UpstreamServer:
+    """Serves single requests of one gateway with its upstreams."""
+
+    def __init__(
+        self, upstreams: Mapping[str, Upstream], frame: RequestFrame, outputs: OutputAverages, tokenizer: Tokenizer
+    ) -> None:
+        """`outputs` has the average length of answers. `tokenizer` estimates numbers of tokens."""
+        self._upstreams = upstreams
+        self._frame = frame
+        self._outputs = outputs
+        self._tokenizer = tokenizer
+        self._speech = Speech(tokenizer, None, calls_apart=True)
+
+    def __contains__(self, member: str) -> bool:
+        return member in self._upstreams
+
+    @asynccontextmanager
+    async def serve(
+        self, principal: Principal, request: GenerateRequest, place: Placement
+    ) -> AsyncIterator[Generation]:
+        """Run a request with the upstream in `place`, as `Gateway.serve` does with an engine. Raises ApiError
+        (MODEL_NOT_FOUND) if the tenant does not permit that its data leave this installation for it."""
+        upstream, lane = self._upstreams[place.member], principal.tenant.effective_lane(request.lane)
+        with self._frame.recorded(principal, request, lane, place) as record:
+            if not upstream.permits(place.permitted or principal.tenant, lane):
+                raise model_not_found(place.member)
+            record.base_model = upstream.name
+            record.n, record.max_tokens = request.n, request.asked_tokens or 0
+            async with self._frame.timer(request, lane, record) as timer:
+                principal.tenant.class_of(request.request_class)  # raises if the tenant has no such class
+                upstream.check(request)
+                record.prompt_tokens = await self._estimated_prompt(request)
+                wanted = self._wanted(request, record, place.runs)
+                reserved = self._frame.reserved(wanted, record, lambda: None, is_charged=place.is_charged)
+                async with reserved as headers, aclosing(self._run(upstream, request, record, timer)) as chunks:
+                    first = await anext(chunks)
+                    yield Generation(self._admitted(request, record, lane, headers), first, chunks)
+
+    async def _run(
+        self, upstream: Upstream, request: GenerateRequest, record: RequestRecord, timer: Timer
+    ) -> AsyncGenerator[GenerationChunk, None]:
+        """Yield the chunks of the upstream, and keep the record. Pieces of the answer are counted as tokens until the
+        upstream tells the usage. A failure before the first piece is not charged."""
+        record.submitted = self._frame.clock()
+        try:
+            async with aclosing(upstream.stream(request)) as chunks:
+                async for chunk in chunks:
+                    now = self._frame.clock()
+                    record.admitted = record.admitted or now
+                    if chunk.has_output:
+                        timer.on_token()
+                        record.first_token, record.last_token = record.first_token or now, now
+                        record.note_tokens(chunk.answer, 1)
+                    if chunk.usage is not None:
+                        timer.on_answered()
+                        self._end(record, chunk.usage, chunk.finish_reason or "stop")
+                        chunk = replace(chunk, usage=record.usage)
+                    yield chunk
+                    timer.on_waiting()
+        finally:
+            record.refund = record.refund or record.first_token is None
+
+    def _end(self, record: RequestRecord, usage: TokenUsage, finish: str) -> None:
+        """Complete the record by the usage that the upstream told."""
+        if usage.prompt:
+            record.prompt_tokens, record.completion_tokens = usage.prompt, usage.completion
+            record.cached, record.reasoning_tokens = {0: usage.cached}, usage.reasoning
+        record.first_token = record.first_token or self._frame.clock()
+        self._outputs.add(record.tenant, record.served_name, record.completion_tokens / record.n)
+        record.end(finish, 200)
+
+    async def _estimated_prompt(self, request: GenerateRequest) -> int:
+        """Return about how many tokens the prompts have, from the texts of their messages and tools."""
+        texts = [
+            f"{[said.get('content') for said in prompt.messages]} {prompt.tools or ''}"
+            for prompt in request.prompts
+            if isinstance(prompt, Chat)
+        ]
+        return sum([len(await self._tokenizer.encode(text, special=False)) for text in texts])
+
+    def _wanted(self, request: GenerateRequest, record: RequestRecord, runs: int) -> ReserveRequest:
+        answers = len(request.prompts) * request.n
+        average = math.ceil(self._outputs.average(record.tenant, record.served_name))
+        asked = max(request.asked_tokens or 0, request.reserve_tokens)
+        tokens = (record.prompt_tokens + (asked or average) * answers) * runs
+        least = None if asked else record.prompt_tokens + answers
+        assert record.lane is not None, "its lane is known"
+        lane, owner = lane_name(record.lane), (record.tenant, record.key_id)
+        return ReserveRequest(record.request_id, *owner, tokens, record.served_name, lane, record.counts, least)
+
+    def _admitted(
+        self, request: GenerateRequest, record: RequestRecord, lane: Lane, headers: Mapping[str, str]
+    ) -> Admitted:
+        return Admitted(
+            id=record.id,
+            request_id=record.request_id,
+            created=int(time.time()),
+            model=record.model,
+            lane=lane,
+            fingerprint=FINGERPRINT,
+            prompt_ids=((),) * len(request.prompts),
+            rate_headers=headers,
+            speech=self._speech,
+        )

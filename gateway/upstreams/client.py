@@ -1,0 +1,217 @@
+"""Sends requests to one upstream, and reads its streams within bounds of time and size."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+
+import httpx
+import structlog
+from msgspec.structs import replace
+
+from engine.core.types import Lane
+from gateway.config.upstreams import UpstreamConfig
+from gateway.core.breaker import Breaker
+from gateway.core.errors import MAX_QUOTED, Fault, unavailable
+from gateway.core.tenants import Tenant
+from gateway.requests.types import GenerateRequest, GenerationChunk
+from gateway.upstreams import wire
+
+MAX_LINE_BYTES = 2**20
+"""Maximum size of one line of a stream."""
+ERROR_BYTES = 16_384
+"""Bytes of an error's body that are read."""
+RETRY_SECONDS = 0.25
+"""Pause before the first retry; each further one doubles it."""
+REFUSALS = (400, 413, 422)
+"""Statuses that say that the request itself is wrong, so that neither a retry nor the breaker has to do with them."""
+TRANSIENT = (408, 429)
+"""Statuses below 500 for which the request is sent again."""
+DONE = b"[DONE]"
+
+log = structlog.get_logger("upstreams")
+
+
+class UpstreamFailed(Exception):
+    """An upstream did not answer; the text says why, without secrets. `is_transient` means that a retry may help."""
+
+    def __init__(self, reason: str, *, is_transient: bool = True) -> None:
+        super().__init__(reason)
+        self.is_transient = is_transient
+
+
+class UpstreamClient:
+    """An `Upstream` over HTTP."""
+
+    def __init__(
+        self,
+        name: str,
+        config: UpstreamConfig,
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`transport` replaces the network in tests. `clock` returns monotonic seconds."""
+        self.name = name
+        self._config = config
+        self._breaker = Breaker(config.failures, config.pause_s, clock)
+        self._running = 0
+        timeout = httpx.Timeout(config.idle_timeout_s, connect=config.connect_timeout_s)
+        headers = {"authorization": f"Bearer {config.key}"} if config.key else {}
+        limits = httpx.Limits(max_connections=config.max_requests, max_keepalive_connections=config.max_requests)
+        self._http = httpx.AsyncClient(
+            headers=headers, timeout=timeout, limits=limits, transport=transport, trust_env=False
+        )
+
+    @property
+    def ready(self) -> bool:
+        return not self._breaker.is_shut and self._running < self._config.max_requests
+
+    def permits(self, tenant: Tenant, lane: Lane) -> bool:
+        return self._config.permits(self.name, tenant, lane)
+
+    def check(self, request: GenerateRequest) -> None:
+        wire.check(request)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerationChunk, None]:
+        if self._running >= self._config.max_requests:
+            most = self._config.max_requests
+            raise unavailable(Fault.LANE_QUEUE_FULL, f"{self.name} has {most} requests in progress, its maximum")
+        if not self._breaker.allows():
+            raise unavailable(Fault.UPSTREAM_UNAVAILABLE, f"{self.name} has failed and is not asked for a while")
+        self._running += 1
+        try:
+            async with (
+                self._events(wire.body_of(request, self._config.model)) as events,
+                aclosing(self._chunks(events, request.n)) as chunks,
+            ):
+                async for chunk in chunks:
+                    yield chunk
+        except UpstreamFailed as error:
+            self._breaker.failed()
+            log.warning("upstream_failed", upstream=self.name, reason=str(error))
+            raise unavailable(Fault.UPSTREAM_UNAVAILABLE, f"{self.name} failed: {error}") from error
+        finally:
+            self._running -= 1
+
+    @asynccontextmanager
+    async def _events(self, body: wire.Json) -> AsyncIterator[AsyncIterator[wire.Event]]:
+        """Send a request, again if it fails, and yield the events of the answer, of which the first has come. Raises
+        UpstreamFailed, and ApiError if the upstream refuses the request itself."""
+        async with AsyncExitStack() as stack:
+            for left in range(self._config.retries, -1, -1):
+                try:
+                    async with AsyncExitStack() as own, asyncio.timeout(self._config.first_token_timeout_s):
+                        events = await own.enter_async_context(self._begun(body))
+                        first = await anext(events, None)
+                        stack.push_async_exit(own.pop_all())
+                    break
+                except TimeoutError:
+                    failure = UpstreamFailed(f"no answer within {self._config.first_token_timeout_s:g} s")
+                except UpstreamFailed as error:
+                    failure = error
+                if not left or not failure.is_transient:
+                    raise failure
+                await asyncio.sleep(RETRY_SECONDS * 2 ** (self._config.retries - left))
+            if first is None:
+                raise UpstreamFailed("an empty answer")
+            self._breaker.succeeded()
+            yield _after(first, events)
+
+    @asynccontextmanager
+    async def _begun(self, body: wire.Json) -> AsyncIterator[AsyncIterator[wire.Event]]:
+        """Send a request once, and yield the events of the answer. Raises like `_events`."""
+        with _failures():
+            async with self._http.stream("POST", self._config.endpoint, json=body) as response:
+                if response.status_code != 200:
+                    raise await _refused(response)
+                if not response.headers.get("content-type", "").startswith("text/event-stream"):
+                    raise UpstreamFailed("an answer that is no stream", is_transient=False)
+                async with aclosing(self._read(response)) as events:
+                    yield events
+
+    async def _read(self, response: httpx.Response) -> AsyncGenerator[wire.Event, None]:
+        """Yield the events of a stream up to [DONE]. Raises UpstreamFailed if it ends before, or is too long."""
+        line, total = b"", 0
+        with _failures():
+            async for piece in response.aiter_bytes():
+                total += len(piece)
+                *lines, line = (line + piece).split(b"\n")
+                if total > self._config.max_response_bytes or len(line) > MAX_LINE_BYTES:
+                    raise UpstreamFailed("an answer that is too long", is_transient=False)
+                for each in lines:
+                    if not each.startswith(b"data:"):
+                        continue
+                    data = each.removeprefix(b"data:").strip()
+                    if data == DONE:
+                        return
+                    yield wire.read_event(data)
+        raise UpstreamFailed("an answer that was cut off")
+
+    async def _chunks(
+        self, events: AsyncIterator[wire.Event], num_answers: int
+    ) -> AsyncGenerator[GenerationChunk, None]:
+        """Yield the chunks of all answers. The last one, which has the usage, is held back until the stream ends,
+        because the usage comes after it."""
+        last: GenerationChunk | None = None
+        usage: wire.Usage | None = None
+        unfinished = set(range(num_answers))
+        yield GenerationChunk(0)
+        async for event in events:
+            usage = event.usage or usage
+            for choice in event.choices:
+                chunk = wire.chunk_of(choice, num_answers)
+                if chunk.answer not in unfinished:
+                    continue
+                if chunk.finish_reason is not None:
+                    unfinished.remove(chunk.answer)
+                if unfinished or chunk.finish_reason is None:
+                    yield chunk
+                else:
+                    last = chunk
+        if last is None:
+            raise UpstreamFailed("an answer without an end")
+        yield replace(last, usage=wire.usage_of(usage))
+
+
+async def _after(first: wire.Event, rest: AsyncIterator[wire.Event]) -> AsyncIterator[wire.Event]:
+    yield first
+    async for event in rest:
+        yield event
+
+
+async def _refused(response: httpx.Response) -> Exception:
+    """Return the exception for a status that is not 200."""
+    status, text = response.status_code, b""
+    if status not in REFUSALS:
+        return UpstreamFailed(f"HTTP {status}", is_transient=status >= 500 or status in TRANSIENT)
+    async for piece in response.aiter_bytes():
+        text += piece
+        if len(text) > ERROR_BYTES:
+            break
+    return wire.refusal(status, text[:ERROR_BYTES], MAX_QUOTED)
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Turn errors of the network in the block into UpstreamFailed, whose text has no URL and no header."""
+    try:
+        yield
+    except (httpx.HTTPError, httpx.StreamError) as error:
+        raise UpstreamFailed(type(error).__name__) from error
+
+
+@asynccontextmanager
+async def open_upstreams(configs: Mapping[str, UpstreamConfig]) -> AsyncIterator[dict[str, UpstreamClient]]:
+    """Yield a client for each upstream, by name. On exit their connections are closed."""
+    clients = {name: UpstreamClient(name, config) for name, config in configs.items()}
+    try:
+        yield clients
+    finally:
+        for client in clients.values():
+            await client.close()

@@ -1,0 +1,218 @@
+"""Converts requests to bodies of OpenAI's chat completions, and the events of their streams to chunks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from engine.core.grammars import Grammar, GrammarKind
+from gateway.core.errors import ApiError, Fault, unavailable, unsupported_parameter
+from gateway.requests.types import Chat, Finish, GenerateRequest, GenerationChunk, TokenUsage
+from gateway.text.chat_template import Message
+from gateway.text.tools.calls import ToolCallPart
+from gateway.text.tools.rule import ToolRule
+
+Json = dict[str, Any]
+
+FINISHES: Mapping[str, Finish] = {"length": "length", "max_tokens": "length"}
+"""Finish reasons of upstreams that are not `stop`, with ours. Tool calls are seen from the calls themselves."""
+
+
+def check(request: GenerateRequest) -> None:
+    """Raise ApiError (UNSUPPORTED_PARAMETER) if an upstream cannot do what a request asks for: only chats are sent, and
+    nothing that speaks of a model's tokens."""
+    sampling = request.sampling
+    refused = {
+        "prompt": not all(isinstance(prompt, Chat) for prompt in request.prompts) or len(request.prompts) != 1,
+        "logprobs": sampling.logprobs is not None,
+        "prompt_logprobs": sampling.prompt_logprobs is not None,
+        "logit_bias": bool(sampling.logit_bias),
+        "stop_token_ids": bool(sampling.stop_token_ids),
+        "ignore_eos": sampling.ignore_eos,
+        "min_tokens": bool(sampling.min_tokens),
+        "include_stop_str_in_output": request.keep_stop,
+        request.grammar_field or "grammar": _is_other_grammar(sampling.grammar),
+        "continue_final_message": any(
+            isinstance(prompt, Chat) and prompt.options.continue_final_message for prompt in request.prompts
+        ),
+    }
+    for param, is_asked in refused.items():
+        if is_asked:
+            raise unsupported_parameter(param, "is not supported by the upstream that would answer")
+
+
+def _is_other_grammar(grammar: Grammar | None) -> bool:
+    return grammar is not None and grammar.kind is not GrammarKind.JSON_SCHEMA
+
+
+def body_of(request: GenerateRequest, model: str) -> Json:
+    """Return the body for a request that `check` accepts. `model` is the model's name at the upstream. Values that have
+    OpenAI's defaults are left out, because some servers refuse fields that they do not know."""
+    chat, sampling = request.prompts[0], request.sampling
+    assert isinstance(chat, Chat), "others are refused"
+    body: Json = {
+        "model": model,
+        "messages": [_message(message) for message in chat.messages],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    optional: dict[str, tuple[Any, Any]] = {
+        "temperature": (sampling.temperature, 1.0),
+        "top_p": (sampling.top_p, 1.0),
+        "presence_penalty": (sampling.presence_penalty, 0.0),
+        "frequency_penalty": (sampling.frequency_penalty, 0.0),
+        "max_tokens": (request.asked_tokens, None),
+        "seed": (request.seed, None),
+        "n": (request.n, 1),
+        "stop": (list(request.stop), []),
+    }
+    body |= {name: value for name, (value, default) in optional.items() if value != default}
+    if sampling.grammar is not None:
+        body["response_format"] = _format(json.loads(sampling.grammar.text))
+    if chat.tools:
+        body |= {"tools": list(chat.tools), **_choice(chat.rule)}
+    return body
+
+
+def _format(schema: Json) -> Json:
+    if schema == {"type": "object"}:
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+
+
+def _choice(rule: ToolRule) -> Json:
+    choice: Any = "required" if rule.required else "auto"
+    if rule.named is not None:
+        choice = {"type": "function", "function": {"name": rule.named}}
+    return {"tool_choice": choice} | ({} if rule.parallel else {"parallel_tool_calls": False})
+
+
+def _message(message: Message) -> Json:
+    """Return a message in OpenAI's form, in which arguments of tool calls are JSON texts."""
+    calls = [_call(call) for call in message.get("tool_calls") or ()]
+    told = {name: value for name, value in message.items() if name != "tool_calls" and value is not None}
+    return told | ({"tool_calls": calls} if calls else {})
+
+
+def _call(call: Mapping[str, Any]) -> Json:
+    function = call["function"]
+    arguments = function["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return {"id": call.get("id"), "type": "function", "function": {"name": function["name"], "arguments": text}}
+
+
+class CalledText(Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallDelta(Struct):
+    index: int = 0
+    function: CalledText | None = None
+
+
+class Delta(Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    tool_calls: list[CallDelta] | None = None
+
+
+class ChoiceDelta(Struct):
+    index: int = 0
+    delta: Delta | None = None
+    finish_reason: str | None = None
+
+
+class PromptDetails(Struct):
+    cached_tokens: int | None = None
+
+
+class CompletionDetails(Struct):
+    reasoning_tokens: int | None = None
+
+
+class Usage(Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: CompletionDetails | None = None
+
+
+class Event(Struct):
+    """One event of a stream of chat completions, as far as it is read."""
+
+    choices: list[ChoiceDelta] = []
+    usage: Usage | None = None
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(Event).decode
+
+
+def read_event(data: bytes) -> Event:
+    """Return the event in the data of a server-sent event. Raises ApiError (UPSTREAM_UNAVAILABLE) if it is an error, or
+    none of a chat completion."""
+    try:
+        event = _decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise unavailable(Fault.UPSTREAM_UNAVAILABLE, "the upstream sent what is no chat completion") from error
+    if event.error:
+        raise unavailable(Fault.UPSTREAM_UNAVAILABLE, "the upstream ended its answer with an error")
+    return event
+
+
+def chunk_of(choice: ChoiceDelta, num_answers: int) -> GenerationChunk:
+    """Return what a choice of an event adds to an answer. Raises ApiError (UPSTREAM_UNAVAILABLE) if there is no such
+    answer."""
+    if not 0 <= choice.index < num_answers:
+        raise unavailable(Fault.UPSTREAM_UNAVAILABLE, "the upstream sent an answer that was not asked for")
+    delta, reason = choice.delta or Delta(), choice.finish_reason
+    return GenerationChunk(
+        choice.index,
+        (delta.content or "") + (delta.refusal or ""),
+        reasoning=delta.reasoning_content or "",
+        calls=tuple(map(_part, delta.tool_calls or ())),
+        finish_reason=FINISHES.get(reason, "stop") if reason else None,
+    )
+
+
+def _part(call: CallDelta) -> ToolCallPart:
+    function = call.function or CalledText()
+    return ToolCallPart(call.index, function.name or "", function.arguments or "")
+
+
+def usage_of(usage: Usage | None) -> TokenUsage:
+    """Return the usage that an upstream told; 0 tokens mean that it told none. Negative numbers count as 0."""
+    if usage is None:
+        return TokenUsage(0, 0, 0)
+    prompt = max(0, usage.prompt_tokens)
+    cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else 0
+    reasoning = usage.completion_tokens_details.reasoning_tokens if usage.completion_tokens_details else 0
+    completion = max(0, usage.completion_tokens)
+    return TokenUsage(prompt, completion, min(prompt, max(0, cached or 0)), reasoning=min(completion, reasoning or 0))
+
+
+class ErrorDetail(Struct):
+    message: str = ""
+    code: Any = None
+
+
+class ErrorBody(Struct):
+    error: ErrorDetail
+
+
+def refusal(status: int, text: bytes, shown: int) -> ApiError:
+    """Return the error for a status of 400, 413 or 422: the upstream refuses the request itself. Its message is quoted
+    up to `shown` characters."""
+    detail = ErrorDetail()
+    with suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        detail = msgspec.json.decode(text, type=ErrorBody).error
+    is_long = detail.code == "context_length_exceeded" or status == 413
+    fault = Fault.CONTEXT_LENGTH_EXCEEDED if is_long else Fault.INVALID_REQUEST
+    return ApiError(fault, f"the upstream refused the request: {detail.message[:shown] or status}")

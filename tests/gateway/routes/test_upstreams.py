@@ -1,0 +1,360 @@
+"""Upstreams as members of virtual models: what is sent, relayed and charged, and what happens when they fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fake_upstream import ANSWER, USAGE, FakeUpstream, delta, running_upstream
+from fakes import ACME, BASE, GLOBEX, GatewayApp, build_gateway_app, key_ring
+from grpc_app import as_key, open_grpc_app
+
+from gateway.config.upstreams import UpstreamConfig
+from gateway.core.billing import BillingConfig, Price
+from gateway.http.api import create_app
+from gateway.pb import generation_pb2 as pb
+from gateway.requests.route_runner import RouteTable
+from gateway.routes.acceptance import Acceptance, Verifier
+from gateway.routes.cascade import Cascade
+from gateway.routes.fallback import Fallback
+from gateway.routes.policy import Policy, Shadow
+from gateway.routes.split import Split
+from gateway.upstreams import client as client_module
+from gateway.upstreams.client import UpstreamClient
+
+CLOUD, ROUTE, KEY = "cloud", "auto", "sk-of-the-cloud"
+OPEN = replace(ACME, upstreams=("clo*",))
+"""A tenant whose data may leave."""
+ALONE = Split({CLOUD: 1})
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+class Place:
+    """A gateway whose virtual model has an upstream among its members."""
+
+    def __init__(self, app: GatewayApp, cloud: FakeUpstream, client: UpstreamClient, outcomes: list) -> None:
+        self.app, self.cloud, self.client, self.outcomes = app, cloud, client, outcomes
+
+    @property
+    def charged(self) -> dict[str, int]:
+        return {row.name.adapter: row.counts.tokens for row in self.app.limiter.rows}
+
+    async def post(self, body: Mapping[str, Any], path: str = "/v1/chat/completions", key: str = "sk-acme"):
+        async with self.app.client(key) as client:
+            return await client.post(path, json={"model": ROUTE, **body})
+
+    async def chat(self, **fields: Any):
+        key = fields.pop("key", "sk-acme")
+        return await self.post({"messages": [{"role": "user", "content": "hi"}], **fields}, key=key)
+
+
+@pytest.fixture
+async def make_place(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(client_module, "RETRY_SECONDS", 0.001)
+    places: list[Place] = []
+    async with AsyncExitStack() as stack:
+
+        async def make(policy: Policy = ALONE, *, settings: Mapping[str, Any] | None = None, **answer: Any) -> Place:
+            cloud = await stack.enter_async_context(running_upstream(**answer))
+            client = UpstreamClient(CLOUD, UpstreamConfig(cloud.url, "big-1", KEY, **(settings or {})))
+            stack.push_async_callback(client.close)
+            outcomes: list = []
+            billing = BillingConfig(
+                prices=(Price(Decimal(5), Decimal(20), adapter=CLOUD), Price(Decimal(1), Decimal(1)))
+            )
+            table = RouteTable({ROUTE: policy}, upstreams={CLOUD: client}, billing=billing, observe=outcomes.append)
+            app = await build_gateway_app(tmp_path, routes=table)
+            owners = {"sk-acme": OPEN, "sk-closed": ACME, "sk-globex": GLOBEX}
+            app.app = create_app(app.gateway, key_ring(owners), metrics=app.metrics)
+            places.append(Place(app, cloud, client, outcomes))
+            places[-1].table = table
+            return places[-1]
+
+        yield make
+        for place in places:
+            await place.app.assert_empty()
+
+
+async def test_a_chat_is_sent_and_its_answer_is_charged_as_the_upstream_counts(make_place):
+    place = await make_place()
+    response = await place.chat(temperature=0.5, max_tokens=9, seed=3, stop=["x"])
+    body = response.json()
+    assert (response.status_code, body["choices"][0]["message"]["content"]) == (200, "From the cloud")
+    assert (body["model"], body["x_loralane"]["model"], response.headers["x-loralane-model"]) == (ROUTE, CLOUD, CLOUD)
+    assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (7, 3)
+    assert place.charged == {CLOUD: 10}
+    [sent] = place.cloud.bodies
+    assert sent == {
+        "model": "big-1",
+        "messages": [{"role": "user", "content": "hi"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0.5,
+        "max_tokens": 9,
+        "seed": 3,
+        "stop": ["x"],
+    }
+    assert f"authorization: Bearer {KEY}" in place.cloud.headers[0].replace("Authorization", "authorization")
+    assert "sk-acme" not in place.cloud.headers[0]
+    [outcome] = place.outcomes
+    assert outcome.costs.actual == Decimal("0.000095")  # 7 at 5 and 3 at 20 a million
+
+
+async def test_a_stream_is_relayed_as_it_comes(make_place):
+    place = await make_place()
+    response = await place.chat(stream=True, stream_options={"include_usage": True})
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+    said = [event["choices"][0]["delta"].get("content") for event in events if event["choices"]]
+    assert [text for text in said if text] == ["From ", "the cloud"]
+    assert events[-1]["usage"]["total_tokens"] == 10
+    assert response.text.endswith("data: [DONE]\n\n")
+
+
+async def test_data_leaves_only_for_tenants_that_permit_it(make_place):
+    place = await make_place(Fallback((CLOUD, BASE), max_wait_s=9))
+    answer = await place.chat(key="sk-closed")
+    assert (answer.json()["x_loralane"]["model"], place.cloud.bodies) == (BASE, [])
+    assert (await place.chat()).json()["x_loralane"]["model"] == CLOUD
+    alone = await make_place()
+    assert (await alone.chat(key="sk-closed")).json()["error"]["code"] == "model_not_found"
+    assert alone.cloud.bodies == []
+
+
+async def test_neither_verifiers_nor_shadows_take_data_out(make_place):
+    verifier = Verifier(CLOUD, "{answer}?")
+    place = await make_place(Cascade((BASE, "poet"), Acceptance(verifier=verifier), shadow=Shadow(CLOUD)))
+    answer = await place.chat(key="sk-closed")
+    assert (answer.json()["x_loralane"]["model"], place.cloud.bodies) == ("poet", [])
+
+
+@pytest.mark.parametrize(
+    "settings", [{"tenants": ("globex",)}, {"lanes": ("batch",)}], ids=["other tenants", "other lanes"]
+)
+async def test_the_upstream_has_tenants_and_lanes_too(make_place, settings):
+    place = await make_place(settings=settings)
+    assert (await place.chat()).status_code == 404
+
+
+async def test_a_request_is_sent_again_before_the_first_token(make_place):
+    place = await make_place(statuses=[503, 429], settings={"retries": 2})
+    assert (await place.chat()).status_code == 200
+    assert len(place.cloud.bodies) == 3
+
+
+@pytest.mark.parametrize("status", [500, 401, 404])
+async def test_a_failure_goes_to_the_next_member_and_is_not_charged(make_place, status):
+    place = await make_place(Fallback((CLOUD, BASE)), statuses=[status] * 2)
+    answer = await place.chat()
+    assert (answer.json()["x_loralane"]["model"], answer.json()["x_loralane"]["reason"]) == (
+        BASE,
+        "upstream_unavailable",
+    )
+    assert len(place.cloud.bodies) == (2 if status == 500 else 1)
+    assert place.charged.get(CLOUD, 0) == 0
+
+
+async def test_an_upstream_that_keeps_failing_is_left_alone(make_place):
+    place = await make_place(Fallback((CLOUD, BASE)), statuses=[500] * 9, settings={"retries": 0, "failures": 2})
+    reasons = [(await place.chat()).headers["x-loralane-reason"] for _ in range(4)]
+    assert reasons == ["upstream_unavailable", "upstream_unavailable", "down", "down"]
+    assert len(place.cloud.bodies) == 2
+
+
+async def test_the_last_member_s_failure_is_the_answer(make_place):
+    place = await make_place(statuses=[500] * 2)
+    answer = await place.chat()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "upstream_unavailable")
+    assert KEY not in answer.text and place.cloud.url not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "code"),
+    [
+        (400, {"message": "no such role"}, None),
+        (400, {"message": "too long", "code": "context_length_exceeded"}, "context_length_exceeded"),
+        (413, {}, "context_length_exceeded"),
+    ],
+)
+async def test_what_the_upstream_refuses_is_the_caller_s_error(make_place, status, error, code):
+    place = await make_place(statuses=[status], error=error)
+    answer = await place.chat()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
+    assert error.get("message", "413") in answer.json()["error"]["message"]
+    assert len(place.cloud.bodies) == 1 and place.client.ready
+
+
+BROKEN = {
+    "no stream": {"content_type": "application/json"},
+    "no JSON": {"events": ["{", "[DONE]"]},
+    "another thing": {"events": ['{"choices": 3}', "[DONE]"]},
+    "an error": {"events": [{"error": {"message": "secret"}}, "[DONE]"]},
+    "nothing": {"events": ["[DONE]"]},
+    "cut off": {"events": ANSWER[:1]},
+    "without an end": {"events": [ANSWER[0], "[DONE]"]},
+    "another answer": {"events": [{"choices": [{"index": 7, "delta": {"content": "x"}}]}, "[DONE]"]},
+    "too long": {"events": [delta("x" * 900), delta("x" * 900), *ANSWER]},
+    "a long line": {"events": ["x" * 2_000_000]},
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+async def test_an_answer_that_is_broken_is_a_failure(make_place, name):
+    settings = {"max_response_bytes": 3_000_000 if name == "a long line" else 1500, "retries": 0}
+    place = await make_place(settings=settings, **BROKEN[name])
+    answer = await place.chat()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "upstream_unavailable")
+    assert "secret" not in answer.text
+
+
+async def test_a_silent_upstream_is_not_waited_for(make_place):
+    settings = {"first_token_timeout_s": 0.05, "retries": 0, "idle_timeout_s": 9}
+    place = await make_place(Fallback((CLOUD, BASE)), settings=settings, go_on=asyncio.Event(), hold_at=0)
+    assert (await place.chat()).json()["x_loralane"]["reason"] == "upstream_unavailable"
+
+
+async def test_a_stream_that_breaks_off_ends_with_an_error_and_what_came_is_charged(make_place):
+    place = await make_place(events=ANSWER[:3])
+    response = await place.chat(stream=True)
+    assert '"code":"upstream_unavailable"' in response.text
+    assert len(place.app.limiter.rows) == 1 and place.charged[CLOUD] > 2
+
+
+async def test_a_client_that_leaves_ends_the_request_at_the_upstream(make_place):
+    place = await make_place(go_on=asyncio.Event())
+    running = asyncio.create_task(place.chat())
+    while not place.cloud.bodies:
+        await asyncio.sleep(0.001)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    async with asyncio.timeout(5):
+        await place.cloud.left.wait()
+
+
+async def test_a_deadline_ends_the_request_at_the_upstream(make_place):
+    place = await make_place(go_on=asyncio.Event())
+    answer = await place.chat(timeout=0.2)
+    assert answer.json()["error"]["code"] == "deadline_exceeded"
+    async with asyncio.timeout(5):
+        await place.cloud.left.wait()
+
+
+async def test_only_so_many_requests_run_at_once(make_place):
+    place = await make_place(Fallback((CLOUD, BASE)), settings={"max_requests": 1}, go_on=asyncio.Event())
+    first = asyncio.create_task(place.chat())
+    while not place.cloud.bodies:
+        await asyncio.sleep(0.001)
+    assert (await place.chat()).json()["x_loralane"]["model"] == BASE
+    place.cloud.go_on.set()
+    assert (await first).json()["x_loralane"]["model"] == CLOUD
+
+
+def calling(*arguments: str):
+    """Events that call a tool."""
+    first = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "add", "arguments": ""}}
+    parts = [{"index": 0, "function": {"arguments": text}} for text in arguments]
+    calls = [delta(tool_calls=[part]) for part in (first, *parts)]
+    return (delta(role="assistant"), *calls, delta(finish="tool_calls"), USAGE, "[DONE]")
+
+
+async def test_tool_calls_come_and_go_in_every_protocol(make_place, tmp_path):
+    place = await make_place(events=calling('{"a"', ": 1}"))
+    turns = [
+        {"role": "user", "content": "<tool_call>"},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "1"},
+    ]
+    chat = (await place.chat(messages=turns, tools=[TOOL], tool_choice="required")).json()["choices"][0]
+    [call] = chat["message"]["tool_calls"]
+    assert (call["function"], chat["finish_reason"]) == ({"name": "add", "arguments": '{"a": 1}'}, "tool_calls")
+    sent = place.cloud.bodies[0]
+    assert sent["messages"][1]["tool_calls"][0]["function"] == {"name": "add", "arguments": "{}"}
+    assert (sent["tools"][0]["function"]["name"], sent["tool_choice"]) == ("add", "required")
+    stream = await place.chat(tools=[TOOL], stream=True)
+    pieces = [json.loads(line[6:]) for line in stream.text.splitlines() if line.startswith("data: {")]
+    told = [piece["choices"][0]["delta"].get("tool_calls", [{}])[0].get("function", {}) for piece in pieces]
+    assert "".join(one.get("arguments", "") for one in told) == '{"a": 1}'
+    response = await place.post(
+        {"input": "hi", "tools": [{"type": "function", "name": "add", "parameters": {}}]}, "/v1/responses"
+    )
+    assert response.json()["output"][0]["arguments"] == '{"a": 1}'
+    tool = {"name": "add", "input_schema": {"type": "object"}}
+    said = {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
+    message = (await place.post(said, "/v1/messages")).json()
+    assert (message["content"][0]["input"], message["stop_reason"]) == ({"a": 1}, "tool_use")
+
+
+async def test_a_schema_is_sent_as_a_schema(make_place):
+    place = await make_place()
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    await place.chat(response_format=wanted)
+    await place.chat(response_format={"type": "json_object"})
+    first, second = (body["response_format"] for body in place.cloud.bodies)
+    assert (first["json_schema"]["schema"], second) == (schema, {"type": "json_object"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logprobs": True}, "logprobs"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"min_tokens": 2}, "min_tokens"),
+        ({"guided_regex": "a+"}, "guided_regex"),
+    ],
+)
+async def test_what_an_upstream_cannot_do_goes_to_the_next_member_or_is_refused(make_place, fields, param):
+    place = await make_place(Fallback((CLOUD, BASE)))
+    answer = await place.chat(**fields)
+    assert (answer.json()["x_loralane"]["reason"], place.cloud.bodies) == ("unsupported_parameter", [])
+    alone = await make_place()
+    refused = await alone.chat(**fields)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    text = await alone.post({"prompt": "hi"}, "/v1/completions")
+    assert text.json()["error"]["param"] == "prompt"
+
+
+async def test_a_cascade_may_end_at_an_upstream(make_place):
+    place = await make_place(Cascade((BASE, CLOUD), Acceptance(logprob=-0.4)))
+    body = (await place.chat()).json()
+    assert (body["x_loralane"]["model"], body["x_loralane"]["discarded"][0]["model"]) == (CLOUD, BASE)
+    assert set(place.charged) == {BASE, CLOUD}
+
+
+async def test_reasoning_is_relayed_apart(make_place):
+    events = (delta(reasoning_content="Hm."), *ANSWER)
+    place = await make_place(events=events)
+    assert (await place.chat()).json()["choices"][0]["message"]["reasoning_content"] == "Hm."
+
+
+async def test_an_upstream_over_grpc(make_place, tmp_path):
+    place = await make_place()
+    async with open_grpc_app(tmp_path, routes=place.table) as api:
+        chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="hi")])
+        with pytest.raises(Exception, match="does not exist"):  # acme's data may not leave
+            await api.generation.Generate(pb.GenerateRequest(model=ROUTE, chat=chat), metadata=as_key())
+
+
+async def test_a_second_gateway_is_an_upstream(make_place, tmp_path):
+    place = await make_place()
+    (tmp_path / "second").mkdir()
+    second = await build_gateway_app(tmp_path / "second")
+    config = UpstreamConfig("http://127.0.0.1/v1", "pirate", "sk-acme")
+    client = UpstreamClient(CLOUD, config, transport=httpx.ASGITransport(second.app))
+    place.table.upstreams[CLOUD] = client
+    body = (await place.chat(max_tokens=30)).json()
+    assert (body["choices"][0]["message"]["content"], body["usage"]["completion_tokens"]) == ("Hello, world!", 14)
+    [record] = second.watcher.records
+    assert (record.served_name, record.used_tokens) == ("pirate", place.charged[CLOUD])
+    await client.close()
+    await second.assert_empty()

@@ -1,6 +1,7 @@
 """Several ranks compute what one device does: a tiny model in fp32, with adapters of every kind that is split."""
 
 import json
+import re
 from collections import defaultdict
 from dataclasses import replace
 from math import prod
@@ -9,16 +10,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from grammar_model import EOS, byte_tokenizer
 from rank_threads import start_rank_threads
 from safetensors.torch import load_file, save_file
 from tiny_llama import save_llama
 
 from engine.config import EngineConfig, Speculation
+from engine.core import proposals
 from engine.core.check import leftovers, violations
 from engine.core.commands import AdapterFetched, FetchCancelled, FetchFailed, Submit
 from engine.core.config import CoreConfig, Scheduling
+from engine.core.grammars import Grammar, GrammarKind
+from engine.core.prompt_logprobs import unpack
 from engine.core.state import EngineState
-from engine.core.types import Admission, Lane, Request, SamplingParams, ScheduledChunk
+from engine.core.types import (
+    Admission,
+    Lane,
+    Pooling,
+    PoolingKind,
+    Request,
+    SamplingParams,
+    ScheduledChunk,
+)
 from engine.engine import Engine
 from engine.explain import explain
 from engine.model.batch import BatchState
@@ -36,7 +49,7 @@ from engine.rpc.target import EngineTarget
 from engine.server import serve
 from lora_kernels.quantized import INT8, dense, quantize
 
-HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, LAYERS, VOCAB = 64, 96, 8, 2, 16, 5, 97
+HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, LAYERS, VOCAB = 64, 128, 8, 2, 16, 5, 271
 WIDTHS = {
     "self_attn.q_proj": (HIDDEN, HEADS * HEAD_DIM),
     "self_attn.k_proj": (HIDDEN, KV_HEADS * HEAD_DIM),
@@ -59,6 +72,8 @@ def model(tmp_path_factory):
         folder,
         VOCAB,
         256,
+        eos_token_id=EOS,
+        intermediate_size=INNER,
         num_attention_heads=HEADS,
         num_key_value_heads=KV_HEADS,
         num_hidden_layers=LAYERS,
@@ -72,6 +87,7 @@ def model(tmp_path_factory):
         if name.endswith("bias"):
             weights[name] = torch.randn(weights[name].shape, generator=generator) * 0.3
     save_file(weights, file, {"format": "pt"})
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
     return folder
 
 
@@ -106,7 +122,7 @@ def _save_adapter(folder, rank, seed, layers, use_dora):
 class Engines:
     """An engine of one or several ranks, and what it says."""
 
-    def __init__(self, model, adapters, size, stages=1, start=start_rank_threads, **core):
+    def __init__(self, model, adapters, size, stages=1, weights="auto", **core):
         self.config = EngineConfig(
             str(model),
             dtype="float32",
@@ -114,12 +130,13 @@ class Engines:
             swap_gb=0.004,
             host_adapter_gb=0.05,
             threads=1,
+            weights=weights,
             tensor_parallel=size,
             pipeline_parallel=stages,
             **SIZES,
         )
         if self.config.ranks > 1:
-            self.runner, executor = start(self.config)
+            self.runner, executor = start_rank_threads(self.config)
         else:
             self.runner = executor = ModelRunner(self.config)
         settings = CoreConfig(
@@ -129,11 +146,12 @@ class Engines:
         self.engine = Engine(EngineState.create(settings), executor, clock=lambda: next(ticks) / 1000)
         self.versions = [self.engine.load_adapter(str(folder)).adapter_hash for folder in adapters]
         self.tokens, self.logprobs, self.cached = defaultdict(list), defaultdict(list), {}
+        self.vectors, self.scored = {}, defaultdict(bytes)
 
-    def ask(self, name, prompt, adapter=None, lane=Lane.INTERACTIVE, **params):
+    def ask(self, name, prompt, adapter=None, lane=Lane.INTERACTIVE, pooling=None, **params):
         params = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, "logprobs": 0, "ignore_eos": True} | params)
         version = None if adapter is None else self.versions[adapter]
-        self.engine.inbox.put(Submit(Request(name, tuple(prompt), params, version, lane)))
+        self.engine.inbox.put(Submit(Request(name, tuple(prompt), params, version, lane, pooling=pooling)))
 
     def step(self):
         for event in self.engine.step():
@@ -141,11 +159,17 @@ class Engines:
             self.cached[event.request_id] = event.num_cached
             self.tokens[event.request_id] += event.tokens
             self.logprobs[event.request_id] += [one.logprob for one in event.logprobs]
+            self.scored[event.request_id] += event.prompt_logprobs
+            if event.vector:
+                self.vectors[event.request_id] = np.frombuffer(event.vector, "<f4")
         assert violations(self.engine.state) == []
 
     def finish(self):
         while self.engine.state.has_work or self.engine.inbox._commands:
             self.step()
+            if self.engine.state.in_flight.is_empty:  # a grammar is prepared, or an adapter fetched
+                self.engine.inbox.wait(0.01)
+                self.engine.inbox.drain_questions()
         assert leftovers(self.engine.state) == []
 
     def close(self):
@@ -200,6 +224,58 @@ def test_tokens_of_several_ranks_equal_those_of_one_device(model, adapters, alon
     for name, logprobs in alone.logprobs.items():
         assert engines.logprobs[name] == pytest.approx(logprobs, abs=2e-5)
     engines.close()
+
+
+def ask_for_the_rest(engines):
+    """Vectors, logprobs of prompts, grammars, and answers that are proposed."""
+    generator = torch.Generator().manual_seed(6)
+
+    def prompt(length):
+        return torch.randint(4, VOCAB, (length,), generator=generator).tolist()
+
+    for number, kind in enumerate(PoolingKind):
+        engines.ask(f"vector-{number}", prompt(50), number, pooling=Pooling(kind), max_tokens=0)
+    engines.ask("scored", prompt(50), 2, prompt_logprobs=1, max_tokens=0)
+    grammar = Grammar(GrammarKind.REGEX, "(yes|no, thanks){2}")
+    engines.ask("grammar", prompt(20), 3, grammar=grammar, max_tokens=60, ignore_eos=False)
+    engines.ask("repeated", prompt(5) * 3, 4, logit_bias=((7, 50.0),), max_tokens=30)
+    engines.finish()
+    return engines
+
+
+@pytest.fixture
+def rest(model, adapters, monkeypatch):
+    """Return a function that makes engines of several ranks answer `ask_for_the_rest`, with as many proposals as there
+    may be."""
+
+    def answer(*options):
+        engines = ask_for_the_rest(Engines(model, adapters, *options, speculation=True))
+        counters = engines.engine.state.counters
+        assert 0 < counters.accepted_tokens < counters.proposed_tokens
+        engines.close()
+        return engines
+
+    monkeypatch.setattr(
+        proposals,
+        "_worthwhile",
+        lambda state, guesses, budget, tokens: {seq: min(4, len(guess.tokens)) for seq, guess in guesses.items()},
+    )
+    return answer
+
+
+def test_all_that_one_device_does_several_ranks_do(rest):
+    """With weights in codes, of which stages have some layers and ranks parts."""
+    alone, several = rest(1, 1, "int8"), rest(2, 2, "int8")
+    text = byte_tokenizer().decode(alone.tokens["grammar"][:-1])
+    assert re.fullmatch("(yes|no, thanks){2}", text) and alone.tokens["grammar"][-1] == EOS
+    assert several.tokens == alone.tokens
+    assert several.logprobs["repeated"] == pytest.approx(alone.logprobs["repeated"], abs=2e-5)
+    for name, vector in alone.vectors.items():
+        assert several.vectors[name] == pytest.approx(vector, abs=2e-5)
+    found, expected = (list(unpack(engines.scored["scored"], 1)) for engines in (several, alone))
+    assert len(expected) == 49 and [row.rank for row in found] == [row.rank for row in expected]
+    both = zip(found, expected, strict=True)
+    assert all(one.values.logprob == pytest.approx(other.values.logprob, abs=2e-5) for one, other in both)
 
 
 def test_a_rank_has_its_part_of_the_memory(model, adapters):

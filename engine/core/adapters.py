@@ -23,6 +23,20 @@ DISK_BYTES_PER_S = 500e6
 orders of magnitude of memory and of an SSD."""
 
 
+def begin_of(invocation: Sequence[int], prompt_ids: Sequence[int]) -> int | None:
+    """Return the position of the first token of a prompt that an adapter applies to: 0 or, for an activated LoRA, where
+    its invocation tokens begin for the last time. The tokens before are computed by the base model, so that their KV is
+    that of the base model and of other activated LoRAs (Greenewald et al., "Activated LoRA", 2025). None means that the
+    prompt does not have the invocation tokens."""
+    if not invocation:
+        return 0
+    text, mark = array("I", prompt_ids).tobytes(), array("I", invocation)
+    place = text.rfind(mark.tobytes())
+    while place > 0 and place % mark.itemsize:  # it begins within a token
+        place = text.rfind(mark.tobytes(), 0, place + mark.itemsize * len(mark) - 1)
+    return None if place < 0 else place // mark.itemsize
+
+
 class HostCopy(Enum):
     """State of an adapter's copy in host memory: absent, being fetched (perhaps with an order to stop), or present."""
 
@@ -78,19 +92,6 @@ class Adapter:
     """Reason of the last failed fetch."""
     retry_at: float = 0.0
     """Time on the engine's clock, in seconds, before which the adapter is not fetched again."""
-
-    def begin_of(self, prompt_ids: Sequence[int]) -> int | None:
-        """Return the position of the first token that the adapter applies to: 0 or, for an activated LoRA, where its
-        invocation tokens begin in the prompt for the last time. The tokens before are computed by the base model, so
-        that their KV is that of the base model and of other activated LoRAs (Greenewald et al., "Activated LoRA",
-        2025). None means that the prompt does not have the invocation tokens."""
-        if not self.invocation:
-            return 0
-        text, mark = array("I", prompt_ids).tobytes(), array("I", self.invocation)
-        place = text.rfind(mark.tobytes())
-        while place % mark.itemsize and place >= 0:  # it begins within a token
-            place = text.rfind(mark.tobytes(), 0, place + mark.itemsize * len(mark) - 1)
-        return None if place < 0 else place // mark.itemsize
 
     @property
     def is_resident(self) -> bool:

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from math import isfinite
 
 from engine.core.adapter_tiers import Held
-from engine.core.adapters import Adapter, HostCopy
+from engine.core.adapters import Adapter, HostCopy, begin_of
 from engine.core.config import CoreConfig
 from engine.core.prompt_logprobs import MOST_ALTERNATIVES
 from engine.core.sequence import Sequence
@@ -67,7 +67,7 @@ def refuse(state: EngineState, request: Request) -> Refusal | None:
     if pages > config.usable_pages:
         reason = f"{pages} pages needed, the pool has {config.usable_pages}; give the engine more memory"
         return Refusal(ErrorCode.CONTEXT_LENGTH_EXCEEDED, reason)
-    if adapter and adapter.begin_of(request.prompt_ids) is None:
+    if adapter and begin_of(adapter.invocation, request.prompt_ids) is None:
         reason = f"the adapter applies from its invocation tokens {list(adapter.invocation)} on; the prompt has none"
         return Refusal(ErrorCode.INVALID_REQUEST, reason)
     return _out_of_reach(state, adapter, request.arrival) if adapter else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from engine.core.adapters import begin_of
 from engine.core.admission import fetch_failed, fitted, queue_full, refuse, turn_away
 from engine.core.commands import (
     Abort,
@@ -113,7 +114,7 @@ def _sequence(state: EngineState, request: Request) -> Sequence:
     return Sequence(
         request,
         [*request.prompt_ids, *request.produced],
-        adapter_begin=(adapter.begin_of(request.prompt_ids) or 0) if adapter else 0,
+        adapter_begin=(begin_of(adapter.invocation, request.prompt_ids) or 0) if adapter else 0,
         realm=realm_of(request, share_prefixes=state.config.share_prefixes),
         num_scored=request.num_scored,
     )

@@ -37,7 +37,7 @@ class Sequence:
     page_keys: list[PrefixKey] = field(default_factory=list)
     """Prefix keys of the leading full pages of `tokens` (see prefix.py), computed as far as they were needed."""
     adapter_begin: int = 0
-    """Position of the first token that the request's adapter applies to (see `Adapter.begin_of`)."""
+    """Position of the first token that the request's adapter applies to (see `adapters.begin_of`)."""
     realm: str = ""
     """Sequences of the same realm (see `prefix.realm_of`) may share cached prefixes."""
     num_cached: int = 0

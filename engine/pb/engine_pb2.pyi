@@ -369,20 +369,22 @@ class LoadAdapterRequest(_message.Message):
     def __init__(self, path: _Optional[str] = ...) -> None: ...
 
 class AdapterInfo(_message.Message):
-    __slots__ = ("adapter", "rank", "target_modules", "pages", "bytes", "load_seconds")
+    __slots__ = ("adapter", "rank", "target_modules", "pages", "bytes", "load_seconds", "invocation")
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     TARGET_MODULES_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     LOAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    INVOCATION_FIELD_NUMBER: _ClassVar[int]
     adapter: str
     rank: int
     target_modules: _containers.RepeatedScalarFieldContainer[str]
     pages: int
     bytes: int
     load_seconds: float
-    def __init__(self, adapter: _Optional[str] = ..., rank: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ..., pages: _Optional[int] = ..., bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ...) -> None: ...
+    invocation: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, adapter: _Optional[str] = ..., rank: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ..., pages: _Optional[int] = ..., bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., invocation: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class UnloadAdapterRequest(_message.Message):
     __slots__ = ("adapter", "drain_seconds")

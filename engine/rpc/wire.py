@@ -104,6 +104,7 @@ def adapter_to_pb(host: HostAdapter, load_seconds: float) -> pb.AdapterInfo:
         pages=host.num_pages,
         bytes=host.num_bytes,
         load_seconds=load_seconds,
+        invocation=host.invocation,
     )
 
 

@@ -27,18 +27,18 @@ class PoolAdapters:
 
     def __init__(self) -> None:
         self._paths: dict[AdapterHash, str] = {}
-        self._bytes: dict[AdapterHash, int] = {}
+        self._infos: dict[AdapterHash, pb.AdapterInfo] = {}
         self._pinned: set[AdapterHash] = set()
 
     @property
-    def sizes(self) -> Mapping[AdapterHash, int]:
-        """Size in bytes of each adapter that is loaded."""
-        return MappingProxyType(self._bytes)
+    def infos(self) -> Mapping[AdapterHash, pb.AdapterInfo]:
+        """What the engines have said of each adapter that is loaded."""
+        return MappingProxyType(self._infos)
 
     def clear(self) -> None:
         """Forget all adapters, because no engine holds any."""
         self._paths.clear()
-        self._bytes.clear()
+        self._infos.clear()
         self._pinned.clear()
 
     async def load(self, reachable: Callable[[], Sequence[PooledEngine]], path: str) -> pb.AdapterInfo:
@@ -56,7 +56,7 @@ class PoolAdapters:
         if not loaded:
             raise first_refusal(results)
         info = loaded[0]
-        self._paths[info.adapter], self._bytes[info.adapter] = path, info.bytes
+        self._paths[info.adapter], self._infos[info.adapter] = path, info
         settled = set()
         for (engine, life), result in zip(engines, results, strict=True):
             if isinstance(result, EngineUnavailable) or not engine.is_reachable or engine.client.info.life != life:
@@ -80,7 +80,7 @@ class PoolAdapters:
     def note_unloaded(self, engines: Iterable[PooledEngine], adapter_hash: AdapterHash) -> None:
         """Forget an adapter that is about to be unloaded from the engines."""
         self._paths.pop(adapter_hash, None)
-        self._bytes.pop(adapter_hash, None)
+        self._infos.pop(adapter_hash, None)
         self._pinned.discard(adapter_hash)
         for engine in engines:
             engine.held.discard(adapter_hash)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 
+from engine.core.adapters import begin_of
 from engine.core.prefix import realm_of
 from engine.core.types import AdapterHash, Request
 from engine.pb import engine_pb2 as pb
@@ -15,16 +16,18 @@ from gateway.routing.news import Ask
 from gateway.routing.prefixes import PREFIX_TOKENS, prefix_keys
 from gateway.routing.router import Decision, NoReplica, Reason, Router
 
+NO_ADAPTER = pb.AdapterInfo()
+
 
 class Dispatch:
     """A router over the engines of a pool. Engines are known to it from `join` to `leave`."""
 
-    def __init__(self, engines: Mapping[str, PooledEngine], sizes: Mapping[AdapterHash, int]) -> None:
-        """`engines` are those of the pool by name, `sizes` the bytes of its adapters; both change with the pool."""
+    def __init__(self, engines: Mapping[str, PooledEngine], adapters: Mapping[AdapterHash, pb.AdapterInfo]) -> None:
+        """`engines` are those of the pool by name, `adapters` describes its adapters; both change with the pool."""
         self.decisions: dict[Reason, int] = dict.fromkeys(Reason, 0)
         """Number of requests by the reason for which their engine was chosen."""
         self._engines = engines
-        self._sizes = sizes
+        self._adapters = adapters
         self._router = Router()
         self._clock = time.monotonic
 
@@ -67,14 +70,17 @@ class Dispatch:
     def ask_for(self, request: Request, session: str, *, share_prefixes: bool) -> Ask:
         """Return what the router has to know about a request."""
         adapter_hash, expected = request.adapter_hash, request.expected_tokens
+        adapter = self._adapters.get(adapter_hash or "", NO_ADAPTER)
         keys: tuple[int, ...] = ()  # a request for a vector finds and leaves no prefixes
         if request.pooling is None:
-            keys = prefix_keys(request.prompt_ids, adapter_hash, realm_of(request, share_prefixes=share_prefixes))
+            begin = begin_of(adapter.invocation, request.prompt_ids) or 0
+            realm = realm_of(request, share_prefixes=share_prefixes)
+            keys = prefix_keys(request.prompt_ids, adapter_hash, realm, begin)
         return Ask(
             prompt_tokens=len(request.prompt_ids) + len(request.produced),
             lane=request.lane,
             adapter_hash=adapter_hash,
-            adapter_bytes=self._sizes.get(adapter_hash or "", 0),
+            adapter_bytes=adapter.bytes,
             prefix_keys=keys,
             session=session or None,
             tenant=request.tenant,

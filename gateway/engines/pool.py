@@ -69,7 +69,7 @@ class EnginePool:
         self._adapters = PoolAdapters()
         self._lanes = PoolLanes()
         self._fates = Fates()
-        self._dispatch = Dispatch(self._engines, self._adapters.sizes)
+        self._dispatch = Dispatch(self._engines, self._adapters.infos)
         self.decisions = self._dispatch.decisions
         self._task: asyncio.Task[None] | None = None
 

@@ -19,18 +19,21 @@ MOST_SPARED = 8
 """Keys spared for each that is forgotten, at most."""
 
 
-def prefix_keys(tokens: Sequence[int], adapter_hash: str | None, realm: str = "") -> tuple[int, ...]:
+def prefix_keys(tokens: Sequence[int], adapter_hash: str | None, realm: str = "", begin: int = 0) -> tuple[int, ...]:
     """Return a 64-bit key for each leading run of whole blocks of `PREFIX_TOKENS` tokens, the shortest run first.
 
     Args:
         tokens: the prompt's token ids.
         adapter_hash: content hash of the adapter, without which equal texts have different KV; None is the base model.
         realm: requests share prefixes only within a realm (see `engine.core.prefix.realm_of`).
+        begin: position of the first token that the adapter applies to. Blocks before it are the base model's.
     """
-    digest = blake2b(f"{adapter_hash or ''}:{realm}:".encode(), digest_size=8)
+    digest = blake2b(f"{'' if begin else adapter_hash or ''}:{realm}:".encode(), digest_size=8)
     whole = memoryview(array("I", tokens))
     keys = []
     for end in range(PREFIX_TOKENS, len(tokens) + 1, PREFIX_TOKENS):
+        if end - PREFIX_TOKENS <= begin < end and begin:
+            digest.update(f":{adapter_hash}:{begin}:".encode())
         digest.update(whole[end - PREFIX_TOKENS : end])
         keys.append(int.from_bytes(digest.copy().digest(), "little"))
     return tuple(keys)

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.core.adapter_tiers import Ranking
-from engine.core.adapters import Adapter, HostCopy
+from engine.core.adapters import Adapter, HostCopy, begin_of
 from engine.core.commands import Abort, AdapterFetched, FetchCancelled, FetchFailed
 from engine.core.commit_adapters import pin_adapter
 from engine.core.config import CoreConfig, Scheduling
@@ -428,3 +428,21 @@ def test_batch_adapters_are_read_too():
     stepped.answer("a")
     stepped.finish()
     assert stepped.asked == ["a"] and stepped.reason("b") == "length"
+
+
+@pytest.mark.parametrize(
+    ("invocation", "prompt", "begin"),
+    [
+        ((), (1, 2), 0),
+        ((7,), (7,), 0),
+        ((7,), (1, 7, 2, 7, 3), 3),
+        ((7, 8), (7, 8, 7, 8, 7), 2),
+        ((7, 8), (7, 9, 8), None),
+        ((7, 8), (8,), None),
+        ((0, 1), (1, 0, 256, 0, 1), 3),
+        ((256,), (1, 0, 65536), None),  # its bytes lie across tokens
+        ((1,), (0x100, 0x1000000), None),
+    ],
+)
+def test_an_adapter_begins_with_the_last_of_its_invocations(invocation, prompt, begin):
+    assert begin_of(invocation, prompt) == begin

@@ -123,6 +123,15 @@ def test_prefixes_of_other_adapters_and_realms_have_other_keys():
     assert prefix_keys(tokens[:-6], None) == ()
 
 
+def test_prefixes_before_an_activated_adapter_begins_have_the_base_models_keys():
+    tokens = tuple(range(3 * PREFIX_TOKENS))
+    base, size = prefix_keys(tokens, None), PREFIX_TOKENS
+    shared = {begin: prefix_keys(tokens, "a", "", begin) for begin in (0, 5, size - 1, size, size + 1, 3 * size)}
+    same = {begin: sum(map(int.__eq__, keys, base)) for begin, keys in shared.items()}
+    assert same == {0: 0, 5: 0, size - 1: 0, size: 1, size + 1: 1, 3 * size: 3}
+    assert len(set(shared.values())) == len(shared)
+
+
 def test_a_session_stays_on_its_replica_until_it_drains():
     router = make_router()
     first = router.choose(ask(session="chat"), 0.0).replica

@@ -17,7 +17,8 @@ class Pointwise(Protocol):
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         """Adds `delta`, if given, to `x` in place, and returns the weighted RMSNorm of the sum, a new tensor.
 
-        The sum is normalised in fp32, rounded to the dtype of `x`, and then multiplied by `weight`, in that order.
+        The sum is normalised in fp32, rounded to the dtype of `x`, and then multiplied by `weight`, in that order. If
+        `weight` is of a wider dtype, fp32, the product is rounded instead.
 
         Args:
             x, delta: [num_rows, width].
@@ -25,16 +26,23 @@ class Pointwise(Protocol):
         """
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Applies the rotary embedding to `x` [num_rows, heads, head_dim] in place. Dimension i is paired with
-        i + head_dim / 2.
+        """Applies the rotary embedding to the first `rotary_dim` dimensions of each head of `x` [num_rows, heads,
+        head_dim] in place. Dimension i is paired with i + rotary_dim / 2.
 
         Args:
-            cos, sin: fp32 [num_rows, 1, head_dim]; the first half of `sin` is negated, so that the result is
-                `x * cos + roll(x, head_dim / 2) * sin`.
+            cos, sin: fp32 [num_rows, 1, rotary_dim]; the first half of `sin` is negated, so that the result is
+                `x * cos + roll(x, rotary_dim / 2) * sin`.
         """
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """Returns silu(gate) * up, where `gate_up` [num_rows, 2 * width] holds gate and up side by side."""
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Returns RMSNorm(x) * weight over the last dimension, a new tensor, rounded as in `Pointwise.add_norm`."""
+    if weight.dtype == x.dtype:
+        return F.rms_norm(x, (x.shape[-1],), None, eps) * weight
+    return (F.rms_norm(x.to(weight.dtype), (x.shape[-1],), None, eps) * weight).to(x.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +56,24 @@ class HeadNorms:
     def apply(self, query_key: Tensor, heads: int) -> Tensor:
         """Returns normalised and weighted copies of query and key heads, `query_key` [num_rows, heads + kv_heads,
         head_dim], the first `heads` of which are query heads. Rounded as in `Pointwise.add_norm`."""
-        plain = F.rms_norm(query_key, query_key.shape[-1:], None, self.eps)
-        return torch.cat((plain[:, :heads] * self.query, plain[:, heads:] * self.key), dim=1)
+        query, key = query_key[:, :heads], query_key[:, heads:]
+        return torch.cat((rms_norm(query, self.query, self.eps), rms_norm(key, self.key, self.eps)), dim=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectionNorms:
+    """The RMSNorms of whole queries and keys, of all heads together. `query` and `key` are the weights, [heads *
+    head_dim] and [kv_heads * head_dim]."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
+
+    def apply(self, qkv: Tensor) -> None:
+        """Normalises query and key in place. `qkv` is [num_rows, (heads + 2 * kv_heads) * head_dim]."""
+        query, key, _ = qkv.split((len(self.query), len(self.key), len(self.key)), dim=1)
+        query.copy_(rms_norm(query, self.query, self.eps))
+        key.copy_(rms_norm(key, self.key, self.eps))
 
 
 def rotated_heads(
@@ -75,11 +99,12 @@ class TorchPointwise:
         """Adds `delta`, if given, to `x` in place. Returns RMSNorm(x) * weight, a new tensor: `Pointwise.add_norm`."""
         if delta is not None:
             x += delta
-        return F.rms_norm(x, (x.shape[-1],), None, eps) * weight
+        return rms_norm(x, weight, eps)
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
         """Applies the rotary embedding to `x` [num_rows, heads, head_dim] in place, see `Pointwise.rotate`."""
-        x.copy_(torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin))
+        part = x[..., : cos.shape[-1]]
+        part.copy_(torch.addcmul(part * cos, part.roll(part.shape[-1] // 2, -1), sin))
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """Returns silu(gate) * up, where `gate_up` [num_rows, 2 * width] holds gate and up side by side."""

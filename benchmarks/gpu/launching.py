@@ -28,7 +28,7 @@ from benchmarks.gpu.shapes import TOY, full_layout
 from engine.core.types import Admission, SamplingParams, ScheduledChunk
 from engine.model.arena import Arena, page_shape
 from engine.model.batch import BatchState, HostBatch
-from engine.model.decoder import Decoder, Layer
+from engine.model.decoder import Decoder, Layer, Norms, Rope
 from engine.model.device_sampler import DeviceSampler
 from engine.model.host_memory import Blob
 from engine.model.lora import projection_groups
@@ -94,12 +94,13 @@ def make_decoder(spec: ModelSpec, max_rows: int) -> Decoder:
 
     hidden, inner = spec.hidden_size, spec.intermediate_size
     norm, qkv, down = ones(hidden), linear(spec.query_width + 2 * spec.kv_width), linear(hidden)
-    layers = [Layer(i, None, norm, qkv, None, down, norm, linear(2 * inner), down) for i in range(spec.layers)]
+    norms = Norms(norm, None, norm, None)
+    layers = [Layer(i, None, 0, norms, qkv, None, None, down, linear(2 * inner), down) for i in range(spec.layers)]
     return Decoder(
         spec=spec,
         groups=projection_groups(spec),
         embed=partial(torch.index_select, torch.zeros(spec.vocab_size, hidden, dtype=BF16), 0),
-        inv_freq=torch.tensor(spec.rope.inv_freq),
+        ropes=(Rope(torch.tensor(spec.ropes[0].inv_freq), 1.0),),
         layers=tuple(layers),
         norm=norm,
         head=linear(spec.vocab_size),

@@ -1,54 +1,72 @@
-"""A Llama-family decoder over a flat batch of rows, which mixes prefill chunks and decodes.
+"""The decoder of all families of models, over a flat batch of rows, which mixes prefill chunks and decodes.
 
 Every linear computes the base model's output and, in rows that have an adapter, adds that adapter's delta.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from engine.model.arena import Arena
 from engine.model.batch import BatchInput
-from engine.model.lora import LoraStep, ProjectionGroups, prepare_lora, projection_groups
-from engine.model.parallel.layers import SharedEmbedding, SharedHead
+from engine.model.lora import LoraStep, ProjectionGroups, prepare_lora
 from engine.model.parallel.ranks import ALONE, Ranks
-from engine.model.parallel.shard import WHOLE, Shard
 from engine.model.rope import Angles, angles
 from engine.model.spec import ModelSpec
-from engine.model.weights import WeightSource
 from lora_kernels.backend import AttentionBatch, Backend
-from lora_kernels.linear import Embedding, Linear, kept_bits, make_embedding, make_linear
-from lora_kernels.pointwise import HeadNorms
-from lora_kernels.quantized import Weight, dense
+from lora_kernels.linear import Embedding, Linear
+from lora_kernels.pointwise import HeadNorms, Pointwise, ProjectionNorms
+
+
+class Norms(NamedTuple):
+    """Weights of a layer's norms, [hidden_size]. None means that there is no norm at that place."""
+
+    before_attention: Tensor | None
+    after_attention: Tensor | None
+    before_mlp: Tensor | None
+    after_mlp: Tensor | None
+
+
+class Rope(NamedTuple):
+    """A rotary embedding: frequencies, fp32 [head_dim / 2], and the factor of cos and sin."""
+
+    inv_freq: Tensor
+    attention_factor: float
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of one layer. `index` counts a stage's layers from 0, as its arena does. Norms are [hidden_size].
-    `window` is the sliding attention window in tokens; None means full attention. `head_norms` (RMSNorm of query and
-    key heads, as in Qwen3) is None if the model has none."""
+    """Weights of one layer.
+
+    Attributes:
+        index: number of the layer in its stage, from 0, as in the stage's arena.
+        window: sliding attention window in tokens. None means full attention.
+        rope: index of its rotary embedding in `Decoder.ropes`.
+        head_norms: RMSNorm of each query and key head, as in Qwen 3. None means that there is none.
+        projection_norms: RMSNorm of whole queries and keys, as in OLMo 2. None means that there is none.
+    """
 
     index: int
     window: int | None
-    input_norm: Tensor
+    rope: int
+    norms: Norms
     qkv: Linear
     head_norms: HeadNorms | None
+    projection_norms: ProjectionNorms | None
     o: Linear
-    post_norm: Tensor
     gate_up: Linear
     down: Linear
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Inputs of one step that all layers share: rotary angles, attention batch, pages, backend and LoRA work."""
+    """Inputs of one step that all layers share: angles of each rotary embedding, attention batch, pages, backend and
+    LoRA work."""
 
-    angles: Angles
+    angles: tuple[Angles, ...]
     attention: AttentionBatch
     arena: Arena
     backend: Backend
@@ -66,15 +84,15 @@ class StepOutput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A model's weights and its forward pass. `embed` looks up rows of [hidden_size], `inv_freq` is fp32
-    [head_dim / 2], `norm` (the final RMSNorm) [hidden_size]. With several ranks, `spec` and the layers are this rank's
-    part of the model, and the ranks of a stage compute each pass together. Of several stages only the first has
-    `embed`, `norm` and `head`."""
+    """A model's weights and its forward pass. `embed` looks up rows of [hidden_size], `ropes` are the different rotary
+    embeddings of the layers, `norm` (the final RMSNorm) is [hidden_size]. With several ranks, `spec` and the layers are
+    this rank's part of the model, and the ranks of a stage compute each pass together. Of several stages only the first
+    has `embed`, `norm` and `head`."""
 
     spec: ModelSpec
     groups: ProjectionGroups
     embed: Embedding
-    inv_freq: Tensor
+    ropes: tuple[Rope, ...]
     layers: tuple[Layer, ...]
     norm: Tensor
     head: Linear
@@ -101,7 +119,7 @@ class Decoder:
         return self.embed(batch.token_ids, out)
 
     def step(self, batch: BatchInput, arena: Arena, backend: Backend, lora: LoraStep) -> Step:
-        turned = angles(batch.positions, self.inv_freq, self.spec.rope.attention_factor)
+        turned = tuple(angles(batch.positions, *rope) for rope in self.ropes)
         return Step(turned, batch.attention, arena, backend, lora)
 
     def compute(self, x: Tensor, step: Step, sample_rows: Tensor | None) -> Tensor:
@@ -124,12 +142,28 @@ class Decoder:
 
     def _run_layers(self, x: Tensor, step: Step) -> Tensor | None:
         """Runs all layers over `x`, and returns what is still to be added to it. None means nothing."""
-        pointwise, eps, delta = step.backend.pointwise, self.spec.rms_norm_eps, None
+        pointwise, delta = step.backend.pointwise, None
         for layer in self.layers:
             step.arena.copies.wait(layer.index)
-            delta = self._attend(layer, pointwise.add_norm(x, delta, layer.input_norm, eps), step)
-            delta = self._feed_forward(layer, pointwise.add_norm(x, delta, layer.post_norm, eps), step)
+            delta = self._attend(layer, self._entering(x, delta, layer.norms.before_attention, pointwise), step)
+            delta = self._leaving(delta, layer.norms.after_attention, pointwise)
+            delta = self._feed_forward(layer, self._entering(x, delta, layer.norms.before_mlp, pointwise), step)
+            delta = self._leaving(delta, layer.norms.after_mlp, pointwise)
         return delta
+
+    def _entering(self, x: Tensor, delta: Tensor | None, norm: Tensor | None, pointwise: Pointwise) -> Tensor:
+        """Adds `delta`, if given, to `x` in place. Returns what attention or MLP reads of it: normalised, or `x`."""
+        if norm is not None:
+            return pointwise.add_norm(x, delta, norm, self.spec.rms_norm_eps)
+        if delta is not None:
+            x += delta
+        return x
+
+    def _leaving(self, delta: Tensor, norm: Tensor | None, pointwise: Pointwise) -> Tensor:
+        """Returns what attention or MLP adds to the residual stream, given their output `delta`."""
+        if norm is not None:
+            delta = pointwise.add_norm(delta, None, norm, self.spec.rms_norm_eps)
+        return delta if self.spec.residual_scale == 1.0 else delta * self.spec.residual_scale
 
     def final_norm(self, x: Tensor, backend: Backend) -> Tensor:
         """Returns the hidden states [num_rows, hidden_size], as the head reads them, of rows of the residual stream."""
@@ -141,108 +175,14 @@ class Decoder:
 
     def _attend(self, layer: Layer, x: Tensor, step: Step) -> Tensor:
         qkv = step.lora.apply(layer.qkv, x, layer.index, self.groups.qkv)
+        if layer.projection_norms is not None:
+            layer.projection_norms.apply(qkv)
         kv, coding = step.arena.kv(layer.index), step.arena.kv_coding(layer.index)
-        batch, angles = step.attention, step.angles
+        batch, angles = step.attention, step.angles[layer.rope]
         query = step.backend.rotate_and_write(qkv, kv, batch, angles.cos, angles.sin, layer.head_norms, coding)
-        out = step.backend.attention(query, kv, batch, self.spec.head_dim**-0.5, layer.window, coding).flatten(1)
+        out = step.backend.attention(query, kv, batch, self.spec.attention_scale, layer.window, coding).flatten(1)
         return self.ranks.sum(step.lora.apply(layer.o, out, layer.index, self.groups.o), x.dtype)
 
     def _feed_forward(self, layer: Layer, x: Tensor, step: Step) -> Tensor:
         inner = step.backend.pointwise.swiglu(step.lora.apply(layer.gate_up, x, layer.index, self.groups.gate_up))
         return self.ranks.sum(step.lora.apply(layer.down, inner, layer.index, self.groups.down), x.dtype)
-
-
-def build_decoder(
-    spec: ModelSpec,
-    source: WeightSource,
-    dtype: torch.dtype,
-    device: torch.device,
-    on_layer: Callable[[int], None] = lambda _: None,
-    ranks: Ranks = ALONE,
-    shard: Shard = WHOLE,
-) -> Decoder:
-    """Reads each weight once, layer by layer, converts it to the layout that is fastest on `device`, and to `dtype`
-    unless it stays quantised, and returns the decoder. Calls `on_layer` after each layer with the number of layers that
-    are ready. `spec` and `source` are the whole model's, of which `shard`, this rank's part, is read."""
-    whole, layers = spec, shard.layers(spec)
-    spec, source = shard.spec(spec), shard.source(source, spec)
-
-    def get(name: str) -> Weight:
-        weight = source(name)
-        if not isinstance(weight, Tensor) and kept_bits(weight.coding, device, dtype):
-            return weight.to(device)
-        return dense(weight).to(device=device, dtype=dtype)
-
-    ends = _build_ends(whole, get, dtype, ranks, shard) if shard.stage == 0 else NO_ENDS
-    sum_dtype, built = torch.float32 if ranks.size > 1 else dtype, []
-    for index, number in enumerate(layers):
-        built.append(_build_layer(spec, index, number, get, dtype, sum_dtype))
-        on_layer(index + 1)
-    return Decoder(
-        spec=spec,
-        groups=projection_groups(spec),
-        embed=ends.embed,
-        inv_freq=torch.tensor(spec.rope.inv_freq, dtype=torch.float32, device=device),
-        layers=tuple(built),
-        norm=ends.norm,
-        head=ends.head,
-        ranks=ranks,
-    )
-
-
-class _Ends(NamedTuple):
-    """What comes before and after the layers."""
-
-    embed: Embedding
-    norm: Tensor
-    head: Linear
-
-
-def _elsewhere(_: Tensor) -> Tensor:
-    raise RuntimeError("the first stage has the embedding and the head")
-
-
-NO_ENDS = _Ends(lambda token_ids, out=None: _elsewhere(token_ids), torch.empty(0), _elsewhere)
-"""The ends of stages other than the first."""
-
-
-def _build_ends(spec: ModelSpec, get: WeightSource, dtype: torch.dtype, ranks: Ranks, shard: Shard) -> _Ends:
-    """Builds the first stage's ends. `spec` is the whole model's."""
-    embed = get("model.embed_tokens.weight")
-    head = make_linear(embed if spec.tied_embeddings else get("lm_head.weight"), dtype=dtype)
-    embedding, norm = make_embedding(embed, head, dtype, tied=spec.tied_embeddings), dense(get("model.norm.weight"))
-    if ranks.size == 1:
-        return _Ends(embedding, norm, head)
-    shared = SharedEmbedding(embedding, shard.tokens(spec), ranks)
-    return _Ends(shared, norm, SharedHead(head, spec.vocab_size, ranks))
-
-
-def _build_layer(
-    spec: ModelSpec, index: int, number: int, get: WeightSource, dtype: torch.dtype, sum_dtype: torch.dtype
-) -> Layer:
-    """Builds the layer that is `number` in the model, and `index` among the layers of `spec`. Results of o and down,
-    which are summed over ranks, are in `sum_dtype` where the kernel can give it."""
-
-    def tensor(name: str) -> Tensor:
-        return dense(get(f"model.layers.{number}.{name}"))
-
-    def fused(block: str, names: tuple[str, ...], bias: bool, out_dtype: torch.dtype = dtype) -> Linear:
-        weights = [get(f"model.layers.{number}.{block}.{name}_proj.weight") for name in names]
-        biases = torch.cat([tensor(f"{block}.{name}_proj.bias") for name in names]) if bias else None
-        return make_linear(weights, biases, dtype, out_dtype)
-
-    def head_norms() -> HeadNorms:
-        query, key = (tensor(f"self_attn.{name}_norm.weight") for name in "qk")
-        return HeadNorms(query, key, spec.rms_norm_eps)
-
-    return Layer(
-        index=index,
-        window=spec.windows[index],
-        input_norm=tensor("input_layernorm.weight"),
-        qkv=fused("self_attn", ("q", "k", "v"), spec.qkv_bias),
-        head_norms=head_norms() if spec.qk_norm else None,
-        o=fused("self_attn", ("o",), spec.o_bias, sum_dtype),
-        post_norm=tensor("post_attention_layernorm.weight"),
-        gate_up=fused("mlp", ("gate", "up"), spec.mlp_bias),
-        down=fused("mlp", ("down",), spec.mlp_bias, sum_dtype),
-    )

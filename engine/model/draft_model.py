@@ -24,8 +24,9 @@ from engine.core.types import (
     ScheduledChunk,
 )
 from engine.model.arena import Arena, page_shape
+from engine.model.assembly import build_decoder
 from engine.model.batch import BatchState, Ints
-from engine.model.decoder import Decoder, build_decoder
+from engine.model.decoder import Decoder
 from engine.model.draft_folder import DraftFolder, draft_block
 from engine.model.host_store import PackedAdapter
 from engine.model.peft_loader import TargetShapes, target_shapes

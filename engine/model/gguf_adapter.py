@@ -24,13 +24,11 @@ from torch import Tensor
 
 from engine.model.gguf_blocks import BLOCK_TYPES, read_blocks
 from engine.model.gguf_header import Header, StoredTensor, read_header
-from engine.model.gguf_weights import FLOATS, hub_name, is_turned, turned_back
+from engine.model.gguf_weights import ARCHITECTURES, FLOATS, hub_name, is_turned, turned_back
 from engine.model.peft_config import AdapterError, Override, PeftSettings
 
 MAX_HEADER_BYTES = 16 << 20
 """Maximum size in bytes of the header of an adapter's weights file."""
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-"""llama.cpp's name of an architecture, by the `model_type` of config.json."""
 REQUIRED = {"general.type": "adapter", "adapter.type": "lora"}
 ALPHA, INVOCATION = "adapter.lora.alpha", "adapter.alora.invocation_tokens"
 KEY = re.compile(r"(?P<base>.+)\.lora_(?P<side>[ab])")
@@ -91,6 +89,10 @@ def _check_values(header: Header, name: str, base: GgufBase) -> None:
         if header.values.get(key) != value:
             raise AdapterError(f"{name} is no LoRA adapter: {key} is {_short(header.values.get(key))}, not {value!r}")
     found, needed = header.values.get("general.architecture"), ARCHITECTURES.get(base.model_type)
+    if needed is None:
+        raise AdapterError(
+            f"{name}: adapters of {base.model_type} models are not read from GGUF files; use PEFT's folder"
+        )
     if found != needed:
         raise AdapterError(f"{name} is an adapter of architecture {_short(found)}, and this model is {needed!r}")
     if INVOCATION in header.values:

@@ -41,13 +41,19 @@ TURNED = re.compile(r"self_attn\.[qk]_proj")
 """Finds the projections whose outputs llama.cpp's converter reorders for Llama and Mistral: it puts the two numbers
 that a rotation turns side by side, whereas Hugging Face has them half a head apart."""
 TURNED_TYPES = ("llama", "mistral")
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+"""llama.cpp's name of an architecture, by the `model_type` of config.json."""
 
 
 class GgufFile:
     """The tensors of a GGUF file, by the names that Hugging Face gives them. Creating it raises ValueError if the file
-    is damaged."""
+    is damaged, or GGUF files of the model's family are not supported."""
 
     def __init__(self, path: Path, spec: ModelSpec) -> None:
+        if spec.model_type not in ARCHITECTURES:
+            raise ValueError(
+                f"{path.name}: {spec.model_type} models are not read from GGUF files; use the Hugging Face folder"
+            )
         self._path, self._spec = path, spec
         self._tensors = read_tensors(path)
 

@@ -167,7 +167,7 @@ def row_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     """Upper bound, in bytes, of the intermediate results of one row of a step, assuming that none is freed before its
     layer ends."""
     layer = 5 * spec.hidden_size + 2 * spec.query_width + 2 * spec.kv_width + 3 * spec.intermediate_size
-    return layer * dtype.itemsize + 6 * 4 * spec.head_dim  # with the angles of the rotary embedding, in float32
+    return layer * dtype.itemsize + 6 * 4 * spec.head_dim * len(set(spec.ropes))  # with angles, in float32
 
 
 def _pool_bytes(spec: ModelSpec, dtype: torch.dtype, rows: int, samples: int) -> int:

@@ -55,7 +55,7 @@ def find_kv_codings(
     Args:
         max_model_len: number of positions that are served.
     """
-    spec, device = decoder.spec, decoder.inv_freq.device
+    spec, device = decoder.spec, decoder.ropes[0].inv_freq.device
     scales = None if load_format == "dummy" else read_kv_scales(folder, spec)
     if scales is None:
         codings = measure_kv_codings(decoder, dtype, max_model_len)
@@ -72,7 +72,7 @@ def measure_kv_codings(decoder: Decoder, dtype: torch.dtype, max_model_len: int)
     """Measures K and V on prompts that need no text: random tokens, and tokens that the model itself samples after each
     token of the prompt before. Scales are powers of two, by which scaling is exact. The same model gets the same
     result. Raises ValueError if K or V is not finite."""
-    spec, device = decoder.spec, decoder.inv_freq.device
+    spec, device = decoder.spec, decoder.ropes[0].inv_freq.device
     arena = Arena(page_shape(spec, 16), 1, 1, dtype, device)
     generator = torch.Generator().manual_seed(SEED)
     prompt = torch.randint(spec.vocab_size, (min(PROMPT_TOKENS, spec.max_position),), generator=generator)
@@ -83,12 +83,12 @@ def measure_kv_codings(decoder: Decoder, dtype: torch.dtype, max_model_len: int)
         if not all(torch.isfinite(tensor).all() for tensor in (*meters[-1].keys, *meters[-1].values)):
             raise ValueError("engine.kv_dtype is fp8, and the model computes K or V that are not finite")
         prompt = _samples(logits.float().cpu(), generator)
-    turned = _turned(decoder.inv_freq.cpu(), max_model_len)
+    turned = [_turned(rope.inv_freq.cpu(), max_model_len) for rope in decoder.ropes]
     codings = []
     for layer in range(spec.layers):
         keys = torch.cat([meter.keys[layer] for meter in meters])
         values = torch.stack([meter.values[layer] for meter in meters]).amax(0)
-        codings.append(_coding(keys, values, turned, device))
+        codings.append(_coding(keys, values, turned[decoder.layers[layer].rope], device))
     return tuple(codings)
 
 

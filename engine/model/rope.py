@@ -95,10 +95,15 @@ def _yarn_temperature(params: Json) -> float:
 _SCALINGS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
 
 
+def no_rope(head_dim: int) -> RopeSpec:
+    """Returns the embedding of layers that rotate nothing: all frequencies are 0, so that cos is 1 and sin is 0."""
+    return RopeSpec(kind="none", inv_freq=(0.0,) * (head_dim // 2))
+
+
 @dataclass(frozen=True, slots=True)
 class Angles:
-    """The rotation of a step, shared by all layers: `cos` and `sin`, fp32 [num_rows, 1, head_dim], where the first half
-    of `sin` is negated. See `Pointwise.rotate`."""
+    """The rotation of a step, shared by all layers of one rotary embedding: `cos` and `sin`, fp32 [num_rows, 1,
+    head_dim], where the first half of `sin` is negated. See `Pointwise.rotate`."""
 
     cos: Tensor
     sin: Tensor

@@ -33,14 +33,15 @@ class Recorded:
 
     tape: Tape
     x: Tensor
-    angles: Angles
+    angles: tuple[Angles, ...]
     kv_slots: Tensor
     logits: Tensor
 
     def replay(self, x: Tensor, step: Step, backend: NumbaBackend) -> None:
         self.x.copy_(x)
-        self.angles.cos.copy_(step.angles.cos)
-        self.angles.sin.copy_(step.angles.sin)
+        for recorded, angles in zip(self.angles, step.angles, strict=True):
+            recorded.cos.copy_(angles.cos)
+            recorded.sin.copy_(angles.sin)
         self.kv_slots.copy_(step.attention.kv_slots)
         backend.renew(self.tape, step.attention, step.lora.prepared)
         self.tape.play()
@@ -83,11 +84,12 @@ class TapedDecoder:
 
 
 def can_tape(decoder: Decoder) -> bool:
-    """Returns whether a step runs only kernels of this project: all linears are packed, and no reordered inputs and no
-    head norms need torch."""
-    layers = decoder.layers
+    """Returns whether a step runs only kernels of this project: all linears are packed, and no reordered inputs, no
+    norms of queries and keys, and no residual stream that is scaled or not normalised need torch."""
+    layers, spec = decoder.layers, decoder.spec
     linears = [decoder.head, *(part for one in layers for part in (one.qkv, one.o, one.gate_up, one.down))]
-    return all(map(_is_packed, linears)) and all(one.head_norms is None for one in layers)
+    adds_with_norm = spec.norms.before_attention and spec.norms.before_mlp and spec.residual_scale == 1.0
+    return bool(adds_with_norm) and spec.qk_norm is None and all(map(_is_packed, linears))
 
 
 def _is_packed(linear: Linear) -> bool:

@@ -121,7 +121,7 @@ def parameter_shapes(spec: ModelSpec) -> dict[str, Shape]:
 
 def _layer_shapes(spec: ModelSpec) -> dict[str, Shape]:
     hidden, inner = spec.hidden_size, spec.intermediate_size
-    shapes: dict[str, Shape] = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+    shapes: dict[str, Shape] = {f"{name}.weight": (hidden,) for name in spec.norms if name}
     for name, out, in_, bias in (
         ("self_attn.q_proj", spec.query_width, hidden, spec.qkv_bias),
         ("self_attn.k_proj", spec.kv_width, hidden, spec.qkv_bias),
@@ -135,7 +135,8 @@ def _layer_shapes(spec: ModelSpec) -> dict[str, Shape]:
         if bias:
             shapes[f"{name}.bias"] = (out,)
     if spec.qk_norm:
-        shapes |= {f"self_attn.{side}_norm.weight": (spec.head_dim,) for side in "qk"}
+        widths = (spec.head_dim,) * 2 if spec.qk_norm == "head" else (spec.query_width, spec.kv_width)
+        shapes |= {f"self_attn.{side}_norm.weight": (width,) for side, width in zip("qk", widths, strict=True)}
     return shapes
 
 

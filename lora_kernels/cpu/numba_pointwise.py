@@ -19,9 +19,11 @@ ITEM_NUMBERS = 2048
 
 
 class NormBlock(ctypes.Structure):
+    """Argument block of the norm. `wide` is 1 if the weight is in fp32 and x is not."""
+
     _fields_ = [
         *TICKETS,
-        *((name, ctypes.c_int64) for name in ("rows", "item_rows", "x", "delta", "weight", "out", "width")),
+        *((name, ctypes.c_int64) for name in ("rows", "item_rows", "x", "delta", "weight", "wide", "out", "width")),
         ("eps", ctypes.c_float),
     ]
 
@@ -31,7 +33,8 @@ class SwigluBlock(ctypes.Structure):
 
 
 class RotateBlock(ctypes.Structure):
-    """Argument block of the rotary embedding. `row` and `head` are strides of x in bytes."""
+    """Argument block of the rotary embedding of the first `dims` dimensions of each head. `row` and `head` are strides
+    of x in bytes."""
 
     _fields_ = [
         *TICKETS,
@@ -67,7 +70,7 @@ class NumbaPointwise:
         out = self._team.empty(x.shape, x.dtype)
         block = NormBlock(
             0, 0, rows, _item_rows(width), x.data_ptr(), 0 if delta is None else delta.data_ptr(), weight.data_ptr(),
-            out.data_ptr(), width, eps,
+            int(weight.dtype != x.dtype), out.data_ptr(), width, eps,
         )  # fmt: skip
         self._run("norm", x.dtype, block)
         return out
@@ -75,8 +78,9 @@ class NumbaPointwise:
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
         """Applies the rotary embedding to `x` [num_rows, heads, head_dim] in place, see `Pointwise.rotate`. Raises
         ValueError unless each head, `cos` and `sin` are contiguous."""
-        rows, heads, dims = x.shape
+        rows, heads, _ = x.shape
         row, head, one = x.stride()
+        dims = cos.shape[-1]
         if one != 1 or not (cos.is_contiguous() and sin.is_contiguous()):
             raise ValueError(f"heads of strides {x.stride()} cannot be turned in place")
         size = x.element_size()
@@ -143,6 +147,7 @@ def _make_norm(fmt: Format) -> Kernel:
                     block.x + row * row_bytes,
                     delta,
                     block.weight,
+                    block.wide,
                     block.out + row * row_bytes,
                     block.width,
                     block.eps,
@@ -205,7 +210,7 @@ MAKERS = {"norm": _make_norm, "rotate": _make_rotate, "swiglu": _make_swiglu, "w
 
 
 @njit
-def _norm_row(fmt, x, delta, weight, out, width, eps):
+def _norm_row(fmt, x, delta, weight, wide, out, width, eps):
     size = size_of(fmt)
     squares = simd.splat(float32(0))
     for i in range(0, width, LANES):
@@ -216,8 +221,12 @@ def _norm_row(fmt, x, delta, weight, out, width, eps):
         squares = simd.fma(part, part, squares)
     scale = simd.splat(float32(1) / math.sqrt(simd.total(squares) / float32(width) + eps))
     for i in range(0, width, LANES):
-        part = rounded(fmt, simd.mul(load_as(fmt, x + size * i, width - i), scale))
-        store_as(fmt, out + size * i, simd.mul(part, load_as(fmt, weight + size * i, width - i)), width - i)
+        part = simd.mul(load_as(fmt, x + size * i, width - i), scale)
+        if wide:
+            part = simd.mul(part, load_as(F32, weight + 4 * i, width - i))
+        else:
+            part = simd.mul(rounded(fmt, part), load_as(fmt, weight + size * i, width - i))
+        store_as(fmt, out + size * i, part, width - i)
 
 
 @njit

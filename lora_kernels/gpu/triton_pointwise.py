@@ -96,6 +96,7 @@ def _launch_heads(
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
+        ROTARY=cos.shape[-1],
         BLOCK_SIZE=kv.shape[2] if kv_heads else 1,
         HAS_NORMS=norms is not None,
         FP8=kv.dtype == FP8,
@@ -144,7 +145,11 @@ def norm_kernel(
         tl.store(x_ptr + row * x_stride + n, x, mask=mask)
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + EPS)
-    out = (wide * scale).to(x.dtype).to(tl.float32) * weight
+    if weight_ptr.dtype.element_ty == x_ptr.dtype.element_ty:
+        wide = (wide * scale).to(x.dtype).to(tl.float32)
+    else:
+        wide = wide * scale
+    out = wide * weight
     tl.store(out_ptr + row * WIDTH + n, out.to(x.dtype), mask=mask)
 
 
@@ -179,6 +184,7 @@ def heads_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    ROTARY: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HAS_NORMS: tl.constexpr,
     FP8: tl.constexpr,
@@ -188,7 +194,9 @@ def heads_kernel(
     HALF: tl.constexpr,
 ):
     """Processes a tile of one row's heads, which are all query, all key or all value heads. Applies the norm and the
-    rotary embedding to query and key heads. Stores query heads in place, others at the row's slot, if not negative."""
+    rotary embedding to query and key heads. Stores query heads in place, others at the row's slot, if not negative.
+    A head's numbers are processed as two halves, whose numbers are rotated with each other; of the ROTARY numbers that
+    are rotated, each half begins with half."""
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     QUERY_TILES: tl.constexpr = (HEADS + TILE - 1) // TILE
@@ -203,10 +211,16 @@ def heads_kernel(
     head = within * TILE + tl.arange(0, TILE)
     dims = half < HEAD_DIM // 2
     mask = (head < count)[:, None] & dims[None, :]
-    column = head[:, None] * HEAD_DIM + half[None, :]
-    place = x_ptr + row * x_stride + first * HEAD_DIM + column
-    low = tl.load(place, mask=mask, other=0.0)
-    high = tl.load(place + HEAD_DIM // 2, mask=mask, other=0.0)
+    dim_low = half
+    dim_high = half + HEAD_DIM // 2
+    if ROTARY < HEAD_DIM:
+        dim_low = half + tl.where(half < ROTARY // 2, 0, ROTARY // 2)
+        dim_high = half + tl.where(half < ROTARY // 2, ROTARY // 2, HEAD_DIM // 2)
+    column_low = head[:, None] * HEAD_DIM + dim_low[None, :]
+    column_high = head[:, None] * HEAD_DIM + dim_high[None, :]
+    place = x_ptr + row * x_stride + first * HEAD_DIM
+    low = tl.load(place + column_low, mask=mask, other=0.0)
+    high = tl.load(place + column_high, mask=mask, other=0.0)
 
     if not is_value:
         wide_low = low.to(tl.float32)
@@ -215,20 +229,26 @@ def heads_kernel(
             norm_ptr = tl.where(is_query, query_norm_ptr, key_norm_ptr)
             squares = tl.sum(wide_low * wide_low, 1) + tl.sum(wide_high * wide_high, 1)
             scale = tl.rsqrt(squares / HEAD_DIM + EPS)[:, None]
-            norm_low = tl.load(norm_ptr + half, mask=dims, other=0.0).to(tl.float32)[None, :]
-            norm_high = tl.load(norm_ptr + HEAD_DIM // 2 + half, mask=dims, other=0.0).to(tl.float32)[None, :]
-            wide_low = ((wide_low * scale).to(low.dtype).to(tl.float32) * norm_low).to(low.dtype).to(tl.float32)
-            wide_high = ((wide_high * scale).to(low.dtype).to(tl.float32) * norm_high).to(low.dtype).to(tl.float32)
-        angle = row * HEAD_DIM + half
-        cos_low = tl.load(cos_ptr + angle, mask=dims, other=0.0)[None, :]
-        cos_high = tl.load(cos_ptr + angle + HEAD_DIM // 2, mask=dims, other=0.0)[None, :]
-        sin_low = tl.load(sin_ptr + angle, mask=dims, other=0.0)[None, :]
-        sin_high = tl.load(sin_ptr + angle + HEAD_DIM // 2, mask=dims, other=0.0)[None, :]
+            norm_low = tl.load(norm_ptr + dim_low, mask=dims, other=0.0).to(tl.float32)[None, :]
+            norm_high = tl.load(norm_ptr + dim_high, mask=dims, other=0.0).to(tl.float32)[None, :]
+            wide_low *= scale
+            wide_high *= scale
+            if query_norm_ptr.dtype.element_ty == x_ptr.dtype.element_ty:
+                wide_low = wide_low.to(low.dtype).to(tl.float32)
+                wide_high = wide_high.to(low.dtype).to(tl.float32)
+            wide_low = (wide_low * norm_low).to(low.dtype).to(tl.float32)
+            wide_high = (wide_high * norm_high).to(low.dtype).to(tl.float32)
+        angle = row * ROTARY + half
+        turns = half < ROTARY // 2
+        cos_low = tl.load(cos_ptr + angle, mask=turns, other=1.0)[None, :]
+        cos_high = tl.load(cos_ptr + angle + ROTARY // 2, mask=turns, other=1.0)[None, :]
+        sin_low = tl.load(sin_ptr + angle, mask=turns, other=0.0)[None, :]
+        sin_high = tl.load(sin_ptr + angle + ROTARY // 2, mask=turns, other=0.0)[None, :]
         low = (wide_low * cos_low + wide_high * sin_low).to(low.dtype)
         high = (wide_high * cos_high + wide_low * sin_high).to(high.dtype)
     if is_query:
-        tl.store(place, low, mask=mask)
-        tl.store(place + HEAD_DIM // 2, high, mask=mask)
+        tl.store(place + column_low, low, mask=mask)
+        tl.store(place + column_high, high, mask=mask)
     elif KV_HEADS > 0:
         slot = tl.load(slots_ptr + row)
         if slot >= 0:
@@ -238,8 +258,8 @@ def heads_kernel(
             kept_high = high.to(tl.float32)
             if HAS_CODING:
                 if not is_value:
-                    kept_low -= tl.load(shift_ptr + column, mask=mask, other=0.0)
-                    kept_high -= tl.load(shift_ptr + column + HEAD_DIM // 2, mask=mask, other=0.0)
+                    kept_low -= tl.load(shift_ptr + column_low, mask=mask, other=0.0)
+                    kept_high -= tl.load(shift_ptr + column_high, mask=mask, other=0.0)
                 factor_ptr = scales_ptr + tl.where(is_value, KV_HEADS, 0) + head
                 factor = tl.load(factor_ptr, mask=head < KV_HEADS, other=1.0)[:, None]
                 kept_low /= factor
@@ -247,5 +267,5 @@ def heads_kernel(
             if FP8:
                 kept_low = tl.clamp(kept_low, -LARGEST, LARGEST)
                 kept_high = tl.clamp(kept_high, -LARGEST, LARGEST)
-            tl.store(page + column, kept_low.to(kv_ptr.dtype.element_ty), mask=mask)
-            tl.store(page + column + HEAD_DIM // 2, kept_high.to(kv_ptr.dtype.element_ty), mask=mask)
+            tl.store(page + column_low, kept_low.to(kv_ptr.dtype.element_ty), mask=mask)
+            tl.store(page + column_high, kept_high.to(kv_ptr.dtype.element_ty), mask=mask)

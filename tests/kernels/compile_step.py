@@ -32,7 +32,7 @@ def cases(capability: int) -> Iterator[tuple[str, Any, dict[str, Any], dict[str,
         yield f"norm {width}", norm_kernel, {**tuning, "WIDTH": width, "HAS_DELTA": True, "EPS": 1e-5}, warps
     yield "swiglu", swiglu_kernel, {"WIDTH": 14336, "BLOCK": SWIGLU_BLOCK}, {"num_warps": 4}
     for head_dim, norms, fp8 in ((64, False, False), (128, True, False), (128, True, True), (256, True, False)):
-        shape = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": head_dim, "HALF": head_dim // 2}
+        shape = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": head_dim, "ROTARY": head_dim, "HALF": head_dim // 2}
         constants = {
             **shape,
             "BLOCK_SIZE": 16,

@@ -37,12 +37,12 @@ def angles(rows: int, head_dim: int) -> tuple[Tensor, Tensor]:
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
-def norm_is_torchs(dtype: torch.dtype, width: int, backend: Backend) -> None:
-    x, delta, weight = (random(5, width, dtype=dtype, seed=seed) for seed in range(3))
-    theirs, plain = x.clone(), TorchPointwise()
+def norm_is_torchs(dtype: torch.dtype, width: int, weight_dtype: torch.dtype, backend: Backend) -> None:
+    x, delta = (random(5, width, dtype=dtype, seed=seed) for seed in range(2))
+    weight, theirs, plain = random(width, dtype=weight_dtype, seed=2), x.clone(), TorchPointwise()
     for step in (delta, None):
-        expected = plain.add_norm(theirs, step, weight[0], 1e-5)
-        assert_same(backend.pointwise.add_norm(x, step, weight[0], 1e-5), expected)
+        expected = plain.add_norm(theirs, step, weight, 1e-5)
+        assert_same(backend.pointwise.add_norm(x, step, weight, 1e-5), expected)
         assert_same(x, theirs)
 
 
@@ -53,8 +53,8 @@ def swiglu_is_torchs(dtype: torch.dtype, width: int, backend: Backend) -> None:
     assert_same(backend.pointwise.swiglu(gate_up), TorchPointwise().swiglu(gate_up))
 
 
-def rotation_is_torchs(dtype: torch.dtype, head_dim: int, backend: Backend) -> None:
-    cos, sin = angles(5, head_dim)
+def rotation_is_torchs(dtype: torch.dtype, head_dim: int, rotary_dim: int, backend: Backend) -> None:
+    cos, sin = angles(5, rotary_dim)
     fused = random(5, 13, head_dim, dtype=dtype)
     before = fused.clone()
     ours, theirs = fused[:, 1:12], fused[:, 1:12].clone()
@@ -62,17 +62,24 @@ def rotation_is_torchs(dtype: torch.dtype, head_dim: int, backend: Backend) -> N
     TorchPointwise().rotate(theirs, cos, sin)
     assert_same(ours, theirs)
     assert torch.equal(fused[:, [0, 12]], before[:, [0, 12]])
+    assert torch.equal(ours[..., rotary_dim:], before[:, 1:12, rotary_dim:])
 
 
 def heads_are_turned_and_written(
-    dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, has_norms: bool, backend: Backend
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    norm_dtype: torch.dtype | None,
+    rotary_dim: int,
+    backend: Backend,
 ) -> None:
     case = attention_case([(1, 12), (5, 9)], heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
     before, rows = case.kv.clone(), len(case.query)
     qkv = random(rows, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
-    cos, sin = angles(rows, head_dim)
-    weights = random(2, head_dim, dtype=dtype, seed=4)
-    norms = HeadNorms(weights[0], weights[1], 1e-6) if has_norms else None
+    cos, sin = angles(rows, rotary_dim)
+    weights = random(2, head_dim, dtype=norm_dtype or dtype, seed=4)
+    norms = HeadNorms(weights[0], weights[1], 1e-6) if norm_dtype else None
     query, key, value = rotated_heads(TorchPointwise(), qkv.clone(), case.kv, cos, sin, norms)
     assert_same(backend.rotate_and_write(qkv, case.kv, case.batch, cos, sin, norms), query)
     page, offset = case.batch.kv_slots // 8, case.batch.kv_slots % 8
@@ -82,15 +89,30 @@ def heads_are_turned_and_written(
     assert torch.equal(case.kv.nan_to_num(7), before.nan_to_num(7))
 
 
-SHAPES = ((4, 2, 16, False), (9, 3, 80, True), (8, 1, 64, False), (10, 10, 16, True))
+SHAPES = ((4, 2, 16, False, 16), (9, 3, 80, True, 80), (8, 1, 64, False, 48), (10, 10, 16, True, 12))
+"""Query heads, KV heads, dimensions of each, whether there are norms of heads, and rotated dimensions."""
 
 POINTWISE_CHECKS: dict[str, Callable[[Backend], None]] = {
-    **{f"norm: {name}, {w}": partial(norm_is_torchs, DTYPES[name], w) for name in DTYPES for w in (64, 49, 600)},
-    **{f"swiglu: {name}, {w}": partial(swiglu_is_torchs, DTYPES[name], w) for name in DTYPES for w in (49, 1100)},
-    **{f"rotation: {name}, {d}": partial(rotation_is_torchs, DTYPES[name], d) for name in DTYPES for d in (16, 80)},
     **{
-        f"heads: {name}, {shape}": partial(heads_are_turned_and_written, DTYPES[name], *shape)
+        f"norm: {name}, {w}": partial(norm_is_torchs, DTYPES[name], w, DTYPES[name])
+        for name in DTYPES
+        for w in (64, 49, 600)
+    },
+    **{
+        f"norm: {name}, fp32 weight": partial(norm_is_torchs, DTYPES[name], 49, torch.float32)
+        for name in ("float16", "bfloat16")
+    },
+    **{f"swiglu: {name}, {w}": partial(swiglu_is_torchs, DTYPES[name], w) for name in DTYPES for w in (49, 1100)},
+    **{
+        f"rotation: {name}, {rotary} of {d}": partial(rotation_is_torchs, DTYPES[name], d, rotary)
+        for name in DTYPES
+        for d, rotary in ((16, 16), (80, 80), (80, 60))
+    },
+    **{
+        f"heads: {name}, {shape}": partial(heads_are_turned_and_written, DTYPES[name], *shape[:3], norms, shape[4])
         for name in DTYPES
         for shape in SHAPES
+        for norms in [DTYPES[name] if shape[3] else None]
     },
+    "heads: bfloat16, fp32 norms": partial(heads_are_turned_and_written, torch.bfloat16, 4, 2, 16, torch.float32, 16),
 }

@@ -17,7 +17,8 @@ from graph_checks import CPU, FILTERED, LOGPROBS, MAX_LEN, MAX_SEQS, SAMPLED, Pa
 from torch import Tensor
 
 from engine.model import rungs
-from engine.model.decoder import Decoder, build_decoder
+from engine.model.assembly import build_decoder
+from engine.model.decoder import Decoder
 from engine.model.spec import read_spec
 from engine.model.weights import open_weights
 from lora_kernels.gpu.triton_lora_tuning import LoraTuning

@@ -27,8 +27,9 @@ from torch import Tensor
 from benchmarks.gpu.interpreter_speed import spare_repeated_work
 from engine.core.types import Admission, SampledToken, SamplingParams, ScheduledChunk
 from engine.model.arena import Arena, page_shape
+from engine.model.assembly import build_decoder
 from engine.model.batch import UNKNOWN, BatchState
-from engine.model.decoder import Decoder, build_decoder
+from engine.model.decoder import Decoder
 from engine.model.device_sampler import DeviceSample, DeviceSampler
 from engine.model.graphs import StepGraphs, StepParts
 from engine.model.host_memory import Blob

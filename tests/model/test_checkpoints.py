@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
+from engine.model.assembly import build_decoder
 from engine.model.checkpoints.folder import Folder
-from engine.model.decoder import build_decoder
 from engine.model.lora import TARGETS
 from engine.model.sizes import count_weight_bytes, find_kept_bits
 from engine.model.spec import read_spec

@@ -1,17 +1,16 @@
 """The decoder against Hugging Face's own, in fp32: chunked, paged, scattered and mixed must change nothing."""
 
 import random
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
-import transformers
+from tiny_families import FAMILIES, VOCAB, save_model
 
 from engine.core.types import Admission, SamplingParams, ScheduledChunk
 from engine.model.arena import Arena, page_shape
+from engine.model.assembly import build_decoder
 from engine.model.batch import BatchState
-from engine.model.decoder import build_decoder
 from engine.model.host_memory import Blob
 from engine.model.lora import TARGETS, target_widths
 from engine.model.spec import read_spec
@@ -20,44 +19,7 @@ from lora_kernels.layout import pack_adapter, plan_layout
 from lora_kernels.select import select_backend
 
 CPU = torch.device("cpu")
-BLOCK, NUM_PAGES, VOCAB = 16, 60, 97
-BASE = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.2,
-    "attn_implementation": "eager",
-    "tie_word_embeddings": False,
-    "pad_token_id": 0,
-}
-YARN = {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
-LLAMA3 = {
-    "rope_theta": 5e5,
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-LINEAR = {"rope_theta": 1e4, "rope_type": "linear", "factor": 2.0}
-Llama, Qwen2, Qwen3 = transformers.LlamaConfig, transformers.Qwen2Config, transformers.Qwen3Config
-FAMILIES = {
-    "llama": partial(Llama),
-    "llama_tied": partial(Llama, tie_word_embeddings=True),
-    "llama_biased": partial(Llama, attention_bias=True, mlp_bias=True),
-    "llama3_rope": partial(Llama, rope_parameters=LLAMA3),
-    "linear_rope": partial(Llama, rope_parameters=LINEAR),
-    "yarn_rope": partial(Llama, rope_parameters=YARN),
-    "mistral_window": partial(transformers.MistralConfig, sliding_window=9),
-    "mistral_full": partial(transformers.MistralConfig, sliding_window=None),
-    "qwen2": partial(Qwen2),
-    "qwen2_window": partial(Qwen2, use_sliding_window=True, sliding_window=9, max_window_layers=1),
-    "qwen3": partial(Qwen3, head_dim=24),
-}
+BLOCK, NUM_PAGES = 16, 60
 
 
 @pytest.fixture(autouse=True)
@@ -67,18 +29,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def save_model(family, folder, **special):
-    """A random model of the family, saved; biases and norms random too, so that a forgotten one shows."""
-    torch.manual_seed(0)
-    config = FAMILIES[family](**{**BASE, **FAMILIES[family].keywords, **special})
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 1:
-            torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.3)
-    model.save_pretrained(folder)
-    return model
 
 
 class Replay:

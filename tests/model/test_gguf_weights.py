@@ -9,7 +9,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from engine.config import EngineConfig
-from engine.model.decoder import build_decoder
+from engine.model.assembly import build_decoder
 from engine.model.gguf_blocks import BLOCK_TYPES, read_blocks
 from engine.model.sizes import count_weight_bytes, find_kept_bits
 from engine.model.spec import read_spec

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.config import EngineConfig
 from engine.core.types import Admission, SamplingParams, ScheduledChunk
 from engine.model.arena import Arena, page_shape
+from engine.model.assembly import build_decoder
 from engine.model.batch import BatchState
-from engine.model.decoder import build_decoder
 from engine.model.device_sampler import DeviceSampler
 from engine.model.graph_plan import GraphTunings, graph_bytes
 from engine.model.graphs import StepGraphs, StepParts

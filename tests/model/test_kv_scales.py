@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.model.arena import Arena, page_shape
-from engine.model.decoder import build_decoder
+from engine.model.assembly import build_decoder
 from engine.model.kv_scales import LARGEST, _chunk, _Meter, find_kv_codings, measure_kv_codings
 from engine.model.spec import parse_spec
 from engine.model.weights import WeightsError, open_weights, parameter_shapes, read_kv_scales

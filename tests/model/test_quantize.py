@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.model.decoder import build_decoder
+from engine.model.assembly import build_decoder
 from engine.model.quantize import quantized_source
 from engine.model.sizes import find_kept_bits
 from engine.model.spec import read_spec

@@ -74,11 +74,16 @@ class Shard:
     def spec(self, spec: ModelSpec) -> ModelSpec:
         """Returns the shape of the part: it has fewer layers, heads and inner features, and the same hidden size and
         vocabulary. A KV head that several ranks' query heads read is on each of these. Raises ValueError if heads or
-        inner features cannot be divided."""
+        inner features cannot be divided, or a norm is of all heads."""
         size, layers = self.size, self.layers(spec)
-        spec = replace(spec, layers=len(layers), windows=spec.windows[layers.start : layers.stop])
+        part = slice(layers.start, layers.stop)
+        spec = replace(spec, layers=len(layers), windows=spec.windows[part], ropes=spec.ropes[part])
         if size == 1:
             return spec
+        if spec.qk_norm == "projection":
+            raise ValueError(
+                f"engine.tensor_parallel {size}: {spec.model_type} normalises queries and keys of all heads together"
+            )
         if spec.heads % size:
             raise _refusal(size, f"the model's {spec.heads} attention heads")
         if spec.kv_heads % size and size % spec.kv_heads:

@@ -1,0 +1,142 @@
+"""Builds a decoder, or the part of it that a rank has, from a model's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.model.decoder import Decoder, Layer, Norms, Rope
+from engine.model.ends import ScaledEmbedding, ScaledHead
+from engine.model.lora import projection_groups
+from engine.model.parallel.layers import SharedEmbedding, SharedHead
+from engine.model.parallel.ranks import ALONE, Ranks
+from engine.model.parallel.shard import WHOLE, Shard
+from engine.model.rope import RopeSpec
+from engine.model.spec import ModelSpec
+from engine.model.weights import WeightSource
+from lora_kernels.linear import Embedding, Linear, kept_bits, make_embedding, make_linear
+from lora_kernels.pointwise import HeadNorms, ProjectionNorms
+from lora_kernels.quantized import Weight, dense
+
+
+class _Reader(NamedTuple):
+    """How weights are read.
+
+    Attributes:
+        weight: returns a parameter on the decoder's device, in `dtype` unless it stays quantised.
+        norm: returns the weight of a norm, in the dtype in which the decoder multiplies by it.
+        sum_dtype: dtype of what ranks sum, where the kernel can give it.
+    """
+
+    weight: WeightSource
+    norm: Callable[[str], Tensor]
+    dtype: torch.dtype
+    sum_dtype: torch.dtype
+
+
+def build_decoder(
+    spec: ModelSpec,
+    source: WeightSource,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_layer: Callable[[int], None] = lambda _: None,
+    ranks: Ranks = ALONE,
+    shard: Shard = WHOLE,
+) -> Decoder:
+    """Reads each weight once, layer by layer, converts it to the layout that is fastest on `device`, and to `dtype`
+    unless it stays quantised, and returns the decoder. Calls `on_layer` after each layer with the number of layers that
+    are ready. `spec` and `source` are the whole model's, of which `shard`, this rank's part, is read."""
+    whole, layers = spec, shard.layers(spec)
+    spec, source = shard.spec(spec), shard.source(source, spec)
+
+    def get(name: str) -> Weight:
+        weight = source(name)
+        if not isinstance(weight, Tensor) and kept_bits(weight.coding, device, dtype):
+            return weight.to(device)
+        return dense(weight).to(device=device, dtype=dtype)
+
+    def norm(name: str) -> Tensor:
+        return dense(source(name)).to(device=device, dtype=torch.float32 if spec.wide_norms else dtype)
+
+    reader = _Reader(get, norm, dtype, torch.float32 if ranks.size > 1 else dtype)
+    ends = _build_ends(whole, reader, ranks, shard) if shard.stage == 0 else NO_ENDS
+    ropes, built = tuple(dict.fromkeys(spec.ropes)), []
+    for index, number in enumerate(layers):
+        built.append(_build_layer(spec, index, number, ropes.index(spec.ropes[index]), reader))
+        on_layer(index + 1)
+    return Decoder(
+        spec=spec,
+        groups=projection_groups(spec),
+        embed=ends.embed,
+        ropes=tuple(_make_rope(rope, device) for rope in ropes),
+        layers=tuple(built),
+        norm=ends.norm,
+        head=ends.head,
+        ranks=ranks,
+    )
+
+
+def _make_rope(rope: RopeSpec, device: torch.device) -> Rope:
+    return Rope(torch.tensor(rope.inv_freq, dtype=torch.float32, device=device), rope.attention_factor)
+
+
+class _Ends(NamedTuple):
+    """What comes before and after the layers."""
+
+    embed: Embedding
+    norm: Tensor
+    head: Linear
+
+
+def _elsewhere(_: Tensor) -> Tensor:
+    raise RuntimeError("the first stage has the embedding and the head")
+
+
+NO_ENDS = _Ends(lambda token_ids, out=None: _elsewhere(token_ids), torch.empty(0), _elsewhere)
+"""The ends of stages other than the first."""
+
+
+def _build_ends(spec: ModelSpec, reader: _Reader, ranks: Ranks, shard: Shard) -> _Ends:
+    """Builds the first stage's ends. `spec` is the whole model's."""
+    dtype, embed = reader.dtype, reader.weight("model.embed_tokens.weight")
+    head = make_linear(embed if spec.tied_embeddings else reader.weight("lm_head.weight"), dtype=dtype)
+    embedding = make_embedding(embed, head, dtype, tied=spec.tied_embeddings)
+    if ranks.size > 1:
+        embedding = SharedEmbedding(embedding, shard.tokens(spec), ranks)
+        head = SharedHead(head, spec.vocab_size, ranks)
+    if spec.embedding_scale != 1.0:
+        embedding = ScaledEmbedding(embedding, torch.tensor(spec.embedding_scale, dtype=dtype).item())
+    if spec.logits_divisor != 1.0:
+        head = ScaledHead(head, spec.logits_divisor)
+    return _Ends(embedding, reader.norm("model.norm.weight"), head)
+
+
+def _build_layer(spec: ModelSpec, index: int, number: int, rope: int, reader: _Reader) -> Layer:
+    """Builds the layer that is `number` in the model, and `index` among the layers of `spec`. `rope` is its index in
+    `Decoder.ropes`."""
+    prefix = f"model.layers.{number}"
+
+    def fused(block: str, names: tuple[str, ...], bias: bool, out_dtype: torch.dtype = reader.dtype) -> Linear:
+        paths = [f"{prefix}.{block}.{name}_proj" for name in names]
+        biases = torch.cat([dense(reader.weight(f"{path}.bias")) for path in paths]) if bias else None
+        return make_linear([reader.weight(f"{path}.weight") for path in paths], biases, reader.dtype, out_dtype)
+
+    def qk_norms() -> tuple[Tensor, Tensor, float]:
+        query, key = (reader.norm(f"{prefix}.self_attn.{name}_norm.weight") for name in "qk")
+        return query, key, spec.rms_norm_eps
+
+    return Layer(
+        index=index,
+        window=spec.windows[index],
+        rope=rope,
+        norms=Norms(*(reader.norm(f"{prefix}.{name}.weight") if name else None for name in spec.norms)),
+        qkv=fused("self_attn", ("q", "k", "v"), spec.qkv_bias),
+        head_norms=HeadNorms(*qk_norms()) if spec.qk_norm == "head" else None,
+        projection_norms=ProjectionNorms(*qk_norms()) if spec.qk_norm == "projection" else None,
+        o=fused("self_attn", ("o",), spec.o_bias, reader.sum_dtype),
+        gate_up=fused("mlp", ("gate", "up"), spec.mlp_bias),
+        down=fused("mlp", ("down",), spec.mlp_bias, reader.sum_dtype),
+    )

@@ -1,0 +1,52 @@
+"""The families of models that are served: a function for each `model_type` of config.json that reads how it differs
+from Llama. The decoder computes what the resulting `ModelSpec` says, and never asks for a family's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.model.families.base import Json, ModelSpec, read_llama
+from engine.model.families.granite import read_granite
+from engine.model.families.mistral import read_mistral
+from engine.model.families.olmo2 import read_olmo2
+from engine.model.families.qwen import read_qwen2, read_qwen3
+from engine.model.families.smollm3 import read_smollm3
+
+FAMILIES: dict[str, Callable[[Json], ModelSpec]] = {
+    "granite": read_granite,
+    "llama": read_llama,
+    "mistral": read_mistral,
+    "olmo2": read_olmo2,
+    "qwen2": read_qwen2,
+    "qwen3": read_qwen3,
+    "smollm3": read_smollm3,
+}
+EXPERTS = "layers with experts (MoE)"
+MISSING = {
+    "deepseek_v2": f"{EXPERTS} and multi-head latent attention",
+    "deepseek_v3": f"{EXPERTS} and multi-head latent attention",
+    "gemma": "gated GELU and norms with weights added to 1",
+    "gemma2": "gated GELU, soft caps and norms with weights added to 1",
+    "gemma3": "images, gated GELU and norms with weights added to 1",
+    "gemma3_text": "gated GELU and norms with weights added to 1",
+    "gpt_oss": f"{EXPERTS} and attention sinks",
+    "granitemoe": EXPERTS,
+    "llama4": f"images and {EXPERTS}",
+    "mixtral": EXPERTS,
+    "olmoe": EXPERTS,
+    "phi3": "fused projections and rotation of a part of each head",
+    "phimoe": EXPERTS,
+    "qwen2_moe": EXPERTS,
+    "qwen3_moe": EXPERTS,
+    "qwen3_next": f"{EXPERTS} and linear attention",
+}
+"""What the engine lacks for well-known families that it refuses, by `model_type`."""
+
+
+def find_family(kind: object) -> Callable[[Json], ModelSpec]:
+    """Returns the function that reads models of a `model_type`. Raises ValueError, which says what is missing where
+    that is known, if the family is not supported."""
+    if isinstance(kind, str) and kind in FAMILIES:
+        return FAMILIES[kind]
+    lacks = f": the engine lacks {MISSING[kind]}" if isinstance(kind, str) and kind in MISSING else ""
+    raise ValueError(f"model_type {kind!r} is not supported{lacks}; supported: {', '.join(FAMILIES)}")

@@ -1,0 +1,124 @@
+"""What a decoder needs to know about a model, and how config.json says it in the families that are like Llama."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from engine.model.rope import RopeSpec, read_rope
+
+Json = Mapping[str, Any]
+
+
+class NormNames(NamedTuple):
+    """Names of a layer's norms in the checkpoint, by their places. None means that there is no norm at that place."""
+
+    before_attention: str | None
+    after_attention: str | None
+    before_mlp: str | None
+    after_mlp: str | None
+
+
+LLAMA_NORMS = NormNames("input_layernorm", None, "post_attention_layernorm", None)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Shape, rotary embeddings and EOS tokens of a decoder, and how it differs from Llama's."""
+
+    model_type: str
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    ropes: tuple[RopeSpec, ...]
+    """Rotary embedding of each layer."""
+    max_position: int
+    """Number of positions that the model was made for."""
+    windows: tuple[int | None, ...]
+    """Sliding attention window of each layer in tokens. None means that a row sees everything before it."""
+    tied_embeddings: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    eos_token_ids: tuple[int, ...]
+    attention_scale: float
+    """Factor of the scores of attention."""
+    qk_norm: Literal["head", "projection"] | None = None
+    """RMSNorm of queries and keys before the rotation: of each head, or of all heads of a projection together."""
+    norms: NormNames = LLAMA_NORMS
+    wide_norms: bool = False
+    """True means that norms are multiplied by their weights in fp32, before they are rounded to the model's dtype."""
+    embedding_scale: float = 1.0
+    """Factor of embedded rows, rounded to the model's dtype."""
+    residual_scale: float = 1.0
+    """Factor of what attention and MLP add to the residual stream."""
+    logits_divisor: float = 1.0
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+
+def read_llama(config: Json) -> ModelSpec:
+    """Reads a model that is like Llama. Raises ValueError, which says why, if this engine cannot run it."""
+    if config.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"hidden_act {config['hidden_act']!r} is not supported; supported: silu")
+    heads, layers = required(config, "num_attention_heads"), required(config, "num_hidden_layers")
+    hidden_size, kind = required(config, "hidden_size"), config["model_type"]
+    head_dim = config.get("head_dim") or hidden_size // heads
+    attention_bias = bool(config.get("attention_bias", False))
+    return ModelSpec(
+        model_type=kind,
+        architecture=(config.get("architectures") or [kind])[0],
+        vocab_size=required(config, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=required(config, "intermediate_size"),
+        layers=layers,
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=head_dim,
+        rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+        ropes=(read_rope(config, head_dim),) * layers,
+        max_position=required(config, "max_position_embeddings"),
+        windows=(None,) * layers,
+        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        qkv_bias=attention_bias,
+        o_bias=attention_bias,
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        eos_token_ids=token_ids(config.get("eos_token_id")),
+        attention_scale=head_dim**-0.5,
+    )
+
+
+def required(config: Json, key: str) -> Any:
+    """Returns a value of config.json. Raises ValueError if there is none."""
+    if config.get(key) is None:
+        raise ValueError(f"config.json has no {key}")
+    return config[key]
+
+
+def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
+    """Returns the token ids of a value that is one, a list of them, or None."""
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+def windows_by_type(kinds: list[str], window: int | None, layers: int) -> tuple[int | None, ...]:
+    """Returns the window of each layer, `window` tokens where `layer_types` of config.json, `kinds`, says so. Raises
+    ValueError if it does not name every layer's kind of attention."""
+    unknown = set(kinds) - {"full_attention", "sliding_attention"}
+    if unknown or len(kinds) != layers:
+        raise ValueError(f"layer_types must name {layers} layers full_attention or sliding_attention, not {kinds}")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)

@@ -236,12 +236,12 @@ async def open_accounts(
         await accounts.close()
 
 
+NEWER: Mapping[str, Any] = {"unknown_fields": "ignore", "upstreams": (), "classes": {}}
+"""Fields of tenants that older seeds in Redis lack, with their defaults."""
+
+
 def _said_of(tenant: Tenant) -> dict[str, Any]:
     """Return a tenant's fields for its seed. Fields that older seeds in Redis lack are left out while they have their
     defaults: otherwise an upgrade would apply the configuration again, over operators' changes."""
     said = dict(msgspec.to_builtins(tenant))
-    if tenant.unknown_fields == "ignore":
-        del said["unknown_fields"]
-    if not tenant.upstreams:
-        del said["upstreams"]
-    return said
+    return {name: value for name, value in said.items() if name not in NEWER or value != NEWER[name]}

@@ -73,7 +73,7 @@ class AdapterRegistry:
         self._sources = sources
         self.base_model = base_names[0]
         self._base_names = base_names
-        self.virtual_names = virtual_names
+        self._virtual_names = virtual_names
         self._names = AdapterNames([self])
         self._clock = clock
         self._versions = AdapterVersions(engine)
@@ -99,7 +99,7 @@ class AdapterRegistry:
     @property
     def catalog(self) -> Catalog:
         """The names of the base model and of its adapters, which follow the registry."""
-        return Catalog(self._base_names, self.records.keys(), self.aliases, self.tenants, self.virtual_names)
+        return Catalog(self._base_names, self.records.keys(), self.aliases, self.tenants, self._virtual_names)
 
     @property
     def names(self) -> Mapping[AdapterHash, list[str]]:

@@ -110,8 +110,8 @@ def served_models(http: httpx.Client) -> list[Model]:
 
 def chosen_models(models: Sequence[Model], adapters: str) -> list[Model]:
     """Return each base model that is concerned, followed by its adapters among those named: a list with commas, all
-    (without aliases) or none. Raises EvalError: an adapter is unknown."""
-    bases = [model for model in models if model.parent is None]
+    (without aliases) or none. Virtual models are left out. Raises EvalError: an adapter is unknown."""
+    bases = [model for model in models if model.parent is None and model.root == model.id]
     if adapters == NONE:
         return bases
     known = {model.id: model for model in models if model.parent is not None}

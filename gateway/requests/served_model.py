@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,9 +35,8 @@ class ModelCard:
 
     @property
     def root(self) -> str:
-        """The adapter's name if this is an alias, the own name of a virtual model, the base model's name otherwise."""
-        if self.name in self.model.virtual_names:
-            return self.name
+        """The adapter's name if this is an alias, the base model's name otherwise. For a virtual model, that is the
+        base model which stands for it."""
         is_alias = self.adapter is not None and self.name in self.adapter.aliases
         return self.adapter.name if self.adapter and is_alias else self.model.name
 
@@ -83,11 +81,6 @@ class ServedModel:
     @property
     def name(self) -> str:
         return self.names[0]
-
-    @property
-    def virtual_names(self) -> AbstractSet[str]:
-        """Names of the virtual models that this base model stands for in lists and checks."""
-        return self.adapters.virtual_names
 
     @cached_property
     def speech(self) -> Speech:

@@ -167,7 +167,7 @@ async def test_a_seed_from_before_a_field_was_there_is_not_taken_up_again(make):
     one = await make()
     await one.seed(ACME, [CONFIGURED])
     said = json.loads(await one._store.seed("tenant/acme"))
-    assert said["tenant"].keys().isdisjoint(("unknown_fields", "upstreams"))
+    assert said["tenant"].keys().isdisjoint(("unknown_fields", "upstreams", "classes"))
     await one.seed(replace(ACME, unknown_fields="refuse"), [CONFIGURED])
     assert one.tenant("acme").tenant.unknown_fields == "refuse"
 

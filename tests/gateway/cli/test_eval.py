@@ -19,6 +19,7 @@ MODELS = [
     Model("pirate", "base", "base", 512),
     Model("corsair", "pirate", "base", 512),
     Model("poet", "other", "other", 512),
+    Model("virtual", "base", None, 512),
 ]
 CAPITAL = {"alias": "capitals", "sample_len": 9, "acc,none": 0.75, "acc_stderr,none": 0.125, "f1,strict": 1.0}
 

@@ -308,7 +308,7 @@ async def test_members_that_a_tenant_may_not_use_are_left_out(make_room):
         cards = (await client.get("/v1/models")).json()["data"]
         [card] = [card for card in cards if card["id"] == ROUTE]
         one = (await client.get(f"/v1/models/{ROUTE}")).json()
-    assert card == one and (card["root"], card["parent"]) == (ROUTE, None)
+    assert card == one and (card["root"], card["parent"]) == (BASE, None)
     async with room.app.client("sk-globex") as client:
         assert ROUTE not in [card["id"] for card in (await client.get("/v1/models")).json()["data"]]
 

@@ -133,11 +133,12 @@ def unpinnable(state: EngineState, adapter: Adapter) -> str:
 
 
 def _out_of_range(request: Request) -> str:
-    """Return which field (`weight`, `max_tokens`, `prompt_logprobs`, `produced`, `num_scored`, `deadline`, `ttft` or
-    `itl`) has a value that would corrupt the accounting; an empty string means that none has. A gateway checks these
-    fields too, but other clients may use the engine's protocol."""
-    if not LEAST_WEIGHT <= request.weight <= 1 / LEAST_WEIGHT:
-        return "weight"
+    """Return which field (`weight`, `class_weight`, `max_tokens`, `prompt_logprobs`, `produced`, `num_scored`,
+    `deadline`, `ttft` or `itl`) has a value that would corrupt the accounting; an empty string means that none has. A
+    gateway checks these fields too, but other clients may use the engine's protocol."""
+    for name, weight in (("weight", request.weight), ("class_weight", request.class_weight)):
+        if not LEAST_WEIGHT <= weight <= 1 / LEAST_WEIGHT:
+            return name
     pools, width, max_tokens = request.pooling is not None, request.params.prompt_logprobs, request.params.max_tokens
     least = 1 if width is None and not pools else 0
     if max_tokens < least or (pools and max_tokens > 0):

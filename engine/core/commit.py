@@ -220,8 +220,9 @@ def _admit(state: EngineState, admission: Admission) -> None:
 
 def _stop_waiting(state: EngineState, seq: Sequence) -> None:
     state.waiting.remove(seq)
-    if seq.request.party not in state.waiting.groups(seq.lane):
-        state.ledger.accounts.leave(seq.request.lane, seq.request.party)
+    waiting = state.waiting.groups(seq.lane)
+    if seq.request.party not in waiting:
+        state.ledger.accounts.leave(seq.request.lane, seq.request.party, waiting)
 
 
 def _advance(state: EngineState, chunk: ScheduledChunk) -> None:

@@ -1,15 +1,16 @@
-"""How parties share the slots and pages of a lane, and which running sequences make room for another party.
+"""How tenants share the slots and pages of a lane, and which running sequences make room for another tenant.
 
-A party is a tenant or, where a tenant has classes of requests, one of its classes (see accounts.py). Dominant resource
-fairness (Ghodsi et al., NSDI 2011): a party's level is the larger of its fraction of the slots and its fraction of the
-pages, divided by its weight. The fair level is 1 over the sum of the weights of all parties that run or wait in the
-lane. A party that stays within the fair level takes room from parties above it. Without this rule, a tenant whose
-answers fill every slot makes the others wait until one of its answers ends: 17 s in place of 0.4 s with 64 answers of
-200 tokens on two CPU cores.
+Dominant resource fairness (Ghodsi et al., NSDI 2011): a tenant's level is the larger of its fraction of the slots and
+its fraction of the pages, divided by its weight. The fair level is 1 over the sum of the weights of all tenants that
+run or wait in the lane. A tenant that stays within the fair level takes room from tenants above it. Without this rule,
+a tenant whose answers fill every slot makes the others wait until one of its answers ends: 17 s in place of 0.4 s with
+64 answers of 200 tokens on two CPU cores.
 
-A party that is alone may use everything. No newcomer takes a party's last sequence, and no party is brought below the
-fair level by more than one sequence. A sequence that grows keeps to the same shares: a party above the fair level takes
-no pages from a party within it, because the two would otherwise preempt each other in turns.
+A tenant that is alone may use everything. No newcomer takes a tenant's last sequence, and no tenant is brought below
+the fair level by more than one sequence. The classes of a tenant share what the tenant has by the same rules. The word
+party stands for a tenant or, where a tenant has classes, for one of its classes (see accounts.py). A sequence that
+grows keeps to the same shares: a party above the fair level takes no pages from a party within it, because the two
+would otherwise preempt each other in turns.
 """
 
 from __future__ import annotations
@@ -17,11 +18,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from collections.abc import Sequence as Listed
 from functools import cached_property
+from typing import NamedTuple
 
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import Lane
+from engine.core.types import Lane, tenant_of
 from engine.core.victims import cheapest_first
+
+
+class Group(NamedTuple):
+    """The running sequences of a tenant or party in a lane, and its weight."""
+
+    weight: float
+    held: list[Sequence]
 
 
 class LaneShares:
@@ -41,27 +50,42 @@ class LaneShares:
         self._weights = {party: accounts.get(lane, party).weight for party in (*self.held, *self._waiting)}
         self.fair = 1.0 / (sum(self._weights.values()) or 1.0)
 
-    def level(self, party: str, slots: int, pages: int) -> float:
-        """Return the level that a party would have with the given numbers of slots and KV pages: the larger of its
-        fractions of all slots and of all pages without adapters, divided by its weight."""
-        return max(slots / self._config.max_seqs, pages / self._pages) / self._weights.get(party, 1.0)
+    def parties(self, tenant: str) -> dict[str, Group]:
+        """Return the parties of a tenant that run or wait in the lane."""
+        own = [party for party in self._weights if tenant_of(party) == tenant]
+        return {party: Group(self._weights[party], self.held.get(party, [])) for party in own}
 
-    def level_of(self, party: str, held: Listed[Sequence]) -> float:
-        return self.level(party, len(held), sum(map(self.num_pages, held)))
+    def tenants(self) -> dict[str, Group]:
+        """Return the tenants that run or wait in the lane."""
+        found: dict[str, Group] = {}
+        for party, weight in self._weights.items():
+            whole, held = found.get(tenant_of(party), (0.0, []))
+            found[tenant_of(party)] = Group(whole + weight, held + self.held.get(party, []))
+        return found
+
+    def level(self, weight: float, slots: int, pages: int) -> float:
+        """Return the level of a tenant or party with the given weight and numbers of slots and KV pages: the larger of
+        its fractions of all slots and of all pages without adapters, divided by its weight."""
+        return max(slots / self._config.max_seqs, pages / self._pages) / weight
+
+    def level_of(self, weight: float, held: Listed[Sequence]) -> float:
+        return self.level(weight, len(held), sum(map(self.num_pages, held)))
 
     def num_pages(self, seq: Sequence) -> int:
         """Return the number of pages that a sequence holds, or needs for its known tokens if that is more. A page that
         several sequences share counts for each of them."""
         return max(len(seq.pages), self._config.pages_for(len(seq.tokens)))
 
+    @cached_property
     def above(self) -> Set[str]:
-        """Return the parties whose running sequences put them above the fair level."""
-        return {party for party, held in self.held.items() if self.level_of(party, held) > self.fair}
+        """Parties whose running sequences put them above the fair level."""
+        held = self.held.items()
+        return {party for party, seqs in held if self.level_of(self._weights[party], seqs) > self.fair}
 
     @cached_property
     def crowding(self) -> Set[str]:
-        """Tenants that are above the fair level, or that have both running and waiting sequences in the lane."""
-        return self.above() | (self.held.keys() & self._waiting.keys())
+        """Parties that are above the fair level, or that have both running and waiting sequences in the lane."""
+        return self.above | (self.held.keys() & self._waiting.keys())
 
     def is_only_request(self, seq: Sequence) -> bool:
         """Return whether a sequence is the only one of its party in the lane, running or waiting."""
@@ -70,26 +94,39 @@ class LaneShares:
 
 
 def displaceable(state: EngineState, needy: Sequence) -> Iterator[Sequence]:
-    """Yield the running sequences of other parties in the lane that may be preempted for the waiting sequence `needy`:
-    of the party that is then farthest above the fair level, the cheapest to preempt first, but never a party's last
-    one. There are none if `needy` would bring its own party above that level, unless the party runs no other and it
-    was preempted fewer than `max_preemptions` times."""
-    shares = LaneShares(state, needy.lane)
-    party = needy.request.party
-    own = shares.held.pop(party, [])
-    is_too_much = shares.level_of(party, [*own, needy]) > shares.fair
-    # A party's first sequence may exceed the share, but not after it has been preempted too often.
-    if is_too_much and (own or needy.num_preemptions >= state.config.scheduling.max_preemptions):
+    """Yield the running sequences of the lane that may be preempted for the waiting sequence `needy`: those of other
+    tenants, and then those of its tenant's other classes."""
+    shares, request = LaneShares(state, needy.lane), needy.request
+    yield from _taken(state, shares, needy, shares.tenants(), request.tenant)
+    yield from _taken(state, shares, needy, shares.parties(request.tenant), request.party)
+
+
+def _taken(
+    state: EngineState, shares: LaneShares, needy: Sequence, groups: dict[str, Group], name: str
+) -> Iterator[Sequence]:
+    """Yield the sequences that may be preempted so that the group `name` can run `needy`: of the group that is then
+    farthest above the fair level, those of parties above it first, and the cheapest to preempt first, but never a
+    group's last one. There are none if `needy` would bring its own group above that level, unless the group runs no
+    other and `needy` was preempted fewer than `max_preemptions` times."""
+    own = groups.pop(name)
+    is_too_much = shares.level_of(own.weight, [*own.held, needy]) > shares.fair
+    # A group's first sequence may exceed the share, but not after it has been preempted too often.
+    if is_too_much and (own.held or needy.num_preemptions >= state.config.scheduling.max_preemptions):
         return
-    slots = {other: len(held) for other, held in shares.held.items() if len(held) > 1}
-    pages = {other: sum(map(shares.num_pages, shares.held[other])) for other in slots}
+    slots = {other: len(group.held) for other, group in groups.items() if len(group.held) > 1}
+    pages = {other: sum(map(shares.num_pages, groups[other].held)) for other in slots}
     queues: dict[str, Iterator[Sequence]] = {}
+
+    def level(other: str) -> float:
+        return shares.level(groups[other].weight, slots[other], pages[other])
+
     while slots:
-        other = max(slots, key=lambda name: shares.level(name, slots[name], pages[name]))
-        if shares.level(other, slots[other], pages[other]) <= shares.fair:
+        other = max(slots, key=level)
+        if level(other) <= shares.fair:
             return
         if other not in queues:
-            queues[other] = iter(cheapest_first(state, shares.held[other]))
+            cheapest = cheapest_first(state, groups[other].held)
+            queues[other] = iter(sorted(cheapest, key=lambda seq: seq.request.party not in shares.above))
         victim = next(queues[other])
         yield victim
         slots[other] -= 1
@@ -105,7 +142,7 @@ def within_shares(state: EngineState, needy: Sequence, victims: list[Sequence]) 
     shares = LaneShares(state, needy.lane)
     if len(shares.held) < 2:
         return victims
-    above = shares.above()
+    above = shares.above
     if needy.request.party in above:
         return [seq for seq in victims if seq.request.party in above]
     return sorted(victims, key=lambda seq: seq.request.party not in above)

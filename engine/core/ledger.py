@@ -263,8 +263,7 @@ class Ledger:
         """Charge a step, whose weights times `scale` are device seconds, and return the seconds of its prompts."""
         cost, tokens = [0.0, 0.0], [0, 0]
         for account, seq, count, is_decode, weight, billed in charges:
-            account.seconds += weight * scale
-            account.served += billed * scale / account.weight
+            account.charge(weight * scale, billed * scale)
             self.busy[seq.request.lane] += weight * scale
             seq.device_seconds += weight * scale
             if count:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass
 
-from engine.core.accounts import Account
 from engine.core.adapters import HostCopy
 from engine.core.admission import predicted_wait
 from engine.core.state import EngineState
@@ -42,8 +41,7 @@ class TenantReport:
     waiting: int
     device_seconds: float
     served: float
-    """The tenant's virtual counter, the smallest of those of its classes: device seconds divided by weight, raised when
-    the tenant returns after a pause."""
+    """The tenant's virtual counter: device seconds divided by weight, raised when the tenant returns after a pause."""
 
 
 def lane_reports(state: EngineState, now: float) -> list[LaneReport]:
@@ -75,19 +73,11 @@ def tenant_reports(state: EngineState) -> list[TenantReport]:
             *key,
             running[key],
             waiting[key],
-            device_seconds=sum(account.seconds for account in accounts),
-            served=min(account.served for account in accounts),
+            device_seconds=sum(account.seconds for account in tenant.parties.values()),
+            served=tenant.served,
         )
-        for key, accounts in _by_tenant(state).items()
+        for key, tenant in state.ledger.accounts.tenants.items()
     ]
-
-
-def _by_tenant(state: EngineState) -> dict[tuple[Lane, str], list[Account]]:
-    """Return the accounts of each tenant, one or one for each of its classes, by lane and tenant."""
-    found: dict[tuple[Lane, str], list[Account]] = {}
-    for (lane, _), account in state.ledger.accounts.of.items():
-        found.setdefault((lane, account.tenant), []).append(account)
-    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,6 +239,11 @@ class Request(NamedTuple):
         return f"{self.tenant}\0{self.request_class}" if self.request_class else self.tenant
 
 
+def tenant_of(party: str) -> str:
+    """Return the tenant that a party is, or is a class of (see `Request.party`)."""
+    return party.partition("\0")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Admission:
     """Data that a plan passes to the executor about a sequence that starts to run, for the first time or after a

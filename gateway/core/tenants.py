@@ -21,7 +21,7 @@ MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
 UnknownFields = Literal["ignore", "refuse"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 MAX_CLASSES = 8
-"""Maximum number of a tenant's classes. Each may run one answer more than its share."""
+"""Maximum number of a tenant's classes. Each may have one request waiting when the engine's queue is full."""
 MAX_GOAL_S = 86_400.0
 
 

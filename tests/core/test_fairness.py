@@ -201,4 +201,54 @@ def test_a_class_without_requests_leaves_its_part_to_the_others():
     stepped.run_until(lambda: len(stepped.ends) == 2)
     assert accounts.get(Lane.BATCH, "acme").weight == pytest.approx(2.0)
     stepped.run_until(lambda: len(stepped.ends) == 3)
-    assert not accounts._live
+    assert not any(account.live for account in accounts.of.values())
+
+
+def test_a_tenant_gains_nothing_by_changing_its_class_with_each_request():
+    stepped = SteppedEngine(max_seqs=8)
+    stepped.learn()
+    backlog(stepped, "globex", 150, prompt=250, out=1)
+    stepped.step(10)
+    before, sent = seconds(stepped), 0
+    for _ in range(150):
+        while sent < 2 + sum(name.startswith("acme") for name in stepped.ends):
+            stepped.submit(f"acme-{sent}", 250, 1, Lane.BATCH, tenant="acme", request_class=f"class-{sent % 9}")
+            sent += 1
+        stepped.step()
+    got = {tenant: total - before.get(tenant, 0.0) for tenant, total in seconds(stepped).items()}
+    assert got["acme"] < 1.2 * got["globex"]
+
+
+def test_a_light_class_is_not_held_back_when_a_heavy_one_has_no_more_requests():
+    stepped = SteppedEngine(max_seqs=8)
+    stepped.learn()
+    backlog(stepped, "globex", 100, prompt=100, out=20)
+    backlog(stepped, "acme", 100, prompt=100, out=20, request_class="bulk")
+    stepped.step(30)
+    stepped.submit("gold", 100, 20, Lane.BATCH, tenant="acme", request_class="gold", class_weight=100.0)
+    stepped.run_until(lambda: "gold" in stepped.ends)
+    before = seconds(stepped)
+    stepped.step(100)
+    got = {tenant: total - before[tenant] for tenant, total in seconds(stepped).items()}
+    assert 0.7 < got["acme"] / got["globex"] < 1.4
+
+
+def test_the_answers_of_many_classes_make_room_for_another_tenant_like_those_of_one():
+    stepped = SteppedEngine(max_seqs=4)
+    stepped.learn()
+    for number in range(4):
+        stepped.submit(f"acme-{number}", 32, 400, tenant="acme", request_class=f"class-{number}")
+    stepped.step(10)
+    for number in range(3):
+        stepped.submit(f"globex-{number}", 32, 40, tenant="globex")
+    stepped.step(10)
+    running = sorted(seq.request.tenant for seq in stepped.state.running.values())
+    assert running == ["acme", "acme", "globex", "globex"]
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_weight_of_a_class_that_would_corrupt_the_accounts_is_refused(weight):
+    stepped = SteppedEngine()
+    stepped.submit("odd", request_class="gold", class_weight=weight)
+    stepped.finish()
+    assert "class_weight is out of range" in stepped.ends["odd"].refusal.message

@@ -155,7 +155,7 @@ class Planner:
         self._adapters.evict_closed()
         self._fetches.drop_closed()
         if self._state.moves.exports:
-            most = max(1, self._copies_that_fit(self._config.num_pages))
+            most = max(1, self._budget.copies_beside(self._config.num_pages))
             self._budget.move_pages(self._host.export(most, self._state.movable_pages))
         self._budget.move_pages(self._host.checkpoint(self._clearing.preempted))
         self._budget.move_pages(self._keep_evicted())
@@ -198,13 +198,7 @@ class Planner:
         price = 2 * ledger.model.prices.page
         if not self._state.host.num_pages or price >= self._config.block_size * ledger.prefill_price:
             return 0
-        return self._host.evicted(pages, self._copies_that_fit(len(pages)))
-
-    def _copies_that_fit(self, most: int) -> int:
-        """Return a number of pages, at most `most`, that the step has time to copy."""
-        while most and not self._budget.fits_pages(most):
-            most //= 2
-        return most
+        return self._host.evicted(pages, self._budget.copies_beside(len(pages)))
 
     def _speculate(self) -> tuple[tuple[DraftAsk, ...], float]:
         """Add proposals to the chunks, and return what the draft model, if there is one, shall do after the step, with

@@ -22,6 +22,10 @@ from engine.core.state import EngineState
 from engine.core.step_time import StepFeatures
 from engine.core.types import AdapterHash, Lane
 
+COPY_SHARE = 0.1
+"""Maximum share of a step's duration by which copies extend it that no request of the step waits for: evicted prefixes
+and pages for other engines."""
+
 
 class StepBudget:
     """The tokens and the predicted time that one step has left; a `Planner` uses it for one plan. With `timed=False`,
@@ -174,6 +178,14 @@ class StepBudget:
         if not (count and self._is_shared) or self._limit == inf or self._owes_batch() or (is_old and not self._moved):
             return True
         return self._before + self._model.prices.page * (self._moved + count) <= self._allowed
+
+    def copies_beside(self, most: int) -> int:
+        """Return a number of pages, at most `most`, whose copies to the host are predicted to extend the step by at
+        most `COPY_SHARE`. A step that computes nothing may copy all."""
+        seconds, price = self._model.predict(self.features), self._model.prices.page
+        if not (self._timed and price) or self._is_empty:
+            return most
+        return min(most, int(COPY_SHARE * seconds / price))
 
     def move_pages(self, count: int) -> None:
         """Count pages that are copied between host and device in this step; a negative count removes them."""

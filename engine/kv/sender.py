@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
+from pathlib import Path
 from zlib import crc32
 
 import structlog
@@ -85,6 +86,8 @@ class Sender:
         with suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
+        if self._is_local:
+            Path(self.address.removeprefix(UNIX)).unlink(missing_ok=True)
 
     def _accept(self) -> None:
         """Serve each connection in a thread, until `close`: the main function of a thread."""

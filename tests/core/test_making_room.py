@@ -4,6 +4,7 @@ import pytest
 
 from engine.core.check import leftovers
 from engine.core.config import Scheduling
+from engine.core.host_tier import HostTier
 from engine.core.types import Cause, Lane
 from engine.core.victims import cheapest_first
 from tests.core.virtual import SteppedEngine
@@ -190,3 +191,37 @@ def test_a_failed_start_leaves_the_prefix_it_would_have_shared():
     stepped.step(5)
     held = stepped.state.prefix.idle[Lane.INTERACTIVE]
     assert "again" not in stepped.times and len(held) >= 19
+
+
+@pytest.mark.parametrize("host_pages", [0, 200])
+def test_prefixes_that_the_device_has_no_room_for_are_restored_from_the_host(host_pages):
+    """Twelve conversations of 160 tokens take turns, and the device has pages for seven of them."""
+    stepped = SteppedEngine(num_pages=80, host_pages=host_pages)
+    stepped.learn()
+    before = stepped.state.counters.cached_tokens
+    for turn in range(4):
+        for user in range(12):
+            stepped.submit(f"{turn}-{user}", [user] * 160 + [turn], 1)
+            stepped.finish()
+    cached = stepped.state.counters.cached_tokens - before
+    assert cached == (36 * 160 if host_pages else 0)
+    assert leftovers(stepped.state) == []
+
+
+def test_host_pages_are_reused_in_order():
+    """Idle copies come first, the oldest use before others; then those that live sequences need; never leased ones."""
+    tier = HostTier(6)
+    for page, key in enumerate(b"a b c d e f".split()):
+        tier.put(key, page)
+    tier.need([b"a", b"b", b"b2"])
+    tier.lease(b"c")
+    tier.lease(b"b")
+    tier.touch([b"d"])
+    assert list(tier.reusable(needed=False)) == [b"e", b"f", b"d"]
+    assert list(tier.reusable(needed=True)) == [b"e", b"f", b"d", b"a"]
+    tier.end_lease([b"c", b"b"])
+    tier.end_need([b"a", b"b2"])
+    assert list(tier.reusable(needed=False)) == [b"a", b"e", b"f", b"d", b"c"], "the ended sequence's copy is first"
+    assert tier.reserve(9) == [0, 4, 5, 3, 2] and list(tier.page_of) == [b"b"]
+    tier.unreserve([0, 4])
+    assert list(tier.free) == [0, 4] and tier.reserved == {2, 3, 5}

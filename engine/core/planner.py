@@ -192,13 +192,14 @@ class Planner:
 
     def _keep_evicted(self) -> int:
         """Plan to save the cached pages that this plan evicts, where to copy a page twice is predicted to take less
-        time than to compute its tokens, as far as the step has time. A prefix's first pages come first, because the
-        others are of no use without them. Returns the number of copies."""
+        time than to compute its tokens. As many are saved as are restored, whose sequences save more time than these
+        copies take, and more as far as the step has time. A prefix's first pages come first, because the others are of
+        no use without them. Returns the number of copies."""
         ledger, pages = self._state.ledger, list(reversed(self._pages.dropped))
         price = 2 * ledger.model.prices.page
         if not self._state.host.num_pages or price >= self._config.block_size * ledger.prefill_price:
             return 0
-        return self._host.evicted(pages, self._budget.copies_beside(len(pages)))
+        return self._host.evicted(pages, len(self._restores) + self._budget.copies_beside(len(pages)))
 
     def _speculate(self) -> tuple[tuple[DraftAsk, ...], float]:
         """Add proposals to the chunks, and return what the draft model, if there is one, shall do after the step, with

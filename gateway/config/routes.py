@@ -43,12 +43,22 @@ def check_routes(
         with problems.noting():
             if name in taken:
                 raise ConfigError(f"routes.{name}: is also the name of a base model, an adapter or an upstream")
+        with problems.noting():
+            if isinstance(policy, Cascade) and policy.accept.logprob is not None:
+                _refuse_unscored(name, policy, upstreams)
         for place, member in named_members(policy):
             with problems.noting():
                 if member not in upstreams and home_of(member, models) is None:
                     what = f"{member!r} is no base model, no upstream and no adapter of adapters.preload"
                     raise ConfigError(f"routes.{name}.{place}: {what}; write a later adapter as BASE:ADAPTER")
     problems.raise_all()
+
+
+def _refuse_unscored(name: str, policy: Cascade, upstreams: Collection[str]) -> None:
+    """Raise ConfigError if a tested member is an upstream, of which no log probabilities are asked."""
+    for member in policy.members[:-1]:
+        if member in upstreams:
+            raise ConfigError(f"routes.{name}.accept.logprob: {member!r} is an upstream and tells no log probabilities")
 
 
 def named_members(policy: Policy) -> Iterator[tuple[str, str]]:

@@ -115,11 +115,12 @@ class RouteRunner:
                 raise model_not_found(request.model.model)
         if not request.ignore_server_timeout:
             request = replace(request, deadline=earliest(request.deadline, self._settings.request_timeout))
-        self._copy(policy, principal, request, asked)
         run = StepsRun(self._serve, principal, request, asked.lane, started, places)
         try:
             async with AsyncExitStack() as stack:
-                yield await run.begin(stack, steps)
+                generation = await run.begin(stack, steps)
+                self._copy(policy, principal, request, asked)  # only now: what limits refuse is not copied, either
+                yield generation
         finally:
             self._observe(policy, run.places, run.answering, asked.lane, request.model.model)
 

@@ -167,6 +167,14 @@ def test_mistakes_in_upstreams_are_named_with_their_place(name, load):
     assert "sk-secret" not in str(caught.value)
 
 
+def test_log_probabilities_of_an_upstream_cannot_be_tested(load):
+    text = (CLOUD % "{url: 'https://a.example', model: b}").replace(
+        "[small, cloud]", "[cloud, small], accept: {logprob: -1}"
+    )
+    with pytest.raises(ConfigError, match=r"routes\.auto\.accept\.logprob: 'cloud' is an upstream"):
+        load(text)
+
+
 def test_upstreams_need_names_and_a_price_list_of_their_own(load):
     good = "{url: 'https://a.example', model: b, price: {prompt: 1, completion: 1}}"
     with pytest.raises(ConfigError, match=r"upstreams\.cloud\.price: needs billing\.prices"):

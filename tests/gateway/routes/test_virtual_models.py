@@ -252,6 +252,39 @@ async def test_a_cascade_asks_a_verifier(make_room):
     assert set(room.charged) == {SMALL, JUDGE, BASE}
 
 
+CALL = '<tool_call>{"name": "add", "arguments": {"a": %s}}</tool_call>'
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+async def test_a_cascade_judges_tool_calls(make_room):
+    room = await make_room(Cascade((SMALL, BASE), Acceptance(agreement=True)))
+    room.engines[SMALL].reply = lambda request: CALL % "1"
+    response = await room.chat(tools=[TOOL])
+    [call] = response.json()["choices"][0]["message"]["tool_calls"]
+    assert (call["function"]["arguments"], response.headers["x-loralane-model"]) == ('{"a": 1}', SMALL)
+    said = iter((CALL % "1", CALL % "2"))
+    room.engines[SMALL].reply = lambda request: next(said)
+    assert answer_of(await room.chat(tools=[TOOL]))[1:] == (BASE, "disagreement")
+    room.engines[SMALL].reply = lambda request: CALL % "1,"
+    assert answer_of(await room.chat(tools=[TOOL]))[1:] == (BASE, "invalid")
+
+
+async def test_a_cascade_judges_what_follows_a_schema(make_room):
+    room = await make_room(Cascade((SMALL, BASE)))
+    wanted = {"response_format": {"type": "json_object"}}
+    room.engines[SMALL].reply = lambda request: '{"a": 1}'
+    assert answer_of(await room.chat(**wanted))[1:] == (SMALL, "accepted")
+    room.engines[SMALL].reply = lambda request: '{"a": '  # a fake engine, which follows no grammar
+    assert answer_of(await room.chat(**wanted))[1:] == (BASE, "invalid")
+
+
+async def test_what_limits_refuse_is_not_copied(make_room):
+    room = await make_room(Split({BASE: 1}, shadow=Shadow(SMALL)))
+    await room.app.limiter.configure([replace(ACME, limits=Limits(tokens_per_minute=10))])
+    assert (await room.chat(max_tokens=30)).status_code == 429
+    assert room.engines[SMALL].requests == []
+
+
 async def test_a_cascade_whose_member_fails_uses_the_other(make_room):
     room = await make_room(Cascade((SMALL, BASE), Acceptance(logprob=-0.4)))
     room.engines[SMALL].ready = False

@@ -111,7 +111,8 @@ def _capacity(
     free = max(0, free_host_bytes() - sized.loaded_bytes) // config.ranks if device.type == "cpu" else 0
     found = capacity_of(core, page_bytes, adapter_bytes_per_rank(config, spec, dtype, shard), free)
     name = str(dtype).removeprefix("torch.")
-    store = step_store(config.state_dir, config.threads, str(device), name, hash_model(config))
+    ranks = config.tensor_parallel, config.pipeline_parallel
+    store = step_store(config.state_dir, config.threads, str(device), name, hash_model(config), ranks)
     rules = core.scheduling
     model = StepTimeModel(rules.forgetting, rules.knots, rules.margin_floor, rules.margin_ceiling)
     if store is None or not store.load(model):

@@ -97,7 +97,8 @@ def serve(
     describe_sizes(info, core)
     describe_life(info, previous)
     engine = Engine(EngineState.create(core), executor, beat=heart(info, pulse))
-    store = step_store(config.state_dir, config.threads, info.device, info.dtype, info.model_hash)
+    ranks = config.tensor_parallel, config.pipeline_parallel
+    store = step_store(config.state_dir, config.threads, info.device, info.dtype, info.model_hash, ranks)
     if store is not None and store.load(engine.state.ledger.model):
         log.info("step_time_known", steps=engine.state.ledger.model.num_steps)
     describe_predictions(info, core, engine.state.ledger.model)

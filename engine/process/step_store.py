@@ -17,7 +17,8 @@ log = structlog.get_logger("engine")
 
 
 class StepStore:
-    """The file with the step-time model of one device and model, on which alone the duration of a step depends.
+    """The file with the step-time model of a model on one device, or on several together, on which alone the duration
+    of a step depends.
 
     Args:
         folder: parent folder of `step_time/`, created by the first save.
@@ -48,12 +49,16 @@ class StepStore:
             log.warning("step_time_unsaved", path=str(self._path), error=str(error))
 
 
-def step_store(state_dir: str, threads: int, device: str, dtype: str, model_hash: str) -> StepStore | None:
+def step_store(
+    state_dir: str, threads: int, device: str, dtype: str, model_hash: str, ranks: tuple[int, int] = (1, 1)
+) -> StepStore | None:
     """Return the store of a model on a device, such as `cpu` or `cuda:0`. None means that there is no folder for state.
-    `state_dir` and `threads` are those of the engine's configuration: empty and 0 are the defaults."""
+    `state_dir`, `threads` and `ranks` (`tensor_parallel`, `pipeline_parallel`) are those of the engine's configuration:
+    empty, 0 and 1 are the defaults."""
     if not state_dir:
         return None
-    return StepStore(Path(state_dir), f"{_hardware(threads, device)}-{dtype}-{model_hash}")
+    parts = "" if ranks == (1, 1) else "-{}x{}".format(*ranks)
+    return StepStore(Path(state_dir), f"{_hardware(threads, device)}{parts}-{dtype}-{model_hash}")
 
 
 def _hardware(threads: int, device: str) -> str:

@@ -61,6 +61,9 @@ def capacity_rows(settings: ModelSettings, found: Capacity, ranks: Sequence[int]
 
 
 def _facts(settings: ModelSettings, found: Capacity, ranks: Sequence[int]) -> Iterator[Row]:
+    if settings.engine.ranks > 1:
+        stages = f"{settings.engine.pipeline_parallel} stages of {settings.engine.tensor_parallel}"
+        yield "ranks", f"{stages}: the sizes below are those of each, of the largest stage"
     kib = found.page_bytes / found.block_size / 1024
     pool = f"{found.num_pages:,} pages of {found.block_size} tokens, {found.pool_bytes / GIB:.2f} GiB"
     yield "page pool", f"{pool}: KV of {found.tokens:,} tokens ({kib:,.1f} KiB each), less resident adapters"

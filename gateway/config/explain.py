@@ -89,10 +89,10 @@ def _engine(config: ModelSettings, engine: Mapping[str, Any]) -> Iterator[tuple[
     gib, bits = engine["weight_bytes"] / GIB, engine["weight_bits"]
     weights = f"{gib:.2f} GiB of weights ({engine['weights']}), {bits:.3g} bits each"
     if engine["ranks"] > 1:
-        weights += f", on each of {engine['ranks']} ranks, as all sizes below"
+        weights += ", on each rank"
     if len(stages := engine["stages"]) > 1:
-        parts = (f"{stage['layers']} with {stage['weight_bytes'] / GIB:.2f} GiB" for stage in stages)
-        weights += f": those of the largest stage; layers of the stages: {', '.join(parts)}"
+        parts = (f"{stage['layers']} and {stage['weight_bytes'] / GIB:.2f} GiB" for stage in stages)
+        weights += f" of the largest stage; a rank's layers and weights by stage: {', '.join(parts)}"
     yield "model", f"{config.model.source} ({engine['architecture']}), {weights}"
     if "draft_block" in engine:
         held = f"{engine['draft_block']} tokens of its KV in a page that nothing else needs"

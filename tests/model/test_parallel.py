@@ -221,6 +221,8 @@ def test_tokens_of_several_ranks_equal_those_of_one_device(model, adapters, alon
     counters = engines.engine.state.counters
     assert counters.preemptions and counters.pages_restored and counters.adapter_evictions
     assert engines.tokens == alone.tokens
+    layers, heads = (5, 2)[stages - 1], max(1, KV_HEADS // size)
+    assert engines.runner._arena.pages.shape == (90, layers * 2 * 16 * heads * HEAD_DIM)
     for name, logprobs in alone.logprobs.items():
         assert engines.logprobs[name] == pytest.approx(logprobs, abs=2e-5)
     engines.close()

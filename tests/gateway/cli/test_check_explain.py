@@ -62,8 +62,7 @@ def test_stages_are_told_with_their_weights():
     stages = [{"layers": 14, "weight_bytes": 2**29}, {"layers": 16, "weight_bytes": 2**30}]
     facts, _ = explained(**MODEL | {"ranks": 4, "stages": stages})
     assert facts["model"].endswith(
-        "on each of 4 ranks, as all sizes below: those of the largest stage; "
-        "layers of the stages: 14 with 0.50 GiB, 16 with 1.00 GiB"
+        "on each rank of the largest stage; a rank's layers and weights by stage: 14 and 0.50 GiB, 16 and 1.00 GiB"
     )
 
 

@@ -113,6 +113,12 @@ def test_predictions_are_those_of_the_learned_steps():
     assert prompt_within(model, core, 1e9) == 8192
 
 
+def test_ranks_are_told_before_their_sizes():
+    engine = replace(SETTINGS.engine, tensor_parallel=2, pipeline_parallel=4)
+    rows = list(capacity_rows(replace(SETTINGS, engine=engine), SOUND, ()))
+    assert rows[0] == ("ranks", "4 stages of 2: the sizes below are those of each, of the largest stage")
+
+
 def test_the_pages_of_all_ranks_are_what_swap_gb_asks_for():
     """Each of four ranks has a quarter of the host tier."""
     assert not warnings(replace(SOUND, host_pages=512), swap_gb=1.0, tensor_parallel=4)

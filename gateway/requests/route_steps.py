@@ -15,7 +15,7 @@ from gateway.core.tenants import Principal
 from gateway.requests.held_answer import HeldRun
 from gateway.requests.placement import Placement
 from gateway.requests.route_outcome import discarded_runs
-from gateway.requests.types import Chat, GenerateRequest, Generation, GenerationChunk, MemberChoice
+from gateway.requests.types import Chat, GenerateRequest, Generation, GenerationChunk, MemberChoice, PromptInput
 from gateway.routes.acceptance import Acceptance, HeldAnswer, Verifier, agree
 from gateway.routes.policy import Step
 
@@ -33,7 +33,7 @@ MOVES = frozenset(
     )
 )
 """Faults of a member for which the next one is tried: it lacks capacity, or something that this request needs. Limits
-of the tenant, deadlines, and requests that crash engines are not among them."""
+of the tenant, deadlines, and requests that crash engines are not among them: they end the steps."""
 
 Serve = Callable[[Principal, GenerateRequest, Placement], AbstractAsyncContextManager[Generation]]
 
@@ -70,16 +70,21 @@ class StepsRun:
         for number, step in enumerate(steps, 1):
             left = len(steps) - number
             can_move = left > 0 or held is not None
-            place = self._place(step.member, trouble or step.reason, 1 + left, can_move)
+            # An answer that fails its tests still counts; a member that fails before its first token does not.
+            place = self._place(step.member, trouble or step.reason, 1 + left if step.accept else 1, can_move)
             try:
                 if step.accept is None:
                     return self._answered(await self._first_output(stack, place, wait=can_move), place)
-                held = await self._hold(place, step, step.accept)
-                trouble = "slow" if held is None else await self._failed_test(held, step.accept)
+                found = await self._hold(place, step, step.accept)
+                held = found or held
+                trouble = "slow" if found is None else await self._failed_test(found, step.accept)
             except ApiError as error:
-                if not can_move or error.fault not in MOVES:
+                is_last = left == 0 or error.fault not in MOVES
+                if is_last and held is None:
                     raise
                 trouble = error.fault.name.lower()
+                if is_last:
+                    break
             if held is not None and not trouble:
                 break
         assert held is not None, "otherwise the last step has answered or raised"
@@ -142,9 +147,11 @@ class StepsRun:
         return all(agree(one, two) for one, two in zip(answers, second, strict=True))
 
     async def _verified(self, answers: Sequence[HeldAnswer], verifier: Verifier) -> bool:
-        """Return whether the verifier accepts all answers. It sees the last user message and the answer's text."""
-        for answer in answers:
-            said = verifier.question(_last_question(self._request), answer.text or str(list(answer.calls)))
+        """Return whether the verifier accepts all answers. It sees the last user message of an answer's prompt and the
+        answer's text."""
+        for number, answer in enumerate(answers):
+            question = _last_question(self._request.prompts[number // self._request.n])
+            said = verifier.question(question, answer.text or str(list(answer.calls)))
             judgement = GenerateRequest(
                 model=self._request.model,
                 prompts=(Chat(({"role": "user", "content": said},)),),
@@ -189,9 +196,8 @@ async def _chained(
         yield chunk
 
 
-def _last_question(request: GenerateRequest) -> str:
+def _last_question(prompt: PromptInput) -> str:
     """Return the text of the last user message, or the prompt if it is a text."""
-    prompt = request.prompts[0]
     if not isinstance(prompt, Chat):
         return prompt if isinstance(prompt, str) else ""
     said = [message for message in prompt.messages if message.get("role") == "user"]

@@ -334,6 +334,36 @@ async def test_limits_refuse_what_only_the_small_member_would_fit(make_room):
     assert answer_of(await room.chat(max_tokens=30))[1] == SMALL  # the first was settled by what it used
 
 
+async def test_a_fallback_reserves_the_tokens_of_one_member(make_room):
+    room = await make_room(Fallback((BASE, SMALL)))
+    await room.app.limiter.configure([replace(ACME, limits=Limits(tokens_per_minute=100))])
+    assert answer_of(await room.chat(max_tokens=60))[1] == BASE
+
+
+async def test_a_cascade_sends_what_it_held_back_if_limits_refuse_the_next_member(make_room):
+    room = await make_room(Cascade((SMALL, BASE), Acceptance(logprob=-0.4)))
+    await room.app.limiter.configure([replace(ACME, limits=Limits(requests_per_minute=1))])
+    assert answer_of(await room.chat()) == (SMALL_SAYS, SMALL, "rate_limit_exceeded")
+
+
+async def test_a_slow_member_does_not_lose_what_an_earlier_one_said(make_room):
+    room = await make_room(Cascade((SMALL, JUDGE, BASE), Acceptance(logprob=-0.4), patience=0.1))
+    room.engines[JUDGE].admit, room.app.engine.ready = asyncio.Event(), False
+    answer = await room.chat(stream=True)
+    assert (answer.headers["x-loralane-model"], answer.headers["x-loralane-reason"]) == (SMALL, "engine_unavailable")
+
+
+async def test_a_verifier_sees_the_prompt_of_each_answer(make_room):
+    verifier = Verifier(JUDGE, "Is {answer} right for {question}?")
+    room = await make_room(Cascade((SMALL, BASE), Acceptance(verifier=verifier)))
+    async with room.app.client() as client:
+        body = {"model": ROUTE, "prompt": ["one", "two"], "n": 2, "max_tokens": 20}
+        assert (await client.post("/v1/completions", json=body)).status_code == 200
+    judge = room.engines[JUDGE]
+    read = [judge.tokenizer.decode(asked.prompt_ids, skip_special=False) for asked in judge.requests]
+    assert ["one" if "for one?" in said else "two" for said in read] == ["one", "one", "two", "two"]
+
+
 async def test_members_that_a_tenant_may_not_use_are_left_out(make_room):
     room = await make_room(Fallback(("poet", BASE)))
     assert (await room.chat("sk-globex")).status_code == 404  # the virtual model is not among its patterns

@@ -11,7 +11,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from engine.core.types import Lane
-from gateway.core.errors import model_not_found
+from gateway.core.errors import ApiError, model_not_found
 from gateway.core.estimate import OutputAverages
 from gateway.core.lanes import lane_name
 from gateway.core.tenants import Principal, Tenant
@@ -92,7 +92,8 @@ class UpstreamServer:
         self, upstream: Upstream, request: GenerateRequest, record: RequestRecord, timer: Timer
     ) -> AsyncGenerator[GenerationChunk, None]:
         """Yield the chunks of the upstream, and keep the record. Pieces of the answer are counted as tokens until the
-        upstream tells the usage. A failure before the first piece is not charged."""
+        upstream tells the usage. A failure before the first piece is not charged; the prompt of a caller who leaves
+        is."""
         record.submitted = self._frame.clock()
         try:
             async with aclosing(upstream.stream(request)) as chunks:
@@ -109,8 +110,9 @@ class UpstreamServer:
                         chunk = replace(chunk, usage=record.usage)
                     yield chunk
                     timer.on_waiting()
-        finally:
+        except ApiError:
             record.refund = record.refund or record.first_token is None
+            raise
 
     def _end(self, record: RequestRecord, usage: TokenUsage, finish: str) -> None:
         """Complete the record by the usage that the upstream told."""

@@ -19,6 +19,8 @@ from gateway.text.tools.rule import ToolRule
 
 Json = dict[str, Any]
 
+MOST_TOKENS = 10_000_000
+"""Maximum numbers of tokens that an upstream is believed."""
 FINISHES: Mapping[str, Finish] = {"length": "length", "max_tokens": "length"}
 """Finish reasons of upstreams that are not `stop`, with ours. Tool calls are seen from the calls themselves."""
 
@@ -188,14 +190,20 @@ def _part(call: CallDelta) -> ToolCallPart:
 
 
 def usage_of(usage: Usage | None) -> TokenUsage:
-    """Return the usage that an upstream told; 0 tokens mean that it told none. Negative numbers count as 0."""
+    """Return the usage that an upstream told; 0 tokens mean that it told none. Numbers out of range are
+    cut."""
     if usage is None:
         return TokenUsage(0, 0, 0)
-    prompt = max(0, usage.prompt_tokens)
+    prompt = _bounded(usage.prompt_tokens)
     cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else 0
     reasoning = usage.completion_tokens_details.reasoning_tokens if usage.completion_tokens_details else 0
-    completion = max(0, usage.completion_tokens)
-    return TokenUsage(prompt, completion, min(prompt, max(0, cached or 0)), reasoning=min(completion, reasoning or 0))
+    completion = _bounded(usage.completion_tokens)
+    cached, reasoning = min(prompt, _bounded(cached or 0)), min(completion, _bounded(reasoning or 0))
+    return TokenUsage(prompt, completion, cached, reasoning=reasoning)
+
+
+def _bounded(tokens: int) -> int:
+    return min(max(0, tokens), MOST_TOKENS)
 
 
 class ErrorDetail(Struct):

@@ -29,6 +29,7 @@ from gateway.routes.policy import Policy, Shadow
 from gateway.routes.split import Split
 from gateway.upstreams import client as client_module
 from gateway.upstreams.client import UpstreamClient
+from gateway.upstreams.wire import MOST_TOKENS
 
 CLOUD, ROUTE, KEY = "cloud", "auto", "sk-of-the-cloud"
 OPEN = replace(ACME, upstreams=("clo*",))
@@ -227,8 +228,9 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_and_what_came_is_char
     assert len(place.app.limiter.rows) == 1 and place.charged[CLOUD] > 2
 
 
-async def test_a_client_that_leaves_ends_the_request_at_the_upstream(make_place):
-    place = await make_place(go_on=asyncio.Event())
+@pytest.mark.parametrize("hold_at", [1, 2])
+async def test_a_client_that_leaves_ends_the_request_at_the_upstream_and_pays_the_prompt(make_place, hold_at):
+    place = await make_place(go_on=asyncio.Event(), hold_at=hold_at)
     running = asyncio.create_task(place.chat())
     while not place.cloud.bodies:
         await asyncio.sleep(0.001)
@@ -236,6 +238,21 @@ async def test_a_client_that_leaves_ends_the_request_at_the_upstream(make_place)
     await asyncio.gather(running, return_exceptions=True)
     async with asyncio.timeout(5):
         await place.cloud.left.wait()
+    await place.app.gateway.close()
+    assert place.charged[CLOUD] > 0
+
+
+async def test_usage_that_cannot_be_is_cut(make_place):
+    told = {"prompt_tokens": 10**17, "completion_tokens": -5, "prompt_tokens_details": {"cached_tokens": -1}}
+    place = await make_place(events=(*ANSWER[:4], {"choices": [], "usage": told}, "[DONE]"))
+    assert (await place.chat()).json()["usage"]["total_tokens"] == MOST_TOKENS
+
+
+async def test_an_upstream_that_tells_no_usage_is_charged_by_pieces(make_place):
+    place = await make_place(events=(*ANSWER[:4], "[DONE]"))
+    usage = (await place.chat()).json()["usage"]
+    assert (usage["completion_tokens"], place.charged[CLOUD]) == (2, usage["total_tokens"])
+    assert usage["prompt_tokens"] > 0
 
 
 async def test_a_deadline_ends_the_request_at_the_upstream(make_place):

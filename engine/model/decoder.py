@@ -31,7 +31,7 @@ class Norms(NamedTuple):
 
 
 class Rope(NamedTuple):
-    """A rotary embedding: frequencies, fp32 [head_dim / 2], and the factor of cos and sin."""
+    """A rotary embedding: frequencies, fp32 [rotary_dim / 2], and the factor of cos and sin."""
 
     inv_freq: Tensor
     attention_factor: float

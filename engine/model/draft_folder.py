@@ -37,7 +37,7 @@ def find_draft(config: EngineConfig, spec: ModelSpec, device: torch.device) -> D
     except ValueError as error:
         raise ValueError(f"engine.speculation.draft_model: {error}") from error
     _check_vocabulary(folder, found, Path(config.model), spec)
-    return DraftFolder(draft, found)
+    return DraftFolder(draft, found.served(config.max_model_len or found.max_position))
 
 
 def _check_vocabulary(folder: Path, draft: ModelSpec, model: Path, spec: ModelSpec) -> None:

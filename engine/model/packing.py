@@ -106,10 +106,11 @@ class Packer:
     def read(self, path: str) -> PeftFolder:
         """Reads an adapter (see `read_adapter`); its tensors are not checked yet. The result is valid until this thread
         reads another one. Raises AdapterError if it cannot be read or its configuration cannot be served."""
-        folder = read_adapter(Path(path), self._shapes.max_file_bytes, self._shapes.gguf, self._buffer)
+        read = read_adapter(Path(path), self._shapes.max_file_bytes, self._shapes.gguf, self._buffer)
+        folder = self._shapes.split(read)
         shapes = (self._draft or self)._shapes
         draft = read_draft(Path(path), shapes.max_file_bytes, shapes.gguf, self._draft_buffer)
-        return folder.with_draft(draft) if draft else folder
+        return folder.with_draft(shapes.split(draft)) if draft else folder
 
     def check(self, folder: PeftFolder) -> HostAdapter:
         """Checks an adapter's tensors, and returns its hash, largest rank, changed projections and packed size. Raises

@@ -15,6 +15,7 @@ from typing import Any
 
 import regex
 
+from engine.model.fused import fused_name
 from engine.model.peft_fields import ACTIVE_WHEN_EMPTY, HANDLED, HARMLESS, PLAIN_INITIALISATIONS, REFUSED
 from lora_kernels.layout import MAX_RANK
 
@@ -62,10 +63,14 @@ class PeftSettings:
     invocation: tuple[int, ...] = ()
     """Token ids from whose last occurrence in a prompt on the adapter applies (activated LoRA). Empty means that it
     applies to all tokens."""
+    fused: bool = False
+    """True means that the configuration names the projections of `FUSED` (engine/model/fused.py) in place of their
+    parts."""
 
     def targets(self, module: str) -> bool:
         """Returns whether the adapter changes the module of this name. Raises AdapterError if matching takes too
         long."""
+        module = self._written(module)
         if _selects(self.exclude_modules, module):
             return False
         if isinstance(self.target_modules, tuple) and self.layers and module not in self.target_modules:
@@ -75,7 +80,7 @@ class PeftSettings:
     def rank_of(self, module: str) -> int:
         """Returns the adapter's rank on the module of this name. Raises AdapterError if it is not 1 to MAX_RANK, or
         matching takes too long."""
-        rank = int(_override(self.rank_overrides, module, self.rank))
+        rank = int(_override(self.rank_overrides, self._written(module), self.rank))
         if not 1 <= rank <= MAX_RANK:
             raise AdapterError(f"rank {rank} on {module}: ranks of 1 to {MAX_RANK} are supported")
         return rank
@@ -83,7 +88,7 @@ class PeftSettings:
     def scale_of(self, module: str) -> float:
         """Returns the factor of B A on the module of this name: alpha / r, or alpha / sqrt(r) with rsLoRA. Raises
         AdapterError in the cases of `rank_of`."""
-        alpha, rank = _override(self.alpha_overrides, module, self.alpha), self.rank_of(module)
+        alpha, rank = _override(self.alpha_overrides, self._written(module), self.alpha), self.rank_of(module)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def canonical(self) -> bytes:
@@ -102,6 +107,10 @@ class PeftSettings:
             *([self.invocation] if self.invocation else ()),  # hashes of plain LoRAs stay as they were
         )
         return json.dumps(fields).encode()
+
+    def _written(self, module: str) -> str:
+        """Returns a module's name in the configuration."""
+        return fused_name(module) if self.fused else module
 
     def _layer(self, module: str) -> int | None:
         for pattern in self.layer_patterns:

@@ -25,6 +25,7 @@ from engine.model.parallel.shard import WHOLE, Shard
 from engine.model.peft_config import AdapterError, PeftSettings
 from engine.model.peft_dora import BaseLinears, Block, base_linears, fold_magnitude
 from engine.model.peft_folder import PeftFolder, read_adapter
+from engine.model.peft_fused import split_fused
 from engine.model.spec import ModelSpec
 from engine.model.weights import WeightSource
 from engine.process.adapter_files import CONFIG_FILE, WEIGHTS_FILE
@@ -58,6 +59,7 @@ class TargetShapes:
         base_names: names and paths of the base model; used only to make messages clearer.
         gguf: what the form of adapters in GGUF files depends on.
         shard: the part of checked adapters that this rank packs.
+        fused: whether adapters have the projections of `FUSED` (engine/model/fused.py) in place of their parts.
     """
 
     layers: int
@@ -67,6 +69,7 @@ class TargetShapes:
     base_names: tuple[str, ...] = ()
     gguf: GgufBase = NO_GGUF
     shard: AdapterShard = WHOLE_ADAPTERS
+    fused: bool = False
 
     @property
     def packed_widths(self) -> npt.NDArray[np.int32]:
@@ -77,6 +80,13 @@ class TargetShapes:
     def max_file_bytes(self) -> int:
         """Maximum size in bytes of the weights file of any adapter of this model."""
         return MAX_HEADER_BYTES + self.layers * MAX_RANK * int(self.widths.sum()) * torch.float64.itemsize
+
+    def split(self, folder: PeftFolder) -> PeftFolder:
+        """Returns an adapter that was read, with tensors of `targets`. Raises AdapterError if it has fused projections
+        that are not the model's."""
+        if not self.fused:
+            return folder
+        return split_fused(folder, dict(zip(self.targets, self.widths[:, 1].tolist(), strict=True)))
 
     def module(self, place: Place) -> str:
         """Returns the path of a projection in the Hugging Face model, such as `model.layers.3.self_attn.q_proj`."""
@@ -93,7 +103,8 @@ def target_shapes(spec: ModelSpec, source: WeightSource, name: str, shard: Shard
     """Returns the projections of a model of this shape, whose weights `source` reads and whose folder has this name.
     `shard` is this rank's part of the model; `spec` and `source` are the whole model's."""
     linears, gguf = base_linears(spec, source), GgufBase(spec.model_type, spec.head_dim)
-    return TargetShapes(spec.layers, TARGETS, target_widths(spec), linears, (name,), gguf, shard_adapters(shard, spec))
+    part = shard_adapters(shard, spec)
+    return TargetShapes(spec.layers, TARGETS, target_widths(spec), linears, (name,), gguf, part, spec.fused)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,7 +136,7 @@ class LoadedAdapter:
 def load_peft(path: Path, shapes: TargetShapes) -> LoadedAdapter:
     """Reads and checks an adapter (see `read_adapter`), and returns its weights as fp32 blocks. Raises AdapterError if
     it is no LoRA adapter that fits the model and can be served as PEFT would serve it."""
-    return check_peft(read_adapter(path, shapes.max_file_bytes, shapes.gguf), shapes)
+    return check_peft(shapes.split(read_adapter(path, shapes.max_file_bytes, shapes.gguf)), shapes)
 
 
 def check_peft(folder: PeftFolder, shapes: TargetShapes) -> LoadedAdapter:

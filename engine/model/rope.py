@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,29 +18,53 @@ class RopeSpec:
     """Frequencies of a rotary embedding.
 
     Attributes:
-        inv_freq: [head_dim / 2] floats, in radians per position.
-        attention_factor: factor of cos and sin (YaRN's temperature; 1 for other scalings).
+        inv_freq: [rotary_dim / 2] floats, in radians per position; rotary_dim is head_dim, or less where only the first
+            part of each head is rotated.
+        attention_factor: factor of cos and sin (the temperature of YaRN and LongRoPE; 1 for other scalings).
+        short_inv_freq: frequencies in place of `inv_freq` where no sequence has more than `short_positions` tokens.
+            Empty means that they are the same.
     """
 
     kind: str
     inv_freq: tuple[float, ...]
     attention_factor: float = 1.0
+    short_inv_freq: tuple[float, ...] = ()
+    short_positions: int = 0
+
+    def served(self, max_len: int) -> RopeSpec:
+        """Returns the embedding for sequences of at most `max_len` tokens.
+
+        Hugging Face's LongRoPE changes frequencies when a sequence grows beyond the short ones' positions, and computes
+        its KV again. Here keys of a page must serve every sequence that shares it: one set of frequencies is chosen.
+        """
+        if not self.short_inv_freq:
+            return self
+        chosen = self.short_inv_freq if max_len <= self.short_positions else self.inv_freq
+        return replace(self, inv_freq=chosen, short_inv_freq=(), short_positions=0)
 
 
-def read_rope(config: Json, head_dim: int) -> RopeSpec:
+def read_rope(config: Json, head_dim: int, *, partial: bool = False) -> RopeSpec:
     """Computes frequencies from a model's `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before
-    it). Raises ValueError if the scaling is unknown, or only a part of each head is rotated."""
+    it). Raises ValueError if the scaling is unknown, or only a part of each head is rotated and `partial` is False."""
     params = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     kind = params.get("rope_type") or params.get("type") or "default"
-    if kind not in _SCALINGS:
-        raise ValueError(f"rope_type {kind!r} is not supported; supported: {', '.join(_SCALINGS)}")
-    if params.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
+    kind = "longrope" if kind == "su" else kind  # its name in the first Phi-3 checkpoints
+    if kind not in (*_SCALINGS, "longrope"):
+        raise ValueError(f"rope_type {kind!r} is not supported; supported: {', '.join(_SCALINGS)}, longrope")
+    rotated: float = params.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    if rotated != 1.0 and not partial:
         raise ValueError("partial_rotary_factor other than 1 is not supported")
+    rotary_dim = int(head_dim * rotated)
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+        raise ValueError(f"partial_rotary_factor {rotated} of heads of {head_dim} numbers is not supported")
     theta = params.get("rope_theta") or config.get("rope_theta") or 10_000.0
     params.setdefault("rope_theta", theta)
-    params.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+    original = config.get("original_max_position_embeddings") or config.get("max_position_embeddings")
+    params.setdefault("original_max_position_embeddings", original)
     # Powers in fp32, as the models were trained with: fp64 would differ in the last bits at large positions.
-    inv_freq = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    inv_freq = 1.0 / (theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim))
+    if kind == "longrope":
+        return _longrope(inv_freq, params, config)
     scaled, attention_factor = _SCALINGS[kind](inv_freq, params)
     return RopeSpec(kind=kind, inv_freq=tuple(scaled.tolist()), attention_factor=attention_factor)
 
@@ -60,6 +84,23 @@ def _llama3(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
     turns = params["original_max_position_embeddings"] * inv_freq / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - kept) * inv_freq / factor + kept * inv_freq, 1.0
+
+
+def _longrope(inv_freq: Tensor, params: Json, config: Json) -> RopeSpec:
+    """Scales like LongRoPE (Ding et al. 2024): divides each frequency by a factor of its own, one of a list for long
+    sequences and one for short ones. Raises ValueError if a list has not a positive number for each frequency."""
+    divisors = []
+    for name in ("long_factor", "short_factor"):
+        factors = params.get(name) or ()
+        if len(factors) != len(inv_freq) or not all(factor > 0 for factor in factors):
+            raise ValueError(f"rope_scaling: {name} must have {len(inv_freq)} positive numbers")
+        divisors.append(torch.tensor(factors, dtype=torch.float32))
+    long, short = (tuple((1.0 / (factors / inv_freq)).tolist()) for factors in divisors)
+    original = params["original_max_position_embeddings"]
+    factor = params.get("factor") or config["max_position_embeddings"] / original
+    temperature = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    given = params.get("attention_factor")
+    return RopeSpec("longrope", long, temperature if given is None else given, short, original)
 
 
 def _yarn(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
@@ -103,15 +144,15 @@ def no_rope(head_dim: int) -> RopeSpec:
 @dataclass(frozen=True, slots=True)
 class Angles:
     """The rotation of a step, shared by all layers of one rotary embedding: `cos` and `sin`, fp32 [num_rows, 1,
-    head_dim], where the first half of `sin` is negated. See `Pointwise.rotate`."""
+    rotary_dim], where the first half of `sin` is negated. See `Pointwise.rotate`."""
 
     cos: Tensor
     sin: Tensor
 
 
 def angles(positions: Tensor, inv_freq: Tensor, attention_factor: float) -> Angles:
-    """Returns the rotation of rows at `positions` (int [num_rows]) by the frequencies `inv_freq` (fp32 [head_dim / 2]);
-    cos and sin are multiplied by `attention_factor`."""
+    """Returns the rotation of rows at `positions` (int [num_rows]) by the frequencies `inv_freq`, fp32
+    [rotary_dim / 2]. Cos and sin are multiplied by `attention_factor`."""
     turns = positions.to(torch.float32)[:, None, None] * inv_freq
     cos, sin = turns.cos() * attention_factor, turns.sin() * attention_factor
     return Angles(cos=torch.cat((cos, cos), -1), sin=torch.cat((-sin, sin), -1))

@@ -50,9 +50,9 @@ from engine.model.sizes import (
     find_kept_bits,
     has_fp8_kv,
     max_model_len,
+    read_served_spec,
     stores_fp8,
 )
-from engine.model.spec import read_spec
 from engine.model.steps import make_steps, plan_graphs
 from engine.model.submitted import CudaClock, HostClock, SubmittedStep, WorkClock
 from engine.model.warm_up import LOGPROBS, StepLimits, warm_up
@@ -101,7 +101,7 @@ class ModelRunner:
         self.ranks = ranks
         config = config.of_rank()
         folder, progress = Path(config.model), on_progress or (lambda *_: None)
-        self.spec = read_spec(folder)
+        self.spec = read_served_spec(config)
         self.device = pick_device(config.device)
         upload_ring(self.device)  # allocated here, because a GPU may stop when memory is pinned
         self.overlaps = config.overlap and self.device.type == "cuda"

@@ -22,7 +22,7 @@ from engine.model.parallel.adapters import shard_adapters
 from engine.model.parallel.ranks import Ranks
 from engine.model.parallel.shard import WHOLE, Shard
 from engine.model.quantize import coding_for
-from engine.model.spec import ModelSpec
+from engine.model.spec import ModelSpec, read_spec
 from engine.model.weights import find_codings
 from engine.sizing import GIB, HOST_SHARE, SET, Chosen, Model, StepSizes, adapter_bytes, cpu_sizes, gpu_sizes
 from lora_kernels.linear import kept_bits, multiplies_fp8
@@ -191,6 +191,13 @@ def adapter_bytes_per_rank(config: EngineConfig, spec: ModelSpec, dtype: torch.d
     itemsize = 1 if config.adapter_dtype == "fp8" else dtype.itemsize
     part = shard_adapters(shard, spec)
     return int(part.widths(target_widths(spec)).sum()) * shard.most_layers(spec) * itemsize
+
+
+def read_served_spec(config: EngineConfig) -> ModelSpec:
+    """Reads the configured model's spec, for the sequences that are served. Raises ValueError if the folder cannot be
+    served, or sequences are to be longer than the model was made for."""
+    spec = read_spec(Path(config.model))
+    return spec.served(max_model_len(config, spec))
 
 
 def max_model_len(config: EngineConfig, spec: ModelSpec) -> int:

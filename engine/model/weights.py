@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.model.checkpoints.folder import Folder
 from engine.model.checkpoints.stored import Shape, StoredTensors, WeightsError
+from engine.model.fused import fuse, fused_name, select_rows
 from engine.model.gguf_weights import GgufFile
 from engine.model.spec import ModelSpec
 from engine.process.model_source import GGUF_NAME
@@ -41,18 +42,21 @@ def open_weights(
         WeightsError: a file or a tensor is missing, or a tensor is unexpected or of the wrong shape; the message names
             it.
     """
-    expected = parameter_shapes(spec)
     if load_format == "dummy":
+        expected = parameter_shapes(spec)
         return lambda name: _dummy(name, expected[name], seed, device)
     stored = _open(folder, spec)
-    _check(stored.shapes, expected, spec)
-    return stored.read
+    _check(stored.shapes, stored_shapes(spec), spec)
+    return _parts_of(stored.read, spec) if spec.fused else stored.read
 
 
 def find_codings(folder: Path, spec: ModelSpec, load_format: str) -> Callable[[str], AnyCoding | None]:
     """Returns a function that says how the weights of a parameter are coded where the folder stores them; None means
     that they are not quantised. Raises ValueError if a GGUF file is damaged, or WeightsError as `open_weights` does."""
-    return (lambda name: None) if load_format == "dummy" else _open(folder, spec).coding
+    if load_format == "dummy":
+        return lambda name: None
+    stored = _open(folder, spec)
+    return lambda name: stored.coding(fused_name(name) if spec.fused else name)
 
 
 def name_weights(folder: Path, spec: ModelSpec, load_format: str, weights: str, dtype: torch.dtype) -> str:
@@ -69,7 +73,7 @@ def name_weights(folder: Path, spec: ModelSpec, load_format: str, weights: str, 
     sizes = Counter[str]()
     if load_format != "dummy":
         stored = _open(folder, spec)
-        for name, shape in parameter_shapes(spec).items():
+        for name, shape in stored_shapes(spec).items():
             if form := stored.form(name):
                 sizes[form] += prod(shape)
     return "+".join(form for form, _ in sizes.most_common()) or DTYPE_NAMES[dtype]
@@ -78,7 +82,27 @@ def name_weights(folder: Path, spec: ModelSpec, load_format: str, weights: str, 
 def _open(folder: Path, spec: ModelSpec) -> GgufFile | Folder:
     if (folder / GGUF_NAME).exists():
         return GgufFile(folder / GGUF_NAME, spec)
-    return Folder(folder, parameter_shapes(spec))
+    return Folder(folder, stored_shapes(spec))
+
+
+def _parts_of(read: WeightSource, spec: ModelSpec) -> WeightSource:
+    """Returns a source of parameters, given one of fused projections. It keeps a fused projection in memory until its
+    last part is read, because parts are read in order."""
+    whole, rows = fuse(parameter_shapes(spec))
+    kept: dict[str, Weight] = {}
+
+    def part(name: str) -> Weight:
+        stored, start, stop = rows[name]
+        if stop - start == whole[stored][0]:
+            return read(stored)
+        weight = kept.pop(stored, None)
+        weight = read(stored) if weight is None else weight
+        kept.clear()
+        if stop < whole[stored][0]:
+            kept[stored] = weight
+        return select_rows(weight, start, stop)
+
+    return part
 
 
 def read_kv_scales(folder: Path, spec: ModelSpec) -> Tensor | None:
@@ -107,7 +131,7 @@ def read_kv_scales(folder: Path, spec: ModelSpec) -> Tensor | None:
 
 
 def parameter_shapes(spec: ModelSpec) -> dict[str, Shape]:
-    """Returns the shape of every parameter of the model, by its Hugging Face name."""
+    """Returns the shape of every parameter of the model, by the name that it has in a Llama of Hugging Face."""
     shapes: dict[str, Shape] = {
         "model.embed_tokens.weight": (spec.vocab_size, spec.hidden_size),
         "model.norm.weight": (spec.hidden_size,),
@@ -117,6 +141,11 @@ def parameter_shapes(spec: ModelSpec) -> dict[str, Shape]:
     for layer in range(spec.layers):
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in _layer_shapes(spec).items()}
     return shapes
+
+
+def stored_shapes(spec: ModelSpec) -> dict[str, Shape]:
+    """Returns the shape of every tensor of a checkpoint whose weights are not quantised, by its Hugging Face name."""
+    return fuse(parameter_shapes(spec))[0] if spec.fused else parameter_shapes(spec)
 
 
 def _layer_shapes(spec: ModelSpec) -> dict[str, Shape]:

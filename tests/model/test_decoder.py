@@ -35,7 +35,7 @@ class Replay:
     """Sequences pushed through a decoder in chunks of random length, over randomly scattered pages."""
 
     def __init__(self, folder, dtype=torch.float32):
-        self.spec = read_spec(folder)
+        self.spec = read_spec(folder).served(128)
         self.decoder = build_decoder(self.spec, open_weights(folder, self.spec), dtype, CPU)
         self.arena = Arena(page_shape(self.spec, BLOCK), NUM_PAGES, 8, dtype, CPU)
         self.arena.pages[1:] = 1e4  # what a page held before must not matter

@@ -8,14 +8,23 @@ import random
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from test_decoder import one_thread  # noqa: F401
 from tiny_engine import TinyEngine
 from tiny_families import VOCAB, save_model
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from engine.config import EngineConfig
 from engine.core.types import SamplingParams
+from engine.model.gguf_weights import GgufFile
+from engine.model.kernels import attention_wish
+from engine.model.parallel.shard import Shard
+from engine.model.peft_loader import AdapterError, load_peft, target_shapes
+from engine.model.spec import read_spec
+from engine.model.weights import open_weights
 
 NUM_TOKENS, NUM_PROMPTS, NUM_PAGES = 32, 8, 60
-CASES = ("qwen2_window", "qwen3", "smollm3", "granite", "olmo2")
+CASES = ("qwen2_window", "qwen3", "smollm3", "granite", "olmo2", "phi3")
 PROMPTS = [[random.Random(seed).randrange(VOCAB) for _ in range(5 + 2 * seed)] for seed in range(NUM_PROMPTS)]
 
 
@@ -54,3 +63,53 @@ def test_tokens_equal_hugging_faces_and_pefts(family, tmp_path):
         else:
             with peer.disable_adapter():
                 assert tokens == continuation(peer, prompt, tokens)
+
+
+@pytest.mark.parametrize("length", [128, 129])
+def test_longrope_is_hugging_faces_for_the_longest_sequence(length, tmp_path):
+    config = save_model("phi3_longrope", tmp_path).config
+    expected, factor = ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=length)
+    for rope in read_spec(tmp_path).served(length).ropes:
+        assert rope.attention_factor == pytest.approx(factor)
+        torch.testing.assert_close(torch.tensor(rope.inv_freq), expected)
+
+
+def test_ranks_have_parts_of_fused_projections(tmp_path):
+    model = save_model("phi3", tmp_path)
+    spec = read_spec(tmp_path)
+    sources = [Shard(rank, 2).source(open_weights(tmp_path, spec), spec) for rank in range(2)]
+    stored = model.model.layers[1].self_attn.qkv_proj.weight
+    for name, rows in (("q", stored[:64]), ("k", stored[64:96]), ("v", stored[96:])):
+        parts = [source(f"model.layers.1.self_attn.{name}_proj.weight") for source in sources]
+        assert torch.equal(torch.cat(parts), rows)
+
+
+def test_dora_of_fused_projections_equals_pefts(tmp_path):
+    peer = save_adapter("phi3", tmp_path, use_dora=True)
+    engine = TinyEngine(tmp_path / "model", tmp_path / "adapter")
+    engine.chat("one", PROMPTS[3], "adapter")
+    engine.finish()
+    assert engine.texts["one"] == continuation(peer, PROMPTS[3], engine.texts["one"])
+
+
+def test_an_adapter_of_other_fused_widths_is_refused(tmp_path):
+    save_adapter("phi3", tmp_path)
+    spec, file = read_spec(tmp_path / "model"), tmp_path / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(file)
+    key = next(key for key in tensors if "qkv_proj.lora_B" in key)
+    save_file(tensors | {key: tensors[key][:-1].contiguous()}, file)
+    shapes = target_shapes(spec, open_weights(tmp_path / "model", spec), "model")
+    with pytest.raises(AdapterError, match=r"qkv_proj.lora_B.weight' is \[127, 4\], and the model needs 128 rows"):
+        load_peft(tmp_path / "adapter", shapes)
+
+
+def test_what_a_family_cannot_is_refused_by_name(tmp_path):
+    save_model("olmo2", tmp_path / "olmo2")
+    olmo2 = read_spec(tmp_path / "olmo2")
+    with pytest.raises(ValueError, match="olmo2 normalises queries and keys of all heads together"):
+        Shard(0, 2).spec(olmo2)
+    with pytest.raises(ValueError, match=r"model.gguf: olmo2 models are not read from GGUF files"):
+        GgufFile(tmp_path / "model.gguf", olmo2)
+    save_model("phi3", tmp_path / "phi3")
+    with pytest.raises(ValueError, match="kv_dtype fp8 does not work with phi3, which rotates a part of each head"):
+        attention_wish(EngineConfig(str(tmp_path), kv_dtype="fp8"), read_spec(tmp_path / "phi3"))

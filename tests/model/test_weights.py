@@ -116,7 +116,9 @@ def test_spec_refuses_what_it_cannot_run():
         parse_spec(CONFIG | {"model_type": "mixtral"}, {})
     with pytest.raises(ValueError, match="hidden_act 'gelu'"):
         parse_spec(CONFIG | {"hidden_act": "gelu"}, {})
-    with pytest.raises(ValueError, match="rope_type 'longrope'"):
+    with pytest.raises(ValueError, match="rope_type 'dynamic'"):
+        parse_spec(CONFIG | {"rope_scaling": {"type": "dynamic"}}, {})
+    with pytest.raises(ValueError, match="long_factor must have 2 positive numbers"):
         parse_spec(CONFIG | {"rope_scaling": {"type": "longrope"}}, {})
     with pytest.raises(ValueError, match="no vocab_size"):
         parse_spec({key: value for key, value in CONFIG.items() if key != "vocab_size"}, {})

@@ -53,6 +53,25 @@ FAMILIES = {
         residual_multiplier=0.6,
         logits_scaling=2.0,
     ),
+    "phi3": partial(
+        transformers.Phi3Config,
+        head_dim=16,
+        sliding_window=9,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75},
+    ),
+    "phi3_longrope": partial(
+        transformers.Phi3Config,
+        max_position_embeddings=512,
+        original_max_position_embeddings=128,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.75,
+            "short_factor": [1.0, 1.1, 1.2, 1.5, 1.9, 2.5],
+            "long_factor": [2.0, 3.0, 5.0, 7.0, 9.0, 11.0],
+            "original_max_position_embeddings": 128,
+        },
+    ),
     "olmo2": partial(transformers.Olmo2Config, num_key_value_heads=2),
 }
 

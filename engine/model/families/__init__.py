@@ -9,6 +9,7 @@ from engine.model.families.base import Json, ModelSpec, read_llama
 from engine.model.families.granite import read_granite
 from engine.model.families.mistral import read_mistral
 from engine.model.families.olmo2 import read_olmo2
+from engine.model.families.phi3 import read_phi3
 from engine.model.families.qwen import read_qwen2, read_qwen3
 from engine.model.families.smollm3 import read_smollm3
 
@@ -17,6 +18,7 @@ FAMILIES: dict[str, Callable[[Json], ModelSpec]] = {
     "llama": read_llama,
     "mistral": read_mistral,
     "olmo2": read_olmo2,
+    "phi3": read_phi3,
     "qwen2": read_qwen2,
     "qwen3": read_qwen3,
     "smollm3": read_smollm3,
@@ -34,7 +36,6 @@ MISSING = {
     "llama4": f"images and {EXPERTS}",
     "mixtral": EXPERTS,
     "olmoe": EXPERTS,
-    "phi3": "fused projections and rotation of a part of each head",
     "phimoe": EXPERTS,
     "qwen2_moe": EXPERTS,
     "qwen3_moe": EXPERTS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from engine.model.rope import RopeSpec, read_rope
@@ -60,6 +60,12 @@ class ModelSpec:
     residual_scale: float = 1.0
     """Factor of what attention and MLP add to the residual stream."""
     logits_divisor: float = 1.0
+    fused: bool = False
+    """True means that checkpoints and adapters have the projections of `FUSED` (engine/model/fused.py) as one."""
+
+    def served(self, max_len: int) -> ModelSpec:
+        """Returns the spec for sequences of at most `max_len` tokens, on which rotary embeddings may depend."""
+        return replace(self, ropes=tuple(rope.served(max_len) for rope in self.ropes))
 
     @property
     def query_width(self) -> int:
@@ -70,8 +76,12 @@ class ModelSpec:
         return self.kv_heads * self.head_dim
 
 
-def read_llama(config: Json) -> ModelSpec:
-    """Reads a model that is like Llama. Raises ValueError, which says why, if this engine cannot run it."""
+def read_llama(config: Json, *, partial_rope: bool = False) -> ModelSpec:
+    """Reads a model that is like Llama. Raises ValueError, which says why, if this engine cannot run it.
+
+    Args:
+        partial_rope: whether the family may rotate only a part of each head.
+    """
     if config.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act {config['hidden_act']!r} is not supported; supported: silu")
     heads, layers = required(config, "num_attention_heads"), required(config, "num_hidden_layers")
@@ -89,7 +99,7 @@ def read_llama(config: Json) -> ModelSpec:
         kv_heads=config.get("num_key_value_heads") or heads,
         head_dim=head_dim,
         rms_norm_eps=config.get("rms_norm_eps", 1e-6),
-        ropes=(read_rope(config, head_dim),) * layers,
+        ropes=(read_rope(config, head_dim, partial=partial_rope),) * layers,
         max_position=required(config, "max_position_embeddings"),
         windows=(None,) * layers,
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.model.checkpoints.stored import Shape, WeightsError
+from engine.model.fused import select_rows
 from engine.model.spec import ModelSpec
 from engine.model.weights import WeightSource, parameter_shapes
 from lora_kernels.fp8 import Fp8Weight
@@ -164,14 +165,13 @@ def _cut_shape(shape: Shape, cut: Cut | None) -> Shape:
 
 def _part(name: str, weight: Weight, cut: Cut) -> Weight:
     """Returns a part of a parameter, in memory of its own. Blocks of quantised weights stay whole."""
-    index = (cut.slice,) if cut.axis == 0 else (slice(None), cut.slice)
-    if isinstance(weight, Tensor):
-        return weight[index].clone()
-    if isinstance(weight, Fp8Weight):
-        scales = weight.scales[cut.slice] if cut.axis == 0 else weight.scales
-        return Fp8Weight(weight.numbers.view(torch.uint8)[index].clone().view(weight.numbers.dtype), scales.clone())
     if cut.axis == 0:
-        return weight.select(torch.arange(cut.start, cut.stop, device=weight.device))
+        return select_rows(weight, cut.start, cut.stop)
+    if isinstance(weight, Tensor):
+        return weight[:, cut.slice].clone()
+    if isinstance(weight, Fp8Weight):
+        numbers = weight.numbers.view(torch.uint8)[:, cut.slice].clone().view(weight.numbers.dtype)
+        return Fp8Weight(numbers, weight.scales.clone())
     return _inputs_of(name, weight, cut)
 
 

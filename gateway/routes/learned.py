@@ -31,7 +31,7 @@ class Learned:
     undecided: Literal["small", "large"] = "large"
     """Member that answers if the prompt's vector does not come, or not in time."""
     patience: float = 1.0
-    """An interactive request waits for its vector at most this many times the TTFT goal of the vector's model."""
+    """An interactive request waits for its vector at most this many times the TTFT goal of the small member."""
     shadow: Shadow | None = None
 
     def __post_init__(self) -> None:
@@ -84,7 +84,6 @@ class Learned:
 
     async def _vector(self, asked: Asked, router: Router) -> Vector:
         """Raises TimeoutError if the vector does not come in time, and NoVector if it cannot come."""
-        embedder = router.file.embedder
-        bounded = asked.lane is Lane.INTERACTIVE
-        async with asyncio.timeout(self.patience * asked.state(embedder).ttft_s if bounded else None):
-            return await asked.vector(embedder, router.file.pooling)
+        most = self.patience * asked.state(self.small).ttft_s if asked.lane is Lane.INTERACTIVE else None
+        async with asyncio.timeout(most):
+            return await asked.vector(router.file.embedder, router.file.pooling)

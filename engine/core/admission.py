@@ -134,8 +134,8 @@ def unpinnable(state: EngineState, adapter: Adapter) -> str:
 
 def _out_of_range(request: Request) -> str:
     """Return which field (`weight`, `class_weight`, `max_tokens`, `prompt_logprobs`, `produced`, `num_scored`,
-    `deadline`, `ttft` or `itl`) has a value that would corrupt the accounting; an empty string means that none has. A
-    gateway checks these fields too, but other clients may use the engine's protocol."""
+    `deadline`, `ttft`, `itl` or `kv_source`) has a value that would corrupt the accounting; an empty string means that
+    none has. A gateway checks these fields too, but other clients may use the engine's protocol."""
     for name, weight in (("weight", request.weight), ("class_weight", request.class_weight)):
         if not LEAST_WEIGHT <= weight <= 1 / LEAST_WEIGHT:
             return name
@@ -149,7 +149,8 @@ def _out_of_range(request: Request) -> str:
         return "produced"
     if not 0 <= request.num_scored <= max(0, len(request.prompt_ids) - 1):
         return "num_scored"
-    figures = {"deadline": request.deadline, "ttft": request.ttft, "itl": request.itl}
+    waits = request.kv_source.seconds if request.kv_source else None
+    figures = {"deadline": request.deadline, "ttft": request.ttft, "itl": request.itl, "kv_source": waits}
     return next((name for name, value in figures.items() if value is not None and not isfinite(value)), "")
 
 

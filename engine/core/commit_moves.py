@@ -46,7 +46,8 @@ def cancel_imports(state: EngineState, request_id: str) -> None:
     """End the fetches for a request. Pages that have come stay; host pages of the others are freed once the mover has
     answered."""
     for number, fetch in state.moves.imports.items():
-        if fetch.request_id == request_id:
+        if fetch.request_id == request_id and not fetch.is_cancelled:
+            fetch.is_cancelled = True
             _stop_awaiting(state, number, fetch)
             state.moves.outbox.append(CancelFetch(number))
 

@@ -89,6 +89,7 @@ class KvImport:
     num_come: int
     pages: dict[PrefixKey, HostPageId]
     """Reserved host pages of the keys that have not come yet, in the order in which they will."""
+    is_cancelled: bool = False
 
 
 @dataclass(slots=True)
@@ -133,6 +134,13 @@ class KvMoves:
         """Return whether the page of a key is being fetched and may still come in time."""
         fetch = self.imports.get(self.awaited.get(key, 0))
         return fetch is not None and now < fetch.deadline
+
+    def holds_up(self, request_id: str, now: float) -> bool:
+        """Return whether pages are being fetched for a request and may still come in time."""
+        for one in self.imports.values():
+            if one.request_id == request_id and one.pages and not one.is_cancelled and now < one.deadline:
+                return True
+        return False
 
     def leases(self) -> Counter[PrefixKey]:
         """Return the number of exports that may read the copy of each key."""

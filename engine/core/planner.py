@@ -106,12 +106,15 @@ class Planner:
 
     def start(self, seq: Sequence) -> bool:
         """Start a waiting sequence, with a load of its adapter if needed, or pass it over: if its grammar is not ready,
-        another sequence is computing its next prefix page, or its adapter is neither resident nor in host memory, was
-        evicted by this plan, finds no room or time for the copy, or takes no more sequences, to make way for another.
-        Returns whether sequences after it may still start; False means that the lane starts no more in this plan."""
+        its pages are being fetched, another sequence is computing its next prefix page, or its adapter is neither
+        resident nor in host memory, was evicted by this plan, finds no room or time for the copy, or takes no more
+        sequences, to make way for another. Returns whether sequences after it may still start; False means that the
+        lane starts no more in this plan."""
         if not self.takes_new:
             return False
         if self._state.grammars.blocks(seq.request.params.grammar):
+            return self._pass_over()
+        if self._state.moves.imports and self._state.moves.holds_up(seq.id, self._now):
             return self._pass_over()
         adapter = self._state.adapters[seq.request.adapter_hash] if seq.request.adapter_hash else None
         if adapter is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import ssl
@@ -150,8 +151,8 @@ def listen(address: str) -> tuple[socket.socket, str]:
     the socket and the address for other engines, without a host if it listens on all interfaces. Raises OSError."""
     if address.startswith(UNIX):
         path = Path(address.removeprefix(UNIX))
-        path.unlink(missing_ok=True)
         server = socket.socket(socket.AF_UNIX)
+        _clear(path)
         server.bind(str(path))
         path.chmod(0o600)
         server.listen()
@@ -161,6 +162,17 @@ def listen(address: str) -> tuple[socket.socket, str]:
     server = socket.create_server((name, int(port)), family=socket.AF_INET6 if ":" in name else socket.AF_INET)
     shown = "" if name in ("0.0.0.0", "::", "") else host
     return server, f"{shown}:{server.getsockname()[1]}"
+
+
+def _clear(path: Path) -> None:
+    """Remove the socket that a process left when it was killed. Raises OSError if a process still listens there."""
+    with socket.socket(socket.AF_UNIX) as client:
+        try:
+            client.connect(str(path))
+        except OSError:
+            path.unlink(missing_ok=True)
+            return
+    raise OSError(errno.EADDRINUSE, f"another process listens at {path}")
 
 
 def server_context(tls: EngineTls) -> ssl.SSLContext:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import socket
 import threading
@@ -32,6 +33,8 @@ HELLO_S = 5.0
 """Seconds that a receiver has to say what it wants."""
 MOST_S = 120.0
 """Maximum number of seconds of a move, and so of a lease, whatever the receiver asks for."""
+GRACE_S = 1.0
+"""Seconds that a move may take longer than its receiver waits, so that the receiver is the one to give up."""
 POLL_S = 0.1
 """Seconds between two looks whether a receiver that waits for pages is still there."""
 
@@ -124,7 +127,7 @@ class Sender:
             if want.identity != self._identity:
                 line.send(hello(Answer("the KV of this engine is of another model or shape", 0, False)))
                 raise MoveFailed(FetchEnd.REFUSED, "the other engine's KV is of another model or shape")
-            line.extend(self._clock() + min(max(0.0, want.seconds), MOST_S))
+            line.extend(self._clock() + min(max(0.0, want.seconds), MOST_S) + GRACE_S)
             number, pages = next(self._numbers), queue.SimpleQueue[HostPageId | None]()
             self._queues[number] = pages
             self.lines.add(line)
@@ -188,7 +191,7 @@ class Sender:
         try:
             line.send_file(hello(Answer("", window, True)), file)
         except MoveFailed:
-            SharedTransport(line, file, window, self._memory.page_bytes).close()
+            os.close(file)
             raise
         return SharedTransport(line, file, window, self._memory.page_bytes)
 

@@ -165,7 +165,7 @@ class MovesMachine(CoreMachine):
             self.mover.check()
 
 
-MovesMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+MovesMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
 TestMoves = pytest.mark.slow(MovesMachine.TestCase)
 
 CONFIG = CoreConfig(num_pages=40, block_size=4, max_seqs=4, max_model_len=64, token_budget=8, host_pages=20)

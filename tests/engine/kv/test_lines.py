@@ -214,6 +214,14 @@ def test_a_place_is_refused_while_all_are_taken(tmp_path, monkeypatch):
     ends.sender.close()
 
 
+def test_a_socket_that_a_dead_process_left_is_replaced_and_a_live_one_is_not(ends, tmp_path):
+    with pytest.raises(OSError, match="another process listens"):
+        Ends(ends.sender.address)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(f"{tmp_path}/dead")
+    Ends(f"unix:{tmp_path}/dead").sender.close()
+
+
 def test_where_an_engine_gives_pages(tls):
     here, there = EngineTarget("unix:/run/e0"), EngineTarget("host:7001", tls)
     assert [listen_address(setting, here) for setting in ("", "auto", "unix:/x")] == ["", "unix:/run/e0.kv", "unix:/x"]

@@ -245,6 +245,14 @@ WRONG = {
         "engine.scheduling.advanced.policy: belongs into engine.scheduling",
     ),
     "swap_gb": ("engine: {swap_gb: -1}", "engine.swap_gb must be finite and not negative"),
+    "pages of ranks": (
+        "engine: {kv_listen: auto, tensor_parallel: 2}",
+        "engine.kv_listen does not work with tensor_parallel or pipeline_parallel",
+    ),
+    "pages without a host tier": (
+        "engine: {kv_listen: auto, swap_gb: 0}",
+        "engine.kv_listen does not work with swap_gb",
+    ),
     "unknown lane key": ("lanes: {batch: {ttft: 1}}", "lanes.batch.ttft: unknown key; did you mean ttft_s?"),
     "lane range": ("lanes: {interactive: {itl_s: 0}}", "lanes.interactive: ttft_s and itl_s must be positive"),
     "lane attainment": ("lanes: {batch: {attainment: 1.1}}", "lanes.batch: attainment must be between 0 and 1"),

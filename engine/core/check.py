@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from math import isclose
 
 from engine.core.adapter_tiers import Held
 from engine.core.adapters import HostCopy
@@ -20,6 +21,7 @@ def violations(state: EngineState) -> list[str]:
         *_host(state),
         *_moves(state),
         *_sequences(state),
+        *_accounts(state),
         *_adapters(state),
         *_tiers(state),
         *_grammars(state),
@@ -142,6 +144,17 @@ def _queue(state: EngineState) -> Iterator[str]:
         yield "the waiting queue has lost count"
     if sum(queue.num_tokens.values()) != sum(seq.num_tokens for seq in queue):
         yield "the waiting queue has lost count of its tokens"
+
+
+def _accounts(state: EngineState) -> Iterator[str]:
+    live = Counter((seq.request.lane, seq.request.party) for seq in state.sequences.values())
+    accounts = state.ledger.accounts
+    if live != {place: account.live for place, account in accounts.of.items() if account.live}:
+        yield "the accounts count other requests than live ones"
+    for tenant in accounts.tenants.values():
+        weights = [account.weight for account in tenant.parties.values() if account.live]
+        if weights and not isclose(sum(weights), tenant.weight):
+            yield f"the classes of tenant {tenant.name} have {sum(weights)} of its weight {tenant.weight}"
 
 
 def _adapters(state: EngineState) -> Iterator[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -138,11 +139,15 @@ class Receiver:
     def _open_transport(self, line: Line, is_local: bool) -> Transport:
         """Read the sender's answer. Raises MoveFailed if it refuses."""
         head, file = line.receive_file(HELLO.size) if is_local else (b"", None)
-        answer = read_hello(line, Answer, head)
-        if answer.refusal:
-            raise MoveFailed(FetchEnd.REFUSED, answer.refusal[:200])
-        if not answer.shared:
-            return StreamTransport(line)
-        if file is None or not 0 < answer.window <= MOST_WINDOW:
-            raise MoveFailed(FetchEnd.CORRUPT, "shared memory is announced, and did not come")
+        with ExitStack() as unused:
+            if file is not None:
+                unused.callback(os.close, file)
+            answer = read_hello(line, Answer, head)
+            if answer.refusal:
+                raise MoveFailed(FetchEnd.REFUSED, answer.refusal[:200])
+            if not answer.shared:
+                return StreamTransport(line)
+            if file is None or not 0 < answer.window <= MOST_WINDOW:
+                raise MoveFailed(FetchEnd.CORRUPT, "shared memory is announced, and did not come")
+            unused.pop_all()
         return SharedTransport(line, file, answer.window, self._memory.page_bytes)

@@ -6,6 +6,7 @@ import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -100,6 +101,7 @@ class Sender:
             except OSError:
                 if self._server.fileno() < 0:
                     return
+                time.sleep(POLL_S)  # the process may have no file descriptor left, which would fail again at once
                 continue
             if self._places.acquire(blocking=False):
                 threading.Thread(target=self._serve, args=(connection,), name="kv-send", daemon=True).start()

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
@@ -179,6 +180,21 @@ def test_memory_of_the_wrong_size_or_that_may_shrink_is_not_read(ends, tmp_path,
         socket.send_fds(connection, [said], [file])
         assert ends.end() == (FetchEnd.CORRUPT, 0)
         connection.close()
+    os.close(file)
+
+
+def test_memory_that_comes_with_a_refusal_is_closed(ends, tmp_path):
+    file = shared_memory(3)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{tmp_path}/odd")
+        server.listen()
+        ends.fetch(address=f"unix:{tmp_path}/odd")
+        connection, _ = server.accept()
+        socket.send_fds(connection, [HELLO.pack(MAGIC, VERSION + 1, 2) + b"{}"], [file])
+        assert ends.end() == (FetchEnd.REFUSED, 0)
+        connection.close()
+    inode = os.fstat(file).st_ino
+    assert sum(path.exists() and path.stat().st_ino == inode for path in Path("/proc/self/fd").iterdir()) == 1
     os.close(file)
 
 

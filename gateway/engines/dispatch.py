@@ -71,8 +71,8 @@ class Dispatch:
         """Return what the router has to know about a request."""
         adapter_hash, expected = request.adapter_hash, request.expected_tokens
         adapter = self._adapters.get(adapter_hash or "", NO_ADAPTER)
-        keys: tuple[int, ...] = ()  # a request for a vector finds and leaves no prefixes
-        if request.pooling is None:
+        keys: tuple[int, ...] = ()  # most requests for vectors find and leave no prefixes
+        if request.pooling is None or request.pooling.shares_pages:
             begin = begin_of(adapter.invocation, request.prompt_ids) or 0
             realm = realm_of(request, share_prefixes=share_prefixes)
             keys = prefix_keys(request.prompt_ids, adapter_hash, realm, begin)

@@ -8,7 +8,7 @@ import pytest
 from local_engines import Answer, ask, until
 from structlog.testing import capture_logs
 
-from engine.core.types import Lane, LaneMode
+from engine.core.types import Lane, LaneMode, Pooling
 from engine.rpc.api import AdapterRejected
 from engine.rpc.service import EngineService
 from engine.rpc.stream import EngineUnavailable
@@ -186,6 +186,9 @@ async def test_a_gateway_learns_of_the_prompts_that_another_has_sent(engines):
     salted = ask("x", prompt=prompt)._replace(cache_salt="s")
     apart = other._dispatch.ask_for(salted, "", share_prefixes=False).prefix_keys
     assert not other._dispatch._router.prefixes.matches(apart)
+    for shares, known in ((True, keys), (False, ())):
+        vector = ask("x", prompt=prompt)._replace(pooling=Pooling(shares_pages=shares))
+        assert other._dispatch.ask_for(vector, "", share_prefixes=False).prefix_keys == known
     second = Answer(other, ask("second", prompt=[*prompt, 9], length=5))
     await second.whole()
     assert second.engines == first.engines

@@ -40,7 +40,7 @@ def load_kernels(
         Path(config.state_dir) if config.state_dir else None,
         attention_wish(config, spec),
         _log_attention,
-        config.tensor_parallel > 1,
+        sums=config.tensor_parallel > 1,
     )
 
 

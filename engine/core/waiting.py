@@ -5,12 +5,13 @@ fixed number of seconds, includes aging and never has to be sorted again."""
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from engine.core.config import Scheduling
 from engine.core.sequence import Sequence
-from engine.core.types import Lane
+from engine.core.types import Lane, tenant_of
 
 Key = tuple[float | str, ...]
 
@@ -115,11 +116,15 @@ class WaitingQueue:
 
     def last(self, above: Lane) -> Sequence | None:
         """Return the waiting sequence that must be refused so that a request of lane `above` finds a place in a full
-        queue: the last one of the longest queue in the lowest lane below `above` that has waiting sequences. None means
-        that no lower lane has any. Nothing is removed."""
+        queue: in the lowest lane below `above` that has waiting sequences, of the tenant that has most of them there,
+        the last one of its longest queue. None means that no lower lane has any. Nothing is removed."""
         for lane in sorted(Lane, reverse=True):
             if lane > above and self.lanes[lane]:
-                return max(self.lanes[lane].values(), key=len)[-1]
+                counts: Counter[str] = Counter()
+                for group, queue in self.lanes[lane].items():
+                    counts[tenant_of(group)] += len(queue)
+                _, longest = max(self.lanes[lane].items(), key=lambda item: (counts[tenant_of(item[0])], len(item[1])))
+                return longest[-1]
         return None
 
 

@@ -246,6 +246,20 @@ def test_the_answers_of_many_classes_make_room_for_another_tenant_like_those_of_
     assert running == ["acme", "acme", "globex", "globex"]
 
 
+def test_a_full_queue_loses_requests_of_the_tenant_that_has_most_whatever_their_classes():
+    stepped = SteppedEngine(max_seqs=1, max_waiting=12)
+    stepped.submit("runs")
+    stepped.step()
+    backlog(stepped, "globex", 4)
+    for number in range(8):
+        stepped.submit(f"acme-{number}", 32, 40, Lane.BATCH, tenant="acme", request_class=f"class-{number % 4}")
+    stepped.step()
+    for number in range(3):
+        stepped.submit(f"urgent-{number}")
+    stepped.step()
+    assert [name[:4] for name in stepped.ends] == ["acme"] * 3
+
+
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_weight_of_a_class_that_would_corrupt_the_accounts_is_refused(weight):
     stepped = SteppedEngine()

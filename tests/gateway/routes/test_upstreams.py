@@ -11,6 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 from fake_upstream import ANSWER, USAGE, FakeUpstream, delta, running_upstream
@@ -354,12 +355,20 @@ async def test_reasoning_is_relayed_apart(make_place):
     assert (await place.chat()).json()["choices"][0]["message"]["reasoning_content"] == "Hm."
 
 
-async def test_an_upstream_over_grpc(make_place, tmp_path):
-    place = await make_place()
+async def test_an_upstream_over_grpc(make_place, tmp_path, monkeypatch):
+    place = await make_place(events=(*ANSWER[:3], *calling("{}")[1:]))
     async with open_grpc_app(tmp_path, routes=place.table) as api:
-        chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="hi")])
-        with pytest.raises(Exception, match="does not exist"):  # acme's data may not leave
-            await api.generation.Generate(pb.GenerateRequest(model=ROUTE, chat=chat), metadata=as_key())
+        said, tool = [pb.ChatMessage(role="user", content="hi")], pb.Tool(name="add")
+        request = pb.GenerateRequest(model=ROUTE, chat=pb.Chat(messages=said, tools=[tool]))
+        with pytest.raises(grpc.aio.AioRpcError, match="does not exist"):  # this acme's data may not leave
+            await api.generation.Generate(request, metadata=as_key())
+        monkeypatch.setattr(UpstreamClient, "permits", lambda *_: True)
+        whole = await api.generation.Generate(request, metadata=as_key())
+        chunks = [chunk async for chunk in api.generation.GenerateStream(request, metadata=as_key())]
+    assert (whole.choices[0].text, whole.choices[0].tool_calls[0].name) == ("From the cloud", "add")
+    assert (whole.usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (7, 3)
+    assert "".join(chunk.choice.text for chunk in chunks) == "From the cloud"
+    assert "".join(call.arguments for chunk in chunks for call in chunk.choice.tool_calls) == "{}"
 
 
 async def test_a_second_gateway_is_an_upstream(make_place, tmp_path):

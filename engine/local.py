@@ -30,7 +30,7 @@ from engine.process.model_source import find_prepared
 from engine.rpc.api import AdapterRejected, LaneRejected
 from engine.rpc.session import GatewaySession
 from engine.rpc.snapshot import live_requests, snapshot
-from engine.rpc.stream import Arrivals, EngineLost, EngineUnavailable
+from engine.rpc.stream import Arrivals, EngineLost, EngineUnavailable, Handover
 from engine.rpc.wire import adapter_to_pb
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class LocalEngine:
     async def wait_ready(self) -> None:
         await self._ready.wait()
 
-    def generate(self, request: Request, session: str = "") -> Arrivals:
+    def generate(self, request: Request, session: str = "", handover: Handover | None = None) -> Arrivals:
         if not self.ready:
             raise EngineUnavailable(self._ending)
         arrivals = self._streams[request.id] = Arrivals(partial(self._abort, request.id), self.info.life)

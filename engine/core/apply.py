@@ -28,7 +28,7 @@ from engine.core.commands import (
 )
 from engine.core.commit import abort, finish_early
 from engine.core.commit_adapters import add_adapter, drop_adapter, take_answer, use_adapter
-from engine.core.commit_moves import begin_import, cancel_imports, take_report
+from engine.core.commit_moves import begin_import, cancel_imports, hurry_imports, take_report
 from engine.core.config import goal_of
 from engine.core.grammars import Grammar
 from engine.core.prefix import realm_of
@@ -98,6 +98,7 @@ def _submit(state: EngineState, request: Request) -> None:
     if request.kv_source is None:
         cancel_imports(state, request.id)
     else:
+        hurry_imports(state, seq)
         begin_import(state, seq, seq.num_skippable)
 
 

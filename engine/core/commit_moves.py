@@ -42,6 +42,15 @@ def begin_import(state: EngineState, seq: Sequence, num_tokens: int) -> None:
     moves.outbox.append(order)
 
 
+def hurry_imports(state: EngineState, seq: Sequence) -> None:
+    """Let a request, which was submitted just now, wait for what was fetched ahead only as long as its own source
+    says."""
+    source = seq.request.kv_source
+    for fetch in state.moves.imports.values():
+        if source is not None and fetch.request_id == seq.id:
+            fetch.deadline = min(fetch.deadline, seq.request.arrival + source.seconds)
+
+
 def cancel_imports(state: EngineState, request_id: str) -> None:
     """End the fetches for a request. Pages that have come stay; host pages of the others are freed once the mover has
     answered."""

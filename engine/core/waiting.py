@@ -42,11 +42,12 @@ def order_of(scheduling: Scheduling) -> Order:
 
 
 def lanes_key(seq: Sequence, priority_s: float) -> Key:
-    """Return the sort key of the lanes policy within a party's queue. Preempted sequences come first. Both groups are
-    sorted by arrival time plus `priority_s` seconds per level of priority, so that a lower value of priority is served
-    sooner."""
+    """Return the sort key of the lanes policy within a party's queue. Sequences that were preempted, and those whose
+    answer began in another engine, come first. Both groups are sorted by arrival time plus `priority_s` seconds per
+    level of priority, so that a lower value of priority is served sooner."""
     request = seq.request
-    return (float(seq.num_preemptions == 0), request.arrival + request.priority * priority_s, seq.id)
+    has_begun = seq.num_preemptions > 0 or bool(request.produced)
+    return (float(not has_begun), request.arrival + request.priority * priority_s, seq.id)
 
 
 def fcfs_key(seq: Sequence) -> Key:

@@ -8,7 +8,7 @@ from typing import Protocol
 from engine.core.config import LaneGoals
 from engine.core.types import AdapterHash, Lane, LaneMode, Request
 from engine.pb import engine_pb2 as pb
-from engine.rpc.stream import PlacedStream
+from engine.rpc.stream import Handover, PlacedStream
 
 
 class AdapterRejected(Exception):
@@ -35,10 +35,17 @@ class EngineApi(Protocol):
     async def wait_ready(self) -> None:
         """Wait until `ready` is true, without a time limit."""
 
-    def generate(self, request: Request, session: str = "") -> PlacedStream:
+    def generate(self, request: Request, session: str = "", handover: Handover | None = None) -> PlacedStream:
         """Submit a request at once and return the stream of its events. The caller must close the stream, for example
-        with `contextlib.aclosing`. Requests with the same `session`, unless it is empty, go to the same engine where
-        there are several. Raises EngineUnavailable if the engine is not ready."""
+        with `contextlib.aclosing`, and drop its handover unless the request goes on with it.
+
+        Args:
+            session: requests with the same one, unless it is empty, go to the same engine where there are several.
+            handover: that of the stream with the request's first token, which this request continues.
+
+        Raises:
+            EngineUnavailable: the engine is not ready.
+        """
 
     def fate(self, life: str) -> pb.PreviousLife | None:
         """Return how the engine process with the id `life` ended, as far as its successor has told. None means that

@@ -11,7 +11,7 @@ from engine.core.types import AdapterHash, Lane, LaneMode, Request
 from engine.pb import engine_pb2 as pb
 from engine.rpc.api import AdapterRejected, LaneRejected
 from engine.rpc.link import EngineLink
-from engine.rpc.stream import Arrivals, EngineUnavailable
+from engine.rpc.stream import Arrivals, EngineUnavailable, Handover
 from engine.rpc.target import EngineTarget, EngineTls
 from engine.rpc.wire import LANE_MODES, LANES
 
@@ -54,7 +54,7 @@ class EngineClient(EngineLink):
         super().__init__(EngineTarget(address, tls), on_connect, on_news=on_news, on_lost=on_lost)
         self.load_seconds = load_seconds
 
-    def generate(self, request: Request, session: str = "") -> Arrivals:
+    def generate(self, request: Request, session: str = "", handover: Handover | None = None) -> Arrivals:
         return self.submit(request)
 
     async def check_connected(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol, Self
 
-from engine.core.types import TokenEvent
+from engine.core.types import KvSource, TokenEvent
 
 
 class EngineUnavailable(Exception):
@@ -43,6 +43,18 @@ class EventStream(Protocol):
         """Abort the request, unless it has ended."""
 
 
+class Handover(Protocol):
+    """How a request goes on in another engine after its first token. That engine fetches the prompt's KV meanwhile."""
+
+    request_id: str
+    """Id under which the other engine knows the request."""
+    source: KvSource
+
+    def drop(self) -> None:
+        """Tell the other engine that the request does not come. Does nothing if it has been submitted there. Must be
+        called otherwise."""
+
+
 class PlacedStream(EventStream, Protocol):
     """The `EventStream` of a request that one engine process has."""
 
@@ -52,12 +64,25 @@ class PlacedStream(EventStream, Protocol):
     """Name of the engine; empty where there is only one."""
     reason: str
     """Why the router chose that engine (see `gateway.routing.router.Reason`); empty where there is only one."""
+    handover: Handover | None
+    """Set if the engine computes the first token only. The stream then ends with FinishReason.LENGTH."""
 
 
 class Arrivals:
     """The `PlacedStream` of one request, which `EngineClient` fills with `put` and ends with `lose`."""
 
-    __slots__ = ("_abandon", "_events", "_is_over", "_loss", "_on_end", "_reader", "engine", "life", "reason")
+    __slots__ = (
+        "_abandon",
+        "_events",
+        "_is_over",
+        "_loss",
+        "_on_end",
+        "_reader",
+        "engine",
+        "handover",
+        "life",
+        "reason",
+    )
 
     def __init__(self, abandon: Callable[[], None], life: str = "", on_end: Callable[[], None] | None = None) -> None:
         """
@@ -69,6 +94,7 @@ class Arrivals:
         self.life = life
         self.engine = ""
         self.reason = ""
+        self.handover: Handover | None = None
         self._abandon = abandon
         self._on_end = on_end
         self._events: list[TokenEvent] = []

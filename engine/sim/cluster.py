@@ -247,7 +247,7 @@ class _Cluster:
             self._send(handover.request)
             return
         if handover.has_source:
-            place_pages(target.engine.state, handover.request)
+            place_pages(target.engine.state, handover.request, self.now)
         self._put(target, handover.request, handover.request)
 
     def _put(self, replica: _Replica, request: Request, part: Request) -> None:

@@ -7,6 +7,7 @@ from the replica of the prompt. The other one goes on when all full pages have a
 from __future__ import annotations
 
 import heapq
+from collections.abc import Container
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from typing import NamedTuple
 from engine.core.prefix import page_keys, realm_of
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import Request, StepPlan
+from engine.core.types import Lane, PageId, PrefixKey, Request, StepPlan
 from engine.sim.links import Transfers
 
 
@@ -96,16 +97,31 @@ class Handovers:
             handover.arrived = self._transfers.send(handover.source, handover.target, size, ready)
 
 
-def place_pages(state: EngineState, request: Request) -> None:
-    """Put the KV of a request's full prompt pages into an engine's host memory, from which it is copied to the device
-    in the step that starts the request. Pages for which there is no room are computed again."""
+def place_pages(state: EngineState, request: Request, now: float) -> None:
+    """Put the KV of a request's full prompt pages into an engine: into host memory if it keeps KV there, from which a
+    step copies it to the device, and otherwise into device pages that are free or idle. Pages for which there is no
+    room are computed again."""
     realm = realm_of(request, share_prefixes=state.config.share_prefixes)
     seq = Sequence(request, [*request.prompt_ids, *request.produced], realm=realm)
     keys = page_keys(seq, len(request.prompt_ids) // state.config.block_size, state.config.block_size)
-    host, missing = (
-        state.host,
-        [key for key in keys if key not in state.prefix.page_of and key not in state.host.page_of],
-    )
-    reusable = (host.page_of[key] for key in host.reusable(needed=False) if key not in keys)
-    for key, page in zip(missing, list(islice(chain(host.free, reusable), len(missing))), strict=False):
-        host.put(key, page)
+    host, prefix = state.host, state.prefix
+    missing = [key for key in keys if key not in prefix.page_of and key not in host.page_of]
+    if host.num_pages:
+        reusable = (host.page_of[key] for key in host.reusable(needed=False) if key not in keys)
+        for key, page in zip(missing, list(islice(chain(host.free, reusable), len(missing))), strict=False):
+            host.put(key, page)
+        return
+    for key, page in zip(missing, _device_pages(state, len(missing), keys), strict=False):
+        prefix.register(key, page, request.lane)
+        prefix.idle[request.lane][page] = now
+
+
+def _device_pages(state: EngineState, count: int, kept: Container[PrefixKey]) -> list[PageId]:
+    """Return up to `count` pages that were free or idle, the oldest first, without those whose keys are in `kept`."""
+    prefix, free = state.prefix, state.pool.free
+    pages = [free.popitem()[0] for _ in range(min(count, len(free)))]
+    idle = (page for lane in reversed(Lane) for page in prefix.idle[lane] if prefix.key_of[page] not in kept)
+    for page in list(islice(idle, count - len(pages))):
+        prefix.drop(page)
+        pages.append(page)
+    return pages

@@ -58,12 +58,13 @@ def add(
     engine: Annotated[str, typer.Argument(metavar="NAME", help="Name for the engine, such as gpu-2.")],
     address: Annotated[str, typer.Argument(help="Where all gateways reach it, such as gpu2.internal:7001.")],
     model: OneModel = "",
+    role: Annotated[str, typer.Option(help="Of requests that are split: prefill, decode or both.")] = "both",
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Add an engine of `loralane engine` for all gateways: `loralane engines add gpu-2 gpu2.internal:7001`."""
     with admin(url, key) as client:
-        overview = client.add_engine(engine, address, model)
+        overview = client.add_engine(engine, address, model, role)
     console.print(f"[green]{overview.name}[/green] is added, and {overview.state}", highlight=False)
 
 
@@ -86,7 +87,7 @@ def _set(url: str, key: str, request: pb.SetEngineRequest) -> None:
 
 def engines_table(engines: Iterable[pb.EngineOverview]) -> Table:
     table = Table(box=None)
-    for title in ("model", "engine", "state", "device", "weights"):
+    for title in ("model", "engine", "state", "role", "device", "weights"):
         table.add_column(title, no_wrap=True)
     for title in ("running", "waiting", "wait", "free pages", "adapters"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -94,7 +95,7 @@ def engines_table(engines: Iterable[pb.EngineOverview]) -> Table:
     for engine in engines:
         style = "" if engine.state == "serving" else "yellow"
         table.add_row(
-            *(Text(engine.base_model), Text(engine.name), Text(engine.state, style=style)),
+            *(Text(engine.base_model), Text(engine.name), Text(engine.state, style=style), Text(engine.role)),
             *(Text(_device(engine)), Text(engine.weights)),
             *(f"{engine.running:,}", f"{engine.waiting:,}", f"{engine.predicted_wait_seconds:.2f} s"),
             *(f"{engine.free_pages:,} of {engine.total_pages:,}", f"{engine.adapters_on_device:,}"),

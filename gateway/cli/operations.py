@@ -144,9 +144,9 @@ class OperationsClient(AdminClient):
         """Change an engine's state on the gateway, and return its new state."""
         return self._engines.Set(request, metadata=self._metadata)
 
-    def add_engine(self, name: str, address: str, model: str) -> pb.EngineOverview:
+    def add_engine(self, name: str, address: str, model: str, role: str = "") -> pb.EngineOverview:
         """Add an engine for all gateways, and return its state."""
-        request = pb.AddEngineRequest(engine=name, address=address, model=model)
+        request = pb.AddEngineRequest(engine=name, address=address, model=model, role=role)
         return self._engines.Add(request, metadata=self._metadata)
 
     def remove_engine(self, name: str, model: str) -> None:

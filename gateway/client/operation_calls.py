@@ -62,9 +62,10 @@ def engines(model: str = "") -> Call[list[EngineOverview]]:
     return Call("GET", ENGINES, EngineOverviews, {"model": model}, field="engines")
 
 
-def add_engine(name: str, address: str, model: str = "") -> Call[EngineOverview]:
-    """Add an engine for all gateways, also for those that start later."""
-    return Call("POST", ENGINES, EngineOverview, body=NewEngineBody(name=name, address=address, model=model))
+def add_engine(name: str, address: str, model: str = "", role: str = "") -> Call[EngineOverview]:
+    """Add an engine for all gateways, also for those that start later. `role` is what it does of requests that are
+    split: prefill, decode or both, which is the default."""
+    return Call("POST", ENGINES, EngineOverview, body=NewEngineBody(name=name, address=address, model=model, role=role))
 
 
 def remove_engine(name: str, model: str = "") -> Call[Deleted]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from engine.config import EngineConfig
 from engine.rpc.target import UNIX, EngineTarget, EngineTls
@@ -72,6 +72,12 @@ class EnginesConfig:
     """Number of engine processes that the gateway starts, if `addresses` is empty."""
     addresses: tuple[str, ...] = ()
     """Engines that were started with `loralane engine`, as `host:port`. If there are any, the gateway starts none."""
+    roles: tuple[Literal["prefill", "decode", "both"], ...] = ()
+    """What the first engines do of requests that are split, in the order of `addresses` or of the processes that the
+    gateway starts. The others do both."""
+    split: Literal["auto", "never", "always"] = "auto"
+    """Which requests are split between engines with `kv_listen`, so that one computes the prompt and the first token,
+    and another one the rest. With `auto`, those for which that is predicted to take less time in all."""
     tls: EngineTls | None = None
     """Certificates for connections to `addresses`, and of an engine that `loralane engine` starts. None means that
     engines are reached on this machine only, without TLS."""
@@ -88,6 +94,9 @@ class EnginesConfig:
             raise ValueError("replicas counts processes that the gateway starts, and with addresses it starts none")
         if len(set(self.addresses)) < len(self.addresses):
             raise ValueError("addresses has an engine twice")
+        engines = len(self.addresses) or self.replicas
+        if len(self.roles) > engines:
+            raise ValueError(f"roles has {len(self.roles)}, and there are {engines} engines")
         self.targets()  # raises ValueError for a malformed address, and for a remote one without tls
 
     def targets(self) -> tuple[EngineTarget, ...]:

@@ -16,12 +16,13 @@ import structlog
 
 from engine.rpc.target import EngineTarget, EngineTls
 from gateway.core.errors import invalid_request
-from gateway.engines.member import AddedBy, EngineMember, check_member, engine_conflict, member_name
+from gateway.engines.member import AddedBy, EngineMember, check_member, check_role, engine_conflict, member_name
 from gateway.engines.pool import EnginePool
 from gateway.engines.replica import CONFIGURED
 from gateway.registry.log import RegistryLog
 from gateway.registry.record import RecordChange, RegistrySnapshot
 from gateway.registry.store import RecordStore
+from gateway.routing.news import Role
 from gateway.routing.router import MAX_REPLICAS
 
 log = structlog.get_logger("engines")
@@ -102,18 +103,20 @@ class EngineDirectory:
                 await self._task
         await self._log.close()
 
-    async def add(self, model: str, engine: str, address: str, added_by: AddedBy = "operator") -> EngineMember:
+    async def add(
+        self, model: str, engine: str, address: str, added_by: AddedBy = "operator", role: str = ""
+    ) -> EngineMember:
         """Add an engine of a base model for all gateways, and return its record. It gets requests as soon as it is
         reachable and has the adapters.
 
         Raises:
-            ApiError: INVALID_REQUEST, the name or address is malformed, the address needs TLS files that the
+            ApiError: INVALID_REQUEST, the name, address or role is malformed, the address needs TLS files that the
                 configuration lacks, or there are too many engines; ENGINE_CONFLICT, the name or the address is taken;
                 REGISTRY_UNAVAILABLE, Redis is away.
         """
         check_member(engine, address)
         self._check_room(model, engine, address)
-        member = EngineMember(model, engine, address, added_by, self._clock())
+        member = EngineMember(model, engine, address, added_by, self._clock(), role=check_role(role))
         with _as_request("address"):
             self._target(member)
         await self._log.put(member, None)
@@ -195,7 +198,7 @@ class EngineDirectory:
         if member.address in pool.addresses.values():
             return f"the engine at {member.address} has another name in the configuration"
         try:
-            await pool.add(member.engine, self._target(member), member.added_by)
+            await pool.add(member.engine, self._target(member), member.added_by, Role(member.role))
         except ValueError as error:
             return str(error)
         return ""

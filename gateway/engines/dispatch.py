@@ -1,20 +1,49 @@
-"""Chooses the engine of each request of a pool, and submits it there."""
+"""Chooses the engine of each request of a pool, and submits it there: all of it, or only its prompt and first token, if
+another engine is to continue the answer, which then fetches the prompt's KV meanwhile."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from engine.core.adapters import begin_of
 from engine.core.prefix import realm_of
-from engine.core.types import AdapterHash, Request
+from engine.core.types import AdapterHash, KvSource, Lane, Request
 from engine.pb import engine_pb2 as pb
-from engine.rpc.stream import Arrivals, EngineUnavailable
+from engine.rpc.stream import Arrivals, EngineUnavailable, Handover
+from engine.rpc.target import kv_address
 from gateway.engines.replica import PooledEngine
-from gateway.routing.news import Ask
+from gateway.routing.news import Ask, Role
 from gateway.routing.prefixes import PREFIX_TOKENS, prefix_keys
 from gateway.routing.router import Decision, NoReplica, Reason, Router
+from gateway.routing.split import SplitMode, Splitting
+
+FETCH_SECONDS = 60.0
+"""How long an engine waits, from the submission of a prompt to another engine, for the first pages of its KV."""
+REST_SECONDS = 5.0
+"""How long it waits, from the first token on, for the pages that are still to come, before it computes them."""
+ASSUMED_BYTES_PER_S, LATENCY_S = 1e9, 0.005
+"""Rate of transfers of KV that no engine has measured yet, and the time of a transfer of nothing."""
+
+
+class Rest:
+    """A `Handover`: a request that an engine will continue. The router counts it there until it ends, or is dropped."""
+
+    def __init__(self, engine: PooledEngine, request_id: str, source: KvSource, finish: Callable[[], None]) -> None:
+        self.engine, self.request_id, self.source = engine, request_id, source
+        self._finish: Callable[[], None] | None = finish
+
+    def take(self) -> Callable[[], None] | None:
+        """Return what to call at the request's end, because it is submitted now. None means that it was dropped."""
+        finish, self._finish = self._finish, None
+        return finish
+
+    def drop(self) -> None:
+        if (finish := self.take()) is not None:
+            self.engine.client.drop_kv(self.request_id)
+            finish()
+
 
 NO_ADAPTER = pb.AdapterInfo()
 
@@ -22,19 +51,33 @@ NO_ADAPTER = pb.AdapterInfo()
 class Dispatch:
     """A router over the engines of a pool. Engines are known to it from `join` to `leave`."""
 
-    def __init__(self, engines: Mapping[str, PooledEngine], adapters: Mapping[AdapterHash, pb.AdapterInfo]) -> None:
-        """`engines` are those of the pool by name, `adapters` describes its adapters; both change with the pool."""
+    def __init__(
+        self,
+        engines: Mapping[str, PooledEngine],
+        adapters: Mapping[AdapterHash, pb.AdapterInfo],
+        split: SplitMode = SplitMode.AUTO,
+    ) -> None:
+        """
+        Args:
+            engines: those of the pool by name, which change with it.
+            adapters: describes the pool's adapters, which change with it.
+            split: which requests are split between engines that exchange KV.
+        """
         self.decisions: dict[Reason, int] = dict.fromkeys(Reason, 0)
         """Number of requests by the reason for which their engine was chosen."""
         self._engines = engines
         self._adapters = adapters
         self._router = Router()
+        self._split = split
         self._clock = time.monotonic
 
     def join(self, engine: PooledEngine) -> None:
         """Let an engine get requests from now on. Without news, it is treated as one that has long been silent."""
         info = engine.client.info
-        engine.replica = self._router.join(engine.name, info.num_pages * info.block_size // PREFIX_TOKENS)
+        keys = info.num_pages * info.block_size // PREFIX_TOKENS
+        engine.replica = self._router.join(engine.name, keys, _role(engine))
+        kv_bytes = info.page_bytes / max(1, info.block_size)
+        self._router.splitting = Splitting(self._mode(), ASSUMED_BYTES_PER_S, LATENCY_S, kv_bytes)
         engine.replica.hear(engine.news, self._clock() if engine.told.is_set() else float("-inf"))
 
     def leave(self, engine: PooledEngine) -> None:
@@ -42,6 +85,7 @@ class Dispatch:
         if engine.replica is not None:
             self._router.leave(engine.replica)
             engine.replica = None
+            self._router.splitting = self._router.splitting._replace(mode=self._mode())
 
     def hear(self, engine: PooledEngine, message: pb.EngineNews) -> None:
         """Take in a message of an engine, which `engine` has heard already."""
@@ -56,16 +100,56 @@ class Dispatch:
         Raises EngineUnavailable if no engine takes it."""
         ask = self.ask_for(request, session, share_prefixes=share_prefixes)
         engine, decision = self.choose(ask)
+        rest = self._prepare_split(request, engine, decision)
+        if rest is None:
+            decision = decision._replace(placing=None)
+        else:
+            params = request.params._replace(max_tokens=1, min_tokens=min(1, request.params.min_tokens))
+            request = request._replace(params=params, expected_tokens=None)
         self._router.send(decision, ask)
         finish = partial(self._router.finish, decision.replica, request.lane)
         try:
             arrivals = engine.client.submit(request, ask.prefix_keys, finish)
         except BaseException:
             finish()
+            if rest is not None:
+                rest.drop()
             raise
-        arrivals.engine, arrivals.reason = engine.name, decision.reason.value
+        arrivals.engine, arrivals.reason, arrivals.handover = engine.name, decision.reason.value, rest
         self.decisions[decision.reason] += 1
         return arrivals
+
+    def go_on(self, request: Request, rest: Handover) -> Arrivals | None:
+        """Submit a request to the engine of its handover. Returns None if that takes no requests any more."""
+        assert isinstance(rest, Rest), "handovers come from `submit`"
+        engine = rest.engine
+        if not engine.serving:
+            rest.drop()
+        if (finish := rest.take()) is None:
+            return None
+        try:
+            arrivals = engine.client.submit(request, (), finish)
+        except EngineUnavailable:
+            finish()
+            return None
+        arrivals.engine, arrivals.reason = engine.name, Reason.SPLIT.value
+        return arrivals
+
+    def _prepare_split(self, request: Request, engine: PooledEngine, decision: Decision) -> Rest | None:
+        """Let the second engine of a decision fetch the KV that the first one computes. Returns None if the request
+        cannot be split."""
+        second = None if decision.decode is None else self._engines[decision.decode.name]
+        if second is None or decision.decode is None or not _can_continue(second, engine, request):
+            return None
+        address = kv_address(engine.client.info.kv_address, engine.address)
+        request_id = f"{request.id}/rest"
+        source = KvSource(address, FETCH_SECONDS, computes=True)
+        try:
+            second.client.fetch_kv(request._replace(id=request_id, kv_source=source))
+        except EngineUnavailable:
+            return None
+        finish = partial(self._router.finish, decision.decode, request.lane)
+        return Rest(second, request_id, source._replace(seconds=REST_SECONDS), finish)
 
     def ask_for(self, request: Request, session: str, *, share_prefixes: bool) -> Ask:
         """Return what the router has to know about a request."""
@@ -85,7 +169,13 @@ class Dispatch:
             session=session or None,
             tenant=request.tenant,
             output_tokens=request.params.max_tokens if expected is None else expected,
+            may_split=_may_split(request),
         )
+
+    def _mode(self) -> SplitMode:
+        """Return the mode of splitting: never, unless an engine gives KV."""
+        roles = [replica.role for replica in self._router.replicas.values()]
+        return self._split if Role.PREFILL in roles or Role.BOTH in roles else SplitMode.NEVER
 
     def choose(self, ask: Ask) -> tuple[PooledEngine, Decision]:
         """Choose an engine that has the request's adapter, one that drains if no other has. Raises EngineUnavailable if
@@ -101,3 +191,32 @@ class Dispatch:
             if ask.adapter_hash in engine.held and (replica := engine.replica) is not None:
                 return engine, Decision(replica, Reason.HOLDER, 0)
         raise EngineUnavailable("no engine that takes requests has the adapter")
+
+
+def _role(engine: PooledEngine) -> Role:
+    """Return what an engine can do of what it should do: it computes prompts for others only if it gives their KV, and
+    continues answers only if it can fetch it."""
+    info = engine.client.info
+    gives = bool(info.kv_address) and engine.role is not Role.DECODE
+    takes = bool(info.kv_identity) and engine.role is not Role.PREFILL
+    if gives and takes:
+        return Role.BOTH
+    return Role.PREFILL if gives else Role.DECODE if takes else Role.NONE
+
+
+def _may_split(request: Request) -> bool:
+    """Return whether a request may be split: an interactive one that begins, and whose answer is text only."""
+    params = request.params
+    is_text = request.pooling is None and params.prompt_logprobs is None and params.max_tokens > 1
+    return is_text and request.lane is Lane.INTERACTIVE and not (request.produced or request.moves or request.suspect)
+
+
+def _can_continue(second: PooledEngine, first: PooledEngine, request: Request) -> bool:
+    """Return whether `second` can continue what `first` begins: it has the adapter, room for the whole request, and
+    pages of the same form."""
+    info, tokens = second.client.info, len(request.prompt_ids) + request.params.max_tokens
+    fits = request.expected_tokens is not None or tokens <= min(
+        info.max_model_len, (info.num_pages - 1) * info.block_size
+    )
+    has_adapter = request.adapter_hash is None or request.adapter_hash in second.held
+    return fits and has_adapter and first is not second and info.kv_identity == first.client.info.kv_identity

@@ -15,6 +15,7 @@ from gateway.registry.record import RecordKind
 from gateway.registry.store import RedisRecordStore
 
 AddedBy = Literal["operator", "ray"]
+EngineRole = Literal["prefill", "decode", "both"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 """Valid names of engines. A slash is not allowed, because a name is one segment of an HTTP path."""
 
@@ -33,6 +34,8 @@ class EngineMember:
     created: float
     """Time of creation in Unix seconds."""
     generation: int = 0
+    role: EngineRole = "both"
+    """What the engine does of requests that are split (see `gateway.routing.news.Role`)."""
 
     @property
     def name(self) -> str:
@@ -52,6 +55,15 @@ class EngineMember:
 def member_name(model: str, engine: str) -> str:
     """Return the name of an engine's record. It is unambiguous, because an engine's name has no slash."""
     return f"{model}/{engine}"
+
+
+def check_role(role: str) -> EngineRole:
+    """Return a role; empty means `both`. Raises ApiError (INVALID_REQUEST) if there is no such role."""
+    if role in ("prefill", "decode"):
+        return role  # type: ignore[return-value]
+    if role not in ("", "both"):
+        raise invalid_request(f"role must be prefill, decode or both, not {role!r}", "role")
+    return "both"
 
 
 def check_member(engine: str, address: str) -> None:

@@ -16,7 +16,7 @@ from engine.core.types import AdapterHash, Lane, LaneMode, Request
 from engine.pb import engine_pb2 as pb
 from engine.rpc.api import EngineMismatch
 from engine.rpc.client import LOAD_SECONDS, EngineClient
-from engine.rpc.stream import Arrivals, EngineDrained, EngineUnavailable
+from engine.rpc.stream import Arrivals, EngineDrained, EngineUnavailable, Handover
 from engine.rpc.target import EngineTarget
 from gateway.engines.adapters import PoolAdapters, first_refusal
 from gateway.engines.dispatch import Dispatch
@@ -24,6 +24,8 @@ from gateway.engines.fates import Fates
 from gateway.engines.lanes import PoolLanes
 from gateway.engines.merge import merge_info, merge_requests, merge_stats
 from gateway.engines.replica import CONFIGURED, EngineOverview, PooledEngine, mismatch
+from gateway.routing.news import Role
+from gateway.routing.split import SplitMode
 
 log = structlog.get_logger("engines")
 
@@ -49,13 +51,18 @@ class EnginePool:
     """
 
     def __init__(
-        self, on_first: Callable[[], Awaitable[None]] = _nothing, *, load_seconds: float = LOAD_SECONDS
+        self,
+        on_first: Callable[[], Awaitable[None]] = _nothing,
+        *,
+        load_seconds: float = LOAD_SECONDS,
+        split: SplitMode = SplitMode.AUTO,
     ) -> None:
         """
         Args:
             on_first: awaited when an engine joins while no other one serves, before it gets requests; it loads the
                 adapters again, as none is in memory any more.
             load_seconds: timeout of `load_adapter` in seconds, for each engine.
+            split: which requests are split between engines that exchange KV.
         """
         self.info = pb.EngineInfo()
         self.on_first = on_first
@@ -69,7 +76,7 @@ class EnginePool:
         self._adapters = PoolAdapters()
         self._lanes = PoolLanes()
         self._fates = Fates()
-        self._dispatch = Dispatch(self._engines, self._adapters.infos)
+        self._dispatch = Dispatch(self._engines, self._adapters.infos, split)
         self.decisions = self._dispatch.decisions
         self._task: asyncio.Task[None] | None = None
 
@@ -119,13 +126,13 @@ class EnginePool:
         """The addresses of all engines by their names, in the order in which they were added."""
         return {engine.name: engine.address for engine in self._engines.values()}
 
-    async def add(self, name: str, target: EngineTarget, added_by: str = CONFIGURED) -> None:
+    async def add(self, name: str, target: EngineTarget, added_by: str = CONFIGURED, role: Role = Role.BOTH) -> None:
         """Connect to an engine, which serves as soon as it has the adapters. Raises ValueError if the name is
         taken, or if the TLS files of `target` cannot be used."""
         if name in self._engines:
             raise ValueError(f"there is an engine with the name {name!r} already")
         client = EngineClient(target.address, tls=target.tls, load_seconds=self._load_seconds)
-        engine = self._engines[name] = PooledEngine(name, client, target.address, added_by)
+        engine = self._engines[name] = PooledEngine(name, client, target.address, added_by, role)
         client.on_connect = partial(self._connected, engine)
         client.on_news = partial(self._heard, engine)
         client.on_lost = partial(self._lost, engine)
@@ -156,7 +163,9 @@ class EnginePool:
                 while engine.is_reachable and engine.draining is not draining:
                     await self._changed.wait()
 
-    def generate(self, request: Request, session: str = "") -> Arrivals:
+    def generate(self, request: Request, session: str = "", handover: Handover | None = None) -> Arrivals:
+        if handover is not None and (arrivals := self._dispatch.go_on(request, handover)) is not None:
+            return arrivals
         if len(self._engines) == 1:
             return next(iter(self._engines.values())).client.submit(request)
         return self._dispatch.submit(request, session, share_prefixes=self.info.share_prefixes)

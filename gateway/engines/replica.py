@@ -12,7 +12,7 @@ from engine.core.types import AdapterHash, Lane
 from engine.pb import engine_pb2 as pb
 from engine.rpc.client import EngineClient
 from gateway.engines.progress import Progress
-from gateway.routing.news import News, Replica
+from gateway.routing.news import News, Replica, Role
 
 CONFIGURED = "configuration"
 """What `added_by` says of an engine that the configuration names or the gateway has started."""
@@ -68,16 +68,20 @@ class EngineOverview(Struct, frozen=True):
     """Number of processes of each stage that compute the model together; 0 until the engine was reached."""
     pipeline_parallel: int = 0
     """Number of stages of consecutive layers; 0 until the engine was reached."""
+    role: str = Role.BOTH.value
+    """What the engine does of requests that are split: `prefill`, `decode` or `both`."""
 
 
 class PooledEngine:
     """One engine of a pool. The pool connects it, hands it the adapters, and reads its state from here."""
 
-    def __init__(self, name: str, client: EngineClient, address: str, added_by: str) -> None:
+    def __init__(self, name: str, client: EngineClient, address: str, added_by: str, role: Role = Role.BOTH) -> None:
         self.name = name
         self.client = client
         self.address = address
         self.added_by = added_by
+        self.role = role
+        """What the engine should do of requests that are split."""
         self.replica: Replica | None = None
         """The router's record of the engine. None means that the router does not know it: it is not connected."""
         self.draining = False
@@ -136,6 +140,7 @@ class PooledEngine:
             predicted_wait_seconds=news.wait_seconds,
             added_by=self.added_by,
             weights=info.weights,
+            role=self.role.value,
             tensor_parallel=info.tensor_parallel,
             pipeline_parallel=info.pipeline_parallel,
         )
@@ -170,6 +175,7 @@ class PooledEngine:
             decoding=message.decoding,
             decode_step_s=message.decode_step_seconds,
             prompt_share=message.prompt_share,
+            kv_bytes_per_s=message.kv_bytes_per_second,
             **_known_rates(message),
         )
         self.told.set()

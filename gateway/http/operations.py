@@ -47,6 +47,8 @@ class NewEngineBody(Struct, kw_only=True, forbid_unknown_fields=True):
     name: str
     address: str
     model: str = ""
+    role: str = ""
+    """What the engine does of requests that are split: prefill, decode or both, which is the default."""
 
 
 class EngineOverviews(Struct):
@@ -123,7 +125,7 @@ class OperationsApi:
 
     async def add_engine(self, request: Request) -> Response:
         body = parse(await read_body(request, self._max_body_bytes), NewEngineBody)
-        return json_response(await self._operations.add_engine(body.name, body.address, body.model), 201)
+        return json_response(await self._operations.add_engine(body.name, body.address, body.model, body.role), 201)
 
     async def remove_engine(self, request: Request) -> Response:
         await self._operations.remove_engine(request.path_params["engine"], _model(request))

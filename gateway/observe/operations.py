@@ -59,11 +59,11 @@ class Operations:
         (INVALID_REQUEST) if the model's name is empty and there are several models."""
         return await self._only(model).change_engine(name, action, seconds)
 
-    async def add_engine(self, name: str, address: str, model: str = "") -> EngineOverview:
+    async def add_engine(self, name: str, address: str, model: str = "", role: str = "") -> EngineOverview:
         """Add an engine for all gateways, and return its state. Raises ApiError as `EngineDirectory.add` does, and
         INVALID_REQUEST if the model's name is empty and there are several models."""
         one = self._only(model)
-        await self._directory.add(one.model, name, address)
+        await self._directory.add(one.model, name, address, role=role)
         self.forget()
         return one.engine_named(name)
 

@@ -89,7 +89,7 @@ class ListEnginesResponse(_message.Message):
     def __init__(self, engines: _Optional[_Iterable[_Union[EngineOverview, _Mapping]]] = ...) -> None: ...
 
 class EngineOverview(_message.Message):
-    __slots__ = ("name", "address", "state", "problem", "model", "device", "life", "running", "waiting", "streams", "free_pages", "total_pages", "adapters_on_device", "predicted_wait_seconds", "base_model", "added_by", "notice", "weights", "tensor_parallel", "pipeline_parallel")
+    __slots__ = ("name", "address", "state", "problem", "model", "device", "life", "running", "waiting", "streams", "free_pages", "total_pages", "adapters_on_device", "predicted_wait_seconds", "base_model", "added_by", "notice", "weights", "tensor_parallel", "pipeline_parallel", "role")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +110,7 @@ class EngineOverview(_message.Message):
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_PARALLEL_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     state: str
@@ -130,17 +131,20 @@ class EngineOverview(_message.Message):
     weights: str
     tensor_parallel: int
     pipeline_parallel: int
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., problem: _Optional[str] = ..., model: _Optional[str] = ..., device: _Optional[str] = ..., life: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., streams: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., adapters_on_device: _Optional[int] = ..., predicted_wait_seconds: _Optional[float] = ..., base_model: _Optional[str] = ..., added_by: _Optional[str] = ..., notice: _Optional[str] = ..., weights: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ...) -> None: ...
+    role: str
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., problem: _Optional[str] = ..., model: _Optional[str] = ..., device: _Optional[str] = ..., life: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., streams: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., adapters_on_device: _Optional[int] = ..., predicted_wait_seconds: _Optional[float] = ..., base_model: _Optional[str] = ..., added_by: _Optional[str] = ..., notice: _Optional[str] = ..., weights: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ..., role: _Optional[str] = ...) -> None: ...
 
 class AddEngineRequest(_message.Message):
-    __slots__ = ("engine", "address", "model")
+    __slots__ = ("engine", "address", "model", "role")
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     engine: str
     address: str
     model: str
-    def __init__(self, engine: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
+    role: str
+    def __init__(self, engine: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., role: _Optional[str] = ...) -> None: ...
 
 class RemoveEngineRequest(_message.Message):
     __slots__ = ("engine", "model")

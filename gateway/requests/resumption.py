@@ -13,6 +13,9 @@ that ended. It moves as a suspect, which costs a few steps. If its engine ends a
 waits for the successor's report, so that a request that crashes engines takes down no more than two. If no successor
 comes in time, it ends with an error. If one comes that knows nothing of its predecessor, or the engine is removed, the
 request goes on as a suspect, through `MOST_MOVES` engine processes at most.
+
+An engine may compute only the first token of a request, which another one continues (`Handover`). If that one refuses
+it or has ended, the request moves like any other, and its prompt is computed again.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from engine.core.proposal_tally import sum_proposals
 from engine.core.sequence import TRIAL_TOKENS_HELD
 from engine.core.types import FinishReason, ProposalCount, Request, TokenEvent
 from engine.rpc.api import EngineApi
-from engine.rpc.stream import CrashesEngines, EngineDrained, EngineUnavailable, GivenUp, PlacedStream
+from engine.rpc.stream import CrashesEngines, EngineDrained, EngineUnavailable, GivenUp, Handover, PlacedStream
 from gateway.requests.thinking import ThinkingBudget
 
 MOST_MOVES = 3
@@ -79,6 +82,11 @@ class ResumingStream:
         self._loss: EngineUnavailable | None = None
         """Why the request left its engine process, until it is in another; None after the first part of an answer."""
         self._stream: PlacedStream | None = None
+        self._handover: Handover | None = None
+        """How the request goes on after the part that is in `_stream`."""
+        self._handed: Handover | None = None
+        """With what the request is to be submitted next; while `_stream` is set, that is the part after the first token
+        of which nothing has come yet."""
         self._life = ""
         """Id of the engine process that has the request, or had it last."""
         self._id = request.id
@@ -118,7 +126,7 @@ class ResumingStream:
             try:
                 if self._stream is None:
                     await self._place()
-                elif events := self._noted(await anext(self._stream)):
+                elif events := self._noted(await self._handed_over(await anext(self._stream))):
                     return await self._bridged(self._budget, events) if self._budget else events
             except GivenUp:
                 raise
@@ -126,14 +134,21 @@ class ResumingStream:
                 self._lose(error)
 
     async def aclose(self) -> None:
+        self._drop_handover()
         if self._stream is not None:
             await self._stream.aclose()
 
     def _submit(self) -> None:
         """Submit the request to the engine, and after a move report the seconds without an engine to `on_move`. Raises
         EngineUnavailable if the engine has just gone again."""
-        self._stream = self._engine.generate(self._current(), self._session)
-        self._life = self._stream.life
+        request = self._current()
+        if self._handed is None:
+            self._stream = self._engine.generate(request, self._session)
+        else:
+            self._id, handed = self._handed.request_id, self._handed
+            request = request._replace(id=self._id, kv_source=handed.source)
+            self._stream = self._engine.generate(request, self._session, handed)
+        self._life, self._handover = self._stream.life, self._stream.handover
         self._on_placed(self._stream)
         if self._loss is not None:
             self._loss = None
@@ -158,22 +173,51 @@ class ResumingStream:
             deadline=deadline,
         )
 
+    async def _handed_over(self, events: list[TokenEvent]) -> list[TokenEvent]:
+        """Return the events of the present part of the request for the reader. If it ends with the first token, submit
+        the rest at the next read. If the engine of the rest refuses it, leave it for another one."""
+        last = events[-1]
+        if self._handover is not None and last.finish_reason is FinishReason.LENGTH:
+            handover, self._handover = self._handover, None
+            await self._end_part()
+            self._handed = handover
+            return [*events[:-1], last._replace(finish_reason=None)]
+        is_refused = last.finish_reason is FinishReason.ERROR and not any(event.tokens for event in events)
+        if is_refused and self._handed is not None:
+            self._drop_handover()
+            await self._end_part()
+            return []
+        if last.finish_reason is not None or (self._handed is not None and last.tokens):
+            self._drop_handover()
+        return events
+
+    async def _end_part(self) -> None:
+        """Leave the engine process that has ended a part of the request."""
+        assert self._stream is not None, "the part's events came from it"
+        await self._stream.aclose()
+        self._leave()
+
+    def _drop_handover(self) -> None:
+        for handover in (self._handover, self._handed):
+            if handover is not None:
+                handover.drop()
+        self._handover = self._handed = None
+
     async def _bridged(self, budget: ThinkingBudget, events: list[TokenEvent]) -> list[TokenEvent]:
         """Return the events for the reader. If the first part of the answer is over, submit the second part at the next
         read."""
         if events[-1].finish_reason is not FinishReason.LENGTH or not budget.ends(self._produced):
             return events
-        assert self._stream is not None, "events come from it"
-        await self._stream.aclose()
+        await self._end_part()
         bridge = budget.bridge(self._produced, events[-1])
         self._produced += bridge.tokens[len(events[-1].tokens) :]
         self._budget = None
-        self._leave()
         return [*events[:-1], bridge]
 
     def _lose(self, loss: EngineUnavailable) -> None:
         """Prepare for a move to the next engine process, because the present one is gone or is being drained. Raises
         GivenUp if the request has lost `MOST_MOVES` engine processes already."""
+        self._drop_handover()
         self._leave()
         self._loss = loss
         if isinstance(loss, EngineDrained):
@@ -231,6 +275,8 @@ class ResumingStream:
         """Record the tokens, log probabilities of the prompt, device time and proposals in events, and return the
         events for the reader; after a move, those with output or an end, with the waits and cached tokens of the first
         process, and all processes' device time and proposals."""
+        if not events:
+            return events
         for event in events:
             self._produced += event.tokens
             self._scored_bytes += len(event.prompt_logprobs)

@@ -40,6 +40,8 @@ class Role(Enum):
     DECODE = "decode"
     """The replica continues answers."""
     BOTH = "both"
+    NONE = "none"
+    """The replica cannot exchange KV, and serves whole requests only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ class News:
     """Predicted duration of a step that computes one decode more than now run, and no prompt."""
     prompt_share: float = 0.0
     """Share of the last seconds in which the device computed prompts."""
+    kv_bytes_per_s: float = 0.0
+    """Rate at which KV came from other replicas lately; 0 if none did."""
     copy_bytes_per_s: float = 10e9
     """Rate at which adapters are copied from host memory to the device."""
     read_bytes_per_s: float = 0.5e9
@@ -88,6 +92,8 @@ class Replica:
     """When the news arrived, in seconds on the router's clock."""
     sent_tokens: int = 0
     """Prompt tokens of interactive requests sent since the news, which the news do not include."""
+    sent_answers: int = 0
+    """Interactive requests sent since the news whose answers the replica will decode."""
     loading: set[AdapterHash] = field(default_factory=set)
     """Adapters of requests sent since the news, which the replica loads because of them."""
     unfinished: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, 0))
@@ -104,7 +110,7 @@ class Replica:
         """Replace the news by those that came at `now`, in seconds on the router's clock, and forget the prompt tokens
         and adapter loads sent before them. Unfinished requests stay counted."""
         self.news, self.told_at = news, now
-        self.sent_tokens = 0
+        self.sent_tokens = self.sent_answers = 0
         self.loading.clear()
 
     def holds(self, adapter_hash: AdapterHash) -> bool:

@@ -125,9 +125,11 @@ class Router:
         The caller may have decided otherwise than the router."""
         replica, home = decision.replica, decision.replica
         replica.send(ask, decision.cached_tokens)
+        home.sent_answers += ask.lane is Lane.INTERACTIVE and decision.decode is None
         if decision.placing is not None and decision.placing.second is not None:
             home = decision.placing.second.replica
             home.send(ask, ask.prompt_tokens)
+            home.sent_answers += 1
             replica.sends_until = home.receives_until = decision.placing.arrives_at
             self.prefixes.add(home.index, ask.prefix_keys)
         if ask.adapter_hash is not None:

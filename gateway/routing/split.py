@@ -6,7 +6,8 @@ The costs of a request on a replica, or on two, are seconds: those that it takes
   wait counts 1 / (1 - share) times, if prompts have that share of the device's time (as in an M/G/1 queue).
 - It delays each decode that runs beside it by its own computation.
 - An answer takes a step for each token, each of which is longer by the prompts' share.
-- KV is sent in pieces while the prompt is computed. What is still to come after the first token delays the second.
+- KV is sent in pieces while the prompt is computed. What is still to come after the first token delays the second,
+  and so do the step that runs when it has come, and the prompts that wait there.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Splitting(NamedTuple):
 
     mode: SplitMode = SplitMode.NEVER
     bytes_per_s: float = 10e9
-    """Rate at which a replica sends or receives KV."""
+    """Rate at which a replica sends or receives KV, unless it has told another."""
     latency_s: float = 0.0
     """Seconds of a transfer of nothing."""
     kv_bytes_per_token: float = 0.0
@@ -66,15 +67,14 @@ class Placing(NamedTuple):
 
 def place(ask: Ask, sides: Sequence[Side], rules: Splitting, now: float) -> Placing | None:
     """Return where a request costs least, or None if there is nothing among `sides`. A request that is not split may
-    run on each of them. While no costs are known, it is split."""
+    run on each of them. While no costs are known, it is not split."""
     stretch = _stretch(sides)
     prompt_s = [_prompt_s(ask, side, stretch) for side in sides]
     whole = _place_whole(ask, sides, prompt_s, now)
     split = _place_split(ask, sides, prompt_s, rules, now)
     if whole is None or split is None:
         return whole
-    must = rules.mode is SplitMode.ALWAYS or not whole.cost_s
-    return split if must or split.cost_s < whole.cost_s else whole
+    return split if rules.mode is SplitMode.ALWAYS or split.cost_s < whole.cost_s else whole
 
 
 def _stretch(sides: Sequence[Side]) -> float:
@@ -100,8 +100,8 @@ def _place_split(
 ) -> Placing | None:
     """Return two replicas, the first of which is one of the two on which the prompt costs least. None means that there
     are no two."""
-    firsts = [number for number, side in enumerate(sides) if side.replica.role is not Role.DECODE]
-    seconds = [side for side in sides if side.replica.role is not Role.PREFILL]
+    firsts = [number for number, side in enumerate(sides) if side.replica.role in (Role.PREFILL, Role.BOTH)]
+    seconds = [side for side in sides if side.replica.role in (Role.DECODE, Role.BOTH)]
     best: Placing | None = None
     for number in sorted(firsts, key=prompt_s.__getitem__)[:2]:
         first = sides[number]
@@ -110,7 +110,9 @@ def _place_split(
             if second.replica is first.replica:
                 continue
             arrives_at = _arrival(ask, first, second, rules, token_at)
-            cost = prompt_s[number] + max(arrives_at - token_at, second.load_s) + _answer_s(ask, second)
+            waits_s = second.replica.delay_s(ask, ask.prompt_tokens) + second.replica.news.decode_step_s
+            moved_s = max(arrives_at - token_at, second.load_s) + waits_s
+            cost = prompt_s[number] + moved_s + _answer_s(ask, second)
             if best is None or cost < best.cost_s:
                 best = Placing(first, second, cost, arrives_at)
     return best
@@ -119,7 +121,8 @@ def _place_split(
 def _prompt_s(ask: Ask, side: Side, stretch: float) -> float:
     """Return the cost of a request's prompt on a replica."""
     delay_s = side.replica.delay_s(ask, side.cached_tokens)
-    return delay_s * stretch + _computed_s(ask, side) * side.replica.news.decoding + side.load_s
+    decodes = side.replica.news.decoding + side.replica.sent_answers
+    return delay_s * stretch + _computed_s(ask, side) * decodes + side.load_s
 
 
 def _answer_s(ask: Ask, side: Side) -> float:
@@ -134,7 +137,7 @@ def _arrival(ask: Ask, first: Side, second: Side, rules: Splitting, token_at: fl
     tokens = max(0, ask.prompt_tokens - second.cached_tokens)
     if not tokens:
         return token_at
-    sent_s = tokens * rules.kv_bytes_per_token / rules.bytes_per_s
+    sent_s = tokens * rules.kv_bytes_per_token / (second.replica.news.kv_bytes_per_s or rules.bytes_per_s)
     last_s = sent_s * min(1.0, PIECE_TOKENS / tokens)
     begun_at = max(token_at - _computed_s(ask, first), first.replica.sends_until, second.replica.receives_until)
     return rules.latency_s + max(token_at + last_s, begun_at + sent_s)

@@ -61,7 +61,8 @@ class EngineAdminService(pb_grpc.EngineAdminServicer):
 
     async def Add(self, request: pb.AddEngineRequest, context: Context) -> pb.EngineOverview:  # noqa: N802
         async def work(call: RpcCall) -> pb.EngineOverview:
-            return _engine(await self._operations.add_engine(request.engine, request.address, request.model))
+            added = self._operations.add_engine(request.engine, request.address, request.model, request.role)
+            return _engine(await added)
 
         return await respond_to_admin(context, self._keys, work)
 

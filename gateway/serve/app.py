@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from pathlib import Path
 
 from redis.asyncio import Redis
@@ -41,6 +42,8 @@ from gateway.requests.served_model import ServedModel, ServedModels
 from gateway.requests.service import Gateway
 from gateway.responses.service import Responses
 from gateway.responses.store import DAY, ResponseStore, StoreLimits
+from gateway.routing.news import Role
+from gateway.routing.split import SplitMode
 from gateway.serve.addresses import Ports
 from gateway.serve.backends import Backends, ModelPlace
 from gateway.serve.banner import Banner
@@ -164,7 +167,8 @@ class _Connecting:
         """Start the adapter registry of the base model `name` and a pool of its engines; returns both. Each engine gets
         the registry's adapters before it gets requests."""
         config = self.config
-        engine = EnginePool(load_seconds=config.adapters.load_timeout_s)
+        engines = config.served[name].engines
+        engine = EnginePool(load_seconds=config.adapters.load_timeout_s, split=SplitMode(engines.split))
         adapters = AdapterRegistry(
             engine,
             adapter_store(self.redis, name, config.redis.key_prefix),
@@ -178,9 +182,11 @@ class _Connecting:
         await engine.start()
         self.stack.push_async_callback(engine.close)
         self.stack.push_async_callback(adapters.close)
-        for engine_name, target in place.engines.items():
+        for (engine_name, target), role in zip(
+            place.engines.items(), chain(engines.roles, repeat("both")), strict=False
+        ):
             try:
-                await engine.add(engine_name, target)
+                await engine.add(engine_name, target, role=Role(role))
             except ValueError as error:
                 raise StartError(f"engine.tls: {error}") from error
         return engine, adapters

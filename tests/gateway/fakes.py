@@ -126,7 +126,7 @@ class FakeStream:
     """A `PlacedStream`, of a request that is under way before it is read."""
 
     def __init__(self, events: AsyncGenerator[list[TokenEvent], None], ended: Callable[[], object]) -> None:
-        self.life, self.engine, self.reason = "first", "engine-0", "home"
+        self.life, self.engine, self.reason, self.handover = "first", "engine-0", "home", None
         self._events = events
         self._ended = ended
 

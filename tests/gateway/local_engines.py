@@ -9,6 +9,7 @@ from engine.core.state import EngineState
 from engine.core.types import Lane, Request, SamplingParams
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor, fake_token
+from engine.kv.mover import start_mover
 from engine.pb import engine_pb2 as pb
 from engine.rpc.service import EngineService
 from engine.rpc.target import EngineTarget
@@ -16,6 +17,7 @@ from engine.rpc.wire import PROTOCOL
 from engine.server import _listen
 from gateway.engines.pool import EnginePool
 from gateway.requests.resumption import ResumingStream
+from gateway.routing.news import Role
 
 
 class SlowExecutor(FakeExecutor):
@@ -47,8 +49,8 @@ class SlowExecutor(FakeExecutor):
 class LocalEngine:
     """One engine in a thread of this process, with its server."""
 
-    def __init__(self, folder, name, address="", **described):
-        config = CoreConfig(num_pages=1000, block_size=16, max_seqs=16, max_model_len=4000)
+    def __init__(self, folder, name, address="", kv_listen="", **described):
+        config = CoreConfig(num_pages=1000, block_size=16, max_seqs=16, max_model_len=4000, host_pages=200)
         self.name = name
         self.executor = SlowExecutor()
         self.engine = Engine(EngineState.create(config), self.executor)
@@ -63,6 +65,8 @@ class LocalEngine:
         info = pb.EngineInfo(**facts | {"protocol": PROTOCOL, "max_model_len": 4000, "max_seqs": 16} | described)
         service = EngineService(self.engine, info)
         self.target = EngineTarget(address or f"unix:{folder / name}.sock")
+        info.kv_identity, info.page_bytes = "fake", self.executor.page_memory.page_bytes
+        self.mover = start_mover(self.engine, info, self.executor.page_memory, kv_listen, self.target)
         self.server = _listen(service, self.target.address)
         self.thread = threading.Thread(target=self.engine.run, args=(service.deliver,))
         self.thread.start()
@@ -70,6 +74,7 @@ class LocalEngine:
     async def stop(self):
         self.engine.stop()
         await asyncio.to_thread(self.thread.join)
+        self.mover.close()
         await asyncio.to_thread(self.server.stop(grace=0).wait)
 
 
@@ -83,12 +88,12 @@ class Engines:
         self.running[name] = LocalEngine(self.folder, name, address, **described)
         return self.running[name]
 
-    async def pool(self, *names, **options):
+    async def pool(self, *names, roles=(), **options):
         pool = EnginePool(**options)
         self.pools.append(pool)
         await pool.start()
-        for name in names:
-            await pool.add(name, (self.running.get(name) or self.start(name)).target)
+        for name, role in zip(names, roles or [Role.BOTH] * len(names), strict=True):
+            await pool.add(name, (self.running.get(name) or self.start(name)).target, role=role)
         await asyncio.wait_for(pool.wait_serving(len(names)), 60)
         return pool
 

@@ -20,7 +20,7 @@ FORKS.set_forkserver_preload(["tests.gateway.conftest", "batch_worker"])
 
 
 class CrashedStream:
-    life, engine, reason = "first", "engine-0", "home"
+    life, engine, reason, handover = "first", "engine-0", "home", None
 
     def __aiter__(self):
         return self

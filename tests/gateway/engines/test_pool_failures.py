@@ -169,7 +169,7 @@ class LostEngines:
 
 
 class LostStream:
-    life, engine, reason = "a", "", ""
+    life, engine, reason, handover = "a", "", "", None
 
     async def __anext__(self):
         raise EngineLost("gone")

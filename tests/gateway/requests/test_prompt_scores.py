@@ -46,7 +46,8 @@ class Stream:
     """Yields the events, then is lost."""
 
     def __init__(self, life, events):
-        self.life, self.engine, self.reason, self._events = life, "engine", "home", iter(events)
+        self.life, self.engine, self.reason, self.handover = life, "engine", "home", None
+        self._events = iter(events)
 
     async def __anext__(self):
         try:

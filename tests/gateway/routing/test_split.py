@@ -13,7 +13,7 @@ IDLE = News(prompt_token_s=25e-6, decode_step_s=0.008)
 DECODES = replace(IDLE, decoding=30, decode_step_s=0.010)
 PROMPTS = replace(IDLE, prompt_share=0.6)
 ASK = Ask(prompt_tokens=8192, output_tokens=256, may_split=True)
-PREFILL, DECODE, BOTH = Role
+PREFILL, DECODE, BOTH = Role.PREFILL, Role.DECODE, Role.BOTH
 
 
 def choose(*news, ask=ASK, roles=(), mode=SplitMode.AUTO, bytes_per_s=FAST):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.core.check import violations
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
 from engine.core.types import Lane, Request, SamplingParams
@@ -140,13 +141,16 @@ def test_no_token_is_lost_if_a_replica_of_either_side_dies(replica):
     assert report.moved > 0 or replica == 0
 
 
-def test_pages_that_arrive_are_not_computed_again():
-    state = EngineState.create(CoreConfig(num_pages=64, host_pages=8))
+@pytest.mark.parametrize("sizes", [{"num_pages": 64, "host_pages": 8}, {"num_pages": 9}], ids=["host", "device"])
+def test_pages_that_arrive_take_the_room_that_there_is(sizes):
+    state = EngineState.create(CoreConfig(**sizes))
     request = Request("r", tuple(range(100)), SamplingParams(max_tokens=4), produced=(7,))
-    place_pages(state, request)
-    assert len(state.host.page_of) == 6
-    place_pages(state, request._replace(prompt_ids=tuple(range(1000, 1100))))
-    assert len(state.host.page_of) == 8
+    place_pages(state, request, 1.0)
+    held = state.host.page_of if state.host.num_pages else state.prefix.page_of
+    assert len(held) == 6
+    place_pages(state, request._replace(prompt_ids=tuple(range(1000, 1100))), 2.0)
+    assert len(held) == 8
+    assert violations(state) == []
 
 
 def test_copies_share_the_links_of_their_replicas():

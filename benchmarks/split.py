@@ -1,0 +1,172 @@
+"""Where it pays that one engine computes prompts and another one answers: `python -m benchmarks.split --plot x.png`.
+
+Four simulated H100 with Llama 3.1 8B serve random requests behind the router, for each length of prompts and answers,
+load and link. Three clusters get the same requests: one that never splits them, one that always does, over pairs that
+the router chooses, and one that decides for each. The measure is the mean time of a request from its arrival to its
+last token. A load of 1 is what four engines serve at most, by arithmetic. KV comes into device memory; engines that
+keep KV in host memory, too, pay for another copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from engine.core.config import CoreConfig
+from engine.sim.capacity import Demand, serve
+from engine.sim.compare import run_apart
+from engine.sim.device import find_device
+from engine.sim.links import LINKS
+from engine.sim.plot import check_available
+from engine.sim.plot_traffic import tokens_label
+from engine.sim.run import Setup
+from engine.sim.scenario import Scenario
+from engine.sim.synthetic import Sizes
+from gateway.cli.simulate_cluster import shown_progress
+from gateway.routing.split import SplitMode
+from gateway.simulation.compare import OURS, Trial, run_trial
+
+PROMPTS, OUTPUTS, LOADS = (512, 2048, 8192, 32768), (16, 64, 256), (0.4, 0.7)
+BETWEEN = ("nvlink", "ethernet-100")
+ENGINES = 4
+REQUESTS, LEAST_S, MOST_S = 200, 6.0, 40.0
+"""Requests of a cluster, as far as they arrive within so many seconds at least and at most."""
+SPREAD = 0.25
+"""Lengths differ from their mean by up to this share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One traffic, with the mean seconds of a request in each of the clusters."""
+
+    prompt: int
+    output: int
+    load: float
+    link: str
+    never: float
+    always: float
+    auto: float
+    split: float
+    """Share of requests that `auto` split."""
+
+    @property
+    def behind(self) -> float:
+        """Return by which share `auto` is behind the better of the others; negative if it is ahead."""
+        return self.auto / min(self.never, self.always) - 1
+
+
+def mean_e2e(prompt: int, output: int, load: float, link: str, split: str) -> tuple[float, float]:
+    """Simulate a cluster, and return the mean seconds of a request, and the share of requests that were split."""
+    device = find_device("h100-8b")
+    core = CoreConfig(**{**device.engine, "host_pages": 0})
+    rate = load * ENGINES * serve(device, core, Demand(prompt, output, prompt + output / 2), math.inf).rate
+    seconds = min(MOST_S, max(LEAST_S, REQUESTS / rate))
+    work = Scenario(rate=rate, seconds=seconds, prompt=_spread(prompt), output=_spread(output)).workload()
+    report = run_trial(Trial(OURS, Setup(device, core), work, ENGINES, split=SplitMode(split), link=LINKS[link]))
+    lane = report.lanes["interactive"]
+    if lane.finished < lane.requests or lane.e2e.mean is None:
+        raise RuntimeError(f"{lane.requests - lane.finished} requests did not finish")
+    return lane.e2e.mean, report.split / lane.requests
+
+
+def _spread(mean: int) -> Sizes:
+    return Sizes(round(mean * (1 - SPREAD)), round(mean * (1 + SPREAD)))
+
+
+def measure(
+    prompts: Sequence[int], outputs: Sequence[int], loads: Sequence[float], links: Sequence[str], jobs: int
+) -> list[Cell]:
+    """Simulate all clusters, `jobs` at a time. What never splits is simulated for one link only."""
+    traffics = list(product(prompts, outputs, loads))
+    runs = {_name(*traffic, links[0], "never"): (*traffic, links[0], "never") for traffic in traffics}
+    for traffic, link, mode in product(traffics, links, ("always", "auto")):
+        runs[_name(*traffic, link, mode)] = (*traffic, link, mode)
+    with shown_progress(["clusters"]) as advance:
+        done = iter(range(1, len(runs) + 1))
+        found = run_apart(mean_e2e, runs, jobs, lambda name, share: advance("clusters", next(done) / len(runs)))
+    return list(_cells(traffics, links, found))
+
+
+def _name(*traffic: object) -> str:
+    return " ".join(map(str, traffic))
+
+
+def _cells(
+    traffics: Iterable[tuple[int, int, float]], links: Sequence[str], found: Mapping[str, tuple[float, float]]
+) -> Iterable[Cell]:
+    for traffic, link in product(traffics, links):
+        never, always = found[_name(*traffic, links[0], "never")], found[_name(*traffic, link, "always")]
+        auto, split = found[_name(*traffic, link, "auto")]
+        yield Cell(*traffic, link, never[0], always[0], auto, split)
+
+
+def draw(cells: Sequence[Cell], out: Path) -> None:
+    """Write a plot with a panel for each link and load: by how much the mean time of requests changes if they are
+    always split, and if the router decides."""
+    check_available(out)
+    from matplotlib.colors import TwoSlopeNorm
+    from matplotlib.figure import Figure
+
+    loads, links = sorted({cell.load for cell in cells}), list(dict.fromkeys(cell.link for cell in cells))
+    figure = Figure(figsize=(4.2 * len(loads), 3.6 * len(links)), layout="constrained")
+    panels = figure.subplots(len(links), len(loads), squeeze=False)
+    for (row, link), (column, load) in product(enumerate(links), enumerate(loads)):
+        axes = panels[row][column]
+        shown = [cell for cell in cells if (cell.link, cell.load) == (link, load)]
+        prompts, outputs = sorted({cell.prompt for cell in shown}), sorted({cell.output for cell in shown})
+        changes = {(cell.prompt, cell.output): cell.always / cell.never - 1 for cell in shown}
+        grid = [[changes[prompt, output] for output in outputs] for prompt in prompts]
+        axes.imshow(grid, cmap="RdYlGn_r", norm=TwoSlopeNorm(0.0, -0.4, 0.4), aspect="auto", origin="lower")
+        for cell in shown:
+            place = outputs.index(cell.output), prompts.index(cell.prompt)
+            text = f"always {cell.always / cell.never - 1:+.0%}\nauto {cell.auto / cell.never - 1:+.0%}"
+            axes.text(*place, text, ha="center", va="center", fontsize=8)
+        axes.set_xticks(range(len(outputs)), [tokens_label(output) for output in outputs])
+        axes.set_yticks(range(len(prompts)), [tokens_label(prompt) for prompt in prompts])
+        axes.set(xlabel="output tokens", ylabel="prompt tokens", title=f"{link}, load {load:g}")
+    figure.suptitle("mean time of a request, over that of requests that are not split")
+    figure.savefig(out, dpi=100)
+
+
+def table(cells: Iterable[Cell]) -> Table:
+    shown = Table(title="mean seconds of a request")
+    for name in ("prompt", "output", "load", "link", "never", "always", "auto", "split", "auto over the better"):
+        shown.add_column(name, justify="left" if name == "link" else "right")
+    for cell in cells:
+        times = (f"{seconds:.3f}" for seconds in (cell.never, cell.always, cell.auto))
+        traffic = (f"{cell.prompt:,}", f"{cell.output:,}", f"{cell.load:g}", cell.link)
+        shown.add_row(*traffic, *times, f"{cell.split:.0%}", f"{cell.behind:+.1%}")
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, nargs="+", default=PROMPTS, help="mean prompt tokens")
+    parser.add_argument("--outputs", type=int, nargs="+", default=OUTPUTS, help="mean output tokens")
+    parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="shares of what the engines serve")
+    parser.add_argument("--links", nargs="+", default=BETWEEN, choices=tuple(LINKS), help="links between engines")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="simulations at a time")
+    parser.add_argument("--plot", type=Path, help="file for a plot")
+    parser.add_argument("--json", type=Path, help="file for all figures")
+    arguments = parser.parse_args()
+    if arguments.plot is not None:
+        check_available(arguments.plot)
+    cells = measure(arguments.prompts, arguments.outputs, arguments.loads, arguments.links, arguments.jobs)
+    Console().print(table(cells))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps([asdict(cell) for cell in cells], indent=2) + "\n")
+    if arguments.plot is not None:
+        draw(cells, arguments.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""The interface to the kernels: `Backend`, a protocol of five calls, with three more in `Pointwise` (pointwise.py).
+"""The interface to the kernels: `Backend`, a protocol of five calls, with four more in `Pointwise` (pointwise.py).
 
 All tensors of one call live on one device. KV of a layer is a view of the arena, [num_pages, 2, block_size, kv_heads,
 head_dim] with 0 = K and 1 = V, strided across pages. Adapter rows are read from the same arena as a flat tensor,

@@ -1,7 +1,8 @@
-"""The row-wise operations between a decoder's matrix products: a protocol of three calls, implemented here in torch."""
+"""The row-wise operations between a decoder's matrix products: a protocol of four calls, implemented here in torch."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,12 +38,20 @@ class Pointwise(Protocol):
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """Returns silu(gate) * up, where `gate_up` [num_rows, 2 * width] holds gate and up side by side."""
 
+    def geglu(self, gate_up: Tensor) -> Tensor:
+        """Returns gelu(gate) * up, like `swiglu`, with the approximation of GELU by tanh."""
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Returns RMSNorm(x) * weight over the last dimension, a new tensor, rounded as in `Pointwise.add_norm`."""
     if weight.dtype == x.dtype:
         return F.rms_norm(x, (x.shape[-1],), None, eps) * weight
     return (F.rms_norm(x.to(weight.dtype), (x.shape[-1],), None, eps) * weight).to(x.dtype)
+
+
+GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
+GELU_CUBIC = 0.044715 * GELU_LINEAR
+"""GELU's approximation by tanh (Hendrycks and Gimpel 2016) is x * sigmoid(GELU_LINEAR * x + GELU_CUBIC * x^3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +119,8 @@ class TorchPointwise:
         """Returns silu(gate) * up, where `gate_up` [num_rows, 2 * width] holds gate and up side by side."""
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
+
+    def geglu(self, gate_up: Tensor) -> Tensor:
+        """Returns gelu(gate) * up, like `swiglu`, with the approximation of GELU by tanh."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh").mul_(up)

@@ -196,7 +196,11 @@ def pointwise_checks(
         x = draw(rows, 2048)
         return relative_error(ours.swiglu(x), torchs.swiglu(x).float(), dtype)
 
-    return iter((("add_norm", add_norm), ("rotate", rotate), ("swiglu", swiglu)))
+    def geglu() -> float:
+        x = draw(rows, 2048)
+        return relative_error(ours.geglu(x), torchs.geglu(x).float(), dtype)
+
+    return iter((("add_norm", add_norm), ("rotate", rotate), ("swiglu", swiglu), ("geglu", geglu)))
 
 
 def relative_error(result: Tensor, exact: Tensor, dtype: torch.dtype) -> float:

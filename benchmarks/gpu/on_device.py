@@ -145,6 +145,10 @@ class PointwiseOnDevice:
         """Return silu(gate) * up of `gate_up` ([num_rows, 2 * width], side by side), computed on the device."""
         return self._pointwise.swiglu(self._there(gate_up)).to(gate_up.device)
 
+    def geglu(self, gate_up: Tensor) -> Tensor:
+        """Return gelu(gate) * up of `gate_up`, like `swiglu`, computed on the device."""
+        return self._pointwise.geglu(self._there(gate_up)).to(gate_up.device)
+
     def _there(self, tensor: Tensor) -> Tensor:
         return copy_with_memory(tensor, self._device)
 

@@ -59,7 +59,8 @@ def build_decoder(
         return dense(weight).to(device=device, dtype=dtype)
 
     def norm(name: str) -> Tensor:
-        return dense(source(name)).to(device=device, dtype=torch.float32 if spec.wide_norms else dtype)
+        weight = dense(source(name)).to(device=device, dtype=torch.float32 if spec.wide_norms else dtype)
+        return weight + spec.norm_weight_offset if spec.norm_weight_offset else weight
 
     reader = _Reader(get, norm, dtype, torch.float32 if ranks.size > 1 else dtype)
     ends = _build_ends(whole, reader, ranks, shard) if shard.stage == 0 else NO_ENDS

@@ -184,5 +184,6 @@ class Decoder:
         return self.ranks.sum(step.lora.apply(layer.o, out, layer.index, self.groups.o), x.dtype)
 
     def _feed_forward(self, layer: Layer, x: Tensor, step: Step) -> Tensor:
-        inner = step.backend.pointwise.swiglu(step.lora.apply(layer.gate_up, x, layer.index, self.groups.gate_up))
+        pointwise, gate_up = step.backend.pointwise, step.lora.apply(layer.gate_up, x, layer.index, self.groups.gate_up)
+        inner = pointwise.swiglu(gate_up) if self.spec.activation == "silu" else pointwise.geglu(gate_up)
         return self.ranks.sum(step.lora.apply(layer.down, inner, layer.index, self.groups.down), x.dtype)

@@ -13,7 +13,9 @@ from lora_kernels.cpu import simd
 from lora_kernels.cpu.formats import F32, FORMATS, Format, load_as, rounded, size_of, store_as
 from lora_kernels.cpu.openmp import ITEM, TICKETS, Kernel, Team
 from lora_kernels.cpu.simd import LANES
+from lora_kernels.pointwise import GELU_CUBIC, GELU_LINEAR
 
+LINEAR, CUBIC = float32(GELU_LINEAR), float32(GELU_CUBIC)
 ITEM_NUMBERS = 2048
 """Numbers that an item, the rows that a thread takes at a time, has about: as much work as starting a team."""
 
@@ -28,8 +30,13 @@ class NormBlock(ctypes.Structure):
     ]
 
 
-class SwigluBlock(ctypes.Structure):
-    _fields_ = [*TICKETS, *((name, ctypes.c_int64) for name in ("rows", "item_rows", "gate_up", "out", "width"))]
+class GluBlock(ctypes.Structure):
+    """Argument block of silu(gate) * up or, if `gelu` is 1, gelu(gate) * up."""
+
+    _fields_ = [
+        *TICKETS,
+        *((name, ctypes.c_int64) for name in ("rows", "item_rows", "gate_up", "out", "width", "gelu")),
+    ]
 
 
 class RotateBlock(ctypes.Structure):
@@ -92,14 +99,18 @@ class NumbaPointwise:
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """Returns silu(gate) * up, where `gate_up` [num_rows, 2 * width] holds gate and up side by side."""
+        return self._glu(gate_up, 0)
+
+    def geglu(self, gate_up: Tensor) -> Tensor:
+        """Returns gelu(gate) * up, like `swiglu`, with the approximation of GELU by tanh."""
+        return self._glu(gate_up, 1)
+
+    def _glu(self, gate_up: Tensor, gelu: int) -> Tensor:
         gate_up = gate_up.contiguous()
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = self._team.empty((rows, width), gate_up.dtype)
-        self._run(
-            "swiglu",
-            gate_up.dtype,
-            SwigluBlock(0, 0, rows, _item_rows(width), gate_up.data_ptr(), out.data_ptr(), width),
-        )
+        block = GluBlock(0, 0, rows, _item_rows(width), gate_up.data_ptr(), out.data_ptr(), width, gelu)
+        self._run("glu", gate_up.dtype, block)
         return out
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
@@ -115,7 +126,7 @@ class NumbaPointwise:
         self._run("write", kv.dtype, block)
 
     def kernel(self, name: str, dtype: torch.dtype) -> Kernel:
-        """Returns the kernel norm, rotate, swiglu or write (`name`) for tensors of `dtype`, compiled on first use."""
+        """Returns the kernel norm, rotate, glu or write (`name`) for tensors of `dtype`, compiled on first use."""
         if (name, dtype) not in self._kernels:
             self._kernels[name, dtype] = MAKERS[name](FORMATS[dtype])
         return self._kernels[name, dtype]
@@ -173,18 +184,18 @@ def _make_rotate(fmt: Format) -> Kernel:
     return Kernel(rotate, RotateBlock)
 
 
-def _make_swiglu(fmt: Format) -> Kernel:
-    def swiglu(pointer):
+def _make_glu(fmt: Format) -> Kernel:
+    def glu(pointer):
         block = carray(pointer, 1)[0]
         row_bytes = block.width * size_of(fmt)
         start = simd.take_ticket(pointer, ITEM) * block.item_rows
         while start < block.rows:
             for row in range(start, min(start + block.item_rows, block.rows)):
                 gate = block.gate_up + 2 * row * row_bytes
-                _swiglu_row(fmt, gate, gate + row_bytes, block.out + row * row_bytes, block.width)
+                _glu_row(fmt, gate, gate + row_bytes, block.out + row * row_bytes, block.width, block.gelu)
             start = simd.take_ticket(pointer, ITEM) * block.item_rows
 
-    return Kernel(swiglu, SwigluBlock)
+    return Kernel(glu, GluBlock)
 
 
 def _make_write(fmt: Format) -> Kernel:
@@ -206,7 +217,7 @@ def _make_write(fmt: Format) -> Kernel:
     return Kernel(write, WriteBlock)
 
 
-MAKERS = {"norm": _make_norm, "rotate": _make_rotate, "swiglu": _make_swiglu, "write": _make_write}
+MAKERS = {"norm": _make_norm, "rotate": _make_rotate, "glu": _make_glu, "write": _make_write}
 
 
 @njit
@@ -241,10 +252,13 @@ def _rotate_head(fmt, x, cos, sin, half):
 
 
 @njit
-def _swiglu_row(fmt, gate, up, out, width):
+def _glu_row(fmt, gate, up, out, width, gelu):
     size, one = size_of(fmt), simd.splat(float32(1))
     for i in range(0, width, LANES):
         part = load_as(fmt, gate + size * i, width - i)
-        shrink = simd.exp(simd.mul(part, simd.splat(float32(-1))))
-        silu = rounded(fmt, simd.div(part, simd.add(one, shrink)))
-        store_as(fmt, out + size * i, simd.mul(silu, load_as(fmt, up + size * i, width - i)), width - i)
+        slope = simd.splat(float32(-1))
+        if gelu:
+            slope = simd.fma(simd.mul(part, part), simd.splat(-CUBIC), simd.splat(-LINEAR))
+        shrink = simd.exp(simd.mul(part, slope))
+        active = rounded(fmt, simd.div(part, simd.add(one, shrink)))
+        store_as(fmt, out + size * i, simd.mul(active, load_as(fmt, up + size * i, width - i)), width - i)

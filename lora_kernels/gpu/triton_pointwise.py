@@ -13,11 +13,12 @@ from lora_kernels.backend import KvCoding
 from lora_kernels.gpu.launch import with_constants
 from lora_kernels.gpu.triton_context import FP8
 from lora_kernels.gpu.triton_kv import LARGEST
-from lora_kernels.pointwise import HeadNorms
+from lora_kernels.pointwise import GELU_CUBIC, GELU_LINEAR, HeadNorms
 
 NORM_NUMBERS = 512
 """Numbers of a row that one warp normalises."""
-SWIGLU_BLOCK = 1024
+GLU_BLOCK = 1024
+LINEAR, CUBIC = tl.constexpr(GELU_LINEAR), tl.constexpr(GELU_CUBIC)
 HEAD_TILE = 8
 """Maximum heads of a row that one program processes."""
 
@@ -47,12 +48,20 @@ class TritonPointwise:
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """Returns silu(gate) * up, where `gate_up` [num_rows, 2 * width] holds gate and up side by side."""
-        gate_up = gate_up.contiguous()
-        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        out = gate_up.new_empty(rows, width)
-        kernel = with_constants(swiglu_kernel, WIDTH=width, BLOCK=SWIGLU_BLOCK, num_warps=4)
-        kernel((rows, -(-width // SWIGLU_BLOCK)), gate_up, out)
-        return out
+        return _glu(gate_up, gelu=False)
+
+    def geglu(self, gate_up: Tensor) -> Tensor:
+        """Returns gelu(gate) * up, like `swiglu`, with the approximation of GELU by tanh."""
+        return _glu(gate_up, gelu=True)
+
+
+def _glu(gate_up: Tensor, *, gelu: bool) -> Tensor:
+    gate_up = gate_up.contiguous()
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(rows, width)
+    kernel = with_constants(glu_kernel, GELU=gelu, WIDTH=width, BLOCK=GLU_BLOCK, num_warps=4)
+    kernel((rows, -(-width // GLU_BLOCK)), gate_up, out)
+    return out
 
 
 def rotate_and_write(
@@ -154,8 +163,8 @@ def norm_kernel(
 
 
 @triton.jit
-def swiglu_kernel(gate_up_ptr, out_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Computes one block of columns of one row: out = silu(gate) * up."""
+def glu_kernel(gate_up_ptr, out_ptr, GELU: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Computes one block of columns of one row: out = silu(gate) * up or, with GELU, gelu(gate) * up."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = n < WIDTH
@@ -163,8 +172,11 @@ def swiglu_kernel(gate_up_ptr, out_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
     gate = tl.load(place, mask=mask, other=0.0)
     up = tl.load(place + WIDTH, mask=mask, other=0.0)
     wide = gate.to(tl.float32)
-    silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
-    tl.store(out_ptr + row * WIDTH + n, (silu.to(tl.float32) * up.to(tl.float32)).to(gate.dtype), mask=mask)
+    slope = wide
+    if GELU:
+        slope = wide * (LINEAR + CUBIC * wide * wide)
+    active = (wide / (1.0 + tl.exp(-slope))).to(gate.dtype)
+    tl.store(out_ptr + row * WIDTH + n, (active.to(tl.float32) * up.to(tl.float32)).to(gate.dtype), mask=mask)
 
 
 @triton.jit

@@ -58,6 +58,7 @@ def _launch_pointwise() -> None:
     pointwise, x = TritonPointwise(), torch.zeros(3, 64, dtype=BF16)
     pointwise.add_norm(x, None, x[0], 1e-5)
     pointwise.swiglu(pointwise.add_norm(x, x.clone(), x[0], 1e-5))
+    pointwise.geglu(x)
 
 
 def _launch_lora(*, fp8: bool, early: bool) -> None:

@@ -9,12 +9,12 @@ import triton
 
 from lora_kernels.gpu.triton_logprobs import CHUNK, logprob_kernel, rank_kernel
 from lora_kernels.gpu.triton_pointwise import (
+    GLU_BLOCK,
     HEAD_TILE,
-    SWIGLU_BLOCK,
+    glu_kernel,
     heads_kernel,
     norm_kernel,
     norm_tuning,
-    swiglu_kernel,
 )
 from lora_kernels.gpu.triton_sampling import SamplingTiles, choose_kernel, score_kernel
 
@@ -30,7 +30,9 @@ def cases(capability: int) -> Iterator[tuple[str, Any, dict[str, Any], dict[str,
         tuning = dict(norm_tuning(width))
         warps = {"num_warps": tuning.pop("num_warps")}
         yield f"norm {width}", norm_kernel, {**tuning, "WIDTH": width, "HAS_DELTA": True, "EPS": 1e-5}, warps
-    yield "swiglu", swiglu_kernel, {"WIDTH": 14336, "BLOCK": SWIGLU_BLOCK}, {"num_warps": 4}
+    for gelu in (False, True):
+        constants = {"GELU": gelu, "WIDTH": 14336, "BLOCK": GLU_BLOCK}
+        yield f"{'geglu' if gelu else 'swiglu'}", glu_kernel, constants, {"num_warps": 4}
     for head_dim, norms, fp8 in ((64, False, False), (128, True, False), (128, True, True), (256, True, False)):
         shape = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": head_dim, "ROTARY": head_dim, "HALF": head_dim // 2}
         constants = {

@@ -24,7 +24,7 @@ from engine.model.spec import read_spec
 from engine.model.weights import open_weights
 
 NUM_TOKENS, NUM_PROMPTS, NUM_PAGES = 32, 8, 60
-CASES = ("qwen2_window", "qwen3", "smollm3", "granite", "olmo2", "phi3")
+CASES = ("qwen2_window", "qwen3", "smollm3", "granite", "olmo2", "phi3", "gemma3")
 PROMPTS = [[random.Random(seed).randrange(VOCAB) for _ in range(5 + 2 * seed)] for seed in range(NUM_PROMPTS)]
 
 

@@ -53,6 +53,16 @@ FAMILIES = {
         residual_multiplier=0.6,
         logits_scaling=2.0,
     ),
+    "gemma": partial(transformers.GemmaConfig, head_dim=16, tie_word_embeddings=True, initializer_range=0.05),
+    "gemma3": partial(
+        transformers.Gemma3TextConfig,
+        head_dim=16,
+        query_pre_attn_scalar=24,
+        sliding_window=9,
+        layer_types=["sliding_attention", "full_attention"],
+        tie_word_embeddings=True,
+        initializer_range=0.05,
+    ),
     "phi3": partial(
         transformers.Phi3Config,
         head_dim=16,

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.model.families.base import Json, ModelSpec, read_llama
+from engine.model.families.gemma import read_gemma, read_gemma3
 from engine.model.families.granite import read_granite
 from engine.model.families.mistral import read_mistral
 from engine.model.families.olmo2 import read_olmo2
@@ -14,6 +15,8 @@ from engine.model.families.qwen import read_qwen2, read_qwen3
 from engine.model.families.smollm3 import read_smollm3
 
 FAMILIES: dict[str, Callable[[Json], ModelSpec]] = {
+    "gemma": read_gemma,
+    "gemma3_text": read_gemma3,
     "granite": read_granite,
     "llama": read_llama,
     "mistral": read_mistral,
@@ -27,10 +30,8 @@ EXPERTS = "layers with experts (MoE)"
 MISSING = {
     "deepseek_v2": f"{EXPERTS} and multi-head latent attention",
     "deepseek_v3": f"{EXPERTS} and multi-head latent attention",
-    "gemma": "gated GELU and norms with weights added to 1",
-    "gemma2": "gated GELU, soft caps and norms with weights added to 1",
-    "gemma3": "images, gated GELU and norms with weights added to 1",
-    "gemma3_text": "gated GELU and norms with weights added to 1",
+    "gemma2": "soft caps of attention scores",
+    "gemma3": "images (use a checkpoint of gemma3_text)",
     "gpt_oss": f"{EXPERTS} and attention sinks",
     "granitemoe": EXPERTS,
     "llama4": f"images and {EXPERTS}",

@@ -55,6 +55,10 @@ class ModelSpec:
     norms: NormNames = LLAMA_NORMS
     wide_norms: bool = False
     """True means that norms are multiplied by their weights in fp32, before they are rounded to the model's dtype."""
+    norm_weight_offset: float = 0.0
+    """Number that is added to the weights of norms."""
+    activation: Literal["silu", "gelu"] = "silu"
+    """Function of the MLP's gate: `gelu` is its approximation by tanh."""
     embedding_scale: float = 1.0
     """Factor of embedded rows, rounded to the model's dtype."""
     residual_scale: float = 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +14,9 @@ from gateway.routes.router import sigmoid, standardised
 FOLDS = 5
 LEAST_OF_EACH = 20
 """Prompts for which the small member suffices, and for which it does not, that are needed at least."""
-COMPONENTS = 48
-"""Principal components of the vectors that are weighed. Weighing all elements would need thousands of prompts."""
-STRENGTHS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+COMPONENTS = 256
+"""Principal components of the vectors that are weighed at most. Further ones are noise."""
+STRENGTHS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Inverse strengths of the L2 penalty, of which cross-validation chooses one."""
 BINS = 10
 INSTALL = "training a router needs scikit-learn; install it with: pip install 'loralane[route]'"
@@ -128,13 +127,15 @@ def reliability(probabilities: Floats, suffices: Bools) -> list[tuple[float, flo
 
 
 def _projection(standard: Floats) -> Floats:
-    """Return the principal directions of rows, [num_columns, num_components], scaled so that projections have a
-    deviation of 1. There are no more than a tenth of the rows."""
-    count = min(COMPONENTS, len(standard) // 10, standard.shape[1])
+    """Return the principal directions of rows, [num_columns, num_components]. Each is scaled so that the deviation of
+    its projections is the root of what it is, relative to the largest one: the penalty then holds small components
+    back, which are mostly noise, but less than it would without scaling, because they tell kinds of prompts apart."""
+    count = min(COMPONENTS, len(standard) - 1, standard.shape[1])
     if not count:
         return np.zeros((standard.shape[1], 0))
     _, sizes, directions = np.linalg.svd(standard - standard.mean(axis=0), full_matrices=False)
-    return directions[:count].T * (math.sqrt(len(standard)) / np.maximum(sizes[:count], 1e-9))
+    largest = max(float(sizes[0]), 1e-9)
+    return directions[:count].T * np.sqrt(len(standard) / (largest * np.maximum(sizes[:count], 1e-9 * largest)))
 
 
 def _best(rows: Floats, suffices: Bools, seed: int) -> tuple[Any, Floats]:

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import islice
-from typing import NamedTuple
 
 from engine.core.prefix import page_keys
 from engine.core.sequence import Sequence
@@ -42,55 +41,66 @@ def _by_tenant(state: EngineState, lane: Lane, now: float) -> Iterator[Sequence]
     if len(groups) == 1:
         yield from _local_first(state, next(iter(groups.values())), now)
         return
-    accounts, holding = state.ledger.accounts, _holding(state, lane)
-    classes: dict[str, list[_Contender]] = {}
-    for party, waiting in groups.items():
-        account, queue = accounts.get(lane, party), _local_first(state, waiting, now)
-        one = _Contender(party, account.served, account.class_weight, holding[party], waiting[0], queue)
-        classes.setdefault(account.tenant.name, []).append(one)
-    held: Counter[str] = Counter()
-    for party, count in holding.items():
-        held[tenant_of(party)] += count
-    tenants = []
-    for name, rivals in classes.items():
-        tenant, first = accounts.tenants[lane, name], min(rivals, key=lambda one: one.served)
-        tenants.append(_Contender(name, tenant.served, tenant.weight, held[name], first.head, _merged(state, rivals)))
-    yield from _merged(state, tenants)
-
-
-class _Contender(NamedTuple):
-    """A tenant among the tenants of a lane, or a class among the classes of a tenant, with waiting sequences."""
-
-    name: str
-    served: float
-    weight: float
-    holding: int
-    """See `_holding`."""
-    head: Sequence
-    """The sequence whose locality decides between contenders with almost the same counter."""
-    queue: Iterator[Sequence]
-
-
-def _merged(state: EngineState, contenders: list[_Contender]) -> Iterator[Sequence]:
-    """Yield the sequences of all contenders, next each time that of the contender with the lowest counter."""
-    if len(contenders) == 1:
-        yield from contenders[0].queue
-        return
-    ledger, quantum = state.ledger, state.config.scheduling.quantum_s or 1e-9
-
-    def entry(index: int, served: float) -> tuple[int, int, int, float, str, int]:
-        one = contenders[index]
-        return int(served / quantum), one.holding, -_locality(state, one.head), served, one.name, index
-
-    heap = [entry(index, one.served) for index, one in enumerate(contenders)]
+    turns = _Turns(state, lane)
+    heap = [turns.entry(party) for party in groups]
     heapify(heap)
+    queues: dict[str, Iterator[Sequence]] = {}
     while heap:
-        *_, served, _, index = heappop(heap)
-        seq = next(contenders[index].queue, None)
+        entry = heappop(heap)
+        party = entry[-1]
+        if entry != (newer := turns.entry(party)):  # another class of the tenant was given something meanwhile
+            heappush(heap, newer)
+            continue
+        if party not in queues:
+            queues[party] = _local_first(state, groups[party], now)
+        seq = next(queues[party], None)
         if seq is not None:
             yield seq
-            # The contender is charged after the step; until then the plan must not give it everything.
-            heappush(heap, entry(index, served + ledger.price(len(seq.tokens), 0) / contenders[index].weight))
+            turns.charge(party, state.ledger.price(len(seq.tokens), 0))
+            heappush(heap, turns.entry(party))
+
+
+Entry = tuple[int, int, int, float, str, int, int, int, float, str]
+"""Place of a party: quanta, holding (see `_holding`), locality, counter and name of its tenant, and then its own."""
+
+
+class _Turns:
+    """The places of a lane's parties while one plan is made. Parties are charged after the step; until then, the plan
+    must not give one of them everything."""
+
+    def __init__(self, state: EngineState, lane: Lane) -> None:
+        self._accounts, self._lane = state.ledger.accounts, lane
+        self._quantum = state.config.scheduling.quantum_s or 1e-9
+        self._holding = _holding(state, lane)
+        self._held: Counter[str] = Counter()
+        """What `_holding` counts, by tenant."""
+        for party, count in self._holding.items():
+            self._held[tenant_of(party)] += count
+        self._local = {party: _locality(state, queue[0]) for party, queue in state.waiting.groups(lane).items()}
+        self._most_local: dict[str, int] = {}
+        """The best locality of a tenant's classes."""
+        for party, local in self._local.items():
+            name = tenant_of(party)
+            if local >= self._most_local.get(name, 0):
+                self._most_local[name] = local
+        self._given: dict[str, float] = {}
+        """Seconds that the plan has given to each party."""
+        self._given_to: dict[str, float] = {}
+        """Seconds that the plan has given to each tenant."""
+
+    def entry(self, party: str) -> Entry:
+        account = self._accounts.get(self._lane, party)
+        tenant = account.tenant
+        served = tenant.served + self._given_to.get(tenant.name, 0.0) / tenant.weight
+        own = account.served + self._given.get(party, 0.0) / account.class_weight
+        held, holding = self._held.get(tenant.name, 0), self._holding.get(party, 0)  # a Counter's own default is slow
+        place = int(served / self._quantum), held, -self._most_local[tenant.name], served
+        return *place, tenant.name, int(own / self._quantum), holding, -self._local[party], own, party
+
+    def charge(self, party: str, seconds: float) -> None:
+        name = tenant_of(party)
+        self._given[party] = self._given.get(party, 0.0) + seconds
+        self._given_to[name] = self._given_to.get(name, 0.0) + seconds
 
 
 def _holding(state: EngineState, lane: Lane) -> Counter[str]:

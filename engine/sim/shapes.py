@@ -14,6 +14,8 @@ from engine.model.gguf_header import read_header
 CONFIG = "config.json"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Fields of config.json that say how many experts a layer has."""
+TIED = ("gemma", "gemma3_text", "smollm3")
+"""Values of `model_type` whose models have tied embeddings unless config.json says otherwise."""
 MOST = (1 << 31) - 1
 """Largest size that is believed."""
 
@@ -124,7 +126,7 @@ def _config_shape(path: Path, name: str) -> Shape:
         size("num_key_value_heads", heads),
         size("head_dim", hidden // heads),
         size("vocab_size"),
-        bool(config.get("tie_word_embeddings", False)),
+        bool(config.get("tie_word_embeddings", config.get("model_type") in TIED)),
         size("max_position_embeddings"),
     )
 

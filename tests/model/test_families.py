@@ -3,7 +3,9 @@
 All requests run in one mixed batch, in a pool of pages so small that sequences are preempted.
 """
 
+import json
 import random
+from math import prod
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from test_decoder import one_thread  # noqa: F401
 from tiny_engine import TinyEngine
-from tiny_families import VOCAB, save_model
+from tiny_families import BASE, VOCAB, save_model
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.config import EngineConfig
@@ -21,7 +23,8 @@ from engine.model.kernels import attention_wish
 from engine.model.parallel.shard import Shard
 from engine.model.peft_loader import AdapterError, load_peft, target_shapes
 from engine.model.spec import read_spec
-from engine.model.weights import open_weights
+from engine.model.weights import open_weights, parameter_shapes
+from engine.sim.shapes import find_shape
 
 NUM_TOKENS, NUM_PROMPTS, NUM_PAGES = 32, 8, 60
 CASES = ("qwen2_window", "qwen3", "smollm3", "granite", "olmo2", "phi3", "gemma3")
@@ -113,3 +116,21 @@ def test_what_a_family_cannot_is_refused_by_name(tmp_path):
     save_model("phi3", tmp_path / "phi3")
     with pytest.raises(ValueError, match="kv_dtype fp8 does not work with phi3, which rotates a part of each head"):
         attention_wish(EngineConfig(str(tmp_path), kv_dtype="fp8"), read_spec(tmp_path / "phi3"))
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_plans_count_what_the_engine_has(family, tmp_path):
+    model = save_model(family, tmp_path)
+    spec, shape = read_spec(tmp_path), find_shape(str(tmp_path))
+    matrices = [prod(size) for size in parameter_shapes(spec).values() if len(size) == 2]
+    assert shape.weights == sum(matrices) == sum(p.numel() for p in model.parameters() if p.ndim == 2)
+    assert shape.kv_bytes(2) == 4 * spec.layers * spec.kv_width
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "smollm3"])
+def test_embeddings_are_tied_unless_config_json_says_otherwise(kind, tmp_path):
+    config = {**BASE, "model_type": kind, "head_dim": 16}
+    del config["tie_word_embeddings"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_spec(tmp_path).tied_embeddings
+    assert find_shape(str(tmp_path)).is_tied

@@ -1,4 +1,4 @@
-"""SmolLM 3: Llama without a rotary embedding in some layers, by default in every fourth."""
+"""SmolLM 3: Llama without a rotary embedding in some layers, by default in every fourth, and with tied embeddings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.model.rope import no_rope
 
 def read_smollm3(config: Json) -> ModelSpec:
     """Reads a SmolLM 3 model. Raises ValueError if `no_rope_layers` does not have a number for each layer."""
-    spec, every = read_llama(config), config.get("no_rope_layer_interval", 4)
+    spec, every = read_llama({"tie_word_embeddings": True, **config}), config.get("no_rope_layer_interval", 4)
     rotates = config.get("no_rope_layers") or [(layer + 1) % every != 0 for layer in range(spec.layers)]
     if len(rotates) < spec.layers:
         raise ValueError(f"no_rope_layers has {len(rotates)} numbers for {spec.layers} layers")

@@ -66,6 +66,7 @@ async def gateway_app(tmp_path) -> GatewayApp:
         lanes=[pb.LaneStats(lane=pb.LANE_INTERACTIVE), pb.LaneStats(lane=pb.LANE_BATCH)],
         tenants=[pb.TenantStats(tenant="acme", device_seconds=1.0)],
         preemptions_by_cause={"pages": 3},
+        kv_fetches={"done": 1},
         steps=1,
         step_sequences=pb.Buckets(counts=[1]),
         step_tokens=pb.Buckets(counts=[1]),

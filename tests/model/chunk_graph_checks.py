@@ -43,7 +43,7 @@ def decoder(dtype: torch.dtype) -> Decoder:
     """The tiny model with a window in its first layer."""
     folder = Path(sys.argv[1])
     spec = replace(read_spec(folder), windows=(WINDOW, None))
-    with patch("engine.model.decoder.make_linear", exact_linear):
+    with patch("engine.model.assembly.make_linear", exact_linear):
         return build_decoder(spec, open_weights(folder, spec), dtype, CPU)
 
 

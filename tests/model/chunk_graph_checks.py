@@ -33,7 +33,10 @@ PREFILL = PrefillTuning(block_m=16, block_n=16, fill=64, split_tokens=16, max_sp
 
 
 def exact_linear(
-    weights: Tensor | list[Tensor], bias: Tensor | None = None, dtype: torch.dtype | None = None
+    weights: Tensor | list[Tensor],
+    bias: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Callable[[Tensor], Tensor]:
     weight = weights if isinstance(weights, Tensor) else torch.cat(weights)
     return lambda x: torch.nn.functional.linear(x.double(), weight.double(), bias).to(x.dtype)

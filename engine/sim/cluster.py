@@ -212,7 +212,8 @@ class _Cluster:
             self._moved += 1
             self._send(self._orphans.popleft()[1])
         elif self._handovers.next_at <= self.now:
-            self._hand_over(self._handovers.pop())
+            if (handover := self._handovers.pop(self.now)) is not None:
+                self._hand_over(handover)
         elif self._trace and self._trace[0].time <= self.now:
             self._submit(self._trace.popleft(), None)
         elif behind:

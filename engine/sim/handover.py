@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Container
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, count, islice
 from typing import NamedTuple
 
 from engine.core.prefix import page_keys, realm_of
@@ -28,8 +28,22 @@ class Handover:
     target: int
     arrived: float = 0.0
     """When the KV sent so far has arrived, in virtual seconds."""
+    pieces: int = 0
+    """Pieces of KV that are to be sent."""
+    is_finished: bool = False
+    """True means that the source has made the first token."""
     has_source: bool = True
     """False means that the source died, so that the target computes the prompt again."""
+
+
+class _Piece(NamedTuple):
+    """KV that the source has from `ready` on."""
+
+    ready: float
+    number: int
+    """Number of the piece, which orders those of the same time."""
+    size: float
+    handover: Handover
 
 
 class _Arrival(NamedTuple):
@@ -48,6 +62,8 @@ class Handovers:
         self._first_parts: dict[str, Handover] = {}
         """Requests whose prompt is being computed, by id."""
         self._arrivals: list[_Arrival] = []
+        self._pieces: list[_Piece] = []
+        self._numbers = count()
         self.count = 0
         """Requests that were handed over so far."""
 
@@ -69,9 +85,20 @@ class Handovers:
             return False
         request = handover.request
         handover.request = request._replace(produced=(token,), moves=request.moves + 1)
+        handover.arrived, handover.is_finished = max(now, handover.arrived), True
         self.count += 1
-        heapq.heappush(self._arrivals, _Arrival(max(now, handover.arrived), self.count, handover))
+        self._arrive(handover)
         return True
+
+    def send_ready(self, now: float) -> None:
+        """Send what is ready at `now`, before which nothing else will be: the first that was ready comes first."""
+        while self._pieces and self._pieces[0].ready <= now:
+            piece = heapq.heappop(self._pieces)
+            handover = piece.handover
+            handover.pieces -= 1
+            arrived = self._transfers.send(handover.source, handover.target, piece.size, piece.ready)
+            handover.arrived = max(handover.arrived, arrived)
+            self._arrive(handover)
 
     def forget(self, request_id: str) -> None:
         """Forget a request that has ended in its first part, or whose replica died meanwhile."""
@@ -79,22 +106,30 @@ class Handovers:
 
     def lose(self, replica: int) -> None:
         """Take note that a replica died: what it has sent only in part is lost."""
-        for arrival in self._arrivals:
-            if arrival.handover.source == replica:
-                arrival.handover.has_source = False
+        for waiting in (*self._arrivals, *self._pieces):
+            if waiting.handover.source == replica:
+                waiting.handover.has_source = False
 
     @property
     def next_at(self) -> float:
-        """When the next request is handed over, in virtual seconds; infinity if none is under way."""
-        return self._arrivals[0].at if self._arrivals else float("inf")
+        """When the next request is handed over, or its KV sent, in virtual seconds; infinity if none is under way."""
+        waiting = [self._arrivals[0].at] if self._arrivals else []
+        waiting += [self._pieces[0].ready] if self._pieces else []
+        return min(waiting, default=float("inf"))
 
-    def pop(self) -> Handover:
-        return heapq.heappop(self._arrivals).handover
+    def pop(self, now: float) -> Handover | None:
+        """Return a request whose KV has arrived at `now`; None if there is none."""
+        self.send_ready(now)
+        return heapq.heappop(self._arrivals).handover if self._arrivals and self._arrivals[0].at <= now else None
+
+    def _arrive(self, handover: Handover) -> None:
+        if handover.is_finished and not handover.pieces:
+            heapq.heappush(self._arrivals, _Arrival(handover.arrived, next(self._numbers), handover))
 
     def _send(self, request_id: str, tokens: int, ready: float) -> None:
         if tokens and (handover := self._first_parts.get(request_id)) is not None:
-            size = tokens * self._kv_bytes
-            handover.arrived = self._transfers.send(handover.source, handover.target, size, ready)
+            handover.pieces += 1
+            heapq.heappush(self._pieces, _Piece(ready, next(self._numbers), tokens * self._kv_bytes, handover))
 
 
 def place_pages(state: EngineState, request: Request, now: float) -> None:

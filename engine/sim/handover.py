@@ -106,9 +106,10 @@ class Handovers:
 
     def lose(self, replica: int) -> None:
         """Take note that a replica died: what it has sent only in part is lost."""
-        for waiting in (*self._arrivals, *self._pieces):
-            if waiting.handover.source == replica:
-                waiting.handover.has_source = False
+        under_way = [one.handover for one in self._arrivals] + [one.handover for one in self._pieces]
+        for handover in under_way:
+            if handover.source == replica:
+                handover.has_source = False
 
     @property
     def next_at(self) -> float:

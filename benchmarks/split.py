@@ -35,7 +35,7 @@ from gateway.cli.simulate_cluster import shown_progress
 from gateway.routing.split import SplitMode
 from gateway.simulation.compare import OURS, Trial, run_trial
 
-PROMPTS, OUTPUTS, LOADS = (512, 2048, 8192, 32768), (16, 64, 256), (0.4, 0.7)
+PROMPTS, OUTPUTS, LOADS = (512, 4096, 16384), (16, 128), (0.4, 0.7)
 BETWEEN = ("nvlink", "ethernet-100")
 ENGINES = 4
 REQUESTS, LEAST_S, MOST_S = 200, 6.0, 40.0

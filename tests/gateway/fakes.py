@@ -64,6 +64,7 @@ from gateway.requests.record import RequestRecord
 from gateway.requests.route_runner import RouteTable
 from gateway.requests.served_model import ServedModel, ServedModels
 from gateway.requests.service import Gateway, ServiceSettings
+from gateway.routing.news import Role
 from gateway.text.tokenizer import Tokenizer
 from gateway.usage.report import UsageAdmin
 
@@ -223,7 +224,7 @@ class FakeEngine:
     def addresses(self) -> dict[str, str]:
         return {overview.name: overview.address for overview in self.overviews()}
 
-    async def add(self, name: str, target: EngineTarget, added_by: str) -> None:
+    async def add(self, name: str, target: EngineTarget, added_by: str, role: Role = Role.BOTH) -> None:
         self.added.append((name, target.address, added_by))
 
     async def remove(self, name: str) -> None:

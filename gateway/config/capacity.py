@@ -73,7 +73,7 @@ def _facts(settings: ModelSettings, found: Capacity, ranks: Sequence[int]) -> It
     yield "sequences", f"{full} with {1 - HEADROOM:.0%} spare; {both}"
     yield "adapter memory", _adapters(found, ranks)
     tier = f"{found.host_pages:,} pages, {found.host_pages * found.page_bytes / GIB:.2f} GiB"
-    yield "host tier", f"{tier}: KV of {found.host_pages * found.block_size:,} tokens of preempted sequences"
+    yield "host tier", f"{tier}: KV of {found.host_pages * found.block_size:,} tokens, preempted or evicted"
     if found.decode_s:
         goals = settings.lanes.interactive
         step = f"a full step of decodes takes {_ms(found.decode_s)} (ITL goal: {_ms(goals.itl_s)})"

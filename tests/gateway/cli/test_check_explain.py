@@ -50,7 +50,7 @@ def test_sizes_of_the_pool_are_given_in_tokens():
         "1,024 pages of 16 tokens, 1.00 GiB: KV of 16,384 tokens (64.0 KiB each), less resident adapters"
     )
     assert facts["sequences"] == "6 of 2,048 tokens fit with 15% spare; up to 16 at once, of 870 tokens each"
-    assert facts["host tier"] == "1,024 pages, 1.00 GiB: KV of 16,384 tokens of preempted sequences"
+    assert facts["host tier"] == "1,024 pages, 1.00 GiB: KV of 16,384 tokens, preempted or evicted"
     assert facts["adapter memory"].endswith("of rank 16, 250 fill the pool, and 256 fit into host memory")
     assert facts["engine.max_seqs"] == "16: so fast"
     assert facts["engine.token_budget"] == "640: so short"

@@ -13,17 +13,12 @@ from engine.core.commands import (
     AddAdapter,
     Command,
     DropAdapter,
-    EndExport,
-    ExportPages,
     FetchAnswer,
     FetchCancelled,
-    FetchEnded,
     FetchFailed,
     FetchKv,
     GrammarFailed,
     GrammarReady,
-    PagesCame,
-    PagesSent,
     Submit,
 )
 from engine.core.commit import abort, finish_early
@@ -31,6 +26,7 @@ from engine.core.commit_adapters import add_adapter, drop_adapter, take_answer, 
 from engine.core.commit_moves import begin_import, cancel_imports, hurry_imports, take_report
 from engine.core.config import goal_of
 from engine.core.grammars import Grammar
+from engine.core.kv_moves import EndExport, ExportPages, FetchEnded, PagesCame, PagesSent
 from engine.core.prefix import realm_of
 from engine.core.proposals import proposer_for
 from engine.core.sequence import Sequence

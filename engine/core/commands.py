@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.core.grammars import Grammar
-from engine.core.kv_moves import FetchEnd
-from engine.core.types import AdapterHash, PrefixKey, Request
+from engine.core.kv_moves import MoveReport
+from engine.core.types import AdapterHash, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,51 +94,7 @@ class GrammarFailed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class PagesCame:
-    """Report of the mover: the next `count` pages of a fetch are in their host pages."""
-
-    id: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class FetchEnded:
-    """Report of the mover, the last one about a fetch. The pages came in `seconds`, without the time in which the other
-    engine computed them."""
-
-    id: int
-    end: FetchEnd
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class ExportPages:
-    """Report of the mover: another engine wants the pages of these keys, in this order. With `waits`, it also wants
-    those that requests will compute until the mover reports `EndExport`."""
-
-    id: int
-    keys: tuple[PrefixKey, ...]
-    waits: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PagesSent:
-    """Report of the mover: the next `count` pages of an export have been received, and are not read any more."""
-
-    id: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class EndExport:
-    """Report of the mover, the last one about an export: it reads none of its pages any more."""
-
-    id: int
-
-
 FetchAnswer = AdapterFetched | FetchFailed | FetchCancelled
 GrammarAnswer = GrammarReady | GrammarFailed
 Answer = FetchAnswer | GrammarAnswer
-MoveReport = PagesCame | FetchEnded | ExportPages | PagesSent | EndExport
 Command = Submit | Abort | FetchKv | AddAdapter | DropAdapter | Answer | MoveReport

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from engine.core.commands import EndExport, ExportPages, FetchEnded, MoveReport, PagesCame, PagesSent
 from engine.core.kv_moves import (
     MOST_IMPORTS,
     CancelFetch,
+    EndExport,
     ExportOver,
+    ExportPages,
     FetchEnd,
+    FetchEnded,
     FetchPages,
     KvExport,
     KvImport,
+    MoveReport,
+    PagesCame,
     PagesReady,
+    PagesSent,
 )
 from engine.core.prefix import page_keys
 from engine.core.sequence import Sequence

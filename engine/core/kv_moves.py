@@ -77,7 +77,51 @@ class ExportOver:
     id: int
 
 
+@dataclass(frozen=True, slots=True)
+class PagesCame:
+    """Report of the mover: the next `count` pages of a fetch are in their host pages."""
+
+    id: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchEnded:
+    """Report of the mover, the last one about a fetch. The pages came in `seconds`, without the time in which the other
+    engine computed them."""
+
+    id: int
+    end: FetchEnd
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExportPages:
+    """Report of the mover: another engine wants the pages of these keys, in this order. With `waits`, it also wants
+    those that requests will compute until the mover reports `EndExport`."""
+
+    id: int
+    keys: tuple[PrefixKey, ...]
+    waits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PagesSent:
+    """Report of the mover: the next `count` pages of an export have been received, and are not read any more."""
+
+    id: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndExport:
+    """Report of the mover, the last one about an export: it reads none of its pages any more."""
+
+    id: int
+
+
 MoveOrder = FetchPages | CancelFetch | PagesReady | ExportOver
+MoveReport = PagesCame | FetchEnded | ExportPages | PagesSent | EndExport
 
 
 @dataclass(slots=True)

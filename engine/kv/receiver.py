@@ -11,8 +11,7 @@ from zlib import crc32
 
 import structlog
 
-from engine.core.commands import FetchEnded, MoveReport, PagesCame
-from engine.core.kv_moves import CancelFetch, FetchEnd, FetchPages
+from engine.core.kv_moves import CancelFetch, FetchEnd, FetchEnded, FetchPages, MoveReport, PagesCame
 from engine.executor.base import PageMemory
 from engine.kv.line import Clock, Line, MoveFailed, connect
 from engine.kv.messages import FRAME, HELLO, TAKEN, Answer, Kind, Reason, Want, hello, read_hello

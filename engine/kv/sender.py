@@ -15,8 +15,7 @@ from zlib import crc32
 
 import structlog
 
-from engine.core.commands import EndExport, ExportPages, MoveReport, PagesSent
-from engine.core.kv_moves import ExportOver, FetchEnd, PagesReady
+from engine.core.kv_moves import EndExport, ExportOver, ExportPages, FetchEnd, MoveReport, PagesReady, PagesSent
 from engine.core.types import HostPageId
 from engine.executor.base import PageMemory
 from engine.kv.line import Clock, Line, MoveFailed, listen, server_context

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 from urllib.parse import quote
 
 from gateway.client.call import Call
 from gateway.http import admin_answers as answers
-from gateway.http.accounts import KEYS, TENANTS, LimitValues, NewKeyBody, NewTenantBody, RotateBody, TenantBody
+from gateway.http.accounts import (
+    KEYS,
+    TENANTS,
+    ClassBody,
+    LimitValues,
+    NewKeyBody,
+    NewTenantBody,
+    RotateBody,
+    TenantBody,
+)
 from gateway.http.limits import LIMITS, ResetBody, SetBody
 from gateway.http.usage import USAGE
 
@@ -61,14 +70,19 @@ def tenant(name: str) -> Call[answers.Tenant]:
 
 def create_tenant(name: str, **settings: Unpack[TenantSettings]) -> Call[answers.Tenant]:
     """Create a tenant, which has no keys yet."""
-    body = NewTenantBody(name=name, **settings)  # type: ignore[arg-type]  # classes are encoded as the mappings they are
-    return Call("POST", TENANTS, answers.Tenant, body=body)
+    return Call("POST", TENANTS, answers.Tenant, body=NewTenantBody(name=name, **_fields(settings)))
 
 
 def change_tenant(name: str, **settings: Unpack[TenantSettings]) -> Call[answers.Tenant]:
     """Change a tenant's settings."""
-    body = TenantBody(**settings)  # type: ignore[arg-type]  # as above
-    return Call("PATCH", _of(TENANTS, name), answers.Tenant, body=body)
+    return Call("PATCH", _of(TENANTS, name), answers.Tenant, body=TenantBody(**_fields(settings)))
+
+
+def _fields(settings: TenantSettings) -> dict[str, Any]:
+    """Return the fields of a tenant's body, in which classes are bodies, too."""
+    if "classes" not in settings:
+        return {**settings}
+    return {**settings, "classes": {name: ClassBody(**own) for name, own in settings["classes"].items()}}
 
 
 def delete_tenant(name: str) -> Call[int]:

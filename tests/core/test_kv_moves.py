@@ -6,9 +6,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from engine.core.commands import EndExport, ExportPages, FetchEnded, FetchKv, PagesCame, PagesSent, Submit
+from engine.core.commands import FetchKv, Submit
 from engine.core.config import CoreConfig
-from engine.core.kv_moves import CancelFetch, ExportOver, FetchEnd, FetchPages, PagesReady
+from engine.core.kv_moves import (
+    CancelFetch,
+    EndExport,
+    ExportOver,
+    ExportPages,
+    FetchEnd,
+    FetchEnded,
+    FetchPages,
+    PagesCame,
+    PagesReady,
+    PagesSent,
+)
 from engine.core.prefix import next_key, page_keys, root_key
 from engine.core.sequence import Sequence
 from engine.core.types import KvSource

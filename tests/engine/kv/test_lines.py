@@ -11,8 +11,18 @@ from queue import SimpleQueue
 
 import pytest
 
-from engine.core.commands import EndExport, ExportPages, FetchEnded, PagesCame, PagesSent
-from engine.core.kv_moves import CancelFetch, ExportOver, FetchEnd, FetchPages, PagesReady
+from engine.core.kv_moves import (
+    CancelFetch,
+    EndExport,
+    ExportOver,
+    ExportPages,
+    FetchEnd,
+    FetchEnded,
+    FetchPages,
+    PagesCame,
+    PagesReady,
+    PagesSent,
+)
 from engine.core.types import KvSource
 from engine.executor.fake import FakePages
 from engine.kv import receiver as receiving

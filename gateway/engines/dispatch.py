@@ -132,7 +132,7 @@ class Dispatch:
         except EngineUnavailable:
             finish()
             return None
-        arrivals.engine, arrivals.reason = engine.name, Reason.SPLIT.value
+        arrivals.engine = engine.name  # without a reason: the decision is counted where the request was split
         return arrivals
 
     def _prepare_split(self, request: Request, engine: PooledEngine, decision: Decision) -> Rest | None:

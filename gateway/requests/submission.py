@@ -79,6 +79,7 @@ class Submission:
     def _note_place(self, stream: PlacedStream) -> None:
         if stream.engine:
             self._record.engine = stream.engine
+        if stream.reason:
             self._record.routes.append(stream.reason)
 
     def _note_move(self, seconds: float) -> None:

@@ -2,6 +2,9 @@
 happens to either engine, and nothing is left on the other."""
 
 import asyncio
+import time
+from contextlib import aclosing
+from types import SimpleNamespace
 
 import pytest
 from local_engines import Answer, ask, expected, until
@@ -9,6 +12,9 @@ from local_engines import Answer, ask, expected, until
 from engine.core.check import violations
 from engine.core.commands import DropAdapter
 from engine.core.types import Lane
+from gateway.requests.admission import ServiceSettings
+from gateway.requests.record import RequestRecord
+from gateway.requests.submission import Submission
 from gateway.routing.news import Role
 from gateway.routing.split import SplitMode
 
@@ -57,6 +63,17 @@ async def test_the_answer_goes_on_in_the_other_engine_with_the_prompts_pages(spl
     assert state(engines, "b").counters.kv_pages_in == 6, "the prompts are equal"
     assert state(engines, "b").counters.generated_tokens == 4 * 39
     assert [one.role for one in pool.overviews()] == ["prefill", "decode"]
+
+
+async def test_a_split_request_counts_as_one_decision(split):
+    pool = await split(PREFILL, DECODE)
+    record = RequestRecord("r", "r", "acme", "key", "fake", None, Lane.INTERACTIVE, 0.0)
+    job = SimpleNamespace(num_answers=1, budget=None, engine_request=lambda *_: request())
+    async with aclosing(Submission(pool, job, record, time.monotonic, ServiceSettings())) as submission:
+        [stream] = submission.begin()
+        async for _ in stream:
+            pass
+    assert (record.engine, record.routes) == ("b", ["split"])
 
 
 async def test_roles_are_followed_and_an_engine_that_gives_no_kv_computes_no_prompts_for_others(split, engines):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 from redis.asyncio import Redis
@@ -16,6 +16,7 @@ from gateway.registry.store import RedisRecordStore
 
 AddedBy = Literal["operator", "ray"]
 EngineRole = Literal["prefill", "decode", "both"]
+ROLES: tuple[EngineRole, ...] = get_args(EngineRole)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 """Valid names of engines. A slash is not allowed, because a name is one segment of an HTTP path."""
 
@@ -59,11 +60,10 @@ def member_name(model: str, engine: str) -> str:
 
 def check_role(role: str) -> EngineRole:
     """Return a role; empty means `both`. Raises ApiError (INVALID_REQUEST) if there is no such role."""
-    if role in ("prefill", "decode"):
-        return role  # type: ignore[return-value]
-    if role not in ("", "both"):
-        raise invalid_request(f"role must be prefill, decode or both, not {role!r}", "role")
-    return "both"
+    for known in ROLES:
+        if known == (role or "both"):
+            return known
+    raise invalid_request(f"role must be prefill, decode or both, not {role!r}", "role")
 
 
 def check_member(engine: str, address: str) -> None:

@@ -110,9 +110,18 @@ def _label(labels: Mapping[str, Any]) -> Label | None:
         if not isinstance(suffices, bool):
             raise ValueError("small_suffices must be true or false")
         return Label(float(suffices), 1.0)
-    if not all(isinstance(score, int | float) and not isinstance(score, bool) for score in scores):
+    small, large = map(_score, scores)
+    return Label(small, large)
+
+
+def _score(value: Any) -> float:
+    """Return a score of a label. Raises ValueError if it is no number, or too large for one."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
         raise ValueError("small_score and large_score must both be numbers")
-    return Label(float(scores[0]), float(scores[1]))  # type: ignore[arg-type]
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ValueError("small_score and large_score must be numbers of float64") from error
 
 
 def _identity(example: Example) -> bytes:

@@ -60,6 +60,7 @@ def test_labels(labels, label):
         (b'{"body": 5}', "body must be"),
         (b'{"prompt": "a", "small_suffices": 1}', "true or false"),
         (b'{"prompt": "a", "small_score": 1}', "both be numbers"),
+        (b'{"prompt": "a", "small_score": 1, "large_score": 1' + b"0" * 400 + b"}", "float64"),
         (b'{"prompt": "a", "small_score": 1, "large_score": 2, "small_suffices": true}', "either"),
     ],
 )

@@ -16,9 +16,11 @@ from benchmarks.peers import PeerError
 from engine.process.files import default_data_dir
 
 
-def make_parser(module: str, description: str | None, *, peer: bool = True) -> argparse.ArgumentParser:
-    """Return a parser for `python -m benchmarks.MODULE` with the options --cores, --json and --data-dir. `peer` adds
-    --vllm-python, which defaults to the environment variable LORALANE_VLLM_PYTHON."""
+def make_parser(
+    module: str, description: str | None, *, peer: bool = True, cores: bool = True
+) -> argparse.ArgumentParser:
+    """Return a parser for `python -m benchmarks.MODULE` with the options --json and --data-dir. `peer` adds
+    --vllm-python, which defaults to the environment variable LORALANE_VLLM_PYTHON; `cores` adds --cores."""
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{module}",
         description=description,
@@ -27,7 +29,8 @@ def make_parser(module: str, description: str | None, *, peer: bool = True) -> a
     if peer:
         python = os.environ.get("LORALANE_VLLM_PYTHON")
         parser.add_argument("--vllm-python", type=Path, default=Path(python) if python else None)
-    parser.add_argument("--cores", type=core_set, default="0,1", help="of the servers; the client gets the others")
+    if cores:
+        parser.add_argument("--cores", type=core_set, default="0,1", help="of the servers; the client gets the others")
     parser.add_argument("--json", type=Path, help="also write everything here")
     parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ))
     return parser

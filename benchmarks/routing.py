@@ -254,7 +254,7 @@ def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> Non
 
 
 def main() -> None:
-    parser = make_parser("routing", __doc__, peer=False)
+    parser = make_parser("routing", __doc__, peer=False, cores=False)
     parser.add_argument("--train", type=int, default=400, help="prompts that the router is trained with")
     parser.add_argument("--prompts", type=int, default=500, help="held-out prompts")
     parser.add_argument("--hard", type=float, default=0.2, help="share of hard tasks")

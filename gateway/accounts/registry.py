@@ -17,7 +17,7 @@ import structlog
 from gateway.accounts.mirror import AccountMirror
 from gateway.accounts.record import KEY, TENANT, AccountRecord, KeyOwner, key_account, tenant_account
 from gateway.core.errors import ApiError, Fault, invalid_request, tenant_not_found
-from gateway.core.tenants import ADMIN_TENANT, KeyLapse, Principal, Tenant, hash_key
+from gateway.core.tenants import RESERVED_NAMES, KeyLapse, Principal, Tenant, hash_key
 from gateway.registry.log import RegistryLog
 from gateway.registry.store import RecordStore, StoreAway
 
@@ -125,8 +125,8 @@ class AccountRegistry:
         return record
 
     async def create(self, tenant: Tenant) -> AccountRecord:
-        if tenant.name == ADMIN_TENANT.name:
-            raise invalid_request("this name belongs to administrators", "name")
+        if tenant.name in RESERVED_NAMES:
+            raise invalid_request(f"this name belongs to {RESERVED_NAMES[tenant.name]}", "name")
         if f"{TENANT}/{tenant.name}" in self.records:
             raise ApiError(Fault.TENANT_EXISTS, f"there is a tenant {tenant.name!r} already", "name")
         for key in self.keys(tenant.name):  # left by a gateway that died while it deleted a tenant of this name

@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway.config.file import ConfigError, Problems, as_mapping, build, check_keys, read_each, resolve
 from gateway.config.sections import AdminConfig, TenantConfig
-from gateway.core.tenants import ADMIN_TENANT, Tenant, hash_key
+from gateway.core.tenants import RESERVED_NAMES, Tenant, hash_key
 
 DEMO_KEYS = ("sk-demo-acme", "sk-demo-globex", "sk-demo-admin")
 """API keys of the demo. They are public, so they are accepted on loopback hosts only."""
@@ -28,8 +28,8 @@ def read_tenants(value: Any, env: Mapping[str, str], base: Path) -> dict[str, Te
 
 def _tenant(name: str, value: Any, env: Mapping[str, str], base: Path) -> TenantConfig:
     where = f"tenants.{name}"
-    if name == ADMIN_TENANT.name:
-        raise ConfigError(f"{where}: this name belongs to administrators")
+    if name in RESERVED_NAMES:
+        raise ConfigError(f"{where}: this name belongs to {RESERVED_NAMES[name]}")
     section = as_mapping(value, where)
     problems, known = Problems(), [item.name for item in fields(Tenant) if item.name != "name"]
     with problems.noting():

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Literal, Protocol, get_args
 
 from msgspec import Struct
@@ -120,6 +121,12 @@ class Tenant:
 
 ADMIN_TENANT = Tenant("admin")
 """Pseudo-tenant that administrators' keys belong to. It makes no requests that are limited or billed."""
+COPIES_TENANT = Tenant("virtual-model-copy", default_lane=Lane.BATCH, highest_lane=Lane.BATCH)
+"""Pseudo-tenant of the copies of requests that another member of a virtual model answers, too. They are batch work."""
+RESERVED_NAMES: Mapping[str, str] = MappingProxyType(
+    {ADMIN_TENANT.name: "administrators", COPIES_TENANT.name: "copies of requests for virtual models"}
+)
+"""Names that no tenant may have, with what they belong to. A tenant could otherwise share cached prefixes with it."""
 
 
 class Principal(Struct, frozen=True):

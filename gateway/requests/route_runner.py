@@ -25,7 +25,7 @@ from engine.core.types import Lane
 from gateway.core.billing import BillingConfig
 from gateway.core.errors import ApiError, model_not_found, unsupported_parameter
 from gateway.core.routing import ModelQuery
-from gateway.core.tenants import Principal, Tenant
+from gateway.core.tenants import COPIES_TENANT, Principal, Tenant
 from gateway.core.trace_context import Ingress, new_id
 from gateway.requests.admission import ServiceSettings
 from gateway.requests.deadlines import earliest
@@ -40,8 +40,7 @@ from gateway.requests.types import Chat, GenerateRequest, Generation
 from gateway.requests.upstreams import Upstream, UpstreamServer
 from gateway.routes.policy import Asked, MemberState, Policy, Vector
 
-COPIES = Principal(Tenant("virtual-model-copy", default_lane=Lane.BATCH, highest_lane=Lane.BATCH), "")
-"""Pseudo-caller of the copies of requests that another member answers, too. Its requests are in the batch lane."""
+COPIES = Principal(COPIES_TENANT, "")
 
 log = structlog.get_logger("routes")
 

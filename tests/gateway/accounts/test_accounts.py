@@ -224,6 +224,7 @@ async def test_two_tenants_of_one_name_and_keys_of_none(make):
     for faulty, fault in (
         (one.create(ACME), Fault.TENANT_EXISTS),
         (one.create(Tenant("admin")), Fault.INVALID_REQUEST),
+        (one.create(Tenant("virtual-model-copy")), Fault.INVALID_REQUEST),
         (one.create_key("unknown"), Fault.TENANT_NOT_FOUND),
         (one.create_key("acme", "x" * 200), Fault.INVALID_REQUEST),
         (one.disable_key("123456", True), Fault.KEY_NOT_FOUND),

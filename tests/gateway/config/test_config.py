@@ -290,6 +290,7 @@ WRONG = {
     "lanes contradict": (TENANT % "highest_lane: batch", "tenants.a: default_lane interactive is above highest_lane"),
     "tenant name": ("tenants: {'a b': {}}", "tenants.a b: tenant name"),
     "reserved name": ("tenants: {admin: {}}", "tenants.admin: this name belongs to administrators"),
+    "name of copies": ("tenants: {virtual-model-copy: {}}", "this name belongs to copies of requests"),
     "missing variable": ("http: {host: '${HOST}'}", "http.host: the environment variable HOST is not set"),
     "missing key": (TENANT % "keys: ['${KEY}']", r"tenants.a.keys\[0\]: the environment variable KEY is not set"),
     "key in the file": (

@@ -18,6 +18,7 @@ from gateway.core.errors import MAX_QUOTED, Fault, unavailable
 from gateway.core.tenants import Tenant
 from gateway.requests.types import GenerateRequest, GenerationChunk
 from gateway.upstreams import wire
+from gateway.upstreams.wire import UpstreamFailed
 
 MAX_LINE_BYTES = 2**20
 """Maximum size of one line of a stream."""
@@ -32,14 +33,6 @@ TRANSIENT = (408, 429)
 DONE = b"[DONE]"
 
 log = structlog.get_logger("upstreams")
-
-
-class UpstreamFailed(Exception):
-    """An upstream did not answer; the text says why, without secrets. `is_transient` means that a retry may help."""
-
-    def __init__(self, reason: str, *, is_transient: bool = True) -> None:
-        super().__init__(reason)
-        self.is_transient = is_transient
 
 
 class UpstreamClient:

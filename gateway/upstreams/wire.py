@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from engine.core.grammars import Grammar, GrammarKind
-from gateway.core.errors import ApiError, Fault, unavailable, unsupported_parameter
+from gateway.core.errors import ApiError, Fault, unsupported_parameter
 from gateway.requests.types import Chat, Finish, GenerateRequest, GenerationChunk, TokenUsage
 from gateway.text.chat_template import Message
 from gateway.text.tools.calls import ToolCallPart
@@ -23,6 +23,14 @@ MOST_TOKENS = 10_000_000
 """Maximum numbers of tokens that an upstream is believed."""
 FINISHES: Mapping[str, Finish] = {"length": "length", "max_tokens": "length"}
 """Finish reasons of upstreams that are not `stop`, with ours. Tool calls are seen from the calls themselves."""
+
+
+class UpstreamFailed(Exception):
+    """An upstream did not answer; the text says why, without secrets. `is_transient` means that a retry may help."""
+
+    def __init__(self, reason: str, *, is_transient: bool = True) -> None:
+        super().__init__(reason)
+        self.is_transient = is_transient
 
 
 def check(request: GenerateRequest) -> None:
@@ -158,22 +166,21 @@ _decode = msgspec.json.Decoder(Event).decode
 
 
 def read_event(data: bytes) -> Event:
-    """Return the event in the data of a server-sent event. Raises ApiError (UPSTREAM_UNAVAILABLE) if it is an error, or
-    none of a chat completion."""
+    """Return the event in the data of a server-sent event. Raises UpstreamFailed if it is an error, or none of a chat
+    completion."""
     try:
         event = _decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise unavailable(Fault.UPSTREAM_UNAVAILABLE, "the upstream sent what is no chat completion") from error
+        raise UpstreamFailed("an event that is not of a chat completion", is_transient=False) from error
     if event.error:
-        raise unavailable(Fault.UPSTREAM_UNAVAILABLE, "the upstream ended its answer with an error")
+        raise UpstreamFailed("an error in place of an answer's next piece")
     return event
 
 
 def chunk_of(choice: ChoiceDelta, num_answers: int) -> GenerationChunk:
-    """Return what a choice of an event adds to an answer. Raises ApiError (UPSTREAM_UNAVAILABLE) if there is no such
-    answer."""
+    """Return what a choice of an event adds to an answer. Raises UpstreamFailed if there is no such answer."""
     if not 0 <= choice.index < num_answers:
-        raise unavailable(Fault.UPSTREAM_UNAVAILABLE, "the upstream sent an answer that was not asked for")
+        raise UpstreamFailed("an answer that was not asked for", is_transient=False)
     delta, reason = choice.delta or Delta(), choice.finish_reason
     return GenerationChunk(
         choice.index,

@@ -163,8 +163,11 @@ async def test_a_failure_goes_to_the_next_member_and_is_not_charged(make_place, 
     assert place.charged.get(CLOUD, 0) == 0
 
 
-async def test_an_upstream_that_keeps_failing_is_left_alone(make_place):
-    place = await make_place(Fallback((CLOUD, BASE)), statuses=[500] * 9, settings={"retries": 0, "failures": 2})
+@pytest.mark.parametrize(
+    "failing", [{"statuses": [500] * 9}, {"events": [{"error": {"message": "overloaded"}}]}], ids=["status", "event"]
+)
+async def test_an_upstream_that_keeps_failing_is_left_alone(make_place, failing):
+    place = await make_place(Fallback((CLOUD, BASE)), settings={"retries": 0, "failures": 2}, **failing)
     reasons = [(await place.chat()).headers["x-loralane-reason"] for _ in range(4)]
     assert reasons == ["upstream_unavailable", "upstream_unavailable", "down", "down"]
     assert len(place.cloud.bodies) == 2

@@ -113,13 +113,10 @@ def is_valid(answer: HeldAnswer, grammar: Grammar | None) -> bool:
 
 
 def agree(first: HeldAnswer, second: HeldAnswer) -> bool:
-    """Return whether two answers say the same: equal tool calls, equal JSON values, or equal words."""
+    """Return whether two answers say the same: the same tool calls or, if neither has any, the same text."""
     if first.calls or second.calls:
         return _calls(first) == _calls(second)
-    values = _parsed(first.text), _parsed(second.text)
-    if _NONE not in values:
-        return bool(values[0] == values[1])
-    return first.text.casefold().split() == second.text.casefold().split()
+    return _said(first.text) == _said(second.text)
 
 
 _NONE = object()
@@ -132,8 +129,12 @@ def _parsed(text: str) -> Any:
     return _NONE
 
 
+def _said(text: str) -> Any:
+    """Return what is equal for texts that say the same: the value of a text that is JSON, otherwise its words in lower
+    case, without marks at both ends."""
+    value = _parsed(text)
+    return " ".join(text.split()).strip(" .!\"'`").casefold() if value is _NONE else value
+
+
 def _calls(answer: HeldAnswer) -> list[tuple[str, Any]]:
-    parsed = [(name, _parsed(arguments)) for name, arguments in answer.calls]
-    return [
-        (name, text if value is _NONE else value) for (name, value), (_, text) in zip(parsed, answer.calls, strict=True)
-    ]
+    return [(name, _said(arguments)) for name, arguments in answer.calls]

@@ -102,7 +102,7 @@ class Dispatch:
         engine, decision = self.choose(ask)
         rest = self._prepare_split(request, engine, decision)
         if rest is None:
-            decision = decision._replace(placing=None)
+            decision = decision.unsplit(ask)
         else:
             params = request.params._replace(max_tokens=1, min_tokens=min(1, request.params.min_tokens))
             request = request._replace(params=params, expected_tokens=None)

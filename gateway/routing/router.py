@@ -82,6 +82,13 @@ class Decision(NamedTuple):
         """The replica that continues the answer after its first token. None means that the first one does."""
         return None if self.placing is None or self.placing.second is None else self.placing.second.replica
 
+    def unsplit(self, ask: Ask) -> Decision:
+        """Return the decision for a request that turns out not to be split."""
+        if self.decode is None:
+            return self
+        reason = _reason(ask, self.replica, self.cached_tokens, is_home=True)
+        return Decision(self.replica, reason, self.cached_tokens)
+
 
 class NoReplica(LookupError):
     """There is no replica that takes new requests."""

@@ -181,6 +181,15 @@ async def test_an_engine_that_refuses_the_rest_is_left_for_another(split, engine
     await settled(pool, engines)
 
 
+async def test_a_request_that_the_other_engine_cannot_continue_is_not_split(split):
+    pool = await split(PREFILL, DECODE)
+    info = await pool.load_adapter("/adapters/one")
+    pool._engines["b"].held.discard(info.adapter)
+    answer = Answer(pool, request(adapter=info.adapter))
+    await answer.whole()
+    assert [(place.engine, place.reason) for place in answer.places] == [("a", "home")]
+
+
 async def test_a_request_goes_on_in_one_engine_while_the_other_drains(split):
     pool = await split(PREFILL, DECODE)
     await pool.drain("b", True)

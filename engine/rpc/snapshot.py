@@ -125,7 +125,7 @@ def _pages(state: EngineState) -> Figures:
         "cached_pages": cached,
         "adapter_pages": adapter_pages,
         "host_total_pages": state.host.num_pages,
-        "host_used_pages": state.host.num_pages - len(state.host.free),
+        "host_used_pages": state.host.num_pages - len(state.host.free) - len(state.host.idle),
     }
 
 

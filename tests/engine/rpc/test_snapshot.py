@@ -85,6 +85,14 @@ def test_deadlines_that_press_are_urgent(engine):
     assert told.batch_share == engine.state.ledger.batch_share
 
 
+def test_host_pages_that_may_be_overwritten_are_not_in_use(engine):
+    host = engine.state.host
+    for page, key in enumerate((b"evicted", b"preempted")):
+        host.put(key, page)
+    host.need([b"preempted"])
+    assert (stats(engine).host_total_pages, stats(engine).host_used_pages) == (8, 1)
+
+
 def test_the_integrity_check_is_there_when_asked_for(engine):
     engine.state.pool.refs[7] += 1
     assert list(stats(engine).violations) == []

@@ -33,7 +33,7 @@ PAGES = {
     "cached_pages": "Pages in the pool that hold cached prefixes which no request uses.",
     "adapter_pages": "Pages in the pool that hold adapters.",
     "host_total_pages": "Pages of host memory for KV cache of preempted requests and of evicted prefixes.",
-    "host_used_pages": "Pages of host memory that unfinished requests or other engines need; others may be overwritten.",
+    "host_used_pages": "Pages of host memory that unfinished requests or other engines need; others may be reused.",
 }
 COUNTERS = {
     "steps": "Engine steps.",

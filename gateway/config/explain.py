@@ -128,7 +128,7 @@ def _redis(url: str) -> str:
 def _upstream(config: Config, name: str, upstream: UpstreamConfig) -> str:
     tenants = [entry.tenant for entry in config.tenants.values()]
     senders = [one.name for one in tenants if any(upstream.permits(name, one, lane) for lane in Lane)]
-    return f"{upstream.model} at {upstream.url}; data may leave of: {', '.join(senders) or 'no configured tenant'}"
+    return f"{upstream.model} at {upstream.url}; may get data of: {', '.join(senders) or 'no configured tenant'}"
 
 
 def _port(host: str, port: int, tls: TlsConfig | None) -> str:

@@ -140,7 +140,7 @@ def test_an_upstream_has_a_price_and_a_key_from_the_environment(tmp_path):
     assert "sk-secret" not in repr(config)
     assert [(price.adapter, price.completion) for price in config.pricing.prices] == [("cloud", 15), ("*", 2)]
     found = dict(explain(config, tmp_path, {name: {"device": "cuda", "dtype": "x"} for name in ("large", "small")}))
-    assert found["upstream cloud"] == "big at https://api.example.com/v1; data may leave of: acme"
+    assert found["upstream cloud"] == "big at https://api.example.com/v1; may get data of: acme"
     assert virtual_names(config.routes, config.served, "small") == {"auto"}
 
 

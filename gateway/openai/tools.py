@@ -15,7 +15,7 @@ from gateway.openai.messages import AssistantCall, Tool, ToolChoice
 from gateway.requests.types import GenerateRequest, GenerationChunk, Speech
 from gateway.text.chat_template import ToolSchema
 from gateway.text.tools.calls import ToolCallPart
-from gateway.text.tools.dialect import Dialect
+from gateway.text.tools.dialect import Dialect, spoken_dialect
 from gateway.text.tools.parser import Part, ToolParser
 from gateway.text.tools.rule import ToolRule
 
@@ -61,13 +61,6 @@ def tool_call_reader(request: GenerateRequest, speech: Speech) -> ToolCalls | No
         return None
     dialect = None if speech.calls_apart else spoken_dialect(speech.dialect)
     return ToolCalls(dialect, chat.tools, parallel=chat.rule.several)
-
-
-def spoken_dialect(dialect: Dialect | None) -> Dialect:
-    """Return the dialect. Raises ApiError: UNSUPPORTED_PARAMETER, it is None: tool calls are not parsed."""
-    if dialect is None:
-        raise unsupported_parameter("tools", "cannot be used: calls are not read from this model (model.tool_parser)")
-    return dialect
 
 
 def template_call(call: AssistantCall) -> Json:

@@ -25,7 +25,7 @@ from gateway.requests.thinking import ThinkingBudget
 from gateway.requests.types import Chat, GenerateRequest, PromptInput
 from gateway.text.reasoning.parser import ReasoningMarks, ReasoningParserName, Thinking, choose_marks
 from gateway.text.tokenizer import PRIME_TOKENS, Tokenizer
-from gateway.text.tools.dialect import Dialect
+from gateway.text.tools.dialect import Dialect, spoken_dialect
 from gateway.text.tools.dialects import ToolParserName, choose_dialect
 
 PROMPTS_AT_ONCE = 16
@@ -198,10 +198,8 @@ class RequestIntake:
             self._check_pooling(request, request.pooling)
         elif len(request.prompts) * request.n > settings.max_choices:
             raise invalid_request(f"at most {settings.max_choices} answers (prompts x n) a request", "n")
-        if request.offering is not None and self.dialect is None:
-            raise unsupported_parameter(
-                "tools", "cannot be used: calls are not read from this model (model.tool_parser)"
-            )
+        if request.offering is not None:
+            spoken_dialect(self.dialect)
         if request.n > 1 and sampling.prompt_logprobs is not None:
             raise unsupported_parameter("n", "above 1 is not supported with log probabilities of the prompt")
         if "" in request.stop or sum(map(len, request.stop)) > settings.max_stop_characters:

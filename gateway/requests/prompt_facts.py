@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.requests.types import Chat, GenerateRequest
+from gateway.requests.types import Chat, GenerateRequest, PromptInput
 from gateway.routes.features import PromptFacts
 
 
@@ -15,5 +15,12 @@ def prompt_facts(request: GenerateRequest) -> PromptFacts:
         return PromptFacts((text,), text, schema=schema)
     texts = [str(message.get("content") or "") for message in prompt.messages]
     roles = [message.get("role") for message in prompt.messages]
-    question = next((text for role, text in zip(reversed(roles), reversed(texts), strict=True) if role == "user"), "")
-    return PromptFacts(texts, question, "system" in roles, len(prompt.tools), schema)
+    return PromptFacts(texts, last_question(prompt), "system" in roles, len(prompt.tools), schema)
+
+
+def last_question(prompt: PromptInput) -> str:
+    """Return the text of the last user message, or the prompt if it is a text; token ids have none."""
+    if not isinstance(prompt, Chat):
+        return prompt if isinstance(prompt, str) else ""
+    said = [message for message in prompt.messages if message.get("role") == "user"]
+    return str(said[-1].get("content") or "") if said else ""

@@ -14,8 +14,9 @@ from gateway.core.errors import ApiError, Fault
 from gateway.core.tenants import Principal
 from gateway.requests.held_answer import HeldRun
 from gateway.requests.placement import Placement
+from gateway.requests.prompt_facts import last_question
 from gateway.requests.route_outcome import discarded_runs
-from gateway.requests.types import Chat, GenerateRequest, Generation, GenerationChunk, MemberChoice, PromptInput
+from gateway.requests.types import Chat, GenerateRequest, Generation, GenerationChunk, MemberChoice
 from gateway.routes.acceptance import Acceptance, HeldAnswer, Verifier, agree
 from gateway.routes.policy import Step
 
@@ -150,7 +151,7 @@ class StepsRun:
         """Return whether the verifier accepts all answers. It sees the last user message of an answer's prompt and the
         answer's text."""
         for number, answer in enumerate(answers):
-            question = _last_question(self._request.prompts[number // self._request.n])
+            question = last_question(self._request.prompts[number // self._request.n])
             said = verifier.question(question, answer.text or str(list(answer.calls)))
             judgement = GenerateRequest(
                 model=self._request.model,
@@ -194,11 +195,3 @@ async def _chained(
         yield chunk
     async for chunk in rest:
         yield chunk
-
-
-def _last_question(prompt: PromptInput) -> str:
-    """Return the text of the last user message, or the prompt if it is a text."""
-    if not isinstance(prompt, Chat):
-        return prompt if isinstance(prompt, str) else ""
-    said = [message for message in prompt.messages if message.get("role") == "user"]
-    return str(said[-1].get("content") or "") if said else ""

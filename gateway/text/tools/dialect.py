@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from gateway.core.errors import unsupported_parameter
 from gateway.text.marks import before_white, begun_mark
 from gateway.text.tools.calls import CallReader
 from gateway.text.tools.frame import CallFrame
@@ -73,6 +74,13 @@ class Dialect(Protocol):
 
     def reader(self, index: int, tools: ToolSchemas, *, inside: bool) -> CallReader:
         """Return a reader of the answer's tool call with this number. `inside` says that it is in a list of calls."""
+
+
+def spoken_dialect(dialect: Dialect | None) -> Dialect:
+    """Return the dialect. Raises ApiError: UNSUPPORTED_PARAMETER, it is None: tool calls are not parsed."""
+    if dialect is None:
+        raise unsupported_parameter("tools", "cannot be used: calls are not read from this model (model.tool_parser)")
+    return dialect
 
 
 def split_at_marks(known: str, openings: Sequence[str], dropped: Sequence[str] = ()) -> SplitText:

@@ -63,8 +63,8 @@ class PlacedStream(EventStream, Protocol):
     engine: str
     """Name of the engine; empty where there is only one."""
     reason: str
-    """Why the router chose that engine (see `gateway.routing.router.Reason`); empty where there is only one, and for the
-    rest of a request that an earlier decision has split."""
+    """Why the router chose that engine (see `gateway.routing.router.Reason`); empty where there is only one, and for
+    the rest of a request that an earlier decision has split."""
     handover: Handover | None
     """Set if the engine computes the first token only. The stream then ends with FinishReason.LENGTH."""
 

@@ -196,13 +196,15 @@ class Planner:
         )
 
     def _keep_evicted(self) -> int:
-        """Plan to save the cached pages that this plan evicts, where to copy a page twice is predicted to take less
-        time than to compute its tokens. As many are saved as are restored, whose sequences save more time than these
-        copies take, and more as far as the step has time and earlier saves have been of use. A prefix's first pages
-        come first, because the others are of no use without them. Returns the number of copies."""
+        """Plan to save the cached pages that this plan evicts, if copying a page twice is predicted to take less time
+        than computing its tokens. As many are saved as the plan restores, because restored pages save more time than
+        these copies take; more are saved as far as the step has time and earlier saves have been of use. A prefix's
+        first pages come first, because the others are of no use without them. Returns the number of copies."""
+        if not (self._state.host.num_pages and self._pages.dropped):
+            return 0
         ledger, pages = self._state.ledger, list(reversed(self._pages.dropped))
         price, saving = 2 * ledger.model.prices.page, self._config.block_size * ledger.prefill_price
-        if not self._state.host.num_pages or price >= saving:
+        if price >= saving:
             return 0
         more = min(self._budget.copies_beside(len(pages)), self._saves_to_try(price, saving))
         return self._host.evicted(pages, len(self._restores) + more)

@@ -6,8 +6,8 @@ import errno
 import os
 import socket
 import ssl
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from engine.core.kv_moves import FetchEnd
@@ -37,26 +37,17 @@ class Line:
 
     def secure(self, context: ssl.SSLContext, *, server: bool) -> None:
         """Begin to use TLS, as its server or its client."""
-        self._wait()
-        try:
+        with self._call(self.left()):
             self._socket = context.wrap_socket(self._socket, server_side=server)
-        except OSError as error:
-            raise _failure(error) from error
 
     def send(self, data: memoryview | bytes) -> None:
-        self._wait()
-        try:
+        with self._call(self.left()):
             self._socket.sendall(data)
-        except OSError as error:
-            raise _failure(error) from error
 
     def send_file(self, data: bytes, file: int) -> None:
         """Send bytes and, with them, a file descriptor. Only for Unix sockets."""
-        self._wait()
-        try:
+        with self._call(self.left()):
             socket.send_fds(self._socket, [data], [file])
-        except OSError as error:
-            raise _failure(error) from error
 
     def receive(self, count: int) -> bytes:
         data = bytearray(count)
@@ -66,22 +57,14 @@ class Line:
     def receive_into(self, view: memoryview) -> None:
         """Fill all of `view` (bytes)."""
         while view:
-            self._wait()
-            try:
+            with self._call(self.left()):
                 count = self._socket.recv_into(view)
-            except OSError as error:
-                raise _failure(error) from error
-            if not count:
-                raise MoveFailed(FetchEnd.CUT, "the other engine closed the connection")
-            view = view[count:]
+            view = view[_not_ended(count) :]
 
     def receive_file(self, count: int) -> tuple[bytes, int | None]:
         """Receive `count` bytes and the file descriptor that came with the first of them, if any."""
-        self._wait()
-        try:
+        with self._call(self.left()):
             data, files, _, _ = socket.recv_fds(self._socket, count, 1)
-        except OSError as error:
-            raise _failure(error) from error
         try:
             return data + self.receive(count - len(data)), files[0] if files else None
         except MoveFailed:
@@ -91,16 +74,12 @@ class Line:
 
     def poll(self) -> int:
         """Receive what has come already, without waiting, and return the number of its bytes."""
-        self._socket.settimeout(0)
-        try:
-            data = self._socket.recv(1 << 12)
-        except (BlockingIOError, ssl.SSLWantReadError):
-            return 0
-        except OSError as error:
-            raise _failure(error) from error
-        if not data:
-            raise MoveFailed(FetchEnd.CUT, "the other engine closed the connection")
-        return len(data)
+        with self._call(0):
+            try:
+                data = self._socket.recv(1 << 12)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                return 0
+        return _not_ended(len(data))
 
     def cut(self) -> None:
         """End the connection: calls under way, and later ones, raise MoveFailed."""
@@ -120,9 +99,23 @@ class Line:
             raise MoveFailed(FetchEnd.LATE, "the deadline passed")
         return left
 
-    def _wait(self) -> None:
-        """Let the next call of the socket wait until the deadline at most."""
-        self._socket.settimeout(self.left())
+    @contextmanager
+    def _call(self, seconds: float) -> Iterator[None]:
+        """Let a call of the socket wait for so many seconds at most, and raise MoveFailed if the call fails."""
+        self._socket.settimeout(seconds)
+        try:
+            yield
+        except TimeoutError as error:
+            raise MoveFailed(FetchEnd.LATE, "the deadline passed") from error
+        except OSError as error:
+            raise MoveFailed(FetchEnd.CUT, str(error) or type(error).__name__) from error
+
+
+def _not_ended(count: int) -> int:
+    """Return the number of bytes that were received. Raises MoveFailed for 0, the end of the connection."""
+    if not count:
+        raise MoveFailed(FetchEnd.CUT, "the other engine closed the connection")
+    return count
 
 
 def connect(target: EngineTarget, clock: Clock, deadline: float) -> Line:
@@ -196,9 +189,3 @@ def _filled(context: ssl.SSLContext, tls: EngineTls) -> ssl.SSLContext:
     trust(context, tls.ca)
     show(context, tls.certificate, tls.key)
     return context
-
-
-def _failure(error: OSError) -> MoveFailed:
-    if isinstance(error, TimeoutError):
-        return MoveFailed(FetchEnd.LATE, "the deadline passed")
-    return MoveFailed(FetchEnd.CUT, str(error) or type(error).__name__)

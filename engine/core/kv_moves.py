@@ -25,8 +25,9 @@ class FetchEnd(Enum):
     """How a fetch of pages ended."""
 
     DONE = "done"
+    """All pages have come."""
     LATE = "late"
-    """Not all pages had come by the deadline."""
+    """The deadline passed before all pages had come, so that this engine gave up."""
     GONE = "gone"
     """The other engine did not have all pages, and was not computing them."""
     REFUSED = "refused"

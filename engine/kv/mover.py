@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.core.kv_moves import CancelFetch, ExportOver, FetchPages, MoveOrder, PagesReady
 from engine.engine import Engine
 from engine.executor.base import PageMemory
+from engine.kv.own_engine import OwnEngine
 from engine.kv.receiver import Receiver
 from engine.kv.sender import Sender
 from engine.pb import engine_pb2 as pb
@@ -27,9 +28,9 @@ class KvMover:
     def __init__(
         self, engine: Engine, identity: str, memory: PageMemory, listen: str = "", tls: EngineTls | None = None
     ) -> None:
-        report, clock = engine.inbox.put, engine.clock
-        self._receiver = Receiver(tls, identity, memory, report, clock)
-        self._sender = Sender(listen, tls, identity, memory, report, clock) if listen else None
+        own = OwnEngine(identity, memory, engine.inbox.put, engine.clock)
+        self._receiver = Receiver(own, tls)
+        self._sender = Sender(own, listen, tls) if listen else None
         engine.connect(self)
 
     @property

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from zlib import crc32
 
 import structlog
 
-from engine.core.kv_moves import CancelFetch, FetchEnd, FetchEnded, FetchPages, MoveReport, PagesCame
-from engine.executor.base import PageMemory
-from engine.kv.line import Clock, Line, MoveFailed, connect
+from engine.core.kv_moves import CancelFetch, FetchEnd, FetchEnded, FetchPages, PagesCame
+from engine.kv.line import Line, MoveFailed, connect
 from engine.kv.messages import FRAME, HELLO, TAKEN, Answer, Kind, Reason, Want, hello, read_hello
+from engine.kv.own_engine import OwnEngine
 from engine.kv.transports import SharedTransport, StreamTransport, Transport
 from engine.rpc.target import UNIX, EngineTarget, EngineTls
 
@@ -41,26 +40,13 @@ class Receiver:
     """Fetches pages into host pages. `begin` and `cancel` are called by the step loop.
 
     Args:
+        own: the engine that gets the pages.
         tls: files for mutual TLS with engines on other machines; None means that only those of this machine are asked.
-        identity: see `EngineInfo.kv_identity`.
-        memory: the host pages.
-        report: passes a report to the engine.
-        clock: the engine's clock, in seconds.
     """
 
-    def __init__(
-        self,
-        tls: EngineTls | None,
-        identity: str,
-        memory: PageMemory,
-        report: Callable[[MoveReport], None],
-        clock: Clock,
-    ) -> None:
+    def __init__(self, own: OwnEngine, tls: EngineTls | None) -> None:
+        self._own = own
         self._tls = tls
-        self._identity = identity
-        self._memory = memory
-        self._report = report
-        self._clock = clock
         self._lock = threading.Lock()
         self._fetches: dict[int, _Fetch] = {}
 
@@ -97,20 +83,21 @@ class Receiver:
         note = log.info if end in (FetchEnd.DONE, FetchEnd.CANCELLED) else log.warning
         peer, wanted = fetch.order.source.address, len(fetch.order.host_pages)
         note("kv_fetched", end=end.value, reason=reason, peer=peer, pages=fetch.num_come, of=wanted)
-        self._report(FetchEnded(fetch.order.id, end, fetch.seconds))
+        self._own.report(FetchEnded(fetch.order.id, end, fetch.seconds))
 
     def _fetch(self, fetch: _Fetch) -> None:
         order = fetch.order
         target = EngineTarget(order.source.address, self._tls)
-        line = connect(target, self._clock, order.deadline)
+        line = connect(target, self._own.clock, order.deadline)
         with self._lock:
             fetch.line = line
             if fetch.is_cancelled:
                 raise MoveFailed(FetchEnd.CANCELLED, "")
-        seconds = order.deadline - self._clock()
-        line.send(hello(Want(self._identity, len(order.keys), order.source.computes, seconds)) + b"".join(order.keys))
+        seconds = order.deadline - self._own.clock()
+        want = Want(self._own.identity, len(order.keys), order.source.computes, seconds)
+        line.send(hello(want) + b"".join(order.keys))
         transport = self._open_transport(line, target.address.startswith(UNIX))
-        self._memory.settle()
+        self._own.memory.settle()
         try:
             for number in range(len(order.keys)):
                 self._receive(line, transport, number, fetch)
@@ -121,18 +108,18 @@ class Receiver:
     def _receive(self, line: Line, transport: Transport, number: int, fetch: _Fetch) -> None:
         """Receive a page. Raises MoveFailed if the next frame is no page, or its bytes are wrong."""
         kind, value, checksum = FRAME.unpack(line.receive(FRAME.size))
-        began = self._clock()
+        began = self._own.clock()
         if kind == Kind.END and value == Reason.GONE:
             raise MoveFailed(FetchEnd.GONE, "the other engine does not have the pages")
         if kind != Kind.PAGE or value != number:
             raise MoveFailed(FetchEnd.CORRUPT, f"a frame of kind {kind} and number {value}")
-        page = self._memory.page(fetch.order.host_pages[number])
+        page = self._own.memory.page(fetch.order.host_pages[number])
         transport.receive(number, page)
         if crc32(page) != checksum:
             raise MoveFailed(FetchEnd.CORRUPT, f"the checksum of page {number} is wrong")
         fetch.num_come += 1
-        fetch.seconds += self._clock() - began
-        self._report(PagesCame(fetch.order.id, 1))
+        fetch.seconds += self._own.clock() - began
+        self._own.report(PagesCame(fetch.order.id, 1))
         line.send(TAKEN)
 
     def _open_transport(self, line: Line, is_local: bool) -> Transport:
@@ -149,4 +136,4 @@ class Receiver:
             if file is None or not 0 < answer.window <= MOST_WINDOW:
                 raise MoveFailed(FetchEnd.CORRUPT, "shared memory is announced, and did not come")
             unused.pop_all()
-        return SharedTransport(line, file, answer.window, self._memory.page_bytes)
+        return SharedTransport(line, file, answer.window, self._own.memory.page_bytes)

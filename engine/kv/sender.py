@@ -15,11 +15,11 @@ from zlib import crc32
 
 import structlog
 
-from engine.core.kv_moves import EndExport, ExportOver, ExportPages, FetchEnd, MoveReport, PagesReady, PagesSent
+from engine.core.kv_moves import EndExport, ExportOver, ExportPages, FetchEnd, PagesReady, PagesSent
 from engine.core.types import HostPageId
-from engine.executor.base import PageMemory
-from engine.kv.line import Clock, Line, MoveFailed, listen, server_context
+from engine.kv.line import Line, MoveFailed, listen, server_context
 from engine.kv.messages import FRAME, TAKEN, Answer, Kind, Reason, Want, hello, read_hello, read_keys
+from engine.kv.own_engine import OwnEngine
 from engine.kv.transports import SharedTransport, StreamTransport, Transport, can_share, shared_memory
 from engine.rpc.target import UNIX, EngineTls
 
@@ -43,29 +43,15 @@ class Sender:
     """Listens for other engines and sends them pages. `ready` and `over` are called by the step loop.
 
     Args:
+        own: the engine whose pages are given.
         address: where to listen, as for `line.listen`, which raises OSError.
         tls: files for mutual TLS; None means a connection without TLS.
-        identity: see `EngineInfo.kv_identity`.
-        memory: the host pages.
-        report: passes a report to the engine.
-        clock: the engine's clock, in seconds.
     """
 
-    def __init__(
-        self,
-        address: str,
-        tls: EngineTls | None,
-        identity: str,
-        memory: PageMemory,
-        report: Callable[[MoveReport], None],
-        clock: Clock,
-    ) -> None:
+    def __init__(self, own: OwnEngine, address: str, tls: EngineTls | None) -> None:
+        self._own = own
         self._is_local = address.startswith(UNIX)
         self._tls = None if self._is_local else tls
-        self._identity = identity
-        self._memory = memory
-        self._report = report
-        self._clock = clock
         self._numbers = count(1)
         self._queues: dict[int, queue.SimpleQueue[HostPageId | None]] = {}
         """Exports under way: their pages that are ready, and None for the end."""
@@ -119,32 +105,32 @@ class Sender:
             self._places.release()
 
     def _send(self, connection: socket.socket) -> None:
-        line = Line(connection, self._clock, self._clock() + HELLO_S)
+        line = Line(connection, self._own.clock, self._own.clock() + HELLO_S)
         if self._tls is not None:
             line.secure(server_context(self._tls), server=True)
         try:
             want = read_hello(line, Want)
             keys = read_keys(line, want.keys)
-            if want.identity != self._identity:
+            if want.identity != self._own.identity:
                 line.send(hello(Answer("the KV of this engine is of another model or shape", 0, False)))
                 raise MoveFailed(FetchEnd.REFUSED, "the other engine's KV is of another model or shape")
-            line.extend(self._clock() + min(max(0.0, want.seconds), MOST_S) + GRACE_S)
+            line.extend(self._own.clock() + min(max(0.0, want.seconds), MOST_S) + GRACE_S)
             number, pages = next(self._numbers), queue.SimpleQueue[HostPageId | None]()
             self._queues[number] = pages
             self.lines.add(line)
-            self._report(ExportPages(number, keys, want.computes))
+            self._own.report(ExportPages(number, keys, want.computes))
             try:
                 self._send_pages(line, number, pages, len(keys))
             finally:
                 del self._queues[number]
                 self.lines.discard(line)
-                self._report(EndExport(number))
+                self._own.report(EndExport(number))
         finally:
             line.close()
 
     def _send_pages(self, line: Line, number: int, pages: queue.SimpleQueue[HostPageId | None], most: int) -> None:
         """Send pages as they become ready, until the last one has been taken or no more come."""
-        window = max(1, min(most, WINDOW_BYTES // self._memory.page_bytes))
+        window = max(1, min(most, WINDOW_BYTES // self._own.memory.page_bytes))
         transport = self._open_transport(line, window)
         sent = taken = 0
 
@@ -154,14 +140,14 @@ class Sender:
                 taken += more
                 if taken > sent:
                     raise MoveFailed(FetchEnd.CORRUPT, "the receiver took more pages than were sent")
-                self._report(PagesSent(number, more))
+                self._own.report(PagesSent(number, more))
 
         try:
             while sent < most and (page := self._next(line, pages, note_taken)) is not None:
                 while sent - taken >= window:
                     note_taken(len(line.receive(1)))
-                self._memory.settle()
-                content = self._memory.page(page)
+                self._own.memory.settle()
+                content = self._own.memory.page(page)
                 transport.send(sent, FRAME.pack(Kind.PAGE, sent, crc32(content)), content)
                 sent += 1
             reason = Reason.DONE if sent == most else Reason.GONE
@@ -188,13 +174,13 @@ class Sender:
         if not (self._is_local and can_share()):
             line.send(hello(Answer("", window, False)))
             return StreamTransport(line)
-        file = shared_memory(window * self._memory.page_bytes)
+        file = shared_memory(window * self._own.memory.page_bytes)
         try:
             line.send_file(hello(Answer("", window, True)), file)
         except MoveFailed:
             os.close(file)
             raise
-        return SharedTransport(line, file, window, self._memory.page_bytes)
+        return SharedTransport(line, file, window, self._own.memory.page_bytes)
 
 
 assert len(TAKEN) == 1, "each byte from the receiver stands for a page"

@@ -1,6 +1,8 @@
 """Requests whose prompt one engine computes and whose answer another one generates, with pages moved between them: the
 tokens are those of one engine, whatever happens to the move."""
 
+from dataclasses import replace
+
 import pytest
 from tiny_adapters import save_adapter
 from tiny_engine import TinyEngine
@@ -153,7 +155,8 @@ def test_bytes_are_corrupted(pair, alone, monkeypatch):
 
 
 def test_another_model_refuses(pair, alone, monkeypatch):
-    pair.movers[0]._sender._identity = "another"
+    giver = pair.movers[0]._sender
+    giver._own = replace(giver._own, identity="another")
     assert pair.generate(GREEDY) == alone(GREEDY)
     assert pair.counters.kv_fetches[FetchEnd.REFUSED] >= 1 and pair.counters.kv_pages_in == 0
 

@@ -29,6 +29,7 @@ from engine.kv import receiver as receiving
 from engine.kv import sender as sending
 from engine.kv.messages import HELLO, MAGIC, MOST_HELLO, VERSION
 from engine.kv.mover import listen_address
+from engine.kv.own_engine import OwnEngine
 from engine.kv.receiver import Receiver
 from engine.kv.sender import Sender
 from engine.kv.transports import shared_memory
@@ -54,8 +55,8 @@ class Ends:
         self.source, self.target = FakePages(), FakePages()
         for number in range(len(KEYS)):
             self.source.page(number)[:] = bytes([number + 1]) * self.source.page_bytes
-        self.sender = Sender(address, tls, identity, self.source, self.sent.put, time.monotonic)
-        self.receiver = Receiver(tls, "same", self.target, self.come.put, time.monotonic)
+        self.sender = Sender(OwnEngine(identity, self.source, self.sent.put, time.monotonic), address, tls)
+        self.receiver = Receiver(OwnEngine("same", self.target, self.come.put, time.monotonic), tls)
 
     def fetch(self, seconds=20.0, address=""):
         source = KvSource(address or self.sender.address, seconds, True)

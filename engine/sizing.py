@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil, log2
+from math import ceil, log2, sqrt
 from typing import NamedTuple
 
 GIB = 1 << 30
@@ -168,6 +168,15 @@ def tokens_by_memory(spare_bytes: int, model: Model) -> Size:
     return Size(
         _multiple(spare / model.row_bytes), f"intermediate results have {spare / GIB:.2f} GiB beside the page pool"
     )
+
+
+def micro_batches(rows: int, stages: int, weight_rows: float) -> int:
+    """Return into how many micro-batches a pipeline of several stages cuts a step.
+
+    With m of them, s stages take m + s - 1 turns, each as long as reading a stage's weights and computing `rows` / m
+    rows. If w rows take as long as the weights (`weight_rows`), the sum is least at m = sqrt((s - 1) * rows / w).
+    """
+    return max(1, min(rows, round(sqrt((stages - 1) * rows / weight_rows))))
 
 
 def adapter_bytes(device: str, free_bytes: int, used_bytes: int, engines: int, share: float = 1.0) -> Size:

@@ -7,9 +7,9 @@ one micro-batch. The first stage embeds rows and, when they are back from the la
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
 
 from engine.executor.cost import RooflineCost, StepWork
+from engine.sizing import micro_batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class PipelineCost:
         return self.step_overhead_s + (count + self.stages - 1) * turn + self._head_s(work)
 
     def micro_batches(self, rows: int) -> int:
-        """Return into how many micro-batches a step of so many rows is cut, as in `engine.model.parallel.pipeline`."""
+        """Return into how many micro-batches a step of so many rows is cut."""
         layers = self.layers
         weights_s = layers.weight_bytes / (layers.memory_bytes_per_s * layers.memory_reached)
         row_s = layers.flop_per_token / (layers.flop_per_s * layers.flop_reached)
-        return max(1, min(rows, round(sqrt((self.stages - 1) * rows * row_s / weights_s))))
+        return micro_batches(rows, self.stages, weights_s / row_s)
 
     def _head_s(self, work: StepWork) -> float:
         layers = self.layers

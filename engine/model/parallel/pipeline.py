@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from math import sqrt
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from engine.model.batch import BatchInput, HostBatch, Ints
 from engine.model.decoder import Decoder, StepOutput
 from engine.model.lora import prepare_lora
 from engine.model.parallel.ranks import Stage
+from engine.sizing import micro_batches
 from lora_kernels.backend import Backend
 from lora_kernels.pinned import upload
 from lora_kernels.segments import SegmentPlan, plan_segments
@@ -54,7 +54,7 @@ class Pipeline:
         """Computes this stage's part of a step, which all ranks of all stages compute at the same time. Returns its
         output in the first stage, and None in the others."""
         rows = self._arena.pages.new_empty(batch.num_rows, self._hidden_size)
-        cuts = cut_rows(batch, micro_batches(batch.num_rows, self._stage.count, rows.device.type))
+        cuts = cut_rows(batch, micro_batches(batch.num_rows, self._stage.count, WEIGHT_ROWS[rows.device.type]))
         parts = [rows[first:end] for first, end in pairwise(cuts)]
         for x, part in zip(parts, split_batch(batch, cuts), strict=True):
             self._pass(x, part.to_device(self._last_tokens))
@@ -81,15 +81,6 @@ class Pipeline:
         if not batch.sample_ids:
             return rows.new_empty(0, self._decoder.spec.vocab_size)
         return self._decoder.logits(rows[upload(batch.sample_rows, rows.device)], self._backend)
-
-
-def micro_batches(rows: int, stages: int, device: str) -> int:
-    """Returns into how many micro-batches a step is cut.
-
-    With m of them, s stages take m + s - 1 turns, each as long as reading a stage's weights and computing `rows` / m
-    rows. If w rows take as long as the weights, the sum is least at m = sqrt((s - 1) * rows / w).
-    """
-    return max(1, min(rows, round(sqrt((stages - 1) * rows / WEIGHT_ROWS[device]))))
 
 
 def cut_rows(batch: HostBatch, number: int) -> list[int]:

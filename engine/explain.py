@@ -74,10 +74,8 @@ def explain(config: EngineConfig) -> dict[str, Any]:
     shards = find_shard(config, spec, bits).everyone
     weights = [count_weight_bytes(spec, bits, shard) for shard in shards]
     largest = shards[weights.index(max(weights))]
-    sized, page_bytes = (
-        fill_sizes(config, spec, device, dtype, largest),
-        count_page_bytes(config, spec, device, dtype, largest),
-    )
+    sized = fill_sizes(config, spec, device, dtype, largest)
+    page_bytes = count_page_bytes(config, spec, device, dtype, largest)
     if sized.draft is not None:
         open_weights(Path(sized.draft.config.model), sized.draft.spec, config.load_format)
         block = draft_block(sized.draft.spec, page_bytes // dtype.itemsize)

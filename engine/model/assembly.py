@@ -92,11 +92,11 @@ class _Ends(NamedTuple):
     head: Linear
 
 
-def _elsewhere(_: Tensor) -> Tensor:
+def _elsewhere(token_ids: Tensor, out: Tensor | None = None) -> Tensor:
     raise RuntimeError("the first stage has the embedding and the head")
 
 
-NO_ENDS = _Ends(lambda token_ids, out=None: _elsewhere(token_ids), torch.empty(0), _elsewhere)
+NO_ENDS = _Ends(_elsewhere, torch.empty(0), _elsewhere)
 """The ends of stages other than the first."""
 
 

@@ -1,6 +1,7 @@
 """Derives an engine's sizes from its device, its model and the memory: how many sequences run at once, how many tokens
-a step computes, and how much host memory packed adapters take. Each size comes with its reason, a phrase for the log
-and for `loralane check --explain`. Nothing here measures: the caller says what the device is.
+a step computes, and how much host memory packed adapters take. Each of these comes with its reason, a phrase for the
+log and for `loralane check --explain`. A pipeline's micro-batches follow from the device's speeds, too. Nothing here
+measures: the caller says what the device is.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def make_linear(
         weights: the weight, or several of the same inputs, which lie one below the other.
         bias: [out_features], or None.
         dtype: dtype of inputs and outputs. None means that of the weight, which is then a tensor.
-        out_dtype: fp32 for outputs that are not rounded to `dtype`, where the kernel can leave that out.
+        out_dtype: dtype of outputs where the kernel can give it, such as fp32 for sums. None means `dtype`.
     """
     pieces = stack([weights] if isinstance(weights, Tensor | QuantizedWeight | Fp8Weight) else weights)
     if any(on_gpu(piece) for piece in pieces if not isinstance(piece, Tensor)):

@@ -33,7 +33,7 @@ class HostTier:
         """Keys of the copies that are neither needed nor leased, in the order in which their pages are reused."""
         self.needed: OrderedDict[PrefixKey, int] = OrderedDict()
         """Number of live sequences that have saved the page of a key, whether its copy is still there or not. The
-        sequence that was last restored comes last."""
+        keys of the copies that were restored last come last."""
         self.leased: Counter[PrefixKey] = Counter()
         """Number of transfers to other engines that may read the copy of a key."""
         self.reserved: set[HostPageId] = set()

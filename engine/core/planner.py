@@ -35,7 +35,7 @@ from engine.core.types import (
 )
 
 TRIED_SHARE = 0.005
-"""Share of the device's time for saves of evicted prefixes of which none has been restored."""
+"""Share of the device's time that saves of evicted prefixes may take even if none of them is ever restored."""
 MOST_PASSED_OVER = 256
 """Maximum number of waiting sequences of a lane that one plan passes over because of adapters or grammars. Looking at
 each costs microseconds, and a queue may hold a hundred thousand."""

@@ -23,8 +23,8 @@ from engine.core.step_time import StepFeatures
 from engine.core.types import AdapterHash, Lane
 
 COPY_SHARE = 0.1
-"""Maximum share of a step's duration by which copies extend it that no request of the step waits for: evicted prefixes
-and pages for other engines."""
+"""Maximum share of a step's duration by which copies that no request of the step waits for may extend it: those of
+evicted prefixes and of pages for other engines."""
 
 
 class StepBudget:

@@ -133,8 +133,8 @@ class Packer:
         return self._describe(folder, loaded.ranks, self._layout(loaded).num_pages)
 
     def _describe(self, folder: PeftFolder, ranks: npt.NDArray[np.int32], num_pages: int) -> HostAdapter:
-        """Describes an adapter of these ranks (int32 [layers, targets]). Pages are of the stage that has the largest,
-        on which the memory for adapters holds fewest."""
+        """Describes an adapter of these ranks (int32 [layers, targets]). Its size in bytes is that on the stage with
+        the largest pages, where the host memory for adapters holds the fewest."""
         num_bytes = num_pages * self._shapes.shard.most_elements(self._page_elems) * self._dtype.itemsize
         touched = tuple(name for name, column in zip(self._shapes.targets, ranks.T, strict=True) if column.any())
         sizes = num_pages, num_bytes

@@ -43,7 +43,8 @@ class Sized:
         config: the configuration, with `max_seqs`, `token_budget` and `host_adapter_gb` set.
         reasons: the reason for each of these settings, by its name.
         weight_bytes, draft_bytes: bytes of the weights of the model and of the draft model in memory.
-        loaded_bytes: bytes of these that the weights of all ranks take in the memory that is measured.
+        loaded_bytes: bytes of weights in the memory that pages are in: on a CPU those of all ranks, on a GPU those of
+            this rank.
         draft: the draft model. None means that there is none.
         reserved: bytes of a GPU's memory, besides weights and pages, that steps are expected to need.
     """
@@ -80,8 +81,7 @@ def fill_sizes(
         loaded = sum(count_weight_bytes(whole, bits, one) for one in shard.everyone) + draft_bytes
         pool = count_pages(config, page_bytes, device, loaded) * page_bytes
         sized = with_sizes(config, device, cpu_sizes(chosen), loaded + pool)
-        sized = replace(sized, weight_bytes=weight_bytes, draft_bytes=draft_bytes, draft=draft)
-        return replace(sized, loaded_bytes=loaded)
+        return replace(sized, weight_bytes=weight_bytes, draft_bytes=draft_bytes, loaded_bytes=loaded, draft=draft)
     from engine.model.graph_plan import expected_bytes, row_bytes  # a machine without CUDA may have no triton
 
     model = Model(weight_bytes, dtype.itemsize, page_bytes // config.block_size, row_bytes(spec, dtype))

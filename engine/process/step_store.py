@@ -17,8 +17,8 @@ log = structlog.get_logger("engine")
 
 
 class StepStore:
-    """The file with the step-time model of a model on one device, or on several together, on which alone the duration
-    of a step depends.
+    """The file with the step-time model of one model on one device or on several. The duration of a step depends on
+    nothing else.
 
     Args:
         folder: parent folder of `step_time/`, created by the first save.

@@ -68,15 +68,16 @@ def advise(found: Analysis, device: DeviceSpec, core: CoreConfig) -> Advice:
 
 
 def host_adapters(device: DeviceSpec, adapters: int, when: str) -> Setting:
-    """Return the host memory for so many adapters, which are all asked for `when`, such as "on one day"."""
+    """Return the setting of host memory for a number of adapters, which are all asked for `when`, such as "on one
+    day"."""
     size = adapters * device.adapter_pages(RANK) * device.page_bytes / GIB
     reason = f"up to {adapters:,} adapters {when}, if they have rank {RANK}"
     return Setting("engine.host_adapter_gb", round_up(max(size, 0.1)), reason)
 
 
 def engines_needed(device: DeviceSpec, steady: Steady, rate: float, when: str) -> str:
-    """Return the sentence that says how many engines `rate` requests a second need at least, of which one serves what
-    `steady` says."""
+    """Return the sentence that says how many engines are needed for `rate` requests a second, if one engine serves as
+    many as `steady` says. `when` names the time with this rate, such as "the busiest minute"."""
     return (
         f"one {device.name} serves {steady.rate:.3g} of the {rate:.3g} requests a second of {when}: at least "
         f"{math.ceil(rate / steady.rate)} engines are needed"

@@ -12,7 +12,7 @@ LINK_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What one device sends or receives over its link. Rates are for one direction, by the data sheet."""
+    """The link over which a device sends or receives. Rates are for one direction, by the data sheet."""
 
     name: str
     bytes_per_s: float

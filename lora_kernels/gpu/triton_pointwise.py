@@ -207,8 +207,8 @@ def heads_kernel(
 ):
     """Processes a tile of one row's heads, which are all query, all key or all value heads. Applies the norm and the
     rotary embedding to query and key heads. Stores query heads in place, others at the row's slot, if not negative.
-    A head's numbers are processed as two halves, whose numbers are rotated with each other; of the ROTARY numbers that
-    are rotated, each half begins with half."""
+    A head is processed as two halves, low and high, of which the numbers at the same place are rotated together. Each
+    half begins with half of the first ROTARY numbers of the head, which alone are rotated."""
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     QUERY_TILES: tl.constexpr = (HEADS + TILE - 1) // TILE

@@ -90,16 +90,6 @@ class Handovers:
         self._arrive(handover)
         return True
 
-    def send_ready(self, now: float) -> None:
-        """Send what is ready at `now`, before which nothing else will be: the first that was ready comes first."""
-        while self._pieces and self._pieces[0].ready <= now:
-            piece = heapq.heappop(self._pieces)
-            handover = piece.handover
-            handover.pieces -= 1
-            arrived = self._transfers.send(handover.source, handover.target, piece.size, piece.ready)
-            handover.arrived = max(handover.arrived, arrived)
-            self._arrive(handover)
-
     def forget(self, request_id: str) -> None:
         """Forget a request that has ended in its first part, or whose replica died meanwhile."""
         self._first_parts.pop(request_id, None)
@@ -120,12 +110,23 @@ class Handovers:
 
     def pop(self, now: float) -> Handover | None:
         """Return a request whose KV has arrived at `now`; None if there is none."""
-        self.send_ready(now)
+        self._send_ready(now)
         return heapq.heappop(self._arrivals).handover if self._arrivals and self._arrivals[0].at <= now else None
 
     def _arrive(self, handover: Handover) -> None:
         if handover.is_finished and not handover.pieces:
             heapq.heappush(self._arrivals, _Arrival(handover.arrived, next(self._numbers), handover))
+
+    def _send_ready(self, now: float) -> None:
+        """Send the pieces of KV that are ready at `now`, the earliest first. No piece that is ready before `now` may be
+        added later."""
+        while self._pieces and self._pieces[0].ready <= now:
+            piece = heapq.heappop(self._pieces)
+            handover = piece.handover
+            handover.pieces -= 1
+            arrived = self._transfers.send(handover.source, handover.target, piece.size, piece.ready)
+            handover.arrived = max(handover.arrived, arrived)
+            self._arrive(handover)
 
     def _send(self, request_id: str, tokens: int, ready: float) -> None:
         if tokens and (handover := self._first_parts.get(request_id)) is not None:
@@ -140,14 +141,14 @@ def place_pages(state: EngineState, request: Request, now: float) -> None:
     realm = realm_of(request, share_prefixes=state.config.share_prefixes)
     seq = Sequence(request, [*request.prompt_ids, *request.produced], realm=realm)
     keys = page_keys(seq, len(request.prompt_ids) // state.config.block_size, state.config.block_size)
-    host, prefix = state.host, state.prefix
+    own, host, prefix = set(keys), state.host, state.prefix
     missing = [key for key in keys if key not in prefix.page_of and key not in host.page_of]
     if host.num_pages:
-        reusable = (host.page_of[key] for key in host.reusable(needed=False) if key not in keys)
+        reusable = (host.page_of[key] for key in host.reusable(needed=False) if key not in own)
         for key, page in zip(missing, list(islice(chain(host.free, reusable), len(missing))), strict=False):
             host.put(key, page)
         return
-    for key, page in zip(missing, _device_pages(state, len(missing), keys), strict=False):
+    for key, page in zip(missing, _device_pages(state, len(missing), own), strict=False):
         prefix.register(key, page, request.lane)
         prefix.idle[request.lane][page] = now
 

@@ -3,9 +3,8 @@ not follow the protocol."""
 
 import os
 import socket
-import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -102,8 +101,8 @@ def test_every_transport_carries_the_pages(tmp_path, tls, monkeypatch, kind):
     ends = Ends(address, tls if kind == "tls" else None)
     ends.fetch()
     number = ends.export()
-    for first in (0, 1, 4):
-        ends.sender.ready(PagesReady(number, tuple(range(6))[first : {0: 1, 1: 4, 4: 6}[first]]))
+    for pages in ((0,), (1, 2, 3), (4, 5)):
+        ends.sender.ready(PagesReady(number, pages))
     ends.sender.over(ExportOver(number))
     assert ends.end() == (FetchEnd.DONE, 6) and ends.freed() == 6
     assert all(ends.target.page(100 + number) == ends.source.page(number) for number in range(6))
@@ -156,26 +155,24 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("what", ANSWERS)
-def test_a_sender_that_speaks_otherwise_does_no_harm(ends, tmp_path, what):
-    said, expected = ANSWERS[what]
+@contextmanager
+def asked_by(ends, tmp_path):
+    """Yield a connection over which the receiver fetches pages from the test, in the place of a sender."""
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{tmp_path}/odd")
         server.listen()
-
-        def answer():
-            connection, _ = server.accept()
-            connection.sendall(said)
-            connection.shutdown(socket.SHUT_WR)
-            with suppress(OSError), connection:
-                while connection.recv(1000):
-                    pass
-
-        thread = threading.Thread(target=answer)
-        thread.start()
         ends.fetch(address=f"unix:{tmp_path}/odd")
+        with server.accept()[0] as connection:
+            yield connection
+
+
+@pytest.mark.parametrize("what", ANSWERS)
+def test_a_sender_that_speaks_otherwise_does_no_harm(ends, tmp_path, what):
+    said, expected = ANSWERS[what]
+    with asked_by(ends, tmp_path) as connection:
+        connection.sendall(said)
+        connection.shutdown(socket.SHUT_WR)
         assert ends.end() == (expected, 0)
-        thread.join()
 
 
 @pytest.mark.parametrize("sealed", [True, False])
@@ -183,27 +180,17 @@ def test_memory_of_the_wrong_size_or_that_may_shrink_is_not_read(ends, tmp_path,
     file = shared_memory(3) if sealed else os.memfd_create("x")
     os.truncate(file, 3 if sealed else FakePages.page_bytes)
     said = HELLO.pack(MAGIC, VERSION, 41) + b'{"refusal": "","window": 1,"shared":true}'
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(f"{tmp_path}/odd")
-        server.listen()
-        ends.fetch(address=f"unix:{tmp_path}/odd")
-        connection, _ = server.accept()
+    with asked_by(ends, tmp_path) as connection:
         socket.send_fds(connection, [said], [file])
         assert ends.end() == (FetchEnd.CORRUPT, 0)
-        connection.close()
     os.close(file)
 
 
 def test_memory_that_comes_with_a_refusal_is_closed(ends, tmp_path):
     file = shared_memory(3)
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(f"{tmp_path}/odd")
-        server.listen()
-        ends.fetch(address=f"unix:{tmp_path}/odd")
-        connection, _ = server.accept()
+    with asked_by(ends, tmp_path) as connection:
         socket.send_fds(connection, [HELLO.pack(MAGIC, VERSION + 1, 2) + b"{}"], [file])
         assert ends.end() == (FetchEnd.REFUSED, 0)
-        connection.close()
     inode = os.fstat(file).st_ino
     assert sum(path.exists() and path.stat().st_ino == inode for path in Path("/proc/self/fd").iterdir()) == 1
     os.close(file)

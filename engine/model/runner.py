@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -44,6 +44,7 @@ from engine.model.quantize import open_source
 from engine.model.sampling import HeldTokens, Sample, make_sampler
 from engine.model.scorer import PromptScorer
 from engine.model.sizes import (
+    Sized,
     agreed,
     count_page_bytes,
     fill_sizes,
@@ -59,6 +60,9 @@ from engine.model.warm_up import LOGPROBS, StepLimits, warm_up
 from engine.model.weights import WeightSource, name_weights
 from engine.process.cores import usable_cores
 from lora_kernels.pinned import upload_ring
+
+if TYPE_CHECKING:
+    from engine.model.graph_plan import GraphPlan
 
 OnTokens = Callable[[Sequence[tuple[str, int]]], None]
 """Callback that gets (request id, token id) of sampled tokens once the host knows them."""
@@ -99,47 +103,87 @@ class ModelRunner:
         threads = config.threads or min(torch.get_num_threads(), usable_cores())
         torch.set_num_threads(threads_of_rank(threads, ranks.size))
         self.ranks = ranks
-        config = config.of_rank()
         folder, progress = Path(config.model), on_progress or (lambda *_: None)
+        sized = self._find_sizes(config.of_rank())
+        config = self.config
+        source = self._load_model(config, progress)
+        draft = load_draft(sized.draft, self.dtype, self.device)
+        packing_kernels = load_ahead(self.dtype, fp8=self._fp8_adapters)
+        targets = target_shapes(self.spec, source, folder.name, self.shard)
+        graphs = self._make_arena(config, sized.reserved)
+        self._draft_model = make_draft_model(draft, self._arena, self.backend, config, self.spec, clock)
+        self.draft_block = self._draft_model.block
+        page_elems = self._arena.shape.elements
+        adapter_pages, saved_pages = allocate_pages(
+            config.host_adapter_gb, self.num_host_pages, page_elems, self.dtype, self.device
+        )
+        self._host_pages = HostPages(saved_pages, self.device)
+        self._make_step_parts(config, graphs, progress)
+        self._submitted: deque[SubmittedStep] = deque()
+        self._speculates = self.proposes and config.speculation != "off"
+        memory = PagedMemory(adapter_pages, self._arena.copies.fence if self.device.type == "cuda" else None)
+        self._host = HostStore(memory)
+        self._report: Report = lambda _: None
+        self.on_tokens: OnTokens = lambda tokens: None
+        self._loaders = start_threads(config.fetch_threads, "load")
+        packs = partial(Packer, page_elems=page_elems, dtype=self.dtype, memory=memory, kernels=packing_kernels)
+        self._packer = packs(targets, fp8=self._fp8_adapters, draft=packs(draft.shapes) if draft else None)
+        self._fetcher = Fetcher(self._packer, self._host, lambda answer: self._report(answer), config.fetch_threads)
+        self._compiler = Compiler(folder, self.vocab_size, self.eos_token_ids, speculates=self._speculates)
+        self._grammars = GrammarRoom(
+            self._compiler, self.vocab_size, self.eos_token_ids, lambda answer: self._report(answer)
+        )
+
+    def _find_sizes(self, config: EngineConfig) -> Sized:
+        """Sets the attributes that follow from a rank's configuration, the device and the files, without the weights.
+        Returns the sizes."""
         self.spec = read_served_spec(config)
         self.device = pick_device(config.device)
         upload_ring(self.device)  # allocated here, because a GPU may stop when memory is pinned
         self.overlaps = config.overlap and self.device.type == "cuda"
         self.dtype = pick_dtype(config.dtype, self.device)
-        fp8 = stores_fp8(config.adapter_dtype, self.device, self.dtype)
+        self._fp8_adapters = stores_fp8(config.adapter_dtype, self.device, self.dtype)
         bits = find_kept_bits(config, self.spec, self.device, self.dtype)
-        self.shard = shard = find_shard(config, self.spec, bits, ranks.number)
-        part = shard.spec(self.spec)
-        sized = agreed(fill_sizes(config, self.spec, self.device, self.dtype, shard), ranks)
+        self.shard = find_shard(config, self.spec, bits, self.ranks.number)
+        sized = agreed(fill_sizes(config, self.spec, self.device, self.dtype, self.shard), self.ranks)
         sized.tell()
         self.config = config = sized.config
         self.block_size = config.block_size
         self.max_model_len = max_model_len(config, self.spec)
         self.model_hash = hash_model(config)
-        self.weights = name_weights(folder, self.spec, config.load_format, config.weights, self.dtype)
-        source = self._load_model(config, progress)
-        draft = load_draft(sized.draft, self.dtype, self.device)
-        packing_kernels = load_ahead(self.dtype, fp8=fp8)
-        targets = target_shapes(self.spec, source, folder.name, shard)
+        self.weights = name_weights(Path(config.model), self.spec, config.load_format, config.weights, self.dtype)
+        return sized
+
+    def _make_arena(self, config: EngineConfig, reserved: int) -> GraphPlan | None:
+        """Sets the size and the number of pages, and allocates them. Returns the plan of the CUDA graphs that need
+        memory beside them. Without one, steps need `reserved` bytes."""
+        part = self.shard.spec(self.spec)
         shape = page_shape(part, config.block_size, has_fp8_kv(config, self.dtype, self.device))
         kv_codings = None
         if shape.fp8_kv:
-            kv_codings = find_kv_codings(folder, config.load_format, self._decoder, self.dtype, self.max_model_len)
-        self.page_bytes = count_page_bytes(config, self.spec, self.device, self.dtype, shard)
-        self.kv_identity = kv_identity(self.model_hash, str(self.dtype), shape, self.max_model_len, fp8_adapters=fp8)
+            kv_codings = find_kv_codings(
+                Path(config.model), config.load_format, self._decoder, self.dtype, self.max_model_len
+            )
+        self.page_bytes = count_page_bytes(config, self.spec, self.device, self.dtype, self.shard)
+        self.kv_identity = kv_identity(
+            self.model_hash, str(self.dtype), shape, self.max_model_len, fp8_adapters=self._fp8_adapters
+        )
         graphs = plan_graphs(config, part, shape, self.dtype, self.device, self.backend, self.max_model_len)
-        reserved = graphs.reserved if graphs else sized.reserved
-        num_pages = count_pages(config, self.page_bytes, self.device, reserved)
-        self.num_pages, self.num_host_pages = ranks.least([num_pages, count_host_pages(config, self.page_bytes)])
+        num_pages = count_pages(config, self.page_bytes, self.device, graphs.reserved if graphs else reserved)
+        self.num_pages, self.num_host_pages = self.ranks.least([num_pages, count_host_pages(config, self.page_bytes)])
         self._arena = Arena(
-            shape, self.num_pages, config.max_resident_adapters, self.dtype, self.device, fp8, kv_codings
+            shape,
+            self.num_pages,
+            config.max_resident_adapters,
+            self.dtype,
+            self.device,
+            self._fp8_adapters,
+            kv_codings,
         )
-        self._draft_model = make_draft_model(draft, self._arena, self.backend, config, self.spec, clock)
-        self.draft_block = self._draft_model.block
-        adapter_pages, saved_pages = allocate_pages(
-            config.host_adapter_gb, self.num_host_pages, shape.elements, self.dtype, self.device
-        )
-        self._host_pages = HostPages(saved_pages, self.device)
+        return graphs
+
+    def _make_step_parts(self, config: EngineConfig, graphs: GraphPlan | None, progress: Progress) -> None:
+        """Sets what gathers, computes, samples and times steps. On a GPU, captures the planned graphs and warms up."""
         self._batch = BatchState(config.max_seqs, self.max_model_len, config.block_size)
         self._pooler = Pooler(
             lambda rows: self._decoder.final_norm(rows, self.backend),
@@ -157,20 +201,6 @@ class ModelRunner:
         if self.device.type == "cuda":
             self._warm_up(progress)
         self._clock: WorkClock = CudaClock() if self.device.type == "cuda" else HostClock()
-        self._submitted: deque[SubmittedStep] = deque()
-        self._speculates = self.proposes and config.speculation != "off"
-        memory = PagedMemory(adapter_pages, self._arena.copies.fence if self.device.type == "cuda" else None)
-        self._host = HostStore(memory)
-        self._report: Report = lambda _: None
-        self.on_tokens: OnTokens = lambda tokens: None
-        self._loaders = start_threads(config.fetch_threads, "load")
-        packs = partial(Packer, page_elems=shape.elements, dtype=self.dtype, memory=memory, kernels=packing_kernels)
-        self._packer = packs(targets, fp8=fp8, draft=packs(draft.shapes) if draft else None)
-        self._fetcher = Fetcher(self._packer, self._host, lambda answer: self._report(answer), config.fetch_threads)
-        self._compiler = Compiler(folder, self.vocab_size, self.eos_token_ids, speculates=self._speculates)
-        self._grammars = GrammarRoom(
-            self._compiler, self.vocab_size, self.eos_token_ids, lambda answer: self._report(answer)
-        )
 
     def _warm_up(self, progress: Progress) -> None:
         """Runs all kernels once, so that no request waits for their compilation."""

@@ -58,7 +58,7 @@ def add(
     engine: Annotated[str, typer.Argument(metavar="NAME", help="Name for the engine, such as gpu-2.")],
     address: Annotated[str, typer.Argument(help="Where all gateways reach it, such as gpu2.internal:7001.")],
     model: OneModel = "",
-    role: Annotated[str, typer.Option(help="What it computes of split requests: prefill, decode or both.")] = "both",
+    role: Annotated[str, typer.Option(help="Its part of split requests: prefill, decode or both.")] = "both",
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:

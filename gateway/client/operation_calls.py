@@ -63,8 +63,8 @@ def engines(model: str = "") -> Call[list[EngineOverview]]:
 
 
 def add_engine(name: str, address: str, model: str = "", role: str = "") -> Call[EngineOverview]:
-    """Add an engine for all gateways, also for those that start later. `role` is what it does of requests that are
-    split: prefill, decode or both, which is the default."""
+    """Add an engine for all gateways, also for those that start later. `role` is the part of split requests that it
+    computes: prefill, decode or both, which is the default."""
     return Call("POST", ENGINES, EngineOverview, body=NewEngineBody(name=name, address=address, model=model, role=role))
 
 

@@ -73,8 +73,8 @@ class EnginesConfig:
     addresses: tuple[str, ...] = ()
     """Engines that were started with `loralane engine`, as `host:port`. If there are any, the gateway starts none."""
     roles: tuple[Literal["prefill", "decode", "both"], ...] = ()
-    """What the first engines do of requests that are split, in the order of `addresses` or of the processes that the
-    gateway starts. The others do both."""
+    """The parts of split requests that the first engines compute, in the order of `addresses` or of the processes that
+    the gateway starts. The others compute both."""
     split: Literal["auto", "never", "always"] = "auto"
     """Which requests are split between engines with `kv_listen`, so that one computes the prompt and the first token,
     and another one the rest. With `auto`, those for which that is predicted to take less time in all."""

@@ -194,8 +194,8 @@ class Dispatch:
 
 
 def _role(engine: PooledEngine) -> Role:
-    """Return what an engine can do of what it should do: it computes prompts for others only if it gives their KV, and
-    continues answers only if it can fetch it."""
+    """Return the part of split requests that an engine should compute, as far as it can: it computes prompts for others
+    only if it gives their KV, and continues answers only if it can fetch it."""
     info = engine.client.info
     gives = bool(info.kv_address) and engine.role is not Role.DECODE
     takes = bool(info.kv_identity) and engine.role is not Role.PREFILL

@@ -36,7 +36,7 @@ class EngineMember:
     """Time of creation in Unix seconds."""
     generation: int = 0
     role: EngineRole = "both"
-    """What the engine does of requests that are split (see `gateway.routing.news.Role`)."""
+    """The part of split requests that the engine computes (see `gateway.routing.news.Role`)."""
 
     @property
     def name(self) -> str:

@@ -69,7 +69,7 @@ class EngineOverview(Struct, frozen=True):
     pipeline_parallel: int = 0
     """Number of stages of consecutive layers; 0 until the engine was reached."""
     role: str = Role.BOTH.value
-    """What the engine does of requests that are split: `prefill`, `decode` or `both`."""
+    """The part of split requests that the engine computes: `prefill`, `decode` or `both`."""
 
 
 class PooledEngine:
@@ -81,7 +81,7 @@ class PooledEngine:
         self.address = address
         self.added_by = added_by
         self.role = role
-        """What the engine should do of requests that are split."""
+        """The part of split requests that the engine should compute."""
         self.replica: Replica | None = None
         """The router's record of the engine. None means that the router does not know it: it is not connected."""
         self.draining = False

@@ -48,7 +48,7 @@ class NewEngineBody(Struct, kw_only=True, forbid_unknown_fields=True):
     address: str
     model: str = ""
     role: str = ""
-    """What the engine does of requests that are split: prefill, decode or both, which is the default."""
+    """The part of split requests that the engine computes: prefill, decode or both, which is the default."""
 
 
 class EngineOverviews(Struct):

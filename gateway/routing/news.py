@@ -33,7 +33,7 @@ class Ask(NamedTuple):
 
 
 class Role(Enum):
-    """What a replica does of requests that are split. A request that is not may run on any replica."""
+    """The part of split requests that a replica computes. Other requests may run on any replica."""
 
     PREFILL = "prefill"
     """The replica computes prompts, and hands them over with their first tokens."""

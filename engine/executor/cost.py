@@ -120,11 +120,21 @@ class RooflineCost:
     exchange_s_per_token: float = 0.0
     """Seconds in which devices that share each layer sum their results for one token."""
 
+    @property
+    def bandwidth(self) -> float:
+        """Bytes of device memory that kernels read in a second."""
+        return self.memory_bytes_per_s * self.memory_reached
+
+    @property
+    def speed(self) -> float:
+        """FLOP that kernels compute in a second."""
+        return self.flop_per_s * self.flop_reached
+
     def seconds(self, work: StepWork) -> float:
         copies = work.pages_copied * self.page_bytes / self.copy_bytes_per_s
         if not work.tokens:
             return copies
-        bandwidth, speed = self.memory_bytes_per_s * self.memory_reached, self.flop_per_s * self.flop_reached
+        bandwidth, speed = self.bandwidth, self.speed
         arithmetic = work.tokens * self.flop_per_token + work.samples * self.flop_per_sample
         linear = max(self.weight_bytes / bandwidth, arithmetic / speed)
         decode_attention = work.decode_context * self.kv_bytes_per_token / bandwidth

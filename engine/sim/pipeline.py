@@ -38,12 +38,10 @@ class PipelineCost:
 
     def micro_batches(self, rows: int) -> int:
         """Return into how many micro-batches a step of so many rows is cut."""
-        layers = self.layers
-        weights_s = layers.weight_bytes / (layers.memory_bytes_per_s * layers.memory_reached)
-        row_s = layers.flop_per_token / (layers.flop_per_s * layers.flop_reached)
+        weights_s = self.layers.weight_bytes / self.layers.bandwidth
+        row_s = self.layers.flop_per_token / self.layers.speed
         return micro_batches(rows, self.stages, weights_s / row_s)
 
     def _head_s(self, work: StepWork) -> float:
-        layers = self.layers
-        read_s = self.head_bytes / (layers.memory_bytes_per_s * layers.memory_reached)
-        return max(read_s, work.samples * self.flop_per_sample / (layers.flop_per_s * layers.flop_reached))
+        read_s = self.head_bytes / self.layers.bandwidth
+        return max(read_s, work.samples * self.flop_per_sample / self.layers.speed)

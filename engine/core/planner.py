@@ -37,8 +37,8 @@ from engine.core.types import (
 TRIED_SHARE = 0.005
 """Share of the device's time that saves of evicted prefixes may take even if none of them is ever restored."""
 MOST_PASSED_OVER = 256
-"""Maximum number of waiting sequences of a lane that one plan passes over because of adapters or grammars. Looking at
-each costs microseconds, and a queue may hold a hundred thousand."""
+"""Maximum number of waiting sequences of a lane that one plan passes over because of adapters, grammars or fetches of
+KV. Looking at each costs microseconds, and a queue may hold a hundred thousand."""
 
 
 class Planner:
@@ -69,7 +69,7 @@ class Planner:
         """Size in pages of the last adapter that found no room, by lane. An adapter of at least that size finds none
         either."""
         self._passed_over = 0
-        """Number of this lane's waiting sequences that were passed over because of their adapters or grammars."""
+        """Number of this lane's waiting sequences that were passed over because of adapters, grammars or fetches."""
         self._promised: set[PrefixKey] = set()
         self._admitted: dict[str, Admission] = {}
         self._forks: list[PageFork] = []
@@ -258,8 +258,8 @@ class Planner:
         None means that no copy is needed.
 
         Returns:
-            Whether sequences after it may still start. This is also True if the sequence is skipped because another one
-                is computing its next prefix page.
+            Whether sequences after it may still start. This is also True if the sequence is skipped because its next
+                prefix page is being computed by another one, or fetched.
         """
         keys = self._keys(seq)
         cached = self._pages.still_cached(self._state.prefix.match(keys)) if self._config.prefix_caching else []
@@ -325,7 +325,7 @@ class Planner:
 
     def _is_promised(self, key: PrefixKey, seq: Sequence) -> bool:
         """Return whether a sequence that this plan starts, or a running one of the same lane or a higher one, is
-        computing the page of this key, or it is being fetched from another engine, so that waiting for the page is
+        computing the page of this key, or the page is being fetched from another engine. Waiting for the page is then
         cheaper than computing it."""
         if self._state.moves.is_awaited(key, self._now):
             return True

@@ -144,9 +144,9 @@ def _outcome(
         bounds: see `curve`.
     """
     chosen = choose(curve(known_chances, *arms(known), known.unit, bounds), None, AIM)
-    points = curve(chances, *arms(unseen), unseen.unit, bounds)
-    by_small = chances >= chosen.threshold
     small, large = arms(unseen)
+    points = curve(chances, small, large, unseen.unit, bounds)
+    by_small = chances >= chosen.threshold
     cost, quality = (
         float(np.where(by_small, one, other).mean())
         for one, other in ((small.costs, large.costs), (small.scores, large.scores))

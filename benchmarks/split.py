@@ -112,7 +112,6 @@ def _cells(
 def draw(cells: Sequence[Cell], out: Path) -> None:
     """Write a plot with a panel for each link and load: by how much the mean time of requests changes if they are
     always split, and if the router decides."""
-    check_available(out)
     from matplotlib.colors import TwoSlopeNorm
     from matplotlib.figure import Figure
 

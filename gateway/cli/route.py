@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 import typer
-from msgspec import to_builtins
+from msgspec import Struct, to_builtins
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -44,6 +44,17 @@ Figures are of prompts that the router had not seen, by cross-validation; its ve
 - `loralane route train labelled.jsonl --small small --large large --features text --max-loss 0.01`
 """
 Pooling = Literal["mean", "last"]
+
+
+class Trained(Struct, frozen=True):
+    """A fitted router, and figures of prompts that it had not seen."""
+
+    fitted: fit.Fitted
+    chances: fit.Floats
+    """Probability for each prompt by a router that had not seen it, [n]."""
+    points: Sequence[Point]
+    chosen: Point
+    quality: fit.Quality
 
 
 @app.callback()
@@ -93,32 +104,39 @@ def train(
             exit_with_error(str(error))
         if labelled is not None:
             _write_lines(collecting.lines(), labelled)
-        fit.check_labels(training.suffices)
-        task = bars.add_task("fitting", total=fit.FOLDS + 1)
-        chances = fit.held_out(training.rows, training.suffices, len(NAMES), seed, lambda: bars.advance(task))
-        fitted = fit.fit(training.rows, training.suffices, len(NAMES), seed)
-        bars.advance(task)
-        small_costs, large_costs = np.full(len(chances), 1 / ratio), np.ones(len(chances))
-        points = curve(chances, Arm(training.small, small_costs), Arm(training.large, large_costs))
-        chosen = choose(points, 0.02 if max_loss is None else max_loss, cost)
-        measured = fit.quality(chances, training.suffices)
-        file = _router_file(fitted, source, chosen, measured, len(examples))
-        content = encode_router(file)
+        trained = _train(training, ratio, 0.02 if max_loss is None else max_loss, cost, seed, bars)
+        content = encode_router(_router_file(trained, source))
         with atomic_file(out) as target:
             target.write(content)
         if plot is not None:
             title = f"{small} or {large}: {len(examples)} prompts, held-out folds"
-            draw(points, chosen, fit.reliability(chances, training.suffices), title, plot)
+            draw(trained.points, trained.chosen, fit.reliability(trained.chances, training.suffices), title, plot)
         if json_file is not None:
-            figures = {"points": points, "chosen": chosen, "quality": measured, "version": content_hash(content)}
+            figures = {name: getattr(trained, name) for name in ("points", "chosen", "quality")}
+            figures["version"] = content_hash(content)
             json_file.write_text(json.dumps(to_builtins(figures), indent=1) + "\n")
-    print_wide(_table(points, chosen, measured, training))
+    print_wide(_table(trained))
     console.print(f"wrote {out}, version {content_hash(content)}", soft_wrap=True, highlight=False)
 
 
-def _router_file(
-    fitted: fit.Fitted, source: tuple[str, str] | None, chosen: Point, measured: fit.Quality, count: int
-) -> RouterFile:
+def _train(
+    training: Training, ratio: float, max_loss: float, max_cost: float | None, seed: int, bars: Progress
+) -> Trained:
+    """Fit a router, and choose its threshold. Raises ValueError if there are too few prompts of either kind, or if no
+    threshold costs at most `max_cost`."""
+    rows, suffices = training.rows, training.suffices
+    fit.check_labels(suffices)
+    task = bars.add_task("fitting", total=fit.FOLDS + 1)
+    chances = fit.held_out(rows, suffices, len(NAMES), seed, lambda: bars.advance(task))
+    fitted = fit.fit(rows, suffices, len(NAMES), seed)
+    bars.advance(task)
+    small_costs, large_costs = np.full(len(chances), 1 / ratio), np.ones(len(chances))
+    points = curve(chances, Arm(training.small, small_costs), Arm(training.large, large_costs))
+    return Trained(fitted, chances, points, choose(points, max_loss, max_cost), fit.quality(chances, suffices))
+
+
+def _router_file(trained: Trained, source: tuple[str, str] | None) -> RouterFile:
+    fitted, chosen = trained.fitted, trained.chosen
     model, pooling = source or ("", "mean")
     return RouterFile(
         embedder=model,
@@ -130,15 +148,16 @@ def _router_file(
         weights=fitted.weights.tolist(),
         intercept=fitted.intercept,
         threshold=chosen.threshold,
-        figures={"prompts": float(count), **to_builtins(chosen), **to_builtins(measured)},
+        figures={"prompts": float(len(trained.chances)), **to_builtins(chosen), **to_builtins(trained.quality)},
     )
 
 
-def _table(points: Sequence[Point], chosen: Point, measured: fit.Quality, training: Training) -> Table:
-    table = Table(box=None, caption=f"{len(training.rows):,} prompts, each by a router that had not seen it")
+def _table(trained: Trained) -> Table:
+    points, measured = trained.points, trained.quality
+    table = Table(box=None, caption=f"{len(trained.chances):,} prompts, each by a router that had not seen it")
     for title in ("", "threshold", "cost", "quality", "by small"):
         table.add_column(title, justify="right" if title else "left")
-    for name, point in (("small alone", points[0]), ("learned", chosen), ("large alone", points[-1])):
+    for name, point in (("small alone", points[0]), ("learned", trained.chosen), ("large alone", points[-1])):
         shown = f"{point.threshold:.3f}" if name == "learned" else ""
         table.add_row(name, shown, f"{point.cost:.3f}", f"{point.quality:.3f}", f"{point.small_share:.1%}")
     table.add_section()

@@ -68,7 +68,7 @@ def refuse(state: EngineState, request: Request) -> Refusal | None:
         reason = f"{pages} pages needed, the pool has {config.usable_pages}; give the engine more memory"
         return Refusal(ErrorCode.CONTEXT_LENGTH_EXCEEDED, reason)
     if adapter and begin_of(adapter.invocation, request.prompt_ids) is None:
-        reason = f"the adapter applies from its invocation tokens {list(adapter.invocation)} on; the prompt has none"
+        reason = f"the adapter applies from its invocation tokens {list(adapter.invocation)} on; the prompt lacks them"
         return Refusal(ErrorCode.INVALID_REQUEST, reason)
     return _out_of_reach(state, adapter, request.arrival) if adapter else None
 

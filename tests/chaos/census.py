@@ -61,7 +61,8 @@ class Census:
 
     async def _look(self) -> list[str]:
         found = self._deployment.processes()
-        wanted: dict[Role, int] = {"server": 1, "engine": 1, "store": 1, "gateway": 0, "other": 0}
+        wanted: dict[Role, int] = {"server": 1, "store": 1, "gateway": 0, "other": 0}
+        wanted["engine"] = self._deployment.kind.engines
         if self._deployment.kind.gateways > 1:
             wanted["gateway"] = self._deployment.kind.gateways
         wrong = [f"{len(found[role])} processes of kind {role}" for role in wanted if len(found[role]) != wanted[role]]

@@ -1,6 +1,6 @@
 """The whole system as real processes: Valkey, the engine and the gateways, started as users start them.
 
-    callers -> gateways -> proxy -> engine
+    callers -> gateways -> proxy -> engine -> proxy -> another engine
                         -> proxy -> Valkey
 
 Every process of a deployment carries the deployment's folder in its environment, so that tests find and end it even
@@ -10,6 +10,7 @@ when the process that started it is gone.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -60,6 +61,14 @@ class Kind:
     fake: bool = True
     """The engine's executor answers with digests; else it computes the model of `model_dir`, with random weights."""
     ready_seconds: float = READY_SECONDS
+    roles: tuple[str, ...] = ()
+    """Parts of split requests, one for each engine. None means that there is one engine, which splits nothing."""
+    shares_memory: bool = False
+    """Engines exchange KV in shared memory; else over TCP, through a proxy for each."""
+
+    @property
+    def engines(self) -> int:
+        return len(self.roles) or 1
 
 
 class Deployment:
@@ -79,12 +88,17 @@ class Deployment:
         }
         self.store = Store(folder, self.environment)
         self.redis_line = Proxy(self.store.socket)
-        self.engine_line = Proxy(folder / "engine.sock")
-        self.lines = {"redis": self.redis_line, "engine": self.engine_line}
+        self.engine_lines = [Proxy(folder / f"engine-{number}.sock") for number in range(kind.engines)]
+        self.kv_ports = [free_port() for _ in kind.roles if not kind.shares_memory]
+        self.kv_lines = [Proxy(("127.0.0.1", port)) for port in self.kv_ports]
+        """Where each engine gives KV to the others."""
+        self.lines = {"redis": [self.redis_line], "engine": self.engine_lines, "kv": self.kv_lines}
         self.clock = folder / "clock"
         """Has the seconds by which the wall clock is wrong."""
         self.out_of_memory = folder / "out_of_memory"
         """While it is there, the engine's next step fails."""
+        self.corrupt_kv = folder / "corrupt_kv"
+        """While it is there, pages that engines send in shared memory are wrong."""
         self.http_port = free_port()
         self.redis_port = 0
         self.request_log = folder / "requests.log"
@@ -96,10 +110,13 @@ class Deployment:
         return f"http://127.0.0.1:{self.http_port}"
 
     async def start(self) -> None:
-        for name in ADAPTERS:
-            (self.folder / "adapters" / name).mkdir(parents=True)
+        self._make_adapters()
         await self.store.start()
-        await self.engine_line.listen_unix(self.folder / "engine-front.sock")
+        for number, line in enumerate(self.engine_lines):
+            await line.listen_unix(self.folder / f"engine-front-{number}.sock")
+        if self.kv_lines:
+            fronts = [await line.listen_tcp() for line in self.kv_lines]
+            (self.folder / "kv_ports").write_text(json.dumps(list(zip(self.kv_ports, fronts, strict=True))))
         self.redis_port = await self.redis_line.listen_tcp()
         write_config(
             self.folder,
@@ -107,10 +124,21 @@ class Deployment:
             redis_port=self.redis_port,
             gateways=self.kind.gateways,
             load_format="auto" if self.kind.fake else "dummy",
+            roles=self.kind.roles,
         )
         self._start_server()
         await until(self._has_started, START_SECONDS, "the deployment to start")
         self._watching = asyncio.create_task(self._watch())
+
+    def _make_adapters(self) -> None:
+        (self.folder / "adapters").mkdir()
+        for number, name in enumerate(ADAPTERS):
+            if self.kind.fake:
+                (self.folder / "adapters" / name).mkdir()
+            else:
+                from tests.model.tiny_adapters import save_adapter  # which imports torch
+
+                save_adapter(self.folder / "adapters" / name, rank=2 + number, seed=number)
 
     async def _watch(self) -> None:
         """Restart the server when it has died, as a service manager does."""
@@ -163,6 +191,10 @@ class Deployment:
         found = self.processes()
         return found["gateway"] if self.kind.gateways > 1 else found["server"]
 
+    def engines(self, role: str) -> list[psutil.Process]:
+        """Return the processes of the engines with a role."""
+        return [process for process in self.processes()["engine"] if self.kind.roles[_number(process)] == role]
+
     async def until_ready(self) -> float:
         """Wait until the deployment is ready, and return the seconds that it took. Raises Late."""
         return await until(self._is_ready, self.kind.ready_seconds, "the deployment to be ready")
@@ -172,9 +204,12 @@ class Deployment:
         headers = {"authorization": f"Bearer {ADMIN_KEY}", "connection": "close"}
         return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=5.0)
 
-    async def engine_stats(self) -> pb.EngineStats:
-        """Return the engine's statistics with its integrity check, over a connection that bypasses the proxy."""
-        async with grpc.aio.insecure_channel(f"unix:{self.folder / 'engine.sock'}") as channel:
+    async def engine_stats(self) -> list[pb.EngineStats]:
+        """Return each engine's statistics with its integrity check, over connections that bypass the proxies."""
+        return [await self._stats_of(number) for number in range(self.kind.engines)]
+
+    async def _stats_of(self, number: int) -> pb.EngineStats:
+        async with grpc.aio.insecure_channel(f"unix:{self.folder}/engine-{number}.sock") as channel:
             return await pb_grpc.EngineStub(channel).Stats(pb.StatsRequest(check=True), timeout=5.0)
 
     async def stop(self) -> None:
@@ -198,8 +233,8 @@ class Deployment:
         if self._server is not None:
             self._server.wait()
         self.store.kill()
-        await self.redis_line.close()
-        await self.engine_line.close()
+        for line in (line for lines in self.lines.values() for line in lines):
+            await line.close()
 
     async def _has_started(self) -> bool:
         assert not self._server_is_dead, "it ended at once"
@@ -212,9 +247,13 @@ class Deployment:
         with suppress(httpx.TransportError, grpc.aio.AioRpcError):
             await self.engine_stats()
             async with self.admin() as http:
-                answers = [await http.get("/ready") for _ in range(LOOKS * self.kind.gateways)]
-            states = [answer.json() for answer in answers]
-            return all(state["status"] == "ready" and state["limiter_modes"] == ["redis"] for state in states)
+                looks = range(LOOKS * self.kind.gateways)
+                states = [(await http.get("/ready")).json() for _ in looks]
+                engines = [(await http.get("/admin/v1/engines")).json()["engines"] for _ in looks]
+            is_whole = all(engine["state"] == "serving" for found in engines for engine in found)
+            return is_whole and all(
+                state["status"] == "ready" and state["limiter_modes"] == ["redis"] for state in states
+            )
         return False
 
 
@@ -241,6 +280,12 @@ def tail(path: Path, size: int = 4000) -> str:
 def _role(process: psutil.Process) -> Role:
     words = process.cmdline()
     return next((role for program, role in PROGRAMS.items() if program in words[:3]), "other")
+
+
+def _number(engine: psutil.Process) -> int:
+    """Return the number of an engine, the name of its socket's folder."""
+    words = engine.cmdline()
+    return int(Path(words[words.index("--address") + 1]).parent.name)
 
 
 def _listens(process: psutil.Process, port: int) -> bool:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from random import Random
 
 from tests.chaos.faults import Fault, Harm, KillEngine, KillGateway, KillServer, KillStore, Together, catalogue
 
 
-def faults_of(random: Random, number: int, only: str = "") -> Iterator[Fault]:
-    """Yield `number` faults, each of one to three kinds at once, whose names contain `only`."""
-    while number:
-        fault = _drawn(random, only)
+def faults_of(random: Random, number: int, faults: Iterable[Fault], only: str = "", most: int = 3) -> Iterator[Fault]:
+    """Yield `number` of these faults whose names contain `only`, each of one kind or, half the time, of up to `most`
+    kinds at once."""
+    chosen = [fault for fault in faults if only in str(fault)]
+    while number and chosen:
+        fault = _drawn(random, chosen, most)
         if _is_possible(fault):
             number -= 1
             yield fault
@@ -32,11 +34,11 @@ def lasting_faults_of(random: Random, number: int) -> Iterator[Fault]:
         yield random.choice(known)
 
 
-def _drawn(random: Random, only: str) -> Fault:
+def _drawn(random: Random, catalogue: Iterable[Fault], most: int) -> Fault:
     kinds: dict[type[Fault], list[Fault]] = {}
-    for fault in [fault for fault in catalogue() if only in str(fault)]:
+    for fault in catalogue:
         kinds.setdefault(type(fault), []).append(fault)
-    number = min(len(kinds), random.choice((1, 1, 2, 3)))
+    number = min(len(kinds), most, random.choice((1, 1, 2, 3)))
     chosen = random.sample(sorted(kinds, key=lambda kind: kind.__name__), number)
     faults = [random.choice(kinds[kind]) for kind in chosen]
     return faults[0] if len(faults) == 1 else Together(faults)

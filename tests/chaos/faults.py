@@ -67,7 +67,7 @@ class KillGateway(Fault):
     async def begin(self, scene: Scene) -> None:
         gateways = scene.deployment.gateways()
         if gateways and scene.deployment.kind.gateways > 1:
-            _signal([scene.random.choice(gateways)], signal.SIGKILL)
+            strike([scene.random.choice(gateways)], signal.SIGKILL)
         else:
             scene.deployment.kill_server()
 
@@ -83,7 +83,7 @@ class KillServer(Fault):
 
 class KillEngine(Fault):
     async def begin(self, scene: Scene) -> None:
-        _signal(scene.deployment.processes()["engine"], signal.SIGKILL)
+        strike(scene.deployment.processes()["engine"], signal.SIGKILL)
 
 
 class EngineOutOfMemory(Fault):
@@ -170,10 +170,10 @@ class Pause(Fault):
     async def begin(self, scene: Scene) -> None:
         found = scene.deployment.gateways() if self.role == "gateway" else scene.deployment.processes()[self.role]
         self.stopped = found[:1]
-        _signal(self.stopped, signal.SIGSTOP)
+        strike(self.stopped, signal.SIGSTOP)
 
     async def end(self, scene: Scene) -> None:
-        _signal(self.stopped, signal.SIGCONT)
+        strike(self.stopped, signal.SIGCONT)
 
     def __str__(self) -> str:
         return f"Pause-{self.role}"
@@ -181,29 +181,31 @@ class Pause(Fault):
 
 @dataclass
 class BadLine(Fault):
-    """What a network does: to the line to Redis, or to that between gateways and engine."""
+    """What a network does: to the line to Redis, to those between gateways and engines, or to those over which engines
+    fetch KV."""
 
     line: str
     manner: str
     """`cut`: connections are cut once. `refusing`: no connection gets through. `silent`: nothing arrives, and neither
-    end is told. `slow`: what arrives is late."""
+    end is told. `slow`: what arrives is late. `corrupt`: some of it is wrong."""
 
     @property
     def harm(self) -> Harm:
         return Harm.AWAY if self.line == "redis" else Harm.NONE
 
     async def begin(self, scene: Scene) -> None:
-        line = scene.deployment.lines[self.line]
-        line.refusing, line.delay = self.manner == "refusing", 0.08 if self.manner == "slow" else 0.0
-        if self.manner == "silent":
-            line.hold()
-        elif self.manner in ("cut", "refusing"):
-            line.cut()
+        for line in scene.deployment.lines[self.line]:
+            line.refusing, line.delay = self.manner == "refusing", 0.08 if self.manner == "slow" else 0.0
+            line.flipping = self.manner == "corrupt"
+            if self.manner == "silent":
+                line.hold()
+            elif self.manner in ("cut", "refusing"):
+                line.cut()
 
     async def end(self, scene: Scene) -> None:
-        line = scene.deployment.lines[self.line]
-        line.refusing, line.delay = False, 0.0
-        line.resume()
+        for line in scene.deployment.lines[self.line]:
+            line.refusing, line.delay, line.flipping = False, 0.0, False
+            line.resume()
 
     def __str__(self) -> str:
         return f"{self.manner}-{self.line}"
@@ -290,7 +292,8 @@ def catalogue() -> list[Fault]:
     ]
 
 
-def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+def strike(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    """Send a signal to those of these processes that still exist."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(number)

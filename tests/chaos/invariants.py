@@ -68,22 +68,23 @@ class Auditor:
         self._log.records.clear()
         self._log.torn = 0
         wrong += await self._ledger(harm)
-        return wrong + await self._engine() + await self._census.complaints()
+        return wrong + await self._engines() + await self._census.complaints()
 
     async def _quiet(self) -> list[str]:
         async def is_quiet() -> bool:
-            stats = await self._deployment.engine_stats()
-            if any(lane.running or lane.waiting for lane in stats.lanes):
-                return False
+            for stats in await self._deployment.engine_stats():
+                if stats.kv_fetching or stats.kv_leases or any(lane.running or lane.waiting for lane in stats.lanes):
+                    return False
             return not await slots_taken(self._deployment) and not await undelivered_tokens(self._deployment)
 
         try:
             await until(is_quiet, QUIET_SECONDS, "requests, slots and settlements to end")
         except Late as late:
-            stats = await self._deployment.engine_stats()
-            lanes = [(lane.running, lane.waiting) for lane in stats.lanes]
-            owed = await undelivered_tokens(self._deployment)
-            return [f"{late}: lanes {lanes}, slots {await slots_taken(self._deployment)}, undelivered {owed}"]
+            engines = await self._deployment.engine_stats()
+            lanes = [(lane.running, lane.waiting) for stats in engines for lane in stats.lanes]
+            moves = [(stats.kv_fetching, stats.kv_leases) for stats in engines]
+            owed, slots = await undelivered_tokens(self._deployment), await slots_taken(self._deployment)
+            return [f"{late}: lanes {lanes}, fetches and leases {moves}, slots {slots}, undelivered {owed}"]
         return []
 
     def _judge(self, outcome: Outcome, records: Sequence[Record], harm: Harm) -> list[str]:
@@ -93,6 +94,8 @@ class Auditor:
             wrong.append(f"{outcome.ending} after {outcome.ended - outcome.began:.1f} s, {len(outcome.tokens)} tokens")
         if outcome.ending == "refused" and (outcome.status, outcome.code) not in TABLE:
             wrong.append(f"refused with {outcome.status} {outcome.code}, which no table has")
+        if self._deployment.kind.roles and outcome.code not in (None, "rate_limit_exceeded"):
+            wrong.append(f"{outcome.ending} with {outcome.code}, though other engines could have served it")
         if outcome.status == INTERNAL or outcome.code == "internal_error":
             wrong.append("an internal error")
         if self._deployment.kind.fake and outcome.ending == "answered" and outcome.tokens != outcome.ask.expected():
@@ -144,11 +147,14 @@ class Auditor:
             ]
         return wrong
 
-    async def _engine(self) -> list[str]:
-        stats = await self._deployment.engine_stats()
-        wrong = [f"the engine: {text}" for text in stats.violations]
-        wrong += [f"{stats.kv_pages} pages that belong to no request"] if stats.kv_pages else []
-        return wrong + [f"adapter {each.adapter} is pinned" for each in stats.adapters if each.pinned]
+    async def _engines(self) -> list[str]:
+        wrong = []
+        for number, stats in enumerate(await self._deployment.engine_stats()):
+            found = list(stats.violations)
+            found += [f"{stats.kv_pages} pages that belong to no request"] if stats.kv_pages else []
+            found += [f"adapter {each.adapter} is pinned" for each in stats.adapters if each.pinned]
+            wrong += [f"engine {number}: {text}" for text in found]
+        return wrong
 
 
 def _judge_records(outcome: Outcome, records: Sequence[Record], harm: Harm) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from random import Random
 from typing import Any, Literal
@@ -14,13 +14,15 @@ from typing import Any, Literal
 import httpx
 
 from engine.executor.fake import fake_token
-from tests.chaos.settings import ADAPTERS, CALLERS, MODEL, Caller
+from tests.chaos.settings import ADAPTERS, CALLERS, FREE, MODEL, Caller
 
 PATIENCE_SECONDS = 60.0
 """After which a caller has waited in vain; longer than a gateway lets any request run."""
 SMALL_BUFFER = 4096
 """Bytes that a slow reader's kernel takes for it."""
 VOCABULARY = range(1, 1000)
+AGAIN_AT_ONCE = 24
+"""Requests that are asked again at a time."""
 
 Manner = Literal["reads", "reads slowly", "leaves"]
 Ending = Literal["answered", "refused", "failed", "broken", "left", "forsaken"]
@@ -41,10 +43,13 @@ class Ask:
     seed: int
     stream: bool
     manner: Manner
+    salt: str = ""
 
     def body(self) -> dict[str, Any]:
+        """Return the body of the request. Half of the seeds are greedy."""
         fields: dict[str, Any] = {"model": self.adapter or MODEL, "prompt": list(self.prompt), "seed": self.seed}
         fields |= {"max_tokens": self.max_tokens, "service_tier": self.tier, "return_token_ids": True}
+        fields |= {"temperature": self.seed % 2, "cache_salt": self.salt or None}
         return fields | ({"stream": True, "stream_options": {"include_usage": True}} if self.stream else {})
 
     def expected(self) -> list[int]:
@@ -54,6 +59,13 @@ class Ask:
         for _ in range(self.max_tokens):
             tokens.append(fake_token(adapter, self.seed, tokens, 1000))
         return tokens[len(self.prompt) :]
+
+    def again(self) -> Ask:
+        """Return the same request in the lane whose requests are not split, by a caller without limits, such that no
+        engine has computed any of its KV."""
+        return replace(
+            self, id=f"{self.id}-again", caller=FREE, tier="flex", stream=False, manner="reads", salt=self.id
+        )
 
 
 @dataclass
@@ -83,6 +95,8 @@ class Mix:
     """Seconds between two requests of a caller, on average."""
     longest: int = 60
     """Tokens of most answers; one in ten is ten times as long."""
+    longest_prompt: int = 80
+    """Tokens."""
     leaving: float = 0.1
     slow: float = 0.1
 
@@ -135,7 +149,7 @@ class Load:
             caller=random.choice(CALLERS),
             adapter=random.choice((None, *ADAPTERS)),
             tier=random.choice(("priority", "flex", "auto")),
-            prompt=tuple(random.choices(VOCABULARY, k=random.randint(1, 80))),
+            prompt=tuple(random.choices(VOCABULARY, k=random.randint(1, mix.longest_prompt))),
             max_tokens=length,
             seed=random.randrange(1000),
             stream=stream,
@@ -149,6 +163,22 @@ def client(url: str, *, slow: bool = False) -> httpx.AsyncClient:
     limits = httpx.Limits(max_keepalive_connections=0, max_connections=None)
     transport = httpx.AsyncHTTPTransport(limits=limits, socket_options=options)
     return httpx.AsyncClient(base_url=url, transport=transport, timeout=PATIENCE_SECONDS)
+
+
+async def ask_again(url: str, outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Ask all answered requests again, some at a time. Returns what became of them; each answer of `outcomes` that is
+    another is an oddity of its own."""
+    places = asyncio.Semaphore(AGAIN_AT_ONCE)
+
+    async def compare(http: httpx.AsyncClient, outcome: Outcome) -> Outcome:
+        async with places:
+            other = await perform(http, outcome.ask.again())
+        if other.ending != "answered" or other.tokens != outcome.tokens:
+            outcome.oddities.append(f"another answer than undisturbed, when it was {other.ending}")
+        return other
+
+    async with client(url) as http:
+        return await asyncio.gather(*(compare(http, each) for each in outcomes if each.ending == "answered"))
 
 
 async def perform(http: httpx.AsyncClient, ask: Ask) -> Outcome:

@@ -1,8 +1,9 @@
-"""A proxy between two processes that passes bytes on until it is told to cut, refuse, hold or delay them."""
+"""A proxy between two processes that passes bytes on until it is told to cut, refuse, hold, delay or change them."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import struct
 from pathlib import Path
@@ -20,6 +21,12 @@ class Proxy:
         """True if new connections are closed at once."""
         self.delay = 0.0
         """Seconds that every piece is kept, each way."""
+        self.flipping = False
+        """True if a byte of every other piece is changed."""
+        self.limit: int | None = None
+        """Bytes of the server that still pass before the proxy holds. None means no limit, as after it was reached."""
+        self.num_begun = self.num_ended = 0
+        """Number of connections so far, and of those that have ended."""
         self._target = target
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -61,6 +68,7 @@ class Proxy:
         task.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_begun += 1
         with _Kept(self._writers, writer):
             if self.refusing:
                 return
@@ -69,29 +77,48 @@ class Proxy:
             except OSError:
                 return
             with _Kept(self._writers, behind[1]):
-                ways = [(reader, behind[1]), (behind[0], writer)]
-                tasks = [asyncio.create_task(self._pump(*way)) for way in ways]
+                ways = [self._pump(reader, behind[1]), self._pump(behind[0], writer, is_limited=True)]
+                tasks = [asyncio.create_task(way) for way in ways]
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
+        self.num_ended += 1
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if isinstance(self._target, Path):
             return await asyncio.open_unix_connection(self._target)
         return await asyncio.open_connection(*self._target)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_limited: bool = False
+    ) -> None:
         """Until either end is gone."""
         try:
             while piece := await reader.read(PIECE):
                 if self.delay:
                     await asyncio.sleep(self.delay)
                 await self._flowing.wait()
+                if self.flipping and random.random() < 0.5:
+                    piece = _flipped(piece)
+                if is_limited and self.limit is not None:
+                    piece = await self._pass_within_limit(piece, writer)
                 writer.write(piece)
                 await writer.drain()
         except OSError:
             pass  # that is what it is for
+
+    async def _pass_within_limit(self, piece: bytes, writer: asyncio.StreamWriter) -> bytes:
+        """Pass on what the limit lets through of a piece, and hold once it is reached. Returns the rest."""
+        assert self.limit is not None
+        passed = piece[: self.limit]
+        self.limit = self.limit - len(passed) or None
+        if self.limit is None:
+            self.hold()
+        writer.write(passed)
+        await writer.drain()
+        await self._flowing.wait()
+        return piece[len(passed) :]
 
 
 class _Kept:
@@ -106,6 +133,12 @@ class _Kept:
     def __exit__(self, *exc: object) -> None:
         self._writers.discard(self._writer)
         self._writer.close()
+
+
+def _flipped(piece: bytes) -> bytes:
+    changed = bytearray(piece)
+    changed[random.randrange(len(piece))] ^= random.randrange(1, 256)
+    return bytes(changed)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

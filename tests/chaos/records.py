@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 from tests.chaos.deployment import LOOKS, Deployment
@@ -75,3 +75,8 @@ async def open_leases(deployment: Deployment) -> int:
     """Return how many reservations are not settled."""
     async with deployment.store.client() as redis:
         return len([key async for key in redis.scan_iter("loralane:lease:*")])
+
+
+async def fetches_of(deployment: Deployment) -> Counter[str]:
+    """Return how many fetches of KV the engines have counted, by how they ended."""
+    return sum((Counter(dict(stats.kv_fetches)) for stats in await deployment.engine_stats()), Counter())

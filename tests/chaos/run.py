@@ -1,8 +1,9 @@
 """The long version, by hand: `make chaos ARGS="--rounds 500 --seed 1"`.
 
 Every deployment lives through a number of rounds, each with one to three faults at once, drawn by the seed; then it is
-stopped, and another one, with another number of gateways, takes its place. Then come batch jobs: one among a hundred
-kills, one that is cancelled and one that expires meanwhile, and one among all faults. The first complaint ends the run.
+stopped, and another one, with another number of gateways, takes its place. Then come rounds in which one engine
+computes prompts and another continues the answers, and then batch jobs: one among a hundred kills, one that is
+cancelled and one that expires meanwhile, and one among all faults. The first complaint ends the run.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from rich.console import Console
 from engine.model.prepare import prepare_model
 from tests.chaos.deployment import READY_SECONDS, Deployment, Kind, deployed
 from tests.chaos.draw import faults_of, kills_of, lasting_faults_of
-from tests.chaos.faults import Calm, Fault
+from tests.chaos.faults import Calm, Fault, catalogue
 from tests.chaos.invariants import Auditor
 from tests.chaos.job_trial import JobPlan, JobTrial
 from tests.chaos.load import Mix
+from tests.chaos.split_faults import ROLES, split_catalogue
 from tests.chaos.trial import attempt
 
 ROUNDS_OF_A_PLANT = 20
@@ -37,6 +39,9 @@ LONGEST_FAULT = 3.0
 """Seconds."""
 MOST_SAID = 20
 """Complaints."""
+SPLIT_SECONDS = (0.3, 1.5, 7.0)
+"""How long faults of split requests last. An engine waits for the rest of a prompt's KV for 5 s, then computes it."""
+SPLIT_MIX = Mix(longest_prompt=500)
 LONGEST_ANSWER = 500
 """Tokens of a batch's line: a job must not be over before its faults are."""
 TINY = {
@@ -76,26 +81,44 @@ class Session:
 
     async def run(self) -> bool:
         """Return whether all went well."""
-        return await self._online() and await self._jobs()
+        return await self._online() and await self._split() and await self._jobs()
 
     async def _online(self) -> bool:
         options = self._options
-        faults = list(faults_of(self._random, options.rounds, options.only))
+        faults = list(faults_of(self._random, options.rounds, catalogue(), options.only))
         for number, first in enumerate(range(0, len(faults), ROUNDS_OF_A_PLANT)):
-            gateways = options.gateways or GATEWAYS[number % len(GATEWAYS)]
-            async with self._deployed(gateways) as deployment:
-                if not await self._live(deployment, faults[first : first + ROUNDS_OF_A_PLANT], first):
+            async with self._deployed(self._gateways(number)) as deployment:
+                if not await self._live(deployment, faults[first : first + ROUNDS_OF_A_PLANT], first, Mix()):
                     return self._kept(deployment)
         return True
 
-    async def _live(self, deployment: Deployment, faults: Sequence[Fault], done: int) -> bool:
+    async def _split(self) -> bool:
+        """Requests are split, and KV moves over TCP and in shared memory in turn."""
+        options = self._options
+        for number, first in enumerate(range(0, options.splits, ROUNDS_OF_A_PLANT)):
+            rounds = min(ROUNDS_OF_A_PLANT, options.splits - first)
+            async with self._deployed(self._gateways(number), roles=ROLES, shares_memory=number % 2 == 1) as deployment:
+                faults = list(faults_of(self._random, rounds, split_catalogue(deployment), options.only, most=2))
+                if not await self._live(deployment, faults, first, SPLIT_MIX):
+                    return self._kept(deployment)
+        return True
+
+    def _gateways(self, number: int) -> int:
+        """Return the number of gateways of the deployment with this number."""
+        return self._options.gateways or GATEWAYS[number % len(GATEWAYS)]
+
+    async def _live(self, deployment: Deployment, faults: Sequence[Fault], done: int, mix: Mix) -> bool:
         auditor = Auditor(deployment)
         for number, fault in enumerate([Calm(), *faults], done):
-            lasting = self._random.uniform(0.1, LONGEST_FAULT)
-            verdict = await attempt(deployment, auditor, fault, self._options.seed + number, lasting, Mix())
+            splits = deployment.kind.roles
+            lasting = self._random.choice(SPLIT_SECONDS) if splits else self._random.uniform(0.1, LONGEST_FAULT)
+            verdict = await attempt(deployment, auditor, fault, self._options.seed + number, lasting, mix)
             ready = f"ready in {verdict.ready_seconds:4.1f} s"
-            say(f"{number:5} {verdict.fault:50} {ready}  {verdict.requests}", verdict.complaints)
-            if verdict.complaints:
+            complaints = list(verdict.complaints)
+            if splits and isinstance(fault, Calm) and not verdict.fetches.get("done"):
+                complaints.append("no KV has moved")
+            say(f"{number:5} {verdict.fault:50} {ready}  {verdict.requests}  {verdict.fetches}", complaints)
+            if complaints:
                 return False
         return True
 
@@ -119,9 +142,12 @@ class Session:
         return True
 
     @asynccontextmanager
-    async def _deployed(self, gateways: int) -> AsyncIterator[Deployment]:
-        print(f"a deployment with {gateways} gateways", flush=True)
-        kind = Kind(self._model_dir, gateways, not self._options.model, self._options.ready_seconds)
+    async def _deployed(
+        self, gateways: int, roles: tuple[str, ...] = (), *, shares_memory: bool = False
+    ) -> AsyncIterator[Deployment]:
+        print(f"a deployment with {gateways} gateways{' and engines for ' * bool(roles)}{', '.join(roles)}", flush=True)
+        options = self._options
+        kind = Kind(self._model_dir, gateways, not options.model, options.ready_seconds, roles, shares_memory)
         async with deployed(kind) as deployment:
             yield deployment
 
@@ -142,6 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="draws the faults and the traffic")
     parser.add_argument("--rounds", type=int, default=100, help="of online traffic; 0: only jobs")
+    parser.add_argument("--splits", type=int, default=60, help="rounds in which requests are split between engines")
     parser.add_argument("--only", default="", help="a part of the names of the faults of these rounds")
     parser.add_argument("--kills", type=int, default=100, help="over a batch job; 0: no jobs")
     parser.add_argument("--lines", type=int, default=2000, help="of a batch job")

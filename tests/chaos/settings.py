@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,10 @@ STRICT = Caller("strict", {"requests_per_minute": 3000, "when_redis_is_away": {"
 CALLERS = (FREE, TIGHT, STRICT)
 
 
-def write_config(folder: Path, *, http_port: int, redis_port: int, gateways: int, load_format: str) -> Path:
+def write_config(
+    folder: Path, *, http_port: int, redis_port: int, gateways: int, load_format: str, roles: Sequence[str] = ()
+) -> Path:
+    """`roles` are the parts of split requests, one for each engine; none means one engine that splits nothing."""
     document = {
         "model": {"name": MODEL},
         "engine": {
@@ -50,6 +54,7 @@ def write_config(folder: Path, *, http_port: int, redis_port: int, gateways: int
             "threads": 1,
             "device": "cpu",
             "dtype": "float32",
+            **({"replicas": len(roles), "roles": list(roles), "split": "always", "kv_listen": "auto"} if roles else {}),
         },
         "adapters": {"preload": {name: str(folder / "adapters" / name) for name in ADAPTERS}, "drain_seconds": 1},
         "tenants": {caller.name: {"keys": [hashed(caller.key)], "limits": caller.limits} for caller in CALLERS},

@@ -253,6 +253,10 @@ WRONG = {
         "engine: {kv_listen: auto, swap_gb: 0}",
         "engine.kv_listen does not work with swap_gb",
     ),
+    "one place for two": (
+        "engine: {kv_listen: 'unix:/run/kv', replicas: 2}",
+        "engine.kv_listen: several engines cannot listen at unix:/run/kv; write auto",
+    ),
     "unknown lane key": ("lanes: {batch: {ttft: 1}}", "lanes.batch.ttft: unknown key; did you mean ttft_s?"),
     "lane range": ("lanes: {interactive: {itl_s: 0}}", "lanes.interactive: ttft_s and itl_s must be positive"),
     "lane attainment": ("lanes: {batch: {attainment: 1.1}}", "lanes.batch: attainment must be between 0 and 1"),

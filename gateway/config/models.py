@@ -239,6 +239,19 @@ def check_alone(document: Mapping[str, Any]) -> None:
     problems.raise_all()
 
 
+def check_kv_places(models: Mapping[str, ModelSettings], sections: Mapping[str, str]) -> None:
+    """Raise ConfigError if several engines that the gateway starts would give KV at one address. `sections` are the
+    places of the models' sections `engine` in the file."""
+    taken: set[str] = set()
+    for model, settings in models.items():
+        place, engines = settings.engine.kv_listen, settings.engines
+        if engines.addresses or place in ("", "auto") or (place.endswith(":0") and not place.startswith(UNIX)):
+            continue
+        if engines.replicas > 1 or place in taken:
+            raise ConfigError(f"{sections[model]}.kv_listen: several engines cannot listen at {place}; write auto")
+        taken.add(place)
+
+
 def check_preloads(models: Mapping[str, ModelSettings]) -> None:
     """Raise ConfigError if an adapter that is loaded at start has the name of a base model, or of another adapter."""
     owners: dict[str, str] = dict.fromkeys(models, "")

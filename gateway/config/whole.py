@@ -29,6 +29,7 @@ from gateway.config.models import (
     ModelConfig,
     ModelSettings,
     check_alone,
+    check_kv_places,
     check_preloads,
     read_models,
     served_name,
@@ -123,8 +124,10 @@ class Config:
         check_upstreams(self.upstreams, {*self.served, *self.preloaded()}, has_prices=bool(self.billing.prices))
         check_routes(self.routes, self.served, self.upstreams)
         self._check_keys()
+        sections = {name: f"models.{name}.engine" if self.models else "engine" for name in self.served}
         for name, settings in self.served.items():
-            settings.engines.check_ray(self.cluster.ray, f"models.{name}.engine" if self.models else "engine")
+            settings.engines.check_ray(self.cluster.ray, sections[name])
+        check_kv_places(self.served, sections)
 
     @property
     def served(self) -> Mapping[str, ModelSettings]:

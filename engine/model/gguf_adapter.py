@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping
 from io import BytesIO
 from itertools import accumulate, pairwise
@@ -18,14 +17,13 @@ from math import prod
 from typing import NamedTuple
 
 import numpy as np
-import regex
 import torch
 from torch import Tensor
 
 from engine.model.gguf_blocks import BLOCK_TYPES, read_blocks
 from engine.model.gguf_header import Header, StoredTensor, read_header
 from engine.model.gguf_weights import ARCHITECTURES, FLOATS, hub_name, is_turned, turned_back
-from engine.model.peft_config import AdapterError, Override, PeftSettings
+from engine.model.peft_settings import AdapterError, PeftSettings, settings_of_ranks
 
 MAX_HEADER_BYTES = 16 << 20
 """Maximum size in bytes of the header of an adapter's weights file."""
@@ -63,7 +61,7 @@ def from_gguf(data: memoryview, name: str, base: GgufBase, max_bytes: int) -> tu
     if num_bytes > max_bytes:
         raise AdapterError(f"{name} holds {num_bytes} bytes in fp32, and no adapter of this model has over {max_bytes}")
     parts = {key: _hub_key(key, name) for key in header.tensors}
-    settings = _settings(_ranks(header.tensors, parts, name), _alpha(header, name))
+    settings = settings_of_ranks(_ranks(header.tensors, parts, name), _alpha(header, name))
     tensors: dict[str, Tensor] = {}
     for key, (module, side) in parts.items():
         tensor = _read(data, header.tensors[key], f"{key!r} of {name}")
@@ -133,29 +131,6 @@ def _ranks(tensors: Mapping[str, StoredTensor], parts: Mapping[str, tuple[str, s
 def _shape(stored: StoredTensor) -> tuple[int, ...]:
     """Returns the shape of a tensor as a matrix: ggml leaves out a first dimension of 1."""
     return (1, *stored.shape) if len(stored.shape) == 1 else stored.shape
-
-
-def _settings(ranks: Mapping[str, int], alpha: float) -> PeftSettings:
-    """Returns PEFT's settings for modules of these ranks."""
-    [(common, _)] = Counter(ranks.values()).most_common(1)
-    others = tuple(
-        Override(module, regex.compile(f"{regex.escape(module)}$"), rank)
-        for module, rank in ranks.items()
-        if rank != common
-    )
-    return PeftSettings(
-        rank=common,
-        alpha=alpha or common,
-        use_rslora=False,
-        use_dora=False,
-        rank_overrides=others,
-        alpha_overrides=() if alpha else others,
-        target_modules=tuple(sorted(ranks)),
-        exclude_modules=(),
-        layers=frozenset(),
-        layer_patterns=(),
-        base_model="",
-    )
 
 
 def _read(data: memoryview, stored: StoredTensor, what: str) -> Tensor:

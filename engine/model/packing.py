@@ -17,9 +17,9 @@ import torch
 from engine.executor.base import HostAdapter
 from engine.model.host_memory import Blob, HostMemory
 from engine.model.host_store import PackedAdapter
-from engine.model.peft_config import AdapterError
 from engine.model.peft_folder import PeftFolder, ReadBuffer, read_adapter, read_draft
 from engine.model.peft_loader import LoadedAdapter, TargetShapes, check_peft
+from engine.model.peft_settings import AdapterError
 from engine.model.recipes import Recipe, Recipes
 from lora_kernels.layout import AdapterLayout, pack_adapter
 
@@ -107,10 +107,10 @@ class Packer:
         """Reads an adapter (see `read_adapter`); its tensors are not checked yet. The result is valid until this thread
         reads another one. Raises AdapterError if it cannot be read or its configuration cannot be served."""
         read = read_adapter(Path(path), self._shapes.max_file_bytes, self._shapes.gguf, self._buffer)
-        folder = self._shapes.split(read)
+        folder = self._shapes.reduce(read)
         shapes = (self._draft or self)._shapes
         draft = read_draft(Path(path), shapes.max_file_bytes, shapes.gguf, self._draft_buffer)
-        return folder.with_draft(shapes.split(draft)) if draft else folder
+        return folder.with_draft(shapes.reduce(draft)) if draft else folder
 
     def check(self, folder: PeftFolder) -> HostAdapter:
         """Checks an adapter's tensors, and returns its hash, largest rank, changed projections and packed size. Raises

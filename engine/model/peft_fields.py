@@ -1,6 +1,11 @@
-"""Lists every field of PEFT's LoraConfig, by how an adapter that sets the field is treated."""
+"""Lists every field of PEFT's configurations, by how an adapter that sets the field is treated, and PEFT's kinds of
+adapters (`peft_type`): those that are served, and why the others are not."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
+
+LORA, ADALORA, VERA, LOHA, LOKR, IA3 = "LORA", "ADALORA", "VERA", "LOHA", "LOKR", "IA3"
 
 HANDLED = {
     "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "exclude_modules",
@@ -34,3 +39,75 @@ ACTIVE_WHEN_EMPTY = frozenset(("arrow_config", "kasa_config", "use_bdlora"))
 """Fields that PEFT enables for any value except null, empty values included."""
 PLAIN_INITIALISATIONS = (None, True, False, "gaussian", "orthogonal", "eva")
 """Initialisations that leave the base weights as they are, unlike PiSSA, OLoRA, CorDA, LoftQ and others."""
+
+
+_SELECTION = frozenset(("peft_type", "target_modules", "base_model_name_or_path"))
+_LAYERS = frozenset(("layers_to_transform", "layers_pattern"))
+_BOOKKEEPING = frozenset(("task_type", "inference_mode", "revision", "auto_mapping", "peft_version"))
+_LYCORIS = _SELECTION | _LAYERS | {"exclude_modules", "r", "alpha", "rank_pattern", "alpha_pattern"}
+_LYCORIS_TRAINING = _BOOKKEEPING | {"rank_dropout", "module_dropout", "use_effective_conv2d", "init_weights"}
+
+
+class KindFields(NamedTuple):
+    """The fields of a kind's configuration that are read (`handled`) or do not affect the forward pass (`harmless`).
+    `rank` and `alpha` are the names of the fields with these numbers, and `default_rank` is PEFT's; empty means that
+    the kind has no such field."""
+
+    handled: frozenset[str]
+    harmless: frozenset[str]
+    rank: str = ""
+    default_rank: int = 1
+    alpha: str = ""
+
+
+KINDS = {
+    LORA: KindFields(frozenset(HANDLED), frozenset(HARMLESS), "r", 8, "lora_alpha"),
+    ADALORA: KindFields(
+        frozenset(HANDLED) - {"r", "rank_pattern", "alpha_pattern", "use_dora", "use_rslora", "alora_invocation_tokens"}
+        | {"init_r"},
+        frozenset(HARMLESS)
+        | {"r", "target_r", "tinit", "tfinal", "deltaT", "beta1", "beta2", "orth_reg_weight", "total_step"}
+        | {"rank_pattern"},  # which rows of init_r were kept: the tensors have only these
+        "init_r",
+        12,
+        "lora_alpha",
+    ),
+    VERA: KindFields(
+        _SELECTION | _LAYERS | {"bias", "r", "projection_prng_key", "save_projection"},
+        _BOOKKEEPING | {"vera_dropout", "d_initial", "init_weights"},
+        "r",
+        256,
+    ),
+    LOHA: KindFields(_LYCORIS, _LYCORIS_TRAINING, "r", 8, "alpha"),
+    LOKR: KindFields(
+        _LYCORIS, _LYCORIS_TRAINING | {"rank_dropout_scale", "decompose_both", "decompose_factor"}, "r", 8, "alpha"
+    ),
+    IA3: KindFields(_SELECTION | {"exclude_modules", "feedforward_modules"}, _BOOKKEEPING | {"init_ia3_weights"}),
+}
+"""The kinds of adapters that are served. All but LoRA are converted to it when they are read (peft_kinds)."""
+
+_ROTATES = "it turns whole weights, which no A and B of up to rank 256 do; merge it into its base and serve that model"
+_PROMPT = "it puts trained vectors before the prompt and leaves the projections as they are; train a LoRA in its place"
+_CONVERTIBLE = "it is not converted here; PEFT's save_as_lora makes a LoRA that is, or comes close to, the same"
+_NORMS = "it trains the norms, which every adapter shares; train a LoRA in its place"
+_PROMPTS = (
+    "PROMPT_TUNING",
+    "MULTITASK_PROMPT_TUNING",
+    "P_TUNING",
+    "PREFIX_TUNING",
+    "ADAPTION_PROMPT",
+    "CPT",
+    "CARTRIDGE",
+)
+_WITH_SAVE_AS_LORA = (
+    *("C3A", "DELORA", "FOURIERFT", "GRALORA", "HIRA", "MISS", "PSOFT"),
+    *("RANDLORA", "SHIRA", "TINYLORA", "UNILORA", "VBLORA", "WAVEFT"),
+)
+OTHER_KINDS = {
+    **dict.fromkeys(("OFT", "BOFT", "ROAD"), _ROTATES),
+    "HRA": "it is not converted here; merge it into its base and serve that model",
+    **dict.fromkeys(_PROMPTS, _PROMPT),
+    **dict.fromkeys(_WITH_SAVE_AS_LORA, _CONVERTIBLE),
+    "LN_TUNING": _NORMS,
+}
+"""Why adapters of other kinds are refused, by their kind."""

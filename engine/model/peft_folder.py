@@ -12,7 +12,8 @@ import numpy as np
 from blake3 import blake3
 
 from engine.model.gguf_adapter import GgufBase, from_gguf
-from engine.model.peft_config import AdapterError, PeftSettings, parse_config
+from engine.model.peft_config import parse_config
+from engine.model.peft_settings import AdapterError, PeftSettings
 from engine.process.adapter_files import CONFIG_FILE, GGUF_END, WEIGHTS_FILE, find_gguf
 
 PICKLE_FILE = "adapter_model.bin"

@@ -12,11 +12,11 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from engine.model.fused import FUSED
-from engine.model.peft_config import AdapterError
 from engine.model.peft_folder import PeftFolder
+from engine.model.peft_settings import AdapterError
 from engine.process.adapter_files import WEIGHTS_FILE
 
-MODULE = re.compile(rf"\.(?P<module>{'|'.join(FUSED)})\.lora_(?P<kind>A|B|magnitude_vector)\b")
+MODULE = re.compile(rf"\.(?P<module>{'|'.join(FUSED)})\.lora_(?P<kind>A|B|magnitude_vector|output_scale)\b")
 
 
 def split_fused(folder: PeftFolder, widths: Mapping[str, int]) -> PeftFolder:

@@ -18,14 +18,16 @@ import torch
 from safetensors import SafetensorError, deserialize
 from torch import Tensor
 
+from engine.model.fused import fused_name
 from engine.model.gguf_adapter import MAX_HEADER_BYTES, GgufBase
 from engine.model.lora import TARGETS, target_widths
 from engine.model.parallel.adapters import WHOLE_ADAPTERS, AdapterShard, Place, shard_adapters
 from engine.model.parallel.shard import WHOLE, Shard
-from engine.model.peft_config import AdapterError, PeftSettings
 from engine.model.peft_dora import BaseLinears, Block, base_linears, fold_magnitude
 from engine.model.peft_folder import PeftFolder, read_adapter
 from engine.model.peft_fused import split_fused
+from engine.model.peft_kinds import as_lora
+from engine.model.peft_settings import AdapterError, PeftSettings
 from engine.model.spec import ModelSpec
 from engine.model.weights import WeightSource
 from engine.process.adapter_files import CONFIG_FILE, WEIGHTS_FILE
@@ -36,10 +38,12 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj")
 KEY = re.compile(
     r"base_model\.model\.(?P<module>.+)\.lora_(?:"
     r"(?P<side>[AB])(?:\.(?P<name>[^.]+))?\.weight|"
-    r"(?P<magnitude>magnitude_vector)(?:\.(?!weight$)(?P<dora_name>[^.]+))?(?:\.weight)?)"
+    r"(?P<magnitude>magnitude_vector)(?:\.(?!weight$)(?P<dora_name>[^.]+))?(?:\.weight)?|"
+    r"(?P<scale>output_scale)\.weight)"
 )
 
-MAGNITUDE = "magnitude_vector"
+MAGNITUDE, OUTPUT_SCALE = "magnitude_vector", "output_scale"
+"""Parts of adapters that scale base outputs. The second stands only in what `as_lora` has converted."""
 NO_GGUF = GgufBase()
 Raw = Mapping[str, Any]
 """A tensor as it is stored in the file: dtype name, shape, data."""
@@ -81,12 +85,22 @@ class TargetShapes:
         """Maximum size in bytes of the weights file of any adapter of this model."""
         return MAX_HEADER_BYTES + self.layers * MAX_RANK * int(self.widths.sum()) * torch.float64.itemsize
 
-    def split(self, folder: PeftFolder) -> PeftFolder:
-        """Returns an adapter that was read, with tensors of `targets`. Raises AdapterError if it has fused projections
-        that are not the model's."""
+    def reduce(self, folder: PeftFolder) -> PeftFolder:
+        """Returns an adapter that was read as a LoRA of `targets`. Raises AdapterError if it is of another kind that is
+        not exactly a LoRA, or has fused projections that are not the model's."""
+        folder = as_lora(folder, self.stored_widths())
         if not self.fused:
             return folder
         return split_fused(folder, dict(zip(self.targets, self.widths[:, 1].tolist(), strict=True)))
+
+    def stored_widths(self) -> dict[str, tuple[int, int]]:
+        """Maps the path of every adaptable module, as the base model has it, to its in_features and out_features."""
+        widths: dict[str, tuple[int, int]] = {}
+        for module, (_, target) in self.places().items():
+            path = fused_name(module) if self.fused else module
+            in_features, out_features = self.widths[target].tolist()
+            widths[path] = (in_features, out_features + (widths[path][1] if path in widths else 0))
+        return widths
 
     def module(self, place: Place) -> str:
         """Returns the path of a projection in the Hugging Face model, such as `model.layers.3.self_attn.q_proj`."""
@@ -136,7 +150,7 @@ class LoadedAdapter:
 def load_peft(path: Path, shapes: TargetShapes) -> LoadedAdapter:
     """Reads and checks an adapter (see `read_adapter`), and returns its weights as fp32 blocks. Raises AdapterError if
     it is no LoRA adapter that fits the model and can be served as PEFT would serve it."""
-    return check_peft(shapes.split(read_adapter(path, shapes.max_file_bytes, shapes.gguf)), shapes)
+    return check_peft(shapes.reduce(read_adapter(path, shapes.max_file_bytes, shapes.gguf)), shapes)
 
 
 def check_peft(folder: PeftFolder, shapes: TargetShapes) -> LoadedAdapter:
@@ -148,6 +162,8 @@ def check_peft(folder: PeftFolder, shapes: TargetShapes) -> LoadedAdapter:
     _check_coverage(pairs, wanted, settings, shapes)
     blocks = {place: _block(pairs[place], place, settings, shapes) for place in wanted}
     scales: dict[Place, Tensor] = {}
+    if settings.scales_outputs:
+        scales = {place: _scale_tile(pairs[place], place, shapes) for place in wanted}
     if settings.use_dora:
         for place, block in blocks.items():
             blocks[place], scales[place] = _fold_magnitude(pairs[place], block, place, shapes)
@@ -165,7 +181,7 @@ def _assemble(
     for place, (a, _) in blocks.items():
         ranks[place] = a.shape[0]
     touched = tuple(name for target, name in enumerate(shapes.targets) if ranks[:, target].any())
-    scaled = ranks.astype(np.bool_) & settings.use_dora
+    scaled = ranks.astype(np.bool_) & bool(scales)
     return LoadedAdapter(adapter_hash, blocks, scales, ranks, scaled, touched, int(ranks.max()), settings.base_model)
 
 
@@ -202,12 +218,13 @@ def pair_tensors(
     pairs: dict[Place, dict[str, Raw]] = {}
     for key, raw in tensors.items():
         found = KEY.fullmatch(key)
-        if found is None or found["module"] not in places:
+        is_ours = found is None or not found["scale"] or settings.scales_outputs
+        if found is None or not is_ours or found["module"] not in places:
             raise AdapterError(_stranger(key, settings, shapes))
         if found["magnitude"] and not settings.use_dora:
             raise AdapterError(f"{key!r} belongs to a DoRA adapter, and {CONFIG_FILE} does not say use_dora")
         named.setdefault(found["name"] or found["dora_name"], key)
-        part, pair = found["side"] or MAGNITUDE, pairs.setdefault(places[found["module"]], {})
+        part, pair = found["side"] or found["magnitude"] or OUTPUT_SCALE, pairs.setdefault(places[found["module"]], {})
         if part in pair or len(named) > 1:
             keys = " and ".join(repr(key[:200]) for key in dict.fromkeys((*named.values(), key)))
             raise AdapterError(f"{WEIGHTS_FILE} holds more than one adapter ({keys})")
@@ -230,7 +247,7 @@ def _stranger(key: str, settings: PeftSettings, shapes: TargetShapes) -> str:
 def _check_coverage(
     pairs: Mapping[Place, Mapping[str, Raw]], wanted: Mapping[Place, str], settings: PeftSettings, shapes: TargetShapes
 ) -> None:
-    parts = ("A", "B", MAGNITUDE) if settings.use_dora else ("A", "B")
+    parts = ("A", "B", *([MAGNITUDE] if settings.use_dora else ()))
     for place, pair in sorted(pairs.items()):
         if place not in wanted:
             raise AdapterError(f"there are weights for {shapes.module(place)}, which {CONFIG_FILE} does not target")
@@ -259,6 +276,13 @@ def _fold_magnitude(pair: Mapping[str, Raw], block: Block, place: Place, shapes:
     folded, scales = fold_magnitude(block, magnitude, *shapes.base_linears(module))
     _finite(scales, f"{name} over the norm of its weights")
     return (folded[0], _finite(folded[1], f"{module}.lora_B times its scales")), scales
+
+
+def _scale_tile(pair: Mapping[str, Raw], place: Place, shapes: TargetShapes) -> Tensor:
+    """Returns the scale tile (lora_kernels/dora.py) of (IA)³, which scales outputs with their bias, fp32 [2,
+    out_features]."""
+    scale = _tensor(pair[OUTPUT_SCALE], f"{shapes.module(place)}'s scale", (int(shapes.widths[place[1], 1]),))
+    return torch.stack((scale - 1, torch.zeros_like(scale)))
 
 
 def _tensor(raw: Raw, name: str, shape: tuple[int, ...], rank_axis: int | None = None) -> Tensor:

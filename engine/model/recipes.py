@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.model.host_memory import Blob
-from engine.model.peft_config import PeftSettings
 from engine.model.peft_folder import PeftFolder
 from engine.model.peft_loader import Place, TargetShapes, pair_tensors
+from engine.model.peft_settings import PeftSettings
 from lora_kernels.layout import RANK_TILE, SIDE_A, SIDE_B, AdapterLayout
 
 MOST_KNOWN = 64
@@ -77,7 +77,7 @@ class Recipes:
 
     def find(self, folder: PeftFolder) -> Recipe | None:
         """Returns the recipe of a checked folder's structure, and works it out if it is new. None means that tensors
-        need more than a copy (DoRA), are not all bf16 or all fp32, or are not aligned in the file."""
+        need more than a copy (DoRA, (IA)³), are not all bf16 or all fp32, or are not aligned in the file."""
         key = _structure(folder)
         with self._lock:
             if key in self._known:
@@ -93,7 +93,7 @@ class Recipes:
     def _work_out(self, settings: PeftSettings, header: bytes) -> Recipe | None:
         tensors = {name: raw for name, raw in json.loads(header[8:]).items() if name != "__metadata__"}
         types = {raw["dtype"] for raw in tensors.values()}
-        if settings.use_dora or len(types) != 1 or not types <= SOURCES.keys():
+        if settings.use_dora or settings.scales_outputs or len(types) != 1 or not types <= SOURCES.keys():
             return None
         source = SOURCES[types.pop()]
         pairs = pair_tensors(tensors, settings, self._shapes)

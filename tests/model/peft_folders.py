@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import AdaLoraConfig, IA3Config, LoHaConfig, LoKrConfig, LoraConfig, PeftConfig, VeraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -35,15 +35,24 @@ def base_model() -> LlamaForCausalLM:
     return model
 
 
-def save_adapter(folder: Path, seed: int = 1, dtype: torch.dtype = torch.float32, size: float = 1.0, **options) -> None:
-    """An adapter of random numbers; `size` is their standard deviation. Magnitudes of DoRA are changed by half."""
-    model = get_peft_model(base_model(), LoraConfig(**{"r": 4, "target_modules": ["q_proj", "v_proj"], **options}))
+def save_adapter(
+    folder: Path,
+    seed: int = 1,
+    dtype: torch.dtype = torch.float32,
+    size: float = 1.0,
+    kind: type[PeftConfig] = LoraConfig,
+    **options,
+) -> None:
+    """An adapter of random numbers; `size` is their standard deviation. Magnitudes of DoRA and factors of (IA)³ are
+    changed by half."""
+    defaults = {"r": 4, "target_modules": ["q_proj", "v_proj"]} if kind is LoraConfig else {}
+    model = get_peft_model(base_model(), kind(**{**defaults, **options}))
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
-        if "lora_" in name:
+        if parameter.requires_grad:
             noise = torch.randn(parameter.shape, generator=generator)
-            is_magnitude = "lora_magnitude" in name
-            parameter.data = (parameter.data * (1 + 0.5 * noise) if is_magnitude else noise * size).to(dtype)
+            is_factor = "lora_magnitude" in name or "ia3_l" in name
+            parameter.data = (parameter.data * (1 + 0.5 * noise) if is_factor else noise * size).to(dtype)
     model.save_pretrained(str(folder))
 
 
@@ -89,3 +98,52 @@ DORA = {
     },
     "dora in bf16": {"use_dora": True, "dtype": torch.bfloat16, "target_modules": ["gate_proj", "k_proj"]},
 }
+CONVERTED = {
+    "adalora": {
+        "kind": AdaLoraConfig,
+        "init_r": 6,
+        "lora_alpha": 9,
+        "total_step": 10,
+        "target_modules": ["q_proj", "down_proj"],
+        "rank_pattern": {
+            "model.layers.0.self_attn.q_proj.lora_E": [True, False, True, True, False, True],
+            "model.layers.1.mlp.down_proj.lora_E": [False] * 6,
+        },
+    },
+    "vera": {"kind": VeraConfig, "r": 40, "target_modules": list(TARGETS), "dtype": torch.bfloat16},
+    "vera of a seed": {
+        "kind": VeraConfig,
+        "r": 24,
+        "target_modules": ["k_proj", "down_proj"],
+        "save_projection": False,
+        "projection_prng_key": 7,
+        "layers_to_transform": [0, 2],
+    },
+    "loha": {
+        "kind": LoHaConfig,
+        "r": 3,
+        "alpha": 5,
+        "target_modules": list(TARGETS),
+        "rank_pattern": {"q_proj": 16},
+        "alpha_pattern": {"layers.1.self_attn.v_proj": 2},
+    },
+    "lokr": {"kind": LoKrConfig, "r": 2, "alpha": 3, "target_modules": list(TARGETS), "rank_pattern": {"o_proj": 30}},
+    "lokr of both": {
+        "kind": LoKrConfig,
+        "r": 1,
+        "decompose_both": True,
+        "decompose_factor": 4,
+        "target_modules": "all-linear",
+    },
+    "ia3": {
+        "kind": IA3Config,
+        "target_modules": ["k_proj", "v_proj", "down_proj"],
+        "feedforward_modules": ["down_proj"],
+    },
+    "ia3 twice": {
+        "kind": IA3Config,
+        "target_modules": r".*layers\.[02]\..*(q|o|up|down)_proj",
+        "feedforward_modules": r".*down_proj",
+    },
+}
+"""Kinds other than LoRA, which are converted to it."""

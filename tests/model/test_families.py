@@ -9,7 +9,7 @@ from math import prod
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import IA3Config, LoHaConfig, LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from test_decoder import one_thread  # noqa: F401
 from tiny_engine import TinyEngine
@@ -31,14 +31,15 @@ CASES = ("qwen2_window", "qwen3", "smollm3", "granite", "olmo2", "phi3", "gemma3
 PROMPTS = [[random.Random(seed).randrange(VOCAB) for _ in range(5 + 2 * seed)] for seed in range(NUM_PROMPTS)]
 
 
-def save_adapter(family, folder, **options):
+def save_adapter(family, folder, kind=LoraConfig, **options):
     """Saves a random adapter of all linear layers, as PEFT does, and returns the model that has it."""
     torch.manual_seed(1)
-    config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False, **options)
+    plain = {"r": 4, "lora_alpha": 8, "init_lora_weights": False} if kind is LoraConfig else {}
+    config = kind(target_modules="all-linear", **plain, **options)
     model = get_peft_model(save_model(family, folder / "model"), config)
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            torch.nn.init.normal_(parameter, std=0.15)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, mean=float(kind is IA3Config), std=0.15)
     model.save_pretrained(folder / "adapter")
     return model.eval()
 
@@ -87,8 +88,13 @@ def test_ranks_have_parts_of_fused_projections(tmp_path):
         assert torch.equal(torch.cat(parts), rows)
 
 
-def test_dora_of_fused_projections_equals_pefts(tmp_path):
-    peer = save_adapter("phi3", tmp_path, use_dora=True)
+@pytest.mark.parametrize(
+    "options",
+    [{"use_dora": True}, {"kind": LoHaConfig, "r": 2}, {"kind": IA3Config, "feedforward_modules": ["down_proj"]}],
+    ids=str,
+)
+def test_adapters_of_fused_projections_equal_pefts(options, tmp_path):
+    peer = save_adapter("phi3", tmp_path, **options)
     engine = TinyEngine(tmp_path / "model", tmp_path / "adapter")
     engine.chat("one", PROMPTS[3], "adapter")
     engine.finish()

@@ -17,7 +17,7 @@ import pytest
 from gguf_adapters import write_gguf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from peft_folders import TARGETS, base_model, save_adapter
+from peft_folders import CONVERTED, TARGETS, base_model, save_adapter
 from peft_spoils import CONFIG, FIELDS, PICKLE, SPOILS, WEIGHTS, rewrite
 
 from engine.config import EngineConfig
@@ -33,6 +33,7 @@ KINDS = {
     "plain": {"target_modules": list(TARGETS)},
     "dora": {"use_dora": True, "target_modules": ["q_proj", "down_proj"]},
     "patterns": {"rank_pattern": {"q_proj": 7}, "alpha_pattern": {"v_proj": 3}, "use_rslora": True},
+    **{name: CONVERTED[name] for name in ("vera", "lokr", "ia3")},
 }
 
 
@@ -100,7 +101,7 @@ def sound(tmp_path_factory) -> dict[str, Path]:
     return folders
 
 
-NAMED = (CONFIG, WEIGHTS, PICKLE, ".gguf", "lora_", "base_model", "model.layers.", *FIELDS)
+NAMED = (CONFIG, WEIGHTS, PICKLE, ".gguf", "lora_", "vera_", "base_model", "model.layers.", *FIELDS)
 """Files, tensors, modules and fields that a reason may point to; or the reason begins with an unknown key."""
 
 

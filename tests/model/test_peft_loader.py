@@ -207,7 +207,7 @@ def test_options_that_an_empty_value_switches_on_are_refused(folder):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"peft_type": "IA3"}, ["peft_type", "IA3", "LORA"]),
+        ({"peft_type": "OFT"}, ["peft_type", "OFT", "LORA"]),
         ({"peft_type": None}, ["peft_type"]),
         ({"bias": "all"}, ["bias", "all"]),
         ({"bias": "lora_only"}, ["bias", "lora_only"]),

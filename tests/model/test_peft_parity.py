@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
-from peft_folders import DORA, TARGETS, VARIANTS, VOCAB, base_model, save_adapter
+from peft_folders import CONVERTED, DORA, TARGETS, VARIANTS, VOCAB, base_model, save_adapter
 from transformers import LlamaForCausalLM
 
 from engine.config import EngineConfig
@@ -96,9 +96,9 @@ def effect(folder: Path) -> float:
     )
 
 
-@pytest.mark.parametrize("name", [*VARIANTS, *DORA, *SUBSETS, *MIXED])
+@pytest.mark.parametrize("name", [*VARIANTS, *DORA, *CONVERTED, *SUBSETS, *MIXED])
 def test_probabilities_equal_pefts_own(name, model, tmp_path):
-    options = {**VARIANTS, **DORA, **SUBSETS, **MIXED}[name]
+    options = {**VARIANTS, **DORA, **CONVERTED, **SUBSETS, **MIXED}[name]
     save_adapter(tmp_path / "mine", **{"size": 0.3, **options})
     save_adapter(tmp_path / "other", seed=2, size=0.3, **OTHER)
     assert effect(tmp_path / "mine") > 0.1

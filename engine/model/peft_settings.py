@@ -1,0 +1,186 @@
+"""The settings of an adapter that its computation depends on, and which modules they select.
+
+The rules are those of PEFT 0.21: which modules are targeted (`target_modules`, `exclude_modules`,
+`layers_to_transform`, `layers_pattern`), and the rank and alpha of each (`rank_pattern`, `alpha_pattern`, rsLoRA).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import regex
+
+from engine.model.fused import fused_name
+from engine.model.peft_fields import LORA
+from lora_kernels.layout import MAX_RANK
+
+MATCH_SECONDS = 1.0
+"""Maximum time in seconds for matching one expression of an adapter with one module name. Ordinary ones take
+microseconds."""
+Selection: TypeAlias = regex.Pattern[str] | tuple[str, ...]
+"""An expression that matches whole module names, or a list of their suffixes."""
+
+
+class AdapterError(ValueError):
+    """An adapter that cannot be served as it was trained. The message tells the operator why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """An entry of `rank_pattern` or `alpha_pattern`: `value` is the rank or alpha of modules whose names match."""
+
+    key: str
+    pattern: regex.Pattern[str]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeftSettings:
+    """The fields of an adapter's configuration that its computation depends on. Module names are paths in the base
+    model, such as `model.layers.3.self_attn.q_proj`."""
+
+    rank: int
+    alpha: float
+    use_rslora: bool
+    use_dora: bool
+    rank_overrides: tuple[Override, ...]
+    alpha_overrides: tuple[Override, ...]
+    target_modules: Selection
+    """An expression that matches whole module names, or a list of suffixes of them, in whole path components."""
+    exclude_modules: Selection
+    layers: frozenset[int]
+    """Layers to adapt; a module targeted by its full path is adapted in any layer. Empty means all layers."""
+    layer_patterns: tuple[regex.Pattern[str], ...]
+    base_model: str
+    invocation: tuple[int, ...] = ()
+    """Token ids from whose last occurrence in a prompt on the adapter applies (activated LoRA). Empty means that it
+    applies to all tokens."""
+    fused: bool = False
+    """True means that the configuration names the projections of `FUSED` (engine/model/fused.py) in place of their
+    parts."""
+    kind: str = LORA
+    """The kind of adapter, one of `KINDS` (engine/model/peft_fields.py)."""
+    seed: int | None = None
+    """Seed of VeRA's shared matrices. None means that the weights file has them."""
+    scaled_inputs: Selection = ()
+    """Ends of the names of modules whose inputs, not outputs, (IA)³ scales, or an expression of whole names."""
+    scales_outputs: bool = False
+    """True means that each projection has factors of its base outputs, as (IA)³ has once it is converted."""
+
+    def targets(self, module: str) -> bool:
+        """Returns whether the adapter changes the module of this name. Raises AdapterError if matching takes too
+        long."""
+        module = self._written(module)
+        if _selects(self.exclude_modules, module):
+            return False
+        if isinstance(self.target_modules, tuple) and self.layers and module not in self.target_modules:
+            return _selects(self.target_modules, module) and self._layer(module) in self.layers
+        return _selects(self.target_modules, module)
+
+    def rank_of(self, module: str) -> int:
+        """Returns the adapter's rank on the module of this name. Raises AdapterError if it is not 1 to MAX_RANK, or
+        matching takes too long."""
+        rank = int(_override(self.rank_overrides, self._written(module), self.rank))
+        if not 1 <= rank <= MAX_RANK:
+            raise AdapterError(f"rank {rank} on {module}: ranks of 1 to {MAX_RANK} are supported")
+        return rank
+
+    def scale_of(self, module: str) -> float:
+        """Returns the factor of B A on the module of this name: alpha / r, or alpha / sqrt(r) with rsLoRA. Raises
+        AdapterError in the cases of `rank_of`."""
+        alpha, rank = _override(self.alpha_overrides, self._written(module), self.alpha), self.rank_of(module)
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+    def canonical(self) -> bytes:
+        """Returns the settings that affect the computation as JSON bytes, which are part of the adapter's hash.
+        `use_dora` is not included: the weights have magnitudes if and only if it is on."""
+        fields = (
+            self.rank,
+            float(self.alpha),
+            self.use_rslora,
+            [(entry.key, entry.value) for entry in self.rank_overrides],
+            [(entry.key, float(entry.value)) for entry in self.alpha_overrides],
+            _canonical_selection(self.target_modules),
+            _canonical_selection(self.exclude_modules),
+            sorted(self.layers),
+            [pattern.pattern for pattern in self.layer_patterns],
+            *([self.invocation] if self.invocation else ()),  # hashes of plain LoRAs stay as they were
+            *([self.kind, self.seed, _canonical_selection(self.scaled_inputs)] if self.kind != LORA else ()),
+        )
+        return json.dumps(fields).encode()
+
+    def scales_inputs(self, module: str) -> bool:
+        """Returns whether (IA)³ scales the inputs of the module of this name, in place of its outputs. PEFT compares
+        the ends of names here, not whole path components. Raises AdapterError as `targets` does."""
+        if isinstance(self.scaled_inputs, tuple):
+            return module.endswith(self.scaled_inputs)
+        return _match(self.scaled_inputs, module, whole=True) is not None
+
+    def _written(self, module: str) -> str:
+        """Returns a module's name in the configuration."""
+        return fused_name(module) if self.fused else module
+
+    def _layer(self, module: str) -> int | None:
+        for pattern in self.layer_patterns:
+            if found := _match(pattern, module):
+                return int(found["idx"])
+        return None
+
+
+def settings_of_ranks(ranks: Mapping[str, int], alpha: float = 0) -> PeftSettings:
+    """Returns the settings of a LoRA that changes modules of these names with these ranks. With `alpha` 0, B A is
+    multiplied by nothing."""
+    [(common, _)] = Counter(ranks.values()).most_common(1)
+    others = tuple(
+        Override(module, regex.compile(f"{regex.escape(module)}$"), rank)
+        for module, rank in ranks.items()
+        if rank != common
+    )
+    return PeftSettings(
+        rank=common,
+        alpha=alpha or common,
+        use_rslora=False,
+        use_dora=False,
+        rank_overrides=others,
+        alpha_overrides=() if alpha else others,
+        target_modules=tuple(sorted(ranks)),
+        exclude_modules=(),
+        layers=frozenset(),
+        layer_patterns=(),
+        base_model="",
+    )
+
+
+def _match(pattern: regex.Pattern[str], module: str, whole: bool = False) -> regex.Match[str] | None:
+    try:
+        find = pattern.fullmatch if whole else pattern.match
+        return find(module, timeout=MATCH_SECONDS, concurrent=True)
+    except TimeoutError as error:
+        raise AdapterError(
+            f"the expression {short(pattern.pattern)} takes too long on {module}: write it simpler"
+        ) from error
+
+
+def _selects(selection: Selection, module: str) -> bool:
+    if isinstance(selection, tuple):
+        return any(module == name or module.endswith(f".{name}") for name in selection)
+    return _match(selection, module, whole=True) is not None
+
+
+def _override(overrides: Iterable[Override], module: str, default: float) -> float:
+    return next((entry.value for entry in overrides if _match(entry.pattern, module)), default)
+
+
+def _canonical_selection(selection: Selection) -> Any:
+    return list(selection) if isinstance(selection, tuple) else selection.pattern
+
+
+def short(value: Any) -> str:
+    """Returns a value as messages show it, in at most 120 characters."""
+    text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."

@@ -30,11 +30,13 @@ class AttentionWish:
         setting: `engine.attention`, one of `ATTENTIONS`.
         has_fp8_kv: whether K and V are stored in FP8.
         windows: the sliding windows of the model's layers; None is full attention.
+        cap: bound of the model's scores; None is none.
     """
 
     setting: str = AUTO
     has_fp8_kv: bool = False
     windows: frozenset[int | None] = frozenset({None})
+    cap: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class KvCoding:
     """How a layer's K and V are stored in fewer bits: as (K - key_shift) / scale and V / scale.
 
     Kernels that read multiply by the scales and need no shift: it changes the scores of a query row with all keys by
-    the same amount, which softmax ignores.
+    the same amount, which softmax ignores. It is 0 for scores that are not relative (`Scores.are_relative`).
 
     Attributes:
         scales: fp32 [2, kv_heads], of K and of V.
@@ -86,6 +86,28 @@ class KvCoding:
 
     scales: Tensor
     key_shift: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How a layer's attention turns products of queries and keys into the weights of values.
+
+    Attributes:
+        scale: factor of the products.
+        cap: bound of the scaled products s, which become cap * tanh(s / cap) before any is masked (Gemma 2, 2024). None
+            means that they are not bounded.
+        sinks: fp32 [heads]. Each query head's further score, which takes part in every softmax and has no value
+            (Efficient Streaming Language Models with Attention Sinks, Xiao et al. 2023). None means that there is none.
+    """
+
+    scale: float
+    cap: float | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def are_relative(self) -> bool:
+        """Returns whether adding the same number to all scores of a row changes no weight."""
+        return self.cap is None and self.sinks is None
 
 
 class Backend(Protocol):
@@ -128,13 +150,13 @@ class Backend(Protocol):
         query: Tensor,
         kv: Tensor,
         batch: AttentionBatch,
-        scale: float,
+        scores: Scores,
         window: int | None = None,
         kv_coding: KvCoding | None = None,
     ) -> Tensor:
         """Returns causal attention of `query` [num_rows, heads, head_dim] over a layer's paged KV, in the same shape.
 
-        Scores are multiplied by `scale`. GQA: query head h reads KV head `h // (heads // kv_heads)`. With `window`, a
+        GQA: query head h reads KV head `h // (heads // kv_heads)`. With `window`, a
         row sees only the last `window` positions up to and including its own. K and V must have been written with
         `kv_coding`.
         """

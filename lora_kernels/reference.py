@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lora_kernels.backend import AttentionBatch
+from lora_kernels.backend import AttentionBatch, Scores
 from lora_kernels.layout import ALIGN, FP8_SCALES, RANK_TILE, SIDE_A, SIDE_B, LoraTable, ProjectionGroup
 
 
-def attention(query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None = None) -> Tensor:
+def attention(query: Tensor, kv: Tensor, batch: AttentionBatch, scores: Scores, window: int | None = None) -> Tensor:
     """Computes causal attention as `Backend.attention` must, with one fp32 softmax per query row and head. Returns fp32
     [num_rows, heads, head_dim], the shape of `query`."""
     heads, block_size, kv_heads = query.shape[1], kv.shape[2], kv.shape[3]
@@ -26,9 +26,19 @@ def attention(query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, wi
             key, value = torch.stack(seen).unbind(1)
             for head in range(heads):
                 kv_head = head // (heads // kv_heads)
-                weights = torch.softmax(key[:, kv_head] @ query[row, head].float() * scale, dim=0)
+                weights = _weights(key[:, kv_head] @ query[row, head].float(), head, scores)
                 out[row, head] = weights @ value[:, kv_head]
     return out
+
+
+def _weights(products: Tensor, head: int, scores: Scores) -> Tensor:
+    """Returns the weights of the tokens that a row's query head sees, given its products with their keys: [tokens]."""
+    found = products * scores.scale
+    if scores.cap is not None:
+        found = scores.cap * torch.tanh(found / scores.cap)
+    if scores.sinks is None:
+        return torch.softmax(found, dim=0)
+    return torch.softmax(torch.cat((found, scores.sinks[head : head + 1])), dim=0)[:-1]
 
 
 def lora_delta(

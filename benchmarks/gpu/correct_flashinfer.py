@@ -53,7 +53,7 @@ def flashinfer_checks(tiny: bool, device: torch.device, recorder: LaunchRecorder
 
 
 def check_launched(load: AttentionLoad, window: int | None) -> float:
-    result = FlashInferAttention()(load.query, load.kv[0], load.batch, load.scale, window)
+    result = FlashInferAttention()(load.query, load.kv[0], load.batch, load.scores, window)
     return relative_error(result, exact_attention(load, window), load.query.dtype)
 
 
@@ -73,7 +73,7 @@ def check_replays(load: AttentionLoad, window: int | None, recorder: LaunchRecor
 
     def launch() -> None:
         for size, held in out.items():
-            held.copy_(attention(query, load.kv[0], replace(batch), load.scale, size))
+            held.copy_(attention(query, load.kv[0], replace(batch), load.scores, size))
 
     replay, errors = recorder.record(launch), []
     for part in (load, without_first(load), load):

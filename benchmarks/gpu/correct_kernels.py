@@ -126,7 +126,7 @@ def _block(bank: AdapterBank, adapter_slot: int, target: int, side: int, width: 
 
 
 def check_attention(load: AttentionLoad, window: int | None) -> float:
-    result = our_backend(load.query.device).attention(load.query, load.kv[0], load.batch, load.scale, window)
+    result = our_backend(load.query.device).attention(load.query, load.kv[0], load.batch, load.scores, window)
     return relative_error(result, exact_attention(load, window), load.query.dtype)
 
 
@@ -143,7 +143,7 @@ def exact_attention(load: AttentionLoad, window: int | None) -> Tensor:
         last = torch.arange(context - rows, context, device=query.device)[:, None]
         seen = torch.arange(context, device=query.device)[None, :]
         visible = (seen <= last) & (seen > last - (window or context))
-        scores = torch.einsum("qhd,khd->hqk", query, key) * load.scale
+        scores = torch.einsum("qhd,khd->hqk", query, key) * load.scores.scale
         weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
         outs.append(torch.einsum("hqk,khd->qhd", weights, value))
     return torch.cat(outs)
@@ -151,7 +151,7 @@ def exact_attention(load: AttentionLoad, window: int | None) -> Tensor:
 
 def check_attention_bits(load: AttentionLoad) -> None:
     """Check that every sequence (of one query row) has the same bits when computed alone over the same pages."""
-    together = our_backend(load.query.device).attention(load.query, load.kv[0], load.batch, load.scale)
+    together = our_backend(load.query.device).attention(load.query, load.kv[0], load.batch, load.scores)
     for sequence, (_, context) in enumerate(load.chunks):
         own = slice(sequence, sequence + 1)
         batch = replace(
@@ -165,7 +165,7 @@ def check_attention_bits(load: AttentionLoad) -> None:
             host_query_starts=(0, 1),
             host_context_lens=(context,),
         )
-        alone = our_backend(load.query.device).attention(load.query[own], load.kv[0], batch, load.scale)
+        alone = our_backend(load.query.device).attention(load.query[own], load.kv[0], batch, load.scores)
         assert torch.equal(alone, together[own]), f"context {context}: not the same bits alone"
 
 

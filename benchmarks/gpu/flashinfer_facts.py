@@ -19,7 +19,7 @@ class Signature:
 
 
 HEADS = ("num_qo_heads", "num_kv_heads")
-PLANNED = ("q_data_type", "kv_data_type", "sm_scale", "window_left")
+PLANNED = ("q_data_type", "kv_data_type", "sm_scale", "window_left", "logits_soft_cap")
 DECODE, PREFILL = "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"
 SIGNATURES: Mapping[str, Mapping[str, Signature]] = {
     DECODE: {

@@ -36,7 +36,7 @@ def compare(load: AttentionLoad) -> dict[str, float | str]:
     ours, theirs = (time_calls(library_runs([load], None, {"flashinfer": flag}), device) for flag in (0, 1))
     attend = FlashInferAttention()
     batch = planned_batch(attend, load)
-    attend(load.query, load.kv[0], batch, load.scale)
+    attend(load.query, load.kv[0], batch, load.scores)
     row: dict[str, float | str] = {"theirs us": theirs.us, "ours us": ours.us, "times faster": theirs.us / ours.us}
     if batch.plans is not None:
         numbers = np.array(batch.host_query_starts), np.array(batch.host_context_lens)

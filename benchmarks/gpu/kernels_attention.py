@@ -63,7 +63,7 @@ def make_load(chunks: Chunks, device: torch.device) -> AttentionLoad:
 
 def our_calls(load: AttentionLoad, backend: Backend) -> list[Callable[[], object]]:
     """Return the calls to time: one of the backend's attention for each layer of the load."""
-    return [partial(backend.attention, load.query, kv, load.batch, load.scale) for kv in load.kv]
+    return [partial(backend.attention, load.query, kv, load.batch, load.scores) for kv in load.kv]
 
 
 def measure(load: AttentionLoad) -> Timing:

@@ -34,6 +34,7 @@ from engine.model.host_memory import Blob
 from engine.model.lora import projection_groups
 from engine.model.spec import ModelSpec, parse_spec
 from engine.model.steps import Steps, forward_over
+from lora_kernels.backend import Scores
 from lora_kernels.gpu.launch import Launcher
 from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.linear import Linear
@@ -95,7 +96,8 @@ def make_decoder(spec: ModelSpec, max_rows: int) -> Decoder:
     hidden, inner = spec.hidden_size, spec.intermediate_size
     norm, qkv, down = ones(hidden), linear(spec.query_width + 2 * spec.kv_width), linear(hidden)
     norms = Norms(norm, None, norm, None)
-    layers = [Layer(i, None, 0, norms, qkv, None, None, down, linear(2 * inner), down) for i in range(spec.layers)]
+    scores, gate_up = Scores(spec.attention_scale), linear(2 * inner)
+    layers = [Layer(i, None, scores, 0, norms, qkv, None, None, down, gate_up, down) for i in range(spec.layers)]
     return Decoder(
         spec=spec,
         groups=projection_groups(spec),

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from lora_kernels.backend import AttentionBatch, Backend, KvCoding, require_plain
+from lora_kernels.backend import AttentionBatch, Backend, KvCoding, Scores, require_plain
 from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.pointwise import HeadNorms, Pointwise
 from lora_kernels.segments import SegmentPlan
@@ -64,7 +64,7 @@ class OnDevice:
         query: Tensor,
         kv: Tensor,
         batch: AttentionBatch,
-        scale: float,
+        scores: Scores,
         window: int | None = None,
         kv_coding: KvCoding | None = None,
     ) -> Tensor:
@@ -72,7 +72,7 @@ class OnDevice:
         sees the last `window` tokens up to its own; None means all."""
         require_plain(kv_coding)
         args = self._there(query), self._there(kv), self._same_batch(batch)
-        return self._backend.attention(*args, scale, window).to(query.device)
+        return self._backend.attention(*args, scores, window).to(query.device)
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> Any:
         """Return the device data that `add_lora` needs for a step in all layers, made from copies of the arguments."""

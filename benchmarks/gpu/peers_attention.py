@@ -46,7 +46,7 @@ def vllm_attention(load: AttentionLoad) -> Attend:
         "max_seqlen_q": batch.max_query,
         "seqused_k": batch.context_lens,
         "max_seqlen_k": batch.max_context,
-        "softmax_scale": load.scale,
+        "softmax_scale": load.scores.scale,
         "causal": True,
         "window_size": (-1, -1),
         "block_table": batch.block_tables,

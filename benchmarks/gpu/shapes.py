@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.model.arena import page_shape
 from engine.model.lora import TARGETS, ProjectionGroups, projection_groups, target_widths
 from engine.model.spec import ModelSpec, parse_spec
-from lora_kernels.backend import AttentionBatch
+from lora_kernels.backend import AttentionBatch, Scores
 from lora_kernels.layout import RANK_TILE, AdapterLayout, LoraTable, ProjectionGroup, plan_layout
 
 BLOCK_SIZE = 16
@@ -132,7 +132,7 @@ def row_adapter_slots(lengths: Sequence[int], first: int = 0) -> npt.NDArray[np.
 
 @dataclass(frozen=True)
 class AttentionLoad:
-    """Queries of sequences of different lengths, and the paged KV of some layers. `scale` multiplies the scores.
+    """Queries of sequences of different lengths, and the paged KV of some layers.
 
     Attributes:
         query: [num_rows, heads, head_dim].
@@ -144,7 +144,7 @@ class AttentionLoad:
     kv: tuple[Tensor, ...]
     batch: AttentionBatch
     chunks: tuple[tuple[int, int], ...]
-    scale: float
+    scores: Scores
 
     @property
     def kv_bytes(self) -> int:
@@ -184,7 +184,7 @@ def attention_load(
     rows = sum(rows for rows, _ in ordered)
     query = torch.empty(rows, spec.heads, spec.head_dim, dtype=dtype, device=device).normal_()
     kv = tuple(arena[:, layer] for layer in range(layers))
-    return AttentionLoad(query, kv, batch, ordered, spec.head_dim**-0.5)
+    return AttentionLoad(query, kv, batch, ordered, Scores(spec.head_dim**-0.5))
 
 
 def attention_batch(

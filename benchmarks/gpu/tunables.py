@@ -167,7 +167,7 @@ def prefilling(config: Config) -> PagedAttention:
 def attention_runs(load: AttentionLoad, make: Callable[[Config], PagedAttention], config: Config) -> list[Run]:
     """Return the launches to time for a configuration: one of `make(config)` for each layer of the load."""
     attend = make(config)
-    return [partial(attend, load.query, kv, load.batch, load.scale) for kv in load.kv]
+    return [partial(attend, load.query, kv, load.batch, load.scores) for kv in load.kv]
 
 
 def library_subjects(device: torch.device, engine_dir: Path | None) -> Iterator[Subject]:
@@ -189,7 +189,7 @@ def library_runs(loads: Sequence[AttentionLoad], engine_dir: Path | None, config
     for load in loads:
         attend = FlashInferAttention() if config["flashinfer"] else our_attention(load, engine_dir)
         batch = planned_batch(attend, load)
-        runs += [partial(attend, load.query, kv, batch, load.scale) for kv in load.kv]
+        runs += [partial(attend, load.query, kv, batch, load.scores) for kv in load.kv]
     return runs
 
 

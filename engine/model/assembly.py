@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.model.decoder import Decoder, Layer, Norms, Rope
-from engine.model.ends import ScaledEmbedding, ScaledHead
+from engine.model.ends import ScaledEmbedding
 from engine.model.lora import projection_groups
 from engine.model.parallel.layers import SharedEmbedding, SharedHead
 from engine.model.parallel.ranks import ALONE, Ranks
@@ -17,6 +17,7 @@ from engine.model.parallel.shard import WHOLE, Shard
 from engine.model.rope import RopeSpec
 from engine.model.spec import ModelSpec
 from engine.model.weights import WeightSource
+from lora_kernels.backend import Scores
 from lora_kernels.linear import Embedding, Linear, kept_bits, make_embedding, make_linear
 from lora_kernels.pointwise import HeadNorms, ProjectionNorms
 from lora_kernels.quantized import Weight, dense
@@ -110,8 +111,6 @@ def _build_ends(spec: ModelSpec, reader: _Reader, ranks: Ranks, shard: Shard) ->
         head = SharedHead(head, spec.vocab_size, ranks)
     if spec.embedding_scale != 1.0:
         embedding = ScaledEmbedding(embedding, torch.tensor(spec.embedding_scale, dtype=dtype).item())
-    if spec.logits_divisor != 1.0:
-        head = ScaledHead(head, spec.logits_divisor)
     return _Ends(embedding, reader.norm("model.norm.weight"), head)
 
 
@@ -132,6 +131,7 @@ def _build_layer(spec: ModelSpec, index: int, number: int, rope: int, reader: _R
     return Layer(
         index=index,
         window=spec.windows[index],
+        scores=Scores(spec.attention_scale, spec.attention_cap),
         rope=rope,
         norms=Norms(*(reader.norm(f"{prefix}.{name}.weight") if name else None for name in spec.norms)),
         qkv=fused("self_attn", ("q", "k", "v"), spec.qkv_bias),

@@ -16,7 +16,7 @@ from engine.model.lora import LoraStep, ProjectionGroups, prepare_lora
 from engine.model.parallel.ranks import ALONE, Ranks
 from engine.model.rope import Angles, angles
 from engine.model.spec import ModelSpec
-from lora_kernels.backend import AttentionBatch, Backend
+from lora_kernels.backend import AttentionBatch, Backend, Scores
 from lora_kernels.linear import Embedding, Linear
 from lora_kernels.pointwise import HeadNorms, Pointwise, ProjectionNorms
 
@@ -44,6 +44,7 @@ class Layer:
     Attributes:
         index: number of the layer in its stage, from 0, as in the stage's arena.
         window: sliding attention window in tokens. None means full attention.
+        scores: how attention weighs tokens.
         rope: index of its rotary embedding in `Decoder.ropes`.
         head_norms: RMSNorm of each query and key head, as in Qwen 3. None means that there is none.
         projection_norms: RMSNorm of whole queries and keys, as in OLMo 2. None means that there is none.
@@ -51,6 +52,7 @@ class Layer:
 
     index: int
     window: int | None
+    scores: Scores
     rope: int
     norms: Norms
     qkv: Linear
@@ -126,6 +128,10 @@ class Decoder:
         """Runs all layers over the embedded rows `x` ([num_rows, hidden_size]) and writes their K and V to the arena.
         `x` becomes the residual stream after the last layer. Returns the logits [num_samples, vocab_size] of
         `sample_rows`; None means all rows."""
+        return self.finish(self.head_outputs(x, step, sample_rows))
+
+    def head_outputs(self, x: Tensor, step: Step, sample_rows: Tensor | None) -> Tensor:
+        """Does what `compute` does, but returns what `finish` makes logits of."""
         delta = self._run_layers(x, step)
         # Of all rows: the residual stream must be complete where vectors are pooled from it, and this takes one launch
         # less than selecting the sampled rows of both summands.
@@ -171,7 +177,16 @@ class Decoder:
 
     def logits(self, x: Tensor, backend: Backend) -> Tensor:
         """Returns the logits [num_rows, vocab_size], in the model's dtype, of rows of the residual stream."""
-        return self.head(self.final_norm(x, backend))
+        return self.finish(self.head(self.final_norm(x, backend)))
+
+    def finish(self, outputs: Tensor) -> Tensor:
+        """Turns the head's outputs into logits, in place, and returns them: divides them (Granite), and bounds them as
+        `Scores.cap` bounds scores (Gemma 2). Each operation is rounded, as by Hugging Face."""
+        if self.spec.logits_divisor != 1.0:
+            outputs.div_(self.spec.logits_divisor)
+        if self.spec.logits_cap is not None:
+            outputs.div_(self.spec.logits_cap).tanh_().mul_(self.spec.logits_cap)
+        return outputs
 
     def _attend(self, layer: Layer, x: Tensor, step: Step) -> Tensor:
         qkv = step.lora.apply(layer.qkv, x, layer.index, self.groups.qkv)
@@ -180,7 +195,7 @@ class Decoder:
         kv, coding = step.arena.kv(layer.index), step.arena.kv_coding(layer.index)
         batch, angles = step.attention, step.angles[layer.rope]
         query = step.backend.rotate_and_write(qkv, kv, batch, angles.cos, angles.sin, layer.head_norms, coding)
-        out = step.backend.attention(query, kv, batch, self.spec.attention_scale, layer.window, coding).flatten(1)
+        out = step.backend.attention(query, kv, batch, layer.scores, layer.window, coding).flatten(1)
         return self.ranks.sum(step.lora.apply(layer.o, out, layer.index, self.groups.o), x.dtype)
 
     def _feed_forward(self, layer: Layer, x: Tensor, step: Step) -> Tensor:

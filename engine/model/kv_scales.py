@@ -2,7 +2,8 @@
 
 The largest e4m3 number is 448, and 4 significant bits are kept of every number. Some models' keys are larger: the
 biases of Qwen2.5's key projections make several hundreds, beside which the rest of the key would be rounded away. Keys
-are therefore stored less a constant of their head, which softmax ignores (`KvCoding`), and divided by a scale.
+are therefore stored less a constant of their head, which softmax ignores (`KvCoding`), and divided by a scale. Nothing
+is subtracted where scores are bounded or heads have sinks, because weights would then not stay the same.
 
 Unless the checkpoint has scales, both are measured when the model is loaded, and hold at every position that is served:
 the rotary embedding turns pairs of a key's numbers, each pair at a speed of its own, and keeps their norms. The
@@ -22,16 +23,16 @@ from typing import Any
 import numpy as np
 import structlog
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine.model.arena import Arena, page_shape
 from engine.model.batch import BatchInput
 from engine.model.decoder import Decoder
 from engine.model.weights import read_kv_scales
-from lora_kernels.backend import AttentionBatch, KvCoding, require_plain
+from lora_kernels.backend import AttentionBatch, KvCoding, Scores, require_plain
 from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.pointwise import HeadNorms, TorchPointwise, rotated_heads
+from lora_kernels.portable.torch_attention import attend_rows
 from lora_kernels.segments import SegmentPlan, plan_segments
 
 log = structlog.get_logger(__name__)
@@ -88,7 +89,8 @@ def measure_kv_codings(decoder: Decoder, dtype: torch.dtype, max_model_len: int)
     for layer in range(spec.layers):
         keys = torch.cat([meter.keys[layer] for meter in meters])
         values = torch.stack([meter.values[layer] for meter in meters]).amax(0)
-        codings.append(_coding(keys, values, turned[decoder.layers[layer].rope], device))
+        here = decoder.layers[layer]
+        codings.append(_coding(keys, values, turned[here.rope], device, is_shifted=here.scores.are_relative))
     return tuple(codings)
 
 
@@ -101,15 +103,16 @@ def _turned(inv_freq: Tensor, max_model_len: int) -> Tensor:
     return torch.polar(torch.ones_like(angles), angles)
 
 
-def _coding(keys: Tensor, values: Tensor, turned: Tensor, device: torch.device) -> KvCoding:
+def _coding(keys: Tensor, values: Tensor, turned: Tensor, device: torch.device, *, is_shifted: bool = True) -> KvCoding:
     """Returns the coding of one layer.
 
     Args:
         keys: complex [num_tokens, kv_heads, head_dim / 2], pairs before they are turned.
         values: fp32 [kv_heads], the largest numbers of V.
         turned: from `_turned`.
+        is_shifted: whether a constant is subtracted from keys.
     """
-    mean, average = keys.mean(0), turned.mean(0)
+    mean, average = keys.mean(0) if is_shifted else torch.zeros_like(keys[0]), turned.mean(0)
     shift = mean * average
     farthest = (keys - mean).abs().amax(0) + mean.abs() * (turned - average).abs().amax(0)
     bounds = torch.stack([farthest.amax(-1), values])
@@ -187,7 +190,7 @@ class _Meter:
         query: Tensor,
         kv: Tensor,
         batch: AttentionBatch,
-        scale: float,
+        scores: Scores,
         window: int | None = None,
         kv_coding: KvCoding | None = None,
     ) -> Tensor:
@@ -195,9 +198,9 @@ class _Meter:
         age = torch.arange(len(query), device=query.device)
         age = age[:, None] - age
         seen = (age >= 0) & (age < (math.inf if window is None else window))
-        query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, *self._key_value))
-        out = F.scaled_dot_product_attention(query, key, value, seen, scale=scale, enable_gqa=True)
-        return out[0].transpose(0, 1)
+        bias = torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill_(~seen, -math.inf)
+        key, value = self._key_value
+        return attend_rows(query, key, value, bias.repeat_interleave(query.shape[1] // key.shape[1], 0), scores)
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> None:
         """Returns None: there are no adapters."""

@@ -28,14 +28,14 @@ MAX_TAPES = 256
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A tape with its inputs (embedded rows, angles, and the slots where K and V go) and its outputs: the logits, and
-    in `x` the residual stream."""
+    """A tape with its inputs (embedded rows, angles, and the slots where K and V go) and its outputs: those of the head
+    in `outputs`, and in `x` the residual stream."""
 
     tape: Tape
     x: Tensor
     angles: tuple[Angles, ...]
     kv_slots: Tensor
-    logits: Tensor
+    outputs: Tensor
 
     def replay(self, x: Tensor, step: Step, backend: NumbaBackend) -> None:
         self.x.copy_(x)
@@ -72,15 +72,15 @@ class TapedDecoder:
         if recorded is not None:
             self._tapes[key] = recorded
             recorded.replay(x, step, backend)
-            return StepOutput(recorded.logits, recorded.x)
-        if len(self._tapes) == MAX_TAPES:
-            del self._tapes[next(iter(self._tapes))]
-        self._tapes[key] = recorded = self._record(x, step)
-        return StepOutput(recorded.logits, recorded.x)
+        else:
+            if len(self._tapes) == MAX_TAPES:
+                del self._tapes[next(iter(self._tapes))]
+            self._tapes[key] = recorded = self._record(x, step)
+        return StepOutput(self._decoder.finish(recorded.outputs), recorded.x)
 
     def _record(self, x: Tensor, step: Step) -> Recorded:
-        tape, logits = record(partial(self._decoder.compute, x, step, None), self._workspace)
-        return Recorded(tape, x, step.angles, step.attention.kv_slots, self._workspace.let_go(logits))
+        tape, outputs = record(partial(self._decoder.head_outputs, x, step, None), self._workspace)
+        return Recorded(tape, x, step.angles, step.attention.kv_slots, self._workspace.let_go(outputs))
 
 
 def can_tape(decoder: Decoder) -> bool:

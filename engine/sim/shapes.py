@@ -14,7 +14,7 @@ from engine.model.gguf_header import read_header
 CONFIG = "config.json"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Fields of config.json that say how many experts a layer has."""
-TIED = ("gemma", "gemma3_text", "smollm3")
+TIED = ("gemma", "gemma2", "gemma3_text", "smollm3")
 """Values of `model_type` whose models have tied embeddings unless config.json says otherwise."""
 MOST = (1 << 31) - 1
 """Largest size that is believed."""

@@ -51,8 +51,9 @@ def _attend_item(block, fmt, scratch, item, following):
         row = first_row + m % per_head // block.group
         head = (first_head + m // per_head) * block.group + m % block.group
         _start_row(block, fmt, row, head, scratch + m * row_bytes, sums + m * row_bytes)
-        simd.write_f32(maxima + 4 * m, NEVER)
-        simd.write_f32(totals + 4 * m, float32(0))
+        # A sink is a score that has been seen before all others, and whose weight is that of no value.
+        simd.write_f32(maxima + 4 * m, simd.read_f32(block.sinks + 4 * head) if block.sinks else NEVER)
+        simd.write_f32(totals + 4 * m, float32(1 if block.sinks else 0))
 
     table = block.tables + sequence * block.table
     last_page = (first + num_rows - 1) // block.block_size
@@ -158,6 +159,8 @@ def _attend_tile(
     for i in range(rows):
         position = first + (r + i) // block.group - tile
         low = min(seen, max(0, position - block.window + 1))
+        if block.cap > 0:
+            _cap(scores + i * score_bytes, seen, block.cap)
         keep = _soften(
             scores + i * score_bytes, low, max(low, min(seen, position + 1)), seen, maxima + 4 * i, totals + 4 * i
         )
@@ -169,6 +172,16 @@ def _attend_tile(
         value = block.kv + simd.read_i32(table + 4 * (t // size)) * block.page + head_offset + block.side
         count = min(size, seen - t)
         mix_rows(fmt, rows, scores + 4 * t, score_bytes, value, block.token, count, block.dims, sums, row_bytes, 0)
+
+
+@njit
+def _cap(scores, stop, cap):
+    """Replaces each of one row's scores s [stop] by cap * tanh(s / cap), where tanh(x) is 1 - 2 / (exp(2x) + 1)."""
+    simd.stay_apart()
+    for t in range(0, 4 * stop, 4 * LANES):
+        grown = simd.exp(simd.mul(simd.load(scores + t), simd.splat(float32(2) / cap)))
+        share = simd.div(simd.splat(float32(-2) * cap), simd.add(grown, simd.splat(float32(1))))
+        simd.store(scores + t, simd.add(share, simd.splat(cap)))
 
 
 @njit

@@ -33,8 +33,9 @@ Int32Array = npt.NDArray[np.int32]
 class AttentionArguments(ctypes.Structure):
     """Argument block of the attention kernel: addresses, and strides in bytes.
 
-    `items` is int32 [num_items, 6], see `plan_items`; `scratch` has one piece of `scratch_bytes` per thread. `of_step`
-    names the fields that change from step to step and are the same in all layers, see `Tape.renew`.
+    `items` is int32 [num_items, 6], see `plan_items`; `scratch` has one piece of `scratch_bytes` per thread; `sinks`
+    and `cap` are 0 if scores have none. `of_step` names the fields that change from step to step and are the same in
+    all layers, see `Tape.renew`.
     """
 
     _fields_ = [
@@ -42,28 +43,30 @@ class AttentionArguments(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_items", "items", "query", "query_row", "query_head", "out")),
         *((name, ctypes.c_int64) for name in ("kv", "page", "side", "token", "head", "block_size")),
         *((name, ctypes.c_int64) for name in ("tables", "table", "heads", "group", "dims", "window")),
-        *((name, ctypes.c_int64) for name in ("scratch", "scratch_bytes", "scratch_rows")),
+        *((name, ctypes.c_int64) for name in ("scratch", "scratch_bytes", "scratch_rows", "sinks")),
         ("scale", ctypes.c_float),
+        ("cap", ctypes.c_float),
     ]
     of_step = ("num_items", "items", "tables", "table", "scratch", "scratch_bytes", "scratch_rows")
 
 
 class AttentionForm(NamedTuple):
     """The parameters that layers must share to use one plan: query heads, shape and stride of one layer's KV (in
-    numbers), bytes of a number, factor of the scores, and window (None: no limit)."""
+    numbers), bytes of a number, factor and cap of the scores (`Scores`), and window (None: no limit)."""
 
     heads: int
     kv_shape: tuple[int, ...]
     kv_stride: tuple[int, ...]
     number_bytes: int
     scale: float
+    cap: float | None
     window: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class NumbaAttentionPlan:
     """A step's argument block and the memory it points to, for all layers of one form. Each layer sets the addresses
-    `query`, `out` and `kv`, and the strides of the query, before it runs the kernel."""
+    `query`, `out`, `kv` and `sinks`, and the strides of the query, before it runs the kernel."""
 
     block: AttentionArguments
     items: Int32Array
@@ -95,6 +98,7 @@ def plan_attention(form: AttentionForm, batch: AttentionBatch) -> NumbaAttention
         scratch_bytes=scratch.shape[1],
         scratch_rows=rows,
         scale=form.scale,
+        cap=form.cap or 0.0,
     )
     return NumbaAttentionPlan(block, items, scratch, batch)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lora_kernels.backend import AttentionBatch, KvCoding, require_plain
+from lora_kernels.backend import AttentionBatch, KvCoding, Scores, require_plain
 from lora_kernels.cpu import numba_attention, numba_lora, numba_pointwise
 from lora_kernels.cpu.formats import FORMATS
 from lora_kernels.cpu.numba_attention_plan import AttentionForm, NumbaAttentionPlan, plan_attention
@@ -76,7 +76,7 @@ class NumbaBackend:
         query: Tensor,
         kv: Tensor,
         batch: AttentionBatch,
-        scale: float,
+        scores: Scores,
         window: int | None = None,
         kv_coding: KvCoding | None = None,
     ) -> Tensor:
@@ -84,11 +84,12 @@ class NumbaBackend:
         require_plain(kv_coding)
         query = query if query.stride(2) == 1 else query.contiguous()
         size = query.element_size()
-        form = AttentionForm(query.shape[1], kv.shape, kv.stride(), size, scale, window)
+        form = AttentionForm(query.shape[1], kv.shape, kv.stride(), size, scores.scale, scores.cap, window)
         block = self._attention_plan(form, batch).block
         out = self._team.empty(query.shape, query.dtype)
         block.query, block.out, block.kv = query.data_ptr(), out.data_ptr(), kv.data_ptr()
         block.query_row, block.query_head = query.stride(0) * size, query.stride(1) * size
+        block.sinks = 0 if scores.sinks is None else scores.sinks.data_ptr()
         self._team.run(self._kernel(numba_attention, query.dtype), block, block.num_items, form)
         return out
 

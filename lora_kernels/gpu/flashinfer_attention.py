@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lora_kernels.attention_choice import STEP_CLASSES, step_class
-from lora_kernels.backend import AttentionBatch
+from lora_kernels.backend import AttentionBatch, Scores
 from lora_kernels.gpu.flashinfer_plans import (
     CapturedWrappers,
     Layer,
@@ -96,16 +96,18 @@ class FlashInferAttention(PagedAttention):
         query: Tensor,
         kv: Tensor,
         batch: AttentionBatch,
-        scale: float,
+        scores: Scores,
         window: int | None = None,
         kv_scales: Tensor | None = None,
     ) -> Tensor:
         has_prompts = batch.max_query > 1
         if step_class(batch.num_decodes, has_prompts) not in self._steps:
-            return super().__call__(query, kv, batch, scale, window, kv_scales)
+            return super().__call__(query, kv, batch, scores, window, kv_scales)
         if kv_scales is not None:
             raise ValueError("FlashInfer has no scales for each head of K and V")
-        call = AttentionCall(torch.empty_like(query), query, kv, scale, window)
+        if scores.sinks is not None:
+            raise ValueError("these wrappers of FlashInfer know no sinks")
+        call = AttentionCall(torch.empty_like(query), query, kv, scores, window)
         if batch.plans is not None:
             cast(CapturedWrappers, batch.plans).attend(call)
             return call.out
@@ -162,15 +164,17 @@ def float_bytes(device: torch.device, max_seqs: int, heads: int, kv_heads: int, 
     return 4 * (head_dim + 1) * (max(captured, 2 * find_processor(device).count * TILE) + TILE * heads) + (1 << 20)
 
 
-def compile_kernels(windows: frozenset[int | None], device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
-    """Computes one token by each kernel that a model needs, so that FlashInfer compiles them now, or loads them from
-    its cache. Raises whatever FlashInfer raises."""
+def compile_kernels(
+    windows: frozenset[int | None], cap: float | None, device: torch.device, dtype: torch.dtype, head_dim: int
+) -> None:
+    """Computes one token by each kernel that a model needs, whose layers have these windows and this cap of scores, so
+    that FlashInfer compiles them now, or loads them from its cache. Raises whatever FlashInfer raises."""
     attention = FlashInferAttention()
     kv = torch.zeros(1, 2, 1, 1, head_dim, dtype=dtype, device=device)
     for window in {None if window is None else 1 for window in windows}:
         for rows in (1, 2):
             query = torch.zeros(rows, 1, head_dim, dtype=dtype, device=device)
-            attention(query, kv, _row_batch(rows, device), 1.0, window)
+            attention(query, kv, _row_batch(rows, device), Scores(1.0, cap), window)
 
 
 def _row_batch(rows: int, device: torch.device) -> AttentionBatch:

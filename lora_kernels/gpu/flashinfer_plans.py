@@ -27,12 +27,14 @@ class Layer(NamedTuple):
     block_size: int
     dtype: torch.dtype
     scale: float
+    cap: float | None
     window: int | None
 
     @classmethod
     def of(cls, call: AttentionCall) -> Layer:
         block_size, kv_heads, head_dim = call.kv.shape[2:]
-        return cls(call.query.shape[1], kv_heads, head_dim, block_size, call.query.dtype, call.scale, call.window)
+        scale, cap, heads = call.scores.scale, call.scores.cap, call.query.shape[1]
+        return cls(heads, kv_heads, head_dim, block_size, call.query.dtype, scale, cap, call.window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class PlannedWrapper:
             "q_data_type": layer.dtype,
             "kv_data_type": layer.dtype,
             "sm_scale": layer.scale,
+            "logits_soft_cap": layer.cap,
             "window_left": -1 if layer.window is None else layer.window - 1,
         }
         if self._has_prompts:

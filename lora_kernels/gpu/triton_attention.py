@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lora_kernels.backend import AttentionBatch, CapturedPlans
+from lora_kernels.backend import AttentionBatch, CapturedPlans, Scores
 from lora_kernels.gpu.triton_context import FP8, AttentionCall, block_width
 from lora_kernels.gpu.triton_decode import DecodeTuning, DecodeWorkspace, decode, make_workspace
 from lora_kernels.gpu.triton_partials import Partials, make_partials
@@ -148,7 +148,7 @@ class PagedAttention:
         query: Tensor,
         kv: Tensor,
         batch: AttentionBatch,
-        scale: float,
+        scores: Scores,
         window: int | None = None,
         kv_scales: Tensor | None = None,
     ) -> Tensor:
@@ -156,7 +156,7 @@ class PagedAttention:
         `AttentionCall` for `kv_scales`. Raises ValueError if the batch has more decodes than `reserve` allowed."""
         if batch is not self._batch:
             self._batch, self._plans = batch, {}
-        call = AttentionCall(torch.empty_like(query), query, kv, scale, window, kv_scales)
+        call = AttentionCall(torch.empty_like(query), query, kv, scores, window, kv_scales)
         if batch.num_decodes:
             self._decode_rows(call, batch)
         if batch.max_query > 1:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lora_kernels.backend import AttentionBatch, KvCoding
+from lora_kernels.backend import AttentionBatch, KvCoding, Scores
 from lora_kernels.gpu import triton_kv, triton_lora, triton_lora_plan, triton_pointwise
 from lora_kernels.gpu.triton_attention import PagedAttention
 from lora_kernels.gpu.triton_lora_tuning import SHIPPED, LoraTuning
@@ -54,13 +54,13 @@ class TritonBackend:
         query: Tensor,
         kv: Tensor,
         batch: AttentionBatch,
-        scale: float,
+        scores: Scores,
         window: int | None = None,
         kv_coding: KvCoding | None = None,
     ) -> Tensor:
         """Returns causal attention of `query` [num_rows, heads, head_dim] over paged `kv`: see `Backend.attention`."""
         scales = None if kv_coding is None else kv_coding.scales
-        return self.paged_attention(query, kv, batch, scale, window, scales)
+        return self.paged_attention(query, kv, batch, scores, window, scales)
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> triton_lora_plan.TritonLora | None:
         """Returns the LoRA data that all layers of a step share, or None if there is nothing to add. While plan and

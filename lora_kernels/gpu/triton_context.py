@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lora_kernels.backend import Scores
 from lora_kernels.tuning import LEAST_SEQS
 
-LOG2_E = 1.4426950408889634
+LOG2_E = tl.constexpr(1.4426950408889634)
 MIN_DOT = 16
 """Smallest tile that tensor cores multiply."""
 FP8 = torch.float8_e4m3fn
@@ -35,7 +36,6 @@ class AttentionCall:
     Attributes:
         out, query: [num_rows, heads, head_dim].
         kv: [num_pages, 2, block_size, kv_heads, head_dim], strided across pages, in the query's dtype or float8_e4m3fn.
-        scale: factor of the scores.
         window: number of positions that a row sees, up to and including its own. None means all.
         kv_scales: fp32 [2, kv_heads]. Factors by which stored K and V are multiplied. None means 1.
     """
@@ -43,7 +43,7 @@ class AttentionCall:
     out: Tensor
     query: Tensor
     kv: Tensor
-    scale: float
+    scores: Scores
     window: int | None = None
     kv_scales: Tensor | None = None
 
@@ -58,12 +58,19 @@ class AttentionCall:
         return self.query.stride(0), self.out.stride(0), self.kv.stride(0), self.kv.stride(1)
 
     @property
-    def constants(self) -> dict[str, int | bool]:
+    def base2_scale(self) -> float:
+        """The factor of products of queries and keys whose exponentials are of base 2."""
+        return self.scores.scale * LOG2_E.value
+
+    @property
+    def constants(self) -> dict[str, int | bool | float]:
         """The compile-time constants that all attention kernels take."""
         _, _, block_size, kv_heads, head_dim = self.kv.shape
         return {
             "HAS_WINDOW": self.window is not None,
             "HAS_SCALES": self.kv_scales is not None,
+            "HAS_SINKS": self.scores.sinks is not None,
+            "CAP": self.scores.cap or 0.0,
             "FP8": self.kv.dtype == FP8,
             "GROUP": self.group,
             "KV_HEADS": kv_heads,
@@ -77,6 +84,13 @@ class AttentionCall:
 def find_pages(table_ptr, n, end, BLOCK_SIZE: tl.constexpr):
     """Returns the page of each token position in `n`, from a sequence's block table; page 0 from `end` on."""
     return tl.load(table_ptr + n // BLOCK_SIZE, mask=n < end, other=0)
+
+
+@triton.jit
+def add_sinks(norm, peak, sinks_ptr, head, mask):
+    """Adds the exponentials of the sinks of heads `head` to `norm`, the sums of base-2 exponentials of rows with the
+    largest score `peak`, and returns the sums. All have one shape; rows that `mask` excludes may become anything."""
+    return norm + tl.exp2(tl.load(sinks_ptr + head, mask=mask, other=0.0) * LOG2_E - peak)
 
 
 @triton.jit
@@ -96,6 +110,7 @@ def attend_blocks(
     side_stride,
     EDGE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -104,6 +119,7 @@ def attend_blocks(
 ):
     """Adds context tokens `begin:end` to the softmax state of query rows: the largest score (`peak`), the sum of base-2
     exponentials of scores times `scale` (`norm`), and that of exponentials times values (`total`), and returns it.
+    Scores are bounded by CAP (`Scores.cap`) unless it is 0.
 
     With EDGE, a row sees only tokens up to its `position` and, with HAS_WINDOW, the last `window` of these. Without
     EDGE, nothing is masked: the tokens must fill whole blocks and be visible to every row. If they do not fill whole
@@ -126,6 +142,10 @@ def attend_blocks(
             key = tl.load(key_ptr)
             value = tl.load(key_ptr + side_stride)
         scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee") * scale
+        if CAP > 0:
+            # Of s in base 2: tanh(x) is 1 - 2 / (exp(2x) + 1), and exp2(s) is exp of the score.
+            grown = tl.exp2(scores * (2 / CAP))
+            scores = CAP * LOG2_E - (2 * CAP * LOG2_E) / (grown + 1.0)
         if EDGE:
             visible = n[None, :] <= position[:, None]
             if HAS_WINDOW:

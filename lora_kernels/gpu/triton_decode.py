@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lora_kernels.gpu.launch import with_constants
-from lora_kernels.gpu.triton_context import LOG2_E, MIN_DOT, AttentionCall, attend_blocks, seqs_width
+from lora_kernels.gpu.triton_context import MIN_DOT, AttentionCall, add_sinks, attend_blocks, seqs_width
 from lora_kernels.gpu.triton_partials import Partials, make_partials, merge, store_partial
 from lora_kernels.tuning import require_power_of_two
 
@@ -121,19 +121,29 @@ def decode(
         workspace.partials.stats,
         workspace.rows,
         workspace.count,
-        # Not read without scales. Its address is always aligned, as that of `contexts` is not: one kernel serves all.
+        # Not read without scales or sinks. Its address is always aligned, as that of `contexts` is not: one kernel
+        # serves all.
         workspace.partials.stats if call.kv_scales is None else call.kv_scales,
+        workspace.partials.stats if call.scores.sinks is None else call.scores.sinks,
         query_starts,
         contexts,
         block_tables,
-        call.scale * LOG2_E,
+        call.base2_scale,
         call.window or 0,
         num_seqs,
         *call.strides,
         block_tables.stride(0),
     )
     if may_split:
-        merge(call.out, workspace.partials, workspace.rows, workspace.count, num_seqs, tuning.max_splits)
+        merge(
+            call.out,
+            workspace.partials,
+            workspace.rows,
+            workspace.count,
+            num_seqs,
+            tuning.max_splits,
+            call.scores.sinks,
+        )
 
 
 def decode_constants(num_seqs: int, group: int, tuning: DecodeTuning) -> dict[str, int]:
@@ -165,6 +175,7 @@ def decode_kernel(
     rows_ptr,
     count_ptr,
     scales_ptr,
+    sinks_ptr,
     query_starts_ptr,
     contexts_ptr,
     tables_ptr,
@@ -181,6 +192,8 @@ def decode_kernel(
     MAX_SPLITS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SCALES: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    CAP: tl.constexpr,
     FP8: tl.constexpr,
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -246,6 +259,7 @@ def decode_kernel(
             side_stride,
             EDGE=True,
             HAS_WINDOW=False,
+            CAP=CAP,
             KV_HEADS=KV_HEADS,
             HEAD_DIM=HEAD_DIM,
             BLOCK_SIZE=BLOCK_SIZE,
@@ -255,6 +269,8 @@ def decode_kernel(
         if HAS_SCALES:
             total *= tl.load(scales_ptr + KV_HEADS + kv_head)
         if span <= size:
+            if HAS_SINKS:
+                norm = add_sinks(norm, peak, sinks_ptr, head, m < GROUP)
             result = total / tl.where(norm > 0, norm, 1.0)[:, None]
             tl.store(out_ptr + row * out_stride + column, result.to(out_ptr.dtype.element_ty), mask=mask)
         else:

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lora_kernels.gpu.launch import with_constants
-from lora_kernels.gpu.triton_context import block_width
+from lora_kernels.gpu.triton_context import add_sinks, block_width
 
 MERGE_WARPS, MERGE_SPLITS = 1, 8
 
@@ -39,7 +39,15 @@ def make_partials(num_parts: int, heads: int, head_dim: int, device: torch.devic
     )
 
 
-def merge(out: Tensor, partials: Partials, rows: Tensor, count: Tensor, programs: int, max_splits: int) -> None:
+def merge(
+    out: Tensor,
+    partials: Partials,
+    rows: Tensor,
+    count: Tensor,
+    programs: int,
+    max_splits: int,
+    sinks: Tensor | None = None,
+) -> None:
     """Computes rows of `out` [num_rows, heads, head_dim] from the partial results of their splits.
 
     Args:
@@ -48,11 +56,14 @@ def merge(out: Tensor, partials: Partials, rows: Tensor, count: Tensor, programs
         count: int32, its first number is the length of the list `rows`.
         programs: number of programs per head, which walk over the list.
         max_splits: maximum number of parts of a row, a power of two.
+        sinks: see `Scores`.
     """
     _, heads, head_dim = out.shape
     widths = {"MAX_SPLITS": max_splits, "SPLITS": min(max_splits, MERGE_SPLITS), "BLOCK_D": block_width(head_dim)}
-    kernel = with_constants(merge_kernel, HEADS=heads, HEAD_DIM=head_dim, **widths, num_warps=MERGE_WARPS)
-    kernel((programs, heads), out, partials.totals, partials.stats, rows, count, out.stride(0))
+    sizes = {"HAS_SINKS": sinks is not None, "HEADS": heads, "HEAD_DIM": head_dim, **widths}
+    kernel = with_constants(merge_kernel, **sizes, num_warps=MERGE_WARPS)
+    read = partials.totals, partials.stats, rows, count, partials.stats if sinks is None else sinks
+    kernel((programs, heads), out, *read, out.stride(0))
 
 
 @triton.jit
@@ -85,7 +96,9 @@ def merge_kernel(
     stats_ptr,
     rows_ptr,
     count_ptr,
+    sinks_ptr,
     out_stride,
+    HAS_SINKS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
@@ -119,5 +132,7 @@ def merge_kernel(
                 totals = tl.load(totals_ptr + place[:, None] * HEAD_DIM + d[None, :], mask=mask, other=0.0)
                 total += tl.sum(totals * weights[:, None], 0)
                 norm += tl.sum(norms * weights, 0)
+            if HAS_SINKS:
+                norm = add_sinks(norm, highest, sinks_ptr, head, True)
             result = (total / norm).to(out_ptr.dtype.element_ty)
             tl.store(out_ptr + row * out_stride + column, result, mask=d < HEAD_DIM)

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from lora_kernels.backend import AttentionBatch
 from lora_kernels.gpu.launch import with_constants
-from lora_kernels.gpu.triton_context import LOG2_E, AttentionCall, attend_blocks
+from lora_kernels.gpu.triton_context import AttentionCall, add_sinks, attend_blocks
 from lora_kernels.gpu.triton_partials import merge, store_partial
 from lora_kernels.gpu.triton_prefill_plan import ITEM, PrefillPlan, PrefillTuning
 
@@ -38,19 +38,20 @@ def prefill(call: AttentionCall, batch: AttentionBatch, plan: PrefillPlan, tunin
         plan.partials.totals,
         plan.partials.stats,
         plan.items if call.kv_scales is None else call.kv_scales,
+        plan.items if call.scores.sinks is None else call.scores.sinks,
         batch.query_starts,
         batch.context_lens,
         batch.block_tables,
         plan.items,
         plan.counts,
-        call.scale * LOG2_E,
+        call.base2_scale,
         call.window or 0,
         *call.strides,
         batch.block_tables.stride(0),
     )
     if len(plan.rows):
         programs = min(MERGE_PROGRAMS, len(plan.rows))
-        merge(call.out, plan.partials, plan.rows, plan.counts[1:], programs, tuning.max_splits)
+        merge(call.out, plan.partials, plan.rows, plan.counts[1:], programs, tuning.max_splits, call.scores.sinks)
 
 
 def prefill_constants(group: int, tuning: PrefillTuning) -> dict[str, int]:
@@ -66,6 +67,7 @@ def prefill_kernel(
     totals_ptr,
     stats_ptr,
     scales_ptr,
+    sinks_ptr,
     query_starts_ptr,
     contexts_ptr,
     tables_ptr,
@@ -80,6 +82,8 @@ def prefill_kernel(
     table_stride,
     HAS_WINDOW: tl.constexpr,
     HAS_SCALES: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    CAP: tl.constexpr,
     FP8: tl.constexpr,
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -150,6 +154,7 @@ def prefill_kernel(
                     side_stride,
                     EDGE=piece != 1,
                     HAS_WINDOW=HAS_WINDOW,
+                    CAP=CAP,
                     KV_HEADS=KV_HEADS,
                     HEAD_DIM=HEAD_DIM,
                     BLOCK_SIZE=BLOCK_SIZE,
@@ -164,6 +169,8 @@ def prefill_kernel(
                 heads = KV_HEADS * GROUP
                 store_partial(totals_ptr, stats_ptr, parts, head, here, peak, norm, total, heads, HEAD_DIM, BLOCK_D)
             else:
+                if HAS_SINKS:
+                    norm = add_sinks(norm, peak, sinks_ptr, head, here)
                 # Rows that pad the tile may have seen no token, and their norm is then 0.
                 result = total / tl.where(norm > 0, norm, 1.0)[:, None]
                 tl.store(out_ptr + row * out_stride + column, result.to(out_ptr.dtype.element_ty), mask=mask)

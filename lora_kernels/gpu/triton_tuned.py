@@ -113,7 +113,7 @@ def _with_flashinfer(
     compiled now, which takes minutes unless they are in its cache. Raises whatever importing or compiling it raises."""
     from lora_kernels.gpu.flashinfer_attention import FlashInferAttention, compile_kernels
 
-    compile_kernels(wish.windows, device, dtype, head_dim)
+    compile_kernels(wish.windows, wish.cap, device, dtype, head_dim)
     own = backend.paged_attention
     kv = torch.empty(0, head_dim, dtype=dtype, device=device)
     attention = FlashInferAttention(own.decode_tuning(kv), own.prefill_tuning(kv), choice.steps)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lora_kernels.backend import AttentionBatch
+from lora_kernels.backend import AttentionBatch, Scores
 
 GATHER_BYTES = 4 << 20
 """Bytes of K and V of one layer gathered at once for decoding, a fraction of the last-level cache."""
@@ -84,16 +84,41 @@ def plan_attention(kv: Tensor, batch: AttentionBatch, group: int, window: int | 
     return TorchAttentionPlan(decodes, prefills)
 
 
-def attend(query: Tensor, kv: Tensor, plan: TorchAttentionPlan, scale: float) -> Tensor:
+def attend(query: Tensor, kv: Tensor, plan: TorchAttentionPlan, scores: Scores) -> Tensor:
     """Returns the causal attention of `query` [num_rows, heads, head_dim] over one layer's paged `kv`, in the same
-    shape. Scores are multiplied by `scale`; `plan` must be from `plan_attention` for this step."""
+    shape. `plan` must be from `plan_attention` for this step."""
     out = torch.empty_like(query)
     for decode in plan.decodes:
-        out[decode.rows] = _attend_decodes(query[decode.rows], kv, decode, scale)
+        out[decode.rows] = _attend_decodes(query[decode.rows], kv, decode, scores)
     for prefill in plan.prefills:
         rows = slice(prefill.start, prefill.stop)
-        out[rows] = _attend_prefill(query[rows], kv, prefill, scale)
+        out[rows] = _attend_prefill(query[rows], kv, prefill, scores)
     return out
+
+
+def _attend_grouped(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scores: Scores) -> Tensor:
+    """Returns the attention of query heads over the keys and values of the KV heads that they share.
+
+    Args:
+        query: [num_seqs, kv_heads, rows * group, head_dim]. The query heads of one KV head, row after row.
+        key, value: [num_seqs, kv_heads, tokens, head_dim].
+        bias: 0 at visible tokens, -inf elsewhere, of a shape that fits [num_seqs, kv_heads, rows * group, tokens].
+
+    Returns:
+        The same shape and dtype as `query`. Scores that torch's own attention does not know are computed in fp32.
+    """
+    if scores.cap is None and scores.sinks is None:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scores.scale)
+    found = query.float() @ key.float().mT * scores.scale
+    if scores.cap is not None:
+        found = scores.cap * torch.tanh(found / scores.cap)
+    found = found + bias
+    if scores.sinks is not None:
+        of_kv_head = scores.sinks.view(query.shape[1], -1)
+        sinks = of_kv_head.repeat(1, query.shape[2] // of_kv_head.shape[1])[:, :, None]
+        found = torch.cat((found, sinks.expand(len(query), -1, -1, -1)), dim=-1)
+    weights = found.softmax(-1)[..., : key.shape[2]]
+    return (weights @ value.float()).to(query.dtype)
 
 
 def _split_decodes(visible: np.ndarray, num_decodes: int, block_size: int, page_bytes: int) -> list[np.ndarray]:
@@ -153,13 +178,13 @@ def _plan_prefill(
     return PrefillChunk(start, stop, torch.from_numpy(pages), len(token), bias)
 
 
-def _attend_decodes(query: Tensor, kv: Tensor, chunk: DecodeChunk, scale: float) -> Tensor:
+def _attend_decodes(query: Tensor, kv: Tensor, chunk: DecodeChunk, scores: Scores) -> Tensor:
     """Returns the attention of `query` [num_seqs, heads, head_dim], the rows of `chunk`, in the same shape. The query
     heads of one KV head (GQA) become the query rows of one product."""
     num_seqs, heads, head_dim = query.shape
     key, value = (_gather_decodes(kv[:, side], chunk) for side in (0, 1))
     packed = query.view(num_seqs, key.shape[1], -1, head_dim)
-    out = F.scaled_dot_product_attention(packed, key, value, attn_mask=chunk.bias, scale=scale)
+    out = _attend_grouped(packed, key, value, chunk.bias, scores)
     return out.reshape(num_seqs, heads, head_dim)
 
 
@@ -172,14 +197,17 @@ def _gather_decodes(pages: Tensor, chunk: DecodeChunk) -> Tensor:
     return gathered.flatten(1, 2).transpose(1, 2)
 
 
-def _attend_prefill(query: Tensor, kv: Tensor, chunk: PrefillChunk, scale: float) -> Tensor:
-    """Returns the attention of `query` [rows, heads, head_dim], the rows of `chunk`, in the same shape. The query heads
-    of one KV head (GQA) become additional query rows of one product."""
+def _attend_prefill(query: Tensor, kv: Tensor, chunk: PrefillChunk, scores: Scores) -> Tensor:
+    """Returns the attention of `query` [rows, heads, head_dim], the rows of `chunk`, in the same shape."""
+    key, value = (kv[:, side].index_select(0, chunk.pages).flatten(0, 1)[: chunk.num_tokens] for side in (0, 1))
+    return attend_rows(query, key, value, chunk.bias, scores)
+
+
+def attend_rows(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scores: Scores) -> Tensor:
+    """Returns the attention of `query` [rows, heads, head_dim] over `key` and `value` [tokens, kv_heads, head_dim], in
+    the same shape. `bias` is as `PrefillChunk.bias`. The query heads of one KV head (GQA) become additional query rows
+    of one product."""
     rows, heads, head_dim = query.shape
-    key, value = (
-        kv[:, side].index_select(0, chunk.pages).flatten(0, 1)[: chunk.num_tokens].transpose(0, 1)[None]
-        for side in (0, 1)
-    )
-    grouped = query.view(rows, key.shape[1], -1, head_dim).transpose(0, 1).flatten(1, 2)[None]
-    out = F.scaled_dot_product_attention(grouped, key, value, attn_mask=chunk.bias, scale=scale)
+    grouped = query.reshape(rows, key.shape[1], -1, head_dim).transpose(0, 1).flatten(1, 2)[None]
+    out = _attend_grouped(grouped, key.transpose(0, 1)[None], value.transpose(0, 1)[None], bias, scores)
     return out[0].unflatten(1, (rows, -1)).transpose(0, 1).reshape(rows, heads, head_dim)

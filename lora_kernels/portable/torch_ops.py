@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lora_kernels.backend import AttentionBatch, KvCoding, require_plain
+from lora_kernels.backend import AttentionBatch, KvCoding, Scores, require_plain
 from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.pointwise import HeadNorms, TorchPointwise, rotated_heads
 from lora_kernels.portable import torch_attention, torch_lora, torch_stacked
@@ -63,7 +63,7 @@ class TorchBackend:
         query: Tensor,
         kv: Tensor,
         batch: AttentionBatch,
-        scale: float,
+        scores: Scores,
         window: int | None = None,
         kv_coding: KvCoding | None = None,
     ) -> Tensor:
@@ -73,7 +73,7 @@ class TorchBackend:
         key = (query.shape[1] // kv.shape[3], window)
         if key not in self._attention_plans:
             self._attention_plans[key] = torch_attention.plan_attention(kv, batch, *key)
-        return torch_attention.attend(query, kv, self._attention_plans[key], scale)
+        return torch_attention.attend(query, kv, self._attention_plans[key], scores)
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> PreparedLora | None:
         """Returns the LoRA data that all layers of one step share: a stack (torch_stacked.py) if most rows have an

@@ -282,7 +282,7 @@ def test_the_suites_own_references_are_the_kernels_reference():
     spec = with_layers(model_spec(tiny=True), 1)
     load = attention_load(spec, [(1, 21), (5, 9)], 1, torch.float32, CPU)
     for window in (None, 4):
-        expected = reference.attention(load.query, load.kv[0], load.batch, load.scale, window)
+        expected = reference.attention(load.query, load.kv[0], load.batch, load.scores, window)
         torch.testing.assert_close(exact_attention(load, window), expected)
     bank, lengths = make_bank(spec, [3, 17], torch.float32, CPU), [2, 3]
     slots = row_adapter_slots(lengths).tolist()

@@ -80,7 +80,7 @@ def _launch_attention(*, fp8: bool) -> None:
     backend.write_kv(kv, case.key, case.value, case.batch)
     qkv = torch.zeros(len(query), (query.shape[1] + 2 * kv_heads) * query.shape[2], dtype=BF16)
     backend.rotate_and_write(qkv, kv, case.batch, angles, angles, norms)
-    backend.attention(query, kv, case.batch, case.scale, window=60)
+    backend.attention(query, kv, case.batch, case.scores, window=60)
 
 
 def _launch_sampling() -> None:

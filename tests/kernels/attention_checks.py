@@ -34,14 +34,14 @@ def attend(
     case: AttentionCase, window: int | None = None, decode: DecodeTuning = DECODE, prefill: PrefillTuning = PREFILL
 ) -> Tensor:
     write_kv(case.kv, case.key, case.value, case.batch.kv_slots)
-    return PagedAttention(decode, prefill)(case.query, case.kv, case.batch, case.scale, window)
+    return PagedAttention(decode, prefill)(case.query, case.kv, case.batch, case.scores, window)
 
 
 def matches_reference(
     case: AttentionCase, window: int | None = None, decode: DecodeTuning = DECODE, prefill: PrefillTuning = PREFILL
 ) -> None:
     out = attend(case, window, decode, prefill)
-    expected = reference.attention(case.query, case.kv, case.batch, case.scale, window)
+    expected = reference.attention(case.query, case.kv, case.batch, case.scores, window)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -150,9 +150,9 @@ def a_launch_serves_later_contexts() -> None:
     attention.reserve(3, 4, case.kv)
     for contexts in ((200, 65, 40), (10, 33, 1), (129, 0, 38)):
         case.batch.context_lens.copy_(torch.tensor(contexts))
-        out = attention(case.query, case.kv, case.batch, case.scale)
+        out = attention(case.query, case.kv, case.batch, case.scores)
         batch = replace(case.batch, host_context_lens=tuple(max(1, context) for context in contexts))
-        expected = reference.attention(case.query, case.kv, batch, case.scale)
+        expected = reference.attention(case.query, case.kv, batch, case.scores)
         expected[[context == 0 for context in contexts]] = 0
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
 
@@ -255,7 +255,7 @@ def a_launch_serves_later_chunks(window: int | None) -> None:
         fixed.query_starts.copy_(batch.query_starts)
         fixed.context_lens.copy_(batch.context_lens)
         fixed.block_tables[:, : batch.block_tables.shape[1]] = batch.block_tables
-        out = attention(case.query, case.kv, replace(fixed), case.scale, window)
+        out = attention(case.query, case.kv, replace(fixed), case.scores, window)
         assert torch.equal(out[: len(expected)], expected)
 
 
@@ -263,7 +263,7 @@ def no_more_decodes_than_reserved() -> None:
     attention, case = PagedAttention(DECODE, PREFILL), attention_case([(1, 4), (1, 9)])
     attention.reserve(1, 4, case.kv)
     with pytest.raises(ValueError, match="2 decodes, and room was reserved for 1"):
-        attention(case.query, case.kv, case.batch, case.scale)
+        attention(case.query, case.kv, case.batch, case.scores)
 
 
 def eight_bits(scaled: bool) -> None:
@@ -278,12 +278,12 @@ def eight_bits(scaled: bool) -> None:
     divisor = torch.ones(2, 2) if scales is None else scales
     kv = case.kv.float().div(divisor[:, None, :, None]).to(FP8)
     write_kv(kv, case.key, case.value, case.batch.kv_slots, scales)
-    out = PagedAttention(DECODE, SPLITTING)(case.query, kv, case.batch, case.scale, None, scales)
+    out = PagedAttention(DECODE, SPLITTING)(case.query, kv, case.batch, case.scores, None, scales)
     stored = kv.float() * divisor[:, None, :, None]
     page, offset = case.batch.kv_slots // 8, case.batch.kv_slots % 8
     for side, given in enumerate((case.key, case.value)):
         assert torch.equal(stored[page, side, offset], given.float())
-    expected = reference.attention(case.query, stored, case.batch, case.scale)
+    expected = reference.attention(case.query, stored, case.batch, case.scores)
     torch.testing.assert_close(out.float(), expected, rtol=5e-3, atol=2e-3)
 
 

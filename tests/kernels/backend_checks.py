@@ -29,7 +29,7 @@ def run_lora(backend: Backend, case: LoraCase, out: Tensor, x: Tensor, layer: in
 
 def run_attention(backend: Backend, case: AttentionCase, window: int | None = None) -> Tensor:
     backend.write_kv(case.kv, case.key, case.value, case.batch)
-    return backend.attention(case.query, case.kv, case.batch, case.scale, window)
+    return backend.attention(case.query, case.kv, case.batch, case.scores, window)
 
 
 def lora_matches_reference(name: str, backend: Backend) -> None:
@@ -44,7 +44,7 @@ def attention_matches_reference(name: str, backend: Backend) -> None:
     build, window = ATTENTION_CASES[name]
     case = build()
     out = run_attention(backend, case, window)
-    expected = reference.attention(case.query, case.kv, case.batch, case.scale, window)
+    expected = reference.attention(case.query, case.kv, case.batch, case.scores, window)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -138,13 +138,13 @@ def lora_error_is_that_of_two_gemms(dtype: torch.dtype, backend: Backend) -> Non
 def attention_error_is_that_of_eager(dtype: torch.dtype, backend: Backend) -> None:
     case = attention_case([(1, 40), (1, 9), (12, 25)], heads=6, kv_heads=3, head_dim=32, dtype=dtype)
     result = run_attention(backend, case)
-    exact = reference.attention(case.query, case.kv, case.batch, case.scale)
+    exact = reference.attention(case.query, case.kv, case.batch, case.scores)
     plain = torch.empty_like(case.query)
     for index, context in enumerate(case.batch.host_context_lens):
         start, stop = case.batch.host_query_starts[index : index + 2]
         key, value = case.kv[case.batch.block_tables[index]].transpose(0, 1).flatten(1, 2)[:, :context].transpose(1, 2)
         causal = torch.ones(stop - start, context, dtype=torch.bool).tril(context - (stop - start))
-        scores = case.query[start:stop].transpose(0, 1) @ key.repeat_interleave(2, 0).mT * case.scale
+        scores = case.query[start:stop].transpose(0, 1) @ key.repeat_interleave(2, 0).mT * case.scores.scale
         weights = F.softmax(scores.masked_fill(~causal, float("-inf")), dim=-1)
         plain[start:stop] = (weights @ value.repeat_interleave(2, 0)).transpose(0, 1)
     assert_error_within_twice(result, plain, exact)
@@ -173,8 +173,8 @@ def slices_of_one_projection_are_inputs(backend: Backend) -> None:
     fused = torch.cat([part.flatten(1) for part in (case.query, case.key, case.value)], dim=1)
     query, key, value = (part.unflatten(1, (-1, 16)) for part in fused.split([64, 32, 32], dim=1))
     backend.write_kv(case.kv, key, value, case.batch)
-    out = backend.attention(query, case.kv, case.batch, case.scale)
-    expected = reference.attention(query, case.kv, case.batch, case.scale)
+    out = backend.attention(query, case.kv, case.batch, case.scores)
+    expected = reference.attention(query, case.kv, case.batch, case.scores)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -184,7 +184,7 @@ def batches_follow_each_other(backend: Backend) -> None:
         case = attention_case(chunks, seed=seed)
         for window in (None, 6):
             out = run_attention(backend, case, window)
-            expected = reference.attention(case.query, case.kv, case.batch, case.scale, window)
+            expected = reference.attention(case.query, case.kv, case.batch, case.scores, window)
             torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lora_kernels.backend import Scores
 from lora_kernels.gpu.triton_attention import Processor, decode_tuning, prefill_tuning
 from lora_kernels.gpu.triton_context import FP8, AttentionCall, block_width
 from lora_kernels.gpu.triton_decode import decode_constants, decode_kernel
@@ -34,27 +35,32 @@ class Layer:
     window: int | None = None
     kv_dtype: torch.dtype = torch.bfloat16
     scaled: bool = False
+    cap: float | None = None
+    sinks: bool = False
 
     @property
     def name(self) -> str:
         kinds = {FP8: "fp8", torch.float32: "fp32"}
-        marks = (f"of {self.group}", "window" * bool(self.window), kinds.get(self.kv_dtype, ""))
+        marks = (f"of {self.group}", "window" * bool(self.window), "cap" * bool(self.cap), "sinks" * self.sinks)
+        marks += (kinds.get(self.kv_dtype, ""),)
         return " ".join((str(self.head_dim), *filter(None, marks)))
 
     @property
     def call(self) -> AttentionCall:
         query = torch.empty(1, KV_HEADS * self.group, self.head_dim, dtype=torch.bfloat16)
         kv = torch.empty(1, 2, 16, KV_HEADS, self.head_dim, dtype=self.kv_dtype)
-        return AttentionCall(query, query, kv, 1.0, self.window, torch.ones(2, KV_HEADS) if self.scaled else None)
+        scores = Scores(1.0, self.cap, torch.ones(query.shape[1]) if self.sinks else None)
+        return AttentionCall(query, query, kv, scores, self.window, torch.ones(2, KV_HEADS) if self.scaled else None)
 
 
 LAYERS = (
     Layer(64),
+    Layer(64, group=8, window=128, sinks=True),
     Layer(80),
     Layer(112, group=7),
     Layer(128),
     Layer(128, window=4096),
-    Layer(256, group=2, window=4096),
+    Layer(256, group=2, window=4096, cap=50.0),
 )
 FP8_LAYERS = (Layer(128, kv_dtype=FP8, scaled=True), Layer(256, kv_dtype=FP8))
 """8-bit floats begin with compute capability 8.9."""
@@ -79,7 +85,12 @@ def cases(capability: int) -> Iterator[tuple[str, Any, dict[str, Any], dict[str,
         yield f"plan {layer.name}", plan_kernel, constants, {"num_warps": 1, "num_stages": 1}
         if layer in FULL_LAYERS:
             continue
-        constants = {"HEADS": 32, "HEAD_DIM": layer.head_dim, "BLOCK_D": block_width(layer.head_dim)}
+        constants = {
+            "HAS_SINKS": layer.sinks,
+            "HEADS": 32,
+            "HEAD_DIM": layer.head_dim,
+            "BLOCK_D": block_width(layer.head_dim),
+        }
         constants |= {"MAX_SPLITS": decode.max_splits, "SPLITS": MERGE_SPLITS}
         yield f"merge {layer.name}", merge_kernel, constants, {"num_warps": MERGE_WARPS, "num_stages": 1}
         yield write_case(layer)

@@ -43,6 +43,7 @@ POINTERS = {
     "totals_ptr": "fp32",
     "stats_ptr": "fp32",
     "scales_ptr": "fp32",
+    "sinks_ptr": "fp32",
     "slots_ptr": "i64",
     **compile_step.POINTERS,
     **compile_quantized.POINTERS,

@@ -111,7 +111,9 @@ class _Wrapper:
     def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
         self._floats, self._ints = float_workspace_buffer, int_workspace_buffer
 
-    def _plan(self, rows, starts, pages, last, heads, kv_heads, head_dim, page_size, window_left, dtypes, sm_scale):
+    def _plan(
+        self, rows, starts, pages, last, heads, kv_heads, head_dim, page_size, window_left, dtypes, sm_scale, soft_cap
+    ):
         if LOG.replaying:
             raise RuntimeError("the host plans nothing while a CUDA graph is replayed")
         lists = (rows, starts, last)
@@ -131,7 +133,7 @@ class _Wrapper:
             self._pages[: len(pages)].copy_(pages)
         else:
             self._rows, self._starts, self._pages, self._last = (part.clone() for part in (rows, starts, pages, last))
-        shape = heads, kv_heads, head_dim, page_size, window_left, dtypes, sm_scale
+        shape = heads, kv_heads, head_dim, page_size, window_left, dtypes, sm_scale, soft_cap or 0.0
         if self._use_cuda_graph and self._shape not in (None, shape):
             raise ValueError("a captured graph launches what it was captured with")
         self._shape, self._planned_rows = shape, int(rows[-1])
@@ -162,7 +164,7 @@ class _Wrapper:
         LOG.runs.append(self.kind)
         if self._shape is None:
             raise AttributeError("plan() must be called before run()")
-        heads, kv_heads, head_dim, page_size, window_left, dtypes, sm_scale = self._shape
+        heads, kv_heads, head_dim, page_size, window_left, dtypes, *scores = self._shape
         if (q.dtype, paged_kv_cache.dtype) != dtypes:
             raise ValueError(f"The dtype of q {q.dtype} does not match the q_data_type {dtypes[0]}")
         if not LOG.replaying and len(q) != self._planned_rows:
@@ -175,11 +177,11 @@ class _Wrapper:
             raise ValueError("out must have the shape and dtype of q")
         assert int(self._ints[:8].view(torch.int64)[0]) == self._plan_id, "the kernels found another wrapper's plan"
         lists = (part.tolist() for part in (self._rows, self._starts, self._last))
-        _attend(q, paged_kv_cache, out, *lists, self._pages, window_left, sm_scale)
+        _attend(q, paged_kv_cache, out, *lists, self._pages, window_left, *scores)
         return out
 
 
-def _attend(q, kv, out, rows, starts, last, pages, window_left, sm_scale):
+def _attend(q, kv, out, rows, starts, last, pages, window_left, sm_scale, soft_cap):
     """Writes the rows of every sequence, as the kernels do, and no others."""
     group = q.shape[1] // kv.shape[3]
     for i in range(len(last)):
@@ -194,7 +196,10 @@ def _attend(q, kv, out, rows, starts, last, pages, window_left, sm_scale):
         seen = token <= position
         if window_left >= 0:
             seen &= token >= position - window_left
-        scores = (torch.einsum("qhd,khd->hqk", own, key) * sm_scale).masked_fill(~seen, -torch.inf)
+        scores = torch.einsum("qhd,khd->hqk", own, key) * sm_scale
+        if soft_cap > 0:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        scores = scores.masked_fill(~seen, -torch.inf)
         out[rows[i] : rows[i + 1]] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value).to(out.dtype)
 
 
@@ -229,13 +234,15 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         page_size,
         *,
         window_left=-1,
+        logits_soft_cap=None,
         q_data_type="float16",
         kv_data_type=None,
         sm_scale=None,
     ):
         rows = torch.arange(len(last_page_len) + 1, dtype=torch.int32)
         pages = rows, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size
-        self._plan(*pages, window_left, (q_data_type, kv_data_type or q_data_type), sm_scale or head_dim**-0.5)
+        dtypes = q_data_type, kv_data_type or q_data_type
+        self._plan(*pages, window_left, dtypes, sm_scale or head_dim**-0.5, logits_soft_cap)
 
     def run(self, q, paged_kv_cache, *, out=None):
         return self._run(q, paged_kv_cache, out)
@@ -280,6 +287,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         causal=False,
         sm_scale=None,
         window_left=-1,
+        logits_soft_cap=None,
         q_data_type="float16",
         kv_data_type=None,
     ):
@@ -287,7 +295,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         pages = paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads
         dtypes = q_data_type, kv_data_type or q_data_type
         scale = sm_scale or head_dim_qk**-0.5
-        self._plan(qo_indptr, *pages, head_dim_qk, page_size, window_left, dtypes, scale)
+        self._plan(qo_indptr, *pages, head_dim_qk, page_size, window_left, dtypes, scale, logits_soft_cap)
 
     def run(self, q, paged_kv_cache, *, out=None):
         return self._run(q, paged_kv_cache, out)

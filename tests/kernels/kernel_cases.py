@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lora_kernels.backend import AttentionBatch
+from lora_kernels.backend import AttentionBatch, Scores
 from lora_kernels.layout import LoraTable, ProjectionGroup, pack_adapter, plan_layout
 from lora_kernels.segments import SegmentPlan, plan_segments
 
@@ -113,7 +113,7 @@ class AttentionCase:
     value: Tensor
     kv: Tensor
     batch: AttentionBatch
-    scale: float
+    scores: Scores
 
 
 def attention_case(
@@ -124,6 +124,8 @@ def attention_case(
     block_size: int = 8,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    cap: float | None = None,
+    sinks: bool = False,
 ) -> AttentionCase:
     """Chunks of (query rows, context). KV holds everything but this step's rows; all that is not owned is NaN."""
     generator = torch.Generator().manual_seed(seed)
@@ -158,7 +160,8 @@ def attention_case(
     )
     query = torch.randn(starts[-1], heads, head_dim, generator=generator).to(dtype)
     key, value = torch.randn(2, starts[-1], kv_heads, head_dim, generator=generator).to(dtype)
-    return AttentionCase(query, key, value, kv, batch, head_dim**-0.5)
+    scores = Scores(head_dim**-0.5, cap, torch.randn(heads, generator=generator) if sinks else None)
+    return AttentionCase(query, key, value, kv, batch, scores)
 
 
 MANY = [0, 1, 3, 16, 17, 64, 256, 8]
@@ -205,4 +208,10 @@ ATTENTION_CASES = {
     "window": (lambda **kw: attention_case([(1, 33), (20, 27), (1, 2), (3, 3), (1, 16)], **kw), 5),
     "window of a block": (lambda **kw: attention_case([(1, 33), (20, 47), (30, 30)], **kw), 8),
     "window beyond the context": (lambda **kw: attention_case([(1, 33), (12, 12)], **kw), 100),
+    "capped": (lambda **kw: attention_case([(1, 200), (20, 27), (1, 2)], cap=0.5, **kw), None),
+    "sinks": (lambda **kw: attention_case([(1, 200), (20, 27), (1, 2)], sinks=True, **kw), None),
+    "capped, with a window and sinks": (
+        lambda **kw: attention_case([(1, 90), (7, 30), (1, 1)], heads=9, kv_heads=3, cap=1.0, sinks=True, **kw),
+        8,
+    ),
 }

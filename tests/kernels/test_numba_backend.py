@@ -40,7 +40,7 @@ def test_backend(backend, name):
 def test_chunks_that_cross_a_tile_of_the_context(backend, rows, before):
     """Rows of one item may lie before and behind a boundary; those before it see nothing of the tile behind."""
     case = attention_case([(rows, rows + before)], heads=9, kv_heads=3, head_dim=64)
-    expected = reference.attention(case.query, run_written(backend, case), case.batch, case.scale)
+    expected = reference.attention(case.query, run_written(backend, case), case.batch, case.scores)
     torch.testing.assert_close(run_attention(backend, case), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -84,7 +84,7 @@ def test_a_decoding_row_keeps_its_bits_among_others(backend, dtype):
         host_query_starts=(0, 1),
         host_context_lens=(200,),
     )
-    assert torch.equal(backend.attention(crowd.query[3:4], crowd.kv, batch, crowd.scale), among[3:4])
+    assert torch.equal(backend.attention(crowd.query[3:4], crowd.kv, batch, crowd.scores), among[3:4])
 
 
 def test_a_lora_row_keeps_its_bits_among_others(backend):

@@ -55,7 +55,7 @@ def test_attention_follows_the_step(backend):
     """Recorded with one context, played with others, which are other items and other pages."""
     first, *others = (attention_case([(1, context), (1, 5)]) for context in (100, 3, 40))
     query, kv = first.query.clone(), first.kv.clone()
-    tape, out = record(lambda: backend.attention(query, kv, first.batch, first.scale), Workspace())
+    tape, out = record(lambda: backend.attention(query, kv, first.batch, first.scores), Workspace())
     for case in (*others, first):
         pages = min(len(kv), len(case.kv))
         kv[:pages] = case.kv[:pages]
@@ -63,7 +63,7 @@ def test_attention_follows_the_step(backend):
         query.copy_(case.query)
         backend.renew(tape, case.batch, None)
         tape.play()
-        assert torch.equal(out, backend.attention(query, kv, case.batch, case.scale))
+        assert torch.equal(out, backend.attention(query, kv, case.batch, case.scores))
 
 
 @pytest.mark.usefixtures("threads")
@@ -145,6 +145,7 @@ def test_nothing_is_recorded_after_a_failure(backend):
 LAYERS_OWN = {"item", "thread", "query", "query_row", "query_head", "out", "out_row", "kv", "x", "x_row"} | {
     "ranks",
     "offsets",
+    "sinks",
 }
 """Fields that are each layer's own, and stay what they were when a step was recorded."""
 
@@ -157,7 +158,7 @@ def test_all_that_steps_plan_is_renewed(backend):
     """A field that differs between two steps' plans, and is not in `of_step`, would be an old step's on a tape."""
     cases = [attention_case([(1, 100), (1, 5)]), attention_case([(1, 7)] * 9)]
     kv = cases[0].kv
-    form = AttentionForm(cases[0].query.shape[1], kv.shape, kv.stride(), 4, cases[0].scale, None)
+    form = AttentionForm(cases[0].query.shape[1], kv.shape, kv.stride(), 4, cases[0].scores.scale, None, None)
     one, other = [plan_attention(form, case.batch) for case in cases]  # both are kept: nothing is where another was
     assert {"items", "tables", "scratch"} <= differing(one.block, other.block) <= set(one.block.of_step)
     loras = [lora_case([8, 17, 3], mix) for mix in ([0, 0, 0, 0], [2, 1, 0, 1] * 8)]

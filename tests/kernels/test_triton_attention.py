@@ -40,7 +40,7 @@ def test_a_captured_decode_step_launches_the_same_for_all_contexts(recorders):
     attention, case = PagedAttention(DECODE), attention_case([(1, 200), (1, 65), (1, 1)])
     attention.reserve(8, 4, case.kv)
     out = torch.empty_like(case.query)
-    call = AttentionCall(out, case.query, case.kv, case.scale)
+    call = AttentionCall(out, case.query, case.kv, case.scores)
     for contexts in ((200, 65, 1), (0, 0, 0), (1, 1, 1)):
         case.batch.context_lens.copy_(torch.tensor(contexts))
         attention._decode_rows(call, case.batch)
@@ -52,7 +52,7 @@ def test_a_captured_decode_step_launches_the_same_for_all_contexts(recorders):
 @pytest.mark.parametrize(("context", "window", "merges"), [(32, None, 0), (33, None, 1), (200, 32, 0), (200, 40, 1)])
 def test_what_cannot_be_split_is_not_merged(recorders, context, window, merges):
     case = attention_case([(1, context)])
-    PagedAttention(DECODE)(case.query, case.kv, case.batch, case.scale, window)
+    PagedAttention(DECODE)(case.query, case.kv, case.batch, case.scores, window)
     assert [len(recorder.launches) for recorder in recorders] == [1, merges]
 
 
@@ -66,7 +66,7 @@ def test_smaller_batches_use_the_same_room(recorders):
     attention = PagedAttention(DECODE)
     for chunks in ([(1, 40)] * 3, [(1, 40)], [(1, 90)] * 2):
         case = attention_case(chunks)
-        attention(case.query, case.kv, case.batch, case.scale)
+        attention(case.query, case.kv, case.batch, case.scores)
     assert len({places[3] for _, places, _ in recorders[0].launches}) == 1
 
 

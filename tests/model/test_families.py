@@ -27,7 +27,7 @@ from engine.model.weights import open_weights, parameter_shapes
 from engine.sim.shapes import find_shape
 
 NUM_TOKENS, NUM_PROMPTS, NUM_PAGES = 32, 8, 60
-CASES = ("qwen2_window", "qwen3", "smollm3", "granite", "olmo2", "phi3", "gemma3")
+CASES = ("qwen2_window", "qwen3", "smollm3", "granite", "olmo2", "phi3", "gemma2", "gemma3")
 PROMPTS = [[random.Random(seed).randrange(VOCAB) for _ in range(5 + 2 * seed)] for seed in range(NUM_PROMPTS)]
 
 
@@ -133,7 +133,7 @@ def test_plans_count_what_the_engine_has(family, tmp_path):
     assert shape.kv_bytes(2) == 4 * spec.layers * spec.kv_width
 
 
-@pytest.mark.parametrize("kind", ["gemma3_text", "smollm3"])
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "smollm3"])
 def test_embeddings_are_tied_unless_config_json_says_otherwise(kind, tmp_path):
     config = {**BASE, "model_type": kind, "head_dim": 16}
     del config["tie_word_embeddings"]

@@ -187,6 +187,15 @@ def test_a_cpu_refuses_scales(spec, decoder):
         decoder.forward(_chunk(PROMPT), arena, TorchBackend())
 
 
+def test_nothing_is_subtracted_from_keys_whose_scores_are_bounded(spec):
+    """The bound makes of equal differences of scores unequal ones."""
+    capped = replace(spec, attention_cap=20.0)
+    decoder = build_decoder(capped, weights(capped, bias=0).__getitem__, torch.float32, CPU)
+    exact, measured = logits(decoder, _Meter()), measure_kv_codings(decoder, torch.float32, 4096)
+    assert not any(coding.key_shift.any() for coding in measured)
+    assert error(logits(decoder, Rounded(measured)), exact) < 0.1
+
+
 def test_the_same_model_gets_the_same_codings(spec, decoder):
     again = build_decoder(spec, weights(spec).__getitem__, torch.float32, CPU)
     for one, other in zip(*(measure_kv_codings(each, torch.float32, 64) for each in (decoder, again)), strict=True):

@@ -54,6 +54,16 @@ FAMILIES = {
         logits_scaling=2.0,
     ),
     "gemma": partial(transformers.GemmaConfig, head_dim=16, tie_word_embeddings=True, initializer_range=0.05),
+    "gemma2": partial(
+        transformers.Gemma2Config,
+        head_dim=16,
+        query_pre_attn_scalar=24,
+        sliding_window=9,
+        attn_logit_softcapping=0.5,
+        final_logit_softcapping=0.7,
+        tie_word_embeddings=True,
+        initializer_range=0.05,
+    ),
     "gemma3": partial(
         transformers.Gemma3TextConfig,
         head_dim=16,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.model.families.base import Json, ModelSpec, read_llama
-from engine.model.families.gemma import read_gemma, read_gemma3
+from engine.model.families.gemma import read_gemma, read_gemma2, read_gemma3
 from engine.model.families.granite import read_granite
 from engine.model.families.mistral import read_mistral
 from engine.model.families.olmo2 import read_olmo2
@@ -16,6 +16,7 @@ from engine.model.families.smollm3 import read_smollm3
 
 FAMILIES: dict[str, Callable[[Json], ModelSpec]] = {
     "gemma": read_gemma,
+    "gemma2": read_gemma2,
     "gemma3_text": read_gemma3,
     "granite": read_granite,
     "llama": read_llama,
@@ -30,7 +31,6 @@ EXPERTS = "layers with experts (MoE)"
 MISSING = {
     "deepseek_v2": f"{EXPERTS} and multi-head latent attention",
     "deepseek_v3": f"{EXPERTS} and multi-head latent attention",
-    "gemma2": "soft caps of attention scores",
     "gemma3": "images (use a checkpoint of gemma3_text)",
     "gpt_oss": f"{EXPERTS} and attention sinks",
     "granitemoe": EXPERTS,

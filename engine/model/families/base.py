@@ -50,6 +50,8 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...]
     attention_scale: float
     """Factor of the scores of attention."""
+    attention_cap: float | None = None
+    """Bound of these scores, see `Scores` (lora_kernels/backend.py)."""
     qk_norm: Literal["head", "projection"] | None = None
     """RMSNorm of queries and keys before the rotation: of each head, or of all heads of a projection together."""
     norms: NormNames = LLAMA_NORMS
@@ -64,6 +66,8 @@ class ModelSpec:
     residual_scale: float = 1.0
     """Factor of what attention and MLP add to the residual stream."""
     logits_divisor: float = 1.0
+    logits_cap: float | None = None
+    """Bound of logits, which become cap * tanh(logit / cap). None means that they are not bounded."""
     fused: bool = False
     """True means that checkpoints and adapters have the projections of `FUSED` (engine/model/fused.py) as one."""
 
